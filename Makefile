@@ -1,0 +1,57 @@
+# `make demo` and `make test` need nothing but Python: they create .venv themselves.
+#
+#   PYTHON       the interpreter that .venv is made from
+#   CONSTRAINTS  the version pins; `make test CONSTRAINTS=` installs without any (a machine with a GPU)
+#   ARGS         passed on to `make demo` and `make bench`
+
+PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
+ARGS ?=
+
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+.PHONY: help demo test lint format bench clean
+
+help: ## show this list
+	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+$(INSTALLED): pyproject.toml $(CONSTRAINTS)
+	@echo "==> Creating $(VENV) with $(PYTHON)"
+	$(PYTHON) -m venv $(VENV)
+	@echo "==> Installing Fusion and its tools into $(VENV) (the first time takes a few minutes)"
+	$(BIN)/python -m pip install --progress-bar on $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[dev,report]'
+	@touch $@
+	@echo "==> Installed"
+
+demo: $(INSTALLED) ## compile a small model and show what was fused
+	@$(BIN)/fusion demo $(ARGS)
+
+lint: $(INSTALLED) ## ruff check, ruff format --check, mypy
+	@echo "==> ruff check"
+	@$(BIN)/ruff check .
+	@echo "==> ruff format --check"
+	@$(BIN)/ruff format --check .
+	@echo "==> mypy"
+	@$(BIN)/mypy
+
+# Triton's interpreter has to be chosen before Triton is imported, hence a process of its own.
+test: lint ## lint, then all tests (those that need a GPU are skipped without one)
+	@echo "==> pytest"
+	@$(BIN)/python -m pytest tests --ignore=tests/interpreter -n 2
+	@echo "==> pytest under Triton's interpreter"
+	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreter -n 2
+
+format: $(INSTALLED) ## sort imports, apply safe fixes, format
+	@$(BIN)/ruff check --fix .
+	@$(BIN)/ruff format .
+
+bench: $(INSTALLED) ## run the benchmarks
+	@$(BIN)/python -m benchmarks $(ARGS)
+
+clean: ## remove .venv and everything else that was generated
+	rm -rf $(VENV) build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

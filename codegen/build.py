@@ -1,0 +1,65 @@
+"""Building: kernels become launchers, each distinct one once, several at a time.
+
+Equal kernels (every layer of a transformer) are one build.  What was built stays for the life of the process; what a
+target keeps on disk is its own affair (`cache.py`).  Compilers run in threads: they are subprocesses or release the
+interpreter lock, and no worker ever touches a device before it launches.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+
+from codegen.target import Launcher, Target
+from lowering.kernel import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Built:
+    """A kernel ready to run: its source text and what launches it."""
+
+    kernel: Kernel
+    source: str
+    launch: Launcher
+
+
+class Builder:
+    """Builds kernels for one target and remembers them.  Thread-safe; two callers of the same kernel share one build."""
+
+    def __init__(self, target: Target) -> None:
+        self.target = target
+        self._lock = threading.Lock()
+        self._built: dict[Kernel, Future[Built]] = {}
+
+    def build(self, kernels: Sequence[Kernel]) -> list[Built]:
+        """Build `kernels`, in parallel, and return them in order.
+
+        Raises:
+            BuildError: of the first kernel that could not be built.
+        """
+        mine: list[Kernel] = []
+        with self._lock:
+            for kernel in kernels:
+                if kernel not in self._built:
+                    self._built[kernel] = Future()
+                    mine.append(kernel)
+            futures = [self._built[kernel] for kernel in kernels]
+        if len(mine) == 1:
+            self._build_one(mine[0])
+        elif mine:
+            with ThreadPoolExecutor(max_workers=min(len(mine), os.cpu_count() or 1)) as pool:
+                list(pool.map(self._build_one, mine))
+        return [future.result() for future in futures]
+
+    def _build_one(self, kernel: Kernel) -> None:
+        future = self._built[kernel]
+        try:
+            source = self.target.emit(kernel)
+            future.set_result(Built(kernel, source, self.target.build(kernel, source)))
+        except BaseException as failure:  # handed to whoever waits; a later request tries again
+            with self._lock:
+                del self._built[kernel]
+            future.set_exception(failure)

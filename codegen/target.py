@@ -1,0 +1,73 @@
+"""What a target is: the protocol between the compiler and the machine.
+
+A target turns a Kernel into source, source into something launchable, and says what it can do and what things cost
+there.  Nothing outside a target's folder names it; `TARGETS` below is the only list.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Protocol, TypeAlias
+
+import torch
+
+from lowering.kernel import Kernel
+
+Launcher: TypeAlias = Callable[..., None]
+"""Runs one kernel: called with the tensors of `Kernel.params` in order, then its sizes as ints.  Outputs are written in place."""
+
+Stage: TypeAlias = tuple[str, "str | bytes"]
+"""A named artefact on the way from source to binary: (file suffix such as "ptx", content)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    """What the scheduler may know about a target.
+
+    Attributes:
+        dtypes: element types that can be loaded and stored.
+        scalar_ops: operations of `lowering.scalar_ops` that can be spelled.
+        fold_ops: folds that can be spelled; without "dot", contractions are left to the library.
+        whole_limit: the longest reduced row, in elements, that one program holds whole.
+        parallelism: how many programs keep the device busy (few rows below it call for a split reduction).
+        launch_us: microseconds of one launch.
+        bandwidth: bytes per microsecond to memory.
+        flops: float operations per microsecond of the scalar units.
+        matrix_flops: float operations per microsecond of the matrix units (16-bit operands).
+        max_params: how many tensors one kernel may take.
+    """
+
+    dtypes: frozenset[torch.dtype]
+    scalar_ops: frozenset[str]
+    fold_ops: frozenset[str]
+    whole_limit: int
+    parallelism: int
+    launch_us: float
+    bandwidth: float
+    flops: float
+    matrix_flops: float
+    max_params: int = 64
+
+
+class Target(Protocol):
+    """One way to run kernels."""
+
+    name: str
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What can be generated here, and what it costs."""
+
+    def emit(self, kernel: Kernel) -> str:
+        """Source text of `kernel`.  Equal kernels give equal text."""
+
+    def build(self, kernel: Kernel, source: str) -> Launcher:
+        """Compile `source` (of `kernel`) and return what launches it.  Thread-safe.
+
+        Raises:
+            BuildError: with the tool's own message.
+        """
+
+    def stages(self, kernel: Kernel, source: str) -> Iterator[Stage]:
+        """The artefacts after the source, in order, for dumps (works without the device where the tools allow it)."""

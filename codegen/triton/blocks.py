@@ -1,0 +1,229 @@
+"""Blocks: which axes of a kernel become which block dimensions.
+
+What enters is a Kernel; what leaves is its block dimensions in the order in which tiles are laid out (the contiguous
+one last), and the rewriting of every axis as a digit of the linear index of its dimension.
+
+    pointwise     GRID axes → x, or (y, x) where a load and the store are contiguous along different axes
+    reduction     GRID axes → x, reduced axes → r (more of them where folds take different axes)
+    contraction   rows → m, columns → n, folded axes → k, the other GRID axes → b, one value per program
+
+Axes of size 1 are dropped.  Which axes are contiguous is read from the offsets of loads and stores.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from lowering.expr import Expr, Load, postorder
+from lowering.indexing import ONE, ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
+from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, statements, values_of
+
+_NAMES = ("r", "q", "u", "v", "w", "p", "o", "h")  # of reduced dimensions beyond those that have a name of their own
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """Axes that are walked together, outermost first, as one linear index."""
+
+    name: str
+    axes: tuple[KernelAxis, ...]
+    role: Role
+
+    @property
+    def size(self) -> sympy.Expr:
+        return sympy.Mul(*(axis.size for axis in self.axes))
+
+    @property
+    def symbol(self) -> sympy.Symbol:
+        """The linear index, `0 ≤ symbol < size`."""
+        return sympy.Symbol(f"{self.name}i", integer=True, nonnegative=True)
+
+    @property
+    def constant(self) -> str:
+        """The name of its block size in the source."""
+        return f"{self.name.upper()}BLOCK"
+
+    def digits(self) -> dict[sympy.Symbol, sympy.Expr]:
+        """Each axis as a digit of the linear index."""
+        found: dict[sympy.Symbol, sympy.Expr] = {}
+        weight = ONE
+        for position, axis in reversed(list(enumerate(self.axes))):
+            digit = FloorDiv(self.symbol, weight)
+            found[axis.symbol] = digit if position == 0 else Mod(digit, axis.size)
+            weight = weight * axis.size
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A kernel over block dimensions.
+
+    Attributes:
+        dims: in the order in which tiles are laid out.
+        body: the statements of the kernel, over the linear indices of `dims`; `over`, `rows`, `columns` and the axes
+            of loops are still axes.
+    """
+
+    kernel: Kernel
+    dims: tuple[Dim, ...]
+    body: tuple[Stmt, ...]
+
+    def sizes(self) -> dict[sympy.Symbol, sympy.Expr]:
+        """The bounds of the linear indices."""
+        return {dim.symbol: dim.size for dim in self.dims}
+
+    def of(self, axes: Sequence[sympy.Symbol]) -> tuple[Dim, ...]:
+        """The dimensions that hold `axes`, in tile order."""
+        return tuple(dim for dim in self.dims if any(axis.symbol in axes for axis in dim.axes))
+
+    def grid(self) -> tuple[Dim, ...]:
+        """The dimensions spread over programs, outermost first."""
+        spread = [dim for dim in self.dims if dim.role is Role.GRID]
+        return tuple(sorted(spread, key=lambda dim: "byxmn".index(dim.name)))
+
+    @property
+    def contraction(self) -> bool:
+        return any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in statements(self.body))
+
+
+def block(kernel: Kernel) -> Blocked:
+    """The kernel over block dimensions."""
+    dots = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
+    dims = _contraction_dims(kernel, dots) if dots else _dims(kernel)
+    digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes if axis.size == 1}
+    for dim in dims:
+        digits.update(dim.digits())
+    return Blocked(kernel, dims, _rewrite(kernel.body, digits, {dim.symbol: dim.size for dim in dims}))
+
+
+# Pointwise and reductions -------------------------------------------------------------------------------------------------
+
+
+def _dims(kernel: Kernel) -> tuple[Dim, ...]:
+    grid = _by_stride([axis for axis in kernel.with_role(Role.GRID) if axis.size != 1], kernel)
+    reduced = _reduced_dims(kernel, ())
+    if reduced:
+        x = (Dim("x", grid, Role.GRID),) if grid else ()
+        along_x = x and _contiguous_along(kernel, x[0]) > max(_contiguous_along(kernel, dim) for dim in reduced)
+        return (*reduced, *x) if along_x else (*x, *reduced)
+    crossing = _crossing_axis(kernel, grid)
+    if crossing is not None:
+        others = tuple(axis for axis in grid[:-1] if axis is not crossing)
+        return Dim("y", (*others, crossing), Role.GRID), Dim("x", grid[-1:], Role.GRID)
+    return (Dim("x", grid, Role.GRID),) if grid else ()
+
+
+def _reduced_dims(kernel: Kernel, named: Sequence[tuple[frozenset[sympy.Symbol], str]]) -> tuple[Dim, ...]:
+    """One dimension per set of reduced axes that every fold and loop takes together."""
+    groups: dict[tuple[object, ...], list[KernelAxis]] = {}
+    for axis in kernel.axes:
+        if axis.role is not Role.GRID and axis.size != 1:
+            groups.setdefault((axis.role, *_memberships(kernel, axis.symbol)), []).append(axis)
+    spare = iter(_NAMES)
+    dims = []
+    for axes in groups.values():
+        symbols = frozenset(axis.symbol for axis in axes)
+        name = next((name for over, name in named if symbols <= over), None)
+        dims.append(Dim(name or next(spare), _by_stride(axes, kernel), axes[0].role))
+    return tuple(dims)
+
+
+def _memberships(kernel: Kernel, symbol: sympy.Symbol) -> Iterator[bool]:
+    for stmt in statements(kernel.body):
+        if isinstance(stmt, Fold):
+            yield from (symbol in stmt.over, symbol in stmt.rows, symbol in stmt.columns)
+        elif isinstance(stmt, Loop):
+            yield symbol in stmt.axes
+
+
+def _crossing_axis(kernel: Kernel, grid: Sequence[KernelAxis]) -> KernelAxis | None:
+    """The axis along which some load is contiguous while the store is contiguous along the last one."""
+    stored = next((o for o in _store_offsets(kernel) if grid and coefficient(o, grid[-1].symbol) == 1), None)
+    if stored is None or not _at_least(grid[-1].size, 8):
+        return None
+    for load in _loads(kernel):
+        along = [axis for axis in grid[:-1] if coefficient(load, axis.symbol) == 1 and _at_least(axis.size, 8)]
+        if along and coefficient(load, grid[-1].symbol) != ZERO:
+            return along[-1]
+    return None
+
+
+# Contractions -----------------------------------------------------------------------------------------------------------
+
+
+def _contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
+    """(b, m, k, n): operands are [m, k] and [k, n], results [m, n], all in tile order."""
+    first = dots[0]
+    rows, columns, over = (frozenset(axes) for axes in (first.rows, first.columns, first.over))
+    grid = [axis for axis in kernel.with_role(Role.GRID) if axis.size != 1]
+    reduced = {dim.name: dim for dim in _reduced_dims(kernel, ((rows, "m"), (columns, "n"), (over, "k")))}
+
+    def spread(name: str, axes: frozenset[sympy.Symbol]) -> Dim:
+        return Dim(name, tuple(axis for axis in grid if axis.symbol in axes), Role.GRID)
+
+    m = reduced.pop("m", None) or spread("m", rows)
+    n = reduced.pop("n", None) or spread("n", columns)
+    k = reduced.pop("k", None) or Dim("k", (), Role.WHOLE)
+    batch = tuple(axis for axis in grid if axis.symbol not in rows | columns)
+    b = (Dim("b", batch, Role.GRID),) if batch else ()
+    return (*b, m, k, *reduced.values(), n)
+
+
+# Which axes are contiguous ------------------------------------------------------------------------------------------------
+
+
+def _loads(kernel: Kernel) -> list[sympy.Expr]:
+    """The offsets of all direct loads."""
+    roots = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
+    found = [node.index[0] for node in postorder(*roots) if isinstance(node, Load)]
+    return [offset for offset in found if not isinstance(offset, Expr)]
+
+
+def _store_offsets(kernel: Kernel) -> list[sympy.Expr]:
+    stores = [stmt.offset for stmt in statements(kernel.body) if isinstance(stmt, Store)]
+    return [offset for offset in stores if not isinstance(offset, Expr)]
+
+
+def _contiguous_along(kernel: Kernel, dim: Dim) -> int:
+    """How many loads are contiguous along the last axis of `dim`."""
+    return sum(coefficient(offset, dim.axes[-1].symbol) == 1 for offset in _loads(kernel))
+
+
+def _by_stride(axes: Sequence[KernelAxis], kernel: Kernel) -> tuple[KernelAxis, ...]:
+    """Axes by falling stride in the first access that has a known stride for each; else as they are."""
+    reduced = bool(axes) and axes[0].role is not Role.GRID
+    accesses = _loads(kernel) if reduced else _store_offsets(kernel)
+    for offset in accesses:
+        strides = {axis: coefficient(offset, axis.symbol) for axis in axes}
+        if all(stride is not None and stride.is_Integer and stride != 0 for stride in strides.values()):
+            return tuple(sorted(axes, key=lambda axis: -abs(int(strides[axis]))))
+    return tuple(axes)
+
+
+def _at_least(size: sympy.Expr, least: int) -> bool:
+    return not size.is_Integer or int(size) >= least
+
+
+# Rewriting --------------------------------------------------------------------------------------------------------------
+
+
+def _rewrite(
+    body: Sequence[Stmt], digits: dict[sympy.Symbol, sympy.Expr], sizes: dict[sympy.Symbol, sympy.Expr]
+) -> tuple[Stmt, ...]:
+    rewritten: list[Stmt] = []
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            rewritten.append(Loop(stmt.axes, _rewrite(stmt.body, digits, sizes)))
+        elif isinstance(stmt, Fold):
+            args = tuple(substitute_all(stmt.args, digits, sizes))
+            rewritten.append(Fold(stmt.name, stmt.op, args, stmt.over, stmt.dtype, stmt.rows, stmt.columns))
+        elif isinstance(stmt.offset, Expr):
+            value, offset = substitute_all([stmt.value, stmt.offset], digits, sizes)
+            rewritten.append(Store(stmt.param, offset, value))
+        else:
+            value = substitute_all([stmt.value], digits, sizes)[0]
+            rewritten.append(Store(stmt.param, simplify(stmt.offset.xreplace(digits), sizes), value))
+    return tuple(rewritten)

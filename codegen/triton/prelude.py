@@ -1,0 +1,138 @@
+"""Prelude: small device functions that a generated file carries when its kernel calls them.
+
+Operations that take more than one line of Triton, or that a reduction needs as a function, are written here once, as
+text, because every generated file must stand on its own.  `needed` says which of them a text calls, including what
+these call themselves.
+"""
+
+from __future__ import annotations
+
+import re
+
+_CALL = re.compile(r"\b(_[a-z_]+)\b")
+
+FUNCTIONS: dict[str, str] = {
+    "_maximum": """
+def _maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "_minimum": """
+def _minimum(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+""",
+    "_multiply": """
+def _multiply(a, b):
+    return a * b
+""",
+    "_argmax": """
+def _argmax(a, i, b, j):
+    # NaN is above everything; among equals the lower index wins.
+    tie = (a == b) | ((a != a) & (b != b))
+    left = (a > b) | ((a != a) & (b == b)) | (tie & (i < j))
+    return tl.where(left, a, b), tl.where(left, i, j)
+""",
+    "_argmin": """
+def _argmin(a, i, b, j):
+    # NaN is below everything; among equals the lower index wins.
+    tie = (a == b) | ((a != a) & (b != b))
+    left = (a < b) | ((a != a) & (b == b)) | (tie & (i < j))
+    return tl.where(left, a, b), tl.where(left, i, j)
+""",
+    "_divide": """
+def _divide(a, b):
+    # Rounded to nearest; Triton's `/` of float32 is two units off.
+    if a.dtype == tl.float64:
+        return a / b
+    else:
+        return tl.div_rn(a, b)
+""",
+    "_isnan": """
+def _isnan(x):
+    return x != x
+""",
+    "_sign": """
+def _sign(x):
+    return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)
+""",
+    "_floordiv": """
+def _floordiv(a, b):
+    quotient = a // b  # truncates
+    return tl.where((a % b != 0) & ((a < 0) != (b < 0)), quotient - 1, quotient)
+""",
+    "_remainder": """
+def _remainder(a, b):
+    rest = a % b  # has the sign of a
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+""",
+    "_float_floordiv": """
+def _float_floordiv(a, b):
+    # The quotient is formed from an exact remainder, so that it never rounds up to the next integer.
+    rest = libdevice.fmod(a, b)
+    quotient = _divide(a - rest, b)
+    quotient = tl.where((rest != 0) & ((b < 0) != (rest < 0)), quotient - 1, quotient)
+    floor = tl.floor(quotient)
+    floor = tl.where(quotient - floor > 0.5, floor + 1, floor)
+    floor = tl.where(quotient == 0, _divide(a, b) * 0.0, floor)  # a zero with the sign of a / b
+    return tl.where(b == 0, _divide(a, b), floor)
+""",
+    "_float_remainder": """
+def _float_remainder(a, b):
+    rest = libdevice.fmod(a, b)
+    return tl.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
+""",
+    "_power": """
+def _power(base, exponent):
+    result = base * 0 + exponent * 0 + 1
+    square = base
+    left = exponent
+    for _ in range(base.dtype.primitive_bitwidth):
+        result = tl.where((left & 1) != 0, result * square, result)
+        square = square * square
+        left = left >> 1
+    # 1 / base is an integer only for 1 and -1.
+    odd = (exponent & 1) != 0
+    inverse = tl.where((base == 1) | (base + 1 == 0), tl.where(odd, base, 1), 0)
+    return tl.where(exponent < 0, inverse, result)
+""",
+    "_shift_left": """
+def _shift_left(a, b):
+    return tl.where((b >= 0) & (b < a.dtype.primitive_bitwidth), a << b, 0)
+""",
+    "_shift_right": """
+def _shift_right(a, b):
+    # Past the width only copies of the sign are left.
+    return tl.where((b >= 0) & (b < a.dtype.primitive_bitwidth), a >> b, tl.where(a < 0, a | ~a, 0))
+""",
+    "_uniform": """
+def _uniform(seed, offset):
+    # 24 bits of the first Philox word, in [0, 1).
+    word, _b, _c, _d = tl.randint4x(seed, offset)
+    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
+""",
+    "_normal": """
+def _normal(seed, offset):
+    # Box-Muller; the first uniform is in (0, 1], so that its logarithm is finite.
+    a, b, _c, _d = tl.randint4x(seed, offset)
+    u = ((a >> 8).to(tl.float32) + 1.0) * 5.9604644775390625e-08
+    v = (b >> 8).to(tl.float32) * 5.9604644775390625e-08
+    return tl.sqrt_rn(-2.0 * tl.log(u)) * tl.cos(6.283185307179586 * v)
+""",
+}
+
+
+def needed(text: str) -> list[str]:
+    """Sources of the functions that `text` calls, callees first.
+
+    >>> [source.split("(")[0] for source in needed("t = _float_remainder(a, b)")]
+    ['@triton.jit\\ndef _float_remainder']
+    """
+    found: dict[str, None] = {}
+
+    def visit(body: str) -> None:
+        for name in _CALL.findall(body):
+            if name in FUNCTIONS and name not in found and not body.startswith(f"\ndef {name}("):
+                visit(FUNCTIONS[name])
+                found[name] = None
+
+    visit(text)
+    return [f"@triton.jit{FUNCTIONS[name]}" for name in found]

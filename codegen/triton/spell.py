@@ -1,0 +1,280 @@
+"""Spelling: one scalar operation, cast or constant of the IR as Triton text.
+
+What enters is the text of the operands; what leaves is text.  `SPELLING` has a row per operation of
+`lowering.scalar_ops`, with the meaning that file gives: floor division floors, `maximum` propagates NaN, shifts past
+the width give what eager gives.  Operands that are 16-bit floats are widened to float32 and the result is rounded
+again, as eager does.  An operation without a row is refused by the capabilities of the target, never here.
+
+`fast` is set where every result is rounded to 16 bits on its way to memory: there the last two bits of a float32
+division, square root or exponential cannot be seen, and the quick forms of the hardware are used.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+
+from lowering.expr import Scalar
+from lowering.scalar_ops import SCALAR_OPS
+
+# How tightly Python binds an expression, loosest first.
+COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, UNARY, ATOM = range(9)
+
+HALF = (torch.float16, torch.bfloat16)
+
+TYPES: dict[torch.dtype, str] = {
+    torch.float16: "tl.float16",
+    torch.bfloat16: "tl.bfloat16",
+    torch.float32: "tl.float32",
+    torch.float64: "tl.float64",
+    torch.int8: "tl.int8",
+    torch.int16: "tl.int16",
+    torch.int32: "tl.int32",
+    torch.int64: "tl.int64",
+    torch.uint8: "tl.uint8",
+    torch.bool: "tl.int1",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Code:
+    """An expression as text: how tightly it binds, and whether it is a bare literal (which has no type in Triton)."""
+
+    text: str
+    binds: int = ATOM
+    literal: bool = False
+
+    def at(self, level: int) -> str:
+        """The text, in parentheses if it binds less tightly than `level`."""
+        return self.text if self.binds >= level else f"({self.text})"
+
+
+Spelling: TypeAlias = Callable[[Sequence[Code], torch.dtype, bool], Code]
+"""(operands, their dtype, fast) → text.  The dtype is never a 16-bit float: `spell` has widened those."""
+
+
+def literal(value: Scalar, dtype: torch.dtype) -> Code:
+    """A constant as a Python literal, exact for `dtype`.
+
+    >>> literal(2.5, torch.float32).text, literal(float("-inf"), torch.float32).text, literal(True, torch.bool).text
+    ('2.5', '-float("inf")', 'True')
+    """
+    if dtype.is_floating_point:
+        number = float(value)
+        if math.isnan(number):
+            return Code('float("nan")', ATOM, True)
+        text = 'float("inf")' if math.isinf(number) else repr(abs(number))
+        negative = math.copysign(1.0, number) < 0
+    else:
+        text, negative = repr(value if dtype is torch.bool else abs(int(value))), value < 0
+    return Code(f"-{text}", UNARY, True) if negative else Code(text, ATOM, True)
+
+
+def typed(code: Code, dtype: torch.dtype) -> Code:
+    """`code` as a value with a type: a literal becomes a scalar of `dtype`."""
+    return Code(f"tl.full([], {code.text}, {TYPES[dtype]})") if code.literal else code
+
+
+def cast(code: Code, source: torch.dtype, target: torch.dtype) -> Code:
+    """`code`, of dtype `source`, converted to `target` as eager does it."""
+    if source is target:
+        return code
+    if target is torch.bool:
+        zero = "0.0" if source.is_floating_point else "0"
+        wide = cast(code, source, torch.float32) if source in HALF else code
+        return Code(f"{wide.at(COMPARE + 1)} != {zero}", COMPARE)
+    code = typed(code, source)
+    if target is torch.uint8 and source.is_floating_point:
+        # Through int64, so that -1.0 wraps to 255 as it does in eager.
+        return Code(f"{code.at(ATOM)}.to(tl.int64).to(tl.uint8)")
+    return Code(f"{code.at(ATOM)}.to({TYPES[target]})")
+
+
+def spell(name: str, operands: Sequence[Code], dtype: torch.dtype, fast: bool = False) -> Code:
+    """Scalar operation `name` on operands of `dtype` (of the last ones for `where`).
+
+    >>> spell("mul", [Code("a + b", SUM), Code("c")], torch.float32).text
+    '(a + b) * c'
+    >>> spell("maximum", [Code("a"), Code("b")], torch.bfloat16).text
+    '_maximum(a.to(tl.float32), b.to(tl.float32)).to(tl.bfloat16)'
+    """
+    values = operands[1:] if name == "where" else operands
+    if values and all(code.literal for code in values):
+        values = [typed(values[0], dtype), *values[1:]]
+    if name == "where":
+        return Code(f"tl.where({operands[0].text}, {values[0].text}, {values[1].text})")
+    if dtype not in HALF:
+        return SPELLING[name](values, dtype, fast)
+    wide = [code if code.literal else cast(code, dtype, torch.float32) for code in values]
+    result = SPELLING[name](wide, torch.float32, fast)
+    return result if SCALAR_OPS[name].result == "bool" else cast(result, torch.float32, dtype)
+
+
+# Kinds of rows ----------------------------------------------------------------------------------------------------------
+
+
+def infix(sign: str, level: int) -> Spelling:
+    """A binary operator of Python, grouping to the left (comparisons do not group)."""
+    left = level + 1 if level == COMPARE else level
+
+    def spelled(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+        return Code(f"{args[0].at(left)} {sign} {args[1].at(level + 1)}", level)
+
+    return spelled
+
+
+def call(function: str) -> Spelling:
+    """A function of Triton.  It would take a literal for a float32 or an int32: others get their type."""
+    literals_fit = function.startswith("tl.") or function.startswith("libdevice.")
+
+    def spelled(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+        if not (literals_fit and dtype in (torch.float32, torch.int32)):
+            args = [typed(arg, dtype) for arg in args]
+        return Code(f"{function}({', '.join(arg.text for arg in args)})")
+
+    return spelled
+
+
+def by_kind(*, floats: Spelling, integers: Spelling, bools: Spelling | None = None) -> Spelling:
+    """One spelling for floats, another for integers (and bools, where they differ from integers)."""
+
+    def spelled(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+        if dtype is torch.bool and bools is not None:
+            return bools(args, dtype, fast)
+        return (floats if dtype.is_floating_point else integers)(args, dtype, fast)
+
+    return spelled
+
+
+def by_width(*, single: str, double: str, quick: str | None = None) -> Spelling:
+    """Functions for float32, float64, and for float32 where `fast` holds."""
+
+    def spelled(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+        if dtype is torch.float64:
+            return call(double)(args, dtype, fast)
+        return call(quick if fast and quick is not None else single)(args, dtype, fast)
+
+    return spelled
+
+
+def device(function: str) -> Spelling:
+    """A function of the vendor's math library."""
+    return call(f"libdevice.{function}")
+
+
+def unchanged(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+    return args[0]
+
+
+# Rows that look at their operands -----------------------------------------------------------------------------------------
+
+
+def _power_of_two(code: Code) -> float | None:
+    """The value of a literal that is a power of two and whose reciprocal is exact, else None."""
+    if not code.literal or "float" in code.text:
+        return None
+    value = float(code.text)
+    mantissa, exponent = math.frexp(value)
+    return value if abs(mantissa) == 0.5 and abs(exponent) < 120 else None
+
+
+def _truediv(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+    divisor = _power_of_two(args[1])
+    if divisor is not None:
+        return infix("*", PRODUCT)([args[0], literal(1.0 / divisor, dtype)], dtype, fast)
+    if fast or dtype is torch.float64:
+        return infix("/", PRODUCT)(args, dtype, fast)
+    return call("tl.div_rn")(args, dtype, fast)
+
+
+def _truncdiv(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+    return Code(f"libdevice.trunc({_truediv(args, dtype, False).text})")
+
+
+def _neg(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+    if dtype.is_floating_point:  # Triton's unary minus is 0 - x, which loses the sign of zero
+        return Code(f"{args[0].at(PRODUCT)} * -1.0", PRODUCT)
+    return Code(f"-{args[0].at(UNARY)}", UNARY)
+
+
+def _shift(sign: str, checked: str) -> Spelling:
+    def spelled(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+        if args[1].literal and 0 <= int(args[1].text) < dtype.itemsize * 8:
+            return infix(sign, SHIFT)(args, dtype, fast)
+        return call(checked)(args, dtype, fast)
+
+    return spelled
+
+
+def _isinf(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+    return Code(f'tl.abs({args[0].text}) == float("inf")', COMPARE)
+
+
+def _not(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+    return Code(f"~{args[0].at(UNARY)}", UNARY)
+
+
+SPELLING: dict[str, Spelling] = {
+    "add": by_kind(floats=infix("+", SUM), integers=infix("+", SUM), bools=infix("|", OR)),
+    "sub": infix("-", SUM),
+    "mul": by_kind(floats=infix("*", PRODUCT), integers=infix("*", PRODUCT), bools=infix("&", AND)),
+    "truediv": _truediv,
+    "floordiv": by_kind(floats=call("_float_floordiv"), integers=call("_floordiv")),
+    "truncdiv": by_kind(floats=_truncdiv, integers=infix("//", PRODUCT)),
+    "remainder": by_kind(floats=call("_float_remainder"), integers=call("_remainder")),
+    "fmod": by_kind(floats=device("fmod"), integers=infix("%", PRODUCT)),
+    "pow": by_kind(floats=device("pow"), integers=call("_power")),
+    "neg": _neg,
+    "abs": by_kind(floats=call("tl.abs"), integers=call("tl.abs"), bools=unchanged),
+    "sign": by_kind(floats=call("_sign"), integers=call("_sign"), bools=unchanged),
+    "maximum": by_kind(floats=call("_maximum"), integers=call("tl.maximum"), bools=infix("|", OR)),
+    "minimum": by_kind(floats=call("_minimum"), integers=call("tl.minimum"), bools=infix("&", AND)),
+    "sqrt": by_width(single="tl.sqrt_rn", double="tl.sqrt", quick="tl.sqrt"),
+    "rsqrt": by_width(single="tl.rsqrt", double="libdevice.rsqrt"),
+    "exp": by_width(single="libdevice.exp", double="libdevice.exp", quick="tl.exp"),
+    "exp2": by_width(single="tl.exp2", double="libdevice.exp2"),
+    "expm1": device("expm1"),
+    "log": by_width(single="tl.log", double="libdevice.log"),
+    "log2": by_width(single="tl.log2", double="libdevice.log2"),
+    "log10": device("log10"),
+    "log1p": device("log1p"),
+    "sin": device("sin"),
+    "cos": device("cos"),
+    "tan": device("tan"),
+    "asin": device("asin"),
+    "acos": device("acos"),
+    "atan": device("atan"),
+    "atan2": device("atan2"),
+    "sinh": device("sinh"),
+    "cosh": device("cosh"),
+    "tanh": device("tanh"),
+    "asinh": device("asinh"),
+    "acosh": device("acosh"),
+    "atanh": device("atanh"),
+    "erf": device("erf"),
+    "erfc": device("erfc"),
+    "lgamma": device("lgamma"),
+    "floor": by_kind(floats=call("tl.floor"), integers=unchanged),
+    "ceil": by_kind(floats=call("tl.ceil"), integers=unchanged),
+    "trunc": by_kind(floats=device("trunc"), integers=unchanged),
+    "round": by_kind(floats=device("nearbyint"), integers=unchanged),  # half to even
+    "isnan": call("_isnan"),  # of an integer: never
+    "isinf": by_kind(floats=_isinf, integers=call("_isnan")),
+    "eq": infix("==", COMPARE),
+    "ne": infix("!=", COMPARE),
+    "lt": infix("<", COMPARE),
+    "le": infix("<=", COMPARE),
+    "gt": infix(">", COMPARE),
+    "ge": infix(">=", COMPARE),
+    "and": infix("&", AND),
+    "or": infix("|", OR),
+    "xor": infix("^", XOR),
+    "not": _not,
+    "shl": _shift("<<", "_shift_left"),
+    "shr": _shift(">>", "_shift_right"),
+}
+

@@ -1,0 +1,1 @@
+"""Fusion: PyTorch programs in, the same programs out with their subgraphs as generated block kernels."""

@@ -1,0 +1,76 @@
+"""Options: everything a user can set, in one place.
+
+From the call (`fuse(model, mode=…, options={…})`, `torch.compile(model, backend="fusion", options={…})`) and from the
+environment:
+
+    FUSION_DUMP=dir        write every stage of every compiled graph below `dir`
+    FUSION_STRICT=1        raise where a region would otherwise fall back to eager
+    FUSION_CACHE_DIR=dir   where built kernels are kept (default: `$XDG_CACHE_HOME/fusion` or `~/.cache/fusion`)
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+from codegen.targets import TARGETS
+
+MODES = ("default",)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What a compilation was asked for.
+
+    Attributes:
+        mode: "default".
+        target: name of the target to generate for; None picks by device.
+        dump: directory for dumps, or None.
+        strict: raise instead of falling back to eager.
+    """
+
+    mode: str = "default"
+    target: str | None = None
+    dump: Path | None = None
+    strict: bool = False
+
+    @classmethod
+    def read(cls, mode: str | None = None, options: Mapping[str, object] | None = None) -> Options:
+        """Options from a call, the environment filling in what the call leaves open.
+
+        Raises:
+            ValueError: an unknown mode, key or value, with the known ones.
+            TypeError: a value of the wrong type.
+        """
+        dump = os.environ.get("FUSION_DUMP")
+        result = cls(dump=Path(dump) if dump else None, strict=os.environ.get("FUSION_STRICT", "0") not in ("", "0"))
+        if mode is not None:
+            if mode not in MODES:
+                raise ValueError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
+            result = replace(result, mode=mode)
+        if options is None:
+            return result
+        if not isinstance(options, Mapping):
+            raise TypeError(f"options must be a mapping, got {type(options).__name__}")
+        known = {field.name for field in fields(cls)} - {"mode"}
+        for key, value in options.items():
+            if key not in known:
+                raise ValueError(f"unknown option {key!r}; known: {', '.join(sorted(known))}")
+            result = replace(result, **{key: _checked(key, value)})
+        return result
+
+
+def _checked(key: str, value: object) -> object:
+    if key == "target":
+        if value is not None and value not in TARGETS:
+            raise ValueError(f"unknown target {value!r}; known: {', '.join(sorted(TARGETS))}")
+        return value
+    if key == "dump":
+        if value is not None and not isinstance(value, (str, Path)):
+            raise TypeError(f"dump must be a path, got {type(value).__name__}")
+        return None if value is None else Path(value)
+    if not isinstance(value, bool):
+        raise TypeError(f"{key} must be a bool, got {type(value).__name__}")
+    return value

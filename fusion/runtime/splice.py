@@ -1,0 +1,162 @@
+"""Splicing: a schedule becomes an fx GraphModule that allocates, launches, calls and frees.
+
+The module's generated Python is what runs, and is meant to be read: one line per allocation, launch and extern call, and
+names taken from the user's graph.  fx drops every tensor after its last use, so memory is freed as early as it can be.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping, Sequence
+
+import sympy
+import torch
+from torch import fx
+
+from codegen.build import Built
+from fusion.schedule import Schedule
+from fusion.schedule.kernels import KernelCall
+from lowering.indexing import FloorDiv, Mod
+from lowering.program import BufferRef, Extern, ExternArg, Program
+
+
+class _Boxed(fx.graph.CodeGen):
+    """Takes all inputs in one list and empties it, so that an input dies after its last use and not at the end."""
+
+    def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **kwargs: object) -> str:
+        names = [name.split(":")[0].strip() for name in free_vars if name.split(":")[0].strip() != "self"]
+        lines = f"def forward(self, args){maybe_return_annotation}:"
+        if names:
+            lines += f"\n    {', '.join(names)}{',' if len(names) == 1 else ''} = args\n    args.clear()"
+        return lines
+
+
+def splice(schedule: Schedule, built: Mapping[int, Built]) -> fx.GraphModule:
+    """The callable module of a schedule.
+
+    Args:
+        built: position of a step in `schedule.steps` → the kernel it launches.
+
+    Returns:
+        A module whose `forward(args: list) -> tuple` empties `args` and returns the program's outputs.
+    """
+    return _Splicer(schedule.program).run(schedule.steps, built)
+
+
+class _Splicer:
+    """The graph under construction, and the fx node that holds each buffer and size."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.graph = fx.Graph()
+        self.tensors: dict[str, fx.Node] = {}
+        self.sizes: dict[sympy.Expr, fx.Node | int] = {}
+        self.root = torch.nn.Module()
+
+    def run(self, steps: Sequence[KernelCall | Extern], built: Mapping[int, Built]) -> fx.GraphModule:
+        for position, name in enumerate(self.program.inputs):
+            node = self.graph.placeholder(_identifier(str(name)) if name is not None else f"unused_{position}")
+            if isinstance(name, str):
+                self.tensors[name] = node
+            elif name is not None:
+                self.sizes[name] = node
+        for name, tensor in self.program.constants.items():
+            attribute = f"constant_{_identifier(name)}"
+            self.root.register_buffer(attribute, tensor, persistent=False)
+            self.tensors[name] = self.graph.get_attr(attribute)
+        for position, step in enumerate(steps):
+            if isinstance(step, Extern):
+                self._extern(step)
+            else:
+                self._launch(step, _named(built[position].launch, step.kernel.name))
+        self.graph.output(tuple(self._output(out) for out in self.program.outputs))
+        self.graph.set_codegen(_Boxed())
+        return fx.GraphModule(self.root, self.graph)
+
+    def _launch(self, call: KernelCall, launch: Callable[..., None]) -> None:
+        for name in call.written:
+            buffer = self.program.buffers[name]
+            layout = (tuple(map(self.size, buffer.shape)), tuple(map(self.size, buffer.strides)))
+            node = self.graph.call_function(
+                torch.empty_strided, layout, {"dtype": buffer.dtype, "device": buffer.device}
+            )
+            node.name = self.graph._graph_namespace.create_name(_identifier(name), node)
+            self.tensors[name] = node
+        sizes = tuple(self.size(symbol) for symbol in call.kernel.sizes)
+        self.graph.call_function(launch, (*(self.tensors[name] for name in call.buffers), *sizes))
+
+    def _extern(self, call: Extern) -> None:
+        args = tuple(self._argument(arg) for arg in call.args)
+        kwargs = {key: self._argument(arg) for key, arg in call.kwargs.items()}
+        node = self.graph.call_function(call.target, args, kwargs)
+        if not call.multiple:
+            if call.outs and call.outs[0] is not None:
+                self.tensors[call.outs[0]] = node
+            return
+        for position, name in enumerate(call.outs):
+            if name is not None:
+                self.tensors[name] = self.graph.call_function(operator.getitem, (node, position))
+
+    def _argument(self, arg: ExternArg) -> fx.node.Argument:
+        if isinstance(arg, BufferRef):
+            return self.tensors[arg.name]
+        if isinstance(arg, sympy.Expr):
+            return self.size(arg)
+        if isinstance(arg, (list, tuple)):
+            return type(arg)(self._argument(part) for part in arg)
+        if isinstance(arg, dict):
+            return {key: self._argument(part) for key, part in arg.items()}
+        return arg  # type: ignore[return-value]  # what fx put into the graph, fx takes back
+
+    def _output(self, out: BufferRef | sympy.Expr | None) -> fx.node.Argument:
+        if isinstance(out, BufferRef):
+            return self.tensors[out.name]
+        return None if out is None else self.size(out)
+
+    def size(self, expr: sympy.Expr) -> fx.Node | int:
+        """A size as an int, or as the node that computes it from the symbolic inputs."""
+        if expr.is_Integer:
+            return int(expr)
+        if expr in self.sizes:
+            return self.sizes[expr]
+        functions: dict[type, Callable[[int, int], int]] = {
+            sympy.Add: operator.add,
+            sympy.Mul: operator.mul,
+            FloorDiv: operator.floordiv,
+            Mod: operator.mod,
+            sympy.Max: max,
+            sympy.Min: min,
+        }
+        for kind, function in functions.items():
+            if isinstance(expr, kind):
+                result = self.size(expr.args[0])
+                for arg in expr.args[1:]:
+                    result = self.graph.call_function(function, (result, self.size(arg)))
+                self.sizes[expr] = result
+                return result
+        if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
+            result = self.graph.call_function(operator.pow, (self.size(expr.base), int(expr.exp)))
+            self.sizes[expr] = result
+            return result
+        raise AssertionError(f"size {expr} is computed from no input")
+
+
+def _named(launch: Callable[..., None], name: str) -> Callable[..., None]:
+    """The launcher under the kernel's name, for the generated code to read well."""
+    try:
+        launch.__name__ = launch.__qualname__ = name
+        launch.__module__ = "kernels"
+        return launch
+    except AttributeError:
+
+        def call(*args: object) -> None:
+            launch(*args)
+
+        call.__name__ = call.__qualname__ = name
+        call.__module__ = "kernels"
+        return call
+
+
+def _identifier(name: str) -> str:
+    cleaned = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
+    return cleaned if cleaned and not cleaned[0].isdigit() else f"_{cleaned}"

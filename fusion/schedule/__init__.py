@@ -1,0 +1,57 @@
+"""Scheduling: a Program becomes an ordered list of kernel launches and extern calls.
+
+`inline` cheap maps, `split` reductions with too few rows, `grow` clusters, and turn each into a Kernel.  What was not
+fused comes back as refusals with reasons.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import sympy
+
+from codegen.target import Capabilities
+from fusion.schedule.clusters import Clustering, Refusal, grow
+from fusion.schedule.graph import Dependences
+from fusion.schedule.kernels import KernelCall, kernel_of
+from lowering.program import Contract, Extern, Program
+
+Step: TypeAlias = "KernelCall | Extern"
+
+
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Steps in execution order over the buffers of `program`, and the edges that were not fused."""
+
+    program: Program
+    steps: tuple[Step, ...]
+    clustering: Clustering
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        return self.clustering.refusals
+
+
+def plan(
+    program: Program,
+    clustering: Clustering,
+    capabilities: Capabilities,
+    hints: Mapping[sympy.Symbol, int] | None = None,
+) -> Schedule:
+    """Turn clusters into steps: a kernel each, or the call of an extern or of the library."""
+    dependences = Dependences(program, hints)
+    steps: list[Step] = []
+    for cluster in clustering.clusters:
+        node = program.nodes[cluster.members[0]]
+        if isinstance(node, Extern):
+            steps.append(node)
+        elif isinstance(node, Contract) and len(cluster.members) == 1 and node.library:
+            steps.extend(part for part in node.library if isinstance(part, Extern))
+        else:
+            steps.append(kernel_of(dependences, capabilities, cluster))
+    return Schedule(program, tuple(steps), clustering)
+
+
+__all__ = ["Clustering", "Refusal", "Schedule", "Step", "grow", "plan"]

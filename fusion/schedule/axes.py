@@ -1,0 +1,101 @@
+"""The axes of a kernel: dropped, ordered and merged until the indices are as plain as they can be.
+
+An axis of size 1 is dropped.  The others are ordered by the stride at which the largest access walks them, and two
+neighbours become one axis where every index treats them as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+import sympy
+
+from lowering.expr import Expr, Index, Load, index_of, postorder
+from lowering.indexing import ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
+from lowering.program import Axis
+
+
+def drop_ones(axes: Sequence[Axis]) -> tuple[tuple[Axis, ...], dict[sympy.Symbol, sympy.Expr]]:
+    """The axes longer than 1, and the replacement of the others."""
+    kept = tuple(axis for axis in axes if axis.size != 1)
+    return kept, {axis.symbol: ZERO for axis in axes if axis.size == 1}
+
+
+def order_by_stride(axes: Sequence[Axis], accesses: Sequence[sympy.Expr]) -> tuple[Axis, ...]:
+    """`axes` with the widest stride first, as seen by the access that spans most of them (the first of equals)."""
+    if len(axes) < 2 or not accesses:
+        return tuple(axes)
+    symbols = {axis.symbol for axis in axes}
+    leading = max(accesses, key=lambda access: len(access.free_symbols & symbols))
+    strides: dict[sympy.Symbol, int] = {}
+    for axis in axes:
+        seen = [_stride(access, axis.symbol) for access in (leading, *accesses)]
+        strides[axis.symbol] = next((s for s in seen if s), 0)
+    return tuple(sorted(axes, key=lambda axis: -strides[axis.symbol]))
+
+
+def _stride(access: sympy.Expr, symbol: sympy.Symbol) -> int:
+    found = coefficient(access, symbol)
+    return abs(int(found)) if found is not None and found.is_Integer else 0
+
+
+def merge(axes: Sequence[Axis], indices: Iterable[sympy.Expr]) -> tuple[tuple[Axis, ...], dict[sympy.Symbol, sympy.Expr]]:
+    """Merge neighbours that every index walks as one, and say what each merged axis has become."""
+    merged = list(axes)
+    exprs = list(dict.fromkeys(indices))
+    change: dict[sympy.Symbol, sympy.Expr] = {}
+    k = len(merged) - 2
+    while k >= 0:
+        outer, inner = merged[k], merged[k + 1]
+        if all(_as_one(expr, outer, inner) for expr in exprs):
+            whole = Axis(inner.symbol, outer.size * inner.size)
+            parts = {outer.symbol: FloorDiv(inner.symbol, inner.size), inner.symbol: Mod(inner.symbol, inner.size)}
+            merged[k : k + 2] = [whole]
+            sizes = {axis.symbol: axis.size for axis in merged}
+            exprs = [simplify(expr.xreplace(parts), sizes) for expr in exprs]
+            change = {axis: simplify(expr.xreplace(parts), sizes) for axis, expr in change.items()}
+            change.update({outer.symbol: parts[outer.symbol], inner.symbol: parts[inner.symbol]} | {
+                axis: expr for axis, expr in change.items() if axis not in parts
+            })
+        k -= 1
+    return tuple(merged), change
+
+
+def _as_one(expr: sympy.Expr, outer: Axis, inner: Axis) -> bool:
+    symbols = expr.free_symbols
+    if outer.symbol not in symbols and inner.symbol not in symbols:
+        return True
+    a, b = coefficient(expr, outer.symbol), coefficient(expr, inner.symbol)
+    if a is not None and b is not None:
+        return bool(a == b * inner.size) or sympy.expand(a - b * inner.size) == 0
+    return False
+
+
+def indices_of(roots: Iterable[Expr]) -> list[sympy.Expr]:
+    """Every index expression below `roots`."""
+    return list(dict.fromkeys(index for node in postorder(*roots) for index in index_of(node)))
+
+
+def accesses_of(roots: Iterable[Expr]) -> list[sympy.Expr]:
+    """The offsets of all plain loads below `roots`."""
+    found = (node.index[0] for node in postorder(*roots) if isinstance(node, Load))
+    return [offset for offset in found if not isinstance(offset, Expr)]
+
+
+def replace_in(
+    roots: Sequence[Expr],
+    offsets: Sequence[Index],
+    change: Mapping[sympy.Symbol, sympy.Expr],
+    sizes: Mapping[sympy.Symbol, sympy.Expr],
+) -> tuple[list[Expr], list[Index]]:
+    """Expressions and offsets with axes replaced."""
+    if not change:
+        return list(roots), list(offsets)
+    indirect = [offset for offset in offsets if isinstance(offset, Expr)]
+    replaced = substitute_all([*roots, *indirect], change, sizes)
+    rest = iter(replaced[len(roots) :])
+    plain = dict(change)
+    moved: list[Index] = [
+        next(rest) if isinstance(offset, Expr) else simplify(offset.xreplace(plain), sizes) for offset in offsets
+    ]
+    return replaced[: len(roots)], moved

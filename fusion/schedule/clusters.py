@@ -1,0 +1,205 @@
+"""Clusters: sets of nodes that become one kernel, grown by joining along the most profitable edge.
+
+What enters is a Program; what leaves are its clusters in execution order, and a refusal for every data edge that was not
+fused.  Growth is deterministic: candidates are tried by bytes saved, then by position in the program.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+import networkx as nx
+import sympy
+
+from codegen.target import Capabilities
+from fusion.schedule.graph import Dependences
+from fusion.schedule.legality import Cluster, Link, Refused, may_join, single
+from fusion.schedule.profit import Prices
+from lowering.errors import Origin
+from lowering.program import Extern, Program, reads, writes
+
+MAX_SIBLINGS = 8
+"""How many later readers of the same buffer a cluster is compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A data edge that was not fused: what flows over it, why it stayed, and what that costs per run."""
+
+    producer: str
+    consumer: str
+    buffer: str
+    reason: str
+    origin: Origin
+    bytes: int
+    microseconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.producer} → {self.consumer}: {self.reason} "
+            f"[{self.bytes} bytes, {self.microseconds:.1f} µs; {self.origin}]"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Clustering:
+    """Clusters in execution order, and the edges between them with the reason why they remain."""
+
+    clusters: tuple[Cluster, ...]
+    refusals: tuple[Refusal, ...]
+
+
+def grow(program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None = None) -> Clustering:
+    """Group the nodes of `program` into clusters."""
+    return _Growth(Dependences(program, hints), capabilities).run()
+
+
+@dataclass(order=True, slots=True)
+class _Candidate:
+    """Two clusters that share a buffer.  Ordered by bytes shared (largest first), then position."""
+
+    priority: tuple[int, int, int]
+    link: Link = field(compare=False)
+
+
+class _Growth:
+    """The state of one clustering: the quotient graph, where its nodes are clusters."""
+
+    def __init__(self, dependences: Dependences, capabilities: Capabilities) -> None:
+        self.dependences = dependences
+        self.capabilities = capabilities
+        self.prices = Prices(dependences, capabilities)
+        self.clusters: dict[int, Cluster] = {}
+        self.owner: dict[int, int] = {}  # node → cluster
+        self.graph: nx.DiGraph[int] = nx.DiGraph()
+        self.reasons: dict[tuple[int, int], str] = {}
+        self.heap: list[_Candidate] = []
+        self.next = len(dependences.program.nodes)
+
+    def run(self) -> Clustering:
+        program = self.dependences.program
+        for position in range(len(program.nodes)):
+            self.clusters[position] = single(self.dependences, position)
+            self.owner[position] = position
+        self.graph = self.dependences.graph.copy()
+        for position in range(len(program.nodes)):
+            for link in self._links_from(position):
+                self._push(link)
+        while self.heap:
+            self._try(heapq.heappop(self.heap).link)
+        order = nx.lexicographical_topological_sort(self.graph, key=lambda c: self.clusters[c].members[-1])
+        return Clustering(tuple(self.clusters[c] for c in order), tuple(self._refusals()))
+
+    # Candidates --------------------------------------------------------------------------------------------------------
+
+    def _links_from(self, position: int) -> Iterator[Link]:
+        """Edges from a node to its readers, and from readers of the same buffer to each other."""
+        node = self.dependences.node(position)
+        for name in writes(node):
+            for reader in self.dependences.readers.get(name, ()):
+                if not isinstance(node, Extern):
+                    yield Link(name, position, reader, vertical=True)
+        if isinstance(node, Extern):
+            return
+        for name in reads(node):
+            readers = self.dependences.readers[name]
+            here = bisect_left(readers, position)
+            for other in readers[here + 1 : here + 1 + MAX_SIBLINGS]:
+                yield Link(name, position, other, vertical=False)
+
+    def _push(self, link: Link) -> None:
+        a, b = self.owner[link.first], self.owner[link.second]
+        if a == b or self.clusters[a].extern or self.clusters[b].extern:
+            return
+        gain = self.dependences.bytes(link.buffer) * (2 if link.vertical else 1)
+        heapq.heappush(self.heap, _Candidate((-gain, link.second, link.first), link))
+
+    # Joining ---------------------------------------------------------------------------------------------------------------
+
+    def _try(self, link: Link) -> None:
+        a, b = self.owner[link.first], self.owner[link.second]
+        if a == b:
+            return
+        if self._path(a, b) or self._path(b, a, direct=True):
+            self.reasons[link.first, link.second] = "another node that must run in between stands apart"
+            return
+        joined = may_join(self.dependences, self.capabilities, self.clusters[a], self.clusters[b], link)
+        if isinstance(joined, Refused):
+            self.reasons[link.first, link.second] = joined.reason
+            return
+        verdict = self.prices.worth(self.clusters[a], self.clusters[b], joined)
+        if verdict is not None:
+            self.reasons[link.first, link.second] = verdict
+            return
+        self._replace(a, b, joined)
+
+    def _replace(self, a: int, b: int, joined: Cluster) -> None:
+        new, self.next = self.next, self.next + 1
+        self.clusters[new] = joined
+        self.graph.add_node(new)
+        for old in (a, b):
+            self.graph.add_edges_from((p, new) for p in self.graph.predecessors(old) if p not in (a, b, new))
+            self.graph.add_edges_from((new, s) for s in self.graph.successors(old) if s not in (a, b, new))
+        smaller = min((a, b), key=lambda c: len(self.clusters[c].members))
+        touched = list(self.clusters[smaller].members)
+        for old in (a, b):
+            for member in self.clusters[old].members:
+                self.owner[member] = new
+            self.graph.remove_node(old)
+            del self.clusters[old]
+        for member in touched:  # what the smaller side touches may be joinable now that it is part of more
+            for link in self._links_from(member):
+                self._push(link)
+            for name in reads(self.dependences.node(member)):
+                if name in self.dependences.writer:
+                    self._push(Link(name, self.dependences.writer[name], member, vertical=True))
+
+    def _path(self, start: int, end: int, *, direct: bool = False) -> bool:
+        """Is there a path from `start` to `end` through another cluster (or, with `direct`, any path)?"""
+        last = self.clusters[end].members[-1]
+        stack = [s for s in self.graph.successors(start) if direct or s != end]
+        seen = set(stack)
+        while stack:
+            here = stack.pop()
+            if here == end:
+                return True
+            if self.clusters[here].members[0] > last:
+                continue
+            for after in self.graph.successors(here):
+                if after not in seen:
+                    seen.add(after)
+                    stack.append(after)
+        return False
+
+    # The ledger ----------------------------------------------------------------------------------------------------------------
+
+    def _refusals(self) -> Iterator[Refusal]:
+        program = self.dependences.program
+        for name, writer in self.dependences.writer.items():
+            for reader in self.dependences.readers.get(name, ()):
+                if self.owner[writer] == self.owner[reader]:
+                    continue
+                ends = (program.nodes[writer], program.nodes[reader])
+                extern = next((n for n in ends if isinstance(n, Extern)), None)
+                if extern is not None:
+                    if extern.is_view:
+                        continue
+                    reason = f"{getattr(extern.target, '__name__', extern.target)} is an extern"
+                    reason += f" ({extern.reason})" if extern.reason else ""
+                else:
+                    reason = self.reasons.get((writer, reader), "no candidate")
+                out = writes(program.nodes[reader])
+                size = 2 * self.dependences.bytes(name)
+                yield Refusal(
+                    name,
+                    out[0] if out else "?",
+                    name,
+                    reason,
+                    program.origins.get(out[0] if out else name, Origin(name)),
+                    size,
+                    size / self.capabilities.bandwidth,
+                )
+

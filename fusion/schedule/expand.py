@@ -1,0 +1,111 @@
+"""Expansion: the expressions that one cluster evaluates, over the axes of its space.
+
+What enters is a cluster; what leaves are its folds in order and its stores, in which members appear no more: each was
+replaced by its value (where reader and producer meet at the same point) or by its own expression at the index where
+it is read.  Interning makes what is shared one object again, so nothing is computed twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fusion.schedule.graph import Dependences
+from fusion.schedule.legality import Cluster
+from lowering.expr import Expr, Index, Load, guarded, make_cast, rewrite
+from lowering.indexing import flatten, substitute, substitute_all
+from lowering.kernel import Fold
+from lowering.program import Contract, Map
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One output of a cluster: the buffer, the offset in elements, the value."""
+
+    buffer: str
+    offset: Index
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """What a cluster computes: folds in order, then writes.  Loads have flat offsets in the buffers outside."""
+
+    folds: tuple[Fold, ...]
+    writes: tuple[Write, ...]
+
+
+def expand(dependences: Dependences, cluster: Cluster) -> Expanded:
+    """Evaluate the members of `cluster` symbolically."""
+    return _Expansion(dependences, cluster).run()
+
+
+class _Expansion:
+    def __init__(self, dependences: Dependences, cluster: Cluster) -> None:
+        self.dependences = dependences
+        self.cluster = cluster
+        self.sizes = cluster.space.sizes
+        self.inside = {dependences.compute(m).out: m for m in cluster.members}
+        self.values: dict[str, Expr] = {}
+        self.inlined: dict[Load, Expr] = {}
+
+    def run(self) -> Expanded:
+        folds: list[Fold] = []
+        writes: list[Write] = []
+        together = frozenset(self.cluster.members)
+        buffers = self.dependences.program.buffers
+        over = tuple(axis.symbol for axis in self.cluster.space.reduced)
+        for member in self.cluster.members:
+            placement = self.cluster.places.get(member)
+            if placement is None:
+                continue
+            node = self.dependences.compute(member)
+            exprs = tuple(self._resolve(e) for e in substitute_all(node.exprs, placement, self.sizes))
+            if isinstance(node, Map):
+                value = exprs[0]
+            elif isinstance(node, Contract):
+                fold = Fold(f"dot{len(folds)}", "dot", exprs, over, node.accumulate, node.rows, node.columns)
+                folds.append(fold)
+                value = make_cast(fold.ref, buffers[node.out].dtype, implicit=True)
+            else:
+                fold = Fold(f"{node.op}{len(folds)}", node.op, exprs, over, node.dtype)
+                folds.append(fold)
+                value = fold.ref
+            self.values[node.out] = value
+            if self.dependences.stored(member, together):
+                index = tuple(placement[axis.symbol] for axis in node.axes)
+                offset = flatten(index, buffers[node.out].strides, self.sizes)
+                writes.append(Write(node.out, offset, value))
+        return Expanded(tuple(folds), tuple(writes))
+
+    def _resolve(self, expr: Expr) -> Expr:
+        """`expr` with members replaced by their values and all other loads given flat offsets."""
+
+        def rule(node: Expr) -> Expr | None:
+            if not isinstance(node, Load):
+                return None
+            member = self.inside.get(node.buffer)
+            if member is None:
+                buffer = self.dependences.program.buffers[node.buffer]
+                return Load(node.buffer, (flatten(node.index, buffer.strides, self.sizes),), node.dtype, node.mask)
+            if node.mask is None and self._here(member, node.index):
+                return self.values[node.buffer]
+            if node not in self.inlined:
+                self.inlined[node] = self._inline(member, node)
+            return self.inlined[node]
+
+        return rewrite([expr], rule)[0]
+
+    def _here(self, member: int, index: tuple[Index, ...]) -> bool:
+        placement: Mapping[object, object] | None = self.cluster.places.get(member)
+        if placement is None:
+            return False
+        axes = self.dependences.compute(member).axes
+        return all(placement[axis.symbol] == i for axis, i in zip(axes, index, strict=True))
+
+    def _inline(self, member: int, load: Load) -> Expr:
+        node = self.dependences.compute(member)
+        assert isinstance(node, Map), "only maps are read at other points than their own"
+        at = {axis.symbol: index for axis, index in zip(node.axes, load.index, strict=True)}
+        value = self._resolve(substitute(node.expr, at, self.sizes))
+        return value if load.mask is None else guarded(value, load.mask)

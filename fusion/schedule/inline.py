@@ -1,0 +1,90 @@
+"""Inlining: maps that cost less to recompute than to store are read through by everyone.
+
+`Program → Program`.  A map that loads nothing (a mask made of indices, a constant) or only converts, moves or lightly
+changes one other tensor is substituted into every generated reader.  It stays a node only where an extern or the caller
+needs the tensor itself.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from lowering.expr import Cast, Expr, Load, Op, Random, guarded, loads, postorder, rewrite
+from lowering.indexing import substitute
+from lowering.program import Compute, Contract, Extern, Map, Node, Program, Reduce, axis_sizes, reads, writes
+from lowering.scalar_ops import SCALAR_OPS
+
+FREE_LOADLESS, FREE_SINGLE = 40, 4
+"""How costly a map may be (in additions) to be recomputed by all readers: without any load, and with one."""
+
+
+def inline_cheap_maps(program: Program) -> Program:
+    """The program with cheap maps substituted into their readers; the same object when there are none."""
+    cheap: dict[str, Map] = {}
+    nodes: list[Node] = []
+    changed = False
+    for node in program.nodes:
+        if not isinstance(node, Extern):
+            inlined = inline(node, cheap)
+            changed |= inlined is not node
+            node = inlined
+            if isinstance(node, Map) and _is_cheap(node):
+                cheap[node.out] = node
+        nodes.append(node)
+    if not changed:
+        return program
+    needed = set(program.output_names())
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if (isinstance(node, Extern) and node.impure) or needed.intersection(writes(node)):
+            kept.append(node)
+            needed.update(reads(node))
+            if isinstance(node, Contract):
+                needed.update(name for part in node.library for name in reads(part))
+    return replace(program, nodes=tuple(reversed(kept)))
+
+
+def inline(node: Compute, producers: dict[str, Map]) -> Compute:
+    """`node` with every load of one of `producers` replaced by the producer's expression at that index."""
+    if not any(load.buffer in producers for load in loads(*node.exprs)):
+        return node
+    sizes = axis_sizes(node)
+
+    def rule(expr: Expr) -> Expr | None:
+        if not (isinstance(expr, Load) and expr.buffer in producers):
+            return None
+        producer = producers[expr.buffer]
+        at = {axis.symbol: index for axis, index in zip(producer.axes, expr.index, strict=True)}
+        value = substitute(producer.expr, at, sizes)
+        return value if expr.mask is None else guarded(value, expr.mask)
+
+    exprs = rewrite(node.exprs, rule)
+    if isinstance(node, Map):
+        return replace(node, expr=exprs[0])
+    if isinstance(node, Reduce):
+        return replace(node, args=tuple(exprs))
+    return replace(node, lhs=exprs[0], rhs=exprs[1])
+
+
+def cost(*exprs: Expr) -> int:
+    """The work of evaluating expressions once, in additions; shared parts count once."""
+    total = 0
+    for expr in postorder(*exprs):
+        if isinstance(expr, Op):
+            total += SCALAR_OPS[expr.name].cost
+        elif isinstance(expr, Random):
+            total += 60
+    return total
+
+
+def _is_cheap(node: Map) -> bool:
+    parts = postorder(node.expr)
+    if any(isinstance(part, Random) for part in parts):
+        return False
+    reading = [part for part in parts if isinstance(part, Load)]
+    work = cost(node.expr)
+    if not reading:
+        return work <= FREE_LOADLESS
+    widened = any(part.dtype.itemsize > node.expr.dtype.itemsize for part in reading)
+    casts_only = work == 0 and all(isinstance(part, (Load, Cast)) for part in parts)
+    return len(reading) == 1 and (casts_only or (work <= FREE_SINGLE and not widened))

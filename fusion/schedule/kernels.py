@@ -1,0 +1,238 @@
+"""From a cluster to a Kernel: axes get their roles, folds and stores their loops, and everything its canonical name.
+
+Two clusters that compute the same give equal Kernels, however their buffers were called.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+
+from codegen.target import Capabilities
+from fusion.schedule.axes import accesses_of, drop_ones, indices_of, merge, order_by_stride, replace_in
+from fusion.schedule.expand import Expanded, Write, expand
+from fusion.schedule.graph import Dependences
+from fusion.schedule.legality import Cluster
+from fusion.schedule.profit import Prices
+from lowering.errors import Origin
+from lowering.expr import Expr, Load, TileRef, postorder, rewrite
+from lowering.indexing import axis_symbol, over_symbol
+from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Stmt, Store
+from lowering.program import Axis, Contract
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One launch: the kernel, the buffers and sizes it is called with, and what it does for the report."""
+
+    kernel: Kernel
+    buffers: tuple[str, ...]
+    written: tuple[str, ...]
+    origins: tuple[Origin, ...]
+    bytes_read: int
+    bytes_written: int
+    flops: int
+
+
+def kernel_of(dependences: Dependences, capabilities: Capabilities, cluster: Cluster) -> KernelCall:
+    """Build the kernel of one cluster of computed nodes."""
+    expanded = expand(dependences, cluster)
+    parallel, reduced, expanded = _settle_axes(cluster, expanded)
+    role = _role(capabilities, cluster, reduced)
+    parallel, reduced, expanded = _canonical_axes(parallel, reduced, expanded)
+    body = _body(expanded, reduced, role)
+    axes = (
+        *(KernelAxis(axis.symbol, axis.size, Role.GRID) for axis in parallel),
+        *(KernelAxis(axis.symbol, axis.size, role) for axis in reduced),
+    )
+    return _finish(dependences, capabilities, cluster, axes, body, expanded)
+
+
+# Axes ----------------------------------------------------------------------------------------------------------------------
+
+
+def _settle_axes(cluster: Cluster, expanded: Expanded) -> tuple[tuple[Axis, ...], tuple[Axis, ...], Expanded]:
+    parallel, reduced = cluster.space.parallel, cluster.space.reduced
+    if cluster.space.rigid:
+        return parallel, reduced, expanded
+    parallel, ones = drop_ones(parallel)
+    reduced, more_ones = drop_ones(reduced)
+    if cluster.space.reduced and not reduced:  # a fold over one element is still a fold
+        reduced = cluster.space.reduced[-1:]
+        more_ones.pop(reduced[0].symbol)
+    expanded = _change(expanded, {**ones, **more_ones}, parallel, reduced)
+    values = [*(arg for fold in expanded.folds for arg in fold.args), *(write.value for write in expanded.writes)]
+    offsets = [write.offset for write in expanded.writes if not isinstance(write.offset, Expr)]
+    accesses = [*offsets, *accesses_of(values)]
+    parallel = order_by_stride(parallel, accesses)
+    reduced = order_by_stride(reduced, accesses_of(values))
+    indices = [*offsets, *indices_of(values)]
+    parallel, change = merge(parallel, indices)
+    expanded = _change(expanded, change, parallel, reduced)
+    values = [*(arg for fold in expanded.folds for arg in fold.args), *(write.value for write in expanded.writes)]
+    offsets = [write.offset for write in expanded.writes if not isinstance(write.offset, Expr)]
+    reduced, change = merge(reduced, [*offsets, *indices_of(values)])
+    expanded = _change(expanded, change, parallel, reduced)
+    over = tuple(axis.symbol for axis in reduced)
+    return parallel, reduced, replace(expanded, folds=tuple(replace(fold, over=over) for fold in expanded.folds))
+
+
+def _change(
+    expanded: Expanded, change: Mapping[sympy.Symbol, sympy.Expr], parallel: Sequence[Axis], reduced: Sequence[Axis]
+) -> Expanded:
+    """Replace axes everywhere."""
+    if not change:
+        return expanded
+    sizes = {axis.symbol: axis.size for axis in (*parallel, *reduced)}
+    args = [arg for fold in expanded.folds for arg in fold.args]
+    values = [write.value for write in expanded.writes]
+    roots, offsets = replace_in([*args, *values], [write.offset for write in expanded.writes], change, sizes)
+    rest = iter(roots)
+    folds = tuple(replace(fold, args=tuple(next(rest) for _ in fold.args)) for fold in expanded.folds)
+    writes = tuple(
+        Write(write.buffer, offset, value) for write, offset, value in zip(expanded.writes, offsets, rest, strict=True)
+    )
+    return Expanded(folds, writes)
+
+
+def _canonical_axes(
+    parallel: Sequence[Axis], reduced: Sequence[Axis], expanded: Expanded
+) -> tuple[tuple[Axis, ...], tuple[Axis, ...], Expanded]:
+    """Axes renamed `i0, i1, …` and `r0, r1, …` in order."""
+    new_parallel = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate(parallel))
+    new_reduced = tuple(Axis(over_symbol(k), axis.size) for k, axis in enumerate(reduced))
+    pairs = zip((*parallel, *reduced), (*new_parallel, *new_reduced), strict=True)
+    names = {old.symbol: new.symbol for old, new in pairs if old.symbol != new.symbol}
+    expanded = _change(expanded, names, new_parallel, new_reduced)
+
+    def renamed(symbols: tuple[sympy.Symbol, ...]) -> tuple[sympy.Symbol, ...]:
+        return tuple(names.get(symbol, symbol) for symbol in symbols)
+
+    folds = tuple(
+        replace(fold, over=renamed(fold.over), rows=renamed(fold.rows), columns=renamed(fold.columns))
+        for fold in expanded.folds
+    )
+    return new_parallel, new_reduced, replace(expanded, folds=folds)
+
+
+def _role(capabilities: Capabilities, cluster: Cluster, reduced: Sequence[Axis]) -> Role:
+    length = sympy.Mul(*(axis.size for axis in reduced))
+    if cluster.space.rigid or not length.is_Integer or length > capabilities.whole_limit:
+        return Role.LOOP
+    return Role.WHOLE
+
+
+# Statements ------------------------------------------------------------------------------------------------------------------------
+
+
+def _body(expanded: Expanded, reduced: Sequence[Axis], role: Role) -> tuple[Stmt, ...]:
+    stores = [Store(write.buffer, write.offset, write.value) for write in expanded.writes]
+    if role is Role.WHOLE or not reduced:
+        return (*expanded.folds, *stores)
+    return _looped(expanded.folds, stores, tuple(axis.symbol for axis in reduced))
+
+
+def _looped(folds: Sequence[Fold], stores: Sequence[Store], over: tuple[sympy.Symbol, ...]) -> tuple[Stmt, ...]:
+    """One walk per level of dependence between folds; a store joins the first walk that follows all it needs."""
+    level: dict[str, int] = {}
+    loops: dict[int, list[Stmt]] = {}
+    after: dict[int, list[Stmt]] = {}
+
+    def needs(*values: Expr) -> int:
+        return max((level[node.name] for node in postorder(*values) if isinstance(node, TileRef)), default=0)
+
+    for fold in folds:
+        level[fold.name] = needs(*fold.args) + 1
+        loops.setdefault(level[fold.name], []).append(fold)
+    for store in stores:
+        ready = needs(store.value)
+        walked = set(over) & _symbols(store.offset)
+        if walked:
+            loops.setdefault(ready + 1, []).append(store)
+        else:
+            after.setdefault(ready, []).append(store)
+    body: list[Stmt] = list(after.get(0, ()))
+    for k in sorted({*loops, *after} - {0}):
+        if k in loops:
+            body.append(Loop(over, tuple(loops[k])))
+        body.extend(after.get(k, ()))
+    return tuple(body)
+
+
+def _symbols(offset: sympy.Expr | Expr) -> set[sympy.Symbol]:
+    exprs = indices_of([offset]) if isinstance(offset, Expr) else [offset]
+    return {symbol for expr in exprs for symbol in expr.free_symbols}
+
+
+# Names and parameters --------------------------------------------------------------------------------------------------------------------
+
+
+def _finish(
+    dependences: Dependences,
+    capabilities: Capabilities,
+    cluster: Cluster,
+    axes: tuple[KernelAxis, ...],
+    body: tuple[Stmt, ...],
+    expanded: Expanded,
+) -> KernelCall:
+    program = dependences.program
+    written = [write.buffer for write in expanded.writes]
+    roots = [*(arg for fold in expanded.folds for arg in fold.args), *(write.value for write in expanded.writes)]
+    roots += [write.offset for write in expanded.writes if isinstance(write.offset, Expr)]
+    read = list(dict.fromkeys(node.buffer for node in postorder(*roots) if isinstance(node, Load)))
+    names = {name: f"in{k}" for k, name in enumerate(read)} | {name: f"out{k}" for k, name in enumerate(written)}
+    params = []
+    for name in (*read, *written):
+        buffer = program.buffers[name]
+        params.append(Param(names[name], buffer.dtype, buffer.shape, buffer.strides, name in written))
+    body = _rename(body, names)
+    origins = tuple(program.origins[dependences.compute(m).out] for m in cluster.members)
+    own = {axis.symbol for axis in axes}
+    used = {symbol for index in indices_of(roots) for symbol in index.free_symbols}
+    used |= {symbol for write in expanded.writes for symbol in _symbols(write.offset)}
+    used |= {symbol for axis in axes for symbol in axis.size.free_symbols}
+    sizes = tuple(sorted(used - own, key=str))
+    kernel = Kernel(_name(dependences, cluster), tuple(params), sizes, axes, body, tuple(map(str, origins)))
+    prices = Prices(dependences, capabilities)
+    reads_bytes, written_bytes = prices.traffic(cluster)
+    return KernelCall(
+        kernel, (*read, *written), tuple(written), origins, reads_bytes, written_bytes, prices.flops(cluster)
+    )
+
+
+def _rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
+    def rule(node: Expr) -> Expr | None:
+        return Load(names[node.buffer], node.index, node.dtype, node.mask) if isinstance(node, Load) else None
+
+    def value(expr: Expr) -> Expr:
+        return rewrite([expr], rule)[0]
+
+    result: list[Stmt] = []
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            result.append(Loop(stmt.axes, _rename(stmt.body, names)))
+        elif isinstance(stmt, Fold):
+            result.append(replace(stmt, args=tuple(rewrite(stmt.args, rule))))
+        else:
+            offset = value(stmt.offset) if isinstance(stmt.offset, Expr) else stmt.offset
+            result.append(Store(names[stmt.param], offset, value(stmt.value)))
+    return tuple(result)
+
+
+def _name(dependences: Dependences, cluster: Cluster) -> str:
+    """The operations inside, in order and each once: `addmm_gelu`, `amax_sub_exp_sum_div`."""
+    words: dict[str, None] = {}
+    for member in cluster.members:
+        node = dependences.compute(member)
+        word = "matmul" if isinstance(node, Contract) else re.sub(r"(_\d+)+$", "", node.out)
+        words[re.sub(r"\W", "_", word).strip("_") or "map"] = None
+    picked = list(words)
+    if len(picked) > 5:
+        picked = [*picked[:3], *picked[-2:]]
+    return "_".join(picked)
+
+
+__all__ = ["KernelCall", "kernel_of"]

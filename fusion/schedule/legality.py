@@ -1,0 +1,304 @@
+"""Legality: may two clusters be one kernel?
+
+One rule per function, each returning None or the reason of the refusal; `may_join` runs them in order.  Whether a path
+leaves the pair and comes back is a property of the graph, not of the pair, and is asked in `clusters.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from codegen.target import Capabilities
+from fusion.schedule.graph import Dependences
+from fusion.schedule.space import Placement, Space, join, place
+from lowering.expr import Expr, Load
+from lowering.indexing import invert
+from lowering.program import Contract, Extern, Map, Reduce
+
+MAX_MEMBERS = 64
+"""Nodes per kernel.  Longer chains gain little more and make register pressure and compile time grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Link:
+    """Two nodes tied by a buffer: `first` writes it and `second` reads it (vertical), or both read it."""
+
+    buffer: str
+    first: int
+    second: int
+    vertical: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Refused:
+    """Why two clusters may not be joined."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Cluster:
+    """Nodes that share a space.
+
+    Attributes:
+        members: node positions, ascending.
+        space: the axes the kernel walks.
+        places: node → its axes in the space.  A member without a place is only ever inlined into its readers.
+        extern: the single member is called as it is.
+    """
+
+    members: tuple[int, ...]
+    space: Space
+    places: Mapping[int, Placement]
+    extern: bool = False
+
+
+def single(dependences: Dependences, position: int) -> Cluster:
+    """The cluster of one node."""
+    node = dependences.node(position)
+    if isinstance(node, Extern):
+        return Cluster((position,), Space((), ()), {}, extern=True)
+    space = Space(node.axes, node.over, rigid=isinstance(node, Contract))
+    return Cluster((position,), space, {position: {axis.symbol: axis.symbol for axis in space.axes}})
+
+
+def may_join(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, link: Link
+) -> Cluster | Refused:
+    """The joined cluster, or the reason why there is none."""
+    members = tuple(sorted((*first.members, *second.members)))
+    for rule in (_same_device, _small_enough, _one_contraction):
+        reason = rule(dependences, capabilities, first, second, members)
+        if reason is not None:
+            return Refused(reason)
+    refused: Refused | None = None
+    for target, moved, target_node, moved_node in _directions(first, second, link):
+        found = _place(dependences, target, moved, target_node, moved_node, link.buffer)
+        if isinstance(found, str):
+            refused = refused or Refused(found)
+            continue
+        space, places = found
+        joined = Cluster(members, space, places)
+        reason = _check(dependences, joined, target, moved)
+        if reason is None:
+            return joined
+        refused = Refused(reason)
+    if link.vertical and not first.space.reduced:  # read through at whatever index the readers use
+        joined = Cluster(members, second.space, second.places)
+        if _check(dependences, joined, second, first) is None:
+            return joined
+    assert refused is not None
+    return refused
+
+
+# Rules that need no algebra ----------------------------------------------------------------------------------------------
+
+
+def _same_device(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
+) -> str | None:
+    buffers = dependences.program.buffers
+    a, b = (buffers[dependences.compute(cluster.members[0]).out].device for cluster in (first, second))
+    return None if a == b else f"different devices: {a} and {b}"
+
+
+def _small_enough(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
+) -> str | None:
+    if len(members) > MAX_MEMBERS:
+        return f"the kernel would hold more than {MAX_MEMBERS} operations"
+    touched: set[str] = set()
+    for member in members:
+        touched.update(load.buffer for load in dependences.loads[member])
+        touched.add(dependences.compute(member).out)
+    together = frozenset(members)
+    inside = {dependences.compute(m).out for m in members if not dependences.stored(m, together)}
+    if len(touched - inside) > capabilities.max_params:
+        return f"the kernel would take more than {capabilities.max_params} tensors"
+    return None
+
+
+def _one_contraction(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
+) -> str | None:
+    folds = [dependences.compute(m) for m in members if not isinstance(dependences.node(m), Map)]
+    if len(folds) > 1 and any(isinstance(node, Contract) for node in folds):
+        return "a contraction shares its kernel with no other fold"
+    return None
+
+
+# Placing one side in the space of the other -----------------------------------------------------------------------------------
+
+
+def _directions(first: Cluster, second: Cluster, link: Link) -> Iterator[tuple[Cluster, Cluster, int, int]]:
+    """(target, moved, node of target, node of moved) to try, best first: the side with folds keeps its space."""
+    forward = (second, first, link.second, link.first)
+    backward = (first, second, link.first, link.second)
+    if first.space.rigid:
+        yield backward
+    elif second.space.rigid:
+        yield forward
+    elif first.space.reduced and not second.space.reduced:
+        yield backward
+        yield forward
+    else:
+        yield forward
+        yield backward
+
+
+def _place(
+    dependences: Dependences, target: Cluster, moved: Cluster, target_node: int, moved_node: int, buffer: str
+) -> tuple[Space, dict[int, Placement]] | str:
+    target_index = _index(dependences, target, target_node, buffer)
+    moved_index = _index(dependences, moved, moved_node, buffer)
+    if target_index is None or moved_index is None:
+        return "the tensor is read through a mask, a gather or only in part"
+    joined = join(target.space, target_index, moved.space, moved_index, dependences.program.buffers[buffer].shape)
+    if isinstance(joined, str):
+        return joined
+    sizes = joined.space.sizes
+    places: dict[int, Placement] = dict(target.places)
+    if joined.target:
+        places = {m: _compose(p, joined.target, sizes) for m, p in target.places.items()}
+    places.update({m: _compose(p, joined.moved, sizes) for m, p in moved.places.items()})
+    return joined.space, places
+
+
+def _compose(placement: Placement, change: Placement, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> Placement:
+    if not change:
+        return placement
+    return {axis: place(expr, change, sizes) for axis, expr in placement.items()}
+
+
+def _index(dependences: Dependences, cluster: Cluster, position: int, buffer: str) -> tuple[sympy.Expr, ...] | None:
+    """The index at which a member touches `buffer`, over the cluster's axes; None where it is not a plain one."""
+    if position not in cluster.places:
+        return None
+    node, placement = dependences.compute(position), cluster.places[position]
+    if node.out == buffer:
+        return tuple(placement[axis.symbol] for axis in node.axes)
+    for load in dependences.loads[position]:
+        if load.buffer == buffer and load.mask is None:
+            plain = tuple(i for i in load.index if not isinstance(i, Expr))
+            if len(plain) == len(load.index):
+                return tuple(place(i, placement, cluster.space.sizes) for i in plain)
+    return None
+
+
+# Rules about the joined cluster ---------------------------------------------------------------------------------------------------
+
+
+def _check(dependences: Dependences, joined: Cluster, target: Cluster, moved: Cluster) -> str | None:
+    reason = _folds_stay_whole(dependences, joined, moved)
+    if reason is None:
+        reason = _reads_agree(dependences, joined, (target, moved))
+    if reason is None:
+        reason = _stores_once(dependences, joined)
+    return reason
+
+
+def _folds_stay_whole(dependences: Dependences, joined: Cluster, moved: Cluster) -> str | None:
+    """A fold runs over all reduced axes of the space and is kept by parallel axes only."""
+    parallel = {axis.symbol for axis in joined.space.parallel}
+    reduced = {axis.symbol for axis in joined.space.reduced}
+    for member in moved.members:
+        node = dependences.node(member)
+        if not isinstance(node, Reduce):
+            continue
+        if member not in joined.places:
+            return "a reduction cannot be read at another index than its own"
+        placement = joined.places[member]
+        if any(placement[axis.symbol].free_symbols - parallel for axis in node.axes):
+            return "a reduction is read across the axis that the other side reduces"
+        if any(placement[axis.symbol].free_symbols - reduced for axis in node.over):
+            return "a reduction would run over an axis that the other side spreads over programs"
+        walked = sympy.Mul(*(axis.size for axis in node.over))
+        if walked != sympy.Mul(*(axis.size for axis in joined.space.reduced)):
+            return "the reductions run over different lengths"
+    return None
+
+
+def _reads_agree(dependences: Dependences, joined: Cluster, sides: tuple[Cluster, Cluster]) -> str | None:
+    """What depends on a fold is read exactly where it was computed; anything else may be recomputed at any index."""
+    sizes = joined.space.sizes
+    by_out = {dependences.compute(m).out: m for m in joined.members}
+    folded: set[int] = set()
+    for member in joined.members:
+        node = dependences.compute(member)
+        if not isinstance(node, Map):
+            folded.add(member)
+        inputs = [load for load in dependences.loads[member] if load.buffer in by_out]
+        if not isinstance(node, Map) and any(by_out[load.buffer] in folded for load in inputs) and joined.space.rigid:
+            return "a fold would feed the contraction"
+        for load in inputs:
+            producer = by_out[load.buffer]
+            if producer not in folded:
+                continue
+            if not aligned(dependences, joined, member, load, sizes):
+                return "a reduced value is read at an index other than its own"
+            folded.add(member)
+    return None
+
+
+def aligned(
+    dependences: Dependences,
+    cluster: Cluster,
+    reader: int,
+    load: Load,
+    sizes: Mapping[sympy.Symbol, sympy.Expr],
+) -> bool:
+    """Does `reader` load a member's result at exactly the point where the member computes it?"""
+    producer = dependences.writer[load.buffer]
+    if load.mask is not None or reader not in cluster.places or producer not in cluster.places:
+        return False
+    node = dependences.compute(producer)
+    there = cluster.places[producer]
+    for axis, index in zip(node.axes, load.index, strict=True):
+        if isinstance(index, Expr):
+            return False
+        here = place(index, cluster.places[reader], sizes)
+        if here is not there[axis.symbol] and here != there[axis.symbol]:
+            return False
+    return True
+
+
+def _stores_once(dependences: Dependences, joined: Cluster) -> str | None:
+    """What is needed outside is computed at every point exactly once, before or after the folds but not beside them."""
+    reduced = {axis.symbol for axis in joined.space.reduced if axis.size != 1}
+    together = frozenset(joined.members)
+    for member in joined.members:
+        if not dependences.stored(member, together):
+            continue
+        if member not in joined.places:
+            return "the tensor is needed elsewhere too, and is read here at other points than it is made"
+        node, placement = dependences.compute(member), joined.places[member]
+        if isinstance(node, Map):
+            missing = _unspanned(node, placement, joined.space)
+            if missing is None:
+                return "the tensor is needed elsewhere too, and its axes are not a rearrangement of the kernel's"
+            if not missing <= reduced or (missing and missing != reduced):
+                return "the tensor is needed elsewhere too, and is smaller than what the kernel walks"
+            if joined.space.rigid and not missing:
+                return "an operand of a contraction is needed elsewhere too"
+    return None
+
+
+def _unspanned(node: Map, placement: Placement, space: Space) -> set[sympy.Symbol] | None:
+    """The axes of `space` that a node does not span; None if its placement is no bijection."""
+    exprs = [placement[axis.symbol] for axis in node.axes]
+    plain = [expr for expr in exprs if expr.is_Symbol]
+    sizes = space.sizes
+    if len(set(plain)) == len(plain) and all(
+        (e.is_Symbol and sizes.get(e) == axis.size) or (e == 0 and axis.size == 1)
+        for e, axis in zip(exprs, node.axes, strict=True)
+    ):
+        return {axis.symbol for axis in space.axes if axis.size != 1} - set(plain)
+    values = tuple(sympy.Symbol(f"v{k}", integer=True, nonnegative=True) for k in range(len(exprs)))
+    inverse = invert(exprs, values, [axis.size for axis in node.axes], [a.symbol for a in space.axes], sizes)
+    return None if inverse is None else {s for s in inverse.free if sizes[s] != 1}
+
+
+__all__ = ["Cluster", "Link", "Refused", "aligned", "may_join", "single"]

@@ -1,0 +1,117 @@
+"""Profit: is one kernel predicted to be faster than two?
+
+A cluster's time is the larger of what its memory traffic and its arithmetic take, plus one launch.  Traffic counts
+every outside tensor once; arithmetic counts every node at every point where it is evaluated, so recomputation has its
+price.  The constants come from the target.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+from codegen.target import Capabilities
+from fusion.schedule.graph import Dependences
+from fusion.schedule.inline import cost
+from fusion.schedule.legality import Cluster
+from lowering.program import Contract, Extern
+
+CONTRACTION_TILE = 128
+"""Rows and columns of a contraction's tile: an operand is evaluated once per tile of the other side."""
+
+
+class Prices:
+    """Predicted times, in microseconds, of clusters of one Program on one target."""
+
+    def __init__(self, dependences: Dependences, capabilities: Capabilities) -> None:
+        self.dependences = dependences
+        self.capabilities = capabilities
+
+    @cached_property
+    def work(self) -> list[int]:
+        """Additions per point of each node."""
+        return [
+            0 if isinstance(node, Extern) else max(1, cost(*node.exprs)) for node in self.dependences.program.nodes
+        ]
+
+    def worth(self, first: Cluster, second: Cluster, joined: Cluster) -> str | None:
+        """None if `joined` is predicted to be no slower than both apart; else why not."""
+        apart = self.time(first) + self.time(second)
+        together = self.time(joined)
+        if together <= apart:
+            return None
+        return f"together it would take longer ({together:.1f} µs against {apart:.1f} µs)"
+
+    def time(self, cluster: Cluster) -> float:
+        """Predicted microseconds of one launch of `cluster`, launch included."""
+        traffic = self.traffic(cluster)
+        memory = sum(traffic) / self.capabilities.bandwidth / self._busy(cluster)
+        return self.capabilities.launch_us + max(memory, self._arithmetic(cluster))
+
+    def traffic(self, cluster: Cluster) -> tuple[int, int]:
+        """Bytes (read, written): every tensor from outside once, every tensor needed outside once."""
+        together = frozenset(cluster.members)
+        outs = {self.dependences.compute(m).out for m in cluster.members}
+        outside = {load.buffer for m in cluster.members for load in self.dependences.loads[m]} - outs
+        written = sum(
+            self.dependences.bytes(self.dependences.compute(m).out)
+            for m in cluster.members
+            if self.dependences.stored(m, together)
+        )
+        points = self.dependences.estimate(cluster.space.points)
+        read = 0
+        for name in outside:  # a gather reads no more than one element per point
+            whole = self.dependences.bytes(name)
+            read += min(whole, points * self.dependences.program.buffers[name].dtype.itemsize)
+        return read, written
+
+    def _busy(self, cluster: Cluster) -> float:
+        """The share of the device that a reduction keeps busy: one program walks one row."""
+        if not cluster.space.reduced or cluster.space.rigid:
+            return 1.0
+        rows = math.prod(self.dependences.estimate(axis.size) for axis in cluster.space.parallel)
+        return min(1.0, max(1, rows) / self.capabilities.parallelism)
+
+    def _arithmetic(self, cluster: Cluster) -> float:
+        sizes = {s: self.dependences.estimate(n) for s, n in cluster.space.sizes.items()}
+        inside = {self.dependences.compute(m).out: m for m in cluster.members}
+        points: dict[int, int] = {}
+        total = 0.0
+        for member in reversed(cluster.members):  # readers come before what they read
+            placement = cluster.places.get(member)
+            if placement is None:
+                points[member] = max(points.get(member, 1), 1)
+            else:
+                spanned = {s for expr in placement.values() for s in expr.free_symbols}
+                points[member] = max(points.get(member, 1), math.prod(sizes[s] for s in spanned))
+            node = self.dependences.compute(member)
+            if isinstance(node, Contract):
+                total += 2 * points[member] / self.capabilities.matrix_flops
+                continue
+            repeat = self._tiles(cluster) if cluster.space.rigid and self._operand(cluster, member) else 1
+            total += self.work[member] * points[member] * repeat / self.capabilities.flops
+            for load in self.dependences.loads[member]:
+                producer = inside.get(load.buffer)
+                if producer is not None and producer not in cluster.places:
+                    points[producer] = points.get(producer, 0) + points[member]
+        return total
+
+    def _operand(self, cluster: Cluster, member: int) -> bool:
+        """Does a member of a contraction's cluster feed the contraction?"""
+        reduced = {axis.symbol for axis in cluster.space.reduced}
+        placement = cluster.places.get(member)
+        return placement is None or any(expr.free_symbols & reduced for expr in placement.values())
+
+    def _tiles(self, cluster: Cluster) -> int:
+        sides = sorted((self.dependences.estimate(axis.size) for axis in cluster.space.parallel), reverse=True)
+        return math.ceil(min(sides[:2], default=1) / CONTRACTION_TILE)
+
+    def flops(self, cluster: Cluster) -> int:
+        """Scalar operations (in additions) and multiply-adds (two each) of one launch."""
+        sizes = {s: self.dependences.estimate(n) for s, n in cluster.space.sizes.items()}
+        total = 0
+        for member, placement in cluster.places.items():
+            node = self.dependences.compute(member)
+            points = math.prod(sizes[s] for s in {s for expr in placement.values() for s in expr.free_symbols})
+            total += points * (2 if isinstance(node, Contract) else self.work[member])
+        return total

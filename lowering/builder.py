@@ -1,0 +1,206 @@
+"""Building a Program node by node: what lowering rules work with.
+
+A rule sees a `Builder`: it turns values into nodes (`map`, `reduce`, `contract`), draws seeds, and knows the fx node being
+lowered, whose strides under eager the result takes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import sympy
+import torch
+from torch import fx
+from torch.utils._sympy import functions as torch_sympy
+
+from lowering.errors import Origin, Unsupported
+from lowering.expr import Load
+from lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol
+from lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Reduce
+from lowering.scalar_ops import FOLD_OPS, accumulator
+from lowering.value import Shape, Value, axes_of, contiguous_strides
+
+GENERATED_DTYPES = frozenset(
+    {
+        torch.float32,
+        torch.float64,
+        torch.float16,
+        torch.bfloat16,
+        torch.int8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.uint8,
+        torch.bool,
+    }
+)
+"""Element types that expressions may have; calls on any other (complex, quantised, float8) stay externs."""
+
+
+class Builder:
+    """Buffers and nodes so far, and the fx node being lowered."""
+
+    def __init__(self, contractions: bool) -> None:
+        self.contractions = contractions
+        self.buffers: dict[str, Buffer] = {}
+        self.nodes: list[Node] = []
+        self.origins: dict[str, Origin] = {}
+        self.current: fx.Node | None = None
+
+    def library(self, out: Buffer, lhs: Value, rhs: Value) -> tuple[Node, ...]:
+        """Nodes that give the product of two operands by a library call; empty where there is no such call."""
+        raise NotImplementedError
+
+    def map(self, value: Value, strides: Shape | None = None) -> Value:
+        """`value` computed into a buffer of its own; the result loads it."""
+        axes = tuple(Axis(s, n) for s, n in zip(axes_of(value.shape), value.shape, strict=True))
+        out = self.buffer(value.dtype, value.shape, strides, value.device)
+        self.nodes.append(Map(out.name, axes, value.expr))
+        return load_of(out)
+
+    def reduce(self, op: str, args: Sequence[Value], dims: Sequence[int]) -> Value:
+        """Fold dimensions `dims` of `args` (all of one shape) away; the result lacks these dimensions."""
+        shape = args[0].shape
+        assert all(arg.shape == shape for arg in args)
+        if any(not 0 <= d < len(shape) for d in dims):
+            raise Unsupported(f"reduction over {dims} of a tensor with {len(shape)} dimensions")
+        kept = [k for k in range(len(shape)) if k not in dims]
+        renamed: dict[int, sympy.Symbol] = {}
+        for position, k in enumerate(kept):
+            renamed[k] = axis_symbol(position)
+        for position, k in enumerate(sorted(dims)):
+            renamed[k] = over_symbol(position)
+        axes = tuple(Axis(renamed[k], shape[k]) for k in kept)
+        over = tuple(Axis(renamed[k], shape[k]) for k in sorted(dims))
+        sizes = {axis.symbol: axis.size for axis in (*axes, *over)}
+        exprs = tuple(arg.at([renamed[k] for k in range(len(shape))], sizes) for arg in args)
+        dtype = torch.int64 if FOLD_OPS[op].result == "int64" else args[0].dtype
+        out = self.buffer(
+            dtype, tuple(shape[k] for k in kept), self._kept_strides(shape, kept), args[0].device
+        )
+        self.nodes.append(Reduce(out.name, axes, over, op, exprs, dtype))
+        return load_of(out)
+
+    def contract(self, lhs: Value, rhs: Value, dtype: torch.dtype) -> Value:
+        """Batched product of lhs [batch…, m, k] and rhs [batch…, k, n], accumulated wide, rounded to `dtype`."""
+        if not self.contractions:
+            raise Unsupported("matrix products are left to the library on this target")
+        *batch, m, k = lhs.shape
+        n = rhs.shape[-1]
+        if (*rhs.shape[:-2], rhs.shape[-2]) != (*batch, k):
+            raise Unsupported(f"shapes {lhs.shape} and {rhs.shape} do not contract")
+        names = [axis_symbol(p) for p in range(len(batch) + 2)]
+        over = over_symbol(0)
+        axes = tuple(Axis(s, size) for s, size in zip(names, (*batch, m, n), strict=True))
+        sizes = {**{axis.symbol: axis.size for axis in axes}, over: k}
+        out = self.buffer(dtype, (*batch, m, n), self._meta_strides((*batch, m, n)), lhs.device)
+        self.nodes.append(
+            Contract(
+                out.name,
+                axes,
+                (Axis(over, k),),
+                lhs.at([*names[:-2], names[-2], over], sizes),
+                rhs.at([*names[:-2], over, names[-1]], sizes),
+                (names[-2],),
+                (names[-1],),
+                accumulator("dot", lhs.dtype),
+                self.library(out, lhs, rhs),
+            )
+        )
+        return load_of(out)
+
+    def seed(self, device: torch.device) -> Value:
+        """A fresh int64 seed, 0-d, drawn from the device's default generator each time the program runs."""
+        out = self.buffer(torch.int64, (), None, device)
+        limits = (-(2**62), 2**62, [])
+        kwargs = {"dtype": torch.int64, "device": device}
+        self.nodes.append(Extern((out.name,), torch.ops.aten.randint.low, limits, kwargs, impure=True))
+        return load_of(out)
+
+    # Layouts ------------------------------------------------------------------------------------------------------------------
+
+    def _meta(self) -> torch.Tensor | None:
+        assert self.current is not None
+        val = self.current.meta.get("val")
+        return val if isinstance(val, torch.Tensor) else None
+
+    def _meta_strides(self, shape: Shape) -> Shape | None:
+        """Eager's strides for the current node's result if it has this shape."""
+        meta = self._meta()
+        if meta is not None and meta.layout is torch.strided and sizes_of(meta.shape) == shape:
+            return sizes_of(meta.stride())
+        return None
+
+    def _kept_strides(self, shape: Shape, kept: Sequence[int]) -> Shape | None:
+        """Eager's strides for a reduction's result, with the kept dimensions of size 1 dropped."""
+        meta = self._meta()
+        if meta is None or meta.layout is not torch.strided:
+            return None
+        strides = sizes_of(meta.stride())
+        if meta.ndim == len(kept):
+            return self._meta_strides(tuple(shape[k] for k in kept))
+        if meta.ndim == len(shape) and all(sizes_of(meta.shape)[k] == shape[k] for k in kept):
+            return tuple(strides[k] for k in kept)
+        return None
+
+    def buffer(
+        self, dtype: torch.dtype, shape: Shape, strides: Shape | None, device: torch.device, name: str = ""
+    ) -> Buffer:
+        """A new buffer, named for the fx node it belongs to."""
+        assert self.current is not None
+        base = name or self.current.name
+        name, count = base, 0
+        while name in self.buffers:
+            count += 1
+            name = f"{base}_{count}"
+        buffer = Buffer(name, dtype, shape, contiguous_strides(shape) if strides is None else strides, device)
+        self.buffers[name] = buffer
+        self.origins[name] = origin_of(self.current)
+        return buffer
+
+
+def load_of(buffer: Buffer) -> Value:
+    """The value held by a buffer."""
+    expr = Load(buffer.name, axes_of(buffer.shape), buffer.dtype)
+    return Value(buffer.shape, buffer.dtype, buffer.device, expr)
+
+
+# Sizes and origins --------------------------------------------------------------------------------------------------------------------
+
+
+def size_of(size: int | torch.SymInt) -> sympy.Expr:
+    """A dimension, stride or size argument as a sympy expression over size symbols."""
+    if isinstance(size, int):
+        return sympy.Integer(size)
+    expr = size.node.expr
+    if expr.is_Symbol or expr.is_Integer:
+        return expr
+    return (
+        expr.replace(torch_sympy.FloorDiv, FloorDiv)
+        .replace(torch_sympy.Mod, Mod)
+        .replace(torch_sympy.PythonMod, Mod)
+    )
+
+
+def sizes_of(sizes: Sequence[int | torch.SymInt]) -> Shape:
+    """`size_of` each."""
+    return tuple(size_of(size) for size in sizes)
+
+
+_FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+
+
+def origin_of(node: fx.Node) -> Origin:
+    """Where in the user's program an fx node comes from."""
+    frames = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
+    line = f"{frames[-1][0].rsplit('/', 1)[-1]}:{frames[-1][1]}" if frames else ""
+    stack = node.meta.get("nn_module_stack") or {}
+    module = ""
+    if stack:
+        path, _ = list(stack.values())[-1]
+        module = re.sub(
+            r"L\['self'\]\.?|\._modules\['([^']+)'\]|^self\.", lambda m: f".{m[1]}" if m[1] else "", str(path)
+        )
+        module = module.strip(".")
+    return Origin(node.name, module, line)

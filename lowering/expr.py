@@ -1,0 +1,288 @@
+"""Expressions: what one element of a tensor is, as data.
+
+    Expr  = Load(buffer, index, dtype, mask)     one element of a buffer; 0 where the mask is false
+          | Const(value, dtype)
+          | IndexValue(index, dtype)             the value of an index expression
+          | Op(name, args, dtype)                a scalar operation, see `scalar_ops.py`
+          | Cast(arg, dtype, implicit)           implicit: only there because eager rounds each intermediate
+          | Random(kind, seed, offset)           counter-based: the same seed and offset give the same number
+          | TileRef(name, dtype)                 the result of a fold; only in kernels
+    Index = sympy.Expr | Expr                    an `Expr` where a loaded value is the index (a gather)
+
+Expressions are interned: equal expressions are one object, so equality is identity, sharing is free and every walk
+visits a shared part once.  All walks are iterative: a chain of ten thousand operations is an ordinary input.
+"""
+
+from __future__ import annotations
+
+import struct
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import ClassVar, TypeAlias, cast
+from weakref import WeakValueDictionary
+
+import sympy
+import torch
+
+Scalar: TypeAlias = "bool | int | float"
+
+
+class _Interned(type):
+    """Metaclass that returns the existing object for equal fields (hash consing)."""
+
+    _table: ClassVar[WeakValueDictionary[tuple[object, ...], Expr]] = WeakValueDictionary()
+    _lock: ClassVar[threading.Lock] = threading.Lock()
+
+    def __call__(cls, *args: object, **kwargs: object) -> Expr:
+        fresh = cast("Expr", super().__call__(*args, **kwargs))
+        key = (cls, *fresh._key())
+        with _Interned._lock:
+            return _Interned._table.setdefault(key, fresh)
+
+
+class Expr(metaclass=_Interned):
+    """Base of all expressions.  Immutable, interned, compared by identity."""
+
+    __slots__ = ("__weakref__",)
+
+    dtype: torch.dtype
+
+    def _key(self) -> tuple[object, ...]:
+        raise NotImplementedError
+
+    def children(self) -> tuple[Expr, ...]:
+        """The expressions this one is made of, in a fixed order."""
+        return ()
+
+    def rebuild(self, children: Sequence[Expr]) -> Expr:
+        """The same expression over other children (same number, same order as `children()`)."""
+        assert not children
+        return self
+
+
+Index: TypeAlias = "sympy.Expr | Expr"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load(Expr):
+    """One element of `buffer`.  Where `mask` is given and false, nothing is read and the value is 0."""
+
+    buffer: str
+    index: tuple[Index, ...]
+    dtype: torch.dtype
+    mask: Expr | None = None
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.buffer, self.index, self.dtype, self.mask)
+
+    def children(self) -> tuple[Expr, ...]:
+        indirect = tuple(i for i in self.index if isinstance(i, Expr))
+        return indirect if self.mask is None else (*indirect, self.mask)
+
+    def rebuild(self, children: Sequence[Expr]) -> Expr:
+        rest = iter(children)
+        index = tuple(next(rest) if isinstance(i, Expr) else i for i in self.index)
+        return Load(self.buffer, index, self.dtype, None if self.mask is None else next(rest))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Const(Expr):
+    """A constant.  Its identity includes dtype and bit pattern: `1`, `1.0`, `True` and `-0.0` all differ."""
+
+    value: Scalar
+    dtype: torch.dtype
+
+    def _key(self) -> tuple[object, ...]:
+        bits = struct.pack("<d", self.value) if isinstance(self.value, float) else self.value
+        return (type(self.value), bits, self.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IndexValue(Expr):
+    """The value of an index expression at the current point of the iteration space."""
+
+    index: sympy.Expr
+    dtype: torch.dtype = torch.int64
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.index, self.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Op(Expr):
+    """A scalar operation of `scalar_ops.SCALAR_OPS` on operands of equal dtype (`where` takes a bool first)."""
+
+    name: str
+    args: tuple[Expr, ...]
+    dtype: torch.dtype
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.name, self.args, self.dtype)
+
+    def children(self) -> tuple[Expr, ...]:
+        return self.args
+
+    def rebuild(self, children: Sequence[Expr]) -> Expr:
+        return Op(self.name, tuple(children), self.dtype)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Cast(Expr):
+    """Conversion to `dtype` with PyTorch's semantics (float → int truncates; anything → bool is `!= 0`)."""
+
+    arg: Expr
+    dtype: torch.dtype
+    implicit: bool = False
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.arg, self.dtype, self.implicit)
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.arg,)
+
+    def rebuild(self, children: Sequence[Expr]) -> Expr:
+        return make_cast(children[0], self.dtype, implicit=self.implicit)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Random(Expr):
+    """A float32 from Philox4x32-10 keyed by the int64 `seed`, at counter `offset`.
+
+    `kind` is "uniform" ([0, 1), 24 bits... of the first output word) or "normal" (Box-Muller on the first two words).
+    """
+
+    kind: str
+    seed: Expr
+    offset: sympy.Expr
+    dtype: torch.dtype = torch.float32
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.kind, self.seed, self.offset)
+
+    def children(self) -> tuple[Expr, ...]:
+        return (self.seed,)
+
+    def rebuild(self, children: Sequence[Expr]) -> Expr:
+        return Random(self.kind, children[0], self.offset)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TileRef(Expr):
+    """The result of the fold called `name`, or the running value of it inside its loop."""
+
+    name: str
+    dtype: torch.dtype
+
+    def _key(self) -> tuple[object, ...]:
+        return (self.name, self.dtype)
+
+
+# Construction -------------------------------------------------------------------------------------------------------
+
+
+def const(value: Scalar, dtype: torch.dtype) -> Const:
+    """A constant converted to `dtype`'s own Python type.
+
+    >>> const(1, torch.float32).value, const(2.7, torch.int64).value, const(3, torch.bool).value
+    (1.0, 2, True)
+    """
+    if dtype is torch.bool:
+        return cast(Const, Const(bool(value), dtype))
+    if dtype.is_floating_point:
+        return cast(Const, Const(float(value), dtype))
+    return cast(Const, Const(int(value), dtype))
+
+
+def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
+    """`arg` as `dtype`.  An implicit rounding that is widened again at once disappears.
+
+    The rounding of a stored bfloat16 intermediate is an artefact of eager execution; between fused operations the
+    float32 value is kept.  Explicit casts written by the user are always kept.
+
+    >>> x = Load("x", (), torch.float32)
+    >>> make_cast(make_cast(x, torch.bfloat16, implicit=True), torch.float32) is x
+    True
+    """
+    if arg.dtype is dtype:
+        return arg
+    if isinstance(arg, Const):
+        value = torch.tensor(arg.value, dtype=arg.dtype).to(dtype).item()
+        return Const(value, dtype)
+    if isinstance(arg, Cast) and arg.implicit and arg.arg.dtype is dtype and dtype.is_floating_point:
+        return arg.arg
+    return Cast(arg, dtype, implicit)
+
+
+def guarded(expr: Expr, mask: Expr) -> Expr:
+    """`expr` where `mask` is true and 0 elsewhere; where it is false, nothing that `expr` loads is touched."""
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Load):
+            return None
+        both = mask if node.mask is None else Op("and", (mask, node.mask), torch.bool)
+        return Load(node.buffer, node.index, node.dtype, both)
+
+    inside = rewrite([expr], rule)[0]
+    if isinstance(inside, Load):
+        return inside
+    return Op("where", (mask, inside, const(0, expr.dtype)), expr.dtype)
+
+
+# Walks ----------------------------------------------------------------------------------------------------------------
+
+
+def postorder(*roots: Expr) -> list[Expr]:
+    """Every distinct sub-expression of `roots`, operands before their users."""
+    seen: set[Expr] = set()
+    order: list[Expr] = []
+    stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
+    while stack:
+        node, expanded = stack.pop()
+        if expanded:
+            order.append(node)
+        elif node not in seen:
+            seen.add(node)
+            stack.append((node, True))
+            stack.extend((child, False) for child in reversed(node.children()) if child not in seen)
+    return order
+
+
+def rewrite(roots: Sequence[Expr], rule: Callable[[Expr], Expr | None]) -> list[Expr]:
+    """Rebuild `roots` bottom-up.  `rule` sees each node over rewritten children; None keeps the node."""
+    done: dict[Expr, Expr] = {}
+    for node in postorder(*roots):
+        old = node.children()
+        new = [done[child] for child in old]
+        rebuilt = node if all(a is b for a, b in zip(old, new, strict=True)) else node.rebuild(new)
+        replaced = rule(rebuilt)
+        done[node] = rebuilt if replaced is None else replaced
+    return [done[root] for root in roots]
+
+
+def loads(*roots: Expr) -> Iterator[Load]:
+    """Every distinct load below `roots`, including those inside indices and masks."""
+    return (node for node in postorder(*roots) if isinstance(node, Load))
+
+
+def index_of(node: Expr) -> tuple[sympy.Expr, ...]:
+    """The index expressions held by this node itself (not by its children)."""
+    if isinstance(node, Load):
+        return tuple(i for i in node.index if not isinstance(i, Expr))
+    if isinstance(node, IndexValue):
+        return (node.index,)
+    if isinstance(node, Random):
+        return (node.offset,)
+    return ()
+
+
+def free_axes(*roots: Expr) -> frozenset[sympy.Symbol]:
+    """The axis symbols that the value of `roots` depends on (folds count as none: see `kernel.spans`)."""
+    symbols: set[sympy.Symbol] = set()
+    for node in postorder(*roots):
+        for index in index_of(node):
+            symbols |= cast("set[sympy.Symbol]", index.free_symbols)
+    return frozenset(symbols)
+
+
+AxisMap: TypeAlias = Mapping[sympy.Symbol, Index]

@@ -1,0 +1,310 @@
+"""Lowering: a functional ATen graph becomes a Program.
+
+What enters is an fx GraphModule of functional ATen calls whose nodes carry fake tensors (`meta["val"]`), as AOTAutograd
+gives it.  What leaves is a Program that computes the same.  Nothing is refused: a call without a rule, or with
+arguments its rule does not take, becomes an Extern that says why.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import TypeAlias
+
+import sympy
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from lowering import rules
+from lowering.builder import GENERATED_DTYPES, Builder, load_of, origin_of, size_of, sizes_of
+from lowering.errors import Unsupported
+from lowering.expr import Load
+from lowering.indexing import ONE
+from lowering.program import Buffer, BufferRef, Extern, ExternArg, Node, Program, reads, writes
+from lowering.registry import RULES
+from lowering.value import Shape, Value
+
+assert rules.__all__, "importing the rules registers them"
+
+FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
+
+
+def lower(graph: fx.GraphModule, *, contractions: bool = True) -> Program:
+    """Lower a functional ATen graph.
+
+    Args:
+        contractions: whether matrix products become Contract nodes; otherwise they stay library calls.
+
+    Raises:
+        Unsupported: the graph as a whole cannot be represented (a value that is neither tensor nor known integer).
+    """
+    return Lowering(graph, contractions).run()
+
+
+class Lowering(Builder):
+    """One walk over an fx graph: what each fx node's value is, and which buffers hold it as eager would."""
+
+    def __init__(self, graph: fx.GraphModule, contractions: bool) -> None:
+        self.graph = graph
+        super().__init__(contractions)
+        self.inputs: list[str | sympy.Symbol | None] = []
+        self.constants: dict[str, torch.Tensor] = {}
+        self.values: dict[fx.Node, FxValue] = {}
+        self.realised: dict[fx.Node, str] = {}
+
+    def run(self) -> Program:
+        outputs: tuple[BufferRef | sympy.Expr | None, ...] = ()
+        for node in self.graph.graph.nodes:
+            self.current = node
+            if node.op == "placeholder":
+                self.values[node] = self._placeholder(node)
+            elif node.op == "get_attr":
+                self.values[node] = self._constant(node)
+            elif node.op == "call_function":
+                self.values[node] = self._call(node)
+            elif node.op == "output":
+                returned = node.args[0]
+                several = returned if isinstance(returned, (tuple, list)) else (returned,)
+                outputs = tuple(self._output(arg) for arg in several)
+            else:
+                raise Unsupported(f"fx node of kind {node.op!r}", origin=origin_of(node))
+        program = Program(
+            tuple(self.inputs), self.buffers, tuple(self.nodes), outputs, self.origins, self.constants
+        )
+        return _without_dead_nodes(program)
+
+    def library(self, out: Buffer, lhs: Value, rhs: Value) -> tuple[Node, ...]:
+        """Nodes that compute the product of two operands of the current call by a library call."""
+        assert self.current is not None
+        sources = {id(self.values[arg]): arg for arg in self.current.all_input_nodes}
+        if id(lhs) not in sources or id(rhs) not in sources or len(out.shape) not in (2, 3):
+            return ()
+        target = torch.ops.aten.mm.default if len(out.shape) == 2 else torch.ops.aten.bmm.default
+        nodes, realised = self.nodes, self.realised
+        self.nodes, self.realised = (
+            [],
+            dict(realised),
+        )  # what is made here exists only if the library is chosen
+        args = tuple(BufferRef(self.tensor(sources[id(operand)])) for operand in (lhs, rhs))
+        alternative = (*self.nodes, Extern((out.name,), target, args, reason="the library is faster here"))
+        self.nodes, self.realised = nodes, realised
+        return alternative
+
+    # fx nodes --------------------------------------------------------------------------------------------------------------------
+
+    def _placeholder(self, node: fx.Node) -> FxValue:
+        val = node.meta.get("val")
+        if isinstance(val, torch.Tensor):
+            value = self._tensor_buffer(node, val)
+            self.inputs.append(self.realised[node])
+            return value
+        if isinstance(val, torch.SymInt):
+            symbol = size_of(val)
+            if not symbol.is_Symbol:
+                raise Unsupported(
+                    f"input {node.name} is the size expression {symbol}", origin=origin_of(node)
+                )
+            self.inputs.append(symbol)
+            return symbol
+        if isinstance(val, int):
+            self.inputs.append(None)
+            return sympy.Integer(val)
+        self.inputs.append(None)
+        return None
+
+    def _constant(self, node: fx.Node) -> FxValue:
+        found: object = self.graph
+        for part in str(node.target).split("."):
+            found = getattr(found, part)
+        if not isinstance(found, torch.Tensor):
+            raise Unsupported(f"attribute {node.target} is no tensor", origin=origin_of(node))
+        value = self._tensor_buffer(node, found)
+        self.constants[self.realised[node]] = found
+        return value
+
+    def _tensor_buffer(self, node: fx.Node, val: torch.Tensor) -> Value:
+        strides = sizes_of(val.stride()) if val.layout is torch.strided else None
+        buffer = self.buffer(val.dtype, sizes_of(val.shape), strides, val.device, node.name)
+        self.realised[node] = buffer.name
+        return load_of(buffer)
+
+    def _call(self, node: fx.Node) -> FxValue:
+        val = node.meta.get("val")
+        if node.target is operator.getitem:
+            whole, position = node.args
+            parts = self.values[whole]  # type: ignore[index]  # getitem's first argument is always a node
+            assert isinstance(parts, tuple) and isinstance(position, int)
+            return parts[position]
+        if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
+            return size_of(val)
+        registered = RULES.get(node.target) if isinstance(node.target, OpOverload) else None
+        if registered is None:
+            return self._extern(node, "no rule")
+        before = len(self.nodes), set(self.buffers)
+        try:
+            self._check_dtypes(node)
+            result = registered.rule(self, *self._rule_args(node.args), **self._rule_kwargs(node.kwargs))
+        except Unsupported as refusal:
+            del self.nodes[before[0] :]
+            for name in set(self.buffers) - before[1]:
+                del self.buffers[name], self.origins[name]
+            return self._extern(node, refusal.message)
+        if isinstance(result, tuple):
+            metas = node.meta["val"]
+            return tuple(
+                None if part is None else self._settle(part, meta, registered.lazy)
+                for part, meta in zip(result, metas, strict=True)
+            )
+        return self._settle(result, val, registered.lazy)
+
+    def _settle(self, value: Value, meta: object, lazy: bool) -> Value:
+        """A rule's result as it will be read: computed into a buffer unless reading it is free."""
+        assert isinstance(meta, torch.Tensor)
+        shape = sizes_of(meta.shape)
+        assert value.shape == shape and value.dtype is meta.dtype, (
+            f"{self.current}: the rule gives {value.dtype}{value.shape}, eager {meta.dtype}{shape}"
+        )
+        if lazy or (isinstance(value.expr, Load) and value.expr.mask is None):
+            return value
+        return self.map(value, sizes_of(meta.stride()))
+
+    def _check_dtypes(self, node: fx.Node) -> None:
+        for val in [node.meta.get("val"), *(a.meta.get("val") for a in node.all_input_nodes)]:
+            for tensor in val if isinstance(val, (tuple, list)) else (val,):
+                if not isinstance(tensor, torch.Tensor):
+                    continue
+                if tensor.dtype not in GENERATED_DTYPES:
+                    raise Unsupported(f"{tensor.dtype} is not generated")
+                if tensor.layout is not torch.strided:
+                    raise Unsupported(f"{tensor.layout} tensors are not generated")
+
+    def _rule_args(self, args: tuple[object, ...]) -> list[object]:
+        return [fx.map_arg(arg, self._rule_value) for arg in args]  # type: ignore[arg-type]  # any fx argument
+
+    def _rule_kwargs(self, kwargs: dict[str, object]) -> dict[str, object]:
+        return {key: fx.map_arg(arg, self._rule_value) for key, arg in kwargs.items()}  # type: ignore[arg-type]
+
+    def _rule_value(self, node: fx.Node) -> object:
+        return self.values[node]
+
+    # Externs and outputs ---------------------------------------------------------------------------------------------------------
+
+    def _extern(self, node: fx.Node, reason: str) -> FxValue:
+        assert callable(node.target)
+        is_view = isinstance(node.target, OpOverload) and _is_view(node.target)
+        args = tuple(self._extern_arg(arg) for arg in node.args)
+        kwargs = {key: self._extern_arg(arg) for key, arg in node.kwargs.items()}
+        val = node.meta.get("val")
+        multiple = isinstance(val, (tuple, list))
+        outs: list[str | None] = []
+        results: list[Value | None] = []
+        for part in val if isinstance(val, (tuple, list)) else (val,):
+            if isinstance(part, torch.Tensor):
+                strides = sizes_of(part.stride()) if part.layout is torch.strided else None
+                buffer = self.buffer(part.dtype, sizes_of(part.shape), strides, part.device, node.name)
+                outs.append(buffer.name)
+                results.append(load_of(buffer))
+            else:
+                outs.append(None)
+                results.append(None)
+        impure = not isinstance(node.target, OpOverload) or _impure(node.target)
+        self.nodes.append(Extern(tuple(outs), node.target, args, kwargs, multiple, is_view, impure, reason))
+        if multiple:
+            return tuple(results)
+        if outs[0] is not None:
+            self.realised[node] = outs[0]
+        return results[0]
+
+    def _extern_arg(self, arg: object) -> ExternArg:
+        if isinstance(arg, fx.Node):
+            value = self.values[arg]
+            return BufferRef(self.tensor(arg)) if isinstance(value, Value) else value
+        if isinstance(arg, (list, tuple)):
+            return (
+                tuple(self._extern_arg(part) for part in arg)
+                if isinstance(arg, tuple)
+                else [self._extern_arg(part) for part in arg]
+            )
+        if isinstance(arg, dict):
+            return {key: self._extern_arg(part) for key, part in arg.items()}
+        return arg
+
+    def tensor(self, node: fx.Node) -> str:
+        """The buffer that holds the result of `node` exactly as eager would have it, made now if there is none."""
+        if node in self.realised:
+            return self.realised[node]
+        value = self.values[node]
+        assert isinstance(value, Value)
+        meta = node.meta["val"]
+        strides = sizes_of(meta.stride())
+        name = value.buffer()
+        previous, self.current = self.current, node
+        if name is None or not _same_layout(self.buffers[name], strides):
+            source = node.args[0] if node.args else None
+            if isinstance(node.target, OpOverload) and _is_view(node.target) and isinstance(source, fx.Node):
+                base = self.tensor(source)
+                out = self.buffer(value.dtype, value.shape, strides, value.device)
+                args = (BufferRef(base), *(self._extern_arg(arg) for arg in node.args[1:]))
+                kwargs = {key: self._extern_arg(arg) for key, arg in node.kwargs.items()}
+                self.nodes.append(Extern((out.name,), node.target, args, kwargs, is_view=True))
+                name = out.name
+            else:
+                name = self.map(value, strides).buffer()
+        self.current = previous
+        assert name is not None
+        self.realised[node] = name
+        return name
+
+    def _output(self, arg: object) -> BufferRef | sympy.Expr | None:
+        if isinstance(arg, fx.Node):
+            value = self.values[arg]
+            if isinstance(value, Value):
+                return BufferRef(self.tensor(arg))
+            assert not isinstance(value, tuple)
+            return value
+        if arg is None:
+            return None
+        if isinstance(arg, int):
+            return sympy.Integer(arg)
+        raise Unsupported(f"the graph returns {arg!r}")
+
+
+def _same_layout(buffer: Buffer, strides: Shape) -> bool:
+    """Are the strides equal wherever they matter?"""
+    if buffer.numel == 0:
+        return True
+    return all(
+        a == b for a, b, size in zip(buffer.strides, strides, buffer.shape, strict=True) if size != ONE
+    )
+
+
+def _is_view(target: OpOverload) -> bool:
+    returns = target._schema.returns
+    return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+
+
+def _impure(target: OpOverload) -> bool:
+    return torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable
+
+
+def _without_dead_nodes(program: Program) -> Program:
+    """The program without nodes nothing reads (rules may compute results that the graph does not use)."""
+    live = set(program.output_names())
+    kept: list[Node] = []
+    for node in reversed(program.nodes):
+        if live.intersection(writes(node)) or (isinstance(node, Extern) and node.impure):
+            kept.append(node)
+            live.update(reads(node))
+    if len(kept) == len(program.nodes):
+        return program
+    used = {name for node in kept for name in (*writes(node), *reads(node))}
+    used.update(name for name in program.inputs if isinstance(name, str))
+    used.update(program.output_names())
+    return Program(
+        program.inputs,
+        {name: buffer for name, buffer in program.buffers.items() if name in used},
+        tuple(reversed(kept)),
+        program.outputs,
+        {name: origin for name, origin in program.origins.items() if name in used},
+        {name: tensor for name, tensor in program.constants.items() if name in used},
+    )

@@ -1,0 +1,213 @@
+"""Program: the lowered graph.
+
+    Program = inputs, constants, buffers, nodes, outputs
+    Node    = Map(out, axes, expr)                    out[axes] = expr                      pointwise, gathers
+            | Reduce(out, axes, over, op, args)       out[axes] = op over `over` of args    sum max argmax …
+            | Contract(out, axes, over, lhs, rhs)     out[axes] = Σ_over lhs·rhs            matrix units when the shape allows
+            | Extern(outs, target, args, kwargs)      any operation without a rule: called as it is
+
+A node is a value over named axes.  Its axes are `i0, i1, …` in the order of the dimensions of its output buffer and
+`r0, r1, …` for those it reduces over, so equal nodes read alike.  Views are never nodes: they are the index of the
+load that reads through them.  Buffers carry the strides that eager would have given, so an extern or the user gets
+exactly the tensor eager would have made.  Origins are kept beside the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import sympy
+import torch
+
+from lowering.errors import Origin
+from lowering.expr import Expr, loads
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """A named range `0 ≤ symbol < size`."""
+
+    symbol: sympy.Symbol
+    size: sympy.Expr
+
+    def __str__(self) -> str:
+        return f"{self.symbol}:{self.size}"
+
+
+@dataclass(frozen=True, slots=True)
+class Buffer:
+    """A tensor in memory.  Shape and strides are in elements; both may hold size symbols."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[sympy.Expr, ...]
+    strides: tuple[sympy.Expr, ...]
+    device: torch.device
+
+    @property
+    def numel(self) -> sympy.Expr:
+        return sympy.Mul(*self.shape)
+
+    @property
+    def extent(self) -> sympy.Expr:
+        """Elements from the first to the last one touched, inclusive (0 for an empty tensor)."""
+        if any(size == 0 for size in self.shape):
+            return sympy.Integer(0)
+        return sympy.Add(1, *((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)))
+
+    @property
+    def bytes(self) -> sympy.Expr:
+        return self.numel * self.dtype.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class Map:
+    """`out[axes] = expr`, for every point of the axes."""
+
+    out: str
+    axes: tuple[Axis, ...]
+    expr: Expr
+
+    @property
+    def over(self) -> tuple[Axis, ...]:
+        return ()
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        return (self.expr,)
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """`out[axes] = op over all points of `over` of args`; `args` is (value,) or, for argmax/argmin, (value, index)."""
+
+    out: str
+    axes: tuple[Axis, ...]
+    over: tuple[Axis, ...]
+    op: str
+    args: tuple[Expr, ...]
+    dtype: torch.dtype  # of the result; the out buffer holds it as it is
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        return self.args
+
+
+@dataclass(frozen=True, slots=True)
+class Contract:
+    """`out[axes] = Σ_over lhs·rhs`, accumulated in `accumulate` and converted to the out buffer's dtype.
+
+    `rows` and `columns` are the axes that only lhs and only rhs spans; axes in neither are batch axes, spanned by both.
+    `library` is the same result as nodes that call a library (views of the operands, then the call): the alternative
+    against which generating a kernel is priced.  Empty where there is none.
+    """
+
+    out: str
+    axes: tuple[Axis, ...]
+    over: tuple[Axis, ...]
+    lhs: Expr
+    rhs: Expr
+    rows: tuple[sympy.Symbol, ...]
+    columns: tuple[sympy.Symbol, ...]
+    accumulate: torch.dtype
+    library: tuple[Node, ...] = ()
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        return (self.lhs, self.rhs)
+
+
+@dataclass(frozen=True, slots=True)
+class BufferRef:
+    """A tensor argument of an extern."""
+
+    name: str
+
+
+ExternArg: TypeAlias = "BufferRef | sympy.Expr | object"
+"""An argument of an extern: buffers as `BufferRef`, symbolic sizes as sympy, anything else as it is; lists, tuples and dicts nest."""
+
+
+@dataclass(frozen=True, slots=True)
+class Extern:
+    """A call of `target` with eager's own semantics.
+
+    `outs` names the tensors it returns, in order, None where it returns something that is not a tensor or not used.
+    `is_view`: the result is a view of its first argument; nothing is moved.  `reason` says why there is no rule.
+    """
+
+    outs: tuple[str | None, ...]
+    target: Callable[..., object]
+    args: tuple[ExternArg, ...]
+    kwargs: Mapping[str, ExternArg] = field(default_factory=dict)
+    multiple: bool = False  # returns a tuple or list
+    is_view: bool = False
+    impure: bool = False  # draws random numbers or mutates: keeps its place among its kind
+    reason: str = ""
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        found: dict[str, None] = {}
+
+        def visit(arg: object) -> None:
+            if isinstance(arg, BufferRef):
+                found[arg.name] = None
+            elif isinstance(arg, (list, tuple)):
+                for part in arg:
+                    visit(part)
+            elif isinstance(arg, Mapping):
+                for part in arg.values():
+                    visit(part)
+
+        visit(self.args)
+        visit(self.kwargs)
+        return tuple(found)
+
+
+Compute: TypeAlias = "Map | Reduce | Contract"
+Node: TypeAlias = "Map | Reduce | Contract | Extern"
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A lowered graph, in execution order.
+
+    Attributes:
+        inputs: names of input buffers, and size symbols for symbolic integer inputs, in the order of the call.
+        buffers: every buffer by name.
+        nodes: in an order in which each reads only what came before.
+        outputs: what the call returns: buffer names, integers and None.
+        origins: output buffer name → where it comes from.
+        constants: buffers that hold tensors known at compile time.
+    """
+
+    inputs: tuple[str | sympy.Symbol | None, ...]
+    buffers: Mapping[str, Buffer]
+    nodes: tuple[Node, ...]
+    outputs: tuple[BufferRef | sympy.Expr | None, ...]
+    origins: Mapping[str, Origin] = field(default_factory=dict)
+    constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+
+    def output_names(self) -> frozenset[str]:
+        return frozenset(out.name for out in self.outputs if isinstance(out, BufferRef))
+
+
+def reads(node: Node) -> tuple[str, ...]:
+    """The buffers a node reads, each once, in order of appearance."""
+    if isinstance(node, Extern):
+        return node.reads
+    return tuple(dict.fromkeys(load.buffer for load in loads(*node.exprs)))
+
+
+def writes(node: Node) -> tuple[str, ...]:
+    """The buffers a node produces."""
+    if isinstance(node, Extern):
+        return tuple(out for out in node.outs if out is not None)
+    return (node.out,)
+
+
+def axis_sizes(node: Compute) -> dict[sympy.Symbol, sympy.Expr]:
+    """Axis symbol → size, for both kinds of axes of a node."""
+    return {axis.symbol: axis.size for axis in (*node.axes, *node.over)}

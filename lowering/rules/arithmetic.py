@@ -1,0 +1,365 @@
+"""Arithmetic with arguments of its own: scaled sums, divisions, powers, bounds, selection, repairs of special values.
+
+Integer powers with a negative or tensor exponent are refused: eager computes (or rejects) them value by value.
+"""
+
+from __future__ import annotations
+
+import math
+
+import sympy
+import torch
+
+from lowering.builder import Builder
+from lowering.errors import Unsupported
+from lowering.registry import lowers
+from lowering.rules.formula import (
+    Term,
+    absolute,
+    call,
+    eq,
+    exp,
+    isinf,
+    isnan,
+    literal,
+    log1p,
+    maximum,
+    minimum,
+    sqrt,
+)
+from lowering.rules.formula import where as select
+from lowering.rules.promotion import (
+    Argument,
+    Kind,
+    common_place,
+    compose,
+    convert,
+    overloads,
+    pointwise,
+    promote,
+    term_of,
+    widened,
+)
+from lowering.value import Value
+
+aten = torch.ops.aten
+
+# Sums and products -----------------------------------------------------------------------------------------------------
+
+
+@lowers(*overloads(aten.add))
+def add(ctx: Builder, a: Argument, b: Argument, *, alpha: Argument = 1) -> Value:
+    """a + alpha·b."""
+    return compose(lambda x, y: x + _scaled(alpha, y), a, b)
+
+
+@lowers(*overloads(aten.sub))
+def sub(ctx: Builder, a: Argument, b: Argument, alpha: Argument = 1) -> Value:
+    """a - alpha·b."""
+    return compose(lambda x, y: x - _scaled(alpha, y), a, b)
+
+
+@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(ctx: Builder, a: Argument, b: Argument, alpha: Argument = 1) -> Value:
+    """b - alpha·a."""
+    return compose(lambda x, y: y - _scaled(alpha, x), a, b)
+
+
+def _scaled(alpha: Argument, term: Term) -> Term:
+    assert not isinstance(alpha, Value)
+    return term if alpha == 1 else alpha * term
+
+
+@lowers(aten.addcmul.default)
+def addcmul(ctx: Builder, x: Value, a: Value, b: Value, *, value: Argument = 1) -> Value:
+    """x + value·a·b."""
+    return compose(lambda s, p, q: s + _scaled(value, p) * q, x, a, b)
+
+
+@lowers(aten.addcdiv.default)
+def addcdiv(ctx: Builder, x: Value, a: Value, b: Value, *, value: Argument = 1) -> Value:
+    """x + value·a/b; floats only, as in eager."""
+    return compose(lambda s, p, q: s + _scaled(value, p) / q, x, a, b)
+
+
+@lowers(aten.lerp.Scalar, aten.lerp.Tensor)
+def lerp(ctx: Builder, start: Value, end: Value, weight: Argument) -> Value:
+    """start + weight·(end - start), exact at both ends."""
+
+    def formula(a: Term, b: Term, w: Term) -> Term:
+        return select(absolute(w) < 0.5, a + w * (b - a), b - (b - a) * (1 - w))
+
+    return compose(formula, start, end, weight)
+
+
+@lowers(aten.square.default)
+def square(ctx: Builder, x: Value) -> Value:
+    """x²; a bool becomes an integer."""
+    return compose(lambda a: a * a, x, kind=Kind.BOOL_TO_LONG)
+
+
+# Division --------------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.div.Tensor, aten.div.Scalar)
+def div(ctx: Builder, a: Argument, b: Argument) -> Value:
+    """a / b; integers become floats."""
+    return pointwise("truediv", a, b, kind=Kind.INT_TO_FLOAT)
+
+
+@lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
+def div_mode(ctx: Builder, a: Argument, b: Argument, *, rounding_mode: str | None) -> Value:
+    """a / b rounded towards zero ("trunc"), down ("floor") or not (None)."""
+    if rounding_mode is None:
+        return div(ctx, a, b)
+    return _rounded_quotient({"trunc": "truncdiv", "floor": "floordiv"}[rounding_mode], a, b)
+
+
+@lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
+def floor_divide(ctx: Builder, a: Argument, b: Argument) -> Value:
+    """a / b rounded down."""
+    return _rounded_quotient("floordiv", a, b)
+
+
+def _rounded_quotient(name: str, a: Argument, b: Argument) -> Value:
+    if promote((a, b), Kind.DEFAULT)[1] is torch.bool:
+        raise Unsupported("rounded division of bools")
+    return pointwise(name, a, b)
+
+
+@lowers(aten.reciprocal.default)
+def reciprocal(ctx: Builder, x: Value) -> Value:
+    """1 / x."""
+    return compose(lambda a: 1 / a, x, kind=Kind.INT_TO_FLOAT)
+
+
+@lowers(aten.frac.default)
+def frac(ctx: Builder, x: Value) -> Value:
+    """What is left of x after truncation, with the sign of x."""
+    return compose(lambda a: a - call("trunc", a), x)
+
+
+# Powers ----------------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.pow.Tensor_Scalar)
+def pow_scalar(ctx: Builder, x: Value, exponent: Argument) -> Value:
+    """x to a fixed power; the powers that eager's kernels spell out are spelled out the same way."""
+    if isinstance(exponent, sympy.Expr):
+        if not exponent.is_Integer:
+            raise Unsupported("power with a symbolic exponent")
+        exponent = int(exponent)
+    assert not isinstance(exponent, Value)
+    compute, _ = promote((x, exponent), Kind.BOOL_TO_LONG)
+    power = exponent
+    if not compute.is_floating_point and (power < 0 or power > 64):
+        raise Unsupported(f"integers to the power of {power}")
+
+    def formula(a: Term, _: Term) -> Term:
+        return _power(a, power)
+
+    return compose(formula, x, exponent, kind=Kind.BOOL_TO_LONG)
+
+
+def _power(a: Term, power: float) -> Term:
+    if power == 0:
+        return Term(literal(1, a.dtype))
+    if not a.dtype.is_floating_point:
+        return _integer_power(a, int(power))
+    spelled = {0.5: sqrt, 1: _same, 2: _squared, 3: _cubed, -0.5: _rsqrt, -1: _inverse, -2: _inverse_square}
+    if power in spelled:
+        return spelled[power](a)
+    return call("pow", a, power)
+
+
+def _same(a: Term) -> Term:
+    return a
+
+
+def _squared(a: Term) -> Term:
+    return a * a
+
+
+def _cubed(a: Term) -> Term:
+    return a * a * a
+
+
+def _rsqrt(a: Term) -> Term:
+    return call("rsqrt", a)
+
+
+def _inverse(a: Term) -> Term:
+    return 1 / a
+
+
+def _inverse_square(a: Term) -> Term:
+    return 1 / (a * a)
+
+
+def _integer_power(a: Term, power: int) -> Term:
+    """By repeated squaring; wraps as eager's integers do."""
+    result: Term | None = None
+    while power:
+        if power & 1:
+            result = a if result is None else result * a
+        power >>= 1
+        if power:
+            a = a * a
+    assert result is not None
+    return result
+
+
+@lowers(aten.pow.Scalar)
+def pow_of_scalar(ctx: Builder, base: Argument, x: Value) -> Value:
+    """A fixed base to the power of x."""
+    if base == 2 and x.dtype.is_floating_point:
+        return pointwise("exp2", x)
+    return pow_tensor(ctx, base, x)
+
+
+@lowers(aten.pow.Tensor_Tensor)
+def pow_tensor(ctx: Builder, base: Argument, exponent: Argument) -> Value:
+    """base to the power of exponent, element by element; floats only."""
+    if not promote((base, exponent), Kind.BOOL_TO_LONG)[0].is_floating_point:
+        raise Unsupported("integer power with a tensor exponent")
+    return pointwise("pow", base, exponent, kind=Kind.BOOL_TO_LONG)
+
+
+# Bounds and selection --------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.clamp.default, aten.clamp.Tensor)
+def clamp(ctx: Builder, x: Value, min: Argument | None = None, max: Argument | None = None) -> Value:
+    """x held between two bounds, either of which may be missing; NaN stays NaN."""
+
+    def formula(a: Term, *bounds: Term) -> Term:
+        rest = list(bounds)
+        if min is not None:
+            a = maximum(a, rest.pop(0))
+        return minimum(a, rest.pop(0)) if max is not None else a
+
+    return compose(formula, x, *(bound for bound in (min, max) if bound is not None))
+
+
+@lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
+def clamp_min(ctx: Builder, x: Value, min: Argument) -> Value:
+    """The larger of x and the bound."""
+    return pointwise("maximum", x, min)
+
+
+@lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
+def clamp_max(ctx: Builder, x: Value, max: Argument) -> Value:
+    """The smaller of x and the bound."""
+    return pointwise("minimum", x, max)
+
+
+@lowers(aten.fmax.default)
+def fmax(ctx: Builder, a: Value, b: Value) -> Value:
+    """The larger operand; a NaN loses against a number."""
+    return compose(lambda x, y: select(isnan(x), y, select(isnan(y), x, maximum(x, y))), a, b)
+
+
+@lowers(aten.fmin.default)
+def fmin(ctx: Builder, a: Value, b: Value) -> Value:
+    """The smaller operand; a NaN loses against a number."""
+    return compose(lambda x, y: select(isnan(x), y, select(isnan(y), x, minimum(x, y))), a, b)
+
+
+@lowers(aten.where.self, aten.where.Scalar, aten.where.ScalarOther, aten.where.ScalarSelf)
+def where(ctx: Builder, condition: Value, a: Argument, b: Argument) -> Value:
+    """a where the condition holds, else b."""
+    if condition.dtype not in (torch.bool, torch.uint8):
+        raise Unsupported(f"a condition of {condition.dtype}")
+    compute, result = promote((a, b), Kind.DEFAULT)
+    shape, device = common_place((condition, a, b))
+    test = term_of(condition, shape, torch.bool)
+    chosen = select(test, term_of(a, shape, compute), term_of(b, shape, compute))
+    return Value(shape, result, device, chosen.to(result, implicit=True).expr)
+
+
+@lowers(aten.masked_fill.Scalar, aten.masked_fill.Tensor)
+def masked_fill(ctx: Builder, x: Value, mask: Value, value: Argument) -> Value:
+    """x, with `value` (a number or a 0-d tensor, converted to x's dtype) where the mask holds."""
+    if mask.dtype is not torch.bool:
+        raise Unsupported(f"a mask of {mask.dtype}")
+    shape, device = common_place((x, mask))
+    compute = widened(x.dtype)
+    filler = term_of(convert(value, x.dtype) if isinstance(value, Value) else value, shape, compute)
+    chosen = select(term_of(mask, shape, torch.bool), filler, term_of(x, shape, compute))
+    return Value(shape, x.dtype, device, chosen.to(x.dtype, implicit=True).expr)
+
+
+# Special values and signs ----------------------------------------------------------------------------------------------
+
+
+@lowers(aten.nan_to_num.default)
+def nan_to_num(
+    ctx: Builder, x: Value, nan: float | None = None, posinf: float | None = None, neginf: float | None = None
+) -> Value:
+    """x with NaN and the infinities replaced: by 0 and the extreme finite numbers of its dtype unless given."""
+    if not x.dtype.is_floating_point:
+        return x
+    info = torch.finfo(x.dtype)
+    high = info.max if posinf is None else posinf
+    low = info.min if neginf is None else neginf
+
+    def formula(a: Term) -> Term:
+        finite = select(eq(a, math.inf), high, select(eq(a, -math.inf), low, a))
+        return select(isnan(a), 0.0 if nan is None else nan, finite)
+
+    return compose(formula, x)
+
+
+@lowers(aten.signbit.default)
+def signbit(ctx: Builder, x: Value) -> Value:
+    """Is the sign negative?  True for -0.0; NaN counts as positive, whatever its sign bit."""
+    if x.dtype is torch.bool:
+        raise Unsupported("signbit of bools")
+    return compose(_negative, x, kind=Kind.ALWAYS_BOOL)
+
+
+def _negative(a: Term) -> Term:
+    if not a.dtype.is_floating_point:
+        return a < 0
+    return (a < 0) | (eq(a, 0) & (1 / a < 0))
+
+
+@lowers(aten.copysign.Tensor, aten.copysign.Scalar)
+def copysign(ctx: Builder, a: Value, b: Argument) -> Value:
+    """|a| with the sign of b; NaN counts as positive, whatever its sign bit."""
+    return compose(
+        lambda x, y: select(_negative(y), -absolute(x), absolute(x)), a, b, kind=Kind.INT_TO_FLOAT
+    )
+
+
+@lowers(aten.hypot.default)
+def hypot(ctx: Builder, a: Value, b: Value) -> Value:
+    """sqrt(a² + b²) without overflow: scaled by the larger operand; infinite if either is, even beside NaN."""
+
+    def formula(x: Term, y: Term) -> Term:
+        large, small = maximum(absolute(x), absolute(y)), minimum(absolute(x), absolute(y))
+        ratio = small / large
+        length = select(eq(large, 0), large, large * sqrt(1 + ratio * ratio))
+        return select(isinf(x) | isinf(y), math.inf, length)
+
+    return compose(formula, a, b)
+
+
+@lowers(aten.logaddexp.default)
+def logaddexp(ctx: Builder, a: Value, b: Value) -> Value:
+    """log(exp(a) + exp(b)) without overflow."""
+
+    def formula(x: Term, y: Term) -> Term:
+        return select(isinf(x) & eq(x, y), x, maximum(x, y) + log1p(exp(-absolute(x - y))))
+
+    return compose(formula, a, b)
+
+
+@lowers(aten.sinc.default)
+def sinc(ctx: Builder, x: Value) -> Value:
+    """sin(πx) / (πx), 1 at 0."""
+
+    def formula(a: Term) -> Term:
+        return select(eq(a, 0), 1, call("sin", math.pi * a) / (math.pi * a))
+
+    return compose(formula, x, kind=Kind.INT_TO_FLOAT)

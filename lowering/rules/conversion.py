@@ -1,0 +1,59 @@
+"""Copies and conversions: what changes dtype or makes a tensor of its own without computing anything.
+
+A conversion that the user wrote is explicit, its rounding is kept.  Copies between devices are refused.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from lowering.builder import Builder
+from lowering.errors import Unsupported
+from lowering.registry import lowers
+from lowering.rules.promotion import convert
+from lowering.value import Value, broadcast_to
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+@lowers(aten.clone.default, aten.lift_fresh_copy.default, aten.contiguous.default, prims.clone.default)
+def copy(ctx: Builder, x: Value, *, memory_format: torch.memory_format | None = None) -> Value:
+    """x itself: layouts are settled where a buffer is made."""
+    return x
+
+
+@lowers(aten._to_copy.default)
+def to_copy(
+    ctx: Builder,
+    x: Value,
+    *,
+    dtype: torch.dtype | None = None,
+    layout: torch.layout | None = None,
+    device: torch.device | None = None,
+    pin_memory: bool | None = None,
+    non_blocking: bool = False,
+    memory_format: torch.memory_format | None = None,
+) -> Value:
+    """x converted to `dtype`."""
+    if device is not None and torch.device(device).type != x.device.type:
+        raise Unsupported(f"copy from {x.device} to {device}")
+    if device is not None and torch.device(device).index not in (None, x.device.index):
+        raise Unsupported(f"copy from {x.device} to {device}")
+    if layout not in (None, torch.strided) or pin_memory:
+        raise Unsupported("copy to another layout or to pinned memory")
+    return x if dtype is None else convert(x, dtype)
+
+
+@lowers(prims.convert_element_type.default)
+def convert_element_type(ctx: Builder, x: Value, dtype: torch.dtype) -> Value:
+    """x converted to `dtype`."""
+    return convert(x, dtype)
+
+
+@lowers(aten.copy.default)
+def copy_into(ctx: Builder, x: Value, src: Value, non_blocking: bool = False) -> Value:
+    """`src` broadcast to the shape of x and converted to its dtype."""
+    if src.device != x.device and src.rank > 0:
+        raise Unsupported(f"copy from {src.device} to {x.device}")
+    source = convert(broadcast_to(src, x.shape), x.dtype)
+    return Value(x.shape, x.dtype, x.device, source.expr)

@@ -1,0 +1,108 @@
+"""Tensors made from nothing: constants and ranges, which stay expressions and never cost memory.
+
+Shape, dtype and device are those that eager gave the fake tensor.  Uninitialised memory (`empty`) has no value to
+give and stays an extern.
+"""
+
+from __future__ import annotations
+
+import sympy
+import torch
+
+from lowering.builder import Builder, sizes_of
+from lowering.errors import Unsupported
+from lowering.expr import Expr, IndexValue, make_cast
+from lowering.indexing import axis_symbol
+from lowering.registry import lowers
+from lowering.rules.formula import Term, eq, literal
+from lowering.rules.promotion import Argument, convert
+from lowering.value import Value, broadcast_to
+
+aten, prims = torch.ops.aten, torch.ops.prims
+
+
+def made(ctx: Builder, expr: Expr) -> Value:
+    """`expr` over the shape, and converted to the dtype, of the call being lowered."""
+    assert ctx.current is not None
+    meta = ctx.current.meta["val"]
+    return Value(sizes_of(meta.shape), meta.dtype, meta.device, make_cast(expr, meta.dtype))
+
+
+def _number(ctx: Builder, value: object) -> Expr:
+    assert ctx.current is not None
+    if not isinstance(value, (bool, int, float, sympy.Expr)):
+        raise Unsupported(f"fill with {value!r}")
+    return literal(value, ctx.current.meta["val"].dtype)
+
+
+@lowers(aten.full.default, aten.full_like.default, aten.new_full.default, aten.fill.Scalar, lazy=True)
+def full(ctx: Builder, like: object, fill_value: Argument, **options: object) -> Value:
+    """One number everywhere."""
+    return made(ctx, _number(ctx, fill_value))
+
+
+@lowers(
+    *(aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default, aten.zero.default),
+    *(aten._efficientzerotensor.default,),
+    lazy=True,
+)
+def zeros(ctx: Builder, like: object, *rest: object, **options: object) -> Value:
+    """0 everywhere."""
+    return made(ctx, _number(ctx, 0))
+
+
+@lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default, lazy=True)
+def ones(ctx: Builder, like: object, *rest: object, **options: object) -> Value:
+    """1 everywhere."""
+    return made(ctx, _number(ctx, 1))
+
+
+@lowers(aten.scalar_tensor.default, prims.scalar_tensor.default, lazy=True)
+def scalar_tensor(ctx: Builder, value: Argument, *rest: object, **options: object) -> Value:
+    """A 0-d tensor."""
+    return made(ctx, _number(ctx, value))
+
+
+@lowers(aten.fill.Tensor, lazy=True)
+def fill(ctx: Builder, x: Value, value: Value) -> Value:
+    """The 0-d tensor `value` everywhere."""
+    if value.device != x.device:
+        raise Unsupported(f"fill of a tensor on {x.device} from {value.device}")
+    return convert(broadcast_to(value, x.shape), x.dtype)
+
+
+@lowers(aten.arange.default, aten.arange.start, aten.arange.start_step, lazy=True)
+def arange(ctx: Builder, *bounds: int | float | sympy.Expr, **options: object) -> Value:
+    """start, start + step, …"""
+    start, step = (bounds[0] if len(bounds) > 1 else 0), (bounds[2] if len(bounds) > 2 else 1)
+    return _progression(ctx, start, step)
+
+
+@lowers(prims.iota.default, lazy=True)
+def iota(
+    ctx: Builder,
+    length: int | sympy.Expr,
+    *,
+    start: int | sympy.Expr,
+    step: int | sympy.Expr,
+    dtype: torch.dtype,
+    device: torch.device,
+    requires_grad: bool,
+) -> Value:
+    """start, start + step, …"""
+    return _progression(ctx, start, step)
+
+
+def _progression(ctx: Builder, start: int | float | sympy.Expr, step: int | float | sympy.Expr) -> Value:
+    """Integers exactly; floats in float64, as eager does on a CPU (on a GPU in float32, less exactly)."""
+    if not isinstance(start, float) and not isinstance(step, float):
+        return made(ctx, IndexValue(sympy.sympify(start) + axis_symbol(0) * sympy.sympify(step)))
+    position = Term(make_cast(IndexValue(axis_symbol(0)), torch.float64))
+    return made(ctx, (start + position * step).expr)
+
+
+@lowers(aten.eye.default, aten.eye.m, lazy=True)
+def eye(ctx: Builder, n: int | sympy.Expr, *rest: object, **options: object) -> Value:
+    """1 on the diagonal, 0 elsewhere."""
+    row, column = Term(IndexValue(axis_symbol(0))), Term(IndexValue(axis_symbol(1)))
+    return made(ctx, eq(row, column).expr)

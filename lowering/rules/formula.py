@@ -1,0 +1,216 @@
+"""Formulas: scalar expressions written as one would on paper.
+
+A `Term` is an expression with Python's operators, so that a rule can say `x / (1 + exp(-x))`.  What enters are terms of
+one dtype, and numbers, which take the dtype of the term they meet; what leaves is a term.  Nothing is promoted here:
+operands of different dtypes are refused by an assertion, because promotion has been settled before a formula is applied.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import sympy
+import torch
+
+from lowering.expr import Expr, IndexValue, Op, const, make_cast
+from lowering.scalar_ops import result_dtype
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Term:
+    """An expression under Python's arithmetic and ordering operators (equality is `eq` and `ne`)."""
+
+    expr: Expr
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.expr.dtype
+
+    def __add__(self, other: Operand) -> Term:
+        return call("add", self, other)
+
+    def __radd__(self, other: Operand) -> Term:
+        return call("add", other, self)
+
+    def __sub__(self, other: Operand) -> Term:
+        return call("sub", self, other)
+
+    def __rsub__(self, other: Operand) -> Term:
+        return call("sub", other, self)
+
+    def __mul__(self, other: Operand) -> Term:
+        return call("mul", self, other)
+
+    def __rmul__(self, other: Operand) -> Term:
+        return call("mul", other, self)
+
+    def __truediv__(self, other: Operand) -> Term:
+        return call("truediv", self, other)
+
+    def __rtruediv__(self, other: Operand) -> Term:
+        return call("truediv", other, self)
+
+    def __neg__(self) -> Term:
+        return call("neg", self)
+
+    def __lt__(self, other: Operand) -> Term:
+        return call("lt", self, other)
+
+    def __le__(self, other: Operand) -> Term:
+        return call("le", self, other)
+
+    def __gt__(self, other: Operand) -> Term:
+        return call("gt", self, other)
+
+    def __ge__(self, other: Operand) -> Term:
+        return call("ge", self, other)
+
+    def __and__(self, other: Operand) -> Term:
+        return call("and", self, other)
+
+    def __or__(self, other: Operand) -> Term:
+        return call("or", self, other)
+
+    def __invert__(self) -> Term:
+        return call("not", self)
+
+    def to(self, dtype: torch.dtype, *, implicit: bool = False) -> Term:
+        """The term converted to `dtype`."""
+        return Term(make_cast(self.expr, dtype, implicit=implicit))
+
+
+Operand: TypeAlias = "Term | sympy.Expr | bool | int | float"
+"""What an operator takes: a term, a number, or an index expression that stands for a size."""
+
+_ORDERED = frozenset({"lt", "le", "gt", "ge"})
+_LOGICAL = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and", "eq": "eq", "ne": "xor"}
+
+
+def call(name: str, *args: Operand) -> Term:
+    """The scalar operation `name` on operands of one dtype.
+
+    On bools arithmetic becomes logic, and an ordering is taken of integers: targets need only know `and`, `or`, `xor`,
+    `not` and equality of bools.
+    """
+    dtype = next(arg.dtype for arg in args if isinstance(arg, Term))
+    exprs = [literal(arg, dtype) for arg in args]
+    assert all(expr.dtype is dtype for expr in exprs), f"{name} of {[expr.dtype for expr in exprs]}"
+    if dtype is torch.bool:
+        name = _LOGICAL.get(name, name)
+        if name in _ORDERED:
+            exprs = [make_cast(expr, torch.uint8) for expr in exprs]
+    return Term(Op(name, tuple(exprs), result_dtype(name, dtype)))
+
+
+def literal(operand: Operand, dtype: torch.dtype) -> Expr:
+    """An operand as an expression; numbers become constants of `dtype`, integers wrapped to its width as eager does.
+
+    >>> literal(-1, torch.uint8).value, literal(1, torch.float32).value
+    (255, 1.0)
+    """
+    if isinstance(operand, Term):
+        return operand.expr
+    if isinstance(operand, sympy.Expr):
+        if not operand.is_Integer:
+            return make_cast(IndexValue(operand), dtype)
+        operand = int(operand)
+    if dtype is torch.bool or dtype.is_floating_point:
+        return const(operand, dtype)
+    info = torch.iinfo(dtype)
+    return const((int(operand) - info.min) % (info.max - info.min + 1) + info.min, dtype)
+
+
+# Named operations ------------------------------------------------------------------------------------------------------
+
+
+def eq(a: Term, b: Operand) -> Term:
+    """a == b."""
+    return call("eq", a, b)
+
+
+def ne(a: Term, b: Operand) -> Term:
+    """a != b."""
+    return call("ne", a, b)
+
+
+def where(condition: Term, a: Operand, b: Operand) -> Term:
+    """`a` where the bool term `condition` holds, else `b`; at least one of `a` and `b` is a term."""
+    assert condition.dtype is torch.bool
+    dtype = next(arg.dtype for arg in (a, b) if isinstance(arg, Term))
+    return Term(Op("where", (condition.expr, literal(a, dtype), literal(b, dtype)), dtype))
+
+
+def maximum(a: Term, b: Operand) -> Term:
+    """The larger operand; NaN if either is."""
+    return call("maximum", a, b)
+
+
+def minimum(a: Term, b: Operand) -> Term:
+    """The smaller operand; NaN if either is."""
+    return call("minimum", a, b)
+
+
+def absolute(a: Term) -> Term:
+    """|a|."""
+    return call("abs", a)
+
+
+def exp(a: Term) -> Term:
+    """e to the power of `a`."""
+    return call("exp", a)
+
+
+def expm1(a: Term) -> Term:
+    """exp(a) - 1, accurate near 0."""
+    return call("expm1", a)
+
+
+def log(a: Term) -> Term:
+    """The natural logarithm."""
+    return call("log", a)
+
+
+def log1p(a: Term) -> Term:
+    """log(1 + a), accurate near 0."""
+    return call("log1p", a)
+
+
+def sqrt(a: Term) -> Term:
+    """The square root."""
+    return call("sqrt", a)
+
+
+def rsqrt(a: Term) -> Term:
+    """1 / sqrt(a)."""
+    return call("rsqrt", a)
+
+
+def tanh(a: Term) -> Term:
+    """The hyperbolic tangent."""
+    return call("tanh", a)
+
+
+def erf(a: Term) -> Term:
+    """The error function."""
+    return call("erf", a)
+
+
+def isnan(a: Term) -> Term:
+    """Is `a` NaN?  False for integers."""
+    return call("isnan", a) if a.dtype.is_floating_point else Term(const(False, torch.bool))
+
+
+def isinf(a: Term) -> Term:
+    """Is `a` infinite?  False for integers."""
+    return call("isinf", a) if a.dtype.is_floating_point else Term(const(False, torch.bool))
+
+
+def clamp(a: Term, low: Operand, high: Operand) -> Term:
+    """`a` held between two bounds; where they cross, `high` wins."""
+    return minimum(maximum(a, low), high)
+
+
+def sigmoid(a: Term) -> Term:
+    """1 / (1 + exp(-a))."""
+    return 1 / (1 + exp(-a))

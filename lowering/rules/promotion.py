@@ -1,0 +1,119 @@
+"""Applying formulas to tensors: which dtype is computed in, which comes out, and over which shape.
+
+`compose` follows PyTorch's type promotion; `combine` leaves dtypes alone, for rules that have settled them.
+Half-precision operands are computed in float32 and rounded once at the end (`Cast(implicit=True)`), as eager's kernels do
+for a single operation; see `expr.make_cast` for what fusion makes of that rounding.  Complex results are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import lru_cache
+from typing import TypeAlias
+
+import sympy
+import torch
+from torch._ops import OpOverload, OpOverloadPacket
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
+from torch._prims_common import elementwise_dtypes
+
+from lowering.builder import GENERATED_DTYPES
+from lowering.errors import Unsupported
+from lowering.expr import make_cast
+from lowering.rules.formula import Term, call, literal
+from lowering.value import Shape, Value, broadcast_shapes, broadcast_to
+
+Argument: TypeAlias = "Value | sympy.Expr | bool | int | float"
+
+HALVES = (torch.float16, torch.bfloat16)
+
+
+def pointwise(name: str, *args: Argument, kind: Kind = Kind.DEFAULT) -> Value:
+    """The scalar operation `name` on broadcast operands under promotion `kind`."""
+    return compose(lambda *terms: call(name, *terms), *args, kind=kind)
+
+
+def compose(build: Callable[..., Term], *args: Argument, kind: Kind = Kind.DEFAULT) -> Value:
+    """A formula on broadcast operands: `build` maps the promoted operands, a term each, to the result."""
+    compute, result = promote(args, kind)
+    shape, device = common_place(args)
+    terms = [term_of(arg, shape, compute) for arg in args]
+    return Value(shape, result, device, build(*terms).to(result, implicit=True).expr)
+
+
+def combine(build: Callable[..., Term], *values: Value) -> Value:
+    """A formula on broadcast values that keep their dtypes; the result has the dtype of the term."""
+    shape, device = common_place(values)
+    term = build(*(Term(broadcast_to(value, shape).expr) for value in values))
+    return Value(shape, term.dtype, device, term.expr)
+
+
+def convert(value: Value, dtype: torch.dtype, *, implicit: bool = False) -> Value:
+    """`value` converted to `dtype`."""
+    return Value(value.shape, dtype, value.device, make_cast(value.expr, dtype, implicit=implicit))
+
+
+def widened(dtype: torch.dtype) -> torch.dtype:
+    """The dtype in which values of `dtype` are computed and summed: float32 for halves."""
+    return torch.float32 if dtype in HALVES else dtype
+
+
+def widen(value: Value) -> Value:
+    """`value` in the dtype it is computed in."""
+    return convert(value, widened(value.dtype))
+
+
+def common_place(args: Sequence[Argument]) -> tuple[Shape, torch.device]:
+    """The broadcast shape and the device of the result; 0-d CPU tensors do not decide the device."""
+    tensors = [arg for arg in args if isinstance(arg, Value)]
+    shape = broadcast_shapes([tensor.shape for tensor in tensors])
+    ranked = sorted(tensors, key=lambda tensor: tensor.rank == 0 and tensor.device.type == "cpu")
+    device = ranked[0].device
+    if any(tensor.device != device for tensor in tensors):
+        raise Unsupported("operands live on different devices")
+    return shape, device
+
+
+def term_of(arg: Argument, shape: Shape, dtype: torch.dtype) -> Term:
+    """An operand converted to `dtype` and broadcast to `shape`, as a term over the axes of `shape`."""
+    if isinstance(arg, Value):
+        return Term(make_cast(broadcast_to(arg, shape).expr, dtype))
+    return Term(literal(arg, dtype))
+
+
+def promote(args: Sequence[Argument], kind: Kind) -> tuple[torch.dtype, torch.dtype]:
+    """(dtype to compute in, dtype of the result) under PyTorch's promotion rules.
+
+    Raises:
+        Unsupported: one of them is complex or otherwise not generated.
+    """
+    keys: list[tuple[torch.dtype, bool] | type] = []
+    for arg in args:
+        if isinstance(arg, Value):
+            keys.append((arg.dtype, arg.rank > 0))
+        elif isinstance(arg, sympy.Expr):
+            keys.append(int)
+        elif isinstance(arg, (bool, int, float)):
+            keys.append(type(arg))
+        else:
+            raise Unsupported(f"operand {arg!r} is neither a tensor nor a real number")
+    compute, result = _promote(tuple(keys), kind)
+    if compute not in GENERATED_DTYPES or result not in GENERATED_DTYPES:
+        raise Unsupported(f"computed in {compute}")
+    return compute, result
+
+
+@lru_cache(maxsize=4096)
+def _promote(keys: tuple[tuple[torch.dtype, bool] | type, ...], kind: Kind) -> tuple[torch.dtype, torch.dtype]:
+    samples = [
+        key(1) if isinstance(key, type) else torch.empty((1,) if key[1] else (), dtype=key[0], device="meta")
+        for key in keys
+    ]
+    compute, result = elementwise_dtypes(*samples, type_promotion_kind=kind)
+    return compute, result
+
+
+def overloads(packet: OpOverloadPacket) -> list[OpOverload]:
+    """The functional overloads of an operation: no `out=` and nothing mutated."""
+    found: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]
+    return [o for o in found if not o._schema.is_mutable and not any(a.is_out for a in o._schema.arguments)]

@@ -1,0 +1,160 @@
+"""The scalar operations of the IR: one table row each.
+
+A row gives the arity, the kind of result and the torch function that defines what the operation means (used by the
+reference evaluator).  Targets hold a table of the same keys that spells them; an operation that a target cannot
+spell makes the node an extern there.  Integer `floordiv` and `remainder` floor, as in Python; `truncdiv` truncates.
+`maximum` and `minimum` return NaN if either operand is NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+
+Result = Literal["same", "bool"]
+"""`same`: the operands' dtype (of the last operand for `where`); `bool`: torch.bool."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalarOp:
+    """One scalar operation: its arity, result kind, defining torch function and relative cost (1 = an addition)."""
+
+    arity: int
+    result: Result
+    meaning: Callable[..., torch.Tensor]
+    cost: int = 1
+
+
+def _truncdiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.div(a, b, rounding_mode="trunc")
+
+
+def _floordiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.div(a, b, rounding_mode="floor")
+
+
+SCALAR_OPS: dict[str, ScalarOp] = {
+    # arithmetic
+    "add": ScalarOp(2, "same", torch.add),
+    "sub": ScalarOp(2, "same", torch.sub),
+    "mul": ScalarOp(2, "same", torch.mul),
+    "truediv": ScalarOp(2, "same", torch.true_divide, 4),  # floats only
+    "floordiv": ScalarOp(2, "same", _floordiv, 8),
+    "truncdiv": ScalarOp(2, "same", _truncdiv, 8),
+    "remainder": ScalarOp(2, "same", torch.remainder, 8),
+    "fmod": ScalarOp(2, "same", torch.fmod, 8),
+    "pow": ScalarOp(2, "same", torch.pow, 20),
+    "neg": ScalarOp(1, "same", torch.neg),
+    "abs": ScalarOp(1, "same", torch.abs),
+    "sign": ScalarOp(1, "same", torch.sign),
+    "maximum": ScalarOp(2, "same", torch.maximum),
+    "minimum": ScalarOp(2, "same", torch.minimum),
+    # floats
+    "sqrt": ScalarOp(1, "same", torch.sqrt, 4),
+    "rsqrt": ScalarOp(1, "same", torch.rsqrt, 4),
+    "exp": ScalarOp(1, "same", torch.exp, 6),
+    "exp2": ScalarOp(1, "same", torch.exp2, 4),
+    "expm1": ScalarOp(1, "same", torch.expm1, 10),
+    "log": ScalarOp(1, "same", torch.log, 6),
+    "log2": ScalarOp(1, "same", torch.log2, 4),
+    "log10": ScalarOp(1, "same", torch.log10, 6),
+    "log1p": ScalarOp(1, "same", torch.log1p, 10),
+    "sin": ScalarOp(1, "same", torch.sin, 12),
+    "cos": ScalarOp(1, "same", torch.cos, 12),
+    "tan": ScalarOp(1, "same", torch.tan, 16),
+    "asin": ScalarOp(1, "same", torch.asin, 16),
+    "acos": ScalarOp(1, "same", torch.acos, 16),
+    "atan": ScalarOp(1, "same", torch.atan, 16),
+    "atan2": ScalarOp(2, "same", torch.atan2, 20),
+    "sinh": ScalarOp(1, "same", torch.sinh, 12),
+    "cosh": ScalarOp(1, "same", torch.cosh, 12),
+    "tanh": ScalarOp(1, "same", torch.tanh, 10),
+    "asinh": ScalarOp(1, "same", torch.asinh, 16),
+    "acosh": ScalarOp(1, "same", torch.acosh, 16),
+    "atanh": ScalarOp(1, "same", torch.atanh, 16),
+    "erf": ScalarOp(1, "same", torch.erf, 12),
+    "erfc": ScalarOp(1, "same", torch.erfc, 14),
+    "lgamma": ScalarOp(1, "same", torch.lgamma, 30),
+    "floor": ScalarOp(1, "same", torch.floor),
+    "ceil": ScalarOp(1, "same", torch.ceil),
+    "trunc": ScalarOp(1, "same", torch.trunc),
+    "round": ScalarOp(1, "same", torch.round),  # half to even
+    "isnan": ScalarOp(1, "bool", torch.isnan),
+    "isinf": ScalarOp(1, "bool", torch.isinf),
+    # comparisons
+    "eq": ScalarOp(2, "bool", torch.eq),
+    "ne": ScalarOp(2, "bool", torch.ne),
+    "lt": ScalarOp(2, "bool", torch.lt),
+    "le": ScalarOp(2, "bool", torch.le),
+    "gt": ScalarOp(2, "bool", torch.gt),
+    "ge": ScalarOp(2, "bool", torch.ge),
+    # bool and integer bits; on bools `and`, `or`, `xor`, `not` are logical
+    "and": ScalarOp(2, "same", torch.bitwise_and),
+    "or": ScalarOp(2, "same", torch.bitwise_or),
+    "xor": ScalarOp(2, "same", torch.bitwise_xor),
+    "not": ScalarOp(1, "same", torch.bitwise_not),
+    "shl": ScalarOp(2, "same", torch.bitwise_left_shift),
+    "shr": ScalarOp(2, "same", torch.bitwise_right_shift),
+    # selection: where(condition, a, b)
+    "where": ScalarOp(3, "same", torch.where),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FoldOp:
+    """A reduction: how many values it takes per element and whether its result is an index."""
+
+    arity: int
+    result: Literal["same", "int64", "float32"]
+
+
+FOLD_OPS: dict[str, FoldOp] = {
+    # The identity of each is what its element-wise form leaves unchanged; `identity` below gives it.
+    "sum": FoldOp(1, "same"),
+    "prod": FoldOp(1, "same"),
+    "max": FoldOp(1, "same"),  # NaN wins
+    "min": FoldOp(1, "same"),  # NaN wins
+    "any": FoldOp(1, "same"),  # bool
+    "all": FoldOp(1, "same"),  # bool
+    "argmax": FoldOp(2, "int64"),  # (value, index): NaN wins, then the lowest index
+    "argmin": FoldOp(2, "int64"),
+    "dot": FoldOp(2, "float32"),  # Σ lhs·rhs on matrix units, accumulated in float32 (int32 for int8, float64 for float64)
+}
+
+
+def identity(op: str, dtype: torch.dtype) -> bool | int | float:
+    """The value that leaves a fold unchanged, in `dtype`.
+
+    >>> identity("max", torch.float32), identity("sum", torch.int64), identity("all", torch.bool)
+    (-inf, 0, True)
+    """
+    if op in ("sum", "dot"):
+        return 0.0 if dtype.is_floating_point else 0
+    if op == "prod":
+        return 1.0 if dtype.is_floating_point else 1
+    if op in ("any", "all"):
+        return op == "all"
+    largest = op in ("max", "argmax")
+    if dtype.is_floating_point:
+        return float("-inf") if largest else float("inf")
+    if dtype is torch.bool:
+        return not largest
+    info = torch.iinfo(dtype)
+    return info.min if largest else info.max
+
+
+def accumulator(op: str, lhs: torch.dtype) -> torch.dtype:
+    """The dtype in which `dot` accumulates operands of dtype `lhs`, and in which every fold keeps its running value."""
+    if op == "dot":
+        if lhs is torch.float64:
+            return torch.float64
+        return torch.float32 if lhs.is_floating_point else torch.int32
+    return lhs
+
+
+def result_dtype(name: str, operand: torch.dtype) -> torch.dtype:
+    """The dtype that scalar operation `name` gives for operands of `operand`."""
+    return torch.bool if SCALAR_OPS[name].result == "bool" else operand

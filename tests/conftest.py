@@ -1,0 +1,38 @@
+"""What every test shares: a seed, a private cache, two threads, a clean Dynamo, and the `gpu` marker."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Point Fusion's cache at a directory of this session, before any test module is imported."""
+    cache = tempfile.TemporaryDirectory(prefix="fusion-tests-", ignore_cleanup_errors=True)
+    config.add_cleanup(cache.cleanup)
+    os.environ["FUSION_CACHE_DIR"] = cache.name
+    torch.set_num_threads(2)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked `gpu` where no device is present."""
+    if torch.cuda.is_available():
+        return
+    skip = pytest.mark.skip(reason="needs a GPU")
+    for item in items:
+        if item.get_closest_marker("gpu"):
+            item.add_marker(skip)
+
+
+@pytest.fixture(autouse=True)
+def _same_start_for_every_test() -> Iterator[None]:
+    """Seed torch before the test; forget what Dynamo compiled after it."""
+    torch.manual_seed(0)
+    yield
+    if "torch._dynamo" in sys.modules:  # importing it only to reset it would cost seconds
+        torch._dynamo.reset()

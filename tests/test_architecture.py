@@ -1,0 +1,188 @@
+"""Holds the shape of the source tree: who may import whom, how files are named, and how long they get.
+
+Only the syntax tree is read; nothing is imported. The packages depend on each other in one direction,
+fusion → codegen → lowering, so that each can be understood without those above it.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+PACKAGES = ("fusion", "codegen", "lowering")
+MAX_LINES = 600
+DATA_SUFFIXES = (".c", ".h", ".html", ".txt")
+NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper"}
+
+# folder → what no module in it may reach, each name with everything below it
+FORBIDDEN = {
+    "lowering": (
+        *("fusion", "codegen", "networkx", "triton"),
+        # lowering reads an fx graph; capturing one and splicing into one belong to fusion
+        *("torch._dynamo", "torch._functorch", "torch._inductor"),
+        *("torch.fx.passes", "torch.fx.subgraph_rewriter", "torch.fx.replace_pattern"),
+        *("torch.fx.Transformer", "torch.fx.Tracer", "torch.fx.symbolic_trace"),
+    ),
+    "codegen": ("fusion", "networkx", "torch.fx", "torch._dynamo", "torch._functorch", "torch._inductor"),
+}
+
+# library → path prefixes, below the root, that alone may import it
+ONLY_IN = {
+    "networkx": ("fusion/", "tests/fusion/"),
+    "triton": (
+        *("codegen/triton/", "tests/codegen/triton", "tests/codegen/test_triton"),
+        *("tests/interpreter/", "tests/gpu/"),
+    ),
+}
+
+
+def modules_of(folder: str) -> list[Path]:
+    """All Python files below `folder`; an empty answer is a failure, so that no check passes on nothing."""
+    found = sorted((ROOT / folder).rglob("*.py"))
+    assert found, f"no Python files in {ROOT / folder}: the checks here would say nothing"
+    return found
+
+
+def all_package_modules() -> list[Path]:
+    return [path for package in PACKAGES for path in modules_of(package)]
+
+
+def shown(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def names_reached(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:
+    """Yield (line, dotted name) for all that a module reaches through imports.
+
+    Counts imports at any depth (in functions, under TYPE_CHECKING), relative ones (`package` is the dotted
+    package the module lies in), `import_module("...")` with a literal, and attributes of what was imported:
+    after `import torch`, the expression `torch.fx.Node` reaches `torch.fx.Node`.
+    """
+    bound: dict[str, str] = {}  # local name → what it stands for
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            for alias in node.names:
+                top = alias.name.partition(".")[0]
+                bound[alias.asname or top] = alias.name if alias.asname else top
+                yield node.lineno, alias.name
+        elif isinstance(node, ast.ImportFrom):
+            above = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            source = ".".join([*above, *([node.module] if node.module else [])])
+            for alias in node.names:
+                bound[alias.asname or alias.name] = f"{source}.{alias.name}"
+                yield node.lineno, f"{source}.{alias.name}"
+        elif isinstance(node, ast.Call) and node.args:
+            called = ast.unparse(node.func).rpartition(".")[2]
+            name = node.args[0]
+            is_literal = isinstance(name, ast.Constant) and isinstance(name.value, str)
+            if called in ("import_module", "__import__") and is_literal:
+                yield node.lineno, name.value
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            head, _, rest = ast.unparse(node).partition(".")
+            if head in bound:
+                yield node.lineno, f"{bound[head]}.{rest}"
+
+
+def reached_by(path: Path) -> list[tuple[int, str]]:
+    package = ".".join(path.relative_to(ROOT).parent.parts)
+    return list(names_reached(ast.parse(path.read_text(encoding="utf-8")), package))
+
+
+def is_below(name: str, top: str) -> bool:
+    return name == top or name.startswith(top + ".")
+
+
+def complain(violations: list[str]) -> None:
+    assert not violations, "\n  " + "\n  ".join(dict.fromkeys(violations))
+
+
+def test_the_reader_sees_every_kind_of_import():
+    source = """
+import torch
+import networkx as nx
+from . import sibling
+from ..schedule import graph
+def late():
+    from triton.language import load
+    importlib.import_module("codegen.c")
+    return torch.fx.passes.split_module
+"""
+    names = {name for _, name in names_reached(ast.parse(source), "fusion.inspect")}
+    assert names >= {
+        *("torch", "networkx", "triton.language.load", "codegen.c", "torch.fx.passes.split_module"),
+        *("fusion.inspect.sibling", "fusion.schedule.graph"),
+    }
+
+
+def test_packages_are_complete():
+    missing = {
+        shown(path.parent) for path in all_package_modules() if not (path.parent / "__init__.py").exists()
+    }
+    complain([f"{folder}/ has modules but no __init__.py" for folder in sorted(missing)])
+
+
+def test_imports_go_one_way():
+    complain(
+        [
+            f"{shown(path)}:{line}: {folder} must not reach {name}"
+            for folder, forbidden in FORBIDDEN.items()
+            for path in modules_of(folder)
+            for line, name in reached_by(path)
+            if any(is_below(name, top) for top in forbidden)
+        ]
+    )
+
+
+def test_libraries_stay_where_they_belong():
+    complain(
+        [
+            f"{shown(path)}:{line}: {library} may be imported only in {', '.join(homes)}"
+            for library, homes in ONLY_IN.items()
+            for path in [*all_package_modules(), *modules_of("tests")]
+            if not shown(path).startswith(homes)
+            for line, name in reached_by(path)
+            if is_below(name, library)
+        ]
+    )
+
+
+def test_names_say_what_a_file_decides():
+    complain(
+        [
+            f"{shown(path)}: name the decision the file makes"
+            for path in all_package_modules()
+            if NAMES_THAT_SAY_NOTHING & {path.stem, path.parent.name}
+        ]
+    )
+
+
+def test_every_module_has_a_docstring():
+    complain(
+        [
+            f"{shown(path)}: say what enters, what leaves, what is refused"
+            for path in all_package_modules()
+            if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        ]
+    )
+
+
+def test_files_can_be_read_in_one_sitting():
+    data = [
+        path
+        for package in PACKAGES
+        for path in sorted((ROOT / package).rglob("*"))
+        if path.suffix in DATA_SUFFIXES and path.is_file()
+    ]
+    lengths = {
+        path: len(path.read_text(encoding="utf-8").splitlines()) for path in [*all_package_modules(), *data]
+    }
+    complain(
+        [
+            f"{shown(path)}: {length} lines, more than {MAX_LINES}: a decision is hiding inside"
+            for path, length in lengths.items()
+            if length > MAX_LINES
+        ]
+    )
