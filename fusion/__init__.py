@@ -1,1 +1,31 @@
-"""Fusion: PyTorch programs in, the same programs out with their subgraphs as generated block kernels."""
+"""Fusion: PyTorch programs in, the same programs out with their subgraphs as generated block kernels.
+
+    import fusion
+
+    model = fusion.fuse(model)                          # or @fusion.fuse on a function
+    model = torch.compile(model, backend="fusion")      # the same through torch.compile
+    print(fusion.explain(model)(*inputs))               # the kernels, and what was not fused and why
+"""
+
+from fusion.api import explain, fuse
+from fusion.backend import Backend, FusionWarning, fusion_backend
+from fusion.inspect.report import Explanation, Report
+from fusion.options import Options
+from lowering.errors import BuildError, FusionError, Unsupported, VerifyError
+
+__version__ = "0.1.0"
+
+__all__ = [
+    "Backend",
+    "BuildError",
+    "Explanation",
+    "FusionError",
+    "FusionWarning",
+    "Options",
+    "Report",
+    "Unsupported",
+    "VerifyError",
+    "explain",
+    "fuse",
+    "fusion_backend",
+]

@@ -140,7 +140,8 @@ class Builder:
         strides = sizes_of(meta.stride())
         if meta.ndim == len(kept):
             return self._meta_strides(tuple(shape[k] for k in kept))
-        if meta.ndim == len(shape) and all(sizes_of(meta.shape)[k] == shape[k] for k in kept):
+        expected = [shape[k] if k in kept else sympy.Integer(1) for k in range(len(shape))]
+        if sizes_of(meta.shape) == tuple(expected):  # keepdim
             return tuple(strides[k] for k in kept)
         return None
 

@@ -29,23 +29,25 @@ assert rules.__all__, "importing the rules registers them"
 FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
 
 
-def lower(graph: fx.GraphModule, *, contractions: bool = True) -> Program:
+def lower(graph: fx.GraphModule, *, device: torch.device | None = None, contractions: bool = True) -> Program:
     """Lower a functional ATen graph.
 
     Args:
+        device: the device to generate for; calls that touch another one stay externs.  None takes any.
         contractions: whether matrix products become Contract nodes; otherwise they stay library calls.
 
     Raises:
         Unsupported: the graph as a whole cannot be represented (a value that is neither tensor nor known integer).
     """
-    return Lowering(graph, contractions).run()
+    return Lowering(graph, device, contractions).run()
 
 
 class Lowering(Builder):
     """One walk over an fx graph: what each fx node's value is, and which buffers hold it as eager would."""
 
-    def __init__(self, graph: fx.GraphModule, contractions: bool) -> None:
+    def __init__(self, graph: fx.GraphModule, device: torch.device | None, contractions: bool) -> None:
         self.graph = graph
+        self.device = device
         super().__init__(contractions)
         self.inputs: list[str | sympy.Symbol | None] = []
         self.constants: dict[str, torch.Tensor] = {}
@@ -142,7 +144,7 @@ class Lowering(Builder):
             return self._extern(node, "no rule")
         before = len(self.nodes), set(self.buffers)
         try:
-            self._check_dtypes(node)
+            self._check_tensors(node)
             result = registered.rule(self, *self._rule_args(node.args), **self._rule_kwargs(node.kwargs))
         except Unsupported as refusal:
             del self.nodes[before[0] :]
@@ -168,13 +170,15 @@ class Lowering(Builder):
             return value
         return self.map(value, sizes_of(meta.stride()))
 
-    def _check_dtypes(self, node: fx.Node) -> None:
+    def _check_tensors(self, node: fx.Node) -> None:
         for val in [node.meta.get("val"), *(a.meta.get("val") for a in node.all_input_nodes)]:
             for tensor in val if isinstance(val, (tuple, list)) else (val,):
                 if not isinstance(tensor, torch.Tensor):
                     continue
                 if tensor.dtype not in GENERATED_DTYPES:
                     raise Unsupported(f"{tensor.dtype} is not generated")
+                if self.device is not None and tensor.device != self.device:
+                    raise Unsupported(f"a tensor on {tensor.device} among others on {self.device}")
                 if tensor.layout is not torch.strided:
                     raise Unsupported(f"{tensor.layout} tensors are not generated")
 

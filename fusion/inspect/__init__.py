@@ -1,1 +1,1 @@
-"""."""
+"""Seeing inside: reports and dumps."""

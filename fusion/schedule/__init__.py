@@ -6,15 +6,10 @@ fused comes back as refusals with reasons.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
-import sympy
-
-from codegen.target import Capabilities
 from fusion.schedule.clusters import Clustering, Refusal, grow
-from fusion.schedule.graph import Dependences
 from fusion.schedule.kernels import KernelCall, kernel_of
 from lowering.program import Contract, Extern, Program
 
@@ -34,14 +29,8 @@ class Schedule:
         return self.clustering.refusals
 
 
-def plan(
-    program: Program,
-    clustering: Clustering,
-    capabilities: Capabilities,
-    hints: Mapping[sympy.Symbol, int] | None = None,
-) -> Schedule:
+def plan(program: Program, clustering: Clustering) -> Schedule:
     """Turn clusters into steps: a kernel each, or the call of an extern or of the library."""
-    dependences = Dependences(program, hints)
     steps: list[Step] = []
     for cluster in clustering.clusters:
         node = program.nodes[cluster.members[0]]
@@ -50,7 +39,7 @@ def plan(
         elif isinstance(node, Contract) and len(cluster.members) == 1 and node.library:
             steps.extend(part for part in node.library if isinstance(part, Extern))
         else:
-            steps.append(kernel_of(dependences, capabilities, cluster))
+            steps.append(kernel_of(clustering.prices, cluster))
     return Schedule(program, tuple(steps), clustering)
 
 

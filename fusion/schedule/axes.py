@@ -54,9 +54,8 @@ def merge(axes: Sequence[Axis], indices: Iterable[sympy.Expr]) -> tuple[tuple[Ax
             sizes = {axis.symbol: axis.size for axis in merged}
             exprs = [simplify(expr.xreplace(parts), sizes) for expr in exprs]
             change = {axis: simplify(expr.xreplace(parts), sizes) for axis, expr in change.items()}
-            change.update({outer.symbol: parts[outer.symbol], inner.symbol: parts[inner.symbol]} | {
-                axis: expr for axis, expr in change.items() if axis not in parts
-            })
+            for symbol, part in parts.items():  # an axis merged before is already expressed through this one
+                change.setdefault(symbol, part)
         k -= 1
     return tuple(merged), change
 

@@ -46,10 +46,11 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Clustering:
-    """Clusters in execution order, and the edges between them with the reason why they remain."""
+    """Clusters in execution order, the edges between them with the reason why they remain, and what things cost."""
 
     clusters: tuple[Cluster, ...]
     refusals: tuple[Refusal, ...]
+    prices: Prices
 
 
 def grow(program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None = None) -> Clustering:
@@ -91,7 +92,7 @@ class _Growth:
         while self.heap:
             self._try(heapq.heappop(self.heap).link)
         order = nx.lexicographical_topological_sort(self.graph, key=lambda c: self.clusters[c].members[-1])
-        return Clustering(tuple(self.clusters[c] for c in order), tuple(self._refusals()))
+        return Clustering(tuple(self.clusters[c] for c in order), tuple(self._refusals()), self.prices)
 
     # Candidates --------------------------------------------------------------------------------------------------------
 

@@ -88,8 +88,9 @@ class _Expansion:
             if member is None:
                 buffer = self.dependences.program.buffers[node.buffer]
                 return Load(node.buffer, (flatten(node.index, buffer.strides, self.sizes),), node.dtype, node.mask)
-            if node.mask is None and self._here(member, node.index):
-                return self.values[node.buffer]
+            if self._here(member, node.index):
+                value = self.values[node.buffer]
+                return value if node.mask is None else guarded(value, node.mask)
             if node not in self.inlined:
                 self.inlined[node] = self._inline(member, node)
             return self.inlined[node]

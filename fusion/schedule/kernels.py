@@ -37,8 +37,9 @@ class KernelCall:
     flops: int
 
 
-def kernel_of(dependences: Dependences, capabilities: Capabilities, cluster: Cluster) -> KernelCall:
+def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
     """Build the kernel of one cluster of computed nodes."""
+    dependences, capabilities = prices.dependences, prices.capabilities
     expanded = expand(dependences, cluster)
     parallel, reduced, expanded = _settle_axes(cluster, expanded)
     role = _role(capabilities, cluster, reduced)
@@ -48,7 +49,7 @@ def kernel_of(dependences: Dependences, capabilities: Capabilities, cluster: Clu
         *(KernelAxis(axis.symbol, axis.size, Role.GRID) for axis in parallel),
         *(KernelAxis(axis.symbol, axis.size, role) for axis in reduced),
     )
-    return _finish(dependences, capabilities, cluster, axes, body, expanded)
+    return _finish(prices, cluster, axes, body, expanded)
 
 
 # Axes ----------------------------------------------------------------------------------------------------------------------
@@ -171,13 +172,13 @@ def _symbols(offset: sympy.Expr | Expr) -> set[sympy.Symbol]:
 
 
 def _finish(
-    dependences: Dependences,
-    capabilities: Capabilities,
+    prices: Prices,
     cluster: Cluster,
     axes: tuple[KernelAxis, ...],
     body: tuple[Stmt, ...],
     expanded: Expanded,
 ) -> KernelCall:
+    dependences = prices.dependences
     program = dependences.program
     written = [write.buffer for write in expanded.writes]
     roots = [*(arg for fold in expanded.folds for arg in fold.args), *(write.value for write in expanded.writes)]
@@ -196,7 +197,6 @@ def _finish(
     used |= {symbol for axis in axes for symbol in axis.size.free_symbols}
     sizes = tuple(sorted(used - own, key=str))
     kernel = Kernel(_name(dependences, cluster), tuple(params), sizes, axes, body, tuple(map(str, origins)))
-    prices = Prices(dependences, capabilities)
     reads_bytes, written_bytes = prices.traffic(cluster)
     return KernelCall(
         kernel, (*read, *written), tuple(written), origins, reads_bytes, written_bytes, prices.flops(cluster)

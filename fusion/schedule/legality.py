@@ -14,8 +14,8 @@ import sympy
 from codegen.target import Capabilities
 from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space, join, place
-from lowering.expr import Expr, Load
-from lowering.indexing import invert
+from lowering.expr import Expr, Index, Load
+from lowering.indexing import invert, replace_axes
 from lowering.program import Contract, Extern, Map, Reduce
 
 MAX_MEMBERS = 64
@@ -155,8 +155,14 @@ def _place(
     target_index = _index(dependences, target, target_node, buffer)
     moved_index = _index(dependences, moved, moved_node, buffer)
     if target_index is None or moved_index is None:
-        return "the tensor is read through a mask, a gather or only in part"
-    joined = join(target.space, target_index, moved.space, moved_index, dependences.program.buffers[buffer].shape)
+        return "the two sides share no point at which they are walked"
+    extents = dependences.program.buffers[buffer].shape
+    known = [
+        (a, b, extent)
+        for a, b, extent in zip(target_index, moved_index, extents, strict=True)
+        if a is not None and b is not None  # a dimension read through a gather ties nothing
+    ]
+    joined = join(target.space, [k[0] for k in known], moved.space, [k[1] for k in known], [k[2] for k in known])
     if isinstance(joined, str):
         return joined
     sizes = joined.space.sizes
@@ -173,19 +179,50 @@ def _compose(placement: Placement, change: Placement, sizes: Mapping[sympy.Symbo
     return {axis: place(expr, change, sizes) for axis, expr in placement.items()}
 
 
-def _index(dependences: Dependences, cluster: Cluster, position: int, buffer: str) -> tuple[sympy.Expr, ...] | None:
-    """The index at which a member touches `buffer`, over the cluster's axes; None where it is not a plain one."""
-    if position not in cluster.places:
+def _index(
+    dependences: Dependences, cluster: Cluster, position: int, buffer: str
+) -> tuple[sympy.Expr | None, ...] | None:
+    """The index at which a member touches `buffer`, over the cluster's axes; None in a dimension that is gathered."""
+    axes = _axes_at(dependences, cluster, position)
+    if axes is None:
         return None
-    node, placement = dependences.compute(position), cluster.places[position]
+    node = dependences.compute(position)
     if node.out == buffer:
-        return tuple(placement[axis.symbol] for axis in node.axes)
+        return tuple(axes[axis.symbol] for axis in node.axes)
     for load in dependences.loads[position]:
-        if load.buffer == buffer and load.mask is None:
-            plain = tuple(i for i in load.index if not isinstance(i, Expr))
-            if len(plain) == len(load.index):
-                return tuple(place(i, placement, cluster.space.sizes) for i in plain)
+        if load.buffer == buffer:
+            return tuple(_at(i, axes, cluster.space.sizes) for i in load.index)
     return None
+
+
+def _axes_at(
+    dependences: Dependences, cluster: Cluster, position: int
+) -> Mapping[sympy.Symbol, sympy.Expr | None] | None:
+    """Where a member's axes are in the space: its place, or for a member without one, where it is read first."""
+    placed = cluster.places.get(position)
+    if placed is not None:
+        return placed
+    node = dependences.compute(position)
+    for reader in dependences.readers.get(node.out, ()):
+        if reader in cluster.members:
+            index = _index(dependences, cluster, reader, node.out)
+            if index is not None:
+                return {axis.symbol: i for axis, i in zip(node.axes, index, strict=True)}
+    return None
+
+
+def _at(
+    index: Index, axes: Mapping[sympy.Symbol, sympy.Expr | None], sizes: Mapping[sympy.Symbol, sympy.Expr]
+) -> sympy.Expr | None:
+    """A load's index with the reader's axes replaced; None if it is gathered or depends on an axis that is."""
+    if isinstance(index, Expr):
+        return None
+    if index.is_Symbol:
+        return axes.get(index, index)
+    known = {symbol: expr for symbol, expr in axes.items() if expr is not None}
+    if len(known) != len(axes) and any(symbol in axes and axes[symbol] is None for symbol in index.free_symbols):
+        return None
+    return place(index, known, sizes)
 
 
 # Rules about the joined cluster ---------------------------------------------------------------------------------------------------
@@ -222,47 +259,54 @@ def _folds_stay_whole(dependences: Dependences, joined: Cluster, moved: Cluster)
 
 
 def _reads_agree(dependences: Dependences, joined: Cluster, sides: tuple[Cluster, Cluster]) -> str | None:
-    """What depends on a fold is read exactly where it was computed; anything else may be recomputed at any index."""
-    sizes = joined.space.sizes
+    """A fold is read exactly where it was computed; anything else may be recomputed at any index."""
     by_out = {dependences.compute(m).out: m for m in joined.members}
     folded: set[int] = set()
     for member in joined.members:
         node = dependences.compute(member)
         if not isinstance(node, Map):
             folded.add(member)
-        inputs = [load for load in dependences.loads[member] if load.buffer in by_out]
-        if not isinstance(node, Map) and any(by_out[load.buffer] in folded for load in inputs) and joined.space.rigid:
-            return "a fold would feed the contraction"
-        for load in inputs:
-            producer = by_out[load.buffer]
-            if producer not in folded:
+        for load in dependences.loads[member]:
+            if by_out.get(load.buffer) not in folded:
                 continue
-            if not aligned(dependences, joined, member, load, sizes):
-                return "a reduced value is read at an index other than its own"
+            if joined.space.rigid and not isinstance(node, Map):
+                return "a fold would feed the contraction"
             folded.add(member)
+            placement = joined.places.get(member)  # without one, its readers are asked
+            if placement is not None and not _meets(dependences, joined, folded, load, placement):
+                return "a reduced value is read at an index other than its own"
     return None
 
 
-def aligned(
+def _meets(
     dependences: Dependences,
     cluster: Cluster,
-    reader: int,
+    folded: set[int],
     load: Load,
-    sizes: Mapping[sympy.Symbol, sympy.Expr],
+    axes: Mapping[sympy.Symbol, Index],
 ) -> bool:
-    """Does `reader` load a member's result at exactly the point where the member computes it?"""
+    """Does a load, in a reader whose axes are at `axes`, see every fold it depends on at the fold's own point?
+
+    A map between the fold and the reader may be recomputed elsewhere (a gather from log-probabilities) as long as that
+    leads to the same fold.
+    """
+    sizes = cluster.space.sizes
     producer = dependences.writer[load.buffer]
-    if load.mask is not None or reader not in cluster.places or producer not in cluster.places:
-        return False
     node = dependences.compute(producer)
-    there = cluster.places[producer]
-    for axis, index in zip(node.axes, load.index, strict=True):
-        if isinstance(index, Expr):
-            return False
-        here = place(index, cluster.places[reader], sizes)
-        if here is not there[axis.symbol] and here != there[axis.symbol]:
-            return False
-    return True
+    index: list[Index] = [i if isinstance(i, Expr) else replace_axes(i, axes, sizes) for i in load.index]
+    there = cluster.places.get(producer)
+    if there is not None:
+        pairs = zip(node.axes, index, strict=True)
+        if all(i is there[axis.symbol] or i == there[axis.symbol] for axis, i in pairs):
+            return True
+    if not isinstance(node, Map):
+        return False
+    inner: dict[sympy.Symbol, Index] = {axis.symbol: i for axis, i in zip(node.axes, index, strict=True)}
+    return all(
+        _meets(dependences, cluster, folded, part, inner)
+        for part in dependences.loads[producer]
+        if dependences.writer.get(part.buffer) in folded
+    )
 
 
 def _stores_once(dependences: Dependences, joined: Cluster) -> str | None:
@@ -301,4 +345,4 @@ def _unspanned(node: Map, placement: Placement, space: Space) -> set[sympy.Symbo
     return None if inverse is None else {s for s in inverse.free if sizes[s] != 1}
 
 
-__all__ = ["Cluster", "Link", "Refused", "aligned", "may_join", "single"]
+__all__ = ["Cluster", "Link", "Refused", "may_join", "single"]

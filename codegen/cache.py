@@ -1,0 +1,85 @@
+"""The directory of built things: content-addressed, private to the user, safe under concurrent processes.
+
+What enters is a path below `cache_dir()` and bytes; what leaves is a file that is either complete or absent: it is
+written beside its place and moved there in one step, so a reader never sees half of it and two writers of the same
+content cannot disturb each other.  Nothing here is ever unpickled.  A directory that another user could write to is
+refused, because what lies in it is loaded and run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+from lowering.errors import BuildError
+
+
+def cache_dir() -> Path:
+    """Where built things are kept: `$FUSION_CACHE_DIR`, else `$XDG_CACHE_HOME/fusion`, else `~/.cache/fusion`.
+
+    The directory is made with mode 0700.
+
+    Raises:
+        BuildError: it cannot be made, or it belongs to somebody else.
+    """
+    chosen = os.environ.get("FUSION_CACHE_DIR")
+    if chosen:
+        path = Path(chosen).expanduser()
+    else:
+        base = os.environ.get("XDG_CACHE_HOME")
+        path = (Path(base) if base else Path.home() / ".cache") / "fusion"
+    return _private(path)
+
+
+def _private(path: Path) -> Path:
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        status = path.stat()
+    except OSError as error:
+        raise BuildError(
+            f"the cache directory {path} cannot be used: {error}", hint="set FUSION_CACHE_DIR"
+        ) from error
+    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+        raise BuildError(
+            f"the cache directory {path} belongs to another user", hint="set FUSION_CACHE_DIR to a directory of yours"
+        )
+    if stat.S_IMODE(status.st_mode) & 0o022:
+        path.chmod(0o700)
+    return path
+
+
+def digest(*parts: str | bytes) -> str:
+    """The sha256 of `parts` as hexadecimal text; where one part ends and the next begins counts.
+
+    >>> digest("ab", "c") == digest("a", "bc")
+    False
+    """
+    state = hashlib.sha256()
+    for part in parts:
+        data = part.encode() if isinstance(part, str) else part
+        state.update(len(data).to_bytes(8, "little"))
+        state.update(data)
+    return state.hexdigest()
+
+
+def publish(path: Path, content: bytes) -> None:
+    """Put `content` at `path` in one step; whoever reads `path` sees all of it or what was there before.
+
+    Raises:
+        BuildError: the file system refuses.
+    """
+    try:
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(handle, "wb") as file:
+                file.write(content)
+            os.replace(temporary, path)
+        except BaseException:
+            os.unlink(temporary)
+            raise
+    except OSError as error:
+        raise BuildError(f"cannot write {path}: {error}", hint="set FUSION_CACHE_DIR") from error

@@ -1,0 +1,133 @@
+"""The front door: `fuse` and `explain`."""
+
+from __future__ import annotations
+
+import copy
+import functools
+from collections.abc import Callable, Mapping
+from typing import ParamSpec, TypeVar, overload
+
+import torch
+
+from fusion.backend import Backend
+from fusion.inspect.report import Explanation
+from fusion.options import Options
+
+Params = ParamSpec("Params")
+Result = TypeVar("Result")
+Module = TypeVar("Module", bound=torch.nn.Module)
+
+
+@overload
+def fuse(
+    target: Module, *, mode: str | None = None, dynamic: bool | None = None, options: Mapping[str, object] | None = None
+) -> Module: ...
+@overload
+def fuse(
+    target: Callable[Params, Result],
+    *,
+    mode: str | None = None,
+    dynamic: bool | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Callable[Params, Result]: ...
+@overload
+def fuse(
+    target: None = None,
+    *,
+    mode: str | None = None,
+    dynamic: bool | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]: ...
+def fuse(
+    target: object = None,
+    *,
+    mode: str | None = None,
+    dynamic: bool | None = None,
+    options: Mapping[str, object] | None = None,
+) -> object:
+    """The same module or function, run on generated kernels.
+
+    Args:
+        target: an `nn.Module` or a function of tensors.  Without it, returns a decorator.
+        mode: "default".
+        dynamic: True compiles once for all sizes, False once per size; None lets sizes that change become dynamic.
+        options: see `fusion.options.Options`.
+
+    Returns:
+        For a module, a module of the same type that shares parameters, buffers and submodules with the given one, which
+        itself is not changed.  For a function, a function of the same signature.  Compilation happens at the first call.
+
+    Raises:
+        TypeError: `target` is neither a module nor a function.
+        ValueError: an unknown mode or option.
+
+    >>> import torch
+    >>> double = fuse(lambda x: x * 2 + 1)
+    >>> double(torch.tensor([1.0, 2.0]))
+    tensor([3., 5.])
+    """
+    if dynamic is not None and not isinstance(dynamic, bool):
+        raise TypeError(f"dynamic must be True, False or None, got {dynamic!r}")
+    read = Options.read(mode, options)
+    if target is None:
+        return functools.partial(fuse, mode=mode, dynamic=dynamic, options=options)
+    if isinstance(target, type):
+        raise TypeError(f"fuse takes an instance or a function, not the class {target.__name__}; fuse its instance")
+    if isinstance(target, torch.nn.Module):
+        return _fuse_module(target, read, dynamic)
+    if not callable(target):
+        raise TypeError(f"fuse takes an nn.Module or a function, got {type(target).__name__}")
+    return torch.compile(target, backend=Backend(read), dynamic=dynamic)
+
+
+class _Duplicate:
+    """`copy.deepcopy` of a fused module: a deep copy of the module, fused in the same way."""
+
+    def __init__(self, module: torch.nn.Module, options: Options, dynamic: bool | None) -> None:
+        self.module, self.options, self.dynamic = module, options, dynamic
+
+    def __call__(self, memo: dict[int, object]) -> torch.nn.Module:
+        plain = copy.copy(self.module)
+        plain.__dict__.pop("__deepcopy__", None)
+        duplicate = _fuse_module(copy.deepcopy(plain, memo), self.options, self.dynamic)
+        memo[id(self.module)] = duplicate
+        return duplicate
+
+
+def _fuse_module(module: Module, options: Options, dynamic: bool | None) -> Module:
+    fused = copy.copy(module)  # parameters, buffers, submodules and hooks are shared; only the call differs
+    fused.__dict__["__deepcopy__"] = _Duplicate(fused, options, dynamic)
+    fused.compile(backend=Backend(options), dynamic=dynamic)
+    return fused
+
+
+def explain(target: Callable[..., object], **settings: object) -> Callable[..., Explanation]:
+    """What fusing `target` does: `explain(model)(*args, **kwargs)` runs it once and reports.
+
+    Args:
+        target: an `nn.Module` or a function.
+        settings: `mode`, `dynamic` and `options` as for `fuse`.
+
+    Returns:
+        A function that takes the arguments of `target` and returns an `Explanation`: `kernels`, `externs`, `refusals`,
+        `traffic_before`, `traffic_after` (bytes), and a text for `print`.
+
+    >>> import torch
+    >>> found = explain(lambda x: torch.relu(x) + 1)(torch.randn(8))
+    >>> len(found.kernels), found.traffic_after.read, found.traffic_after.written
+    (1, 32, 32)
+    """
+    unknown = set(settings) - {"mode", "dynamic", "options"}
+    if unknown:
+        raise TypeError(f"explain takes mode, dynamic and options, got {sorted(unknown)}")
+    if not callable(target) or isinstance(target, type):
+        raise TypeError(f"explain takes an nn.Module or a function, got {target!r}")
+    backend = Backend(Options.read(settings.get("mode"), settings.get("options")))  # type: ignore[arg-type]  # read checks
+
+    def run(*args: object, **kwargs: object) -> Explanation:
+        backend.reports.clear()
+        torch._dynamo.reset_code(getattr(target, "__code__", run.__code__))
+        torch.compile(target, backend=backend, dynamic=settings.get("dynamic"))(*args, **kwargs)  # type: ignore[call-overload]
+        return Explanation(tuple(backend.reports))
+
+    return run

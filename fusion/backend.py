@@ -1,0 +1,86 @@
+"""The Dynamo backend: `torch.compile(model, backend="fusion", mode=…, options={…})`.
+
+A region that the compiler cannot handle runs eagerly, with one warning that names the cause; with `FUSION_STRICT=1` the
+cause is raised instead.
+"""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import fx
+
+from fusion.capture import Boxed, aot_backend
+from fusion.compile import compile_graph
+from fusion.inspect.report import Report
+from fusion.options import Options
+from lowering.builder import origin_of
+from lowering.errors import FusionError
+
+
+class FusionWarning(UserWarning):
+    """A region of the program runs eagerly because it could not be compiled."""
+
+
+class Backend:
+    """A Dynamo backend with its options.  `reports` lists every graph compiled so far, in order."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.reports: list[Report] = []
+        self._lock = threading.Lock()
+        self._aot = aot_backend(self._compile)
+
+    def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
+        return self._aot(graph, example_inputs)
+
+    def _compile(self, graph: fx.GraphModule, label: str) -> Boxed:
+        try:
+            compiled, report = compile_graph(graph, self.options, label)
+        except Exception as failure:  # any defect of ours must leave the user's program running
+            if self.options.strict:
+                raise _located(failure, graph) from failure
+            warnings.warn(
+                f"fusion: a {label} region of {len(graph.graph.nodes)} operations runs eagerly: "
+                f"{type(failure).__name__}: {failure}",
+                FusionWarning,
+                stacklevel=2,
+            )
+            with self._lock:
+                self.reports.append(Report.eager(label, graph, failure))
+            return _boxed(graph)
+        with self._lock:
+            self.reports.append(report)
+        return compiled
+
+
+def _boxed(graph: fx.GraphModule) -> Boxed:
+    def run(args: list[object]) -> tuple[object, ...]:
+        inputs = tuple(args)
+        args.clear()
+        result: tuple[object, ...] = graph(*inputs)
+        return result
+
+    return run
+
+
+def _located(failure: Exception, graph: fx.GraphModule) -> Exception:
+    """The failure with a line of the user's program: its own, else that of the first operation of the region."""
+    if isinstance(failure, FusionError):
+        return failure
+    lines = (origin_of(node) for node in graph.graph.nodes if node.op == "call_function")
+    origin = next((line for line in lines if line.line), None)
+    return FusionError(f"{type(failure).__name__}: {failure}", origin=origin)
+
+
+def fusion_backend(
+    graph: fx.GraphModule,
+    example_inputs: Sequence[object],
+    *,
+    mode: str | None = None,
+    options: Mapping[str, object] | None = None,
+) -> Callable[..., object]:
+    """Entry point for `torch.compile(backend="fusion")`; see `Options.read` for `mode` and `options`."""
+    return Backend(Options.read(mode, options))(graph, example_inputs)

@@ -1,0 +1,204 @@
+"""The command line: `fusion demo`, `fusion explain FILE.py:NAME`, `fusion kernels FILE.py:NAME`.
+
+What enters are the words of the command; what leaves is text on standard output and an exit code: 0 for success, 1 where
+the command ran and the answer is bad (the demo's numbers are off, nothing was generated), 2 where it could not run.  An
+error is one message and one hint on standard error, never a traceback of ours.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+import fusion
+from codegen.targets import TARGETS
+from lowering.errors import FusionError
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+
+
+class CommandError(FusionError):
+    """The command cannot be carried out as it was given."""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command (`sys.argv` where `argv` is None) and return the exit code."""
+    arguments = _parser().parse_args(argv)
+    command: Callable[[argparse.Namespace], int] = arguments.command
+    try:
+        return command(arguments)
+    except FusionError as error:
+        print(f"fusion: error: {error}", file=sys.stderr)
+        return 2
+    except BrokenPipeError:  # `fusion kernels … | head`
+        sys.stderr.close()
+        return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="fusion", description="A graph-level fusion compiler for PyTorch programs.")
+    parser.add_argument("--version", action="version", version=f"fusion {fusion.__version__}")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="compile GPT-2, compare it with eager, show what was fused")
+    demo.add_argument("--quick", action="store_true", help="two layers and 64 tokens instead of GPT-2 small")
+    demo.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
+    demo.add_argument("--dump", type=Path, default=Path("fusion-dump"), metavar="DIR", help="default: ./fusion-dump")
+    demo.set_defaults(command=_demo)
+
+    explain = commands.add_parser("explain", help="show the kernels of a program, and what was not fused and why")
+    _program_arguments(explain)
+    explain.add_argument("--dump", type=Path, metavar="DIR", help="write every stage of the compilation below DIR")
+    explain.set_defaults(command=_explain)
+
+    kernels = commands.add_parser("kernels", help="print the sources generated for a program")
+    _program_arguments(kernels)
+    kernels.add_argument("--target", choices=sorted(TARGETS), help="generate for it ahead of time; needs no device")
+    kernels.set_defaults(command=_kernels)
+    return parser
+
+
+def _program_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("program", metavar="FILE.py:NAME", help="a function, a module, or a module class")
+    parser.add_argument(
+        "--shape", action="append", default=[], metavar="8,128", help="an input's shape; once per input; '' for a scalar"
+    )
+    parser.add_argument(
+        "--dtype", action="append", default=[], metavar="float32", help="one for all inputs, or one per input"
+    )
+    parser.add_argument("--device", default="cpu", help="default: cpu")
+    parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
+
+
+# Commands ------------------------------------------------------------------------------------------------------------------
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from fusion.demo import run  # it needs transformers, which the other commands do not
+
+    return run(quick=arguments.quick, device=arguments.device, dump=arguments.dump)
+
+
+def _explain(arguments: argparse.Namespace) -> int:
+    program, inputs = load_program(arguments.program), make_inputs(arguments)
+    options = {} if arguments.dump is None else {"dump": arguments.dump}
+    print(_found(program, inputs, options))
+    if arguments.dump is not None:
+        print(f"\nEvery stage is in {arguments.dump}; read each folder from 00_ to 99_.")
+    return 0
+
+
+def _kernels(arguments: argparse.Namespace) -> int:
+    program, inputs = load_program(arguments.program), make_inputs(arguments)
+    if arguments.target is not None:
+        exported = fusion.export_kernels(program, *inputs, target=arguments.target)
+        sources = {kernel.source: kernel.name for kernel in exported.kernels}
+    else:
+        sources = {kernel.source: kernel.name for kernel in _found(program, inputs, {}).kernels}
+    if not sources:
+        print("fusion: no kernel was generated; `fusion explain` says why", file=sys.stderr)
+        return 1
+    for number, (source, name) in enumerate(sources.items(), 1):
+        print(f"{'' if number == 1 else chr(10)}=== kernel {number} of {len(sources)}: {name} ===\n{source.rstrip()}")
+    return 0
+
+
+def _found(program: Callable[..., object], inputs: Sequence[object], options: dict[str, object]) -> fusion.Explanation:
+    try:
+        return fusion.explain(program, options=options)(*inputs)
+    except FusionError:
+        raise
+    except Exception as error:  # the user's program, or inputs it does not take
+        shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in inputs if isinstance(t, torch.Tensor)) or "no inputs"
+        raise CommandError(
+            f"the program failed on {shapes}: {type(error).__name__}: {_first_line(error)}",
+            hint="give one --shape per input, in order, and --dtype where float32 is wrong",
+        ) from error
+
+
+# Programs and inputs -----------------------------------------------------------------------------------------------------
+
+
+def load_program(spec: str) -> Callable[..., object]:
+    """The function or module that `FILE.py:NAME` names; a module class is instantiated without arguments.
+
+    Raises:
+        CommandError: no such file or name, or importing it fails.
+    """
+    file, separator, name = spec.rpartition(":")
+    path = Path(file)
+    if not separator or not file or not name:
+        raise CommandError(f"{spec!r} names no program", hint="write FILE.py:NAME, for example model.py:forward")
+    if not path.is_file():
+        raise CommandError(f"there is no file {file!r}", hint=f"looked in {Path.cwd()}")
+    source = importlib.util.spec_from_file_location(path.stem, path)
+    if source is None or source.loader is None:
+        raise CommandError(f"{file!r} is no Python file", hint="its name must end in .py")
+    module = importlib.util.module_from_spec(source)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))  # what the file itself imports may lie beside it
+    try:
+        source.loader.exec_module(module)
+        found = getattr(module, name, None)
+        if isinstance(found, type):
+            found = found()
+    except Exception as error:
+        raise CommandError(
+            f"loading {spec} failed: {type(error).__name__}: {_first_line(error)}",
+            hint="a class must be an nn.Module that takes no arguments; else name an instance or a function",
+        ) from error
+    if not callable(found):
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        what = "has nothing" if found is None else f"has a {type(found).__name__}"
+        raise CommandError(f"{file} {what} called {name!r} that can be run", hint=f"it has: {', '.join(names) or '-'}")
+    return found  # type: ignore[no-any-return]  # just checked to be callable
+
+
+def make_inputs(arguments: argparse.Namespace) -> list[torch.Tensor]:
+    """Random inputs of the shapes and dtypes asked for: normal, or integers in [0, 8), or booleans.
+
+    Raises:
+        CommandError: a shape or dtype that cannot be read.
+    """
+    shapes = [_shape(text) for text in arguments.shape]
+    names: list[str] = arguments.dtype or ["float32"]
+    if len(names) == 1:
+        names = names * len(shapes)
+    if len(names) != len(shapes):
+        raise CommandError(f"{len(names)} dtypes for {len(shapes)} shapes", hint="give one --dtype, or one per --shape")
+    generator = torch.Generator().manual_seed(arguments.seed)
+    return [_random(shape, name, generator).to(arguments.device) for shape, name in zip(shapes, names, strict=True)]
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        shape = (-1,)
+    if any(size < 0 for size in shape):
+        raise CommandError(f"{text!r} is no shape", hint="sizes with commas between them, for example --shape 8,128")
+    return shape
+
+
+def _random(shape: tuple[int, ...], name: str, generator: torch.Generator) -> torch.Tensor:
+    if name not in DTYPES:
+        raise CommandError(f"unknown dtype {name!r}", hint=f"known: {', '.join(DTYPES)}")
+    dtype = DTYPES[name]
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(0, 2 if dtype is torch.bool else 8, shape, generator=generator).to(dtype)
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).splitlines()), "")

@@ -1,0 +1,286 @@
+"""The demonstration: GPT-2 compiled, checked against float64, timed, and explained.  `fusion demo` runs it.
+
+What enters are a device and a folder for the dumps; what leaves is a table on standard output and an exit code, which is 0
+only if kernels were generated and their error against a float64 run is no more than twice that of eager.  The model is
+transformers' own GPT-2 with random weights, so nothing is downloaded.  Without transformers it is refused, with a hint.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import statistics
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from fusion.backend import Backend
+from fusion.inspect.progress import steps
+from fusion.inspect.report import Explanation, KernelReport
+from fusion.options import Options
+from lowering.errors import FusionError
+
+# Written for this demonstration.
+TEXT = """
+The lamp in the harbour house was lit before the rain came. Old Maren had trimmed its wick with the care of a woman who
+trusts small things, and she set the glass back over the flame and waited for it to clear. Down on the water the boats
+were coming home one behind the other, slow and low, each with a single light at the mast, and she counted them as she
+had counted them every evening for forty years: the ferry first, because it kept its hours; then the two brothers, who
+never sailed out of sight of each other; then the boy who had bought his uncle's boat and did not yet know how to land it.
+
+There were seven lights tonight, where there should have been eight. She counted again, from the left this time, and it
+was still seven. The wind had gone round to the north, and it pulled at the shutters like a child who wants to be let in.
+She put on her coat, took the second lamp from its nail, and went down the steps to the stones, where nobody goes in the
+dark, and held the light as high as her arm would reach.
+
+It is a curious fact that a light held by one hand is seen farther than a light that stands on a shelf. It moves, and
+what moves is noticed. Half a mile out, behind the black line of the breakwater, an eighth lamp answered her, rose, sank,
+and rose again. Nobody spoke of it later. The boy landed his boat badly, as he always did, and his uncle laughed.
+"""
+
+REPEATS = 7
+"""Timed runs of each side, in turn."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one demonstration found.  Times in seconds; errors are the largest absolute ones against float64."""
+
+    what: str
+    operations: int
+    explanation: Explanation
+    compile_time: float
+    eager_times: tuple[float, ...]
+    fused_times: tuple[float, ...]
+    eager_error: float
+    fused_error: float
+    largest: float  # magnitude among the reference's values, to judge the errors by
+
+
+def run(*, quick: bool = False, device: str | None = None, dump: Path = Path("fusion-dump")) -> int:
+    """Run the demonstration and return the exit code.
+
+    Args:
+        quick: two layers and 64 tokens, in place of GPT-2 small (12 layers, 124 M parameters) and 512 tokens.
+        device: "cpu" or "cuda"; None takes CUDA where there is one.
+        dump: where every stage of the compilation is written.
+
+    Raises:
+        FusionError: transformers is not installed, or there is no such device.
+    """
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    if where.type == "cuda" and not torch.cuda.is_available():
+        raise FusionError("this PyTorch sees no CUDA device", hint="run `fusion demo --device cpu`")
+    measured = _measure(quick, where, dump)
+    print("\n".join(_table(measured)))
+    print(f"\nEvery stage of the compilation is in {dump}{os.sep}. Read first:")
+    for line in _reading(dump):
+        print(f"  {line}")
+    return _verdict(measured)
+
+
+def tokens(text: str, count: int) -> torch.Tensor:
+    """The first `count` bytes of `text` in UTF-8 as token numbers, shape [1, count], int64.
+
+    >>> tokens("né", 3)
+    tensor([[110, 195, 169]])
+    """
+    data = text.encode()
+    data *= -(-count // len(data))
+    return torch.tensor([list(data[:count])])
+
+
+def _gpt2(layers: int) -> torch.nn.Module:
+    """GPT-2 small as transformers builds it, with plain PyTorch attention, in eval mode."""
+    try:
+        from transformers import GPT2Config, GPT2LMHeadModel
+    except ImportError as error:
+        raise FusionError(
+            "the demonstration needs transformers, which is not installed", hint="pip install 'fusion-compiler[dev]'"
+        ) from error
+    config = GPT2Config(n_layer=layers, use_cache=False, attn_implementation="eager")
+    model: torch.nn.Module = GPT2LMHeadModel(config)
+    return model.eval()
+
+
+@torch.no_grad()
+def _measure(quick: bool, device: torch.device, dump: Path) -> Measured:
+    layers, length = (2, 64) if quick else (12, 512)
+    with steps(7) as step:
+        step("build GPT-2")
+        torch.manual_seed(0)
+        model = _gpt2(layers).to(device)
+        ids = tokens(TEXT, length).to(device)
+        parameters = sum(parameter.numel() for parameter in model.parameters())
+        what = f"GPT-2, {layers} layers, {parameters / 1e6:.0f} M parameters, {ids.numel()} tokens, float32, {device}"
+
+        def eager() -> torch.Tensor:
+            logits: torch.Tensor = model(ids).logits
+            return logits
+
+        step("run it eagerly")
+        with _Operations() as operations:
+            expected = eager()
+
+        step("compile it with Fusion")
+        backend = Backend(Options.read(None, {"dump": None}))
+        compiled = torch.compile(model, backend=backend)
+
+        def fused() -> torch.Tensor:
+            logits: torch.Tensor = compiled(ids).logits
+            return logits
+
+        with _empty_cache():
+            start = time.perf_counter()
+            actual = fused()
+            _wait(device)
+            compile_time = time.perf_counter() - start
+
+        step("run it in float64, for reference")
+        reference = copy.deepcopy(model).double()(ids).logits
+        errors = [float((logits.double() - reference).abs().max()) for logits in (expected, actual)]
+
+        step("time eager and fused in turn")
+        times = _time_in_turn((eager, fused), device)
+
+        step("write the dumps")
+        torch.compile(model, backend=Backend(Options.read(None, {"dump": dump})))(ids)
+        step("done")
+    explanation = Explanation(tuple(backend.reports))
+    largest = float(reference.abs().max())
+    return Measured(what, operations.count, explanation, compile_time, *times, *errors, largest)
+
+
+class _Operations(TorchDispatchMode):
+    """Counts the ATen calls that compute something; views are free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        self.count += not func.is_view
+        return func(*args, **(kwargs or {}))
+
+
+@contextmanager
+def _empty_cache() -> Iterator[None]:
+    """Compile as on the first day: a cache directory that is empty and thrown away."""
+    before = os.environ.get("FUSION_CACHE_DIR")
+    with tempfile.TemporaryDirectory(prefix="fusion-demo-", ignore_cleanup_errors=True) as folder:
+        os.environ["FUSION_CACHE_DIR"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["FUSION_CACHE_DIR"]
+            if before is not None:
+                os.environ["FUSION_CACHE_DIR"] = before
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def _time_in_turn(
+    calls: tuple[Callable[[], torch.Tensor], Callable[[], torch.Tensor]], device: torch.device
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Seconds of `REPEATS` runs of each call, alternating, so that a busy moment of the machine hits both."""
+    times: tuple[list[float], list[float]] = ([], [])
+    for repeat in range(REPEATS + 1):
+        for call, series in zip(calls, times, strict=True):
+            _wait(device)
+            start = time.perf_counter()
+            call()
+            _wait(device)
+            if repeat:  # the first round warms up
+                series.append(time.perf_counter() - start)
+    return tuple(times[0]), tuple(times[1])
+
+
+# What is shown -------------------------------------------------------------------------------------------------------------
+
+
+def _table(measured: Measured) -> list[str]:
+    found = measured.explanation
+    eager, fused = statistics.median(measured.eager_times), statistics.median(measured.fused_times)
+    before, after = found.traffic_before, found.traffic_after
+    rows = [
+        ("", "eager", "Fusion"),
+        ("launches", f"{measured.operations} ATen calls", f"{len(found.kernels)} kernels + {len(found.externs)} calls"),
+        ("bytes read", _size(before.read), _size(after.read)),
+        ("bytes written", _size(before.written), _size(after.written)),
+        ("time, median", f"{eager * 1e3:.1f} ms", f"{fused * 1e3:.1f} ms ({eager / fused:.2f}x)"),
+        ("largest error", f"{measured.eager_error:.2e}", f"{measured.fused_error:.2e}"),
+        ("compile time", "-", f"{measured.compile_time:.1f} s"),
+    ]
+    distinct = len({kernel.source for kernel in found.kernels})
+    lines = ["", measured.what, ""]
+    lines += [f"  {name:<15}{left:<20}{right}".rstrip() for name, left, right in rows]
+    lines += ["", f"The largest of {distinct} distinct kernels, by bytes moved:", ""]
+    lines += [f"  {'launches':<10}{'reads':<12}{'writes':<12}{'operations':<12}name"]
+    for kernel, launches in _largest(found.kernels)[:3]:
+        sizes = f"{_size(kernel.bytes_read):<12}{_size(kernel.bytes_written):<12}{len(kernel.origins):<12}"
+        lines.append(f"  {launches:<10}{sizes}{kernel.name}")
+    return lines
+
+
+def _largest(kernels: Sequence[KernelReport]) -> list[tuple[KernelReport, int]]:
+    """Distinct kernels with how often each is launched, those that move most first."""
+    launches = Counter(kernel.source for kernel in kernels)
+    distinct = {kernel.source: kernel for kernel in kernels}
+
+    def moved(kernel: KernelReport) -> int:
+        return (kernel.bytes_read + kernel.bytes_written) * launches[kernel.source]
+
+    return [(kernel, launches[kernel.source]) for kernel in sorted(distinct.values(), key=moved, reverse=True)]
+
+
+def _reading(dump: Path) -> Iterator[str]:
+    """Which of the dumped files to read first, in the order in which they explain each other."""
+    folder = max(dump.glob("*_*"), default=None, key=lambda path: path.stat().st_mtime)
+    if folder is None:
+        return
+    for name, what in (
+        ("99_report.txt", "kernels, calls that were left as they are, and what was not fused and why"),
+        ("90_module.py", "the compiled graph: what is allocated, launched and called, line by line"),
+        ("01_program.txt", "the lowered program, before any fusion"),
+    ):
+        if (folder / name).exists():
+            yield f"{folder / name}  {what}"
+    yield f"{folder / '20_*'}  the first kernel: as a block program, as source, and what the source became"
+
+
+def _verdict(measured: Measured) -> int:
+    found = measured.explanation
+    failures = [report.failure for report in found.graphs if report.failure]
+    if failures:
+        print(f"\nFAILED: a region ran eagerly: {failures[0]}")
+        return 1
+    if not found.kernels:
+        print("\nFAILED: no kernel was generated")
+        return 1
+    limit = 2 * measured.eager_error + 1e-6
+    verdict, sign = ("ok", "≤") if measured.fused_error <= limit else ("FAILED", ">")  # a NaN error fails
+    print(
+        f"\n{verdict}: error against float64 {measured.fused_error:.2e} {sign} {limit:.2e} = 2 × eager's + 1e-6 "
+        f"(logits up to {measured.largest:.1f})"
+    )
+    return 0 if verdict == "ok" else 1
+
+
+def _size(count: int) -> str:
+    return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"

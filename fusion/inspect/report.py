@@ -1,0 +1,196 @@
+"""The report of a compilation: kernels, externs, refusals and traffic, as data and as text."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import sympy
+from torch import fx
+
+from codegen.build import Built
+from fusion.schedule import Refusal, Schedule
+from fusion.schedule.graph import Dependences
+from fusion.schedule.kernels import KernelCall
+from lowering.errors import Origin
+from lowering.program import Contract, Extern, Map, Program, Reduce, reads, writes
+
+
+@dataclass(frozen=True, slots=True)
+class Traffic:
+    """Bytes moved to and from memory by one run, each operation reading and writing each of its tensors once."""
+
+    read: int
+    written: int
+
+    @property
+    def total(self) -> int:
+        return self.read + self.written
+
+    def __add__(self, other: Traffic) -> Traffic:
+        return Traffic(self.read + other.read, self.written + other.written)
+
+
+@dataclass(frozen=True, slots=True)
+class KernelReport:
+    """One launch of a generated kernel.  Bytes and flops are those of one run."""
+
+    name: str
+    source: str
+    target: str
+    origins: tuple[Origin, ...]
+    bytes_read: int
+    bytes_written: int
+    flops: int
+
+
+@dataclass(frozen=True, slots=True)
+class ExternReport:
+    """One call left as it is: the operation, why, and where it comes from."""
+
+    name: str
+    reason: str
+    origin: Origin
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What became of one ATen graph.
+
+    Attributes:
+        label: "forward", "backward" or "inference".
+        operations: pointwise, reduction and contraction nodes of the lowered graph.
+        failure: why the whole region runs eagerly; empty if it was compiled.
+    """
+
+    label: str
+    operations: int
+    kernels: tuple[KernelReport, ...]
+    externs: tuple[ExternReport, ...]
+    refusals: tuple[Refusal, ...]
+    traffic_before: Traffic
+    traffic_after: Traffic
+    failure: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        label: str,
+        lowered: Program,
+        schedule: Schedule,
+        built: Mapping[int, Built],
+        target: str,
+        hints: Mapping[sympy.Symbol, int],
+    ) -> Report:
+        """The report of a compiled graph: `lowered` before any pass, `schedule` after all."""
+        kernels: list[KernelReport] = []
+        externs: list[ExternReport] = []
+        after = Traffic(0, 0)
+        dependences = Dependences(schedule.program, hints)
+        for position, step in enumerate(schedule.steps):
+            if isinstance(step, KernelCall):
+                kernels.append(
+                    KernelReport(
+                        step.kernel.name,
+                        built[position].source,
+                        target,
+                        step.origins,
+                        step.bytes_read,
+                        step.bytes_written,
+                        step.flops,
+                    )
+                )
+                after += Traffic(step.bytes_read, step.bytes_written)
+            else:
+                after += _extern_traffic(dependences, step)
+                if not step.is_view:
+                    out = next((name for name in step.outs if name is not None), "")
+                    name = str(getattr(step.target, "name", lambda: step.target)())
+                    externs.append(ExternReport(name, step.reason, lowered.origins.get(out, Origin(out))))
+        before_dependences = Dependences(lowered, hints)
+        before = Traffic(0, 0)
+        for node in lowered.nodes:
+            if isinstance(node, Extern):
+                before += _extern_traffic(before_dependences, node)
+            else:
+                read = sum(before_dependences.bytes(name) for name in reads(node))
+                before += Traffic(read, sum(before_dependences.bytes(name) for name in writes(node)))
+        operations = sum(isinstance(node, (Map, Reduce, Contract)) for node in lowered.nodes)
+        return cls(label, operations, tuple(kernels), tuple(externs), schedule.refusals, before, after)
+
+    @classmethod
+    def eager(cls, label: str, graph: fx.GraphModule, failure: Exception) -> Report:
+        """The report of a region that could not be compiled: every operation is an extern."""
+        cause = f"{type(failure).__name__}: {failure}"
+        calls = [node for node in graph.graph.nodes if node.op == "call_function"]
+        externs = tuple(ExternReport(str(node.target), cause, Origin(node.name)) for node in calls)
+        return cls(label, 0, (), externs, (), Traffic(0, 0), Traffic(0, 0), cause)
+
+    def __str__(self) -> str:
+        if self.failure:
+            return f"{self.label}: eager ({self.failure})"
+        lines = [
+            f"{self.label}: {self.operations} operations in {len(self.kernels)} kernels, {len(self.externs)} extern calls; "
+            f"{_size(self.traffic_before.total)} moved before, {_size(self.traffic_after.total)} after"
+        ]
+        for kernel in self.kernels:
+            lines.append(
+                f"  kernel {kernel.name}: reads {_size(kernel.bytes_read)}, writes {_size(kernel.bytes_written)}, "
+                f"{len(kernel.origins)} operations"
+            )
+        for extern in self.externs:
+            lines.append(f"  extern {extern.name}: {extern.reason or 'no rule'}; {extern.origin}")
+        for refusal in sorted(self.refusals, key=lambda r: -r.bytes):
+            lines.append(f"  not fused {refusal}")
+        return "\n".join(lines)
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """All graphs of one explained call, and their sums."""
+
+    graphs: tuple[Report, ...]
+
+    @property
+    def kernels(self) -> tuple[KernelReport, ...]:
+        return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
+
+    @property
+    def externs(self) -> tuple[ExternReport, ...]:
+        return tuple(extern for graph in self.graphs for extern in graph.externs)
+
+    @property
+    def refusals(self) -> tuple[Refusal, ...]:
+        return tuple(refusal for graph in self.graphs for refusal in graph.refusals)
+
+    @property
+    def traffic_before(self) -> Traffic:
+        return sum((graph.traffic_before for graph in self.graphs), Traffic(0, 0))
+
+    @property
+    def traffic_after(self) -> Traffic:
+        return sum((graph.traffic_after for graph in self.graphs), Traffic(0, 0))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.graphs)) or "nothing was compiled: no tensor operations were captured"
+
+
+def _extern_traffic(dependences: Dependences, call: Extern) -> Traffic:
+    if call.is_view:
+        return Traffic(0, 0)
+    read = sum(dependences.bytes(name) for name in call.reads)
+    return Traffic(read, sum(dependences.bytes(name) for name in writes(call)))
+
+
+def _size(count: int) -> str:
+    """Bytes for people.
+
+    >>> _size(512), _size(3 * 1024 * 1024)
+    ('512 B', '3.0 MiB')
+    """
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024 or unit == "GiB":
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    raise AssertionError

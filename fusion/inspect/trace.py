@@ -1,0 +1,111 @@
+"""The trace of one compilation: what each stage made, written to `FUSION_DUMP` as it is made.
+
+Files are numbered in the order of the path, so that reading a directory from top to bottom explains what happened:
+
+    00_graph.py  01_program.txt  02_inlined.txt  …  10_clusters.txt  10_clusters.dot  20_<kernel>.txt  20_<kernel>.py|c
+    20_<kernel>.ptx …  90_module.py  99_report.txt
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping
+from pathlib import Path
+
+from torch import fx
+
+from codegen.build import Built
+from codegen.target import Target
+from fusion.inspect.report import Report
+from fusion.schedule import Clustering
+from fusion.schedule.kernels import KernelCall
+from lowering.kernel import Kernel
+from lowering.printer import format_kernel, format_program
+from lowering.program import Program, reads, writes
+
+_numbers = itertools.count()  # graphs of one process get directories in the order of their compilation
+
+
+class Trace:
+    """Writes the stages of one compilation below `root`, or nothing if it is None."""
+
+    def __init__(self, root: Path | None, label: str, target: Target) -> None:
+        self.target = target
+        self.folder: Path | None = None
+        self.stage = itertools.count(1)
+        if root is not None:
+            self.folder = root / f"{next(_numbers):03d}_{label}"
+            self.folder.mkdir(parents=True, exist_ok=True)
+
+    def graph(self, graph: fx.GraphModule) -> None:
+        if self.folder is not None:
+            self._write("00_graph.py", graph.print_readable(print_output=False))
+
+    def program(self, name: str, program: Program) -> Program:
+        if self.folder is not None:
+            self._write(f"{next(self.stage):02d}_{name}.txt", format_program(program))
+        return program
+
+    def clustering(self, program: Program, clustering: Clustering) -> Clustering:
+        if self.folder is not None:
+            self._write("10_clusters.txt", _clusters_text(program, clustering))
+            self._write("10_clusters.dot", _clusters_dot(program, clustering))
+        return clustering
+
+    def kernels(self, calls: Mapping[int, tuple[KernelCall, Built]]) -> None:
+        if self.folder is None:
+            return
+        written: set[Kernel] = set()
+        for number, (call, built) in enumerate(calls.values()):
+            if built.kernel in written:
+                continue
+            written.add(built.kernel)
+            stem = f"{20 + number:02d}_{call.kernel.name}"
+            self._write(f"{stem}.txt", format_kernel(built.kernel))
+            self._write(f"{stem}.{SUFFIXES.get(self.target.name, 'txt')}", built.source)
+            for suffix, content in self.target.stages(built.kernel, built.source):
+                self._write(f"{stem}.{suffix}", content)
+
+    def module(self, module: fx.GraphModule) -> fx.GraphModule:
+        if self.folder is not None:
+            self._write("90_module.py", module.code)
+        return module
+
+    def report(self, report: Report) -> None:
+        if self.folder is not None:
+            self._write("99_report.txt", str(report))
+
+    def _write(self, name: str, content: str | bytes) -> None:
+        assert self.folder is not None
+        data = content if isinstance(content, bytes) else content.rstrip("\n").encode() + b"\n"
+        (self.folder / name).write_bytes(data)
+
+
+SUFFIXES = {"triton": "py", "c": "c"}
+"""Target → file suffix of its source."""
+
+
+def _clusters_text(program: Program, clustering: Clustering) -> str:
+    lines: list[str] = []
+    for number, cluster in enumerate(clustering.clusters):
+        kind = "extern" if cluster.extern else "cluster"
+        lines.append(f"{kind} {number}: {', '.join(map(str, cluster.space.axes))}")
+        for member in cluster.members:
+            for name in writes(program.nodes[member]):
+                lines.append(f"    {name}  # {program.origins.get(name, '')}")
+    lines.append("")
+    lines.extend(f"not fused: {refusal}" for refusal in clustering.refusals)
+    return "\n".join(lines)
+
+
+def _clusters_dot(program: Program, clustering: Clustering) -> str:
+    lines = ["digraph clusters {", "  rankdir=TB; node [shape=box, fontname=monospace];"]
+    for number, cluster in enumerate(clustering.clusters):
+        lines.append(f'  subgraph cluster_{number} {{ label="{number}";')
+        for member in cluster.members:
+            lines.extend(f'    "{name}";' for name in writes(program.nodes[member]))
+        lines.append("  }")
+    for node in program.nodes:
+        lines.extend(f'  "{source}" -> "{out}";' for out in writes(node) for source in reads(node))
+    lines.append("}")
+    return "\n".join(lines)
