@@ -39,9 +39,7 @@ def _private(path: Path) -> Path:
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
         status = path.stat()
     except OSError as error:
-        raise BuildError(
-            f"the cache directory {path} cannot be used: {error}", hint="set FUSION_CACHE_DIR"
-        ) from error
+        raise BuildError(f"the cache directory {path} cannot be used: {error}", hint="set FUSION_CACHE_DIR") from error
     if hasattr(os, "getuid") and status.st_uid != os.getuid():
         raise BuildError(
             f"the cache directory {path} belongs to another user", hint="set FUSION_CACHE_DIR to a directory of yours"

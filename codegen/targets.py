@@ -10,26 +10,34 @@ from codegen.target import Target
 from lowering.errors import Unsupported
 
 
-def _triton() -> Target:
+def _triton(arch: str | None = None) -> Target:
     from codegen.triton import TritonTarget
 
-    return TritonTarget()
+    return TritonTarget(arch)
 
 
-def _c() -> Target:
+def _c(arch: str | None = None) -> Target:
     from codegen.c import CTarget
 
+    _no_choice("c", arch)
     return CTarget()
 
 
-def _reference() -> Target:
+def _reference(arch: str | None = None) -> Target:
     from codegen.reference import ReferenceTarget
 
+    _no_choice("reference", arch)
     return ReferenceTarget()
 
 
-TARGETS: dict[str, Callable[[], Target]] = {"triton": _triton, "c": _c, "reference": _reference}
-"""Target name → constructor.  Imported on first use: no target is needed to use another."""
+def _no_choice(name: str, arch: str | None) -> None:
+    if arch is not None:
+        raise Unsupported(f"the {name} target builds for this machine only, not for {arch!r}", hint="leave arch out")
+
+
+TARGETS: dict[str, Callable[..., Target]] = {"triton": _triton, "c": _c, "reference": _reference}
+"""Target name → constructor, which takes an architecture (or None for the one at hand).  Imported on first use: no
+target is needed to use another."""
 
 DEFAULTS = {"cuda": "triton", "cpu": "c"}
 """Device type → the target that serves it unless the user names another."""

@@ -7,6 +7,7 @@
     print(fusion.explain(model)(*inputs))               # the kernels, and what was not fused and why
 """
 
+from fusion.aot import Export, ExportedKernel, export_kernels
 from fusion.api import explain, fuse
 from fusion.backend import Backend, FusionWarning, fusion_backend
 from fusion.inspect.report import Explanation, Report
@@ -19,6 +20,8 @@ __all__ = [
     "Backend",
     "BuildError",
     "Explanation",
+    "Export",
+    "ExportedKernel",
     "FusionError",
     "FusionWarning",
     "Options",
@@ -26,6 +29,7 @@ __all__ = [
     "Unsupported",
     "VerifyError",
     "explain",
+    "export_kernels",
     "fuse",
     "fusion_backend",
 ]

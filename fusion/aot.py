@@ -19,17 +19,16 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils import _pytree as pytree
 
 from codegen.target import Target
-from codegen.targets import DEFAULTS, TARGETS, builder_for
+from codegen.targets import DEFAULTS, TARGETS
+from fusion.capture import main_device
 from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.split import split_reductions
 from lowering.decompositions import decompositions
-from lowering.errors import Unsupported
 from lowering.kernel import Kernel
 from lowering.lower import lower
 from lowering.printer import format_kernel
-from lowering.program import Extern
 from lowering.verify import verify_kernel, verify_program
 
 
@@ -89,8 +88,8 @@ def export_kernels(
         arch: the architecture to build for where a target knows several, such as "sm_90".
 
     Raises:
-        ValueError: an unknown target, or an architecture it does not build for.
-        FusionError: the graph as a whole cannot be compiled.
+        ValueError: an unknown target.
+        FusionError: an architecture that the target does not build for, or a graph that cannot be compiled as a whole.
 
     >>> export = export_kernels(lambda x: torch.relu(x) + 1, torch.empty(8, 128), target="c")
     >>> [kernel.name for kernel in export.kernels]
@@ -98,12 +97,65 @@ def export_kernels(
     """
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}; known: {', '.join(sorted(TARGETS))}")
-    machine = builder_for("", target).target
+    machine = TARGETS[target](arch)
     device = next((kind for kind, name in DEFAULTS.items() if name == target), "cpu")
-    schedule = _schedule(_capture(program, args, kwargs, torch.device(device)), torch.device(device), machine)
+    schedule = _schedule(_capture(program, args, kwargs, torch.device(device)), machine)
     steps = [step.kernel.name if isinstance(step, KernelCall) else str(step.target) for step in schedule.steps]
     distinct: dict[Kernel, KernelCall] = {}
     for step in schedule.steps:
         if isinstance(step, KernelCall):
             distinct.setdefault(step.kernel, step)
     return Export(tuple(steps), tuple(_export(machine, call) for call in distinct.values()))
+
+
+def _capture(
+    program: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], device: torch.device
+) -> GraphModule:
+    """The functional ATen graph of one call, over fake tensors on `device`; parameters and buffers become inputs."""
+    leaves, spec = pytree.tree_flatten((args, kwargs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+    state: dict[str, torch.Tensor] = {}
+    if isinstance(program, torch.nn.Module):
+        state = {**dict(program.named_parameters()), **dict(program.named_buffers())}
+
+    def call(state: dict[str, torch.Tensor], tensors: list[torch.Tensor]) -> object:
+        filled = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            filled[place] = tensor
+        args, kwargs = pytree.tree_unflatten(filled, spec)
+        if isinstance(program, torch.nn.Module):
+            return torch.func.functional_call(program, state, args, kwargs)
+        return program(*args, **kwargs)
+
+    with FakeTensorMode(), torch.no_grad():
+
+        def fake(tensor: torch.Tensor) -> torch.Tensor:
+            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+
+        inputs = {name: fake(tensor) for name, tensor in state.items()}, [fake(leaves[place]) for place in places]
+        functional = torch.func.functionalize(call, remove="mutations")
+        graph: GraphModule = make_fx(
+            functional, decomposition_table=decompositions(), record_stack_traces=True
+        )(*inputs)
+    return graph
+
+
+def _schedule(graph: GraphModule, target: Target) -> Schedule:
+    """The part of `compile.compile_graph` that needs no device."""
+    capabilities = target.capabilities
+    program = lower(graph, device=main_device(graph), contractions="dot" in capabilities.fold_ops)
+    verify_program(program)
+    program = split_reductions(inline_cheap_maps(program), capabilities)
+    verify_program(program)
+    schedule = plan(program, grow(program, capabilities))
+    for step in schedule.steps:
+        if isinstance(step, KernelCall):
+            verify_kernel(step.kernel)
+    return schedule
+
+
+def _export(target: Target, call: KernelCall) -> ExportedKernel:
+    kernel = call.kernel
+    source = target.emit(kernel)
+    artefacts = dict(target.stages(kernel, source))
+    return ExportedKernel(kernel.name, format_kernel(kernel), source, artefacts, tuple(map(str, call.origins)))

@@ -42,12 +42,8 @@ class Backend:
         except Exception as failure:  # any defect of ours must leave the user's program running
             if self.options.strict:
                 raise _located(failure, graph) from failure
-            warnings.warn(
-                f"fusion: a {label} region of {len(graph.graph.nodes)} operations runs eagerly: "
-                f"{type(failure).__name__}: {failure}",
-                FusionWarning,
-                stacklevel=2,
-            )
+            # the text names the cause alone: Python shows equal warnings once, however many regions share the cause
+            warnings.warn(f"running eagerly: {type(failure).__name__}: {failure}", FusionWarning, stacklevel=2)
             with self._lock:
                 self.reports.append(Report.eager(label, graph, failure))
             return _boxed(graph)

@@ -1,8 +1,8 @@
 """The command line: `fusion demo`, `fusion explain FILE.py:NAME`, `fusion kernels FILE.py:NAME`.
 
-What enters are the words of the command; what leaves is text on standard output and an exit code: 0 for success, 1 where
-the command ran and the answer is bad (the demo's numbers are off, nothing was generated), 2 where it could not run.  An
-error is one message and one hint on standard error, never a traceback of ours.
+What enters are the words of the command; what leaves is text on standard output and an exit code: 0 for success, 1
+where the command ran and the answer is bad (the demo's numbers are off, nothing was generated), 2 where it could not
+run.  An error is one message and one hint on standard error, never a traceback of ours.
 """
 
 from __future__ import annotations
@@ -72,7 +72,11 @@ def _parser() -> argparse.ArgumentParser:
 def _program_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("program", metavar="FILE.py:NAME", help="a function, a module, or a module class")
     parser.add_argument(
-        "--shape", action="append", default=[], metavar="8,128", help="an input's shape; once per input; '' for a scalar"
+        "--shape",
+        action="append",
+        default=[],
+        metavar="8,128",
+        help="shape of an input; once per input; '' for a scalar",
     )
     parser.add_argument(
         "--dtype", action="append", default=[], metavar="float32", help="one for all inputs, or one per input"
@@ -81,7 +85,7 @@ def _program_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seed", type=int, default=0, help="of the random inputs")
 
 
-# Commands ------------------------------------------------------------------------------------------------------------------
+# Commands ---------------------------------------------------------------------------------------------------
 
 
 def _demo(arguments: argparse.Namespace) -> int:
@@ -127,7 +131,7 @@ def _found(program: Callable[..., object], inputs: Sequence[object], options: di
         ) from error
 
 
-# Programs and inputs -----------------------------------------------------------------------------------------------------
+# Programs and inputs ----------------------------------------------------------------------------------------
 
 
 def load_program(spec: str) -> Callable[..., object]:

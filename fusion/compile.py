@@ -74,7 +74,7 @@ def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph")
     module = trace.module(splice(schedule, built))
     report = Report.of(label, lowered, schedule, built, builder.target.name, hints)
     trace.report(report)
-    return module.forward, report
+    return partial(module.forward), report
 
 
 __all__ = ["Compiled", "compile_graph"]

@@ -1,8 +1,8 @@
 """The demonstration: GPT-2 compiled, checked against float64, timed, and explained.  `fusion demo` runs it.
 
-What enters are a device and a folder for the dumps; what leaves is a table on standard output and an exit code, which is 0
-only if kernels were generated and their error against a float64 run is no more than twice that of eager.  The model is
-transformers' own GPT-2 with random weights, so nothing is downloaded.  Without transformers it is refused, with a hint.
+What enters are a device and a folder for the dumps; what leaves is a table on standard output and an exit code, which
+is 0 only if kernels were generated and their error against a float64 run is no more than twice that of eager.  The
+model is transformers' own GPT-2 with random weights, so nothing is downloaded.  Without transformers it is refused.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ The lamp in the harbour house was lit before the rain came. Old Maren had trimme
 trusts small things, and she set the glass back over the flame and waited for it to clear. Down on the water the boats
 were coming home one behind the other, slow and low, each with a single light at the mast, and she counted them as she
 had counted them every evening for forty years: the ferry first, because it kept its hours; then the two brothers, who
-never sailed out of sight of each other; then the boy who had bought his uncle's boat and did not yet know how to land it.
+never sailed out of sight of each other; then the boy who had bought his uncle's boat and had yet to learn to land it.
 
 There were seven lights tonight, where there should have been eight. She counted again, from the left this time, and it
-was still seven. The wind had gone round to the north, and it pulled at the shutters like a child who wants to be let in.
+was still seven. The wind had gone round to the north, and it pulled at the shutters like a child that wants to come in.
 She put on her coat, took the second lamp from its nail, and went down the steps to the stones, where nobody goes in the
 dark, and held the light as high as her arm would reach.
 
 It is a curious fact that a light held by one hand is seen farther than a light that stands on a shelf. It moves, and
-what moves is noticed. Half a mile out, behind the black line of the breakwater, an eighth lamp answered her, rose, sank,
-and rose again. Nobody spoke of it later. The boy landed his boat badly, as he always did, and his uncle laughed.
+what moves is noticed. Half a mile out, behind the black line of the breakwater, an eighth lamp answered her, rose, and
+sank, and rose again. Nobody spoke of it later. The boy landed his boat badly, as he always did, and his uncle laughed.
 """
 
 REPEATS = 7
@@ -113,7 +113,7 @@ def _gpt2(layers: int) -> torch.nn.Module:
 @torch.no_grad()
 def _measure(quick: bool, device: torch.device, dump: Path) -> Measured:
     layers, length = (2, 64) if quick else (12, 512)
-    with steps(7) as step:
+    with steps(6) as step:
         step("build GPT-2")
         torch.manual_seed(0)
         model = _gpt2(layers).to(device)
@@ -152,7 +152,6 @@ def _measure(quick: bool, device: torch.device, dump: Path) -> Measured:
 
         step("write the dumps")
         torch.compile(model, backend=Backend(Options.read(None, {"dump": dump})))(ids)
-        step("done")
     explanation = Explanation(tuple(backend.reports))
     largest = float(reference.abs().max())
     return Measured(what, operations.count, explanation, compile_time, *times, *errors, largest)
@@ -211,7 +210,7 @@ def _time_in_turn(
     return tuple(times[0]), tuple(times[1])
 
 
-# What is shown -------------------------------------------------------------------------------------------------------------
+# What is shown ----------------------------------------------------------------------------------------------
 
 
 def _table(measured: Measured) -> list[str]:

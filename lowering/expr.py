@@ -51,6 +51,10 @@ class Expr(metaclass=_Interned):
     def _key(self) -> tuple[object, ...]:
         raise NotImplementedError
 
+    def __reduce__(self) -> tuple[type[Expr], tuple[object, ...]]:
+        """Copies and unpickled expressions are interned too."""
+        return type(self), tuple(getattr(self, name) for name in self.__slots__)
+
     def children(self) -> tuple[Expr, ...]:
         """The expressions this one is made of, in a fixed order."""
         return ()
@@ -188,10 +192,10 @@ def const(value: Scalar, dtype: torch.dtype) -> Const:
     (1.0, 2, True)
     """
     if dtype is torch.bool:
-        return cast(Const, Const(bool(value), dtype))
+        return Const(bool(value), dtype)
     if dtype.is_floating_point:
-        return cast(Const, Const(float(value), dtype))
-    return cast(Const, Const(int(value), dtype))
+        return Const(float(value), dtype)
+    return Const(int(value), dtype)
 
 
 def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
@@ -209,7 +213,7 @@ def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
     if isinstance(arg, Const):
         value = torch.tensor(arg.value, dtype=arg.dtype).to(dtype).item()
         return Const(value, dtype)
-    if isinstance(arg, Cast) and arg.implicit and arg.arg.dtype is dtype and dtype.is_floating_point:
+    if isinstance(arg, Cast) and arg.implicit and arg.dtype.is_floating_point and arg.arg.dtype is dtype:
         return arg.arg
     return Cast(arg, dtype, implicit)
 

@@ -1,4 +1,4 @@
-"""Index arithmetic: the two functions `//` and `%` of indices, and everything that makes them disappear.
+"""Index arithmetic: everything that makes `//` and `%` (`division.py`) disappear from indices.
 
 An index is an integer; it is non-negative where it is used unmasked, but parts of it need not be (`i - 3` in a
 concatenation).  `sizes` maps each axis symbol to its extent, an axis `i` runs over `0 ≤ i < sizes[i]`; these bounds are
@@ -19,90 +19,11 @@ from typing import TypeAlias
 
 import sympy
 import torch
-from sympy.printing.precedence import PRECEDENCE
 
+from lowering.division import ONE, ZERO, FloorDiv, Mod
 from lowering.expr import AxisMap, Const, Expr, Index, IndexValue, Load, Op, Random, make_cast, rewrite
 
 Sizes: TypeAlias = Mapping[sympy.Symbol, sympy.Expr]
-
-ZERO, ONE = sympy.Integer(0), sympy.Integer(1)
-
-
-class _Division(sympy.Expr):  # type: ignore[misc]  # sympy ships no annotations
-    """A function of two integers.  sympy's own `Function` spends most of its time on what these two never need."""
-
-    __slots__ = ()
-    is_commutative = True
-    is_integer = True
-
-    def __new__(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
-        return _divide(cls, sympy.sympify(a), sympy.sympify(b))
-
-    @classmethod
-    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
-        """A simpler equal expression, from the operands alone; None where there is none."""
-        raise NotImplementedError
-
-
-@lru_cache(maxsize=1 << 16)
-def _divide(kind: type[_Division], a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
-    found = kind.eval(a, b)
-    return sympy.Expr.__new__(kind, a, b) if found is None else found
-
-
-class FloorDiv(_Division):
-    """`floor(a / b)` of integers, b > 0.
-
-    >>> i = sympy.Symbol("i", integer=True)
-    >>> FloorDiv(i, 1), FloorDiv(sympy.Integer(7), 2), FloorDiv(6 * i, 3)
-    (i, 3, 2*i)
-    >>> 4 * FloorDiv(i, 8), FloorDiv(i + 4, 8)
-    (4*(i//8), (i + 4)//8)
-    """
-
-    __slots__ = ()
-    precedence = PRECEDENCE["Mul"]
-
-    @classmethod
-    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
-        if b == 1 or a == 0:
-            return a
-        if a.is_Integer and b.is_Integer:
-            return sympy.Integer(int(a) // int(b))
-        if a == b:
-            return ONE
-        if b.is_Integer:
-            common = math.gcd(_content(a), int(b))
-            if common > 1:
-                return FloorDiv(_over(a, common), b // common)
-        if isinstance(a, FloorDiv):
-            return FloorDiv(a.args[0], a.args[1] * b)
-        return None
-
-    def _sympystr(self, printer: object) -> str:
-        return "//".join(f"({arg})" if arg.args else str(arg) for arg in self.args)
-
-
-class Mod(_Division):
-    """`a mod b` of integers, b > 0, with a result in `[0, b)`.
-
-    >>> i = sympy.Symbol("i", integer=True)
-    >>> Mod(i, 1), Mod(sympy.Integer(7), 4), Mod(Mod(i, 12), 4)
-    (0, 3, Mod(i, 4))
-    """
-
-    __slots__ = ()
-    is_nonnegative = True
-
-    @classmethod
-    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
-        if b == 1 or a == 0 or a == b:
-            return ZERO
-        if a.is_Integer and b.is_Integer:
-            return sympy.Integer(int(a) % int(b))
-        if isinstance(a, Mod) and a.args[1].is_Integer and b.is_Integer and a.args[1] % b == 0:
-            return Mod(a.args[0], b)
-        return None
 
 
 def axis_symbol(k: int) -> sympy.Symbol:
@@ -120,25 +41,6 @@ def _symbol(prefix: str, k: int) -> sympy.Symbol:
     return sympy.Symbol(f"{prefix}{k}", integer=True, nonnegative=True)
 
 
-def _content(expr: sympy.Expr) -> int:
-    """The greatest common divisor of the integer coefficients of a sum."""
-    result = 0
-    for term in sympy.Add.make_args(expr):
-        coefficient = term.as_coeff_Mul()[0]
-        if not coefficient.is_Integer:
-            return 1
-        result = math.gcd(result, int(coefficient))
-    return result
-
-
-def _over(expr: sympy.Expr, by: int) -> sympy.Expr:
-    terms = []
-    for term in sympy.Add.make_args(expr):
-        coefficient, rest = term.as_coeff_Mul()
-        terms.append(coefficient / by * rest)
-    return sympy.Add(*terms)
-
-
 # Bounds ---------------------------------------------------------------------------------------------------------------
 
 Facts: TypeAlias = tuple[tuple[sympy.Symbol, sympy.Expr], ...]
@@ -146,7 +48,8 @@ Facts: TypeAlias = tuple[tuple[sympy.Symbol, sympy.Expr], ...]
 
 
 @lru_cache(maxsize=1 << 16)
-def _symbols(expr: sympy.Expr) -> tuple[sympy.Symbol, ...]:
+def symbols_of(expr: sympy.Expr) -> tuple[sympy.Symbol, ...]:
+    """The symbols of an index, by name; remembered, because sympy walks the expression each time."""
     return tuple(sorted(expr.free_symbols, key=str))
 
 
@@ -156,7 +59,7 @@ def _has_digits(expr: sympy.Expr) -> bool:
 
 
 def _facts(expr: sympy.Expr, sizes: Sizes) -> Facts:
-    return tuple((symbol, sizes[symbol]) for symbol in _symbols(expr) if symbol in sizes)
+    return tuple((symbol, sizes[symbol]) for symbol in symbols_of(expr) if symbol in sizes)
 
 
 def bounds(expr: sympy.Expr, sizes: Sizes) -> tuple[sympy.Expr, sympy.Expr] | None:
@@ -284,7 +187,7 @@ def _common_factors(rest: sympy.Expr, b: sympy.Expr) -> list[sympy.Expr]:
         coefficient, factor = term.as_coeff_Mul()
         shared = set(sympy.Mul.make_args(factor)).intersection(sympy.Mul.make_args(symbols))
         found.add(sympy.Mul(math.gcd(int(coefficient), int(number)), *shared))
-    return sorted(found - {ONE}, key=lambda g: (-len(_symbols(g)), -int(g.as_coeff_Mul()[0]), str(g)))
+    return sorted(found - {ONE}, key=lambda g: (-len(symbols_of(g)), -int(g.as_coeff_Mul()[0]), str(g)))
 
 
 def _simplify_floordiv(a: sympy.Expr, b: sympy.Expr, sizes: Sizes) -> sympy.Expr:
@@ -385,7 +288,7 @@ def substitute_all(roots: Sequence[Expr], axes: AxisMap, sizes: Sizes) -> list[E
 
 def replace_axes(index: sympy.Expr, axes: AxisMap, sizes: Sizes) -> Index:
     """`index` with symbols replaced.  Becomes an `Expr` as soon as one replacement is one."""
-    found = {s: axes[s] for s in _symbols(index) if s in axes}
+    found = {s: axes[s] for s in symbols_of(index) if s in axes}
     if any(isinstance(value, Expr) for value in found.values()):
         return _lift(index, found, sizes)
     return simplify(index.xreplace(found) if found else index, sizes)
@@ -400,7 +303,7 @@ def _lift(index: sympy.Expr, axes: AxisMap, sizes: Sizes) -> Expr:
     """`index` as an int64 expression: sympy's operators become scalar operations above a replaced axis."""
     if index.is_Symbol:
         return as_expr(axes.get(index, index))
-    if not any(isinstance(axes.get(s), Expr) for s in _symbols(index)):
+    if not any(isinstance(axes.get(s), Expr) for s in symbols_of(index)):
         return as_expr(replace_axes(index, axes, sizes))
     names = {sympy.Add: "add", sympy.Mul: "mul", sympy.Pow: "mul", FloorDiv: "floordiv", Mod: "remainder"}
     name = names[index.func]
@@ -449,7 +352,7 @@ def invert(
     solved: dict[sympy.Symbol, sympy.Expr] = {}
     digits: dict[sympy.Symbol, dict[sympy.Expr, tuple[sympy.Expr, sympy.Expr]]] = {}  # divisor: (size, value)
     for expr, value, extent in zip(exprs, values, value_sizes, strict=True):
-        used = _symbols(expr)
+        used = symbols_of(expr)
         solved.update((axis, ZERO) for axis in used if axis in single)
         terms = _radix_terms(simplify(expr.xreplace(single) if single else expr, sizes), sizes)
         if terms is None or _radix_extent(terms) != sympy.expand(extent):
@@ -587,12 +490,12 @@ def coefficient(expr: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr | None:
     (12, 0, None)
     """
     found: sympy.Expr = ZERO
-    if axis not in _symbols(expr):
+    if axis not in symbols_of(expr):
         return found
     for term in sympy.Add.make_args(sympy.expand_mul(expr)):
-        if axis in _symbols(term):
+        if axis in symbols_of(term):
             ratio = ONE if term is axis else term / axis
-            if axis in _symbols(ratio):
+            if axis in symbols_of(ratio):
                 return None
             found += ratio
     return found
@@ -617,4 +520,5 @@ __all__ = [
     "split_points",
     "substitute",
     "substitute_all",
+    "symbols_of",
 ]

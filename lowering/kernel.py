@@ -1,6 +1,6 @@
 """Kernel: the block program.
 
-    Kernel = name, params, sizes, axes, body
+    Kernel = name, params, sizes, axes, body, then
     Axis   = symbol, size, role
     role   = GRID   spread over programs (threads on a CPU), a block of it at a time
            | LOOP   walked in blocks inside one program
@@ -9,6 +9,9 @@
            | Loop(axes, body)                      walk these LOOP axes; folds inside accumulate over all blocks
            | Store(param, offset, value)           write a tile
     value  = Expr                                  loads are `Load(param, (offset,))`, offset in elements of the flat buffer
+
+`then` is a kernel of a single program that runs once all programs of this one are done, in the same launch, over some of
+the same parameters: the last step of a reduction over everything.
 
 Statements run in order.  A fold over WHOLE axes stands outside any loop and is complete at once; a fold over LOOP axes
 stands inside a `Loop` over exactly these axes, and its value may be named only after that loop.  Nothing else is said
@@ -119,6 +122,7 @@ class Kernel:
         params: tensors in the order of the call, inputs first, then outputs.
         sizes: size symbols passed as integers after the tensors.
         axes: GRID axes outermost first, then the reduced ones.
+        then: runs in the same launch after the whole grid; it has no GRID axes and reads what this kernel wrote.
         origins: one line per operation this kernel computes, for comments.
     """
 
@@ -127,6 +131,7 @@ class Kernel:
     sizes: tuple[sympy.Symbol, ...]
     axes: tuple[KernelAxis, ...]
     body: tuple[Stmt, ...]
+    then: Kernel | None = None
     origins: tuple[str, ...] = field(default=(), compare=False)
 
     def param(self, name: str) -> Param:

@@ -8,6 +8,7 @@ arguments its rule does not take, becomes an Extern that says why.
 from __future__ import annotations
 
 import operator
+from dataclasses import replace
 from typing import TypeAlias
 
 import sympy
@@ -20,7 +21,7 @@ from lowering.builder import GENERATED_DTYPES, Builder, load_of, origin_of, size
 from lowering.errors import Unsupported
 from lowering.expr import Load
 from lowering.indexing import ONE
-from lowering.program import Buffer, BufferRef, Extern, ExternArg, Node, Program, reads, writes
+from lowering.program import Buffer, BufferRef, Contract, Extern, ExternArg, Node, Program, reads, writes
 from lowering.registry import RULES
 from lowering.value import Shape, Value
 
@@ -53,6 +54,7 @@ class Lowering(Builder):
         self.constants: dict[str, torch.Tensor] = {}
         self.values: dict[fx.Node, FxValue] = {}
         self.realised: dict[fx.Node, str] = {}
+        self.only_calls = False  # realise by calling what eager calls, not by generated nodes
 
     def run(self) -> Program:
         outputs: tuple[BufferRef | sympy.Expr | None, ...] = ()
@@ -83,14 +85,14 @@ class Lowering(Builder):
             return ()
         target = torch.ops.aten.mm.default if len(out.shape) == 2 else torch.ops.aten.bmm.default
         nodes, realised = self.nodes, self.realised
-        self.nodes, self.realised = (
-            [],
-            dict(realised),
-        )  # what is made here exists only if the library is chosen
+        # What is made here exists only if the library is chosen.
+        self.nodes, self.realised, self.only_calls = [], dict(realised), True
         args = tuple(BufferRef(self.tensor(sources[id(operand)])) for operand in (lhs, rhs))
-        alternative = (*self.nodes, Extern((out.name,), target, args, reason="the library is faster here"))
-        self.nodes, self.realised = nodes, realised
-        return alternative
+        made = tuple(self.nodes)
+        self.nodes, self.realised, self.only_calls = nodes, realised, False
+        if not all(isinstance(node, Extern) for node in made):
+            return ()
+        return (*made, Extern((out.name,), target, args, reason="the library is faster here"))
 
     # fx nodes --------------------------------------------------------------------------------------------------------------------
 
@@ -163,9 +165,14 @@ class Lowering(Builder):
         """A rule's result as it will be read: computed into a buffer unless reading it is free."""
         assert isinstance(meta, torch.Tensor)
         shape = sizes_of(meta.shape)
-        assert value.shape == shape and value.dtype is meta.dtype, (
+        agrees = len(shape) == value.rank and all(
+            a == b or not (a.is_Integer and b.is_Integer) for a, b in zip(shape, value.shape, strict=True)
+        )
+        assert agrees and value.dtype is meta.dtype, (
             f"{self.current}: the rule gives {value.dtype}{value.shape}, eager {meta.dtype}{shape}"
         )
+        if value.shape != shape:  # the same symbolic sizes in the form that guards have given them
+            value = replace(value, shape=shape)
         if lazy or (isinstance(value.expr, Load) and value.expr.mask is None):
             return value
         return self.map(value, sizes_of(meta.stride()))
@@ -233,9 +240,12 @@ class Lowering(Builder):
             return {key: self._extern_arg(part) for key, part in arg.items()}
         return arg
 
-    def tensor(self, node: fx.Node) -> str:
-        """The buffer that holds the result of `node` exactly as eager would have it, made now if there is none."""
-        if node in self.realised:
+    def tensor(self, node: fx.Node, *, fresh: bool = False) -> str:
+        """The buffer that holds the result of `node` exactly as eager would have it, made now if there is none.
+
+        With `fresh` it is no buffer of another node unless eager's result would be a view of that: a copy is made.
+        """
+        if node in self.realised and not (fresh and self._is_copy(node, self.realised[node])):
             return self.realised[node]
         value = self.values[node]
         assert isinstance(value, Value)
@@ -243,14 +253,19 @@ class Lowering(Builder):
         strides = sizes_of(meta.stride())
         name = value.buffer()
         previous, self.current = self.current, node
-        if name is None or not _same_layout(self.buffers[name], strides):
-            source = node.args[0] if node.args else None
-            if isinstance(node.target, OpOverload) and _is_view(node.target) and isinstance(source, fx.Node):
-                base = self.tensor(source)
+        if (
+            name is None
+            or not _same_layout(self.buffers[name], value.shape, strides)
+            or (fresh and self._is_copy(node, name))
+        ):
+            if isinstance(node.target, OpOverload) and (self.only_calls or _is_view(node.target)):
+                for source in node.args[:1]:
+                    if isinstance(source, fx.Node):
+                        self.tensor(source, fresh=fresh)
                 out = self.buffer(value.dtype, value.shape, strides, value.device)
-                args = (BufferRef(base), *(self._extern_arg(arg) for arg in node.args[1:]))
+                args = tuple(self._extern_arg(arg) for arg in node.args)
                 kwargs = {key: self._extern_arg(arg) for key, arg in node.kwargs.items()}
-                self.nodes.append(Extern((out.name,), node.target, args, kwargs, is_view=True))
+                self.nodes.append(Extern((out.name,), node.target, args, kwargs, is_view=_is_view(node.target)))
                 name = out.name
             else:
                 name = self.map(value, strides).buffer()
@@ -259,11 +274,22 @@ class Lowering(Builder):
         self.realised[node] = name
         return name
 
+    def _is_copy(self, node: fx.Node, name: str) -> bool:
+        """Would eager's result of `node` be a copy of what buffer `name` holds, rather than that or a view of it?"""
+        owner = self.origins[name].name
+        while node.name != owner:
+            source = node.args[0] if node.args else None
+            is_view = isinstance(node.target, OpOverload) and _is_view(node.target)
+            if not isinstance(source, fx.Node) or not (is_view or node.target is operator.getitem):
+                return True
+            node = source
+        return False
+
     def _output(self, arg: object) -> BufferRef | sympy.Expr | None:
         if isinstance(arg, fx.Node):
             value = self.values[arg]
             if isinstance(value, Value):
-                return BufferRef(self.tensor(arg))
+                return BufferRef(self.tensor(arg, fresh=True))
             assert not isinstance(value, tuple)
             return value
         if arg is None:
@@ -273,13 +299,13 @@ class Lowering(Builder):
         raise Unsupported(f"the graph returns {arg!r}")
 
 
-def _same_layout(buffer: Buffer, strides: Shape) -> bool:
-    """Are the strides equal wherever they matter?"""
+def _same_layout(buffer: Buffer, shape: Shape, strides: Shape) -> bool:
+    """Does the buffer have this shape, and these strides wherever they matter?"""
+    if buffer.shape != shape:
+        return False
     if buffer.numel == 0:
         return True
-    return all(
-        a == b for a, b, size in zip(buffer.strides, strides, buffer.shape, strict=True) if size != ONE
-    )
+    return all(a == b for a, b, size in zip(buffer.strides, strides, shape, strict=True) if size != ONE)
 
 
 def _is_view(target: OpOverload) -> bool:
@@ -299,9 +325,11 @@ def _without_dead_nodes(program: Program) -> Program:
         if live.intersection(writes(node)) or (isinstance(node, Extern) and node.impure):
             kept.append(node)
             live.update(reads(node))
+            if isinstance(node, Contract):
+                live.update(name for call in node.library for name in (*reads(call), *writes(call)))
     if len(kept) == len(program.nodes):
         return program
-    used = {name for node in kept for name in (*writes(node), *reads(node))}
+    used = {*live, *(name for node in kept for name in writes(node))}
     used.update(name for name in program.inputs if isinstance(name, str))
     used.update(program.output_names())
     return Program(

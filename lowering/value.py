@@ -107,6 +107,8 @@ def reshape(value: Value, shape: Shape) -> Value:
     """`value` in row-major order under another shape with the same number of elements."""
     if value.shape == shape:
         return value
+    if 0 in shape:
+        return value.view(shape, [ZERO] * value.rank)
     bounds = axis_bounds(shape)
     index: list[sympy.Expr] = []
     for old, new in _matching_groups(value.shape, shape):

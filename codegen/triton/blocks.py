@@ -13,7 +13,7 @@ Axes of size 1 are dropped.  Which axes are contiguous is read from the offsets 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -99,7 +99,7 @@ def block(kernel: Kernel) -> Blocked:
     return Blocked(kernel, dims, _rewrite(kernel.body, digits, {dim.symbol: dim.size for dim in dims}))
 
 
-# Pointwise and reductions -------------------------------------------------------------------------------------------------
+# Pointwise and reductions ---------------------------------------------------------------------------------------------
 
 
 def _dims(kernel: Kernel) -> tuple[Dim, ...]:
@@ -151,7 +151,7 @@ def _crossing_axis(kernel: Kernel, grid: Sequence[KernelAxis]) -> KernelAxis | N
     return None
 
 
-# Contractions -----------------------------------------------------------------------------------------------------------
+# Contractions ---------------------------------------------------------------------------------------------------------
 
 
 def _contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
@@ -172,7 +172,7 @@ def _contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
     return (*b, m, k, *reduced.values(), n)
 
 
-# Which axes are contiguous ------------------------------------------------------------------------------------------------
+# Which axes are contiguous --------------------------------------------------------------------------------------------
 
 
 def _loads(kernel: Kernel) -> list[sympy.Expr]:
@@ -197,8 +197,8 @@ def _by_stride(axes: Sequence[KernelAxis], kernel: Kernel) -> tuple[KernelAxis, 
     reduced = bool(axes) and axes[0].role is not Role.GRID
     accesses = _loads(kernel) if reduced else _store_offsets(kernel)
     for offset in accesses:
-        strides = {axis: coefficient(offset, axis.symbol) for axis in axes}
-        if all(stride is not None and stride.is_Integer and stride != 0 for stride in strides.values()):
+        strides = {axis: coefficient(offset, axis.symbol) or ZERO for axis in axes}
+        if all(stride.is_Integer and stride != 0 for stride in strides.values()):
             return tuple(sorted(axes, key=lambda axis: -abs(int(strides[axis]))))
     return tuple(axes)
 
@@ -207,23 +207,24 @@ def _at_least(size: sympy.Expr, least: int) -> bool:
     return not size.is_Integer or int(size) >= least
 
 
-# Rewriting --------------------------------------------------------------------------------------------------------------
+# Rewriting ------------------------------------------------------------------------------------------------------------
 
 
 def _rewrite(
     body: Sequence[Stmt], digits: dict[sympy.Symbol, sympy.Expr], sizes: dict[sympy.Symbol, sympy.Expr]
 ) -> tuple[Stmt, ...]:
-    rewritten: list[Stmt] = []
-    for stmt in body:
+    """`body` over linear indices.  All expressions are rewritten at once, because they share parts."""
+    roots = [value for stmt in statements(body) for value in values_of(stmt)]
+    rewritten = dict(zip(roots, substitute_all(roots, digits, sizes), strict=True))
+
+    def rebuild(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Loop):
-            rewritten.append(Loop(stmt.axes, _rewrite(stmt.body, digits, sizes)))
-        elif isinstance(stmt, Fold):
-            args = tuple(substitute_all(stmt.args, digits, sizes))
-            rewritten.append(Fold(stmt.name, stmt.op, args, stmt.over, stmt.dtype, stmt.rows, stmt.columns))
-        elif isinstance(stmt.offset, Expr):
-            value, offset = substitute_all([stmt.value, stmt.offset], digits, sizes)
-            rewritten.append(Store(stmt.param, offset, value))
-        else:
-            value = substitute_all([stmt.value], digits, sizes)[0]
-            rewritten.append(Store(stmt.param, simplify(stmt.offset.xreplace(digits), sizes), value))
-    return tuple(rewritten)
+            return replace(stmt, body=tuple(rebuild(inner) for inner in stmt.body))
+        if isinstance(stmt, Fold):
+            return replace(stmt, args=tuple(rewritten[arg] for arg in stmt.args))
+        if isinstance(stmt.offset, Expr):
+            return replace(stmt, offset=rewritten[stmt.offset], value=rewritten[stmt.value])
+        offset = simplify(stmt.offset.xreplace(digits), sizes)
+        return replace(stmt, offset=offset, value=rewritten[stmt.value])
+
+    return tuple(rebuild(stmt) for stmt in body)

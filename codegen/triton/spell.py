@@ -95,26 +95,23 @@ def cast(code: Code, source: torch.dtype, target: torch.dtype) -> Code:
 
 
 def spell(name: str, operands: Sequence[Code], dtype: torch.dtype, fast: bool = False) -> Code:
-    """Scalar operation `name` on operands of `dtype` (of the last ones for `where`).
+    """Scalar operation `name` on operands of `dtype` (`where` is a matter of shapes: see `values`).
 
     >>> spell("mul", [Code("a + b", SUM), Code("c")], torch.float32).text
     '(a + b) * c'
     >>> spell("maximum", [Code("a"), Code("b")], torch.bfloat16).text
     '_maximum(a.to(tl.float32), b.to(tl.float32)).to(tl.bfloat16)'
     """
-    values = operands[1:] if name == "where" else operands
-    if values and all(code.literal for code in values):
-        values = [typed(values[0], dtype), *values[1:]]
-    if name == "where":
-        return Code(f"tl.where({operands[0].text}, {values[0].text}, {values[1].text})")
+    if all(code.literal for code in operands):
+        operands = [typed(operands[0], dtype), *operands[1:]]
     if dtype not in HALF:
-        return SPELLING[name](values, dtype, fast)
-    wide = [code if code.literal else cast(code, dtype, torch.float32) for code in values]
+        return SPELLING[name](operands, dtype, fast)
+    wide = [code if code.literal else cast(code, dtype, torch.float32) for code in operands]
     result = SPELLING[name](wide, torch.float32, fast)
     return result if SCALAR_OPS[name].result == "bool" else cast(result, torch.float32, dtype)
 
 
-# Kinds of rows ----------------------------------------------------------------------------------------------------------
+# Kinds of rows --------------------------------------------------------------------------------------------------------
 
 
 def infix(sign: str, level: int) -> Spelling:
@@ -129,7 +126,7 @@ def infix(sign: str, level: int) -> Spelling:
 
 def call(function: str) -> Spelling:
     """A function of Triton.  It would take a literal for a float32 or an int32: others get their type."""
-    literals_fit = function.startswith("tl.") or function.startswith("libdevice.")
+    literals_fit = function.startswith(("tl.", "libdevice.", "_maximum", "_minimum"))
 
     def spelled(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
         if not (literals_fit and dtype in (torch.float32, torch.int32)):
@@ -170,7 +167,7 @@ def unchanged(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
     return args[0]
 
 
-# Rows that look at their operands -----------------------------------------------------------------------------------------
+# Rows that look at their operands -------------------------------------------------------------------------------------
 
 
 def _power_of_two(code: Code) -> float | None:
@@ -277,4 +274,3 @@ SPELLING: dict[str, Spelling] = {
     "shl": _shift("<<", "_shift_left"),
     "shr": _shift(">>", "_shift_right"),
 }
-

@@ -13,26 +13,24 @@ from contextlib import contextmanager
 
 @contextmanager
 def steps(total: int) -> Iterator[Callable[[str], None]]:
-    """A function to call with the name of each of `total` steps as it begins; the last one only marks the end."""
+    """A function to call with the name of each of `total` steps as it begins; leaving the context ends the last one."""
     if sys.stdout.isatty():
         try:
-            from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+            from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         except ImportError:
             pass
         else:
-            columns = (SpinnerColumn(), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-            with Progress(*columns) as bar:
-                task = bar.add_task("", total=total - 1)
-                count = -1
-
-                def live(name: str) -> None:
-                    nonlocal count
-                    count += 1
-                    bar.update(task, description=name, completed=count)
-
-                yield live
+            columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
+            with Progress(*columns) as live:
+                task = live.add_task("", total=total, completed=-1)
+                yield lambda name: live.update(task, description=name, advance=1)
+                live.update(task, description="", advance=1)
             return
-    yield _Lines(total - 1).begin
+    lines = _Lines(total)
+    try:
+        yield lines.begin
+    finally:
+        lines.end()
 
 
 class _Lines:
@@ -44,11 +42,12 @@ class _Lines:
         self.started = 0.0
 
     def begin(self, name: str) -> None:
-        now = time.perf_counter()
-        if self.count:
-            print(f"{now - self.started:6.1f} s", flush=True)
-        self.started = now
-        if self.count < self.total:
-            bar = "#" * (self.count + 1) + "-" * (self.total - self.count - 1)
-            print(f"[{bar}] {name:<36}", end="", flush=True)
+        self.end()
         self.count += 1
+        bar = "#" * self.count + "-" * (self.total - self.count)
+        print(f"[{bar}] {name:<36}", end="", flush=True)
+        self.started = time.perf_counter()
+
+    def end(self) -> None:
+        if self.count:
+            print(f"{time.perf_counter() - self.started:6.1f} s", flush=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from fusion.schedule.chain import chain_last_steps
 from fusion.schedule.clusters import Clustering, Refusal, grow
 from fusion.schedule.kernels import KernelCall, kernel_of
 from lowering.program import Contract, Extern, Program
@@ -40,7 +41,7 @@ def plan(program: Program, clustering: Clustering) -> Schedule:
             steps.extend(part for part in node.library if isinstance(part, Extern))
         else:
             steps.append(kernel_of(clustering.prices, cluster))
-    return Schedule(program, tuple(steps), clustering)
+    return Schedule(program, tuple(chain_last_steps(steps)), clustering)
 
 
 __all__ = ["Clustering", "Refusal", "Schedule", "Step", "grow", "plan"]

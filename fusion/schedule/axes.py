@@ -10,6 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
 
+from fusion.schedule.graph import DEFAULT_SIZE
 from lowering.expr import Expr, Index, Load, index_of, postorder
 from lowering.indexing import ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
 from lowering.program import Axis
@@ -36,7 +37,9 @@ def order_by_stride(axes: Sequence[Axis], accesses: Sequence[sympy.Expr]) -> tup
 
 def _stride(access: sympy.Expr, symbol: sympy.Symbol) -> int:
     found = coefficient(access, symbol)
-    return abs(int(found)) if found is not None and found.is_Integer else 0
+    if found is None:
+        return 0
+    return abs(int(found.xreplace({size: DEFAULT_SIZE for size in found.free_symbols})))
 
 
 def merge(axes: Sequence[Axis], indices: Iterable[sympy.Expr]) -> tuple[tuple[Axis, ...], dict[sympy.Symbol, sympy.Expr]]:

@@ -14,7 +14,7 @@ import sympy
 from lowering.expr import Load, loads
 from lowering.program import Compute, Extern, Node, Program, reads, writes
 
-DEFAULT_SIZE = 256
+DEFAULT_SIZE = sympy.Integer(256)
 """What an unknown symbolic size is taken for when costs are estimated."""
 
 
@@ -62,8 +62,8 @@ class Dependences:
         """`size` as a number, symbolic sizes at their hints."""
         if size.is_Integer:
             return int(size)
-        known = {s: self.hints.get(s, DEFAULT_SIZE) for s in size.free_symbols}
-        return int(size.xreplace({s: sympy.Integer(v) for s, v in known.items()}))
+        known = {s: sympy.Integer(self.hints.get(s, DEFAULT_SIZE)) for s in size.free_symbols}
+        return int(size.xreplace(known))
 
     def bytes(self, buffer: str) -> int:
         return self.estimate(self.program.buffers[buffer].numel) * self.program.buffers[buffer].dtype.itemsize

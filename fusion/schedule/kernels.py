@@ -189,21 +189,23 @@ def _finish(
     for name in (*read, *written):
         buffer = program.buffers[name]
         params.append(Param(names[name], buffer.dtype, buffer.shape, buffer.strides, name in written))
-    body = _rename(body, names)
+    body = rename(body, names)
     origins = tuple(program.origins[dependences.compute(m).out] for m in cluster.members)
     own = {axis.symbol for axis in axes}
     used = {symbol for index in indices_of(roots) for symbol in index.free_symbols}
     used |= {symbol for write in expanded.writes for symbol in _symbols(write.offset)}
     used |= {symbol for axis in axes for symbol in axis.size.free_symbols}
     sizes = tuple(sorted(used - own, key=str))
-    kernel = Kernel(_name(dependences, cluster), tuple(params), sizes, axes, body, tuple(map(str, origins)))
+    kernel = Kernel(_name(dependences, cluster), tuple(params), sizes, axes, body, origins=tuple(map(str, origins)))
     reads_bytes, written_bytes = prices.traffic(cluster)
     return KernelCall(
         kernel, (*read, *written), tuple(written), origins, reads_bytes, written_bytes, prices.flops(cluster)
     )
 
 
-def _rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
+def rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
+    """The statements with other buffer names."""
+
     def rule(node: Expr) -> Expr | None:
         return Load(names[node.buffer], node.index, node.dtype, node.mask) if isinstance(node, Load) else None
 
@@ -213,7 +215,7 @@ def _rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
     result: list[Stmt] = []
     for stmt in body:
         if isinstance(stmt, Loop):
-            result.append(Loop(stmt.axes, _rename(stmt.body, names)))
+            result.append(Loop(stmt.axes, rename(stmt.body, names)))
         elif isinstance(stmt, Fold):
             result.append(replace(stmt, args=tuple(rewrite(stmt.args, rule))))
         else:
@@ -235,4 +237,4 @@ def _name(dependences: Dependences, cluster: Cluster) -> str:
     return "_".join(picked)
 
 
-__all__ = ["KernelCall", "kernel_of"]
+__all__ = ["KernelCall", "kernel_of", "rename"]

@@ -248,9 +248,9 @@ def _folds_stay_whole(dependences: Dependences, joined: Cluster, moved: Cluster)
         if member not in joined.places:
             return "a reduction cannot be read at another index than its own"
         placement = joined.places[member]
-        if any(placement[axis.symbol].free_symbols - parallel for axis in node.axes):
+        if any(placement[axis.symbol].free_symbols & reduced for axis in node.axes):
             return "a reduction is read across the axis that the other side reduces"
-        if any(placement[axis.symbol].free_symbols - reduced for axis in node.over):
+        if any(placement[axis.symbol].free_symbols & parallel for axis in node.over):
             return "a reduction would run over an axis that the other side spreads over programs"
         walked = sympy.Mul(*(axis.size for axis in node.over))
         if walked != sympy.Mul(*(axis.size for axis in joined.space.reduced)):
@@ -259,7 +259,11 @@ def _folds_stay_whole(dependences: Dependences, joined: Cluster, moved: Cluster)
 
 
 def _reads_agree(dependences: Dependences, joined: Cluster, sides: tuple[Cluster, Cluster]) -> str | None:
-    """A fold is read exactly where it was computed; anything else may be recomputed at any index."""
+    """A fold is read exactly where it was computed; anything else may be recomputed at any index.
+
+    What one side reads of its own is known to agree: joining moves both ends alike.
+    """
+    first = frozenset(sides[0].members)
     by_out = {dependences.compute(m).out: m for m in joined.members}
     folded: set[int] = set()
     for member in joined.members:
@@ -267,11 +271,14 @@ def _reads_agree(dependences: Dependences, joined: Cluster, sides: tuple[Cluster
         if not isinstance(node, Map):
             folded.add(member)
         for load in dependences.loads[member]:
-            if by_out.get(load.buffer) not in folded:
+            producer = by_out.get(load.buffer)
+            if producer is None or producer not in folded:
                 continue
             if joined.space.rigid and not isinstance(node, Map):
                 return "a fold would feed the contraction"
             folded.add(member)
+            if (producer in first) == (member in first) and producer in joined.places:
+                continue
             placement = joined.places.get(member)  # without one, its readers are asked
             if placement is not None and not _meets(dependences, joined, folded, load, placement):
                 return "a reduced value is read at an index other than its own"

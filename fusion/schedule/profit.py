@@ -26,6 +26,7 @@ class Prices:
     def __init__(self, dependences: Dependences, capabilities: Capabilities) -> None:
         self.dependences = dependences
         self.capabilities = capabilities
+        self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that came to be
 
     @cached_property
     def work(self) -> list[int]:
@@ -36,9 +37,14 @@ class Prices:
 
     def worth(self, first: Cluster, second: Cluster, joined: Cluster) -> str | None:
         """None if `joined` is predicted to be no slower than both apart; else why not."""
-        apart = self.time(first) + self.time(second)
+        apart = 0.0
+        for side in (first, second):
+            if side.members not in self.times:
+                self.times[side.members] = self.time(side)
+            apart += self.times[side.members]
         together = self.time(joined)
         if together <= apart:
+            self.times[joined.members] = together
             return None
         return f"together it would take longer ({together:.1f} µs against {apart:.1f} µs)"
 
@@ -82,7 +88,7 @@ class Prices:
             if placement is None:
                 points[member] = max(points.get(member, 1), 1)
             else:
-                spanned = {s for expr in placement.values() for s in expr.free_symbols}
+                spanned = {s for expr in placement.values() for s in expr.free_symbols if s in sizes}
                 points[member] = max(points.get(member, 1), math.prod(sizes[s] for s in spanned))
             node = self.dependences.compute(member)
             if isinstance(node, Contract):
@@ -112,6 +118,7 @@ class Prices:
         total = 0
         for member, placement in cluster.places.items():
             node = self.dependences.compute(member)
-            points = math.prod(sizes[s] for s in {s for expr in placement.values() for s in expr.free_symbols})
+            spanned = {s for expr in placement.values() for s in expr.free_symbols if s in sizes}
+            points = math.prod(sizes[s] for s in spanned)
             total += points * (2 if isinstance(node, Contract) else self.work[member])
         return total

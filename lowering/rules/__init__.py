@@ -1,5 +1,31 @@
 """The lowering rules, one module per family of operations.  Importing this package registers them all."""
 
-from lowering.rules import contraction, pointwise, view
+from lowering.rules import (
+    activation,
+    arithmetic,
+    assembly,
+    contraction,
+    conversion,
+    creation,
+    gather,
+    normalization,
+    pointwise,
+    random,
+    reduction,
+    view,
+)
 
-__all__ = ["contraction", "pointwise", "view"]
+__all__ = [
+    "activation",
+    "arithmetic",
+    "assembly",
+    "contraction",
+    "conversion",
+    "creation",
+    "gather",
+    "normalization",
+    "pointwise",
+    "random",
+    "reduction",
+    "view",
+]

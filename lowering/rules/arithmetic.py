@@ -44,7 +44,7 @@ from lowering.value import Value
 
 aten = torch.ops.aten
 
-# Sums and products -----------------------------------------------------------------------------------------------------
+# Sums and products --------------------------------------------------------------------------------------------------
 
 
 @lowers(*overloads(aten.add))
@@ -98,7 +98,7 @@ def square(ctx: Builder, x: Value) -> Value:
     return compose(lambda a: a * a, x, kind=Kind.BOOL_TO_LONG)
 
 
-# Division --------------------------------------------------------------------------------------------------------------
+# Division -----------------------------------------------------------------------------------------------------------
 
 
 @lowers(aten.div.Tensor, aten.div.Scalar)
@@ -139,7 +139,7 @@ def frac(ctx: Builder, x: Value) -> Value:
     return compose(lambda a: a - call("trunc", a), x)
 
 
-# Powers ----------------------------------------------------------------------------------------------------------------
+# Powers -------------------------------------------------------------------------------------------------------------
 
 
 @lowers(aten.pow.Tensor_Scalar)
@@ -225,7 +225,7 @@ def pow_tensor(ctx: Builder, base: Argument, exponent: Argument) -> Value:
     return pointwise("pow", base, exponent, kind=Kind.BOOL_TO_LONG)
 
 
-# Bounds and selection --------------------------------------------------------------------------------------------------
+# Bounds and selection -----------------------------------------------------------------------------------------------
 
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
@@ -289,7 +289,7 @@ def masked_fill(ctx: Builder, x: Value, mask: Value, value: Argument) -> Value:
     return Value(shape, x.dtype, device, chosen.to(x.dtype, implicit=True).expr)
 
 
-# Special values and signs ----------------------------------------------------------------------------------------------
+# Special values and signs -------------------------------------------------------------------------------------------
 
 
 @lowers(aten.nan_to_num.default)
@@ -327,9 +327,7 @@ def _negative(a: Term) -> Term:
 @lowers(aten.copysign.Tensor, aten.copysign.Scalar)
 def copysign(ctx: Builder, a: Value, b: Argument) -> Value:
     """|a| with the sign of b; NaN counts as positive, whatever its sign bit."""
-    return compose(
-        lambda x, y: select(_negative(y), -absolute(x), absolute(x)), a, b, kind=Kind.INT_TO_FLOAT
-    )
+    return compose(lambda x, y: select(_negative(y), -absolute(x), absolute(x)), a, b, kind=Kind.INT_TO_FLOAT)
 
 
 @lowers(aten.hypot.default)

@@ -1,14 +1,19 @@
-"""Matrix products: Contract nodes, with the bias and scale of `addmm` as pointwise work on the product."""
+"""Matrix products: Contract nodes, with the bias and scale of `addmm` as pointwise work on the product.
+
+A product with a vector is a sum of products: it is bound by memory and has nothing for matrix units to share.
+"""
 
 from __future__ import annotations
 
+import sympy
 import torch
 
 from lowering.builder import Builder
 from lowering.errors import Unsupported
 from lowering.registry import lowers
-from lowering.rules.pointwise import Argument, pointwise
-from lowering.value import Value
+from lowering.rules.promotion import Argument, combine, convert, pointwise, widen
+from lowering.rules.reduction import fold
+from lowering.value import Value, reshape
 
 aten = torch.ops.aten
 
@@ -16,11 +21,22 @@ aten = torch.ops.aten
 @lowers(aten.mm.default, aten.bmm.default)
 def product(ctx: Builder, lhs: Value, rhs: Value) -> Value:
     """lhs [b?, m, k] · rhs [b?, k, n] → [b?, m, n]."""
-    if lhs.dtype is torch.bool or lhs.dtype is not rhs.dtype:
+    _check(lhs, rhs)
+    return ctx.contract(lhs, rhs, lhs.dtype)
+
+
+def _check(lhs: Value, rhs: Value) -> None:
+    if lhs.dtype is not rhs.dtype:
         raise Unsupported(f"matrix product of {lhs.dtype} and {rhs.dtype}")
     if not lhs.dtype.is_floating_point and lhs.dtype is not torch.int8:
         raise Unsupported(f"matrix product of {lhs.dtype}")
-    return ctx.contract(lhs, rhs, lhs.dtype)
+
+
+@lowers(aten._int_mm.default)
+def integer_product(ctx: Builder, lhs: Value, rhs: Value) -> Value:
+    """The product of int8 matrices as int32."""
+    _check(lhs, rhs)
+    return ctx.contract(lhs, rhs, torch.int32)
 
 
 @lowers(aten.addmm.default, aten.baddbmm.default)
@@ -28,10 +44,40 @@ def product_plus(
     ctx: Builder, bias: Value, lhs: Value, rhs: Value, *, beta: Argument = 1, alpha: Argument = 1
 ) -> Value:
     """beta·bias + alpha·(lhs · rhs); a bias with beta = 0 is not read, so its NaNs do not count."""
-    result = product(ctx, lhs, rhs)
+    return _plus(bias, product(ctx, lhs, rhs), beta, alpha)
+
+
+def _plus(bias: Value, result: Value, beta: Argument, alpha: Argument) -> Value:
     if alpha != 1:
         result = pointwise("mul", result, alpha)
     if beta == 0:
         return result
     scaled = bias if beta == 1 else pointwise("mul", bias, beta)
     return pointwise("add", result, scaled)
+
+
+@lowers(aten.mv.default)
+def matrix_vector(ctx: Builder, matrix: Value, vector: Value) -> Value:
+    """matrix [m, k] · vector [k] → [m]."""
+    if not ctx.contractions:
+        raise Unsupported("matrix products are left to the library on this target")
+    _check(matrix, vector)
+    if not matrix.dtype.is_floating_point:
+        raise Unsupported(f"matrix product of {matrix.dtype}")
+    products = combine(lambda a, b: a * b, widen(matrix), widen(vector))
+    return convert(fold(ctx, "sum", [products], [products.rank - 1]), matrix.dtype, implicit=True)
+
+
+@lowers(aten.addmv.default)
+def matrix_vector_plus(
+    ctx: Builder, bias: Value, matrix: Value, vector: Value, *, beta: Argument = 1, alpha: Argument = 1
+) -> Value:
+    """beta·bias + alpha·(matrix · vector)."""
+    return _plus(bias, matrix_vector(ctx, matrix, vector), beta, alpha)
+
+
+@lowers(aten.dot.default, aten.vdot.default)
+def dot(ctx: Builder, lhs: Value, rhs: Value) -> Value:
+    """Σ lhs·rhs of two vectors."""
+    row = reshape(lhs, (sympy.Integer(1), *lhs.shape))
+    return reshape(matrix_vector(ctx, row, rhs), ())

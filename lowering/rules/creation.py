@@ -35,8 +35,14 @@ def _number(ctx: Builder, value: object) -> Expr:
     return literal(value, ctx.current.meta["val"].dtype)
 
 
-@lowers(aten.full.default, aten.full_like.default, aten.new_full.default, aten.fill.Scalar, lazy=True)
+@lowers(aten.full.default, aten.full_like.default, aten.fill.Scalar, lazy=True)
 def full(ctx: Builder, like: object, fill_value: Argument, **options: object) -> Value:
+    """One number everywhere."""
+    return made(ctx, _number(ctx, fill_value))
+
+
+@lowers(aten.new_full.default, lazy=True)
+def new_full(ctx: Builder, like: Value, size: object, fill_value: Argument, **options: object) -> Value:
     """One number everywhere."""
     return made(ctx, _number(ctx, fill_value))
 
@@ -96,7 +102,8 @@ def iota(
 def _progression(ctx: Builder, start: int | float | sympy.Expr, step: int | float | sympy.Expr) -> Value:
     """Integers exactly; floats in float64, as eager does on a CPU (on a GPU in float32, less exactly)."""
     if not isinstance(start, float) and not isinstance(step, float):
-        return made(ctx, IndexValue(sympy.sympify(start) + axis_symbol(0) * sympy.sympify(step)))
+        first, by = (sympy.Integer(n) if isinstance(n, bool) else sympy.sympify(n) for n in (start, step))
+        return made(ctx, IndexValue(first + axis_symbol(0) * by))
     position = Term(make_cast(IndexValue(axis_symbol(0)), torch.float64))
     return made(ctx, (start + position * step).expr)
 

@@ -1,8 +1,8 @@
 """Applying formulas to tensors: which dtype is computed in, which comes out, and over which shape.
 
 `compose` follows PyTorch's type promotion; `combine` leaves dtypes alone, for rules that have settled them.
-Half-precision operands are computed in float32 and rounded once at the end (`Cast(implicit=True)`), as eager's kernels do
-for a single operation; see `expr.make_cast` for what fusion makes of that rounding.  Complex results are refused.
+Half-precision operands are computed in float32 and rounded once at the end (`Cast(implicit=True)`), as eager's kernels
+do for a single operation; see `expr.make_cast` for what fusion makes of that rounding.  Complex results are refused.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from typing import TypeAlias
 import sympy
 import torch
 from torch._ops import OpOverload, OpOverloadPacket
-from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND as Kind
-from torch._prims_common import elementwise_dtypes
+from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
 from lowering.builder import GENERATED_DTYPES
 from lowering.errors import Unsupported
@@ -24,6 +23,8 @@ from lowering.rules.formula import Term, call, literal
 from lowering.value import Shape, Value, broadcast_shapes, broadcast_to
 
 Argument: TypeAlias = "Value | sympy.Expr | bool | int | float"
+
+Kind = ELEMENTWISE_TYPE_PROMOTION_KIND
 
 HALVES = (torch.float16, torch.bfloat16)
 
@@ -115,5 +116,5 @@ def _promote(keys: tuple[tuple[torch.dtype, bool] | type, ...], kind: Kind) -> t
 
 def overloads(packet: OpOverloadPacket) -> list[OpOverload]:
     """The functional overloads of an operation: no `out=` and nothing mutated."""
-    found: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]
+    found: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]  # torch has no annotation
     return [o for o in found if not o._schema.is_mutable and not any(a.is_out for a in o._schema.arguments)]

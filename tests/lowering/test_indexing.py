@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import pytest
 import sympy
@@ -65,16 +66,17 @@ def points(box: Box, length: int = 1) -> Iterator[Point]:
 Built = tuple[sympy.Expr, "Meaning"]
 
 
+@dataclass(frozen=True)
 class Meaning:
     """What an expression should mean: a tree that sympy has never seen."""
 
-    def __init__(self, kind: str, *parts: object) -> None:
-        self.kind, self.parts = kind, parts
+    kind: str
+    leaf: int | sympy.Symbol = 0
+    parts: tuple[Meaning, ...] = ()
 
     def at(self, point: Point) -> int:
         if self.kind == "leaf":
-            leaf = self.parts[0]
-            return leaf if isinstance(leaf, int) else point[leaf]
+            return self.leaf if isinstance(self.leaf, int) else point[self.leaf]
         a, b = (part.at(point) for part in self.parts)
         return {"+": a + b, "*": a * b}[self.kind] if self.kind in "+*" else a // b if self.kind == "//" else a % b
 
@@ -85,7 +87,7 @@ def leaf(what: int | sympy.Symbol) -> Built:
 
 def combine(kind: str, a: Built, b: Built) -> Built:
     made = {"+": lambda x, y: x + y, "*": lambda x, y: x * y, "//": FloorDiv, "%": Mod}[kind](a[0], b[0])
-    return made, Meaning(kind, a[1], b[1])
+    return made, Meaning(kind, parts=(a[1], b[1]))
 
 
 divisors = st.sampled_from([leaf(n) for n in (1, 2, 3, 4, 6, 8, 12, 16)])
@@ -344,7 +346,9 @@ def test_invert_knows_lengths_it_cannot_see() -> None:
     ],
 )
 def test_invert_refuses_what_is_no_bijection(exprs: list[sympy.Expr], extents: list[int]) -> None:
-    assert solve(exprs, extents, {AXES[0]: sympy.Integer(2), AXES[1]: sympy.Integer(3), AXES[2]: sympy.Integer(4)}) is None
+    assert (
+        solve(exprs, extents, {AXES[0]: sympy.Integer(2), AXES[1]: sympy.Integer(3), AXES[2]: sympy.Integer(4)}) is None
+    )
 
 
 @cases

@@ -1,0 +1,37 @@
+"""One cold compilation, timed in this process: `python -m benchmarks.cold SUITE CASE SYSTEM` prints JSON.
+
+`harness.cold_seconds` starts it with empty caches.  The clock runs from the first call until its result is there; what
+is imported before (PyTorch, and the compiler itself) is not counted.
+"""
+
+import importlib
+import json
+import sys
+import time
+
+import torch
+
+import fusion
+
+
+def main(suite: str, name: str, system: str) -> None:
+    if suite == "cpu":
+        from benchmarks.cpu import CASES, DEVICE
+    else:
+        from benchmarks.gpu import CASES, DEVICE
+    case = next(case for case in CASES if case.name == name)
+    inputs = case.make(DEVICE)
+    if system == "inductor":
+        importlib.import_module("torch._inductor.compile_fx")  # now, so that it is not on the clock
+    backend = "inductor" if system == "inductor" else fusion.fusion_backend
+    with torch.no_grad():
+        case.program(*inputs)
+        start = time.perf_counter()
+        torch.compile(case.program, backend=backend, dynamic=False)(*inputs)
+        if DEVICE == "cuda":
+            torch.cuda.synchronize()
+        print(json.dumps({"seconds": time.perf_counter() - start}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

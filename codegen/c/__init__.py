@@ -1,0 +1,69 @@
+"""The C target: kernels for CPU tensors as plain C, built by the system's compiler.
+
+What enters is a Kernel; what leaves is one C function, threads over its grid axes and SIMD lanes over the innermost,
+and a launcher for it.  Contractions are left to the library: `dot` can be spelled, but not as fast as it deserves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from codegen.c.build import assembly, build_kernel
+from codegen.c.emit import check_params, emit_kernel
+from codegen.c.spell import SPELLED
+from codegen.c.storage import MEMORY
+from codegen.target import Capabilities, Launcher, Stage
+from lowering.kernel import Kernel
+from lowering.scalar_ops import FOLD_OPS
+
+
+class CTarget:
+    """Runs kernels on the CPU (see `codegen.target.Target`)."""
+
+    name = "c"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """What can be written in C; the rates are per core times the threads PyTorch uses."""
+        threads = torch.get_num_threads()
+        return Capabilities(
+            dtypes=frozenset(MEMORY),
+            scalar_ops=SPELLED,
+            fold_ops=frozenset(FOLD_OPS) - {"dot"},
+            whole_limit=1 << 16,
+            parallelism=threads,
+            launch_us=2.0,
+            bandwidth=15_000.0 * threads,
+            flops=20_000.0 * threads,
+            matrix_flops=50_000.0 * threads,
+        )
+
+    def emit(self, kernel: Kernel) -> str:
+        """C source of `kernel`.
+
+        Raises:
+            BuildError: the kernel cannot be written in C.
+        """
+        check_params(kernel)
+        return emit_kernel(kernel)
+
+    def build(self, kernel: Kernel, source: str) -> Launcher:
+        """Compile and load `source`; thread-safe.
+
+        Raises:
+            BuildError: no compiler, or the compiler's message.
+        """
+        return build_kernel(kernel, source)
+
+    def stages(self, kernel: Kernel, source: str) -> Iterator[Stage]:
+        """The assembly text.
+
+        Raises:
+            BuildError: no compiler, or the compiler's message.
+        """
+        yield "s", assembly(source)
+
+
+__all__ = ["CTarget"]

@@ -1,0 +1,194 @@
+"""From C text to a callable: the system's compiler, a cache of shared objects, and ctypes.
+
+What enters is source text; what leaves is a launcher that passes data pointers.  The shared object is named by the hash
+of everything that decides its content: the text, the flags, the compiler's version and the CPU it is tuned for.
+
+OpenMP: the object is linked against no OpenMP library.  Its calls bind to the one PyTorch has loaded, so both use one
+pool of threads; a second pool would fight the first for the cores.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import ctypes.util
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import cast
+
+import torch
+
+from codegen.c.nest import identifier
+from codegen.cache import cache_dir, digest, publish
+from codegen.target import Launcher
+from lowering.errors import BuildError
+from lowering.kernel import Kernel
+
+NATIVE = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
+
+# No -ffast-math, and no fused multiply-add across operations: NaN, infinities, -0.0 and each rounding are as in eager.
+FLAGS = (
+    *("-std=gnu11", "-O3", *NATIVE.get(platform.machine(), ()), "-fPIC", "-fopenmp"),
+    *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w"),
+)
+LINK_FLAGS = ("-shared", "-nostdlib")
+
+TIME_LIMIT = 300
+"""Seconds after which a compiler is taken to hang."""
+
+SEAL_BYTES = 32
+
+_bind_lock = threading.Lock()
+
+
+@dataclass(frozen=True, slots=True)
+class Compiler:
+    """A C compiler and the text that tells it from others."""
+
+    command: tuple[str, ...]
+    version: str
+
+
+@lru_cache(maxsize=8)
+def _compiler(chosen: str | None) -> Compiler:
+    candidates = [chosen] if chosen else ["cc", "gcc", "clang"]
+    for candidate in candidates:
+        command = tuple(candidate.split())
+        if command and shutil.which(command[0]):
+            shown = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
+            if shown.returncode == 0:
+                return Compiler(command, shown.stdout)
+    raise BuildError(
+        f"no C compiler found (tried {', '.join(candidates)})", hint="install gcc, or name a compiler in $CC"
+    )
+
+
+def find_compiler() -> Compiler:
+    """`$CC`, else `cc`, `gcc` or `clang`.
+
+    Raises:
+        BuildError: there is none.
+    """
+    return _compiler(os.environ.get("CC") or None)
+
+
+@lru_cache(maxsize=1)
+def cpu_identity() -> str:
+    """What `-march=native` depends on: the model of this machine's CPU and its features."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").split("\n\n")[0].splitlines()
+    except OSError:
+        return f"{platform.machine()} {platform.processor()}"
+    telling = ("model name", "flags", "Features", "CPU part", "CPU implementer")
+    return "\n".join(line for line in lines if line.startswith(telling))
+
+
+def build_kernel(kernel: Kernel, source: str) -> Launcher:
+    """Compile `source` unless it was compiled before, load it and return its launcher.
+
+    Raises:
+        BuildError: no compiler, or the compiler's message.
+    """
+    compiler = find_compiler()
+    key = digest(source, " ".join((*FLAGS, *LINK_FLAGS)), compiler.version, cpu_identity())
+    path = cache_dir() / "c" / f"{key}.so"
+    if not _is_sound(path):
+        binary = _compile(compiler, source)
+        publish(path, binary + _seal(binary))
+    bind_openmp()
+    try:
+        function = ctypes.CDLL(str(path))[identifier(kernel.name)]
+    except (OSError, AttributeError) as error:
+        raise BuildError(f"kernel {kernel.name} cannot be loaded: {error}") from error
+    count = len(kernel.params)
+    function.argtypes = [ctypes.c_void_p] * count + [ctypes.c_int64] * len(kernel.sizes) + [ctypes.c_int]
+    function.restype = None
+    return _launcher(function, count, bool(kernel.sizes))
+
+
+def assembly(source: str) -> str:
+    """The assembly text that the compiler makes of `source`.
+
+    Raises:
+        BuildError: no compiler, or the compiler's message.
+    """
+    with tempfile.TemporaryDirectory(prefix="fusion-") as folder:
+        return _run(find_compiler(), source, Path(folder), "-S", "kernel.s").read_text(encoding="utf-8")
+
+
+def bind_openmp() -> None:
+    """Make sure that the OpenMP calls of a kernel find PyTorch's own run time library.
+
+    Raises:
+        BuildError: there is no OpenMP run time in this process and none to load.
+    """
+    with _bind_lock:
+        if hasattr(ctypes.CDLL(None), "GOMP_parallel"):
+            return
+        beside_torch = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*.so*"))
+        for candidate in (*map(str, beside_torch), ctypes.util.find_library("gomp")):
+            if candidate:
+                ctypes.CDLL(candidate, mode=ctypes.RTLD_GLOBAL)
+                return
+    raise BuildError("no OpenMP run time library (libgomp) found", hint="install gcc's libgomp")
+
+
+def _launcher(function: Callable[..., None], count: int, has_sizes: bool) -> Launcher:
+    pointer = torch.Tensor.data_ptr
+    threads = torch.get_num_threads
+
+    def launch(*tensors: torch.Tensor) -> None:
+        function(*map(pointer, tensors), threads())
+
+    def launch_sized(*args: torch.Tensor | int) -> None:
+        function(*map(pointer, cast("tuple[torch.Tensor, ...]", args[:count])), *args[count:], threads())
+
+    return launch_sized if has_sizes else launch
+
+
+def _compile(compiler: Compiler, source: str) -> bytes:
+    with tempfile.TemporaryDirectory(prefix="fusion-") as folder:
+        place = Path(folder)
+        compiled = _run(compiler, source, place, "-c", "kernel.o")
+        linked = place / "kernel.so"
+        # Linked apart: with -fopenmp the linker would be told to use a library of its own choice.
+        _call(compiler, *LINK_FLAGS, str(compiled), "-o", str(linked), "-lm", "-lc")
+        return linked.read_bytes()
+
+
+def _run(compiler: Compiler, source: str, place: Path, action: str, result: str) -> Path:
+    (place / "kernel.c").write_text(source, encoding="utf-8")
+    _call(compiler, *FLAGS, action, str(place / "kernel.c"), "-o", str(place / result))
+    return place / result
+
+
+def _call(compiler: Compiler, *arguments: str) -> None:
+    try:
+        done = subprocess.run(
+            [*compiler.command, *arguments], capture_output=True, text=True, check=False, timeout=TIME_LIMIT
+        )
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"the C compiler could not be run: {error}") from error
+    if done.returncode != 0:
+        raise BuildError(f"the C compiler {compiler.command[0]} failed:\n{done.stderr.strip()}")
+
+
+def _seal(binary: bytes) -> bytes:
+    """What is appended to a shared object (loaders ignore it) so that a damaged file is noticed before it is mapped."""
+    return hashlib.sha256(binary).digest()
+
+
+def _is_sound(path: Path) -> bool:
+    try:
+        content = path.read_bytes()
+    except OSError:
+        return False
+    return len(content) > SEAL_BYTES and _seal(content[:-SEAL_BYTES]) == content[-SEAL_BYTES:]

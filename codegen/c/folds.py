@@ -1,0 +1,210 @@
+"""How a fold accumulates: what is declared before its loops, done in them, and read after them.
+
+Two forms.  *Across* lanes: the lanes run along a folded axis, each lane accumulates its share and the shares are
+combined at the end; OpenMP's `reduction` clause says so to the compiler.  *Per* lane: the lanes run along an axis that
+the fold keeps, and the accumulators are an array with one element per lane.
+
+float32 sums are added up in chunks and the chunks in double, so that the error does not grow with the length; eager's
+cascade of partial sums is no better.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from codegen.c.nest import Extent, Level, Namespace
+from codegen.c.storage import HELD, constant, rounded
+from lowering.errors import BuildError
+from lowering.kernel import Fold
+from lowering.scalar_ops import identity
+
+CHUNK_ACROSS = 512
+"""Elements that are added up in float32 across lanes: 32 per lane, where a register holds 16."""
+
+CHUNK_PER_LANE = 64
+"""Elements that are added up in float32 by one lane."""
+
+ARG_LANES = 64
+"""Candidates kept side by side by an argmax across lanes."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where one fold's code goes.
+
+    Attributes:
+        outer: the level that holds the accumulators, just outside the first folded loop.
+        part: the level just outside the innermost folded loop, or outside one chunk of it.
+        inner: the innermost level.
+        chunked: the folded elements are more than one run of the innermost folded loop.
+        lanes: the extent of the accumulators' array, None for across lanes.
+        cell: where the result of each point of the kept axes is put (an array element), None for a scalar.
+        slot: index of the candidate of an argmax across lanes.
+    """
+
+    outer: Level
+    part: Level
+    inner: Level
+    chunked: bool
+    lanes: Extent | None
+    cell: Callable[[str], str] | None
+    slot: str
+
+
+def write_fold(fold: Fold, args: list[str], place: Place, space: Namespace) -> str:
+    """Put the code of `fold` on its levels and return the text of its result.
+
+    `args` are names or literals.  Where `place.cell` is given, it is called with the C type of the accumulators and
+    returns the element that holds them.
+
+    Raises:
+        BuildError: a fold that the C target does not know.
+    """
+    if fold.op in ("argmax", "argmin"):
+        return _arg(fold, args, place, space)
+    value = args[0]
+    dtype = fold.args[0].dtype
+    if dtype is torch.bool and fold.op in ("any", "max", "all", "min"):
+        return _logical(fold, value, place, space)
+    if fold.op == "sum":
+        return _sum(fold, value, place, space)
+    if fold.op == "prod":
+        return _prod(fold, value, place, space)
+    if fold.op in ("max", "min"):
+        return _extreme(fold, value, place, space)
+    raise BuildError(f"the C target does not know the fold {fold.op} of {dtype}")
+
+
+def _start(held: str, name: str, first: str, place: Place, level: Level) -> str:
+    """Declare accumulators with value `first` at `level`; returns the one of the current point."""
+    if place.lanes is None:
+        level.before.append(f"{held} {name} = {first};")
+        return name
+    element = f"{name}[{place.lanes.slot}]"
+    if place.cell is not None and level is place.outer:
+        element = place.cell(held)
+    else:
+        level.before.append(f"_Alignas(64) {held} {name}[{place.lanes.size}];")
+    level.before.append(f"{place.lanes.header} {element} = {first};")
+    return element
+
+
+def _finish(held: str, text: str, place: Place) -> str:
+    """The result across lanes; put into its cell, if there is one."""
+    if place.lanes is not None or place.cell is None:
+        return text
+    element = place.cell(held)
+    place.outer.after.append(f"{element} = {text};")
+    return element
+
+
+def _sum(fold: Fold, value: str, place: Place, space: Namespace) -> str:
+    held = HELD[fold.dtype]
+    name = space.exactly(fold.name)
+    zero = constant(identity("sum", fold.dtype), fold.dtype)
+    if held != "float" or not place.chunked:
+        total = _start(held, name, zero, place, place.outer)
+        place.inner.before.append(f"{total} += {value};")
+        if place.lanes is None:
+            place.inner.clauses.append(f"reduction(+:{name})")
+        return _finish(held, rounded(fold.dtype, total), place)
+    total_name = name if place.lanes is not None else space.exactly(f"{fold.name}_total")
+    total = _start("double", total_name, "0.0", place, place.outer)
+    part_name = space.exactly(f"{fold.name}_part")
+    part = _start("float", part_name, "0.0f", place, place.part)
+    place.inner.before.append(f"{part} += {value};")
+    if place.lanes is None:
+        place.inner.clauses.append(f"reduction(+:{part_name})")
+        place.part.after.append(f"{total} += {part};")
+    else:
+        place.part.after.append(f"{place.lanes.header} {total} += {part};")
+    result = rounded(fold.dtype, f"(float){total}")
+    if place.lanes is None and place.cell is None:
+        place.outer.after.append(f"const float {name} = {result};")
+        return name
+    return _finish("float", result, place)
+
+
+def _prod(fold: Fold, value: str, place: Place, space: Namespace) -> str:
+    held = HELD[fold.dtype]
+    name = space.exactly(fold.name)
+    total = _start(held, name, constant(identity("prod", fold.dtype), fold.dtype), place, place.outer)
+    place.inner.before.append(f"{total} *= {value};")
+    if place.lanes is None:
+        place.inner.clauses.append(f"reduction(*:{name})")
+    return _finish(held, rounded(fold.dtype, total), place)
+
+
+def _logical(fold: Fold, value: str, place: Place, space: Namespace) -> str:
+    sign, first = ("|", "0") if fold.op in ("any", "max") else ("&", "1")
+    name = space.exactly(fold.name)
+    total = _start("uint8_t" if place.lanes else "int", name, first, place, place.outer)
+    place.inner.before.append(f"{total} {sign}= {value};")
+    if place.lanes is None:
+        place.inner.clauses.append(f"reduction({sign}:{name})")
+    return _finish("uint8_t", total, place)
+
+
+def _extreme(fold: Fold, value: str, place: Place, space: Namespace) -> str:
+    """max and min; across lanes NaN is noted on the side, which leaves one machine instruction for the rest."""
+    dtype = fold.dtype
+    held = HELD[dtype]
+    name = space.exactly(fold.name)
+    first = constant(identity(fold.op, dtype), dtype)
+    total = _start(held, name, first, place, place.outer)
+    if place.lanes is not None:
+        place.inner.before.append(f"{total} = {fold.op}imum_{held}({value}, {total});")
+        return total
+    sign = ">" if fold.op == "max" else "<"
+    place.inner.before.append(f"{name} = {value} {sign} {name} ? {value} : {name};")
+    place.inner.clauses.append(f"reduction({fold.op}:{name})")
+    if not dtype.is_floating_point:
+        return _finish(held, name, place)
+    nan = space.exactly(f"{fold.name}_nan")
+    place.outer.before.append(f"int {nan} = 0;")
+    place.inner.before.append(f"{nan} |= {value} != {value};")
+    place.inner.clauses.append(f"reduction(|:{nan})")
+    place.outer.after.append(f"if ({nan}) {name} = {constant(float('nan'), dtype)};")
+    return _finish(held, name, place)
+
+
+def _arg(fold: Fold, args: list[str], place: Place, space: Namespace) -> str:
+    """argmax and argmin: the best value so far and where it was; which of two is better, `takes_…` decides."""
+    dtype = fold.args[0].dtype
+    held = "uint8_t" if dtype is torch.bool else HELD[dtype]
+    value, index = args
+    name = space.exactly(fold.name)
+    best_name = space.exactly(f"{fold.name}_best")
+    worst = constant(identity(fold.op, dtype), dtype)
+    never = "INT64_MAX"
+    takes = f"{fold.op}_takes_{held}"
+    if place.lanes is not None:
+        place.outer.before.append(f"_Alignas(64) {held} {best_name}[{place.lanes.size}];")
+        best = f"{best_name}[{place.lanes.slot}]"
+        place.outer.before.append(f"{place.lanes.header} {best} = {worst};")
+        at = _start("int64_t", name, never, place, place.outer)
+    else:
+        lanes_name = space.exactly(f"{fold.name}_lanes")
+        each = f"for (int l = 0; l < {ARG_LANES}; l++)"
+        place.outer.before += [
+            f"_Alignas(64) {held} {best_name}[{ARG_LANES}];",
+            f"_Alignas(64) int64_t {lanes_name}[{ARG_LANES}];",
+            f"{each} {best_name}[l] = {worst}, {lanes_name}[l] = {never};",
+        ]
+        best, at = f"{best_name}[{place.slot}]", f"{lanes_name}[{place.slot}]"
+        place.outer.after += [
+            f"int64_t {name} = {lanes_name}[0];",
+            f"for (int l = 1; l < {ARG_LANES}; l++)",
+            f"    if ({takes}({best_name}[l], {lanes_name}[l], {best_name}[0], {name}))",
+            f"        {best_name}[0] = {best_name}[l], {name} = {lanes_name}[l];",
+        ]
+    took = space.fresh("take")
+    place.inner.before += [
+        f"const _Bool {took} = {takes}({value}, {index}, {best}, {at});",
+        f"{best} = {took} ? {value} : {best};",
+        f"{at} = {took} ? {index} : {at};",
+    ]
+    return at if place.lanes is not None else _finish("int64_t", name, place)

@@ -1,0 +1,78 @@
+"""Index expressions in C: sympy over axis and size symbols becomes int64_t arithmetic.
+
+Index values are not negative, so C's truncating `/` and `%` are the flooring ones of the IR.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+
+from lowering.errors import BuildError
+from lowering.indexing import FloorDiv, Mod
+
+Names = Mapping[sympy.Symbol, str]
+
+
+def index_text(expr: sympy.Expr, names: Names) -> str:
+    """`expr` in C; a sum or difference is not parenthesised.
+
+    >>> i, j = sympy.symbols("i j", integer=True)
+    >>> index_text(12 * i + j - 3, {i: "i0", j: "i1"}), index_text(FloorDiv(i + 1, 4) * j, {i: "i0", j: "i1"})
+    ('12*i0 + i1 - 3', '((i0 + 1)/4)*i1')
+
+    Raises:
+        BuildError: an unknown symbol or function.
+    """
+    if not expr.is_Add:
+        return _factor(expr, names)
+    text = ""
+    for term in expr.as_ordered_terms():
+        negative = bool(term.as_coeff_Mul()[0].is_negative)
+        part = _product(-term if negative else term, names)
+        text += (" - " if negative else " + ") + part if text else (f"-{part}" if negative else part)
+    return text
+
+
+def _product(expr: sympy.Expr, names: Names) -> str:
+    if not expr.is_Mul:
+        return _factor(expr, names)
+    number, rest = expr.as_coeff_Mul()
+    parts = [str(number.p)] if number.p != 1 else []
+    for factor in sorted(sympy.Mul.make_args(rest), key=str):
+        text = _factor(factor, names)
+        parts.append(f"({text})" if isinstance(factor, (FloorDiv, Mod)) else text)
+    text = "*".join(parts)
+    return f"({text})/{number.q}" if number.q != 1 else text
+
+
+def _factor(expr: sympy.Expr, names: Names) -> str:
+    if expr.is_Integer:
+        value = int(expr)
+        return f"{value}L" if abs(value) >= 1 << 31 else str(value)
+    if expr.is_Symbol:
+        if expr not in names:
+            raise BuildError(f"index expression uses the unknown symbol {expr}")
+        return names[expr]
+    if expr.is_Mul:
+        return _product(expr, names)
+    if isinstance(expr, (FloorDiv, Mod)):
+        sign = "/" if isinstance(expr, FloorDiv) else "%"
+        return f"{_operand(expr.args[0], names)}{sign}{_operand(expr.args[1], names)}"
+    if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+        return "*".join([_operand(expr.base, names)] * int(expr.exp))
+    if isinstance(expr, (sympy.Max, sympy.Min)):
+        name = "imax" if isinstance(expr, sympy.Max) else "imin"
+        text = index_text(expr.args[0], names)
+        for arg in expr.args[1:]:
+            text = f"{name}({text}, {index_text(arg, names)})"
+        return text
+    if expr.is_Add:
+        return f"({index_text(expr, names)})"
+    raise BuildError(f"no C text for the index expression {expr}")
+
+
+def _operand(expr: sympy.Expr, names: Names) -> str:
+    text = index_text(expr, names)
+    return text if expr.is_Symbol or expr.is_Integer else f"({text})"

@@ -1,0 +1,154 @@
+"""Which axis the SIMD lanes run along.
+
+Lanes want memory that is contiguous along them.  Three cases follow from the strides of a kernel's accesses:
+
+- the accesses inside the reduced axes are contiguous along a reduced axis (a row): every grid point is a program of
+  its own, and lanes run along that axis inside each sweep;
+- they are contiguous along a grid axis (a column): that axis is cut into blocks, and each block is a program whose
+  lanes are its points; sums of columns become arrays of accumulators;
+- nothing is reduced: lanes run along the grid axis that most accesses, stores before loads, are contiguous along.  If
+  some loads are contiguous along another one (a transpose), both are walked in 16 × 16 tiles, so that both sides use
+  whole cache lines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from codegen.c.sweeps import Spans, Sweep
+from lowering.expr import Expr, Index, Load, postorder
+from lowering.indexing import coefficient
+from lowering.kernel import Kernel, KernelAxis, Role
+
+TILE = 16
+BLOCK = 256
+"""The most lanes of a block that has accumulators: 1 KiB of each row it walks, and accumulators that stay in L1."""
+
+STREAM = 4096
+"""Points of a block of plain element-wise work: large enough for prefetching, small enough to share out."""
+
+FEW = 16
+"""A reduced axis of at most so many points is too short to fill lanes."""
+
+FOOTPRINT = 1 << 18
+"""Bytes of a block that several sweeps read again: they should be found in the second-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lanes:
+    """`axis`: the grid axis whose points are lanes (None: lanes run inside the sweeps), cut into blocks of `block`
+    points (None: the whole axis is one).  `tile`: the grid axis that makes up 16 × 16 tiles with `axis`."""
+
+    axis: KernelAxis | None = None
+    block: int | None = None
+    tile: KernelAxis | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """One load or store, by its offset."""
+
+    offset: Index
+    axes: frozenset[sympy.Symbol]
+    weight: int
+
+    def stride(self, axis: KernelAxis) -> sympy.Expr | None:
+        """Elements from one point of `axis` to the next; None where it varies."""
+        if axis.symbol not in self.axes:
+            return sympy.Integer(0)
+        return None if isinstance(self.offset, Expr) else coefficient(self.offset, axis.symbol)
+
+
+def accesses(sweeps: Iterable[Sweep], where: Spans) -> list[Access]:
+    """Every load and store of `sweeps`; stores weigh double, since a partly written cache line is also read."""
+    found: list[Access] = []
+    for sweep in sweeps:
+        for node in postorder(*sweep.roots):
+            if isinstance(node, Load):
+                offset = node.index[0]
+                span = where[offset] if isinstance(offset, Expr) else frozenset(offset.free_symbols)
+                found.append(Access(offset, span, 1))
+        for store in sweep.stores:
+            offset = store.offset
+            span = where[offset] if isinstance(offset, Expr) else frozenset(offset.free_symbols)
+            found.append(Access(offset, span, 2))
+    return found
+
+
+def _score(axis: KernelAxis, found: Sequence[Access]) -> int:
+    strides = ((access.stride(axis), access.weight) for access in found)
+    return sum(0 if stride == 0 else weight if stride == 1 else -weight for stride, weight in strides)
+
+
+def _best(axes: Sequence[KernelAxis], found: Sequence[Access]) -> KernelAxis:
+    """The axis most accesses are contiguous along; of equals the last."""
+    return max(reversed(axes), key=lambda axis: _score(axis, found))
+
+
+def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans) -> Lanes:
+    """Decide for a whole kernel."""
+    grid = kernel.with_role(Role.GRID)
+    inner = [axis for axis in kernel.axes if axis.role is not Role.GRID and any(axis in s.axes for s in sweeps)]
+    found = accesses(sweeps, where)
+    if not grid:
+        return Lanes()
+    if not inner:
+        return _pointwise(grid, found)
+    symbols = {axis.symbol for axis in inner}
+    walked = [access for access in found if access.axes & symbols]
+    outside, inside = _best(grid, walked), _best(inner, walked)
+    length = sympy.Mul(*(axis.size for axis in inner))
+    short = length.is_Integer and length <= FEW and not (outside.size.is_Integer and outside.size < FEW)
+    if not short and _score(outside, walked) <= _score(inside, walked):
+        return Lanes()
+    return Lanes(outside, _block(outside, sweeps, length))
+
+
+def _block(axis: KernelAxis, sweeps: Sequence[Sweep], length: sympy.Expr) -> int | None:
+    width = BLOCK
+    if sum(bool(sweep.axes) for sweep in sweeps) > 1:
+        rows = int(length) if length.is_Integer else STREAM
+        while width > TILE and width * rows * 8 > FOOTPRINT:
+            width //= 2
+    return None if axis.size.is_Integer and axis.size <= width else width
+
+
+def _pointwise(grid: Sequence[KernelAxis], found: Sequence[Access]) -> Lanes:
+    axis = _best(grid, found)
+    others = [other for other in grid if other is not axis]
+    tile = None
+    if _fills_tile(axis):
+        across = [a for a in found if a.stride(axis) not in (0, 1)]
+        crossing = [(sum(a.stride(other) == 1 for a in across), other) for other in others if _fills_tile(other)]
+        count, candidate = max(crossing, key=lambda pair: pair[0], default=(0, axis))
+        tile = candidate if count else None
+    if tile is not None:
+        return Lanes(axis, TILE, tile)
+    points = sympy.Mul(*(other.size for other in others))
+    shared_out = not others or (points.is_Integer and points >= 64)
+    small = axis.size.is_Integer and axis.size <= STREAM
+    return Lanes(axis, None if shared_out or small else STREAM)
+
+
+def _fills_tile(axis: KernelAxis) -> bool:
+    return not axis.size.is_Integer or axis.size >= TILE
+
+
+def loop_order(sweep: Sweep, lanes: Lanes, where: Spans) -> tuple[tuple[KernelAxis, ...], KernelAxis | None]:
+    """The scalar loops of a sweep, outermost first, and the axis its lanes run along (innermost).
+
+    Axes that a fold keeps stand outside those it folds away, unless the lanes run along one.
+    """
+    symbols = {s for root in sweep.roots for s in where[root]}
+    symbols |= {s for store in sweep.stores if isinstance(store.offset, sympy.Expr) for s in store.offset.free_symbols}
+    lane: KernelAxis | None = None
+    if lanes.axis is not None and lanes.axis.symbol in symbols:
+        lane = lanes.axis
+    elif sweep.axes:
+        lane = _best(sweep.axes, accesses([sweep], where))
+    rest = [axis for axis in sweep.axes if axis is not lane]
+    rest.sort(key=lambda axis: axis.symbol in sweep.over)  # stable: kept axes first
+    return tuple(rest), lane

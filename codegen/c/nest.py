@@ -1,0 +1,130 @@
+"""A loop nest as text: levels that hold statements, and the names used in it.
+
+`Level` 0 is one grid point (or one block of lanes); each further level is a loop inside the one before.  Statements are
+put on the level they belong to, in any order of levels; `render` prints the nest when all are in place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+
+from codegen.c.indices import Names, index_text
+from codegen.c.prelude import INLINES, LIBRARY
+
+_KEYWORDS = frozenset(
+    (
+        *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum", "extern"),
+        *("float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed"),
+        *("sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while"),
+        *("asm", "typeof", "main", "linux", "unix", "i386"),  # of GNU C
+        *("threads", "width", "l", "INLINE", "VECTOR"),  # of the text around the names
+    )
+)
+
+
+@dataclass(slots=True)
+class Level:
+    """A loop and the statements directly in it, before and after the next inner loop.
+
+    `simd`: the loop is to be vectorised; `clauses` are its OpenMP reduction clauses.
+    """
+
+    header: str = ""
+    simd: bool = False
+    clauses: list[str] = field(default_factory=list)
+    before: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+
+
+def render(levels: Sequence[Level]) -> list[str]:
+    """The lines of a nest; the outermost level has no loop of its own."""
+    lines: list[str] = []
+    for level in reversed(levels):
+        lines = [*level.before, *lines, *level.after]
+        if level is levels[0] or not lines:
+            continue
+        pragma = " ".join(("#pragma omp simd", *level.clauses))
+        single = len(lines) == 1 and not level.clauses
+        block = [f"{level.header}{'' if single else ' {'}", *(f"    {line}" for line in lines)]
+        lines = [*([pragma] if level.simd else []), *block, *([] if single else ["}"])]
+    return lines
+
+
+def identifier(name: str) -> str:
+    """`name` as a C identifier that is no keyword, no library function and none of the prelude's.
+
+    >>> identifier("double"), identifier("my.weight"), identifier("exp")
+    ('double_', 'my_weight', 'exp_')
+    """
+    text = re.sub(r"\W", "_", name)
+    if not text or text[0].isdigit():
+        text = f"_{text}"
+    taken = text in _KEYWORDS or text in INLINES or text in LIBRARY or re.fullmatch(r"u?int\d+_t", text)
+    return f"{text}_" if taken else text
+
+
+class Namespace:
+    """The identifiers of one kernel, each given out once."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+        self._next: dict[str, int] = {}
+
+    def exactly(self, hint: str) -> str:
+        """`hint` as an identifier, with a number only if it is taken."""
+        name = identifier(hint)
+        if name in self._taken:
+            return self.fresh(f"{name}_")
+        self._taken.add(name)
+        return name
+
+    def fresh(self, stem: str) -> str:
+        """`stem0`, `stem1`, …"""
+        while True:
+            number = self._next.get(stem, 0)
+            self._next[stem] = number + 1
+            name = identifier(f"{stem}{number}")
+            if name not in self._taken:
+                self._taken.add(name)
+                return name
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """How far one loop variable runs, in C: from `start` up to `end`; `size` points at most.
+
+    `slot` is the position inside an array of `size` elements that belongs to the current point.
+    """
+
+    name: str
+    start: str
+    end: str
+    size: str
+    slot: str
+
+    @property
+    def header(self) -> str:
+        return f"for (int64_t {self.name} = {self.start}; {self.name} < {self.end}; {self.name}++)"
+
+
+def whole_extent(symbol: sympy.Symbol, size: sympy.Expr, names: Names) -> Extent:
+    """The extent of an axis walked from end to end."""
+    text = index_text(size, names)
+    return Extent(names[symbol], "0", text, text, names[symbol])
+
+
+def flat(extents: Sequence[Extent]) -> tuple[str, str]:
+    """Number of elements of a row-major array over `extents`, and the position of the current point in it."""
+    count, position = "", ""
+    for extent in extents:
+        size = f"({extent.size})" if " " in extent.size else extent.size
+        count = f"{count}*{size}" if count else size
+        position = f"({position})*{size} + {extent.slot}" if position else extent.slot
+    return count, re.sub(r"\((\w+)\)", r"\1", position)
+
+
+ExtentOf = Mapping[sympy.Symbol, Extent]

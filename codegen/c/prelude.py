@@ -1,0 +1,278 @@
+"""What a kernel's text may call: small inline functions, and the scalar functions of the C library.
+
+`prelude(text)` gives the definitions that `text` needs, and what those need in turn, in a fixed order.  <math.h> is
+not included: declaring the few functions used is quicker to compile, and lets each be declared with a SIMD variant
+where the vector math library (libmvec) of this machine has one.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import re
+from functools import lru_cache
+
+INLINE = "static inline __attribute__((always_inline))"
+
+_BITS = """\
+INLINE float bits_to_float(uint32_t u) { union { uint32_t u; float f; } word = {u}; return word.f; }
+INLINE uint32_t float_to_bits(float f) { union { float f; uint32_t u; } word = {f}; return word.u; }"""
+
+_FROM_BF16 = "INLINE float from_bf16(uint16_t x) { return bits_to_float((uint32_t)x << 16); }"
+
+_TO_BF16 = """\
+INLINE uint16_t to_bf16(float x) {  // to nearest, ties to even
+    const uint32_t u = float_to_bits(x);
+    return (uint16_t)(x != x ? 0x7fc0 : (u + 0x7fff + (u >> 16 & 1)) >> 16);
+}"""
+
+# The exponent of a half, moved to where a float has its own, is 112 too small: one multiplication repairs it and turns
+# subnormal halves into normal floats.
+_FROM_HALF = """\
+INLINE float from_half(uint16_t x) {
+    const uint32_t u = (uint32_t)(x & 0x7fff) << 13;
+    const uint32_t magnitude = u >= 0x0f800000 ? u | 0x7f800000 : float_to_bits(bits_to_float(u) * 0x1p112f);
+    return bits_to_float(magnitude | (uint32_t)(x & 0x8000) << 16);
+}"""
+
+# Below the least normal half, adding 0.5 lets the float unit round at the right bit.
+_TO_HALF = """\
+INLINE uint16_t to_half(float x) {  // to nearest, ties to even
+    const uint32_t u = float_to_bits(x) & 0x7fffffff;
+    const uint32_t normal = (u + 0xc8000fff + (u >> 13 & 1)) >> 13;
+    const uint32_t subnormal = float_to_bits(bits_to_float(u) + 0.5f) - 0x3f000000;
+    const uint32_t special = u > 0x7f800000 ? 0x7e00 : 0x7c00;
+    const uint32_t magnitude = u >= 0x477ff000 ? special : u < 0x38800000 ? subnormal : normal;
+    return (uint16_t)(magnitude | (float_to_bits(x) >> 16 & 0x8000));
+}"""
+
+_PHILOX = """\
+INLINE void philox(int64_t seed, int64_t offset, uint32_t *first, uint32_t *second) {  // Philox4x32-10
+    uint32_t c0 = (uint32_t)offset, c1 = (uint32_t)((uint64_t)offset >> 32), c2 = 0, c3 = 0;
+    uint32_t k0 = (uint32_t)seed, k1 = (uint32_t)((uint64_t)seed >> 32);
+    #pragma GCC unroll 10
+    for (int round = 0; round < 10; round++) {
+        const uint64_t a = (uint64_t)0xD2511F53 * c0, b = (uint64_t)0xCD9E8D57 * c2;
+        c0 = (uint32_t)(b >> 32) ^ c1 ^ k0, c1 = (uint32_t)b;
+        c2 = (uint32_t)(a >> 32) ^ c3 ^ k1, c3 = (uint32_t)a;
+        k0 += 0x9E3779B9, k1 += 0xBB67AE85;
+    }
+    *first = c0, *second = c1;
+}
+INLINE float unit_interval(uint32_t word) {
+    return (float)(int32_t)(word >> 31 ? ~word : word) * 4.6566127342e-10f;
+}"""
+
+_RANDOM_UNIFORM = """\
+INLINE float random_uniform(int64_t seed, int64_t offset) {
+    uint32_t first, second;
+    philox(seed, offset, &first, &second);
+    return unit_interval(first);
+}"""
+
+_RANDOM_NORMAL = """\
+INLINE float random_normal(int64_t seed, int64_t offset) {  // Box-Muller
+    uint32_t first, second;
+    philox(seed, offset, &first, &second);
+    const float u = unit_interval(first), angle = 6.2831855f * unit_interval(second);
+    return __builtin_sqrtf(-2.0f * logf(u > 1.0e-7f ? u : 1.0e-7f)) * cosf(angle);
+}"""
+
+# A 16 × 16 block goes through registers: four rounds of interleaving rows i and i + 8 transpose it.
+_TRANSPOSE = """\
+INLINE void transpose_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t columns, {T} to[16][16]) {{
+#ifdef __AVX512BW__
+    typedef {T} row __attribute__((vector_size(16 * sizeof({T})), aligned(sizeof({T}))));
+    typedef {I} order __attribute__((vector_size(16 * sizeof({T}))));
+    if (rows == 16 && columns == 16) {{
+        const order low = {{0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23}}, high = low + 8;
+        row r[5][16];
+        #pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) r[0][i] = *(const row *)(from + i * stride);
+        #pragma GCC unroll 4
+        for (int round = 0; round < 4; round++) {{
+            #pragma GCC unroll 8
+            for (int i = 0; i < 8; i++) {{
+                r[round + 1][2 * i] = __builtin_shuffle(r[round][i], r[round][i + 8], low);
+                r[round + 1][2 * i + 1] = __builtin_shuffle(r[round][i], r[round][i + 8], high);
+            }}
+        }}
+        #pragma GCC unroll 16
+        for (int i = 0; i < 16; i++) *(row *)to[i] = r[4][i];
+        return;
+    }}
+#endif
+    for (int64_t i = 0; i < rows; i++)
+        for (int64_t j = 0; j < columns; j++) to[j][i] = from[i * stride + j];
+}}"""
+
+_TAKES = """\
+INLINE _Bool {op}_takes_{T}({T} a, int64_t i, {T} best, int64_t at) {{  // NaN before any number, then the lowest index
+    return (a {better} best) | ((a == best) & (i < at)) | ((a != a) & ((best == best) | (i < at)));
+}}"""
+_TAKES_INTEGER = """\
+INLINE _Bool {op}_takes_{T}({T} a, int64_t i, {T} best, int64_t at) {{
+    return (a {better} best) | ((a == best) & (i < at));
+}}"""
+
+_SIGNED = {"int8_t": "uint8_t", "int16_t": "uint16_t", "int32_t": "uint32_t", "int64_t": "uint64_t"}
+_INTEGERS = {**_SIGNED, "uint8_t": "uint8_t"}
+_FLOATS = {"float": "f", "double": ""}
+
+# Division by zero would end the process; eager raises, so no program relies on the value given here.
+_INTEGER_TEMPLATES = {
+    "truncdiv": "return b == 0 ? 0 : b == ({T})-1 ? ({T}){minus_a} : ({T})(a / b);",
+    "fmod": "return b == 0 || b == ({T})-1 ? {rest} : ({T})(a % b);",
+    "floordiv": """\
+    const {T} quotient = truncdiv_{T}(a, b);
+    return (({T})(a - quotient * b) != 0) & ((a < 0) != (b < 0)) & (b != 0) ? ({T})(quotient - 1) : quotient;""",
+    "remainder": """\
+    const {T} rest = fmod_{T}(a, b);
+    return (rest != 0) & ((rest < 0) != (b < 0)) ? ({T})(rest + b) : rest;""",
+    "pow": """\
+    if (b < 0) return a == 1 ? 1 : a == ({T})-1 ? (b & 1 ? a : 1) : 0;
+    {T} result = 1;
+    for (; b > 0; b >>= 1, a = ({T})(a * a))
+        if (b & 1) result = ({T})(result * a);
+    return result;""",
+    "shl": "return b < 0 || b >= {bits} ? 0 : ({T})(({U})a << b);",
+    "shr": "return ({T})(a >> (b < 0 || b >= {value_bits} ? {value_bits} : b));",
+}
+
+_FLOAT_TEMPLATES = {
+    "remainder": """\
+    const {T} rest = fmod{f}(a, b);
+    return (rest != 0) & ((rest < 0) != (b < 0)) ? rest + b : rest;""",
+    "floordiv": """\
+    if (b == 0) return a / b;
+    const {T} rest = fmod{f}(a, b);
+    const {T} quotient = (a - rest) / b - ((rest != 0) & ((rest < 0) != (b < 0)));
+    if (quotient == 0) return __builtin_copysign{f}(0, a / b);
+    const {T} floor = __builtin_floor{f}(quotient);
+    return quotient - floor > ({T})0.5 ? floor + 1 : floor;""",
+}
+
+
+def _function(name: str, T: str, body: str, parameters: str = "{T} a, {T} b", **words: str) -> str:
+    filled = body.format(T=T, **words)
+    if filled.startswith("return") and "\n" not in filled:
+        return f"INLINE {T} {name}_{T}({parameters.format(T=T)}) {{ {filled} }}"
+    return f"INLINE {T} {name}_{T}({parameters.format(T=T)}) {{\n    {filled.strip()}\n}}"
+
+
+def _definitions() -> dict[str, str]:
+    found = {
+        "bits_to_float": _BITS,
+        "float_to_bits": _BITS,
+        "from_bf16": _FROM_BF16,
+        "to_bf16": _TO_BF16,
+        "round_bf16": "INLINE float round_bf16(float x) { return from_bf16(to_bf16(x)); }",
+        "from_half": _FROM_HALF,
+        "to_half": _TO_HALF,
+        "round_half": "INLINE float round_half(float x) { return from_half(to_half(x)); }",
+        "imin": "INLINE int64_t imin(int64_t a, int64_t b) { return a < b ? a : b; }",
+        "imax": "INLINE int64_t imax(int64_t a, int64_t b) { return a > b ? a : b; }",
+    }
+    for T, unsigned in _INTEGERS.items():
+        bits = int(re.sub(r"\D", "", T))
+        signed = T in _SIGNED
+        words = {
+            "U": unsigned,
+            "bits": str(bits),
+            "value_bits": str(bits - signed),
+            "minus_a": "-a" if signed else "(a == b)",  # for an unsigned type the greatest value is not minus one
+            "rest": "0" if signed else "(b == 0 || a == b ? 0 : a)",
+        }
+        for name in ("truncdiv", "fmod", "floordiv", "remainder", "pow", "shl", "shr"):
+            found[f"{name}_{T}"] = _function(name, T, _INTEGER_TEMPLATES[name], **words)
+    for T in (*_INTEGERS, *_FLOATS):
+        nan = "(a > b) | (a != a)", "(a < b) | (a != a)"
+        if T in _INTEGERS:
+            nan = "a > b", "a < b"
+        found[f"maximum_{T}"] = _function("maximum", T, f"return {nan[0]} ? a : b;")  # NaN wins
+        found[f"minimum_{T}"] = _function("minimum", T, f"return {nan[1]} ? a : b;")
+        found[f"sign_{T}"] = _function("sign", T, "return ({T})((a > 0) - (a < 0));", "{T} a")
+        for op, better in (("argmax", ">"), ("argmin", "<")):
+            found[f"{op}_takes_{T}"] = (_TAKES if T in _FLOATS else _TAKES_INTEGER).format(op=op, T=T, better=better)
+    for T in _INTEGERS:
+        found[f"abs_{T}"] = _function("abs", T, "return ({T})(a < 0 ? -a : a);", "{T} a")
+    for T, f in _FLOATS.items():
+        for name, template in _FLOAT_TEMPLATES.items():
+            found[f"{name}_{T}"] = _function(name, T, template, f=f)
+        found[f"lgamma_{T}"] = _function("lgamma", T, "int sign; return lgamma{f}_r(a, &sign);", "{T} a", f=f)
+    found["philox"] = found["unit_interval"] = _PHILOX
+    found["random_uniform"] = _RANDOM_UNIFORM
+    found["random_normal"] = _RANDOM_NORMAL
+    for T, order in (
+        ("float", "int32_t"),
+        ("double", "int64_t"),
+        *((T, _SIGNED.get(T, T.removeprefix("u"))) for T in (*_INTEGERS, "uint16_t")),
+    ):
+        found[f"transpose_{T}"] = _TRANSPOSE.format(T=T, I=T if T in _SIGNED else order)
+    return found
+
+
+INLINES: dict[str, str] = _definitions()
+"""Inline function → its definition.  A definition comes after those it calls."""
+
+_ONE_ARGUMENT = (
+    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc"),
+    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+)
+LIBRARY: dict[str, str] = {
+    f"{name}{f}": declaration.format(T=T, name=f"{name}{f}")
+    for T, f in _FLOATS.items()
+    for name, declaration in {
+        **dict.fromkeys(_ONE_ARGUMENT, "{T} {name}({T})"),
+        **dict.fromkeys(("pow", "atan2", "fmod"), "{T} {name}({T}, {T})"),
+    }.items()
+} | {"lgammaf_r": "float lgammaf_r(float, int *)", "lgamma_r": "double lgamma_r(double, int *)"}
+"""Function of the C library → its declaration."""
+
+
+@lru_cache(maxsize=1)
+def vector_functions() -> frozenset[str]:
+    """Those functions of `LIBRARY` that libmvec has for vectors on this machine (none where there is no libmvec)."""
+    prefix = {"x86_64": "_ZGVb", "aarch64": "_ZGVn"}.get(platform.machine())
+    try:
+        library = ctypes.CDLL("libmvec.so.1")
+    except OSError:
+        return frozenset()
+    if prefix is None:
+        return frozenset()
+
+    def variant(name: str) -> str:
+        lanes = 4 if LIBRARY[name].startswith("float") else 2
+        return f"{prefix}N{lanes}{'v' * (LIBRARY[name].count(',') + 1)}_{name}"
+
+    return frozenset(name for name in LIBRARY if not name.endswith("_r") and hasattr(library, variant(name)))
+
+
+def prelude(text: str) -> str:
+    """All that has to stand before `text`.
+
+    >>> print(prelude("y = round_bf16(x);").splitlines()[0])
+    #include <stdint.h>
+    """
+    needed: dict[str, None] = {}
+    pending = [text]
+    while pending:
+        for name in re.findall(r"\b(\w+)\(", pending.pop()):
+            if name in needed:
+                continue
+            if name in INLINES:
+                needed[name] = None
+                pending.append(INLINES[name])
+            elif name in LIBRARY:
+                needed[name] = None
+    library = [name for name in LIBRARY if name in needed]
+    vector = [name for name in library if name in vector_functions()]
+    inlines = list(dict.fromkeys(definition for name, definition in INLINES.items() if name in needed))
+    lines = ["#include <stdint.h>", ""]
+    if inlines:
+        lines.append(f"#define INLINE {INLINE}")
+    if vector:
+        lines.append('#define VECTOR __attribute__((simd("notinbranch")))  // libmvec has this function for vectors')
+    lines += [f"{'VECTOR ' if name in vector else ''}{LIBRARY[name]};" for name in library]
+    lines += inlines
+    return "\n".join([*lines, ""]) if len(lines) > 2 else "\n".join(lines)

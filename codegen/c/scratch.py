@@ -1,0 +1,129 @@
+"""Which values are computed once and kept in a scratch array, rather than computed again.
+
+Two reasons to keep a value:
+
+- a later sweep over the same resident axes needs it and computing it costs more than reading it back (the exponential
+  of a softmax; not `x - mean`, nor a load);
+- it does not depend on some loop that stands outside a loop it does depend on, and would be computed again on every
+  turn (a reciprocal per column, used for every row of a block).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import sympy
+
+from codegen.c.lanes import Lanes, loop_order
+from codegen.c.sweeps import Keep, Spans, Sweep
+from codegen.c.threads import cost_of
+from lowering.expr import Const, Expr, IndexValue, Load, TileRef, postorder
+from lowering.kernel import KernelAxis
+
+WORTH_KEEPING = 6
+"""Least cost of a value that is kept for a later sweep: a store and a load from the cache, and the room they take."""
+
+WORTH_HOISTING = 4
+"""Least cost of a value that is computed before the loop it does not depend on."""
+
+LIMIT = 1 << 20
+"""Most bytes of one scratch array; beyond, a value is computed again."""
+
+
+def plan_scratch(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str]) -> tuple[Sweep, ...]:
+    """`sweeps` with keeps added, and sweeps added that only keep."""
+    return _hoist(_carry(sweeps, lanes, where, fresh), lanes, where, fresh)
+
+
+def _carry(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str]) -> tuple[Sweep, ...]:
+    result = list(sweeps)
+    computed: dict[Expr, int] = {}  # expression: the first resident sweep that evaluates it
+    kept: set[Expr] = set()
+    for k, sweep in enumerate(result):
+        if not (sweep.resident and sweep.axes):
+            continue
+        order, lane = loop_order(sweep, lanes, where)
+        axes = (*order, *((lane,) if lane else ()))
+        symbols = {axis.symbol for axis in axes}
+
+        def again(node: Expr, symbols: set[sympy.Symbol] = symbols) -> bool:
+            return node in computed and _costs(node, WORTH_KEEPING, symbols, where)
+
+        for node in _outermost(sweep.roots, kept, again):
+            spanned = tuple(axis for axis in axes if axis.symbol in where[node])
+            if spanned and node not in kept and _fits(spanned, lanes, node):
+                kept.add(node)
+                first = computed[node]
+                keep = Keep(fresh("kept"), node, tuple(axis.symbol for axis in spanned))
+                result[first] = replace(result[first], keeps=(*result[first].keeps, keep))
+        for node in postorder(*sweep.roots):
+            if where[node] & {axis.symbol for axis in sweep.axes}:
+                computed.setdefault(node, k)
+    return tuple(result)
+
+
+def _hoist(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str]) -> tuple[Sweep, ...]:
+    result: list[Sweep] = []
+    kept = {keep.value for sweep in sweeps for keep in sweep.keeps}
+    for sweep in sweeps:
+        order, lane = loop_order(sweep, lanes, where)
+        axes = (*order, *((lane,) if lane else ()))
+
+        def invariant(node: Expr, axes: tuple[KernelAxis, ...] = axes) -> bool:
+            """Does a loop that `node` does not depend on stand outside one it depends on?"""
+            depends = [axis.symbol in where[node] for axis in axes]
+            if not any(depends) or depends == sorted(depends, reverse=True):
+                return False
+            return _costs(node, WORTH_HOISTING, {axis.symbol for axis in axes}, where)
+
+        for node in _outermost(sweep.roots, kept, invariant):
+            spanned = tuple(axis for axis in axes if axis.symbol in where[node])
+            if _fits(spanned, lanes, node):
+                kept.add(node)
+                keep = Keep(fresh("kept"), node, tuple(axis.symbol for axis in spanned))
+                own = tuple(axis for axis in spanned if lanes.axis is None or axis is not lanes.axis)
+                result.append(Sweep(own, keeps=(keep,)))
+        result.append(sweep)
+    return tuple(result)
+
+
+def _outermost(roots: Sequence[Expr], kept: set[Expr], wanted: Callable[[Expr], bool]) -> list[Expr]:
+    """The largest sub-expressions of `roots` that are wanted and not inside a kept one, in a fixed order."""
+    found: dict[Expr, None] = {}
+    seen: set[Expr] = set()
+    stack = list(reversed(roots))
+    while stack:
+        node = stack.pop()
+        if node in seen or node in kept:
+            continue
+        seen.add(node)
+        if not isinstance(node, (Const, IndexValue, TileRef, Load)) and wanted(node):
+            found[node] = None
+        else:
+            stack.extend(reversed(node.children()))
+    return list(found)
+
+
+def _costs(node: Expr, least: int, symbols: set[sympy.Symbol], where: Spans) -> bool:
+    """Does one evaluation cost `least` inside the loops over `symbols`?  Loads are free: they are read again."""
+    seen = {node}
+    stack = [node]
+    total = 0
+    while stack and total < least:
+        part = stack.pop()
+        if where[part] & symbols:
+            total += 0 if isinstance(part, Load) else cost_of(part)
+            fresh = [child for child in part.children() if child not in seen]
+            seen.update(fresh)
+            stack.extend(fresh)
+    return total >= least
+
+
+def _fits(axes: Sequence[KernelAxis], lanes: Lanes, value: Expr) -> bool:
+    """Is the array known to be small enough?  Sizes that are not known are taken as resident rows usually are."""
+    size = sympy.Integer(max(value.dtype.itemsize, 4))
+    for axis in axes:
+        block = lanes.block if axis is lanes.axis else None
+        size *= axis.size if block is None else block
+    return not size.is_Integer or size <= LIMIT

@@ -1,0 +1,94 @@
+"""How each scalar operation is written in C: one table row each, the same keys as `lowering.scalar_ops.SCALAR_OPS`.
+
+A row is a template; a tuple holds one template for floats, one for integers and one for bools, "" where eager has no
+such operation.  `{0}`, `{1}`, `{2}` are operands, `{T}` the C type held, `{f}` the suffix of its math functions.
+"""
+
+from __future__ import annotations
+
+import re
+
+import torch
+
+from codegen.c.storage import HELD, operand, rounded
+from lowering.errors import BuildError
+
+_ROWS: dict[str, str | tuple[str, str, str]] = {
+    "add": ("{0} + {1}", "{0} + {1}", "{0} | {1}"),
+    "sub": ("{0} - {1}", "{0} - {1}", ""),
+    "mul": ("{0} * {1}", "{0} * {1}", "{0} & {1}"),
+    "truediv": ("{0} / {1}", "", ""),
+    "floordiv": ("floordiv_{T}({0}, {1})", "floordiv_{T}({0}, {1})", ""),
+    "truncdiv": ("__builtin_trunc{f}({0} / {1})", "truncdiv_{T}({0}, {1})", ""),
+    "remainder": ("remainder_{T}({0}, {1})", "remainder_{T}({0}, {1})", ""),
+    "fmod": ("fmod{f}({0}, {1})", "fmod_{T}({0}, {1})", ""),
+    "pow": ("pow{f}({0}, {1})", "pow_{T}({0}, {1})", ""),
+    "neg": ("-{0}", "-{0}", ""),
+    "abs": ("__builtin_fabs{f}({0})", "abs_{T}({0})", "{0}"),
+    "sign": ("sign_{T}({0})", "sign_{T}({0})", "{0}"),
+    "maximum": ("maximum_{T}({0}, {1})", "maximum_{T}({0}, {1})", "{0} | {1}"),
+    "minimum": ("minimum_{T}({0}, {1})", "minimum_{T}({0}, {1})", "{0} & {1}"),
+    "sqrt": ("__builtin_sqrt{f}({0})", "", ""),
+    "rsqrt": ("1 / __builtin_sqrt{f}({0})", "", ""),
+    **{
+        name: (f"{name}{{f}}({{0}})", "", "")
+        for name in (
+            *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc"),
+            *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
+        )
+    },
+    "atan2": ("atan2{f}({0}, {1})", "", ""),
+    "lgamma": ("lgamma_{T}({0})", "", ""),
+    "floor": ("__builtin_floor{f}({0})", "{0}", ""),
+    "ceil": ("__builtin_ceil{f}({0})", "{0}", ""),
+    "trunc": ("__builtin_trunc{f}({0})", "{0}", ""),
+    "round": ("__builtin_rint{f}({0})", "{0}", ""),  # the rounding mode is to nearest, ties to even
+    "isnan": ("__builtin_isnan({0})", "0", "0"),
+    "isinf": ("__builtin_fabs{f}({0}) == __builtin_inf{f}()", "0", "0"),
+    "eq": "{0} == {1}",
+    "ne": "{0} != {1}",
+    "lt": "{0} < {1}",
+    "le": "{0} <= {1}",
+    "gt": "{0} > {1}",
+    "ge": "{0} >= {1}",
+    "and": ("", "{0} & {1}", "{0} & {1}"),
+    "or": ("", "{0} | {1}", "{0} | {1}"),
+    "xor": ("", "{0} ^ {1}", "{0} ^ {1}"),
+    "not": ("", "~{0}", "!{0}"),
+    "shl": ("", "shl_{T}({0}, {1})", ""),
+    "shr": ("", "shr_{T}({0}, {1})", ""),
+    "where": "{0} ? {1} : {2}",
+}
+
+SPELLED = frozenset(_ROWS)
+"""The operations that can be written."""
+
+# Whatever these give for values of a narrow float type is one of that type again.
+_EXACT = frozenset(("neg", "abs", "sign", "maximum", "minimum", "floor", "ceil", "trunc", "round", "where"))
+
+
+def spell(name: str, dtype: torch.dtype, result: torch.dtype, operands: list[str]) -> str:
+    """The C expression of operation `name` on operands held as `dtype` (of the last one for `where`).
+
+    >>> spell("mul", torch.float32, torch.float32, ["x", "y"])
+    'x * y'
+    >>> spell("add", torch.int8, torch.int8, ["x", "y"]), spell("tanh", torch.float64, torch.float64, ["x"])
+    ('(int8_t)(x + y)', 'tanh(x)')
+
+    Raises:
+        BuildError: no such operation on this dtype.
+    """
+    row = _ROWS.get(name, "")
+    kind = 0 if dtype.is_floating_point else 2 if dtype is torch.bool else 1
+    template = row if isinstance(row, str) else row[kind]
+    if not template or dtype not in HELD:
+        raise BuildError(f"the C target cannot spell {name} of {dtype}")
+    held = HELD[dtype]
+    if not re.fullmatch(r"\w+(\{\w\})?\(\{0\}(, \{1\})?\)", template):  # the arguments of a call need no parentheses
+        operands = [operand(text) for text in operands]
+    text = template.format(*operands, T=held, f="f" if held == "float" else "")
+    if result is torch.bool or name == "where":
+        return text
+    if kind == 1 and dtype.itemsize < 4 and template[0] in "{-~":  # C computed in int: wrap as the narrow type does
+        return f"({held})({text})"
+    return text if name in _EXACT else rounded(dtype, text)

@@ -1,0 +1,139 @@
+"""Element types in C: how a dtype lies in memory, how it is held while computing, how constants and casts read.
+
+bfloat16 and float16 lie in memory as `uint16_t` and are held as a `float` that always has a value of the narrow type,
+so a cast to them rounds and a store of such a value loses nothing.  bool lies as `uint8_t` and is held as `_Bool`.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+from lowering.errors import BuildError
+from lowering.expr import Scalar
+
+MEMORY: dict[torch.dtype, str] = {
+    torch.float32: "float",
+    torch.float64: "double",
+    torch.bfloat16: "uint16_t",
+    torch.float16: "uint16_t",
+    torch.int8: "int8_t",
+    torch.int16: "int16_t",
+    torch.int32: "int32_t",
+    torch.int64: "int64_t",
+    torch.uint8: "uint8_t",
+    torch.bool: "uint8_t",
+}
+"""C type of an element in memory."""
+
+HELD: dict[torch.dtype, str] = {
+    **MEMORY,
+    torch.bfloat16: "float",
+    torch.float16: "float",
+    torch.bool: "_Bool",
+}
+"""C type of a value being computed."""
+
+NARROW_FLOATS = {torch.bfloat16: "bf16", torch.float16: "half"}
+
+
+def operand(text: str) -> str:
+    """`text` such that any operator may be applied to it.
+
+    >>> operand("a[i + 1]"), operand("a + b"), operand("-a")
+    ('a[i + 1]', '(a + b)', '(-a)')
+    """
+    level = 0
+    for letter in text:
+        level += (letter in "([") - (letter in ")]")
+        if level == 0 and letter in " *-!~":
+            return f"({text})"
+    return text
+
+
+def memory_type(dtype: torch.dtype) -> str:
+    """The C type of an element in memory.
+
+    Raises:
+        BuildError: elements of this dtype cannot be handled.
+    """
+    if dtype not in MEMORY:
+        raise BuildError(f"the C target does not know the element type {dtype}")
+    return MEMORY[dtype]
+
+
+def loaded(dtype: torch.dtype, element: str) -> str:
+    """The value of a memory element.
+
+    >>> loaded(torch.bfloat16, "x[i0]"), loaded(torch.float32, "x[i0]")
+    ('from_bf16(x[i0])', 'x[i0]')
+    """
+    if dtype in NARROW_FLOATS:
+        return f"from_{NARROW_FLOATS[dtype]}({element})"
+    return f"({element} != 0)" if dtype is torch.bool else element
+
+
+def stored(dtype: torch.dtype, value: str) -> str:
+    """The memory element of a value."""
+    return f"to_{NARROW_FLOATS[dtype]}({value})" if dtype in NARROW_FLOATS else value
+
+
+def rounded(dtype: torch.dtype, value: str) -> str:
+    """A float as the nearest value of `dtype` (unchanged unless `dtype` is a narrow float).
+
+    >>> rounded(torch.float16, "t0"), rounded(torch.float32, "t0")
+    ('round_half(t0)', 't0')
+    """
+    return f"round_{NARROW_FLOATS[dtype]}({value})" if dtype in NARROW_FLOATS else value
+
+
+def converted(source: torch.dtype, target: torch.dtype, value: str) -> str:
+    """A value of `source` as `target`, as PyTorch converts: truncating, `!= 0` for bool, rounding to nearest even.
+
+    >>> converted(torch.float32, torch.uint8, "t0"), converted(torch.int64, torch.bool, "t0")
+    ('(uint8_t)(int32_t)t0', '(t0 != 0)')
+    """
+    if source is target:
+        return value
+    if target is torch.bool:
+        return f"({value} != 0)"
+    if target in NARROW_FLOATS:
+        return rounded(target, value if HELD[source] == "float" else f"(float){value}")
+    if HELD[source] == HELD[target]:
+        return value
+    if source.is_floating_point and not target.is_floating_point and target.itemsize < 4:
+        return f"({HELD[target]})(int32_t){value}"  # a float has no direct way to a narrow integer; eager's is the same
+    return f"({HELD[target]}){value}"
+
+
+def constant(value: Scalar, dtype: torch.dtype) -> str:
+    """A literal.
+
+    >>> constant(0.1, torch.float32), constant(-0.0, torch.float64), constant(float("inf"), torch.float32)
+    ('0.1f', '-0.0', '__builtin_inff()')
+    """
+    if dtype is torch.bool:
+        return "1" if value else "0"
+    if not dtype.is_floating_point:
+        integer = int(value)
+        if integer == torch.iinfo(torch.int64).min:
+            return "(-9223372036854775807L - 1)"
+        text = f"{integer}L" if dtype is torch.int64 else str(integer)
+        return f"({text})" if integer < 0 else text
+    suffix = "" if dtype is torch.float64 else "f"
+    if dtype is torch.float64:
+        number_text = repr(float(value))
+        number = float(value)
+    else:
+        number = float(torch.tensor(float(value), dtype=torch.float64).to(dtype).to(torch.float64))
+        number_text = str(np.float32(number))
+    if math.isnan(number):
+        return f'__builtin_nan{suffix}("")'
+    if math.isinf(number):
+        return f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
+    if "." not in number_text and "e" not in number_text:
+        number_text += ".0"
+    text = f"{number_text}{suffix}"
+    return f"({text})" if number < 0 else text

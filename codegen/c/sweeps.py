@@ -1,0 +1,132 @@
+"""Which statements of a kernel share a walk over the reduced axes.
+
+What enters is a kernel; what leaves is a list of sweeps, to be run one after the other for every point of the grid.
+Over axes that are held whole, statements that do not need each other's folds share a sweep (mean and maximum of a row
+are one pass).  A `Loop` is a sweep as it is written.  Loops inside loops, and folds over other axes than their loop's,
+are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+
+from lowering.errors import BuildError
+from lowering.expr import Expr, Load, Op, TileRef, make_cast, postorder
+from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, spans, values_of
+
+Spans = Mapping[Expr, frozenset[sympy.Symbol]]
+Symbols = frozenset[sympy.Symbol]
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """A value put into a scratch array `name` over `axes` (in the order of its dimensions), for sweeps that follow."""
+
+    name: str
+    value: Expr
+    axes: tuple[sympy.Symbol, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One walk over `axes` (none: once per grid point): keep values, accumulate folds, write stores.
+
+    `resident`: the axes are held whole, so that values may be kept for later sweeps over them.
+    """
+
+    axes: tuple[KernelAxis, ...]
+    folds: tuple[Fold, ...] = ()
+    stores: tuple[Store, ...] = ()
+    keeps: tuple[Keep, ...] = ()
+    resident: bool = True
+
+    @property
+    def over(self) -> Symbols:
+        """The axes folded away; all folds of a sweep agree on them."""
+        return frozenset(self.folds[0].over) if self.folds else frozenset()
+
+    @property
+    def roots(self) -> tuple[Expr, ...]:
+        """Everything this sweep evaluates."""
+        folded = (arg for fold in self.folds for arg in fold.args)
+        return (*(keep.value for keep in self.keeps), *folded, *(v for s in self.stores for v in values_of(s)))
+
+
+def sums_of_products(kernel: Kernel) -> Kernel:
+    """`kernel` with each `dot` fold as the sum of products that it means (there is no matrix unit here)."""
+
+    def rewritten(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Loop):
+            return Loop(stmt.axes, tuple(map(rewritten, stmt.body)))
+        if isinstance(stmt, Fold) and stmt.op == "dot":
+            lhs, rhs = (make_cast(arg, stmt.dtype) for arg in stmt.args)
+            return replace(stmt, op="sum", args=(Op("mul", (lhs, rhs), stmt.dtype),))
+        return stmt
+
+    return replace(kernel, body=tuple(map(rewritten, kernel.body)))
+
+
+def sweeps_of(kernel: Kernel) -> tuple[Sweep, ...]:
+    """The sweeps of a kernel, in order.
+
+    Raises:
+        BuildError: a loop inside a loop, or a fold over other axes than those of its loop.
+    """
+    where = spans(kernel)
+    written = {param.name for param in kernel.params if param.written}
+    read = {node.buffer for node in where if isinstance(node, Load)}
+    may_move = not (written & read)  # otherwise a statement could pass the store that feeds it
+    done: list[Sweep] = []
+    producer: dict[str, int] = {}
+    for stmt in kernel.body:
+        if isinstance(stmt, Loop):
+            start = len(done)
+            for inner in stmt.body:
+                if isinstance(inner, Loop) or (isinstance(inner, Fold) and set(inner.over) != set(stmt.axes)):
+                    raise BuildError(f"kernel {kernel.name}: the C target walks one loop at a time")
+                axes = _inner(kernel, where, inner) | frozenset(stmt.axes)
+                _join(kernel, done, start, Sweep(_ordered(kernel, axes), resident=False), inner, producer)
+        else:
+            axes = _inner(kernel, where, stmt)
+            needs = [producer[node.name] for node in postorder(*values_of(stmt)) if isinstance(node, TileRef)]
+            start = max(needs, default=-1) + 1 if may_move else len(done)
+            _join(kernel, done, start, Sweep(_ordered(kernel, axes)), stmt, producer)
+    return tuple(done)
+
+
+def _join(
+    kernel: Kernel, done: list[Sweep], start: int, fresh: Sweep, stmt: Fold | Store, producer: dict[str, int]
+) -> None:
+    """Add `stmt` to the first sweep from `start` on that walks the same axes, else to a new one."""
+    over = frozenset(stmt.over) if isinstance(stmt, Fold) else None
+    for k in range(start, len(done)):
+        same = done[k].axes == fresh.axes and done[k].resident is fresh.resident
+        if same and (over is None or not done[k].folds or done[k].over == over):
+            break
+    else:
+        k = len(done)
+        done.append(fresh)
+    if isinstance(stmt, Fold):
+        done[k] = replace(done[k], folds=(*done[k].folds, stmt))
+        producer[stmt.name] = k
+    else:
+        done[k] = replace(done[k], stores=(*done[k].stores, stmt))
+
+
+def _inner(kernel: Kernel, where: Spans, stmt: Fold | Store) -> Symbols:
+    """The axes inside the grid that a statement walks."""
+    symbols: set[sympy.Symbol] = set()
+    for value in values_of(stmt):
+        symbols |= where[value]
+    if isinstance(stmt, Fold):
+        symbols |= set(stmt.over)
+    elif isinstance(stmt.offset, sympy.Expr):
+        symbols |= stmt.offset.free_symbols
+    return frozenset(a.symbol for a in kernel.axes if a.role is not Role.GRID and a.symbol in symbols)
+
+
+def _ordered(kernel: Kernel, symbols: Symbols | Sequence[sympy.Symbol]) -> tuple[KernelAxis, ...]:
+    return tuple(axis for axis in kernel.axes if axis.symbol in symbols)

@@ -1,0 +1,41 @@
+"""When a kernel runs on several threads: only if there is enough to do.
+
+A parallel region costs a few microseconds even when its threads are already spinning, which is as long as some tens of
+thousands of element-wise operations on one thread.  All threads take part or none: a team of another size would make
+the OpenMP run time start and stop threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+
+from codegen.c.sweeps import Sweep
+from lowering.expr import Expr, Load, Op, Random, postorder
+from lowering.kernel import Kernel, Role
+from lowering.scalar_ops import SCALAR_OPS
+
+ENOUGH = 1 << 16
+"""Loads, stores and units of `ScalarOp.cost` that are worth a parallel region."""
+
+RANDOM_COST = 40
+
+
+def cost_of(node: Expr) -> int:
+    """What evaluating `node` itself costs, in additions."""
+    if isinstance(node, Op):
+        return SCALAR_OPS[node.name].cost
+    if isinstance(node, Random):
+        return RANDOM_COST
+    return 1 if isinstance(node, Load) else 0
+
+
+def work(kernel: Kernel, sweeps: Sequence[Sweep]) -> sympy.Expr:
+    """The work of one launch, in additions; symbolic if the sizes are."""
+    points = sympy.Mul(*(axis.size for axis in kernel.with_role(Role.GRID)))
+    per_point = sympy.Integer(0)
+    for sweep in sweeps:
+        each = len(sweep.stores) + sum(map(cost_of, postorder(*sweep.roots)))
+        per_point += each * sympy.Mul(*(axis.size for axis in sweep.axes))
+    return points * per_point

@@ -1,0 +1,160 @@
+"""Expressions as C text, each at the loop level where its operands first exist.
+
+A value used once, where it is computed, is written into its use; any other gets a name.  What does not depend on an
+inner loop is computed outside it, index arithmetic included: the part of an offset that is known further out is named
+there.  Values of the outermost level stay known for the sweeps that follow.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+import sympy
+import torch
+
+from codegen.c.indices import index_text
+from codegen.c.nest import Level, Namespace
+from codegen.c.spell import spell
+from codegen.c.storage import HELD, constant, converted, loaded, operand
+from codegen.c.sweeps import Spans
+from lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef
+
+LONGEST, LONGEST_ROOT = 64, 96
+"""Characters of a value that is written into its use rather than named; more where the use is a statement of its own."""
+
+
+class Speller:
+    """Writes the values of one kernel.  `open` starts a sweep; `spell` puts lines on its levels and returns texts."""
+
+    def __init__(
+        self, where: Spans, space: Namespace, axes: Mapping[sympy.Symbol, str], params: Mapping[str, str]
+    ) -> None:
+        self._where, self._space, self._axes, self._params = where, space, axes, params
+        self._known: dict[Expr, str] = {}  # valid everywhere in the grid point
+        self._local: dict[Expr, str] = {}  # valid in the sweep that is open
+        self._known_offsets: dict[sympy.Expr, str] = {}
+        self._local_offsets: dict[sympy.Expr, str] = {}
+        self._levels: Sequence[Level] = ()
+        self._depth: Mapping[sympy.Symbol, int] = {}
+        self.unstable: frozenset[str] = frozenset()  # params that are also written: read once, before the stores
+
+    def open(self, levels: Sequence[Level], depth: Mapping[sympy.Symbol, int]) -> None:
+        """Start a nest in which the loop over axis `a` is `levels[depth[a]]`; other axes are bound at level 0."""
+        self._levels, self._depth = levels, depth
+        self._local, self._local_offsets = {}, {}
+
+    def learn(self, value: Expr, text: str) -> None:
+        """From now on `value` is `text`, at every point of the axes it spans."""
+        self._known[value] = text
+
+    def learn_here(self, value: Expr, text: str) -> None:
+        """The same, for the nest that is open."""
+        self._local[value] = text
+
+    def spell(self, roots: Sequence[Expr], *, named: frozenset[Expr] = frozenset()) -> list[str]:
+        """Texts of `roots`, valid in the innermost loop; those in `named` are names, literals or array elements.
+
+        Raises:
+            BuildError: an operation, dtype or index that has no C text.
+        """
+        order = list(self._unknown(roots))
+        uses = Counter(child for node in order for child in node.children())
+        uses.update(roots)
+        reader_depth = {child: self._depth_of(node) for node in order for child in node.children()}
+        for node in order:
+            text = self._text(node)
+            depth = self._depth_of(node)
+            here = reader_depth.get(node, len(self._levels) - 1) == depth
+            longest = LONGEST if node in reader_depth else LONGEST_ROOT
+            once = uses[node] == 1 and here and len(text) <= longest and node not in named
+            if isinstance(node, Load) and node.buffer in self.unstable:
+                once = False
+            if not (once or _is_literal(node, text)):
+                stem = f"{self._params[node.buffer]}_" if isinstance(node, Load) else "t"
+                name = self._space.fresh(stem)
+                self._levels[depth].before.append(f"const {HELD[node.dtype]} {name} = {text};")
+                text = name
+            (self._local if depth or once else self._known)[node] = text
+        return [self._get(root) for root in roots]
+
+    def offset(self, index: Index) -> str:
+        """A position in a flat buffer, valid in the innermost loop."""
+        if isinstance(index, Expr):
+            return self.spell([index])[0]
+        return self._index(index)
+
+    # Levels ------------------------------------------------------------------------------------------------------
+
+    def _depth_of(self, node: Expr) -> int:
+        return max((self._depth.get(symbol, 0) for symbol in self._where[node]), default=0)
+
+    def _get(self, node: Expr) -> str:
+        return self._local[node] if node in self._local else self._known[node]
+
+    def _unknown(self, roots: Sequence[Expr]) -> Iterator[Expr]:
+        """Sub-expressions that have no text yet, operands first."""
+        seen: set[Expr] = set()
+        stack = [(root, False) for root in reversed(roots)]
+        while stack:
+            node, expanded = stack.pop()
+            if expanded:
+                yield node
+            elif node not in seen and node not in self._local and node not in self._known:
+                seen.add(node)
+                stack.append((node, True))
+                stack.extend((child, False) for child in reversed(node.children()))
+
+    # Texts -------------------------------------------------------------------------------------------------------
+
+    def _text(self, node: Expr) -> str:
+        if isinstance(node, Const):
+            return constant(node.value, node.dtype)
+        if isinstance(node, IndexValue):
+            return converted(torch.int64, node.dtype, operand(self._index(node.index)))
+        if isinstance(node, Load):
+            index = node.index[0]
+            position = self._get(index) if isinstance(index, Expr) else self._index(index)
+            element = loaded(node.dtype, f"{self._params[node.buffer]}[{position}]")
+            return element if node.mask is None else f"{operand(self._get(node.mask))} ? {element} : 0"
+        if isinstance(node, Op):
+            texts = [self._get(arg) for arg in node.args]
+            return spell(node.name, node.args[-1].dtype, node.dtype, texts)
+        if isinstance(node, Cast):
+            return converted(node.arg.dtype, node.dtype, operand(self._get(node.arg)))
+        if isinstance(node, Random):
+            return f"random_{node.kind}({self._get(node.seed)}, {self._index(node.offset)})"
+        assert not isinstance(node, TileRef), f"{node} is read before its fold is complete"
+        raise AssertionError(node)
+
+    def _index(self, expr: sympy.Expr) -> str:
+        """`expr`, with the parts that inner loops do not change named outside them."""
+        groups: dict[int, list[sympy.Expr]] = {}
+        for term in sympy.Add.make_args(sympy.expand_mul(expr)):
+            depth = max((self._depth.get(symbol, 0) for symbol in term.free_symbols), default=0)
+            groups.setdefault(depth, []).append(term)
+        *outer, inner = sorted(groups)
+        named: sympy.Expr = sympy.Integer(0)
+        base = ""
+        for depth in outer:
+            named += sympy.Add(*groups[depth])
+            base = self._named_offset(named, sympy.Add(*groups[depth]), base, depth)
+        rest = index_text(sympy.Add(*groups[inner]), self._axes)
+        return f"{base} + {rest}" if base else rest
+
+    def _named_offset(self, total: sympy.Expr, part: sympy.Expr, base: str, depth: int) -> str:
+        found = self._local_offsets.get(total) or self._known_offsets.get(total)
+        if found is None:
+            found = index_text(part, self._axes)
+            found = f"{base} + {found}" if base else found
+            if not re.fullmatch(r"\w+", found):
+                name = self._space.fresh("at")
+                self._levels[depth].before.append(f"const int64_t {name} = {found};")
+                found = name
+            (self._local_offsets if depth else self._known_offsets)[total] = found
+        return found
+
+
+def _is_literal(node: Expr, text: str) -> bool:
+    return isinstance(node, Const) or (isinstance(node, IndexValue) and re.fullmatch(r"\w+", text) is not None)

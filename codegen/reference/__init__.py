@@ -1,0 +1,78 @@
+"""The reference target: a Kernel is not compiled but evaluated, statement by statement, in torch.
+
+What enters is a verified Kernel; what leaves is a launcher that gives the values every other target must give, on any
+device, and that refuses accesses outside of a tensor.  The source is the Kernel's own text; it is for reading, and an
+edited one is refused.  For tests, for checking configurations, and where no compiler is present.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from codegen.target import Capabilities, Launcher, Stage
+from lowering.builder import GENERATED_DTYPES
+from lowering.errors import BuildError
+from lowering.interpret import run_kernel
+from lowering.kernel import Kernel
+from lowering.printer import format_kernel
+from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
+from lowering.verify import verify_kernel
+
+
+class ReferenceTarget:
+    """Runs the evaluator.  It can do everything the IR can say; its prices are those of any machine, not of torch.
+
+    >>> ReferenceTarget().capabilities.fold_ops >= {"dot", "argmax"}
+    True
+    """
+
+    name = "reference"
+
+    @property
+    def capabilities(self) -> Capabilities:
+        """All operations, with the prices of a small many-core device, so that it schedules as such a device would."""
+        return Capabilities(
+            dtypes=GENERATED_DTYPES,
+            scalar_ops=frozenset(SCALAR_OPS),
+            fold_ops=frozenset(FOLD_OPS),
+            whole_limit=1 << 15,
+            parallelism=128,
+            launch_us=5.0,
+            bandwidth=1e6,
+            flops=2e7,
+            matrix_flops=2e8,
+        )
+
+    def emit(self, kernel: Kernel) -> str:
+        """The text form of `kernel`."""
+        return format_kernel(kernel)
+
+    def build(self, kernel: Kernel, source: str) -> Launcher:
+        """What runs `kernel` on its tensors, then its sizes.
+
+        Raises:
+            BuildError: `source` is not the text of `kernel`; only the Kernel itself can be run.
+            VerifyError: the kernel is not well formed.
+        """
+        if source != self.emit(kernel):
+            raise BuildError(
+                f"kernel {kernel.name}: the reference target runs kernels, not their text",
+                hint="to run an edited kernel, choose the target c or triton",
+            )
+        verify_kernel(kernel)
+        count = len(kernel.params)
+
+        def launch(*args: torch.Tensor | int) -> None:
+            tensors = [arg for arg in args[:count] if isinstance(arg, torch.Tensor)]
+            run_kernel(kernel, tensors, [int(size) for size in args[count:]])
+
+        return launch
+
+    def stages(self, kernel: Kernel, source: str) -> Iterator[Stage]:
+        """Nothing comes after the source."""
+        return iter(())
+
+
+__all__ = ["ReferenceTarget"]

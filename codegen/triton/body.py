@@ -1,0 +1,138 @@
+"""Body: the statements of a kernel as lines of Triton.
+
+What enters are block dimensions, laid out; what leaves is the text between `def kernel(…):` and its end.  A program
+first finds the block it computes; then statements follow in their order.  A loop keeps its running values before it
+and completes its folds after it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from codegen.triton import contract, descriptors, reduce
+from codegen.triton.blocks import Blocked, Dim
+from codegen.triton.indices import expand
+from codegen.triton.spell import PRODUCT, UNARY, Code, typed
+from codegen.triton.values import Tile, Values
+from lowering.expr import Load, index_of, loads
+from lowering.kernel import Fold, Loop, Role, Stmt, Store, statements, values_of
+
+
+class Body:
+    """Writes the lines of one kernel."""
+
+    def __init__(self, values: Values, arch: str) -> None:
+        self.values, self.layout, self.arch = values, values.layout, arch
+        self._policies = iter(list(_policies(self.layout.blocked)))
+
+    def lines(self) -> list[str]:
+        """All lines, without the indentation of the function."""
+        values = self.values
+        if self.layout.config.persistent:
+            header = descriptors.open_program(values)
+            self._run(self.layout.blocked.body)
+            values.close(header)
+        else:
+            self._place()
+            self._run(self.layout.blocked.body)
+        return values.scopes[0].lines
+
+    # Which block a program computes -----------------------------------------------------------------------------------
+
+    def _place(self) -> None:
+        values, grid = self.values, self.layout.blocked.grid()
+        if self.layout.blocked.contraction:
+            contract.place(values, values.name("pid", Tile(Code("tl.program_id(0)"))).code.text)
+        elif len(grid) == 1:
+            values.starts[grid[0]] = self._start(grid[0], Code("tl.program_id(0)"))
+        elif grid:
+            y, x = grid
+            pid = values.name("pid", Tile(Code("tl.program_id(0)"))).code.text
+            size = values.index_tile(x.size).code.text
+            count = values.name("x_blocks", Tile(Code(f"tl.cdiv({size}, {x.constant})"))).code.text
+            values.starts[y] = self._start(y, Code(f"{pid} // {count}", PRODUCT))
+            values.starts[x] = self._start(x, Code(f"{pid} % {count}", PRODUCT))
+
+    def _start(self, dim: Dim, block: Code) -> str:
+        """The first index of block number `block` of `dim`."""
+        if dim in self.layout.wide:
+            block = Code(f"{block.at(UNARY + 1)}.to(tl.int64)")
+        return f"{block.at(PRODUCT)} * {dim.constant}" if dim in self.layout.tiled else block.text
+
+    # Statements -------------------------------------------------------------------------------------------------------
+
+    def _run(self, body: Sequence[Stmt]) -> list[Callable[[], None]]:
+        """Add the lines of `body`; returns what completes its folds after the loop it stands in."""
+        later: list[Callable[[], None]] = []
+        for stmt in body:
+            if isinstance(stmt, Loop):
+                self._loop(stmt)
+            elif isinstance(stmt, Store):
+                self._store(stmt)
+            else:
+                later.extend(self._fold(stmt))
+        return later
+
+    def _loop(self, loop: Loop) -> None:
+        values, outer = self.values, self.values.eviction
+        values.eviction = next(self._policies)
+        dims = self.layout.blocked.of(loop.axes)
+        if not dims:  # every axis has size 1
+            self._run(loop.body)
+        else:
+            (dim,) = dims
+            end = values.index_tile(dim.size).code.text
+            start = values.starts[dim] = values.open(f"{dim.name}0")
+            later = self._run(loop.body)
+            values.close(f"for {start} in range(0, {end}, {dim.constant}):")
+            for finish in later:
+                finish()
+        values.eviction = outer
+
+    def _fold(self, fold: Fold) -> Iterator[Callable[[], None]]:
+        over = self.layout.blocked.of(fold.over)
+        if fold.op == "dot":
+            over = over or tuple(dim for dim in self.layout.blocked.dims if dim.name == "k")
+            if over[0].role is Role.LOOP:
+                yield contract.dot_in_loop(self.values, fold, over, self.arch)
+            else:
+                contract.dot_now(self.values, fold, over, self.arch)
+        elif any(dim.role is Role.LOOP for dim in over):
+            yield reduce.fold_in_loop(self.values, fold, over)
+        else:
+            reduce.fold_now(self.values, fold, over)
+
+    def _store(self, stmt: Store) -> None:
+        values = self.values
+        tile = values.widened(values.value(stmt.value))
+        transfer = values.store_through.get(stmt.param)
+        tile = Tile(typed(tile.code, stmt.value.dtype), tile.dims, tile.depth)
+        if transfer is not None:
+            dims, corner, turn = values.moved(transfer)
+            values.line(f"{transfer.name}.store({corner}, {values.spread(tile, dims).code.text}{turn})")
+        else:
+            pointer = values.pointer(stmt.param, stmt.offset)
+            assert set(tile.dims) <= set(pointer.dims), f"{stmt.param} is stored where its value varies more"
+            text = f"{pointer.code.text}, {expand(tile.code, tile.dims, pointer.dims).text}"
+            mask = values.masks(pointer.dims)
+            if mask is not None:
+                text += f", mask={expand(mask.code, mask.dims, pointer.dims).text}"
+            values.line(f"tl.store({text})")
+        values.stored(stmt.param)
+
+
+def _policies(blocked: Blocked) -> Iterator[dict[Load, str]]:
+    """For each loop, outer ones first: what the cache is told about loads that several loops walk.
+
+    Data that is walked again is kept (evict_last); on its last walk it may go (evict_first).
+    """
+    walks: list[list[Load]] = []
+    for loop in (stmt for stmt in statements(blocked.body) if isinstance(stmt, Loop)):
+        walked = {dim.symbol for dim in blocked.of(loop.axes)}
+        own = loads(*(value for stmt in loop.body for value in values_of(stmt)))
+        walks.append([load for load in own if any(walked & index.free_symbols for index in index_of(load))])
+    for number, walk in enumerate(walks):
+        again = {load for later in walks[number + 1 :] for load in later}
+        before = {load for earlier in walks[:number] for load in earlier}
+        policies = {load: "evict_first" for load in walk if load in before}
+        yield {**policies, **{load: "evict_last" for load in walk if load in again}}

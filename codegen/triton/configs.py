@@ -1,0 +1,177 @@
+"""Configurations: how many elements of each dimension a program takes, on how many warps.
+
+What enters is a kernel over block dimensions; what leaves is one `Config`, picked from sizes alone so that the same
+kernel always gets the same one, and `candidates` to time where that is wanted.  The numbers come from measurements on
+an H200: enough 16-byte accesses in flight per thread for pointwise kernels, one warp per row for short rows, a few
+dozen elements per thread for long ones.  Contractions have their own choice, in `contract`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import sympy
+
+from codegen.triton.blocks import Blocked, Dim
+from lowering.kernel import Param, Role
+
+PROGRAMS = 132  # streaming multiprocessors of an H100 or H200: with fewer programs some are idle
+_UNKNOWN = 1 << 20  # stands for a symbolic size: most are large
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One way to launch a kernel.
+
+    Attributes:
+        blocks: (dimension name, elements per program or loop step); powers of two.  Others are taken one by one.
+        group: contractions only: how many blocks of rows share the columns they load, through the L2 cache.
+        persistent: contractions only: tensor descriptors and one program per multiprocessor.
+        tf32: contractions only: float32 operands may be rounded to 19 bits.
+    """
+
+    blocks: tuple[tuple[str, int], ...]
+    num_warps: int = 4
+    num_stages: int = 1
+    group: int = 8
+    persistent: bool = False
+    tf32: bool = False
+
+    def block(self, name: str) -> int:
+        return dict(self.blocks).get(name, 1)
+
+
+def extent(size: sympy.Expr) -> int:
+    """A size as a number; a symbolic one is taken to be large."""
+    return int(size) if size.is_Integer else _UNKNOWN
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is not below `size`.
+
+    >>> power_of_two(0), power_of_two(5), power_of_two(8)
+    (1, 5 + 3, 8)
+    """
+    return 1 << max(0, size - 1).bit_length()
+
+
+def configure(blocked: Blocked) -> Config:
+    """The default configuration of a kernel without contraction."""
+    reduced = [dim for dim in blocked.dims if dim.role is not Role.GRID]
+    grid = {dim.name: dim for dim in blocked.grid()}
+    if not reduced:
+        return _tile(blocked, grid["y"], grid["x"]) if "y" in grid else _pointwise(blocked, grid.get("x"))
+    if len(reduced) > 1:
+        return _several(blocked, reduced)
+    if blocked.dims[-1] is not reduced[0]:
+        return _columns(blocked, reduced[0], grid["x"])
+    return _rows(blocked, reduced[0], grid.get("x"))
+
+
+def candidates(blocked: Blocked) -> tuple[Config, ...]:
+    """Configurations worth timing, the default first."""
+    default = configure(blocked)
+    found = [default]
+    for warps in (default.num_warps // 2, default.num_warps * 2):
+        if 1 <= warps <= 16:
+            found.append(replace(default, num_warps=warps))
+    for factor in (2, 4):
+        x = default.block("x") * factor
+        if dict(blocked.sizes()) and x <= 4096 and any(dim.name == "x" for dim in blocked.dims):
+            blocks = {**dict(default.blocks), "x": x}
+            found.append(replace(default, blocks=tuple(blocks.items())))
+    return tuple(found)
+
+
+# Pointwise ------------------------------------------------------------------------------------------------------------
+
+
+def _itemsize(blocked: Blocked, *, least: bool = False) -> int:
+    """Bytes of the elements that most of the traffic consists of (or of the smallest ones)."""
+
+    def weight(param: Param) -> int:
+        return extent(param.extent) * param.dtype.itemsize
+
+    params = blocked.kernel.params
+    heaviest = max((weight(param) for param in params), default=0)
+    sizes = [param.dtype.itemsize for param in params if weight(param) * 4 >= heaviest]
+    return (min if least else max)(sizes, default=4)
+
+
+def _warps(elements: int, per_thread: int) -> int:
+    """Warps so that each thread has about `per_thread` of `elements`."""
+    return min(32, max(1, power_of_two(elements // (32 * per_thread))))
+
+
+def _pointwise(blocked: Blocked, x: Dim | None) -> Config:
+    """Each thread moves two 16-byte words of every 32-bit tensor, one of every 16-bit one; every processor is busy."""
+    if x is None:
+        return Config((), num_warps=1)
+    size = extent(x.size)
+    block = 1024
+    while block > 256 and -(-size // block) < 4 * PROGRAMS:
+        block //= 2
+    block = min(block, power_of_two(size))
+    per_thread = 16 // min(4, max(1, _itemsize(blocked, least=True))) if block < 1024 else 8
+    return Config((("x", block),), num_warps=min(4, _warps(block, per_thread)))
+
+
+def _tile(blocked: Blocked, y: Dim, x: Dim) -> Config:
+    """Rows of 128 bytes on both sides of the transposition."""
+    side = 32 if _itemsize(blocked, least=True) >= 4 else 64
+    blocks = (("y", min(side, power_of_two(extent(y.size)))), ("x", min(side, power_of_two(extent(x.size)))))
+    return Config(blocks, num_warps=_warps(blocks[0][1] * blocks[1][1], 8 if side == 32 else 16))
+
+
+# Reductions -----------------------------------------------------------------------------------------------------------
+
+_ROW_WARPS = {2048: 2, 4096: 8, 8192: 8, 16384: 16}  # padded length of a row held whole → warps; above: 32
+
+
+def _rows(blocked: Blocked, r: Dim, x: Dim | None) -> Config:
+    """The reduced axis is contiguous."""
+    length = power_of_two(extent(r.size))
+    rows = extent(x.size) if x is not None else 1
+    if r.role is Role.LOOP and length > 1024:
+        warps = 16 if length >= 16384 else 8
+        return Config((("r", min(length, warps * 512)),), num_warps=warps)
+    if length <= 128:  # several rows per warp
+        block = max(1, min(2048 // length, power_of_two(rows)))
+        while block > 1 and -(-rows // block) < 2 * PROGRAMS:
+            block //= 2
+        return Config((("x", block), ("r", length)), num_warps=min(4, _warps(block * length, 8)))
+    warps = 1 if length <= 1024 else _ROW_WARPS.get(length, 32)
+    if rows < 4 * PROGRAMS:  # too few rows to hide latency behind other programs
+        warps = max(warps, min(16, _warps(length, 8)))
+    return Config((("r", length),), num_warps=warps)
+
+
+def _columns(blocked: Blocked, r: Dim, x: Dim) -> Config:
+    """The grid axis is contiguous: neighbouring threads take neighbouring columns."""
+    columns = extent(x.size)
+    length = power_of_two(extent(r.size))
+    elements = 4096
+    block = min(max(16, 128 // _itemsize(blocked)), power_of_two(columns))
+    if r.role is Role.WHOLE:
+        block = max(1, min(power_of_two(columns), max(block, 2048 // length)))
+        return Config((("r", length), ("x", block)), num_warps=min(16, _warps(length * block, 16)))
+    while block > 16 and -(-columns // block) < 2 * PROGRAMS:
+        block //= 2
+    steps = min(length, max(1, elements // block))
+    return Config((("r", steps), ("x", block)), num_warps=_warps(steps * block, 16))
+
+
+def _several(blocked: Blocked, reduced: list[Dim]) -> Config:
+    """Folds over different axes: a whole tile per program, what is looped in steps that keep it small."""
+    room = 8192
+    blocks: list[tuple[str, int]] = []
+    for dim in sorted(reduced, key=lambda dim: dim.role is Role.LOOP):
+        length = power_of_two(extent(dim.size))
+        if dim.role is Role.LOOP:
+            length = min(length, max(1, room))
+        room = max(1, room // length)
+        blocks.append((dim.name, length))
+    elements = 1
+    for _, length in blocks:
+        elements *= length
+    return Config(tuple(blocks), num_warps=min(16, _warps(elements, 16)))

@@ -1,0 +1,135 @@
+"""Descriptors: contractions whose operands are fetched by the tensor memory accelerator of sm_90 and later.
+
+What enters is a contraction over block dimensions; what leaves is a persistent form of it: one program per
+multiprocessor walks the blocks of the result, operands come through `tl.make_tensor_descriptor`, so that no thread
+computes an address or a mask, and a 16-bit result leaves the same way.  On an H200 this is as fast as the library,
+which pointers never are.
+
+The rule, all of it in `applies`: two 16-bit operands loaded as they are, each a matrix whose rows are contiguous and
+start at multiples of 16 bytes; known sizes, no batch axes; enough blocks to keep the device busy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+
+from codegen.triton.blocks import Blocked, Dim
+from codegen.triton.configs import PROGRAMS, Config
+from codegen.triton.contract import operands, place, programs
+from codegen.triton.spell import HALF, Code
+from codegen.triton.values import Tile, Transfer, Values
+from lowering.expr import Expr, Load, loads
+from lowering.indexing import coefficient
+from lowering.kernel import Fold, Loop, Role, Store, statements, values_of
+
+_LARGE = Config((("m", 128), ("k", 64), ("n", 256)), num_warps=8, num_stages=3, persistent=True)
+_SMALL = Config((("m", 128), ("k", 64), ("n", 128)), num_warps=8, num_stages=4, persistent=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A parameter seen as rows · stride + columns."""
+
+    param: str
+    rows: Dim
+    columns: Dim
+    stride: sympy.Expr
+
+
+def candidates(blocked: Blocked, arch: str) -> tuple[Config, ...]:
+    """Configurations of the persistent form, the default first; none where the rule does not hold."""
+    if not applies(blocked, arch):
+        return ()
+    return (_LARGE, _SMALL) if programs(blocked, _LARGE) * 10 >= PROGRAMS * 9 else (_SMALL, _LARGE)
+
+
+def applies(blocked: Blocked, arch: str) -> bool:
+    """Does the persistent form compute this kernel, and is it worth it?"""
+    if not arch.startswith("sm_") or int(arch[3:].rstrip("a")) < 90:
+        return False
+    grid = {dim.name: dim for dim in blocked.grid()}
+    contracted = [dim for dim in blocked.dims if dim.role is not Role.GRID]
+    if set(grid) != {"m", "n"} or len(contracted) != 1 or contracted[0].role is not Role.LOOP:
+        return False
+    if not all(dim.size.is_Integer and int(dim.size) >= 128 for dim in blocked.dims):
+        return False
+    loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
+    folds = [fold for loop in loops for fold in loop.body]
+    if len(folds) != 1 or not isinstance(folds[0], Fold) or folds[0].op != "dot":
+        return False
+    factors = operands(folds[0])
+    sides = ((grid["m"], contracted[0]), (contracted[0], grid["n"]))
+    for factor, (first, second) in zip(factors, sides, strict=True):
+        if factor.dtype not in HALF or not isinstance(factor, Load) or _matrix(blocked, factor, first, second) is None:
+            return False
+    return programs(blocked, _SMALL) * 2 >= PROGRAMS
+
+
+def _matrix(blocked: Blocked, load: Load, first: Dim, second: Dim) -> Matrix | None:
+    if load.mask is not None or isinstance(load.index[0], Expr):
+        return None
+    return _as_matrix(blocked, load.buffer, load.index[0], first, second)
+
+
+def _as_matrix(blocked: Blocked, name: str, offset: sympy.Expr, first: Dim, second: Dim) -> Matrix | None:
+    """`name[offset]` as a matrix over two dimensions, in either order; None where a descriptor cannot hold it."""
+    param = blocked.kernel.param(name)
+    for rows, columns in ((first, second), (second, first)):
+        stride = coefficient(offset, rows.symbol)
+        if stride is None or coefficient(offset, columns.symbol) != 1:
+            continue
+        if sympy.expand(offset - stride * rows.symbol - columns.symbol) == 0:
+            fits = param.aligned and stride.is_Integer and stride > 0 and stride * param.dtype.itemsize % 16 == 0
+            if fits and stride >= columns.size and rows.size < 2**31 and columns.size < 2**31:
+                return Matrix(name, rows, columns, stride)
+    return None
+
+
+def _target(blocked: Blocked, stmt: Store, m: Dim, n: Dim) -> Matrix | None:
+    """The matrix that `stmt` can write through a descriptor: 16-bit results, so that the tile fits shared memory."""
+    read = {load.buffer for inner in statements(blocked.body) for load in loads(*values_of(inner))}
+    if isinstance(stmt.offset, Expr) or stmt.param in read:
+        return None
+    if blocked.kernel.param(stmt.param).dtype not in HALF or stmt.value.dtype not in HALF:
+        return None
+    return _as_matrix(blocked, stmt.param, stmt.offset, m, n)
+
+
+# Lines ----------------------------------------------------------------------------------------------------------------
+
+
+def open_program(values: Values) -> str:
+    """Add the descriptors, open the walk over blocks and place each of them; returns the header of that loop."""
+    blocked = values.layout.blocked
+    m, n = (next(dim for dim in blocked.dims if dim.name == name) for name in ("m", "n"))
+    loop = next(stmt for stmt in blocked.body if isinstance(stmt, Loop))
+    k, fold = blocked.of(loop.axes)[0], loop.body[0]
+    assert isinstance(fold, Fold)
+    made: dict[Matrix, Transfer] = {}
+    for factor, (first, second) in zip(operands(fold), ((m, k), (k, n)), strict=True):
+        assert isinstance(factor, Load)
+        matrix = _matrix(blocked, factor, first, second)
+        assert matrix is not None, "asked of a kernel that `applies` refuses"
+        if matrix not in made:
+            made[matrix] = _describe(values, matrix)
+        values.load_through[factor] = made[matrix]
+    for stmt in blocked.body:
+        target = _target(blocked, stmt, m, n) if isinstance(stmt, Store) else None
+        if target is not None:
+            values.store_through[target.param] = _describe(values, target)
+    total = " * ".join(f"tl.cdiv({dim.size}, {dim.constant})" for dim in (m, n))
+    blocks = values.name("blocks", Tile(Code(total))).code.text
+    number = values.open("block")
+    place(values, number)
+    return f"for {number} in tl.range(tl.program_id(0), {blocks}, tl.num_programs(0), flatten=True):"
+
+
+def _describe(values: Values, matrix: Matrix) -> Transfer:
+    """Add the line that makes the descriptor of `matrix`."""
+    shape = f"[{matrix.rows.size}, {matrix.columns.size}], [{matrix.stride}, 1]"
+    block = values.layout.shape((matrix.rows, matrix.columns))
+    text = f"tl.make_tensor_descriptor({values.pointer_name(matrix.param)}, {shape}, {block})"
+    name = values.name(f"{matrix.param}_desc", Tile(Code(text))).code.text
+    return Transfer(name, matrix.rows, matrix.columns)

@@ -1,0 +1,95 @@
+"""Interpreted: generated kernels on CPU tensors, under Triton's interpreter (`TRITON_INTERPRET=1`).
+
+What enters is an imported source; what leaves is a launcher for CPU tensors that runs the very same text, program by
+program, with numpy: for tests, and for stepping through a kernel with a Python debugger.  The interpreter knows
+neither the vendor's math library nor arithmetic of bfloat16; what is missing is added here, with torch's functions.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle
+
+from codegen.target import Launcher
+from codegen.triton.load import Generated
+from lowering.kernel import Kernel
+from lowering.scalar_ops import SCALAR_OPS
+
+_ELSEWHERE = {"nearbyint": torch.round}  # names that differ from those of `SCALAR_OPS`
+
+
+class Libdevice:
+    """Stands in for `triton.language.extra.libdevice`: each function has its meaning from `lowering.scalar_ops`."""
+
+    def __getattr__(self, name: str) -> Any:
+        meaning = _ELSEWHERE.get(name) or SCALAR_OPS[name].meaning
+
+        def function(*args: Any) -> Any:
+            tiles = [interpreter.interpreter_semantic.to_tensor(arg) for arg in args]
+            dtype = tiles[0].dtype
+            result = meaning(*(torch.from_numpy(np.array(tile.handle.data)) for tile in tiles)).numpy()
+            blocks = [tile for tile in tiles if tile.type.is_block()]
+            shaped = tl.block_type(dtype, list(result.shape)) if blocks else dtype
+            return tl.core.tensor(TensorHandle(result, dtype), shaped)
+
+        return function
+
+
+def launcher(kernel: Kernel, generated: Generated) -> Launcher:
+    """Runs `kernel` on CPU tensors."""
+    _complete_interpreter()
+    if hasattr(generated.module, "libdevice"):
+        generated.module.libdevice = Libdevice()  # type: ignore[attr-defined]
+    function: Any = generated.function
+    tensors = len(kernel.params)
+
+    def launch(*args: torch.Tensor | int) -> None:
+        sizes = [int(size) for size in args[tensors:] if not isinstance(size, torch.Tensor)]
+        programs = generated.grid(*sizes)
+        if programs > 0:
+            with np.errstate(all="ignore"):  # masked lanes compute on zeros
+                function[(programs,)](*args, **generated.constants, **generated.options)
+
+    return launch
+
+
+@functools.cache
+def _complete_interpreter() -> None:
+    """Teach the interpreter bfloat16, which it holds as bits: its constants, its rounding and its products.
+
+    Its values are arrays of one element even where they are scalars; numpy 2.4 no longer takes these for loop bounds.
+    """
+    builder: Any = interpreter.interpreter_builder
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
+    cast, dot = builder.cast_impl, builder.create_dot
+
+    def to_bits(values: torch.Tensor) -> Any:
+        return values.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+
+    def widen(handle: Any) -> Any:
+        return cast(handle, tl.float32) if handle.dtype.scalar == tl.bfloat16 else handle
+
+    def cast_impl(handle: Any, target: Any) -> Any:
+        if target.scalar == tl.bfloat16 and handle.dtype.scalar != tl.bfloat16:
+            return TensorHandle(to_bits(torch.from_numpy(np.array(handle.data))), tl.bfloat16)
+        return cast(handle, target)
+
+    def create_dot(a: Any, b: Any, *rest: Any) -> Any:
+        return dot(widen(a), widen(b), *rest)
+
+    def get_bf16(value: float) -> Any:
+        return TensorHandle(to_bits(torch.tensor([value])), tl.bfloat16)
+
+    builder.cast_impl, builder.create_dot, builder.get_bf16 = cast_impl, create_dot, get_bf16

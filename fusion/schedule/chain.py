@@ -1,0 +1,93 @@
+"""Chaining: a kernel of one program that only finishes another joins its launch.
+
+The sum of a row-wise loss, the second stage of a reduction over everything, a norm of norms: each would be a launch of its
+own for a handful of numbers.  Run by the last program of the kernel that feeds it, it costs nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fusion.schedule.kernels import KernelCall, rename
+from lowering.kernel import Kernel, Param, Role
+from lowering.program import Extern, writes
+
+SMALL = 1 << 14
+"""Points above which one program alone would take longer than a launch."""
+
+
+def chain_last_steps(steps: Sequence[KernelCall | Extern]) -> list[KernelCall | Extern]:
+    """The steps with single-program kernels moved into the launch of the kernel that they follow."""
+    result: list[KernelCall | Extern] = []
+    ready: dict[str, int] = {}  # buffer → position in result of the step that makes it
+    for step in steps:
+        position = _host(result, ready, step) if isinstance(step, KernelCall) else None
+        if position is None:
+            result.append(step)
+            position = len(result) - 1
+        else:
+            host = result[position]
+            assert isinstance(host, KernelCall) and isinstance(step, KernelCall)
+            result[position] = _chained(host, step)
+        for name in step.written if isinstance(step, KernelCall) else writes(step):
+            ready[name] = position
+    return result
+
+
+def _host(result: Sequence[KernelCall | Extern], ready: dict[str, int], step: KernelCall) -> int | None:
+    """The latest step that `step` depends on, if `step` may run at its end."""
+    sizes = [axis.size for axis in step.kernel.axes]
+    single = not step.kernel.with_role(Role.GRID) and all(size.is_Integer for size in sizes)
+    if not single or math.prod(map(int, sizes)) > SMALL or step.kernel.sizes:
+        return None
+    inputs = [name for name in step.buffers if name not in step.written]
+    position = max((ready[name] for name in inputs if name in ready), default=-1)
+    host = result[position] if position >= 0 else None
+    if not isinstance(host, KernelCall) or not all(axis.size.is_Integer and axis.size > 0 for axis in host.kernel.axes):
+        return None  # an empty grid has no last program
+    return position
+
+
+def _chained(host: KernelCall, last: KernelCall) -> KernelCall:
+    known = dict(zip(host.buffers, (param.name for param in host.kernel.params), strict=True))
+    names: dict[str, str] = {}  # of the last kernel's parameters → of the joint kernel's
+    params: list[Param] = []
+    added: list[Param] = []
+    buffers: list[str] = []
+    for buffer, param in zip(last.buffers, last.kernel.params, strict=True):
+        if buffer in known:
+            names[param.name] = known[buffer]
+            params.append(next(p for p in host.kernel.params if p.name == known[buffer]))
+            continue
+        stem = "out" if param.written else "in"
+        count = sum(p.name.startswith(stem) for p in (*host.kernel.params, *added))
+        fresh = replace(param, name=f"{stem}{count}")
+        names[param.name] = fresh.name
+        params.append(fresh)
+        added.append(fresh)
+        buffers.append(buffer)
+    tail = replace(last.kernel, params=tuple(params), body=rename(last.kernel.body, names))
+    kernel = replace(
+        host.kernel,
+        name=f"{host.kernel.name}_{last.kernel.name}",
+        params=(*host.kernel.params, *added),
+        then=_append(host.kernel.then, tail),
+        origins=(*host.kernel.origins, *last.kernel.origins),
+    )
+    return KernelCall(
+        kernel,
+        (*host.buffers, *buffers),
+        (*host.written, *last.written),
+        (*host.origins, *last.origins),
+        host.bytes_read + last.bytes_read,
+        host.bytes_written + last.bytes_written,
+        host.flops + last.flops,
+    )
+
+
+def _append(chain: Kernel | None, tail: Kernel) -> Kernel:
+    if chain is None:
+        return tail
+    return replace(chain, then=_append(chain.then, tail))

@@ -1,0 +1,111 @@
+"""The two functions of indices that sympy does not have in this form: `//` and `%` of integers, as Python rounds them.
+
+What enters are sympy expressions over integer symbols, divisors positive; what leaves is simplified as far as the
+operands alone allow.  What bounds allow beyond that is `indexing.simplify`.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import sympy
+from sympy.printing.precedence import PRECEDENCE
+
+ZERO, ONE = sympy.Integer(0), sympy.Integer(1)
+
+
+class _Division(sympy.Expr):  # type: ignore[misc]  # sympy ships no annotations
+    """A function of two integers.  sympy's own `Function` spends most of its time on what these two never need."""
+
+    __slots__ = ()
+    is_commutative = True
+    is_integer = True
+
+    def __new__(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+        return _divide(cls, sympy.sympify(a), sympy.sympify(b))  # type: ignore[arg-type]  # mypy means an instance's hash
+
+    @classmethod
+    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+        """A simpler equal expression, from the operands alone; None where there is none."""
+        raise NotImplementedError
+
+
+@lru_cache(maxsize=1 << 16)
+def _divide(kind: type[_Division], a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    found = kind.eval(a, b)
+    return sympy.Expr.__new__(kind, a, b) if found is None else found
+
+
+class FloorDiv(_Division):
+    """`floor(a / b)` of integers, b > 0.
+
+    >>> i = sympy.Symbol("i", integer=True)
+    >>> FloorDiv(i, 1), FloorDiv(sympy.Integer(7), 2), FloorDiv(6 * i, 3)
+    (i, 3, 2*i)
+    >>> 4 * FloorDiv(i, 8), FloorDiv(i + 4, 8)
+    (4*(i//8), (i + 4)//8)
+    """
+
+    __slots__ = ()
+    precedence = PRECEDENCE["Mul"]
+
+    @classmethod
+    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+        if b == 1 or a == 0:
+            return a
+        if a.is_Integer and b.is_Integer:
+            return sympy.Integer(int(a) // int(b))
+        if a == b:
+            return ONE
+        if b.is_Integer:
+            common = math.gcd(_content(a), int(b))
+            if common > 1:
+                return FloorDiv(_over(a, common), b // common)
+        if isinstance(a, FloorDiv):
+            return FloorDiv(a.args[0], a.args[1] * b)
+        return None
+
+    def _sympystr(self, printer: object) -> str:
+        return "//".join(f"({arg})" if arg.args else str(arg) for arg in self.args)
+
+
+class Mod(_Division):
+    """`a mod b` of integers, b > 0, with a result in `[0, b)`.
+
+    >>> i = sympy.Symbol("i", integer=True)
+    >>> Mod(i, 1), Mod(sympy.Integer(7), 4), Mod(Mod(i, 12), 4)
+    (0, 3, Mod(i, 4))
+    """
+
+    __slots__ = ()
+    is_nonnegative = True
+
+    @classmethod
+    def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
+        if b == 1 or a == 0 or a == b:
+            return ZERO
+        if a.is_Integer and b.is_Integer:
+            return sympy.Integer(int(a) % int(b))
+        if isinstance(a, Mod) and a.args[1].is_Integer and b.is_Integer and a.args[1] % b == 0:
+            return Mod(a.args[0], b)
+        return None
+
+
+def _content(expr: sympy.Expr) -> int:
+    """The greatest common divisor of the integer coefficients of a sum."""
+    result = 0
+    for term in sympy.Add.make_args(expr):
+        coefficient = term.as_coeff_Mul()[0]
+        if not coefficient.is_Integer:
+            return 1
+        result = math.gcd(result, int(coefficient))
+    return result
+
+
+def _over(expr: sympy.Expr, by: int) -> sympy.Expr:
+    terms = []
+    for term in sympy.Add.make_args(expr):
+        coefficient, rest = term.as_coeff_Mul()
+        terms.append(coefficient / by * rest)
+    return sympy.Add(*terms)

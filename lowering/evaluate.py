@@ -1,0 +1,335 @@
+"""What an expression and a fold mean, in torch operations over whole iteration spaces.
+
+What enters are expressions, a box (each axis with the part of it that is looked at) and what the names in them stand
+for; what leaves are tensors with one dimension per axis.  Each axis is one dimension of a broadcast, so a value is
+computed only over the axes it varies with.  Reading outside a tensor where no mask forbids it, an unknown name and a
+dtype that is not as stated are refused with `VerifyError`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
+from functools import reduce
+
+import sympy
+import torch
+
+from lowering import philox
+from lowering.errors import VerifyError
+from lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, postorder
+from lowering.indexing import FloorDiv, Mod
+from lowering.scalar_ops import SCALAR_OPS, accumulator, identity
+
+Ranges = dict[sympy.Symbol, range]
+"""A box: each axis with the part of it that is looked at, in the order of the dimensions."""
+
+BOX_POINTS = 1 << 22
+"""Points of one box: a temporary of int64 indices is then 32 MiB."""
+
+CPU = torch.device("cpu")
+
+
+# Expressions ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Scope:
+    """What the names in an expression stand for.
+
+    Attributes:
+        buffers: tensors by the name that loads use, with as many dimensions as the index of the load.
+        sizes: size symbols.
+        tiles: results of folds, with one dimension per axis of the box, of size 1 where they do not vary.
+        exact: keep float types as they are; otherwise all are float64.
+        device: where to compute.
+    """
+
+    buffers: Mapping[str, torch.Tensor]
+    sizes: Mapping[sympy.Symbol, int]
+    tiles: Mapping[str, torch.Tensor]
+    exact: bool = True
+    device: torch.device = CPU
+
+    def dtype(self, stated: torch.dtype) -> torch.dtype:
+        """The dtype in which values of dtype `stated` are held."""
+        return torch.float64 if stated.is_floating_point and not self.exact else stated
+
+
+def evaluate(roots: Sequence[Expr], axes: Ranges, scope: Scope) -> list[torch.Tensor]:
+    """The values of `roots` over a box that is not empty.
+
+    Returns:
+        One tensor per root with one dimension per axis, of size 1 where the value does not vary along it.
+
+    Raises:
+        VerifyError: an unmasked load reaches outside its buffer, or a name or dtype is not what was stated.
+
+    >>> i = sympy.Symbol("i", integer=True)
+    >>> x = Load("x", (2 * i,), torch.float32)
+    >>> scope = Scope({"x": torch.tensor([1.0, 2.0, 3.0, 4.0])}, {}, {})
+    >>> evaluate([Op("neg", (x,), torch.float32)], {i: range(2)}, scope)
+    [tensor([-1., -3.])]
+    """
+    point = _Point(axes, scope)
+    order = postorder(*roots)
+    users: dict[Expr, int] = dict.fromkeys(roots, 1)  # a root is never freed
+    for node in order:
+        for child in node.children():
+            users[child] = users.get(child, 0) + 1
+    values: dict[Expr, torch.Tensor] = {}
+    for node in order:
+        children = node.children()
+        values[node] = point.value(node, [values[child] for child in children])
+        for child in children:
+            users[child] -= 1
+            if not users[child]:
+                del values[child]
+    return [values[root].expand([1] * len(axes)) if values[root].ndim == 0 else values[root] for root in roots]
+
+
+class _Point:
+    """The value of one expression at all points of a box, given those of its children."""
+
+    def __init__(self, axes: Ranges, scope: Scope) -> None:
+        self.scope, self.axes = scope, axes
+        self.positions: dict[sympy.Symbol, torch.Tensor] = {}
+        for k, (axis, span) in enumerate(axes.items()):
+            shape = [len(span) if d == k else 1 for d in range(len(axes))]
+            self.positions[axis] = torch.arange(span.start, span.stop, device=scope.device).view(shape)
+
+    def value(self, node: Expr, children: list[torch.Tensor]) -> torch.Tensor:
+        scope = self.scope
+        if isinstance(node, Load):
+            return self.load(node, children)
+        if isinstance(node, Const):
+            return torch.tensor(node.value, dtype=scope.dtype(node.dtype), device=scope.device)
+        if isinstance(node, IndexValue):
+            return self.index(node.index).to(scope.dtype(node.dtype))
+        if isinstance(node, Cast):
+            return children[0].to(scope.dtype(node.dtype))
+        if isinstance(node, Random):
+            draw = philox.uniform if node.kind == "uniform" else philox.normal
+            return draw(children[0], self.index(node.offset)).to(scope.dtype(node.dtype))
+        if isinstance(node, TileRef):
+            return scope.tiles[node.name]
+        assert isinstance(node, Op)
+        result = SCALAR_OPS[node.name].meaning(*children)
+        if result.dtype is not scope.dtype(node.dtype):
+            raise VerifyError(f"{node.name} of {children[-1].dtype} gives {result.dtype}, not {node.dtype}")
+        return result
+
+    def index(self, expr: sympy.Expr) -> torch.Tensor:
+        """An index expression as int64."""
+        if expr in self.positions:
+            return self.positions[expr]
+        if not expr.free_symbols & self.positions.keys():
+            return torch.tensor(size_value(expr, self.scope.sizes), device=self.scope.device)
+        if expr.is_Add or expr.is_Mul:  # the sizes in it together: in s0/2 only the whole is an integer
+            fixed = [arg for arg in expr.args if not arg.free_symbols & self.positions.keys()]
+            args = [self.index(arg) for arg in expr.args if arg not in fixed]
+            args += [self.index(expr.func(*fixed))] if fixed else []
+            return reduce(torch.add if expr.is_Add else torch.mul, args)
+        args = [self.index(arg) for arg in expr.args]
+        if expr.is_Pow:
+            return torch.pow(*args)
+        if isinstance(expr, FloorDiv):
+            return torch.div(*args, rounding_mode="floor")
+        if isinstance(expr, Mod):
+            return torch.remainder(*args)
+        raise VerifyError(f"an index has no operation {expr.func.__name__}: {expr}")
+
+    def load(self, node: Load, children: list[torch.Tensor]) -> torch.Tensor:
+        tensor = self.scope.buffers.get(node.buffer)
+        if tensor is None:
+            raise VerifyError(f"{node.buffer} is read before it is written")
+        if tensor.ndim != len(node.index):
+            raise VerifyError(f"{node.buffer} has {tensor.ndim} dimensions, its index has {len(node.index)}")
+        dtype = self.scope.dtype(node.dtype)
+        if tensor.dtype is not dtype:
+            raise VerifyError(f"{node.buffer} holds {tensor.dtype}, it is loaded as {node.dtype}")
+        rest = iter(children)
+        where = [next(rest) if isinstance(i, Expr) else self.index(i) for i in node.index]
+        mask = None if node.mask is None else next(rest)
+        offset = torch.zeros((), dtype=torch.int64, device=self.scope.device)
+        for position, size, stride, index in zip(where, tensor.shape, tensor.stride(), node.index, strict=True):
+            known = self.axes.get(index) if isinstance(index, sympy.Symbol) else None
+            if known is None or known.start < 0 or known.stop > size:
+                check_positions(node.buffer, node.index, position, size, mask)
+            offset = offset + position * stride
+        if mask is not None:
+            offset = torch.where(mask, offset, 0)
+        if tensor.numel() == 0:  # all points are masked
+            return torch.zeros(offset.shape, dtype=dtype, device=self.scope.device)
+        found = _gather(tensor, offset.to(tensor.device)).to(self.scope.device)
+        return found if mask is None else torch.where(mask, found, torch.zeros((), dtype=dtype, device=found.device))
+
+
+def check_positions(
+    name: str, index: Sequence[Index], position: torch.Tensor, size: int, mask: torch.Tensor | None = None
+) -> None:
+    """Refuse positions outside `[0, size)` where the mask allows them; `name[index]` is the access they belong to."""
+    outside = (position < 0) | (position >= size)
+    if mask is not None:
+        outside = outside & mask
+    if bool(outside.any()):
+        first = int(position.broadcast_to(outside.shape)[outside][0])
+        text = ", ".join("…" if isinstance(i, Expr) else str(i) for i in index)
+        raise VerifyError(f"{name}[{text}] reaches {first}, outside [0, {size})")
+
+
+def size_value(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, int]) -> int:
+    """A size expression as an integer.
+
+    Raises:
+        VerifyError: it holds a symbol that has no value.
+    """
+    found = expr if expr.is_Integer else expr.xreplace({s: sympy.Integer(n) for s, n in sizes.items()})
+    if not found.is_Integer:
+        raise VerifyError(f"no value for the symbols of {found}")
+    return int(found)
+
+
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+"""Integers of each width, as which elements are moved: torch does not index tensors of every dtype."""
+
+
+def _gather(tensor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+    flat = flat_view(tensor)
+    return flat.view(_BITS[flat.itemsize])[offset].view(flat.dtype) if flat.itemsize in _BITS else flat[offset]
+
+
+def scatter(flat: torch.Tensor, offset: torch.Tensor, value: torch.Tensor) -> None:
+    """`flat[offset] = value`, for a value that broadcasts to the shape of `offset` and has the dtype of `flat`."""
+    value = value.expand(offset.shape).contiguous()
+    if flat.itemsize in _BITS:
+        flat, value = flat.view(_BITS[flat.itemsize]), value.view(_BITS[flat.itemsize])
+    flat[offset] = value
+
+
+def flat_view(tensor: torch.Tensor) -> torch.Tensor:
+    """The memory behind a tensor, from its first element to its last one, as one dimension."""
+    reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return torch.as_strided(tensor, (reach + 1 if tensor.numel() else 0,), (1,), tensor.storage_offset())
+
+
+# Folds ----------------------------------------------------------------------------------------------------------------
+
+
+def fold(op: str, args: Sequence[torch.Tensor], dims: Sequence[int]) -> list[torch.Tensor]:
+    """`args` (broadcast to a common shape along `dims`, which are not empty) reduced over `dims`, which keep size 1.
+
+    Sums and products of types narrower than 32 bits are kept in float32 or int64.  For argmax and argmin the result is
+    [value, index]: NaN wins, then the lowest index.
+
+    >>> fold("argmax", [torch.tensor([1.0, 3.0, 3.0]), torch.tensor([0, 1, 2])], [0])
+    [tensor([3.]), tensor([1])]
+    """
+    if not dims:  # to torch, no dimension means all of them
+        return [part.squeeze(-1) for part in fold(op, [arg.unsqueeze(-1) for arg in args], [args[0].ndim])]
+    if op == "dot":
+        return [_dot(args[0], args[1], dims)]
+    value = args[0]
+    if op in ("sum", "prod"):
+        wide = value.to(_wide(value.dtype))
+        if op == "sum":
+            return [wide.sum(dim=list(dims), keepdim=True, dtype=wide.dtype)]
+        return [reduce(lambda t, d: t.prod(dim=d, keepdim=True, dtype=wide.dtype), dims, wide)]
+    if op in ("any", "all"):
+        return [value.any(list(dims), keepdim=True) if op == "any" else value.all(list(dims), keepdim=True)]
+    largest = op in ("max", "argmax")
+    best = value.amax(list(dims), keepdim=True) if largest else value.amin(list(dims), keepdim=True)
+    if op in ("max", "min"):
+        return [best]
+    chosen = (value == best) | (value != value)  # NaN: if there is one, best is NaN and equals nothing
+    index = torch.where(chosen, args[1], torch.iinfo(torch.int64).max).amin(list(dims), keepdim=True)
+    return [best, index]
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    if dtype.is_floating_point:
+        return dtype if dtype.itemsize >= 4 else torch.float32
+    return torch.int64
+
+
+def _dot(lhs: torch.Tensor, rhs: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
+    """Σ over `dims` of lhs·rhs, each operand over the axes it spans, accumulated as `scalar_ops.accumulator` says."""
+    result = accumulator("dot", lhs.dtype)
+    # Integer products are summed exactly in float64, which matrix routines know, as long as operands are narrow.
+    work = result if result.is_floating_point else torch.float64 if lhs.itemsize <= 2 else torch.int64
+    operands, labels = [], []
+    for operand in (lhs, rhs):
+        kept = [d for d, size in enumerate(operand.shape) if size != 1]
+        operands.append(operand.reshape([operand.shape[d] for d in kept]).to(work))
+        labels.append(kept)
+    out = [d for d in range(lhs.ndim) if d not in dims and (d in labels[0] or d in labels[1])]
+    total = torch.einsum(operands[0], labels[0], operands[1], labels[1], out)
+    if not result.is_floating_point:
+        total = total.to(torch.int64)
+    shape = [max(lhs.shape[d], rhs.shape[d]) if d in out else 1 for d in range(lhs.ndim)]
+    return total.reshape(shape).to(result)
+
+
+def fold_over(
+    op: str, exprs: Sequence[Expr], over: Sequence[sympy.Symbol], axes: Ranges, scope: Scope, cost: int
+) -> torch.Tensor:
+    """`op` of `exprs` over the axes `over` of a box, which keep size 1, in boxes if `cost` points are too many."""
+    dims = [list(axes).index(axis) for axis in over]
+    if any(not len(axes[axis]) for axis in over):
+        dtype = exprs[0].dtype if op != "dot" else accumulator(op, exprs[0].dtype)
+        value = 0 if op in ("argmax", "argmin") else identity(op, dtype)
+        dtype = torch.int64 if op in ("argmax", "argmin") else scope.dtype(dtype)
+        return torch.full([1] * len(axes), value, dtype=dtype, device=scope.device)
+    parts: list[list[torch.Tensor]] = []
+    for box in boxes({axis: axes[axis] for axis in over}, pieces(cost)):
+        tiles = {name: _part(tile, axes, box) for name, tile in scope.tiles.items()}
+        args = evaluate(exprs, {**axes, **box}, replace(scope, tiles=tiles))
+        whole = [len(box[axis]) if axis in box else -1 for axis in axes]
+        args[0] = args[0].expand(whole)  # so that an axis counts along which nothing varies
+        if op != "dot":
+            args = [arg.expand(whole) for arg in args]
+        parts.append(fold(op, args, dims))
+    if len(parts) == 1:
+        return parts[0][-1]
+    joined = [torch.cat([part[k] for part in parts], dim=dims[0]) for k in range(len(parts[0]))]
+    return fold("sum" if op == "dot" else op, joined, dims)[-1]
+
+
+def _part(tile: torch.Tensor, axes: Ranges, box: Ranges) -> torch.Tensor:
+    """The part of a tile over `axes` that lies in `box`."""
+    for d, axis in enumerate(axes):
+        if axis in box and tile.shape[d] != 1:
+            tile = tile.narrow(d, box[axis].start - axes[axis].start, len(box[axis]))
+    return tile
+
+
+# Boxes ----------------------------------------------------------------------------------------------------------------
+
+
+def pieces(cost: int) -> int:
+    """Into how many boxes a space should be cut whose evaluation takes `cost` points at once."""
+    return -(-cost // BOX_POINTS)
+
+
+def boxes(axes: Ranges, count: int) -> Iterator[Ranges]:
+    """Cut a box into about `count` (or one per point) boxes, along its leading axes.
+
+    >>> i, j = sympy.symbols("i j")
+    >>> list(boxes({i: range(2), j: range(6)}, 4))[:2]
+    [{i: range(0, 1), j: range(0, 3)}, {i: range(0, 1), j: range(3, 6)}]
+    """
+    if count <= 1 or not axes:
+        yield dict(axes)
+        return
+    (axis, span), *rest = axes.items()
+    step = max(1, len(span) // count)
+    for start in range(span.start, span.stop, step):
+        part = range(start, min(start + step, span.stop))
+        for tail in boxes(dict(rest), -(-count // max(1, len(span)))):
+            yield {axis: part, **tail}
+
+
+def points_of(varies: Sequence[Set[sympy.Symbol]], axes: Ranges) -> int:
+    """The points of the largest of several values, given the axes that each varies with."""
+    return max(math.prod(len(span) for axis, span in axes.items() if axis in used) for used in varies)

@@ -1,0 +1,201 @@
+"""The rules that expressions and folds must keep, wherever they stand.
+
+What enters are expressions with what they may load and the sizes of their axes; nothing leaves.  A broken rule raises
+`Broken`; `verify.py`, which knows the node it happened in, turns it into an error.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import lru_cache
+
+import sympy
+import torch
+
+from lowering.expr import Const, Expr, Index, Load, Op, Random, TileRef, index_of, postorder
+from lowering.indexing import FloorDiv, Mod, Sizes, bounds, symbols_of
+from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS, accumulator, result_dtype
+
+
+class Broken(Exception):
+    """A rule is broken; the caller knows where."""
+
+
+def require(holds: object, rule: str, *details: object) -> None:
+    """Raise `rule`, its `{}` filled with `details`, unless it holds (sympy's text is slow: none is made in vain)."""
+    if not holds:
+        raise Broken(rule.format(*details))
+
+
+# Expressions ----------------------------------------------------------------------------------------------------------
+
+
+class ExpressionRules:
+    """The rules for one expression after the other, each checked once.
+
+    Args:
+        tensors: what can be loaded: name → dtype, shape.
+        tiles: whether there are tiles to name.
+    """
+
+    def __init__(self, tensors: Mapping[str, tuple[torch.dtype, tuple[sympy.Expr, ...]]], tiles: bool) -> None:
+        self.tensors, self.tiles = tensors, tiles
+        self.passed: set[Expr] = set()
+
+    def check(self, roots: Iterable[Expr], sizes: Sizes, known: Collection[sympy.Symbol]) -> set[str]:
+        """Check `roots` over axes of the given sizes, where the symbols `known` are sizes.
+
+        Returns:
+            The names of what they load.
+        """
+        empty = any(size == 0 for size in sizes.values())
+        loaded: set[str] = set()
+        for node in postorder(*roots):
+            if node not in self.passed:
+                self._alone(node)
+                self.passed.add(node)
+            for index in index_of(node):
+                check_symbols(index, sizes, known)
+            if isinstance(node, Load):
+                loaded.add(node.buffer)
+                if node.mask is None and not empty:
+                    for index, size in zip(node.index, self.tensors[node.buffer][1], strict=True):
+                        check_bounds(node.buffer, index, size, sizes)
+        return loaded
+
+    def _alone(self, node: Expr) -> None:
+        """The rules that do not depend on where an expression stands."""
+        if isinstance(node, Op):
+            _check_op(node)
+        elif isinstance(node, Load):
+            self._check_load(node)
+        elif isinstance(node, Const):
+            kind = bool if node.dtype is torch.bool else float if node.dtype.is_floating_point else int
+            require(type(node.value) is kind, "the constant {!r} has dtype {}", node.value, node.dtype)
+        elif isinstance(node, Random):
+            require(node.kind in ("uniform", "normal"), "no random distribution {!r}", node.kind)
+            require(node.seed.dtype is torch.int64, "a seed is int64, not {}", node.seed.dtype)
+        elif isinstance(node, TileRef):
+            require(self.tiles, "{} names a tile, outside of any kernel", node.name)
+        for index in index_of(node):
+            _foreign_parts(index)
+
+    def _check_load(self, node: Load) -> None:
+        require(node.buffer in self.tensors, "{} is unknown", node.buffer)
+        dtype, shape = self.tensors[node.buffer]
+        require(node.dtype is dtype, "{} holds {}, it is loaded as {}", node.buffer, dtype, node.dtype)
+        rank = len(node.index)
+        require(rank == len(shape), "{} has {} dimensions, its index has {}", node.buffer, len(shape), rank)
+        for index in node.index:
+            wide = not isinstance(index, Expr) or index.dtype is torch.int64
+            require(wide, "an index into {} is not int64", node.buffer)
+        require(node.mask is None or node.mask.dtype is torch.bool, "the mask of a load of {} is no bool", node.buffer)
+
+
+def _check_op(node: Op) -> None:
+    op = SCALAR_OPS.get(node.name)
+    if op is None:
+        raise Broken(f"no scalar operation {node.name!r}")
+    require(len(node.args) == op.arity, "{} takes {} operands, not {}", node.name, op.arity, len(node.args))
+    values = node.args
+    if node.name == "where":
+        require(values[0].dtype is torch.bool, "where chooses by a bool, not by {}", values[0].dtype)
+        values = values[1:]
+    dtypes = [arg.dtype for arg in values]
+    require(
+        all(dtype is dtypes[0] for dtype in dtypes), "operands of {} differ: {}", node.name, ", ".join(map(str, dtypes))
+    )
+    expected = result_dtype(node.name, dtypes[0])
+    require(node.dtype is expected, "{} of {} gives {}, not {}", node.name, dtypes[0], expected, node.dtype)
+    require(_gives(node.name, dtypes[0]) is expected, "{} is not defined on {}", node.name, dtypes[0])
+
+
+@lru_cache(maxsize=4096)
+def _gives(name: str, operand: torch.dtype) -> torch.dtype | None:
+    """What the defining function makes of operands of this dtype; None if it does not take them."""
+    args = [torch.ones((), dtype=operand)] * SCALAR_OPS[name].arity
+    if name == "where":
+        args[0] = torch.ones((), dtype=torch.bool)
+    try:
+        return SCALAR_OPS[name].meaning(*args).dtype
+    except (RuntimeError, NotImplementedError, TypeError):
+        return None
+
+
+@lru_cache(maxsize=1 << 16, typed=True)  # typed: 0 is equal to sympy's 0, but no index
+def _foreign_parts(index: sympy.Expr) -> tuple[sympy.Expr, ...]:
+    """The parts of an index that are no index arithmetic; sizes may be computed by them, axes not."""
+    require(isinstance(index, sympy.Expr), "the index {!r} is no sympy expression", index)
+    found = []
+    for part in sympy.preorder_traversal(index):
+        plain = part.is_Symbol or part.is_Number or part.is_Add or part.is_Mul or isinstance(part, (FloorDiv, Mod))
+        if not plain and not (part.is_Pow and part.exp.is_Integer and part.exp > 0):
+            found.append(part)
+    return tuple(found)
+
+
+def check_symbols(index: sympy.Expr, sizes: Sizes, known: Collection[sympy.Symbol]) -> None:
+    for symbol in symbols_of(index):
+        require(symbol in sizes or symbol in known, "{} is neither an axis nor a size", symbol)
+    for part in _foreign_parts(index):
+        require(part.free_symbols.isdisjoint(sizes), "an index has no operation {}: {}", part.func.__name__, index)
+
+
+def check_bounds(name: str, index: Index, size: sympy.Expr, sizes: Sizes) -> None:
+    """Refuse an unmasked access of a dimension that is known to reach outside of it."""
+    if isinstance(index, Expr) or (index.is_Symbol and sizes.get(index) == size):
+        return
+    found = bounds(index, sizes)
+    if found is None:
+        return
+    low, high = int(found[0]), int(found[1])
+    limit = int(size) if size.is_Integer else high + 1
+    if low >= 0 and high < limit:
+        return
+    if _reaches_its_bounds(index) or high < 0 or low >= limit:
+        raise Broken(f"{name} is accessed at {index}, which takes values from {low} to {high}, outside [0, {size})")
+
+
+@lru_cache(maxsize=1 << 16)
+def _reaches_its_bounds(index: sympy.Expr) -> bool:
+    """Are the bounds of `index` values of it?  (See `indexing.bounds`.)"""
+    parts = list(sympy.preorder_traversal(index))
+    used = [part for part in parts if part.is_Symbol]
+    return len(used) == len(set(used)) and not any(isinstance(part, Mod) for part in parts)
+
+
+# Folds ----------------------------------------------------------------------------------------------------------------
+
+
+def check_fold(op: str, args: Sequence[Expr], dtype: torch.dtype) -> None:
+    """A fold takes the operands its operation asks for, and gives what that makes of them."""
+    fold = FOLD_OPS.get(op)
+    if fold is None:
+        raise Broken(f"no reduction {op!r}")
+    require(len(args) == fold.arity, "{} takes {} values, not {}", op, fold.arity, len(args))
+    first = args[0].dtype
+    if op == "dot":
+        require(args[1].dtype is first, "factors of a product differ: {}, {}", first, args[1].dtype)
+        require(first is not torch.bool, "a product of bools is no dot")
+    elif op in ("any", "all"):
+        require(first is torch.bool, "{} takes bools, not {}", op, first)
+    elif fold.result == "int64":
+        require(not args[1].dtype.is_floating_point, "the index of {} is {}", op, args[1].dtype)
+    expected = accumulator(op, first) if op == "dot" else torch.int64 if fold.result == "int64" else first
+    require(dtype is expected, "{} of {} gives {}, not {}", op, first, expected, dtype)
+
+
+def check_sides(
+    rows: Collection[sympy.Symbol],
+    columns: Collection[sympy.Symbol],
+    parallel: Collection[sympy.Symbol],
+    lhs_spans: Collection[sympy.Symbol],
+    rhs_spans: Collection[sympy.Symbol],
+) -> None:
+    """Rows and columns of a product are axes of its result; only its left or only its right side varies along them."""
+    for symbol in (*rows, *columns):
+        require(symbol in parallel, "{} is no parallel axis, it cannot be a row or column of a product", symbol)
+    for symbol in rows:
+        require(symbol not in rhs_spans, "{} is a row axis of a product, but its right side varies along it", symbol)
+    for symbol in columns:
+        require(symbol not in lhs_spans, "{} is a column axis of a product, but its left side varies along it", symbol)

@@ -1,0 +1,241 @@
+"""Tensors assembled from parts: concatenation, padding, triangles, writing into a slice, gradients of views.
+
+Each element selects the part that it comes from; a part is loaded only where it is selected (`Load.mask`), because its
+index means nothing elsewhere.  A concatenation of very many parts is refused: every element would test for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from lowering.builder import Builder
+from lowering.errors import Unsupported
+from lowering.expr import Expr, IndexValue, guarded
+from lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
+from lowering.registry import lowers
+from lowering.rules.formula import Term, eq, literal, where
+from lowering.rules.promotion import Argument, convert
+from lowering.rules.view import position_in, slice_start, unsqueeze
+from lowering.value import Shape, Value, axes_of, axis_bounds
+
+aten = torch.ops.aten
+
+MAX_PARTS = 16
+
+
+def placed(part: Value, shape: Shape, index: Sequence[sympy.Expr], mask: Term | None) -> Term:
+    """The element of `part` at `index` (over the axes of `shape`), read only where `mask` holds and 0 elsewhere."""
+    read = part.view(shape, index).expr
+    return Term(read if mask is None else guarded(read, mask.expr))
+
+
+def choose(mask: Term | None, inside: Term, outside: Term) -> Term:
+    """`inside`, which is `placed` under `mask`, where that holds, else `outside`."""
+    if mask is None or outside.expr is literal(0, outside.dtype):
+        return inside
+    return where(mask, inside, outside)
+
+
+def within(position: sympy.Expr, low: sympy.Expr | None, high: sympy.Expr | None) -> Term | None:
+    """`low ≤ position < high` as a mask; a bound that is None always holds."""
+    at = Term(IndexValue(position))
+    tests = [] if low is None else [at >= low]
+    tests += [] if high is None else [at < high]
+    return _all(tests)
+
+
+def _all(tests: Sequence[Term]) -> Term | None:
+    joined: Term | None = None
+    for test in tests:
+        joined = test if joined is None else joined & test
+    return joined
+
+
+def _along(shape: Shape, dim: int, position: sympy.Expr) -> list[sympy.Expr]:
+    index: list[sympy.Expr] = list(axes_of(shape))
+    index[dim] = position
+    return index
+
+
+def _over(like: Value, term: Term) -> Value:
+    return Value(like.shape, term.dtype, like.device, term.expr)
+
+
+# Side by side -------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.cat.default)
+def cat(ctx: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
+    """The tensors one after the other along `dim`; 1-d empty ones count for nothing."""
+    assert ctx.current is not None
+    dtype = ctx.current.meta["val"].dtype
+    parts = [convert(part, dtype) for part in tensors if part.shape != (ZERO,)] or list(tensors[:1])
+    if len(parts) > MAX_PARTS:
+        raise Unsupported(f"concatenation of {len(parts)} tensors")
+    dim %= parts[0].rank
+    ends: list[sympy.Expr] = [ZERO]
+    for part in parts:
+        ends.append(ends[-1] + part.shape[dim])
+    shape = (*parts[0].shape[:dim], ends[-1], *parts[0].shape[dim + 1 :])
+    axis = axis_symbol(dim)
+    result: Term | None = None
+    for k in reversed(range(len(parts))):
+        low, high = (ends[k] if k else None), (ends[k + 1] if k < len(parts) - 1 else None)
+        read = placed(parts[k], shape, _along(shape, dim, axis - ends[k]), within(axis, low, high))
+        if result is None:
+            result = read
+        else:
+            test = within(axis, None, high)
+            assert test is not None
+            result = where(test, read, result)
+    assert result is not None
+    return Value(shape, dtype, parts[0].device, result.expr)
+
+
+@lowers(aten.stack.default)
+def stack(ctx: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
+    """The tensors one after the other along a new dimension."""
+    return cat(ctx, [unsqueeze(ctx, part, dim) for part in tensors], dim % (tensors[0].rank + 1))
+
+
+@lowers(aten.constant_pad_nd.default)
+def constant_pad(ctx: Builder, x: Value, pad: Sequence[int | sympy.Expr], value: Argument = 0) -> Value:
+    """x with `pad` elements (before, after; last dimension first) of a value around it; negative counts crop."""
+    shape: list[sympy.Expr] = list(x.shape)
+    index: list[sympy.Expr] = list(axes_of(x.shape))
+    tests: list[Term] = []
+    for position in range(len(pad) // 2):
+        k = x.rank - 1 - position
+        before, after = sympy.sympify(pad[2 * position]), sympy.sympify(pad[2 * position + 1])
+        shape[k] = x.shape[k] + before + after
+        index[k] = axis_symbol(k) - before
+        low = None if before.is_nonpositive else before
+        high = None if after.is_nonpositive else before + x.shape[k]
+        test = within(axis_symbol(k), low, high)
+        tests += [] if test is None else [test]
+    mask = _all(tests)
+    assert not isinstance(value, Value)
+    filler = Term(literal(value, x.dtype))
+    result = tuple(shape)
+    return Value(result, x.dtype, x.device, choose(mask, placed(x, result, index, mask), filler).expr)
+
+
+# Triangles ----------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.tril.default)
+def tril(ctx: Builder, x: Value, diagonal: int | sympy.Expr = 0) -> Value:
+    """x on and below a diagonal, 0 above it."""
+    return _triangle(x, Term(_column_less_row(x)) <= diagonal)
+
+
+@lowers(aten.triu.default)
+def triu(ctx: Builder, x: Value, diagonal: int | sympy.Expr = 0) -> Value:
+    """x on and above a diagonal, 0 below it."""
+    return _triangle(x, Term(_column_less_row(x)) >= diagonal)
+
+
+def _column_less_row(x: Value) -> Expr:
+    return IndexValue(axis_symbol(x.rank - 1) - axis_symbol(x.rank - 2))
+
+
+def _triangle(x: Value, mask: Term) -> Value:
+    return _over(x, choose(mask, placed(x, x.shape, axes_of(x.shape), mask), Term(literal(0, x.dtype))))
+
+
+# Into a part of another tensor --------------------------------------------------------------------------------------
+
+
+@lowers(aten.slice_scatter.default)
+def slice_scatter(
+    ctx: Builder,
+    x: Value,
+    src: Value,
+    dim: int = 0,
+    start: int | sympy.Expr | None = None,
+    end: int | sympy.Expr | None = None,
+    step: int = 1,
+) -> Value:
+    """x with a slice replaced by `src`."""
+    dim %= x.rank
+    low = slice_start(x.shape[dim], start, end, step, src.shape[dim])
+    return _into_slice(Term(x.expr), x.shape, convert(src, x.dtype), dim, low, sympy.sympify(step))
+
+
+@lowers(aten.slice_backward.default)
+def slice_backward(
+    ctx: Builder,
+    grad: Value,
+    input_sizes: Sequence[int | sympy.Expr],
+    dim: int,
+    start: int | sympy.Expr,
+    end: int | sympy.Expr,
+    step: int,
+) -> Value:
+    """The gradient of a slice: 0 outside it."""
+    shape = tuple(map(sympy.sympify, input_sizes))
+    dim %= len(shape)
+    low = slice_start(shape[dim], start, end, step, grad.shape[dim])
+    return _into_slice(Term(literal(0, grad.dtype)), shape, grad, dim, low, sympy.sympify(step))
+
+
+def _into_slice(around: Term, shape: Shape, src: Value, dim: int, low: sympy.Expr, step: sympy.Expr) -> Value:
+    axis, length = axis_symbol(dim), src.shape[dim]
+    if length == 0:
+        return Value(shape, src.dtype, src.device, around.expr)
+    whole = step == 1 and low + length == shape[dim]
+    mask = within(axis, None if low == 0 else low, None if whole else low + (length - 1) * step + 1)
+    offset = axis - low
+    if step != 1:
+        on_step = eq(Term(IndexValue(Mod(offset, step))), 0)
+        mask = on_step if mask is None else mask & on_step
+        offset = simplify(FloorDiv(offset, step), axis_bounds(shape))
+    inside = placed(src, shape, _along(shape, dim, offset), mask)
+    return Value(shape, src.dtype, src.device, choose(mask, inside, around).expr)
+
+
+@lowers(aten.select_scatter.default)
+def select_scatter(ctx: Builder, x: Value, src: Value, dim: int, index: int | sympy.Expr) -> Value:
+    """x with one position of `dim` replaced by `src`."""
+    at = position_in(x.shape[dim % x.rank], index)
+    return _into_slice(
+        Term(x.expr), x.shape, unsqueeze(ctx, convert(src, x.dtype), dim % x.rank), dim % x.rank, at, ONE
+    )
+
+
+@lowers(aten.select_backward.default)
+def select_backward(
+    ctx: Builder, grad: Value, input_sizes: Sequence[int | sympy.Expr], dim: int, index: int | sympy.Expr
+) -> Value:
+    """The gradient of a selection: 0 at other positions."""
+    shape = tuple(map(sympy.sympify, input_sizes))
+    dim %= len(shape)
+    at = position_in(shape[dim], index)
+    return _into_slice(Term(literal(0, grad.dtype)), shape, unsqueeze(ctx, grad, dim), dim, at, ONE)
+
+
+@lowers(aten.diagonal_scatter.default)
+def diagonal_scatter(ctx: Builder, x: Value, src: Value, offset: int = 0, dim1: int = 0, dim2: int = 1) -> Value:
+    """x with a diagonal replaced by `src`, whose last dimension runs along it."""
+    return _onto_diagonal(Term(x.expr), x.shape, convert(src, x.dtype), offset, dim1, dim2)
+
+
+@lowers(aten.diagonal_backward.default)
+def diagonal_backward(
+    ctx: Builder, grad: Value, input_sizes: Sequence[int | sympy.Expr], offset: int, dim1: int, dim2: int
+) -> Value:
+    """The gradient of a diagonal: 0 beside it."""
+    shape = tuple(map(sympy.sympify, input_sizes))
+    return _onto_diagonal(Term(literal(0, grad.dtype)), shape, grad, offset, dim1, dim2)
+
+
+def _onto_diagonal(around: Term, shape: Shape, src: Value, offset: int, dim1: int, dim2: int) -> Value:
+    row, column = axis_symbol(dim1 % len(shape)), axis_symbol(dim2 % len(shape))
+    mask = eq(Term(IndexValue(column - row)), offset)
+    others = [s for s in axes_of(shape) if s not in (row, column)]
+    along = row if offset >= 0 else column
+    inside = placed(src, shape, [*others, along], mask)
+    return Value(shape, src.dtype, src.device, choose(mask, inside, around).expr)

@@ -1,0 +1,149 @@
+"""Random tensors: counter-based, one seed per call drawn from the device's default generator.
+
+Same distributions as eager, other numbers; the same numbers again under the same `torch.manual_seed`.  The counter of
+an element is its position in row-major order.  A generator of the caller's own is refused, as are the distributions
+that eager draws by rejection.
+"""
+
+from __future__ import annotations
+
+import math
+
+import sympy
+import torch
+
+from lowering.builder import Builder
+from lowering.errors import Unsupported
+from lowering.expr import Expr, Random
+from lowering.registry import lowers
+from lowering.rules.creation import made
+from lowering.rules.formula import Term, call, literal, log1p, sqrt
+from lowering.rules.promotion import Argument, term_of, widened
+from lowering.rules.view import result_shape
+from lowering.value import Shape, Value, axes_of, contiguous_strides
+
+aten = torch.ops.aten
+
+DIGITS = {torch.float16: 11, torch.bfloat16: 8}
+"""Binary digits of a number in [0, 1), as eager draws them: halves are cut, not rounded, so that 1 never comes out."""
+
+
+def draw(kind: str, seed: Expr, shape: Shape, part: int = 0, parts: int = 1) -> Term:
+    """A float32 number for each element of `shape`: the `part`-th of `parts` independent ones under `seed`."""
+    position = sympy.Add(*(i * s for i, s in zip(axes_of(shape), contiguous_strides(shape), strict=True)))
+    return Term(Random(kind, seed, position * parts + part))
+
+
+def uniform_term(seed: Expr, shape: Shape, dtype: torch.dtype, part: int = 0, parts: int = 1) -> Term:
+    """Uniform in [0, 1) with as many digits as `dtype` shows; in the dtype that it is computed in."""
+    if dtype is torch.float64:  # 48 digits, from two numbers
+        high, low = (draw("uniform", seed, shape, 2 * part + k, 2 * parts).to(dtype) for k in (0, 1))
+        return high + low * 2.0**-24
+    number = draw("uniform", seed, shape, part, parts)
+    if dtype in DIGITS:
+        return call("floor", number * 2.0 ** DIGITS[dtype]) * 2.0 ** -DIGITS[dtype]
+    return number
+
+
+def normal_term(seed: Expr, shape: Shape, dtype: torch.dtype) -> Term:
+    """Standard normal, in the dtype that `dtype` is computed in."""
+    if dtype is torch.float64:  # Box-Muller
+        radius = sqrt(-2.0 * log1p(-uniform_term(seed, shape, dtype, 0, 2)))
+        return radius * call("cos", 2 * math.pi * uniform_term(seed, shape, dtype, 1, 2))
+    return draw("normal", seed, shape)
+
+
+def _fresh(ctx: Builder, generator: object) -> tuple[Expr, Shape, torch.dtype]:
+    """(a seed, shape and dtype of the call being lowered)."""
+    if generator is not None:
+        raise Unsupported("a generator of the caller's own")
+    assert ctx.current is not None
+    meta = ctx.current.meta["val"]
+    return ctx.seed(meta.device).expr, result_shape(ctx), meta.dtype
+
+
+def _rounded(ctx: Builder, term: Term, dtype: torch.dtype) -> Value:
+    return made(ctx, term.to(dtype, implicit=True).expr)
+
+
+# Uniform ------------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.rand.default, aten.rand_like.default)
+def rand(ctx: Builder, like: object, **options: object) -> Value:
+    """Uniform in [0, 1)."""
+    seed, shape, dtype = _fresh(ctx, None)
+    return _rounded(ctx, uniform_term(seed, shape, dtype), dtype)
+
+
+@lowers(aten.uniform.default)
+def uniform(ctx: Builder, x: Value, low: float = 0.0, high: float = 1.0, *, generator: object = None) -> Value:
+    """Uniform in [low, high)."""
+    seed, shape, dtype = _fresh(ctx, generator)
+    return _rounded(ctx, uniform_term(seed, shape, dtype) * (high - low) + low, dtype)
+
+
+# Normal -------------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.randn.default, aten.randn_like.default)
+def randn(ctx: Builder, like: object, **options: object) -> Value:
+    """Standard normal."""
+    seed, shape, dtype = _fresh(ctx, None)
+    return _rounded(ctx, normal_term(seed, shape, dtype), dtype)
+
+
+@lowers(aten.normal_functional.default)
+def normal_like(ctx: Builder, x: Value, mean: float = 0.0, std: float = 1.0, *, generator: object = None) -> Value:
+    """Normal with one mean and deviation, in the shape of x."""
+    seed, shape, dtype = _fresh(ctx, generator)
+    return _rounded(ctx, normal_term(seed, shape, dtype) * std + mean, dtype)
+
+
+@lowers(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor)
+def normal(ctx: Builder, mean: Argument, std: Argument = 1.0, *, generator: object = None) -> Value:
+    """Normal with a mean and a deviation per element."""
+    seed, shape, dtype = _fresh(ctx, generator)
+    compute = widened(dtype)
+    scaled = normal_term(seed, shape, dtype) * term_of(std, shape, compute)
+    return _rounded(ctx, scaled + term_of(mean, shape, compute), dtype)
+
+
+# Coins --------------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.bernoulli.p, aten.bernoulli.Tensor)
+def bernoulli_p(ctx: Builder, x: Value, p: Argument = 0.5, *, generator: object = None) -> Value:
+    """1 with probability p, else 0, in the shape and dtype of x."""
+    seed, shape, _ = _fresh(ctx, generator)
+    return made(ctx, _coin(seed, shape, p).expr)
+
+
+@lowers(aten.bernoulli.default)
+def bernoulli(ctx: Builder, p: Value, *, generator: object = None) -> Value:
+    """1 with the probability that the element holds, else 0."""
+    return bernoulli_p(ctx, p, p, generator=generator)
+
+
+def _coin(seed: Expr, shape: Shape, p: Argument) -> Term:
+    return draw("uniform", seed, shape) < term_of(p, shape, torch.float32)
+
+
+@lowers(aten.native_dropout.default)
+def dropout(ctx: Builder, x: Value, p: float, train: bool | None) -> tuple[Value, ...]:
+    """(x with elements dropped with probability p and the rest scaled up, which were kept)."""
+    if train is False:
+        return x, Value(x.shape, torch.bool, x.device, literal(True, torch.bool))
+    kept = _coin(ctx.seed(x.device).expr, x.shape, 1 - p)
+    compute = widened(x.dtype)
+    scale = 0.0 if p == 1 else 1 / (1 - p)
+    out = (Term(x.expr).to(compute) * kept.to(compute) * scale).to(x.dtype, implicit=True)
+    return Value(x.shape, x.dtype, x.device, out.expr), Value(x.shape, torch.bool, x.device, kept.expr)
+
+
+@lowers(aten.native_dropout_backward.default)
+def dropout_backward(ctx: Builder, grad: Value, mask: Value, scale: float) -> Value:
+    """grad·mask·scale."""
+    compute = widened(grad.dtype)
+    out = term_of(grad, grad.shape, compute) * term_of(mask, grad.shape, compute) * scale
+    return Value(grad.shape, grad.dtype, grad.device, out.to(grad.dtype, implicit=True).expr)

@@ -1,0 +1,66 @@
+"""Ahead of time: kernels and their artefacts, without a device and without running anything."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+
+from fusion.aot import export_kernels
+
+
+def normalised(x, weight):
+    return torch.softmax(x, dim=-1) * weight
+
+
+def test_a_function_becomes_triton_and_ptx():
+    export = export_kernels(normalised, torch.empty(64, 300), torch.empty(300), target="triton", arch="sm_90")
+    assert len(export.steps) == 1
+    (kernel,) = export.kernels
+    assert "@triton.jit" in kernel.source
+    assert ".target sm_90" in kernel.artefacts["ptx"]
+    assert kernel.origins
+
+
+def test_the_architecture_is_the_one_asked_for():
+    export = export_kernels(normalised, torch.empty(64, 300), torch.empty(300), target="triton", arch="sm_80")
+    assert ".target sm_80" in export.kernels[0].artefacts["ptx"]
+
+
+def test_a_module_keeps_its_parameters_and_its_state():
+    module = nn.Sequential(nn.LayerNorm(32), nn.GELU(), nn.Dropout(0.5)).eval()
+    before = {name: value.clone() for name, value in module.state_dict().items()}
+    export = export_kernels(module, torch.empty(16, 32), target="triton")
+    assert len(export.kernels) == 1
+    assert all(torch.equal(value, before[name]) for name, value in module.state_dict().items())
+
+
+def test_keyword_arguments_and_nested_inputs():
+    def program(pair, *, scale):
+        return pair["a"] * scale + pair["b"]
+
+    export = export_kernels(program, {"a": torch.empty(8), "b": torch.empty(8)}, scale=2.0, target="c")
+    assert len(export.kernels) == 1
+
+
+def test_equal_kernels_are_exported_once():
+    def program(x):
+        for _ in range(3):
+            x = torch.cumsum(torch.relu(x) * 2, dim=0)  # the cumulative sum keeps the maps apart
+        return x
+
+    export = export_kernels(program, torch.empty(8, 8), target="c")
+    assert len(export.kernels) < len([step for step in export.steps if not step.startswith("aten")]) + 1
+    assert len(export.kernels) == 1
+
+
+def test_files_are_written_for_every_artefact(tmp_path):
+    export = export_kernels(normalised, torch.empty(64, 300), torch.empty(300), target="triton", arch="sm_90")
+    written = export.write(tmp_path)
+    assert {path.suffix for path in written} >= {".txt", ".py", ".ptx"}
+    assert all(path.stat().st_size for path in written)
+
+
+def test_an_unknown_target_is_refused_by_name():
+    with pytest.raises(ValueError, match=r"unknown target 'metal'; known: c"):
+        export_kernels(normalised, torch.empty(2, 3), torch.empty(3), target="metal")

@@ -1,0 +1,100 @@
+"""The command line: what it prints, and how it refuses."""
+
+from __future__ import annotations
+
+import pytest
+
+from fusion.cli import main
+
+PROGRAM = """
+import torch
+from torch import nn
+
+FACTOR = 2.0
+
+def scaled(x, y):
+    return torch.relu(x) * y + FACTOR
+
+def picked(table, rows):
+    return table[rows] * 2
+
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.LayerNorm(16)
+
+    def forward(self, x):
+        return torch.tanh(self.inner(x))
+
+class Needy(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+"""
+
+
+@pytest.fixture
+def program(tmp_path):
+    path = tmp_path / "user_program.py"
+    path.write_text(PROGRAM)
+    return str(path)
+
+
+def test_explain_prints_kernels_and_traffic(program, capsys):
+    assert main(["explain", f"{program}:scaled", "--shape", "8,128", "--shape", "128"]) == 0
+    shown = capsys.readouterr().out
+    assert "in 1 kernels" in shown
+    assert "reads 4.5 KiB, writes 4.0 KiB" in shown
+
+
+def test_explain_takes_a_module_class(program, capsys):
+    assert main(["explain", f"{program}:Net", "--shape", "4,16"]) == 0
+    assert "kernel" in capsys.readouterr().out
+
+
+def test_explain_takes_a_dtype_per_input(program, capsys):
+    inputs = ["--shape", "8,16", "--dtype", "float32", "--shape", "5", "--dtype", "int64"]
+    assert main(["explain", f"{program}:picked", *inputs]) == 0
+    assert "1 kernels" in capsys.readouterr().out
+
+
+def test_explain_writes_dumps_where_asked(program, tmp_path, capsys):
+    assert main(["explain", f"{program}:scaled", "--shape", "8", "--shape", "8", "--dump", str(tmp_path / "d")]) == 0
+    assert list((tmp_path / "d").glob("*/99_report.txt"))
+
+
+def test_kernels_prints_the_source_once_per_kernel(program, capsys):
+    assert main(["kernels", f"{program}:scaled", "--shape", "8,128", "--shape", "128"]) == 0
+    shown = capsys.readouterr().out
+    assert "=== kernel 1 of 1: relu_mul_add ===" in shown
+    assert "for" in shown.split("===")[2]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message", "hint"),
+    [
+        (["explain", "nothing"], "names no program", "FILE.py:NAME"),
+        (["explain", "absent.py:f"], "there is no file", "looked in"),
+        (["explain", "PROGRAM:absent"], "has nothing called 'absent'", "scaled"),
+        (["explain", "PROGRAM:FACTOR"], "has a float called 'FACTOR'", "scaled"),
+        (["explain", "PROGRAM:Needy"], "loading", "takes no arguments"),
+        (["explain", "PROGRAM:scaled", "--shape", "8,x"], "is no shape", "--shape 8,128"),
+        (["explain", "PROGRAM:scaled", "--shape", "8", "--dtype", "f"], "unknown dtype", "float32"),
+        (["explain", "PROGRAM:scaled", "--shape", "8", *["--dtype", "int8"] * 2], "2 dtypes for 1 shapes", "one per"),
+        (["explain", "PROGRAM:scaled", "--shape", "8"], "the program failed on (8,)", "one --shape per input"),
+        (["explain", "PROGRAM:scaled", "--shape", "3", "--shape", "4"], "the program failed", "--shape"),
+    ],
+)
+def test_errors_have_a_message_a_hint_and_code_2(program, arguments, message, hint, capsys):
+    assert main([word.replace("PROGRAM", program) for word in arguments]) == 2
+    shown = capsys.readouterr().err
+    assert shown.startswith("fusion: error: ")
+    assert message in shown
+    assert hint in shown.partition("hint:")[2]
+    assert "Traceback" not in shown
+
+
+def test_an_unknown_command_is_refused_with_code_2(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["fuse-it"])
+    assert stopped.value.code == 2
+    assert "demo" in capsys.readouterr().err

@@ -1,0 +1,152 @@
+"""Scheduling on small Programs: what becomes one kernel, what is refused and why, and that kernels mean what nodes mean."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+import sympy
+import torch
+import torch.nn.functional as F  # noqa: N812  # the name everyone knows it by
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from codegen.target import Capabilities
+from fusion.schedule import Schedule, grow, plan
+from fusion.schedule.inline import inline_cheap_maps
+from fusion.schedule.kernels import KernelCall
+from fusion.schedule.split import split_reductions
+from lowering.builder import GENERATED_DTYPES
+from lowering.decompositions import decompositions
+from lowering.indexing import FloorDiv, Mod
+from lowering.kernel import Loop, Role, Store, statements
+from lowering.lower import lower
+from lowering.program import Extern
+from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
+from lowering.verify import verify_kernel, verify_program
+
+GPU = Capabilities(
+    dtypes=GENERATED_DTYPES,
+    scalar_ops=frozenset(SCALAR_OPS),
+    fold_ops=frozenset(FOLD_OPS),
+    whole_limit=16384,
+    parallelism=132,
+    launch_us=4.0,
+    bandwidth=4.3e6,
+    flops=6e7,
+    matrix_flops=7e8,
+)
+"""A machine with matrix units, to schedule for without having it."""
+
+
+def schedule(function: Callable[..., object], *inputs: torch.Tensor, capabilities: Capabilities = GPU) -> Schedule:
+    graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*inputs)
+    program = split_reductions(inline_cheap_maps(lower(graph)), capabilities)
+    verify_program(program)
+    result = plan(program, grow(program, capabilities))
+    for call in kernels(result):
+        verify_kernel(call.kernel)
+    return result
+
+
+def kernels(found: Schedule) -> list[KernelCall]:
+    return [step for step in found.steps if isinstance(step, KernelCall)]
+
+
+def test_matmul_takes_its_epilogue_and_keeps_plain_indices() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
+        return torch.relu(x @ w).view(4, 16, 128) + r
+
+    found = schedule(f, torch.randn(64, 32), torch.randn(32, 128), torch.randn(4, 16, 128))
+    (call,) = kernels(found)
+    assert len(found.steps) == 1
+    store = next(s for s in statements(call.kernel.body) if isinstance(s, Store))
+    assert isinstance(store.offset, sympy.Expr) and not store.offset.has(FloorDiv, Mod)
+
+
+def test_lone_matmul_is_left_to_the_library() -> None:
+    found = schedule(lambda x, w: x @ w, torch.randn(64, 32), torch.randn(32, 128))
+    (step,) = found.steps
+    assert isinstance(step, Extern) and step.target is torch.ops.aten.mm.default
+
+
+def test_row_longer_than_the_limit_is_walked() -> None:
+    found = schedule(lambda x: F.softmax(x, -1), torch.randn(200, 20_000))
+    (call,) = kernels(found)
+    assert call.kernel.with_role(Role.LOOP)
+    assert sum(isinstance(s, Loop) for s in call.kernel.body) == 3  # maximum, sum, result
+
+
+def test_few_rows_are_reduced_in_two_stages_in_one_launch() -> None:
+    found = schedule(lambda x: x.sum(), torch.randn(1024, 1024))
+    (call,) = kernels(found)
+    assert call.kernel.then is not None
+    assert int(sympy.Mul(*(a.size for a in call.kernel.with_role(Role.GRID)))) >= GPU.parallelism
+
+
+def test_column_sum_keeps_columns_parallel() -> None:
+    (call,) = kernels(schedule(lambda x: x.sum(0), torch.randn(64, 8192)))
+    assert [int(a.size) for a in call.kernel.with_role(Role.GRID)] == [8192]
+
+
+def test_loss_over_rows_is_one_launch() -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x, y)
+
+    found = schedule(f, torch.randn(64, 1000), torch.randint(0, 1000, (64,)))
+    assert len(kernels(found)) == len(found.steps) == 1
+
+
+def test_siblings_that_read_the_same_tensor_share_a_kernel() -> None:
+    (call,) = kernels(schedule(lambda x: (x.sum(-1), (x * x).sum(-1)), torch.randn(64, 100)))
+    assert len(call.written) == 2
+
+
+def test_result_in_between_is_not_jumped_over() -> None:
+    """a → extern → b: a and b may not be one kernel, since the extern must run in between."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        a = x.exp()
+        return a.sin() + a.sort(-1)[0]
+
+    found = schedule(f, torch.randn(64, 100))
+    names = [getattr(step, "target", None) for step in found.steps]
+    assert torch.ops.aten.sort.default in names
+    assert len(kernels(found)) == 2
+
+
+def test_refusal_names_reason_and_cost() -> None:
+    found = schedule(lambda x: x.exp().sort(-1)[0] * 2, torch.randn(64, 100))
+    reasons = [r for r in found.refusals if "extern" in r.reason]
+    assert reasons and all(r.bytes > 0 and r.microseconds > 0 for r in reasons)
+
+
+def test_same_graph_gives_same_kernels() -> None:
+    def f(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+        return F.layer_norm(x, (64,)).exp().sum(0) * w
+
+    inputs = torch.randn(32, 64), torch.randn(64)
+    assert [c.kernel for c in kernels(schedule(f, *inputs))] == [c.kernel for c in kernels(schedule(f, *inputs))]
+
+
+def test_equal_layers_are_equal_kernels() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            x = F.layer_norm(x, (64,)).sort(-1)[0]
+        return x
+
+    built = [c.kernel for c in kernels(schedule(f, torch.randn(32, 64)))]
+    assert len(built) == 3 and len(set(built)) == 1
+
+
+@pytest.mark.parametrize("length", [300, 900])
+def test_long_chains_are_cut_and_fast(length: int) -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        for _ in range(length):
+            x = torch.sin(x) + x
+        return x
+
+    started = time.perf_counter()
+    found = schedule(f, torch.randn(8, 8))
+    assert len(kernels(found)) <= length // 8
+    assert time.perf_counter() - started < 30
