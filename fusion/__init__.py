@@ -8,7 +8,7 @@
 """
 
 from fusion.aot import Export, ExportedKernel, export_kernels
-from fusion.api import explain, fuse
+from fusion.api import explain, fuse, report
 from fusion.backend import Backend, FusionWarning, fusion_backend
 from fusion.inspect.report import Explanation, Report
 from fusion.options import Options
@@ -32,4 +32,5 @@ __all__ = [
     "export_kernels",
     "fuse",
     "fusion_backend",
+    "report",
 ]

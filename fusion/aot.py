@@ -8,14 +8,18 @@ followed for the given inputs.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
 
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule
+from torch.fx import GraphModule, traceback
 from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from codegen.target import Target
@@ -127,17 +131,49 @@ def _capture(
             return torch.func.functional_call(program, state, args, kwargs)
         return program(*args, **kwargs)
 
-    with FakeTensorMode(), torch.no_grad():
+    with FakeTensorMode(), torch.no_grad(), traceback.preserve_node_meta(), _UserLines():
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
         inputs = {name: fake(tensor) for name, tensor in state.items()}, [fake(leaves[place]) for place in places]
         functional = torch.func.functionalize(call, remove="mutations")
-        graph: GraphModule = make_fx(
-            functional, decomposition_table=decompositions(), record_stack_traces=True
-        )(*inputs)
+        graph: GraphModule = make_fx(functional, decomposition_table=decompositions())(*inputs)
     return graph
+
+
+class _UserLines(TorchFunctionMode):
+    """Notes, for each operation that is traced, the innermost line outside PyTorch that asked for it."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., object],
+        types: Sequence[type],
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
+        frame = _user_frame(sys._getframe(1))
+        if frame is not None:
+            code = frame.f_code
+            traceback.set_stack_trace([f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n'])
+        return func(*args, **(kwargs or {}))
+
+
+def _user_frame(frame: FrameType | None) -> FrameType | None:
+    """The innermost frame outside PyTorch; for modules that PyTorch calls itself, the innermost one of a module."""
+    module: FrameType | None = None
+    while frame is not None and frame.f_code.co_filename != __file__:
+        file = frame.f_code.co_filename
+        if not file.startswith(_PYTORCH):
+            return frame
+        if module is None and file.startswith(_MODULES):
+            module = frame
+        frame = frame.f_back
+    return module
+
+
+_PYTORCH = os.path.dirname(torch.__file__) + os.sep
+_MODULES = os.path.join(_PYTORCH, "nn", "modules") + os.sep
 
 
 def _schedule(graph: GraphModule, target: Target) -> Schedule:

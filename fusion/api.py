@@ -1,4 +1,4 @@
-"""The front door: `fuse` and `explain`."""
+"""The front door: `fuse`, `explain` and `report`."""
 
 from __future__ import annotations
 
@@ -77,7 +77,10 @@ def fuse(
         return _fuse_module(target, read, dynamic)
     if not callable(target):
         raise TypeError(f"fuse takes an nn.Module or a function, got {type(target).__name__}")
-    return torch.compile(target, backend=Backend(read), dynamic=dynamic)
+    backend = Backend(read)
+    compiled = torch.compile(target, backend=backend, dynamic=dynamic)
+    compiled._fusion_backend = backend  # type: ignore[attr-defined]  # for `report`
+    return compiled
 
 
 class _Duplicate:
@@ -97,8 +100,29 @@ class _Duplicate:
 def _fuse_module(module: Module, options: Options, dynamic: bool | None) -> Module:
     fused = copy.copy(module)  # parameters, buffers, submodules and hooks are shared; only the call differs
     fused.__dict__["__deepcopy__"] = _Duplicate(fused, options, dynamic)
-    fused.compile(backend=Backend(options), dynamic=dynamic)
+    fused.__dict__["_fusion_backend"] = backend = Backend(options)
+    fused.compile(backend=backend, dynamic=dynamic)
     return fused
+
+
+def report(fused: Callable[..., object]) -> Explanation:
+    """What has been compiled so far for the result of a `fuse` call: every graph, forward and backward.
+
+    Raises:
+        TypeError: `fused` did not come from `fuse`.
+
+    >>> import torch
+    >>> square = fuse(lambda x: x * x)
+    >>> report(square).kernels
+    ()
+    >>> _ = square(torch.ones(3))
+    >>> [kernel.name for kernel in report(square).kernels]
+    ['mul']
+    """
+    backend = getattr(fused, "_fusion_backend", None)
+    if not isinstance(backend, Backend):
+        raise TypeError(f"report takes what fuse returned, got {type(fused).__name__}")
+    return Explanation(tuple(backend.reports))
 
 
 def explain(target: Callable[..., object], **settings: object) -> Callable[..., Explanation]:

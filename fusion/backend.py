@@ -33,6 +33,10 @@ class Backend:
         self._lock = threading.Lock()
         self._aot = aot_backend(self._compile)
 
+    def __reduce__(self) -> tuple[type[Backend], tuple[Options]]:
+        """Pickled as its options: a module saved with `torch.save` compiles anew where it is loaded."""
+        return Backend, (self.options,)
+
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         return self._aot(graph, example_inputs)
 

@@ -64,12 +64,23 @@ WHOLE: tuple[OpOverloadPacket, ...] = (
 """Left whole although PyTorch would take them apart."""
 
 
+FLOATS_ONLY: tuple[OpOverloadPacket, ...] = (aten.upsample_bilinear2d, aten.upsample_trilinear3d)
+"""Taken apart for floats only: on bytes the library rounds in a way of its own."""
+
+
+def _for_floats(parts: Callable[..., object]) -> Callable[..., object]:
+    def decomposed(x: torch.Tensor, *args: object, **kwargs: object) -> object:
+        return parts(x, *args, **kwargs) if x.dtype.is_floating_point else NotImplemented
+
+    return decomposed
+
+
 @lru_cache(maxsize=1)
 def decompositions() -> dict[OpOverload, Callable[..., object]]:
     """Overload → decomposition.  The same dict each time; do not change it."""
     table = {**core_aten_decompositions(), **get_decompositions(ALSO)}
     return {
-        target: parts
+        target: _for_floats(parts) if target.overloadpacket in FLOATS_ONLY else parts
         for target, parts in table.items()
         if isinstance(target, OpOverload) and target not in RULES and target.overloadpacket not in WHOLE
     }

@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 import sympy
 
 from lowering.errors import BuildError
-from lowering.expr import Expr, Load, Op, TileRef, make_cast, postorder
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, spans, values_of
+from lowering.expr import Expr, Index, Load, Op, TileRef, make_cast, postorder
+from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, spans, statements, values_of
 
 Spans = Mapping[Expr, frozenset[sympy.Symbol]]
 Symbols = frozenset[sympy.Symbol]
@@ -76,9 +76,7 @@ def sweeps_of(kernel: Kernel) -> tuple[Sweep, ...]:
         BuildError: a loop inside a loop, or a fold over other axes than those of its loop.
     """
     where = spans(kernel)
-    written = {param.name for param in kernel.params if param.written}
-    read = {node.buffer for node in where if isinstance(node, Load)}
-    may_move = not (written & read)  # otherwise a statement could pass the store that feeds it
+    may_move = _updates_in_place(kernel, where)
     done: list[Sweep] = []
     producer: dict[str, int] = {}
     for stmt in kernel.body:
@@ -95,6 +93,16 @@ def sweeps_of(kernel: Kernel) -> tuple[Sweep, ...]:
             start = max(needs, default=-1) + 1 if may_move else len(done)
             _join(kernel, done, start, Sweep(_ordered(kernel, axes)), stmt, producer)
     return tuple(done)
+
+
+def _updates_in_place(kernel: Kernel, where: Spans) -> bool:
+    """Is each element that is both read and written read only where it is written?  Then stores may change places."""
+    places: dict[str, set[Index]] = {}
+    for stmt in statements(kernel.body):
+        if isinstance(stmt, Store):
+            places.setdefault(stmt.param, set()).add(stmt.offset)
+    reads = (node for node in where if isinstance(node, Load) and node.buffer in places)
+    return all(places[node.buffer] == {node.index[0]} for node in reads)
 
 
 def _join(

@@ -17,7 +17,7 @@ from triton.runtime.jit import JITFunction
 
 from codegen.target import Stage
 from codegen.triton.contract import shared_memory
-from codegen.triton.load import Generated, alignment, load, signature
+from codegen.triton.load import Step, alignment, load, signature
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
 
@@ -45,7 +45,7 @@ def arch_of(target: Any) -> str:
     return f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
 
 
-def compile_for(kernel: Kernel, generated: Generated, target: Any, multiples: tuple[bool, ...] = ()) -> Any:
+def compile_for(step: Step, target: Any, multiples: tuple[bool, ...] = ()) -> Any:
     """Triton's `CompiledKernel` for one of its targets.
 
     `multiples` says of each size whether it is a multiple of 16.  Where a kernel needs more shared memory than the
@@ -54,25 +54,24 @@ def compile_for(kernel: Kernel, generated: Generated, target: Any, multiples: tu
     Raises:
         BuildError: with Triton's own message.
     """
-    if not isinstance(generated.function, JITFunction):
+    name = step.kernel.name
+    if not isinstance(step.function, JITFunction):
         raise BuildError(
-            f"{kernel.name} cannot be compiled while Triton interprets", hint="unset TRITON_INTERPRET and start again"
+            f"{name} cannot be compiled while Triton interprets", hint="unset TRITON_INTERPRET and start again"
         )
-    source = ASTSource(
-        generated.function, signature(kernel, generated), generated.constants, alignment(kernel, multiples)
-    )
-    options = dict(generated.options)
+    source = ASTSource(step.function, signature(step), step.constants, alignment(step, multiples))
+    options = dict(step.options)
     while True:
         try:
             compiled = triton.compile(source, target=target, options=options)
         except Exception as error:
-            raise BuildError(f"Triton cannot compile {kernel.name}: {_message(error)}") from error
+            raise BuildError(f"Triton cannot compile {name}: {_message(error)}") from error
         limit = shared_memory(arch_of(target))
         if compiled.metadata.shared <= limit:
             return compiled
         if options.get("num_stages", 1) <= 1:
             raise BuildError(
-                f"{kernel.name} needs {compiled.metadata.shared} bytes of shared memory, {arch_of(target)} has {limit}",
+                f"{name} needs {compiled.metadata.shared} bytes of shared memory, {arch_of(target)} has {limit}",
                 hint="take smaller blocks in CONFIG",
             )
         options["num_stages"] -= 1
@@ -91,10 +90,15 @@ def _message(error: BaseException) -> str:
 def stages(kernel: Kernel, source: str, arch: str) -> Iterator[Stage]:
     """The artefacts on the way from `source` to a binary for `arch`, in order.
 
+    Those of kernels that follow in the same launch come after it, as "then.ttir" and so on.
+
     Raises:
         BuildError: Triton cannot compile it.
     """
     target = target_of(arch)
-    compiled = compile_for(kernel, load(kernel, source), target)
-    for name in _LADDERS[target.backend]:
-        yield name, compiled.asm[name]
+    prefix = ""
+    for step in load(kernel, source).steps:
+        compiled = compile_for(step, target)
+        for name in _LADDERS[target.backend]:
+            yield f"{prefix}{name}", compiled.asm[name]
+        prefix += "then."

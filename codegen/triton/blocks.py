@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
+from lowering.errors import Unsupported
 from lowering.expr import Expr, Load, postorder
 from lowering.indexing import ONE, ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, statements, values_of
@@ -159,6 +160,13 @@ def _contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
     first = dots[0]
     rows, columns, over = (frozenset(axes) for axes in (first.rows, first.columns, first.over))
     grid = [axis for axis in kernel.with_role(Role.GRID) if axis.size != 1]
+    spread_out = {axis.symbol for axis in grid}
+    for dot in dots:
+        if not (spread_out.intersection(dot.rows) <= rows and spread_out.intersection(dot.columns) <= columns):
+            raise Unsupported(
+                f"{kernel.name}: {dot.name} spreads other axes over programs than {first.name}",
+                hint="hold the columns of a later contraction whole",
+            )
     reduced = {dim.name: dim for dim in _reduced_dims(kernel, ((rows, "m"), (columns, "n"), (over, "k")))}
 
     def spread(name: str, axes: frozenset[sympy.Symbol]) -> Dim:

@@ -35,16 +35,38 @@ def emit(kernel: Kernel, config: Config | None = None, *, arch: str = "sm_90", t
     blocked = block(kernel)
     chosen = config or choose(blocked, arch, tf32=tf32)
     layout = lay_out(blocked, chosen, grid_depth=int(chosen.persistent))
-    constants = [dim.constant for dim in blocked.dims if dim in layout.tiled]
-    taken = [*(f"{param.name}_ptr" for param in kernel.params), *(size.name for size in kernel.sizes), *constants]
-    names = Names([*taken, kernel.name, *prelude.FUNCTIONS])
-    values = Values(kernel, layout, names, fast=_is_rounded(kernel), zero_fill=blocked.contraction)
-    lines = Body(values, arch).lines()
-    function = "\n".join([*_signature(kernel, constants), *(_INDENT + line for line in lines)])
-    helpers = prelude.needed(function)
-    head = f"{_docstring(kernel)}\n\n{_imports(chosen, function, helpers)}"
-    parts = [head, *helpers, function, *_launching(kernel, layout)]
+    functions, ending, taken = [_function(layout, kernel.name, arch)], "", {kernel.name}
+    for number, step in enumerate(chain(kernel)[1:], 1):
+        name = step.name if step.name not in taken else f"{step.name}_{number}"
+        taken.add(name)
+        after = block(step)
+        last = lay_out(after, choose(after, arch, tf32=tf32))
+        functions.append(_function(last, name, arch))
+        positions = ", ".join(str(kernel.params.index(kernel.param(param.name))) for param in step.params)
+        ending += f"{_INDENT}({name}, ({positions},), {_config(last)}),\n"
+    helpers = prelude.needed("".join(functions))
+    head = f"{_docstring(kernel)}\n\n{_imports(chosen, [*functions, *helpers])}"
+    parts = [head, *helpers, *functions, *_launching(kernel, layout, ending)]
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
+
+
+def chain(kernel: Kernel) -> list[Kernel]:
+    """The kernel and those that follow it in its launch, in order."""
+    found = [kernel]
+    while found[-1].then is not None:
+        found.append(found[-1].then)
+    return found
+
+
+def _function(layout: Layout, name: str, arch: str) -> str:
+    """The `@triton.jit` function of one kernel."""
+    kernel = layout.blocked.kernel
+    constants = [dim.constant for dim in layout.blocked.dims if dim in layout.tiled]
+    taken = [*(f"{param.name}_ptr" for param in kernel.params), *(size.name for size in kernel.sizes), *constants]
+    names = Names([*taken, name, *prelude.FUNCTIONS])
+    values = Values(kernel, layout, names, fast=_is_rounded(kernel), zero_fill=layout.blocked.contraction)
+    lines = Body(values, arch).lines()
+    return "\n".join([*_signature(kernel, name, constants), *(_INDENT + line for line in lines)])
 
 
 def _is_rounded(kernel: Kernel) -> bool:
@@ -69,16 +91,16 @@ def _docstring(kernel: Kernel) -> str:
     return f'"""{text}"""'
 
 
-def _imports(config: Config, function: str, helpers: list[str]) -> str:
+def _imports(config: Config, texts: list[str]) -> str:
     lines = ["import torch"] if config.persistent else []
     lines += ["import triton", "import triton.language as tl"]
-    if any("libdevice." in text for text in (function, *helpers)):
+    if any("libdevice." in text for text in texts):
         lines.append("from triton.language.extra import libdevice")
     return "\n".join(lines)
 
 
-def _signature(kernel: Kernel, constants: list[str]) -> list[str]:
-    lines = ["@triton.jit", f"def {kernel.name}("]
+def _signature(kernel: Kernel, name: str, constants: list[str]) -> list[str]:
+    lines = ["@triton.jit", f"def {name}("]
     lines += [f"{_INDENT}{param.name}_ptr,  # {_shape(param)}" for param in kernel.params]
     lines += [f"{_INDENT}{size.name}," for size in kernel.sizes]
     lines += [f"{_INDENT}{constant}: tl.constexpr," for constant in constants]
@@ -92,27 +114,39 @@ def _shape(param: Param) -> str:
     return f"{dtype}[{shape}] strides [{strides}]" + (", written" if param.written else "")
 
 
-def _launching(kernel: Kernel, layout: Layout) -> list[str]:
-    """The configuration, the grid and the function that launches the kernel."""
-    config, blocked = layout.config, layout.blocked
-    entries = {dim.constant: config.block(dim.name) for dim in blocked.dims if dim in layout.tiled}
+def _config(layout: Layout) -> str:
+    """Block sizes and options of one function, as a Python literal."""
+    config = layout.config
+    entries = {dim.constant: config.block(dim.name) for dim in layout.blocked.dims if dim in layout.tiled}
     entries |= {"num_warps": config.num_warps, "num_stages": config.num_stages}
-    settings = "CONFIG = {" + ", ".join(f'"{name}": {value}' for name, value in entries.items()) + "}"
-    count = " * ".join(_blocks(layout, dim) for dim in blocked.grid()) or "1"
-    if config.persistent:
-        settings += f"\nPROGRAMS = {PROGRAMS}  # one per multiprocessor"
-        count = f"min(PROGRAMS, {count})"
-    sizes = ", ".join(size.name for size in kernel.sizes)
-    grid = f'def grid({sizes}):\n{_INDENT}"""How many programs to launch."""\n{_INDENT}return ({count},)'
+    return "{" + ", ".join(f'"{name}": {value}' for name, value in entries.items()) + "}"
+
+
+def _launching(kernel: Kernel, layout: Layout, ending: str) -> list[str]:
+    """The configuration, the grid and the function that launches the kernel and those that follow it."""
+    persistent, sizes = layout.config.persistent, [size.name for size in kernel.sizes]
+    settings = f"CONFIG = {_config(layout)}"
+    count = " * ".join(_blocks(layout, dim) for dim in layout.blocked.grid()) or "1"
+    if persistent:
+        count = f"min(programs, {count})"
+    if ending:
+        settings += (
+            "\n\n# One program each, after the grid: the function, which of the tensors it takes, its configuration.\n"
+        )
+        settings += f"THEN = [\n{ending}]"
+    given = ", ".join([*sizes, f"programs={PROGRAMS}"] if persistent else sizes)
+    grid = f'def grid({given}):\n{_INDENT}"""How many programs to launch{", at most one per multiprocessor" if persistent else ""}."""\n{_INDENT}return ({count},)'
     first = len(kernel.params)
-    launch = [
-        "def launch(*args):",
-        f'{_INDENT}"""Launch on the tensors and sizes of the signature, in order."""',
-        f"{_INDENT}{kernel.name}[grid({f'*args[{first}:]' if sizes else ''})](*args, **CONFIG)",
-    ]
-    if config.persistent:  # descriptors are made in memory that the launch provides
+    launch = ["def launch(*args):", f'{_INDENT}"""Launch on the tensors and sizes of the signature, in order."""']
+    if persistent:  # descriptors are made in memory that the launch provides
         allocate = "lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=args[0].device)"
-        launch.insert(2, f"{_INDENT}triton.set_allocator({allocate})")
+        launch.append(f"{_INDENT}triton.set_allocator({allocate})")
+    launch.append(f"{_INDENT}{kernel.name}[grid({f'*args[{first}:]' if sizes else ''})](*args, **CONFIG)")
+    if ending:
+        launch += [
+            f"{_INDENT}for function, tensors, config in THEN:",
+            f"{_INDENT * 2}function[(1,)](*(args[position] for position in tensors), **config)",
+        ]
     return [settings, grid, "\n".join(launch)]
 
 

@@ -46,15 +46,17 @@ def launcher(kernel: Kernel, generated: Generated) -> Launcher:
     _complete_interpreter()
     if hasattr(generated.module, "libdevice"):
         generated.module.libdevice = Libdevice()  # type: ignore[attr-defined]
-    function: Any = generated.function
     tensors = len(kernel.params)
 
-    def launch(*args: torch.Tensor | int) -> None:
-        sizes = [int(size) for size in args[tensors:] if not isinstance(size, torch.Tensor)]
-        programs = generated.grid(*sizes)
-        if programs > 0:
-            with np.errstate(all="ignore"):  # masked lanes compute on zeros
-                function[(programs,)](*args, **generated.constants, **generated.options)
+    def launch(*args: Any) -> None:
+        programs = generated.grid(*args[tensors:])
+        for step in generated.steps:
+            if programs > 0:
+                given = [args[position] for position in step.tensors]
+                sizes = args[tensors:] if step is generated.steps[0] else ()
+                with np.errstate(all="ignore"):  # masked lanes compute on zeros
+                    step.function[(programs,)](*given, *sizes, **step.constants, **step.options)
+            programs = 1
 
     return launch
 

@@ -8,14 +8,17 @@ a debugger should show it.  A file that lacks `CONFIG`, `grid` or the kernel's f
 from __future__ import annotations
 
 import importlib.util
+import inspect
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
+from typing import Any
 
 import torch
 
 from codegen.cache import cache_dir, digest, publish
+from codegen.triton.emit import chain
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
 
@@ -34,25 +37,39 @@ POINTERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
-    """An imported source.
+class Step:
+    """One function of a source: the kernel it computes and how it is called.
 
     Attributes:
-        function: what `@triton.jit` made of the kernel.
+        function: what `@triton.jit` made of it.
+        tensors: which of the tensors of the whole launch it takes.
         constants: values of its `tl.constexpr` parameters.
         options: `num_warps`, `num_stages` and other options of Triton.
-        grid: sizes → number of programs.
     """
 
-    module: ModuleType
-    function: object
+    kernel: Kernel
+    function: Any
+    tensors: tuple[int, ...]
     constants: dict[str, int]
     options: dict[str, int]
 
-    def grid(self, *sizes: int) -> int:
-        """How many programs run for these sizes."""
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """An imported source: the kernel itself, then those that follow it in its launch, one program each."""
+
+    module: ModuleType
+    steps: tuple[Step, ...]
+
+    @property
+    def persistent(self) -> bool:
+        """Does the grid depend on how many programs run at once?"""
+        return "programs" in inspect.signature(self.module.grid).parameters
+
+    def grid(self, *sizes: int, programs: int | None = None) -> int:
+        """How many programs of the first step run for these sizes; `programs` at once, if it is persistent."""
         count: Callable[..., tuple[int, ...]] = self.module.grid
-        return count(*sizes)[0]
+        return count(*sizes)[0] if programs is None else count(*sizes, programs=programs)[0]
 
 
 def load(kernel: Kernel, source: str) -> Generated:
@@ -73,32 +90,34 @@ def load(kernel: Kernel, source: str) -> Generated:
     sys.modules[name] = module  # a debugger and `inspect` look a function's module up here
     try:
         spec.loader.exec_module(module)
-        function, config = getattr(module, kernel.name), dict(module.CONFIG)
-        parameters = list(function.arg_names)
         assert callable(module.grid)
+        every = tuple(range(len(kernel.params)))
+        entries = [(getattr(module, kernel.name), every, module.CONFIG), *getattr(module, "THEN", ())]
+        steps = [_step(*pair) for pair in zip(chain(kernel), entries, strict=True)]
     except Exception as error:
         sys.modules.pop(name, None)
-        raise BuildError(
-            f"the source of {kernel.name} cannot be imported: {error!r}", hint=f"it is at {path}"
-        ) from error
+        raise BuildError(f"the source of {kernel.name} cannot be used: {error!r}", hint=f"it is at {path}") from error
+    return Generated(module, tuple(steps))
+
+
+def _step(kernel: Kernel, entry: tuple[Any, tuple[int, ...], dict[str, int]]) -> Step:
+    function, tensors, config = entry[0], tuple(entry[1]), dict(entry[2])
+    parameters = list(function.arg_names)
     expected = [f"{param.name}_ptr" for param in kernel.params] + [size.name for size in kernel.sizes]
     if parameters[: len(expected)] != expected:
-        raise BuildError(
-            f"{kernel.name} in the source takes {parameters}, but is called with {expected}",
-            hint="keep the tensors and sizes of the signature, in their order",
-        )
+        raise ValueError(f"it takes {parameters}, but is called with {expected}")
     constants = {parameter: config.pop(parameter) for parameter in parameters[len(expected) :]}
-    return Generated(module, function, constants, config)
+    return Step(kernel, function, tensors, constants, config)
 
 
-def signature(kernel: Kernel, generated: Generated) -> dict[str, str]:
+def signature(step: Step) -> dict[str, str]:
     """The type of each parameter of the function, in order."""
-    types = {f"{param.name}_ptr": POINTERS[param.dtype] for param in kernel.params}
-    types |= dict.fromkeys((size.name for size in kernel.sizes), "i64")
-    return types | dict.fromkeys(generated.constants, "constexpr")
+    types = {f"{param.name}_ptr": POINTERS[param.dtype] for param in step.kernel.params}
+    types |= dict.fromkeys((size.name for size in step.kernel.sizes), "i64")
+    return types | dict.fromkeys(step.constants, "constexpr")
 
 
-def alignment(kernel: Kernel, multiples: tuple[bool, ...] = ()) -> dict[tuple[int, ...], list[list[object]]]:
+def alignment(step: Step, multiples: tuple[bool, ...] = ()) -> dict[tuple[int, ...], list[list[object]]]:
     """What Triton may assume of each parameter: aligned pointers, and sizes that are multiples of 16."""
-    known = [param.aligned for param in kernel.params] + list(multiples)
+    known = [param.aligned for param in step.kernel.params] + list(multiples)
     return {(position,): [["tt.divisibility", 16]] for position, divisible in enumerate(known) if divisible}

@@ -103,20 +103,6 @@ def _shift_right(a, b):
     # Past the width only copies of the sign are left.
     return tl.where((b >= 0) & (b < a.dtype.primitive_bitwidth), a >> b, tl.where(a < 0, a | ~a, 0))
 """,
-    "_uniform": """
-def _uniform(seed, offset):
-    # 24 bits of the first Philox word, in [0, 1).
-    word, _b, _c, _d = tl.randint4x(seed, offset)
-    return (word >> 8).to(tl.float32) * 5.9604644775390625e-08
-""",
-    "_normal": """
-def _normal(seed, offset):
-    # Box-Muller; the first uniform is in (0, 1], so that its logarithm is finite.
-    a, b, _c, _d = tl.randint4x(seed, offset)
-    u = ((a >> 8).to(tl.float32) + 1.0) * 5.9604644775390625e-08
-    v = (b >> 8).to(tl.float32) * 5.9604644775390625e-08
-    return tl.sqrt_rn(-2.0 * tl.log(u)) * tl.cos(6.283185307179586 * v)
-""",
 }
 
 

@@ -341,7 +341,8 @@ class Values:
             return self._load(node)
         if isinstance(node, Random):
             seed, offset = self.value(node.seed), self._index_value(IndexValue(node.offset))
-            text = f"_{node.kind}({seed.code.text}, {typed(offset.code, torch.int64).text})"
+            function = {"uniform": "tl.rand", "normal": "tl.randn"}[node.kind]
+            text = f"{function}({seed.code.text}, {typed(offset.code, torch.int64).text})"
             return Tile(Code(text), offset.dims, max(seed.depth, offset.depth))
         if isinstance(node, Cast):
             return self._cast(node)

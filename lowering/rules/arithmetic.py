@@ -12,6 +12,7 @@ import torch
 
 from lowering.builder import Builder
 from lowering.errors import Unsupported
+from lowering.indexing import ONE
 from lowering.registry import lowers
 from lowering.rules.formula import (
     Term,
@@ -40,7 +41,7 @@ from lowering.rules.promotion import (
     term_of,
     widened,
 )
-from lowering.value import Value
+from lowering.value import Value, reshape
 
 aten = torch.ops.aten
 
@@ -80,6 +81,15 @@ def addcmul(ctx: Builder, x: Value, a: Value, b: Value, *, value: Argument = 1) 
 def addcdiv(ctx: Builder, x: Value, a: Value, b: Value, *, value: Argument = 1) -> Value:
     """x + value·a/b; floats only, as in eager."""
     return compose(lambda s, p, q: s + _scaled(value, p) / q, x, a, b)
+
+
+@lowers(aten.addr.default)
+def addr(ctx: Builder, x: Value, column: Value, row: Value, *, beta: Argument = 1, alpha: Argument = 1) -> Value:
+    """beta·x + alpha·(column ⊗ row); an x with beta = 0 is not read."""
+    vertical = reshape(column, (*column.shape, ONE))
+    if beta == 0:
+        return compose(lambda c, r: _scaled(alpha, c) * r, vertical, row)
+    return compose(lambda s, c, r: _scaled(beta, s) + _scaled(alpha, c) * r, x, vertical, row)
 
 
 @lowers(aten.lerp.Scalar, aten.lerp.Tensor)

@@ -44,6 +44,8 @@ def product_plus(
     ctx: Builder, bias: Value, lhs: Value, rhs: Value, *, beta: Argument = 1, alpha: Argument = 1
 ) -> Value:
     """beta·bias + alpha·(lhs · rhs); a bias with beta = 0 is not read, so its NaNs do not count."""
+    if not lhs.dtype.is_floating_point:
+        raise Unsupported(f"scaled matrix product of {lhs.dtype}")
     return _plus(bias, product(ctx, lhs, rhs), beta, alpha)
 
 

@@ -14,8 +14,8 @@ from lowering.errors import Unsupported
 from lowering.expr import Expr, IndexValue, make_cast
 from lowering.indexing import axis_symbol
 from lowering.registry import lowers
-from lowering.rules.formula import Term, eq, literal
-from lowering.rules.promotion import Argument, convert
+from lowering.rules.formula import Term, eq, literal, where
+from lowering.rules.promotion import Argument, convert, widened
 from lowering.value import Value, broadcast_to
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -100,12 +100,27 @@ def iota(
 
 
 def _progression(ctx: Builder, start: int | float | sympy.Expr, step: int | float | sympy.Expr) -> Value:
-    """Integers exactly; floats in float64, as eager does on a CPU (on a GPU in float32, less exactly)."""
-    if not isinstance(start, float) and not isinstance(step, float):
-        first, by = (sympy.Integer(n) if isinstance(n, bool) else sympy.sympify(n) for n in (start, step))
-        return made(ctx, IndexValue(first + axis_symbol(0) * by))
-    position = Term(make_cast(IndexValue(axis_symbol(0)), torch.float64))
-    return made(ctx, (start + position * step).expr)
+    """Integers exactly, from bounds cut to integers; floats in float64, as eager does on a CPU."""
+    assert ctx.current is not None
+    if ctx.current.meta["val"].dtype.is_floating_point and (isinstance(start, float) or isinstance(step, float)):
+        position = Term(make_cast(IndexValue(axis_symbol(0)), torch.float64))
+        return made(ctx, (start + position * step).expr)
+    first, by = (number if isinstance(number, sympy.Expr) else sympy.Integer(int(number)) for number in (start, step))
+    return made(ctx, IndexValue(first + axis_symbol(0) * by))
+
+
+@lowers(aten.linspace.default, lazy=True)
+def linspace(ctx: Builder, start: float, end: float, steps: int | sympy.Expr, **options: object) -> Value:
+    """`steps` numbers from start to end, both exact: each half is counted from its own end."""
+    assert ctx.current is not None
+    dtype = ctx.current.meta["val"].dtype
+    if not dtype.is_floating_point or not all(isinstance(n, (int, float)) for n in (start, end)):
+        raise Unsupported("linspace of integers, or between symbolic bounds")
+    compute = widened(dtype)
+    count = Term(literal(sympy.sympify(steps), compute))
+    place = Term(make_cast(IndexValue(axis_symbol(0)), compute))
+    step = (Term(literal(end, compute)) - start) / (count - 1)
+    return made(ctx, where(place * 2 < count, start + step * place, end - step * (count - place - 1)).expr)
 
 
 @lowers(aten.eye.default, aten.eye.m, lazy=True)

@@ -18,7 +18,7 @@ from lowering.expr import Expr, Random
 from lowering.registry import lowers
 from lowering.rules.creation import made
 from lowering.rules.formula import Term, call, literal, log1p, sqrt
-from lowering.rules.promotion import Argument, term_of, widened
+from lowering.rules.promotion import Argument, compose, term_of, widened
 from lowering.rules.view import result_shape
 from lowering.value import Shape, Value, axes_of, contiguous_strides
 
@@ -144,6 +144,4 @@ def dropout(ctx: Builder, x: Value, p: float, train: bool | None) -> tuple[Value
 @lowers(aten.native_dropout_backward.default)
 def dropout_backward(ctx: Builder, grad: Value, mask: Value, scale: float) -> Value:
     """grad·mask·scale."""
-    compute = widened(grad.dtype)
-    out = term_of(grad, grad.shape, compute) * term_of(mask, grad.shape, compute) * scale
-    return Value(grad.shape, grad.dtype, grad.device, out.to(grad.dtype, implicit=True).expr)
+    return compose(lambda g, m, s: g * m * s, grad, mask, scale)

@@ -31,12 +31,12 @@ from lowering.expr import (
 )
 from lowering.indexing import FloorDiv, axis_symbol
 
-I, J = axis_symbol(0), axis_symbol(1)
+I0, I1 = axis_symbol(0), axis_symbol(1)
 F32 = torch.float32
 
 
 def x(name: str = "x", *index: sympy.Expr) -> Expr:
-    return Load(name, index or (I,), F32)
+    return Load(name, index or (I0,), F32)
 
 
 def chain(length: int) -> Expr:
@@ -49,17 +49,23 @@ def chain(length: int) -> Expr:
 
 def test_equal_expressions_are_one_object() -> None:
     def build() -> Expr:
-        masked = Load("y", (2 * I + J, x()), F32, Op("lt", (IndexValue(I), IndexValue(J)), torch.bool))
-        return Op("mul", (masked, Random("normal", Load("seed", (), torch.int64), I)), F32)
+        masked = Load("y", (2 * I0 + I1, x()), F32, Op("lt", (IndexValue(I0), IndexValue(I1)), torch.bool))
+        return Op("mul", (masked, Random("normal", Load("seed", (), torch.int64), I0)), F32)
 
     assert build() is build()
-    assert IndexValue(I) is not IndexValue(I, torch.int32)
+    assert IndexValue(I0) is not IndexValue(I0, torch.int32)
     assert TileRef("t", F32) is not TileRef("t", torch.float64)
     assert Cast(x(), torch.float16) is not Cast(x(), torch.float16, implicit=True)
 
 
 def test_the_identity_of_a_constant_is_its_dtype_and_bits() -> None:
-    values = [Const(0.0, F32), Const(-0.0, F32), Const(0, torch.int64), Const(False, torch.bool), Const(0.0, torch.float64)]
+    values = [
+        Const(0.0, F32),
+        Const(-0.0, F32),
+        Const(0, torch.int64),
+        Const(False, torch.bool),
+        Const(0.0, torch.float64),
+    ]
     assert len(set(values)) == len(values)
     assert Const(0.0, F32) is Const(0.0, F32)
     assert struct.pack("<d", Const(-0.0, F32).value) == struct.pack("<d", -0.0)
@@ -67,9 +73,7 @@ def test_the_identity_of_a_constant_is_its_dtype_and_bits() -> None:
 
 
 def test_nan_is_equal_to_itself() -> None:
-    assert Const(float("nan"), F32) is Const(float("inf") - float("inf"), F32) or Const(float("nan"), F32) is Const(
-        float("nan"), F32
-    )
+    assert Const(float("nan"), F32) is Const(float("nan"), F32)
     assert rewrite([Op("neg", (Const(float("nan"), F32),), F32)], lambda e: None)[0] is Op(
         "neg", (Const(float("nan"), F32),), F32
     )
@@ -85,8 +89,12 @@ def test_const_takes_the_type_of_its_dtype(value: float, dtype: torch.dtype, exp
     assert type(found) is type(expected)
 
 
-@pytest.mark.parametrize("source", [torch.float64, F32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool])
-@pytest.mark.parametrize("target", [torch.float64, F32, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool])
+@pytest.mark.parametrize(
+    "source", [torch.float64, F32, torch.float16, torch.bfloat16, torch.int64, torch.int8, torch.bool]
+)
+@pytest.mark.parametrize(
+    "target", [torch.float64, F32, torch.bfloat16, torch.int64, torch.int8, torch.uint8, torch.bool]
+)
 @pytest.mark.parametrize("value", [0, 1, -1, 0.1, 100.7])
 def test_casts_of_constants_are_those_of_torch(value: float, source: torch.dtype, target: torch.dtype) -> None:
     if source is torch.bool or not source.is_floating_point:
@@ -118,7 +126,7 @@ def test_walks_reach_ten_thousand_operations_deep() -> None:
     assert order[-1] is root
     replaced = rewrite([root], lambda e: x("y") if isinstance(e, Load) else None)[0]
     assert [load.buffer for load in loads(replaced)] == ["y"]
-    assert free_axes(replaced) == {I}
+    assert free_axes(replaced) == {I0}
     back = rewrite([replaced], lambda e: x() if isinstance(e, Load) else None)[0]
     assert back is root
 
@@ -160,26 +168,26 @@ def test_postorder_puts_operands_first() -> None:
 
 
 def test_rewrite_sees_gathered_indices_and_masks() -> None:
-    where = Load("where", (I,), torch.int64)
-    mask = Load("mask", (J,), torch.bool)
-    root = Load("table", (where, J), F32, mask)
+    where = Load("where", (I0,), torch.int64)
+    mask = Load("mask", (I1,), torch.bool)
+    root = Load("table", (where, I1), F32, mask)
     assert set(loads(root)) == {root, where, mask}
     renamed = rewrite(
         [root],
         lambda e: Load(e.buffer.upper(), e.index, e.dtype, e.mask) if isinstance(e, Load) else None,
     )[0]
-    assert renamed is Load("TABLE", (Load("WHERE", (I,), torch.int64), J), F32, Load("MASK", (J,), torch.bool))
+    assert renamed is Load("TABLE", (Load("WHERE", (I0,), torch.int64), I1), F32, Load("MASK", (I1,), torch.bool))
 
 
 def test_index_of_gives_only_its_own_indices() -> None:
-    where = Load("where", (I,), torch.int64)
-    assert index_of(Load("table", (where, FloorDiv(J, 2)), F32)) == (FloorDiv(J, 2),)
+    where = Load("where", (I0,), torch.int64)
+    assert index_of(Load("table", (where, FloorDiv(I1, 2)), F32)) == (FloorDiv(I1, 2),)
     assert index_of(Op("neg", (where,), torch.int64)) == ()
-    assert free_axes(Load("table", (where, FloorDiv(J, 2)), F32)) == {I, J}
+    assert free_axes(Load("table", (where, FloorDiv(I1, 2)), F32)) == {I0, I1}
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, lambda e: pickle.loads(pickle.dumps(e))], ids=["deepcopy", "pickle"])
 def test_copies_are_interned(copied: object) -> None:
-    root = Op("mul", (Load("x", (2 * I,), F32), Cast(Const(-0.0, torch.float64), F32)), F32)
+    root = Op("mul", (Load("x", (2 * I0,), F32), Cast(Const(-0.0, torch.float64), F32)), F32)
     assert callable(copied)
     assert copied(root) is root

@@ -1,0 +1,470 @@
+"""Kernels of every kind the Triton target knows, written by hand in the IR, and what they should give.
+
+The reference evaluator gives the expected values.  The same builders make small kernels for Triton's interpreter and
+larger ones for a GPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import sympy
+import torch
+
+from lowering.expr import Cast, Expr, IndexValue, Load, Op, Random, const
+from lowering.indexing import axis_symbol, over_symbol
+from lowering.interpret import run_kernel
+from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Stmt, Store
+
+F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
+I8, I32, I64, BOOL = torch.int8, torch.int32, torch.int64, torch.bool
+GRID, LOOP, WHOLE = Role.GRID, Role.LOOP, Role.WHOLE
+
+
+def param(name: str, dtype: torch.dtype, *shape: int | sympy.Expr, written: bool = False, aligned: bool = True) -> Param:
+    """A contiguous tensor parameter."""
+    sizes = tuple(sympy.sympify(size) for size in shape)
+    strides: list[sympy.Expr] = []
+    for size in reversed(sizes):
+        strides.insert(0, strides[0] * last if strides else sympy.Integer(1))
+        last = size
+    return Param(name, dtype, sizes, tuple(strides), written, aligned)
+
+
+def load(name: str, offset: sympy.Expr | Expr | int, dtype: torch.dtype = F32, mask: Expr | None = None) -> Load:
+    return Load(name, (offset if isinstance(offset, Expr) else sympy.sympify(offset),), dtype, mask)
+
+
+def op(name: str, *args: Expr) -> Expr:
+    bools = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")
+    return Op(name, args, BOOL if name in bools else args[-1].dtype)
+
+
+def kernel(name: str, params: Sequence[Param], axes: dict[sympy.Symbol, tuple[object, Role]], *body: Stmt) -> Kernel:
+    """A kernel; sizes are the free symbols of its axes."""
+    listed = tuple(KernelAxis(symbol, sympy.sympify(size), role) for symbol, (size, role) in axes.items())
+    sizes = sorted({s for axis in listed for s in axis.size.free_symbols}, key=str)
+    return Kernel(name, tuple(params), tuple(sizes), listed, body)
+
+
+def tensors(kernel: Kernel, device: str = "cpu", seed: int = 0, sizes: dict[sympy.Symbol, int] | None = None) -> list[torch.Tensor]:
+    """Random tensors for the params, integers in [0, 4) so that any of them is an index; written ones are empty."""
+    generator = torch.Generator().manual_seed(seed)
+    made = []
+    for p in kernel.params:
+        shape = [int(size.subs(sizes or {})) for size in p.shape]
+        if p.dtype is BOOL:
+            value = torch.rand(shape, generator=generator) > 0.5
+        elif p.dtype.is_floating_point:
+            value = torch.randn(shape, generator=generator, dtype=F64).to(p.dtype)
+        else:
+            value = torch.randint(0, 4, shape, generator=generator, dtype=p.dtype)
+        made.append(value.to(device))
+    return made
+
+
+def expected(kernel: Kernel, given: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> list[torch.Tensor]:
+    """What `given` should be after a launch."""
+    found = [tensor.clone() for tensor in given]
+    step: Kernel | None = kernel
+    while step is not None:
+        of = [next(t for p, t in zip(kernel.params, found, strict=True) if p.name == wanted.name) for wanted in step.params]
+        run_kernel(replace(step, then=None), of, sizes if step is kernel else ())
+        step = step.then
+    return found
+
+
+TOLERANCE = {F16: 2e-3, BF16: 1.6e-2, F32: 2e-6, F64: 1e-13}
+
+
+def assert_same(kernel: Kernel, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], factor: float = 1.0) -> None:
+    """Tensors agree to the last few bits of their dtype."""
+    for p, a, b in zip(kernel.params, got, want, strict=True):
+        tolerance = TOLERANCE.get(p.dtype, 0.0) * factor
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, p=p: f"{p.name}: {m}")
+
+
+# Pointwise ------------------------------------------------------------------------------------------------------------
+
+i, j, b = axis_symbol(0), axis_symbol(1), axis_symbol(2)
+r, q = over_symbol(0), over_symbol(1)
+
+
+def add(n: int | sympy.Expr, dtype: torch.dtype = F32) -> Kernel:
+    """out = x + y"""
+    value = op("add", load("x", i, dtype), load("y", i, dtype))
+    params = (param("x", dtype, n), param("y", dtype, n), param("out", dtype, n, written=True))
+    return kernel("add", params, {i: (n, GRID)}, Store("out", i, value))
+
+
+def scalar(name: str, dtype: torch.dtype, n: int) -> Kernel:
+    """out = op(x, y, …) with scalar operation `name`"""
+    from lowering.scalar_ops import SCALAR_OPS
+
+    arity = SCALAR_OPS[name].arity
+    dtypes = [BOOL, dtype, dtype] if name == "where" else [dtype] * arity
+    args = [load(f"x{k}", i, d) for k, d in enumerate(dtypes)]
+    value = op(name, *args)
+    params = [param(f"x{k}", d, n) for k, d in enumerate(dtypes)]
+    return kernel(f"op_{name}", [*params, param("out", value.dtype, n, written=True)], {i: (n, GRID)}, Store("out", i, value))
+
+
+def convert(source: torch.dtype, target: torch.dtype, n: int) -> Kernel:
+    """out = x converted"""
+    params = (param("x", source, n), param("out", target, n, written=True))
+    return kernel("convert", params, {i: (n, GRID)}, Store("out", i, Cast(load("x", i, source), target)))
+
+
+def bias_gelu(rows: int, columns: int, dtype: torch.dtype) -> Kernel:
+    """A row is added to each row, then a tanh GELU: one row broadcast, shared sub-expressions, 16-bit storage"""
+    x = op("add", Cast(load("x", columns * i + j, dtype), F32), Cast(load("bias", j, dtype), F32))
+    cube = op("mul", op("mul", x, x), x)
+    inner = op("mul", op("add", x, op("mul", cube, const(0.044715, F32))), const(0.7978845608, F32))
+    value = op("mul", op("mul", x, const(0.5, F32)), op("add", op("tanh", inner), const(1.0, F32)))
+    params = (param("x", dtype, rows, columns), param("bias", dtype, columns), param("out", dtype, rows, columns, written=True))
+    axes = {i: (rows, GRID), j: (columns, GRID)}
+    return kernel("bias_gelu", params, axes, Store("out", columns * i + j, Cast(value, dtype)))
+
+
+def transposed_add(rows: int, columns: int) -> Kernel:
+    """out = x + yᵀ"""
+    value = op("add", load("x", columns * i + j), load("y", rows * j + i))
+    params = (param("x", F32, rows, columns), param("y", F32, columns, rows), param("out", F32, rows, columns, written=True))
+    axes = {i: (rows, GRID), j: (columns, GRID)}
+    return kernel("transposed_add", params, axes, Store("out", columns * i + j, value))
+
+
+def permuted(heads: int, length: int, width: int) -> Kernel:
+    """[length, heads, width] → [heads, length, width]: digits of a linear index"""
+    value = load("x", heads * width * j + width * i + b)
+    params = (param("x", F32, length, heads, width), param("out", F32, heads, length, width, written=True))
+    axes = {i: (heads, GRID), j: (length, GRID), b: (width, GRID)}
+    return kernel("permuted", params, axes, Store("out", length * width * i + width * j + b, value))
+
+
+def padded(n: int, before: int, after: int) -> Kernel:
+    """x with zeros before and after: a masked load"""
+    position = IndexValue(i - before)
+    inside = op("and", op("ge", position, const(0, I64)), op("lt", position, const(n, I64)))
+    value = op("add", load("x", i - before, F32, inside), const(1.0, F32))
+    total = n + before + after
+    return kernel("padded", (param("x", F32, n), param("out", F32, total, written=True)), {i: (total, GRID)}, Store("out", i, value))
+
+
+def gather(rows: int, width: int) -> Kernel:
+    """out[i] = table[ids[i]]"""
+    row = op("mul", load("ids", i, I64), const(width, I64))
+    value = load("table", op("add", row, IndexValue(j)))
+    params = (param("ids", I64, rows), param("table", F32, 4, width), param("out", F32, rows, width, written=True))
+    axes = {i: (rows, GRID), j: (width, GRID)}
+    return kernel("gather", params, axes, Store("out", width * i + j, value))
+
+
+def causal(n: int) -> Kernel:
+    """x where the column is not after the row, else -inf: positions are compared in int32"""
+    visible = op("le", IndexValue(j), IndexValue(i))
+    value = op("where", visible, load("x", n * i + j), const(float("-inf"), F32))
+    params = (param("x", F32, n, n), param("out", F32, n, n, written=True))
+    return kernel("causal", params, {i: (n, GRID), j: (n, GRID)}, Store("out", n * i + j, value))
+
+
+def drawn(n: int, kind: str) -> Kernel:
+    """Random numbers from a seed in memory"""
+    value = Random(kind, load("seed", 0, I64), i + 5)
+    return kernel("drawn", (param("seed", I64), param("out", F32, n, written=True)), {i: (n, GRID)}, Store("out", i, value))
+
+
+def in_place(n: int) -> Kernel:
+    """x = x + y, then out = x as it is now"""
+    params = (param("x", F32, n, written=True), param("y", F32, n), param("out", F32, n, written=True))
+    first = Store("x", i, op("add", load("x", i), load("y", i)))
+    return kernel("in_place", params, {i: (n, GRID)}, first, Store("out", i, op("mul", load("x", i), const(2.0, F32))))
+
+
+# Reductions -----------------------------------------------------------------------------------------------------------
+
+
+def softmax(rows: int | sympy.Expr, columns: int | sympy.Expr, role: Role, dtype: torch.dtype = F32) -> Kernel:
+    """Three walks over each row, or the row held whole"""
+    offset = columns * i + r
+    x: Expr = load("x", offset, dtype)
+    x = x if dtype is F32 else Cast(x, F32)
+    top = Fold("top", "max", (x,), (r,), F32)
+    power = op("exp", op("sub", x, top.ref))
+    total = Fold("total", "sum", (power,), (r,), F32)
+    value = op("truediv", power, total.ref)
+    store = Store("out", offset, value if dtype is F32 else Cast(value, dtype))
+    body: tuple[Stmt, ...] = (top, total, store)
+    if role is LOOP:
+        body = tuple(Loop((r,), (stmt,)) for stmt in body)
+    params = (param("x", dtype, rows, columns), param("out", dtype, rows, columns, written=True))
+    return kernel("softmax", params, {i: (rows, GRID), r: (columns, role)}, *body)
+
+
+def layernorm(rows: int, columns: int, dtype: torch.dtype) -> Kernel:
+    """Two dependent folds over a whole row, then scale and shift"""
+    offset = columns * i + r
+    x = Cast(load("x", offset, dtype), F32)
+    total = Fold("total", "sum", (x,), (r,), F32)
+    centred = op("sub", x, op("mul", total.ref, const(1 / columns, F32)))
+    squares = Fold("squares", "sum", (op("mul", centred, centred),), (r,), F32)
+    scale = op("rsqrt", op("add", op("mul", squares.ref, const(1 / columns, F32)), const(1e-5, F32)))
+    value = op("mul", op("mul", centred, scale), Cast(load("weight", r, dtype), F32))
+    value = op("add", value, Cast(load("bias", r, dtype), F32))
+    params = (
+        *(param("x", dtype, rows, columns), param("weight", dtype, columns), param("bias", dtype, columns)),
+        *(param("out", dtype, rows, columns, written=True), param("mean", F32, rows, written=True)),
+    )
+    stores = (Store("out", offset, Cast(value, dtype)), Store("mean", i, op("mul", total.ref, const(1 / columns, F32))))
+    return kernel("layernorm", params, {i: (rows, GRID), r: (columns, WHOLE)}, total, squares, *stores)
+
+
+def fold(name: str, rows: int, columns: int, role: Role, dtype: torch.dtype = F32, *, along: int = 1) -> Kernel:
+    """One fold along either dimension of [rows, columns]"""
+    kept, folded = (rows, columns) if along == 1 else (columns, rows)
+    offset = columns * i + r if along == 1 else columns * r + i
+    args: tuple[Expr, ...] = (load("x", offset, dtype),)
+    result = dtype
+    if name in ("argmax", "argmin"):
+        args, result = (*args, IndexValue(r)), I64
+    f = Fold("f", name, args, (r,), result)
+    params = (param("x", dtype, rows, columns), param("out", result, kept, written=True))
+    body: tuple[Stmt, ...] = (Loop((r,), (f,)),) if role is LOOP else (f,)
+    return kernel(f"fold_{name}", params, {i: (kept, GRID), r: (folded, role)}, *body, Store("out", i, f.ref))
+
+
+def count(rows: int, columns: int) -> Kernel:
+    """How many columns each row has, and how many elements are 0: folds of values that do not vary along the fold"""
+    ones = Fold("ones", "sum", (const(1.0, F32),), (r,), F32)
+    zero = Cast(op("eq", load("x", columns * i + r, I64), const(0, I64)), I64)
+    zeros = Fold("zeros", "sum", (zero,), (r,), I64)
+    params = (param("x", I64, rows, columns), param("ones", F32, rows, written=True), param("zeros", I64, rows, written=True))
+    axes = {i: (rows, GRID), r: (columns, WHOLE)}
+    return kernel("count", params, axes, ones, zeros, Store("ones", i, ones.ref), Store("zeros", i, zeros.ref))
+
+
+def two_folds(rows: int, columns: int) -> Kernel:
+    """Folds over different axes of a tile that is held whole: row maxima, then the sum of these"""
+    x = load("x", columns * r + q)
+    rowmax = Fold("rowmax", "max", (x,), (q,), F32)
+    total = Fold("total", "sum", (rowmax.ref,), (r,), F32)
+    params = (param("x", F32, rows, columns), param("top", F32, rows, written=True), param("out", F32, written=True))
+    axes = {r: (rows, WHOLE), q: (columns, WHOLE)}
+    stores = (Store("top", r, rowmax.ref), Store("out", sympy.Integer(0), total.ref))
+    return kernel("two_folds", params, axes, rowmax, total, *stores)
+
+
+def norm_backward(rows: int, columns: int) -> Kernel:
+    """A fold over the columns, held whole, inside a loop over rows that sums another one"""
+    x, g = load("x", columns * r + q), load("g", columns * r + q)
+    dot = Fold("inner", "sum", (op("mul", x, g),), (q,), F32)
+    dw = Fold("dw", "sum", (op("mul", g, dot.ref),), (r,), F32)
+    dx = Store("dx", columns * r + q, op("mul", x, dot.ref))
+    params = (
+        *(param("x", F32, rows, columns), param("g", F32, rows, columns)),
+        *(param("dx", F32, rows, columns, written=True), param("dw", F32, columns, written=True)),
+    )
+    axes = {r: (rows, LOOP), q: (columns, WHOLE)}
+    return kernel("norm_backward", params, axes, Loop((r,), (dot, dw, dx)), Store("dw", q, dw.ref))
+
+
+def grouped_mean(batch: int, channels: int, size: int) -> Kernel:
+    """Mean over channels and positions of [batch, channels, size] per half of the channels: several reduced axes"""
+    half = channels // 2
+    x = load("x", channels * size * i + half * size * j + size * r + q)
+    total = Fold("total", "sum", (x,), (r, q), F32)
+    params = (param("x", F32, batch, channels, size), param("out", F32, batch, 2, written=True))
+    axes = {i: (batch, GRID), j: (2, GRID), r: (half, WHOLE), q: (size, WHOLE)}
+    value = op("mul", total.ref, const(1 / (half * size), F32))
+    return kernel("grouped_mean", params, axes, total, Store("out", 2 * i + j, value))
+
+
+def total(n: int, parts: int) -> Kernel:
+    """A sum over everything: partial sums in the grid, then one program"""
+    step = n // parts
+    part = Fold("part", "sum", (load("x", step * i + r),), (r,), F32)
+    params = (param("x", F32, n), param("parts", F32, parts, written=True), param("out", F32, written=True))
+    first = kernel("partial", params, {i: (parts, GRID), r: (step, WHOLE)}, part, Store("parts", i, part.ref))
+    whole = Fold("whole", "sum", (load("parts", r),), (r,), F32)
+    last = kernel("last", params[1:], {r: (parts, WHOLE)}, whole, Store("out", sympy.Integer(0), whole.ref))
+    return replace(first, then=last)
+
+
+# Contractions ---------------------------------------------------------------------------------------------------------
+
+
+def matmul(
+    m: int,
+    n: int,
+    k: int,
+    dtype: torch.dtype = F16,
+    *,
+    batch: int = 1,
+    turned: tuple[bool, bool] = (False, False),
+    out: torch.dtype | None = None,
+) -> Kernel:
+    """relu(a · b), any of the operands transposed in memory"""
+    sums = I32 if dtype is I8 else F64 if dtype is F64 else F32
+    a = load("a", m * k * b + (m * r + i if turned[0] else k * i + r), dtype)
+    c = load("b", n * k * b + (k * j + r if turned[1] else n * r + j), dtype)
+    dot = Fold("acc", "dot", (a, c), (r,), sums, (i,), (j,))
+    value = op("maximum", dot.ref, const(0, sums))
+    result = out or (I32 if dtype is I8 else dtype)
+    params = (
+        param("a", dtype, batch, *((k, m) if turned[0] else (m, k))),
+        param("b", dtype, batch, *((n, k) if turned[1] else (k, n))),
+        param("out", result, batch, m, n, written=True),
+    )
+    axes = {b: (batch, GRID), i: (m, GRID), j: (n, GRID), r: (k, LOOP)}
+    store = Store("out", m * n * b + n * i + j, value if result is sums else Cast(value, result))
+    return kernel("matmul", params, axes, Loop((r,), (dot,)), store)
+
+
+def linear(m: int, n: int, k: int, dtype: torch.dtype) -> Kernel:
+    """silu(x · wᵀ + bias) + residual, x scaled by a norm, rows over two axes: prologue, epilogue, merged axes"""
+    half = m // 2
+    row = half * i + b
+    scaled = op("mul", Cast(load("x", k * row + r, dtype), F32), load("scale", row))
+    lhs, rhs = Cast(scaled, dtype), load("w", k * j + r, dtype)
+    dot = Fold("acc", "dot", (lhs, rhs), (r,), F32, (i, b), (j,))
+    y = op("add", dot.ref, Cast(load("bias", j, dtype), F32))
+    gate = op("truediv", y, op("add", const(1.0, F32), op("exp", op("neg", y))))
+    value = op("add", gate, Cast(load("residual", n * row + j, dtype), F32))
+    params = (
+        *(param("x", dtype, m, k), param("scale", F32, m), param("w", dtype, n, k), param("bias", dtype, n)),
+        *(param("residual", dtype, m, n), param("out", dtype, m, n, written=True)),
+    )
+    axes = {i: (2, GRID), b: (half, GRID), j: (n, GRID), r: (k, LOOP)}
+    return kernel("linear", params, axes, Loop((r,), (dot,)), Store("out", n * row + j, Cast(value, dtype)))
+
+
+def gathered_rows(m: int, n: int, k: int) -> Kernel:
+    """table[ids] · b with exp as prologue: masked lanes would not be 0 by themselves"""
+    row = op("mul", load("ids", i, I64), const(k, I64))
+    lhs = op("exp", load("table", op("add", row, IndexValue(r))))
+    dot = Fold("acc", "dot", (lhs, load("b", n * r + j)), (r,), F32, (i,), (j,))
+    params = (
+        *(param("ids", I64, m), param("table", F32, 4, k), param("b", F32, k, n)),
+        param("out", F32, m, n, written=True),
+    )
+    axes = {i: (m, GRID), j: (n, GRID), r: (k, LOOP)}
+    return kernel("gathered_rows", params, axes, Loop((r,), (dot,)), Store("out", n * i + j, dot.ref))
+
+
+def rms_linear(m: int, n: int, k: int) -> Kernel:
+    """(x · w) · rsqrt(mean x²): a sum of squares beside the product, in the same loop"""
+    x = load("x", k * i + r, F16)
+    wide = Cast(x, F32)
+    dot = Fold("acc", "dot", (x, load("w", n * r + j, F16)), (r,), F32, (i,), (j,))
+    squares = Fold("squares", "sum", (op("mul", wide, wide),), (r,), F32)
+    scale = op("rsqrt", op("add", op("mul", squares.ref, const(1 / k, F32)), const(1e-6, F32)))
+    params = (param("x", F16, m, k), param("w", F16, k, n), param("out", F32, m, n, written=True))
+    axes = {i: (m, GRID), j: (n, GRID), r: (k, LOOP)}
+    store = Store("out", n * i + j, op("mul", dot.ref, scale))
+    return kernel("rms_linear", params, axes, Loop((r,), (dot, squares)), store)
+
+
+def gated(m: int, n: int, k: int) -> Kernel:
+    """(x · u) ∗ (x · v): two products share an operand"""
+    x = load("x", k * i + r, F16)
+    first = Fold("up", "dot", (x, load("u", n * r + j, F16)), (r,), F32, (i,), (j,))
+    second = Fold("gate", "dot", (x, load("v", n * r + j, F16)), (r,), F32, (i,), (j,))
+    params = (
+        *(param("x", F16, m, k), param("u", F16, k, n), param("v", F16, k, n)),
+        param("out", F32, m, n, written=True),
+    )
+    axes = {i: (m, GRID), j: (n, GRID), r: (k, LOOP)}
+    store = Store("out", n * i + j, op("mul", first.ref, second.ref))
+    return kernel("gated", params, axes, Loop((r,), (first, second)), store)
+
+
+def matmul_softmax(m: int, n: int, k: int) -> Kernel:
+    """softmax(a · b) along the columns, which are held whole"""
+    a, c = load("a", k * i + r, F16), load("b", n * r + q, F16)
+    dot = Fold("acc", "dot", (a, c), (r,), F32, (i,), (q,))
+    top = Fold("top", "max", (dot.ref,), (q,), F32)
+    power = op("exp", op("sub", dot.ref, top.ref))
+    whole = Fold("whole", "sum", (power,), (q,), F32)
+    params = (param("a", F16, m, k), param("b", F16, k, n), param("out", F32, m, n, written=True))
+    axes = {i: (m, GRID), q: (n, WHOLE), r: (k, LOOP)}
+    store = Store("out", n * i + q, op("truediv", power, whole.ref))
+    return kernel("matmul_softmax", params, axes, Loop((r,), (dot,)), top, whole, store)
+
+
+def attention(heads: int, queries: int, keys: int, width: int) -> Kernel:
+    """softmax(q · kᵀ) · v with all keys in one tile: a contraction of a contraction"""
+    d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
+    query, key = load("q", width * (queries * b + i) + d, F16), load("k", width * (keys * b + s) + d, F16)
+    scores = Fold("scores", "dot", (query, key), (d,), F32, (i,), (s,))
+    top = Fold("top", "max", (scores.ref,), (s,), F32)
+    power = op("exp", op("sub", scores.ref, top.ref))
+    whole = Fold("whole", "sum", (power,), (s,), F32)
+    value = load("v", width * (keys * b + s) + e, F16)
+    mixed = Fold("mixed", "dot", (Cast(power, F16), value), (s,), F32, (i,), (e,))
+    params = (
+        *(param("q", F16, heads, queries, width), param("k", F16, heads, keys, width)),
+        *(param("v", F16, heads, keys, width), param("out", F32, heads, queries, width, written=True)),
+    )
+    axes = {b: (heads, GRID), i: (queries, GRID), d: (width, WHOLE), e: (width, WHOLE), s: (keys, WHOLE)}
+    store = Store("out", width * (queries * b + i) + e, op("truediv", mixed.ref, whole.ref))
+    return kernel("attention", params, axes, scores, top, whole, mixed, store)
+
+
+# Tables ---------------------------------------------------------------------------------------------------------------
+
+SMALL: dict[str, Kernel] = {
+    "add 7": add(7),
+    "add 98432": add(98432),
+    "add bf16": add(1000, BF16),
+    "bias_gelu f32": bias_gelu(5, 24, F32),
+    "bias_gelu bf16": bias_gelu(5, 24, BF16),
+    "transposed_add": transposed_add(40, 50),
+    "permuted": permuted(3, 5, 8),
+    "padded": padded(20, 3, 6),
+    "gather": gather(9, 12),
+    "causal": causal(13),
+    "uniform": drawn(300, "uniform"),
+    "normal": drawn(300, "normal"),
+    "in_place": in_place(100),
+    "softmax whole": softmax(6, 30, WHOLE),
+    "softmax one warp": softmax(3, 200, WHOLE),
+    "softmax f16": softmax(6, 32, WHOLE, F16),
+    "softmax loop": softmax(2, 3000, LOOP),
+    "layernorm f32": layernorm(6, 40, F32),
+    "layernorm bf16": layernorm(6, 300, BF16),
+    "column sum": fold("sum", 300, 40, LOOP, along=0),
+    "column max": fold("max", 10, 40, WHOLE, along=0),
+    "count": count(5, 12),
+    "two_folds": two_folds(6, 10),
+    "norm_backward": norm_backward(20, 12),
+    "grouped_mean": grouped_mean(3, 4, 10),
+    "total": total(4096, 8),
+    "matmul ragged": matmul(20, 35, 45),
+    "matmul batch": matmul(20, 35, 45, batch=3, turned=(False, True)),
+    "matmul row": matmul(1, 35, 45, F32),
+    "matmul one k": matmul(20, 35, 1, F32),
+    "linear": linear(20, 35, 45, BF16),
+    "gathered_rows": gathered_rows(9, 20, 21),
+    "rms_linear": rms_linear(20, 35, 45),
+    "gated": gated(20, 35, 45),
+    "matmul_softmax": matmul_softmax(20, 35, 45),
+    "attention": attention(2, 20, 21, 12),
+    **{
+        f"matmul {str(dtype)[6:]} {left:d}{right:d}": matmul(18, 33, 40, dtype, turned=(left, right))
+        for dtype in (F16, BF16, F32, F64, I8)
+        for left in (False, True)
+        for right in (False, True)
+    },
+    **{
+        f"{name} {str(dtype)[6:]} {role.value}": fold(name, 7, 21, role, dtype)
+        for role in (WHOLE, LOOP)
+        for name, dtype in (
+            *(("sum", F32), ("sum", F64), ("sum", I64), ("sum", I32), ("prod", F32), ("prod", I64)),
+            *(("max", F32), ("min", F32), ("max", BF16), ("min", I64), ("max", I8), ("max", torch.uint8)),
+            *(("any", BOOL), ("all", BOOL), ("argmax", F32), ("argmin", F32), ("argmax", I64), ("argmin", F16)),
+        )
+    },
+}
+"""Kernels that Triton's interpreter runs in well under a second each."""
+

@@ -1,0 +1,373 @@
+"""Programs and Kernels against torch itself, and what running them refuses."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import sympy
+import torch
+
+from lowering import evaluate as evaluator
+from lowering.errors import VerifyError
+from lowering.expr import Cast, Const, IndexValue, Load
+from lowering.indexing import FloorDiv, Mod
+from lowering.interpret import run_kernel, run_program
+from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store
+from lowering.program import BufferRef, Contract, Extern, Map, Node, Program, Reduce
+from tests.lowering.building import (
+    BF16,
+    F32,
+    F64,
+    I0,
+    I1,
+    I64,
+    LENGTH,
+    R0,
+    R1,
+    axis,
+    buffer,
+    kernel,
+    op,
+    param,
+    program,
+)
+
+aten = torch.ops.aten
+
+
+def same(found: object, expected: object) -> None:
+    """Equal in dtype, shape, strides and values."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
+
+
+# Programs -------------------------------------------------------------------------------------------------------------
+
+
+def softmax_of_product(dtype: torch.dtype = F32) -> Program:
+    """softmax(x · w) over the last dimension, x [6, 10], w [10, 4], in four nodes."""
+    m, k, n = 6, 10, 4
+    over = Load("s", (I0, R0), F32)
+    exp = op("exp", op("sub", Load("s", (I0, I1), F32), Load("top", (I0,), F32)))
+    exp_over = op("exp", op("sub", over, Load("top", (I0,), F32)))
+    return program(
+        [
+            *(buffer("x", (m, k), dtype), buffer("w", (k, n), dtype), buffer("s", (m, n)), buffer("top", (m,))),
+            *(buffer("total", (m,)), buffer("out", (m, n), dtype, strides=(1, m))),
+        ],
+        [
+            Contract(
+                *("s", (axis(I0, m), axis(I1, n)), (axis(R0, k),)),
+                *(Load("x", (I0, R0), dtype), Load("w", (R0, I1), dtype), (I0,), (I1,), F32),
+            ),
+            Reduce("top", (axis(I0, m),), (axis(R0, n),), "max", (over,), F32),
+            Reduce("total", (axis(I0, m),), (axis(R0, n),), "sum", (exp_over,), F32),
+            Map(
+                *("out", (axis(I0, m), axis(I1, n))),
+                Cast(op("truediv", exp, Load("total", (I0,), F32)), dtype)
+                if dtype is not F32
+                else op("truediv", exp, Load("total", (I0,), F32)),
+            ),
+        ],
+        ["x", "w"],
+        "out",
+    )
+
+
+@pytest.mark.parametrize("points", [1, 7, 64, 1 << 22])
+def test_a_program_in_boxes_of_any_size(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator, "BOX_POINTS", points)
+    x, w = torch.randn(6, 10), torch.randn(10, 4)
+    (found,) = run_program(softmax_of_product(), [x, w])
+    assert isinstance(found, torch.Tensor)
+    assert found.stride() == (1, 6)
+    torch.testing.assert_close(found, torch.softmax(x @ w, 1))
+
+
+def test_inexact_means_float64_throughout() -> None:
+    x, w = torch.randn(6, 10, dtype=BF16), torch.randn(10, 4, dtype=BF16)
+    (found,) = run_program(softmax_of_product(BF16), [x, w], exact=False)
+    torch.testing.assert_close(found, torch.softmax(x.double() @ w.double(), 1), rtol=1e-13, atol=1e-15)
+    (rounded,) = run_program(softmax_of_product(BF16), [x, w])
+    assert isinstance(rounded, torch.Tensor)
+    assert rounded.dtype is BF16
+
+
+@pytest.mark.parametrize("points", [5, 1 << 22])
+@pytest.mark.parametrize("name", ["sum", "prod", "max", "min", "argmax", "argmin"])
+def test_reductions_over_two_axes(name: str, points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator, "BOX_POINTS", points)
+    x = torch.randint(-3, 4, (4, 3, 5)).to(F64)
+    x[1, 2, 3] = float("nan")
+    arg = Load("x", (R1, I0, R0), F64)
+    args = (arg, IndexValue(5 * R1 + R0)) if name.startswith("arg") else (arg,)
+    dtype = I64 if name.startswith("arg") else F64
+    node = Reduce("out", (axis(I0, 3),), (axis(R0, 5), axis(R1, 4)), name, args, dtype)
+    (found,) = run_program(
+        program([buffer("x", (4, 3, 5), F64), buffer("out", (3,), dtype)], [node], ["x"], "out"), [x]
+    )
+    flat = x.transpose(0, 1).reshape(3, 20)
+    expected = {
+        "sum": flat.sum(1), "prod": flat.prod(1), "max": flat.amax(1), "min": flat.amin(1),
+        "argmax": flat.argmax(1), "argmin": flat.argmin(1),
+    }[name]  # fmt: skip
+    torch.testing.assert_close(found, expected, equal_nan=True)
+
+
+def test_reductions_over_nothing_give_the_identity() -> None:
+    cases = [
+        ("sum", F32, 0.0),
+        ("prod", F32, 1.0),
+        ("max", F32, -math.inf),
+        ("any", torch.bool, False),
+        ("min", I64, 2**63 - 1),
+    ]
+    for name, dtype, expected in cases:
+        node = Reduce("out", (axis(I0, 2),), (axis(R0, 0),), name, (Load("x", (I0, R0), dtype),), dtype)
+        (found,) = run_program(
+            program([buffer("x", (2, 0), dtype), buffer("out", (2,), dtype)], [node], ["x"], "out"),
+            [torch.empty(2, 0, dtype=dtype)],
+        )
+        same(found, torch.full((2,), expected, dtype=dtype))
+
+
+def test_what_does_not_vary_along_a_reduced_axis_counts_each_time() -> None:
+    total = Reduce("out", (axis(I0, 3),), (axis(R0, 5),), "sum", (Load("x", (I0,), F32),), F32)
+    product = Contract(
+        "dot",
+        (axis(I0, 3), axis(I1, 3)),
+        (axis(R0, 5),),
+        Load("x", (I0,), F32),
+        Load("x", (I1,), F32),
+        (I0,),
+        (I1,),
+        F32,
+    )
+    buffers = [buffer("x", (3,)), buffer("out", (3,)), buffer("dot", (3, 3))]
+    x = torch.arange(3.0)
+    found = run_program(program(buffers, [total, product], ["x"], "out", "dot"), [x])
+    torch.testing.assert_close(found, [5 * x, 5 * x[:, None] * x])
+
+
+def test_empty_results_and_scalars() -> None:
+    nodes = [
+        Map("none", (axis(I0, 0), axis(I1, 3)), Load("x", (I1 + 100,), F32)),
+        Map("one", (), op("neg", Load("x", (sympy.Integer(2),), F32))),
+    ]
+    found = run_program(
+        program([buffer("x", (3,)), buffer("none", (0, 3)), buffer("one", ())], nodes, ["x"], "none", "one"),
+        [torch.arange(3.0)],
+    )
+    same(found, [torch.empty(0, 3), torch.tensor(-2.0)])
+
+
+def test_symbolic_sizes_come_from_shapes_and_integers() -> None:
+    n = sympy.Symbol("s1", integer=True, positive=True)
+    flat = FloorDiv(I0, n)
+    node = Map(
+        "out", (axis(I0, LENGTH * n),), op("mul", Load("x", (flat, Mod(I0, n)), F32), Cast(IndexValue(LENGTH + n), F32))
+    )
+    made = program(
+        [buffer("x", (LENGTH, n)), buffer("out", (LENGTH * n,))], [node], [n, "x", None], "out", LENGTH * n, None
+    )
+    for shape in ((2, 3), (5, 1)):
+        x = torch.randn(shape)
+        found = run_program(made, [shape[1], x, object()])  # type: ignore[list-item]
+        same(found, [x.flatten() * sum(shape), shape[0] * shape[1], None])
+
+
+def test_inputs_must_be_as_declared() -> None:
+    made = program([buffer("x", (3, LENGTH)), buffer("y", (LENGTH,))], [], ["x", "y"], "x")
+    run_program(made, [torch.randn(3, 2), torch.randn(2)])
+    for bad in (
+        [torch.randn(4, 2), torch.randn(2)],
+        [torch.randn(3, 2), torch.randn(3)],
+        [torch.randn(3, 2).double(), torch.randn(2)],
+        [torch.randn(3), torch.randn(2)],
+    ):
+        with pytest.raises(VerifyError, match="input"):
+            run_program(made, bad)
+
+
+def test_externs_are_called_as_they_are() -> None:
+    nodes: list[Node] = [
+        Extern(("values", "places"), aten.topk.default, (BufferRef("x"), LENGTH), {"largest": False}, multiple=True),
+        Extern(("joined",), aten.cat.default, ([BufferRef("values"), BufferRef("x")], 1)),
+        Extern(("view",), aten.t.default, (BufferRef("joined"),), is_view=True),
+    ]
+    buffers = [
+        buffer("x", (3, 5)),
+        buffer("values", (3, LENGTH)),
+        buffer("places", (3, LENGTH), I64),
+        buffer("joined", (3, LENGTH + 5)),
+        buffer("view", (LENGTH + 5, 3)),
+    ]
+    x = torch.randn(3, 5)
+    found = run_program(program(buffers, nodes, [LENGTH, "x"], "places", "view"), [2, x])
+    values, places = x.topk(2, largest=False)
+    same(found, [places, torch.cat([values, x], 1).t()])
+    with pytest.raises(VerifyError, match="does not return a tensor of shape"):
+        run_program(
+            program(
+                [buffer("x", (3, 5)), buffer("y", (3, 5))],
+                [Extern(("y",), aten.t.default, (BufferRef("x"),))],
+                ["x"],
+                "y",
+            ),
+            [x],
+        )
+
+
+def test_inexact_externs_run_in_float64_where_they_can() -> None:
+    x = torch.randn(4, dtype=BF16)
+    nodes: list[Node] = [
+        Extern(("cast",), aten._to_copy.default, (BufferRef("x"),), {"dtype": torch.float16}),
+        Extern(("bits",), aten.view.dtype, (BufferRef("x"), torch.int16)),  # has a meaning only in the stated dtype
+    ]
+    buffers = [buffer("x", (4,), BF16), buffer("cast", (4,), torch.float16), buffer("bits", (4,), torch.int16)]
+    found = run_program(program(buffers, nodes, ["x"], "cast", "bits"), [x], exact=False)
+    same(found, [x.double(), x.view(torch.int16)])
+
+
+def test_constants_are_read() -> None:
+    table = torch.randn(3)
+    node = Map("out", (axis(I0, 3),), Load("table", (I0,), F32))
+    made = Program(
+        (),
+        {b.name: b for b in (buffer("table", (3,)), buffer("out", (3,)))},
+        (node,),
+        (BufferRef("out"),),
+        constants={"table": table},
+    )
+    same(run_program(made, []), [table])
+
+
+# Kernels --------------------------------------------------------------------------------------------------------------
+
+
+def softmax_kernel(role: Role, rows: int | sympy.Expr = 5, length: int = 11) -> Kernel:
+    x = Load("x", (length * I0 + R0,), F32)
+    top = Fold("top", "max", (x,), (R0,), F32)
+    exp = op("exp", op("sub", x, top.ref))
+    total = Fold("total", "sum", (exp,), (R0,), F32)
+    store = Store("out", length * I0 + R0, op("truediv", exp, total.ref))
+    body: tuple[Stmt, ...] = (top, total, store)
+    if role is Role.LOOP:
+        body = tuple(Loop((R0,), (stmt,)) for stmt in body)
+    sizes = (rows,) if isinstance(rows, sympy.Symbol) else ()
+    return kernel(
+        [param("x", (rows, length)), param("out", (rows, length), written=True)],
+        {I0: (rows, Role.GRID), R0: (length, role)},
+        *body,
+        sizes=sizes,
+    )
+
+
+@pytest.mark.parametrize("points", [1, 30, 1 << 22])
+@pytest.mark.parametrize("role", [Role.WHOLE, Role.LOOP])
+def test_a_kernel_over_rows(role: Role, points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator, "BOX_POINTS", points)
+    x, out = torch.randn(5, 11), torch.empty(5, 11)
+    run_kernel(softmax_kernel(role), [x, out])
+    torch.testing.assert_close(out, torch.softmax(x, 1))
+
+
+def test_a_kernel_takes_its_sizes() -> None:
+    x, out = torch.randn(3, 11), torch.empty(3, 11)
+    run_kernel(softmax_kernel(Role.WHOLE, LENGTH), [x, out], [3])
+    torch.testing.assert_close(out, torch.softmax(x, 1))
+
+
+def test_a_kernel_writes_through_storage_offsets_and_strides() -> None:
+    made = kernel(
+        [param("x", (2, 3), strides=(1, 2)), param("out", (3, 2), written=True, strides=(5, 1))],
+        {I0: (2, Role.GRID), I1: (3, Role.GRID)},
+        Store("out", 5 * I1 + I0, op("neg", Load("x", (2 * I1 + I0,), F32))),
+    )
+    memory = torch.zeros(40)
+    x, out = torch.randn(3, 2).t(), memory[7:].as_strided((3, 2), (5, 1), 7)
+    run_kernel(made, [x, out])
+    same(out.contiguous(), -x.t().contiguous())
+    assert memory.count_nonzero() == 6
+
+
+@pytest.mark.parametrize("points", [1, 50, 1 << 22])
+def test_a_kernel_with_a_product_and_an_epilogue(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator, "BOX_POINTS", points)
+    m, n, k = 4, 6, 50
+    dot = Fold(
+        "acc", "dot", (Load("a", (k * I0 + R0,), BF16), Load("b", (n * R0 + I1,), BF16)), (R0,), F32, (I0,), (I1,)
+    )
+    made = kernel(
+        [param("a", (m, k), BF16), param("b", (k, n), BF16), param("out", (m, n), BF16, written=True)],
+        {I0: (m, Role.GRID), I1: (n, Role.GRID), R0: (k, Role.LOOP)},
+        Loop((R0,), (dot,)),
+        Store("out", n * I0 + I1, Cast(op("maximum", dot.ref, Const(0.0, F32)), BF16)),
+    )
+    a, b, out = torch.randn(m, k, dtype=BF16), torch.randn(k, n, dtype=BF16), torch.empty(m, n, dtype=BF16)
+    run_kernel(made, [a, b, out])
+    torch.testing.assert_close(out, (a.float() @ b.float()).relu().to(BF16))
+
+
+def test_a_kernel_that_scatters() -> None:
+    made = kernel(
+        [param("where", (5,), I64), param("out", (5,), written=True)],
+        {I0: (5, Role.GRID)},
+        Store("out", Load("where", (I0,), I64), Cast(IndexValue(I0), F32)),
+    )
+    where, out = torch.randperm(5), torch.empty(5)
+    run_kernel(made, [where, out])
+    same(out, torch.argsort(where).float())
+    with pytest.raises(VerifyError, match=r"out.* reaches 5"):
+        run_kernel(made, [where + 1, out])
+
+
+def test_a_kernel_over_an_empty_axis() -> None:
+    for role in (Role.GRID, Role.WHOLE):
+        made = kernel(
+            [param("x", (0,)), param("out", (0,), written=True), param("total", (), written=True)],
+            {I0: (0, Role.GRID)} if role is Role.GRID else {R0: (0, Role.WHOLE)},
+            *(
+                []
+                if role is Role.GRID
+                else [
+                    f := Fold("f", "sum", (Load("x", (R0,), F32),), (R0,), F32),
+                    Store("total", sympy.Integer(0), f.ref),
+                ]
+            ),
+            Store("out", I0 if role is Role.GRID else R0, Load("x", (I0 if role is Role.GRID else R0,), F32)),
+        )
+        total = torch.tensor(7.0)
+        run_kernel(made, [torch.empty(0), torch.empty(0), total])
+        assert total == (7 if role is Role.GRID else 0)
+
+
+def test_kernels_that_reach_outside_are_refused() -> None:
+    for load, store in ((I0 + 1, I0), (I0, I0 + 1), (I0 - 1, I0), (I0, 2 * I0)):
+        made = kernel(
+            [param("x", (4,)), param("out", (4,), written=True)],
+            {I0: (4, Role.GRID)},
+            Store("out", store, Load("x", (load,), F32)),
+        )
+        with pytest.raises(VerifyError, match="outside"):
+            run_kernel(made, [torch.randn(8)[:4], torch.empty(8)[:4]])
+
+
+def test_a_stored_value_varies_no_more_than_its_offset_and_has_the_dtype_of_the_param() -> None:
+    params = [param("x", (4,)), param("out", (4,), written=True)]
+    wide = kernel(params, {I0: (4, Role.GRID)}, Store("out", sympy.Integer(0), Load("x", (I0,), F32)))
+    with pytest.raises(VerifyError, match="varies where"):
+        run_kernel(wide, [torch.randn(4), torch.empty(4)])
+    other = kernel(params, {I0: (4, Role.GRID)}, Store("out", I0, Cast(Load("x", (I0,), F32), F64)))
+    with pytest.raises(VerifyError, match="float64 is stored"):
+        run_kernel(other, [torch.randn(4), torch.empty(4)])
+
+
+@pytest.mark.parametrize(
+    "x",
+    [torch.randn(5, 12), torch.randn(5, 11).double(), torch.randn(11, 5).t(), torch.randn(55)],
+    ids=["shape", "dtype", "strides", "rank"],
+)
+def test_arguments_of_a_kernel_must_be_as_declared(x: torch.Tensor) -> None:
+    with pytest.raises(VerifyError, match="kernel k: x"):
+        run_kernel(softmax_kernel(Role.WHOLE), [x, torch.empty(5, 11)])
