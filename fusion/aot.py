@@ -25,6 +25,7 @@ from torch.utils import _pytree as pytree
 from codegen.target import Target
 from codegen.targets import DEFAULTS, TARGETS
 from fusion.capture import main_device
+from fusion.inspect.trace import SUFFIXES
 from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
@@ -42,7 +43,7 @@ class ExportedKernel:
 
     Attributes:
         text: the Kernel, printed.
-        source: in the target's language.
+        source: in the target's language, of which `suffix` is that of a file.
         artefacts: what the target's tools made of the source, by file suffix ("ttir", "ptx", …), in the order of the
             path from source to binary.
         origins: one line per operation of the program that it computes.
@@ -51,6 +52,7 @@ class ExportedKernel:
     name: str
     text: str
     source: str
+    suffix: str
     artefacts: dict[str, str | bytes]
     origins: tuple[str, ...]
 
@@ -69,7 +71,7 @@ class Export:
         written: list[Path] = []
         for number, kernel in enumerate(self.kernels):
             stem = f"{number:02d}_{kernel.name}"
-            for suffix, content in {"txt": kernel.text, "source": kernel.source, **kernel.artefacts}.items():
+            for suffix, content in {"txt": kernel.text, kernel.suffix: kernel.source, **kernel.artefacts}.items():
                 path = root / f"{stem}.{suffix}"
                 path.write_bytes(content if isinstance(content, bytes) else content.encode())
                 written.append(path)
@@ -194,4 +196,5 @@ def _export(target: Target, call: KernelCall) -> ExportedKernel:
     kernel = call.kernel
     source = target.emit(kernel)
     artefacts = dict(target.stages(kernel, source))
-    return ExportedKernel(kernel.name, format_kernel(kernel), source, artefacts, tuple(map(str, call.origins)))
+    suffix = SUFFIXES.get(target.name, "txt")
+    return ExportedKernel(kernel.name, format_kernel(kernel), source, suffix, artefacts, tuple(map(str, call.origins)))

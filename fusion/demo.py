@@ -105,7 +105,7 @@ def _gpt2(layers: int) -> torch.nn.Module:
         raise FusionError(
             "the demonstration needs transformers, which is not installed", hint="pip install 'fusion-compiler[dev]'"
         ) from error
-    config = GPT2Config(n_layer=layers, use_cache=False, attn_implementation="eager")
+    config = GPT2Config(n_layer=layers, use_cache=False, attn_implementation="eager")  # type: ignore[call-arg]  # base's
     model: torch.nn.Module = GPT2LMHeadModel(config)
     return model.eval()
 
@@ -145,23 +145,33 @@ def _measure(quick: bool, device: torch.device, dump: Path) -> Measured:
 
         step("run it in float64, for reference")
         reference = copy.deepcopy(model).double()(ids).logits
-        errors = [float((logits.double() - reference).abs().max()) for logits in (expected, actual)]
+        eager_error, fused_error = (float((logits.double() - reference).abs().max()) for logits in (expected, actual))
 
         step("time eager and fused in turn")
-        times = _time_in_turn((eager, fused), device)
+        eager_times, fused_times = _time_in_turn((eager, fused), device)
 
         step("write the dumps")
         torch.compile(model, backend=Backend(Options.read(None, {"dump": dump})))(ids)
     explanation = Explanation(tuple(backend.reports))
     largest = float(reference.abs().max())
-    return Measured(what, operations.count, explanation, compile_time, *times, *errors, largest)
+    return Measured(
+        what=what,
+        operations=operations.count,
+        explanation=explanation,
+        compile_time=compile_time,
+        eager_times=eager_times,
+        fused_times=fused_times,
+        eager_error=eager_error,
+        fused_error=fused_error,
+        largest=largest,
+    )
 
 
-class _Operations(TorchDispatchMode):
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch has no annotations here
     """Counts the ATen calls that compute something; views are free."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]  # likewise
         self.count = 0
 
     def __torch_dispatch__(

@@ -16,7 +16,7 @@ from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space, join, place
 from lowering.expr import Expr, Index, Load
 from lowering.indexing import invert, replace_axes
-from lowering.program import Contract, Extern, Map, Reduce
+from lowering.program import Compute, Contract, Extern, Map, Reduce
 
 MAX_MEMBERS = 64
 """Nodes per kernel.  Longer chains gain little more and make register pressure and compile time grow."""
@@ -325,19 +325,17 @@ def _stores_once(dependences: Dependences, joined: Cluster) -> str | None:
             continue
         if member not in joined.places:
             return "the tensor is needed elsewhere too, and is read here at other points than it is made"
-        node, placement = dependences.compute(member), joined.places[member]
-        if isinstance(node, Map):
-            missing = _unspanned(node, placement, joined.space)
-            if missing is None:
-                return "the tensor is needed elsewhere too, and its axes are not a rearrangement of the kernel's"
-            if not missing <= reduced or (missing and missing != reduced):
-                return "the tensor is needed elsewhere too, and is smaller than what the kernel walks"
-            if joined.space.rigid and not missing:
-                return "an operand of a contraction is needed elsewhere too"
+        missing = _unspanned(dependences.compute(member), joined.places[member], joined.space)
+        if missing is None:
+            return "the tensor is needed elsewhere too, and its axes are not a rearrangement of the kernel's"
+        if not missing <= reduced or (missing and missing != reduced):
+            return "the tensor is needed elsewhere too, and is smaller than what the kernel walks"
+        if joined.space.rigid and not missing:
+            return "an operand of a contraction is needed elsewhere too"
     return None
 
 
-def _unspanned(node: Map, placement: Placement, space: Space) -> set[sympy.Symbol] | None:
+def _unspanned(node: Compute, placement: Placement, space: Space) -> set[sympy.Symbol] | None:
     """The axes of `space` that a node does not span; None if its placement is no bijection."""
     exprs = [placement[axis.symbol] for axis in node.axes]
     plain = [expr for expr in exprs if expr.is_Symbol]

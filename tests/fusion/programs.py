@@ -91,6 +91,7 @@ CASES = (
     Case("expanded", lambda a: a.expand(4, 5) * 2, lambda: (_r(1, 5),)),
     Case("channels last", lambda a: a.relu() + 1, lambda: (_r(2, 3, 4, 5).to(memory_format=torch.channels_last),)),
     Case("reshape across", lambda a: a.exp().t().reshape(-1) + 1, lambda: (_r(6, 10),)),
+    Case("sum and part of it", lambda a: (a.sum(0), a[:, :1].sum(0)), lambda: (_r(3, 17, 64),), kernels=None),
     Case("size one", lambda a: a.softmax(-1) + a.sum(0), lambda: (_r(7, 1),), kernels=None),
     Case("cross_entropy", lambda x, y: F.cross_entropy(x, y), lambda: (_r(37, 211), torch.randint(0, 211, (37,))), kernels=None),
 )

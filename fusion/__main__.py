@@ -1,0 +1,7 @@
+"""`python -m fusion` is the command `fusion`."""
+
+import sys
+
+from fusion.cli import main
+
+sys.exit(main())
