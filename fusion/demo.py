@@ -45,7 +45,7 @@ what moves is noticed. Half a mile out, behind the black line of the breakwater,
 sank, and rose again. Nobody spoke of it later. The boy landed his boat badly, as he always did, and his uncle laughed.
 """
 
-REPEATS = 7
+REPEATS = 5
 """Timed runs of each side, in turn."""
 
 

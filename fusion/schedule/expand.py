@@ -102,7 +102,7 @@ class _Expansion:
         if placement is None:
             return False
         axes = self.dependences.compute(member).axes
-        return all(placement[axis.symbol] == i for axis, i in zip(axes, index, strict=True))
+        return all(placement[axis.symbol] == i or axis.size == 1 for axis, i in zip(axes, index, strict=True))
 
     def _inline(self, member: int, load: Load) -> Expr:
         node = self.dependences.compute(member)

@@ -304,7 +304,7 @@ def _meets(
     there = cluster.places.get(producer)
     if there is not None:
         pairs = zip(node.axes, index, strict=True)
-        if all(i is there[axis.symbol] or i == there[axis.symbol] for axis, i in pairs):
+        if all(i is there[axis.symbol] or i == there[axis.symbol] or axis.size == 1 for axis, i in pairs):
             return True
     if not isinstance(node, Map):
         return False

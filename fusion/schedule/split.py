@@ -55,11 +55,14 @@ def _chunks(program: Program, node: Reduce, capabilities: Capabilities) -> int:
         return 1
     rows = math.prod(int(axis.size) for axis in node.axes)
     length = math.prod(int(axis.size) for axis in node.over)
-    programs = rows if _walks_contiguously(program, node) else -(-rows // LANES)
-    if rows * length < SMALL or programs >= capabilities.parallelism:
+    if _walks_contiguously(program, node):
+        programs, enough, shortest = rows, capabilities.parallelism, 1024
+    else:  # a program that takes a few columns has little in flight: it takes many of them
+        programs, enough, shortest = -(-rows // LANES), 4 * capabilities.parallelism, 64
+    if rows * length < SMALL or programs >= enough:
         return 1
     longest = max(int(axis.size) for axis in node.over)
-    wanted = min(-(-2 * capabilities.parallelism // programs), length // 1024 or 1, longest)
+    wanted = min(-(-2 * enough // programs), length // shortest or 1, longest)
     near = [d for d in range(max(2, wanted // 2), 2 * wanted + 1) if longest % d == 0 and d <= longest]
     return min(near, key=lambda d: abs(d - wanted)) if near else max(wanted, 1)
 
