@@ -63,8 +63,10 @@ def _chunks(program: Program, node: Reduce, capabilities: Capabilities) -> int:
         return 1
     longest = max(int(axis.size) for axis in node.over)
     wanted = min(-(-2 * enough // programs), length // shortest or 1, longest)
+    if wanted < 2:
+        return 1
     near = [d for d in range(max(2, wanted // 2), 2 * wanted + 1) if longest % d == 0 and d <= longest]
-    return min(near, key=lambda d: abs(d - wanted)) if near else max(wanted, 1)
+    return min(near, key=lambda d: abs(d - wanted)) if near else wanted
 
 
 def _walks_contiguously(program: Program, node: Reduce) -> bool:
