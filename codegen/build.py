@@ -27,7 +27,9 @@ class Built:
 
 
 class Builder:
-    """Builds kernels for one target and remembers them.  Thread-safe; two callers of the same kernel share one build."""
+    """Builds kernels for one target and remembers them.  Thread-safe; two callers of the same kernel share one
+    build.
+    """
 
     def __init__(self, target: Target) -> None:
         self.target = target

@@ -15,7 +15,9 @@ import torch
 from lowering.kernel import Kernel
 
 Launcher: TypeAlias = Callable[..., None]
-"""Runs one kernel: called with the tensors of `Kernel.params` in order, then its sizes as ints.  Outputs are written in place."""
+"""Runs one kernel: called with the tensors of `Kernel.params` in order, then its sizes as ints.  Outputs are
+written in place.
+"""
 
 Stage: TypeAlias = tuple[str, "str | bytes"]
 """A named artefact on the way from source to binary: (file suffix such as "ptx", content)."""

@@ -1,10 +1,10 @@
 """Fusion: PyTorch programs in, the same programs out with their subgraphs as generated block kernels.
 
-    import fusion
+import fusion
 
-    model = fusion.fuse(model)                          # or @fusion.fuse on a function
-    model = torch.compile(model, backend="fusion")      # the same through torch.compile
-    print(fusion.explain(model)(*inputs))               # the kernels, and what was not fused and why
+model = fusion.fuse(model)                          # or @fusion.fuse on a function
+model = torch.compile(model, backend="fusion")      # the same through torch.compile
+print(fusion.explain(model)(*inputs))               # the kernels, and what was not fused and why
 """
 
 from fusion.aot import Export, ExportedKernel, export_kernels

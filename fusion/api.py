@@ -55,7 +55,8 @@ def fuse(
 
     Returns:
         For a module, a module of the same type that shares parameters, buffers and submodules with the given one, which
-        itself is not changed.  For a function, a function of the same signature.  Compilation happens at the first call.
+        itself is not changed.  For a function, a function of the same signature.  Compilation happens at the first
+        call.
 
     Raises:
         TypeError: `target` is neither a module nor a function.
@@ -150,7 +151,6 @@ def explain(target: Callable[..., object], **settings: object) -> Callable[..., 
 
     def run(*args: object, **kwargs: object) -> Explanation:
         backend.reports.clear()
-        torch._dynamo.reset_code(getattr(target, "__code__", run.__code__))
         torch.compile(target, backend=backend, dynamic=settings.get("dynamic"))(*args, **kwargs)  # type: ignore[call-overload]
         return Explanation(tuple(backend.reports))
 

@@ -58,7 +58,7 @@ class Options:
         for key, value in options.items():
             if key not in known:
                 raise ValueError(f"unknown option {key!r}; known: {', '.join(sorted(known))}")
-            result = replace(result, **{key: _checked(key, value)})
+            result = replace(result, **{key: _checked(key, value)})  # type: ignore[arg-type]  # _checked has looked
         return result
 
 

@@ -1,1 +1,3 @@
-"""From fx graphs to Programs: the two IRs, sympy indexing, the rules for ATen operations, verifier, evaluator, printer."""
+"""From fx graphs to Programs: the two IRs, sympy indexing, the rules for ATen operations, verifier, evaluator,
+printer.
+"""

@@ -1,7 +1,7 @@
 """Building a Program node by node: what lowering rules work with.
 
-A rule sees a `Builder`: it turns values into nodes (`map`, `reduce`, `contract`), draws seeds, and knows the fx node being
-lowered, whose strides under eager the result takes.
+A rule sees a `Builder`: it turns values into nodes (`map`, `reduce`, `contract`), draws seeds, and knows the fx node
+being lowered, whose strides under eager the result takes.
 """
 
 from __future__ import annotations
@@ -76,9 +76,7 @@ class Builder:
         sizes = {axis.symbol: axis.size for axis in (*axes, *over)}
         exprs = tuple(arg.at([renamed[k] for k in range(len(shape))], sizes) for arg in args)
         dtype = torch.int64 if FOLD_OPS[op].result == "int64" else args[0].dtype
-        out = self.buffer(
-            dtype, tuple(shape[k] for k in kept), self._kept_strides(shape, kept), args[0].device
-        )
+        out = self.buffer(dtype, tuple(shape[k] for k in kept), self._kept_strides(shape, kept), args[0].device)
         self.nodes.append(Reduce(out.name, axes, over, op, exprs, dtype))
         return load_of(out)
 
@@ -113,12 +111,12 @@ class Builder:
     def seed(self, device: torch.device) -> Value:
         """A fresh int64 seed, 0-d, drawn from the device's default generator each time the program runs."""
         out = self.buffer(torch.int64, (), None, device)
-        limits = (-(2**62), 2**62, [])
+        limits: tuple[object, ...] = (-(2**62), 2**62, [])
         kwargs = {"dtype": torch.int64, "device": device}
         self.nodes.append(Extern((out.name,), torch.ops.aten.randint.low, limits, kwargs, impure=True))
         return load_of(out)
 
-    # Layouts ------------------------------------------------------------------------------------------------------------------
+    # Layouts --------------------------------------------------------------------------------------------------------
 
     def _meta(self) -> torch.Tensor | None:
         assert self.current is not None
@@ -167,20 +165,18 @@ def load_of(buffer: Buffer) -> Value:
     return Value(buffer.shape, buffer.dtype, buffer.device, expr)
 
 
-# Sizes and origins --------------------------------------------------------------------------------------------------------------------
+# Sizes and origins --------------------------------------------------------------------------------------------------
 
 
-def size_of(size: int | torch.SymInt) -> sympy.Expr:
-    """A dimension, stride or size argument as a sympy expression over size symbols."""
+def size_of(size: int | torch.SymInt | torch.SymFloat) -> sympy.Expr:
+    """A dimension, stride or size argument, or a number computed from sizes, as an expression over size symbols."""
     if isinstance(size, int):
         return sympy.Integer(size)
     expr = size.node.expr
     if expr.is_Symbol or expr.is_Integer:
         return expr
     return (
-        expr.replace(torch_sympy.FloorDiv, FloorDiv)
-        .replace(torch_sympy.Mod, Mod)
-        .replace(torch_sympy.PythonMod, Mod)
+        expr.replace(torch_sympy.FloorDiv, FloorDiv).replace(torch_sympy.Mod, Mod).replace(torch_sympy.PythonMod, Mod)
     )
 
 

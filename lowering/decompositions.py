@@ -60,19 +60,9 @@ WHOLE: tuple[OpOverloadPacket, ...] = (
     aten.max_unpool3d,
     aten._euclidean_dist,
     aten._chunk_cat,
+    aten.linspace,  # of integers or between tensors: PyTorch's parts round unlike eager
 )
 """Left whole although PyTorch would take them apart."""
-
-
-FLOATS_ONLY: tuple[OpOverloadPacket, ...] = (aten.upsample_bilinear2d, aten.upsample_trilinear3d)
-"""Taken apart for floats only: on bytes the library rounds in a way of its own."""
-
-
-def _for_floats(parts: Callable[..., object]) -> Callable[..., object]:
-    def decomposed(x: torch.Tensor, *args: object, **kwargs: object) -> object:
-        return parts(x, *args, **kwargs) if x.dtype.is_floating_point else NotImplemented
-
-    return decomposed
 
 
 @lru_cache(maxsize=1)
@@ -80,7 +70,7 @@ def decompositions() -> dict[OpOverload, Callable[..., object]]:
     """Overload → decomposition.  The same dict each time; do not change it."""
     table = {**core_aten_decompositions(), **get_decompositions(ALSO)}
     return {
-        target: _for_floats(parts) if target.overloadpacket in FLOATS_ONLY else parts
+        target: parts
         for target, parts in table.items()
         if isinstance(target, OpOverload) and target not in RULES and target.overloadpacket not in WHOLE
     }

@@ -31,6 +31,7 @@ from lowering.evaluate import (
     size_value,
 )
 from lowering.expr import Expr, IndexValue, free_axes
+from lowering.indexing import symbols_of
 from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, spans, statements, values_of
 from lowering.program import Buffer, BufferRef, Contract, Extern, ExternArg, Map, Program, Reduce
 
@@ -206,6 +207,14 @@ def run_kernel(kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[
         VerifyError: a tensor is not as its param declares, or a load or store reaches outside.
     """
     known = _kernel_sizes(kernel, tensors, sizes)
+    with torch.no_grad():
+        _run_grid(kernel, tensors, known)
+    if kernel.then is not None:
+        at = {param.name: tensor for param, tensor in zip(kernel.params, tensors, strict=True)}
+        run_kernel(kernel.then, [at[p.name] for p in kernel.then.params], [known[s] for s in kernel.then.sizes])
+
+
+def _run_grid(kernel: Kernel, tensors: Sequence[torch.Tensor], known: Mapping[sympy.Symbol, int]) -> None:
     axes = {axis.symbol: range(size_value(axis.size, known)) for axis in kernel.axes}
     grid = {axis.symbol: axes[axis.symbol] for axis in kernel.with_role(Role.GRID)}
     if any(not len(span) for span in grid.values()):
@@ -215,18 +224,17 @@ def run_kernel(kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[
     found = spans(kernel)
     body = [(stmt, _varies(stmt, found)) for stmt in statements(kernel.body) if not isinstance(stmt, Loop)]
     cost = max((points_of(varies, axes) for _, varies in body), default=0)
-    with torch.no_grad():
-        for box in boxes(grid, pieces(cost)):
-            inside = {**axes, **box}
-            tiles: dict[str, torch.Tensor] = {}
-            for stmt, varies in body:
-                scope = Scope(flats, known, tiles, True, device)
-                if isinstance(stmt, Fold):
-                    value = fold_over(stmt.op, stmt.args, stmt.over, inside, scope, points_of(varies, inside))
-                    tiles[stmt.name] = value.to(stmt.dtype)
-                elif points_of(varies, inside):
-                    assert isinstance(stmt, Store)
-                    _store(kernel, stmt, inside, scope)
+    for box in boxes(grid, pieces(cost)):
+        inside = {**axes, **box}
+        tiles: dict[str, torch.Tensor] = {}
+        for stmt, varies in body:
+            scope = Scope(flats, known, tiles, True, device)
+            if isinstance(stmt, Fold):
+                value = fold_over(stmt.op, stmt.args, stmt.over, inside, scope, points_of(varies, inside))
+                tiles[stmt.name] = value.to(stmt.dtype)
+            elif points_of(varies, inside):
+                assert isinstance(stmt, Store)
+                _store(kernel, stmt, inside, scope)
 
 
 def _kernel_sizes(kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> dict[sympy.Symbol, int]:
@@ -234,11 +242,15 @@ def _kernel_sizes(kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequen
     known = dict(zip(kernel.sizes, sizes, strict=True))
     for param, tensor in zip(kernel.params, tensors, strict=True):
         if tensor.ndim != len(param.shape):
-            raise VerifyError(f"kernel {kernel.name}: {param.name} has {tensor.ndim} dimensions, not {len(param.shape)}")
+            raise VerifyError(
+                f"kernel {kernel.name}: {param.name} has {tensor.ndim} dimensions, not {len(param.shape)}"
+            )
         for expr, size in zip((*param.shape, *param.strides), (*tensor.shape, *tensor.stride()), strict=True):
             if expr.is_Symbol:
                 known.setdefault(expr, size)
     for param, tensor in zip(kernel.params, tensors, strict=True):
+        if any(symbol not in known for expr in (*param.shape, *param.strides) for symbol in symbols_of(expr)):
+            continue  # a size that only the shape holds and nothing in the kernel needs
         shape = [size_value(size, known) for size in param.shape]
         strides = [size_value(stride, known) for stride in param.strides]
         layout = zip(shape, strides, tensor.stride(), strict=True)

@@ -8,10 +8,10 @@
     Stmt   = Fold(name, op, args, over, dtype)     a tile reduced over axes; later statements name it by TileRef
            | Loop(axes, body)                      walk these LOOP axes; folds inside accumulate over all blocks
            | Store(param, offset, value)           write a tile
-    value  = Expr                                  loads are `Load(param, (offset,))`, offset in elements of the flat buffer
+    value  = Expr                                  loads are `Load(param, (offset,))`, offset in elements
 
-`then` is a kernel of a single program that runs once all programs of this one are done, in the same launch, over some of
-the same parameters: the last step of a reduction over everything.
+`then` is a kernel of a single program that runs once all programs of this one are done, in the same launch, over some
+of the same parameters: the last step of a reduction over everything.
 
 Statements run in order.  A fold over WHOLE axes stands outside any loop and is complete at once; a fold over LOOP axes
 stands inside a `Loop` over exactly these axes, and its value may be named only after that loop.  Nothing else is said
@@ -55,8 +55,8 @@ class KernelAxis:
 class Param:
     """A tensor parameter, as the flat buffer behind it.
 
-    `shape` and `strides` (elements) describe the tensor that the caller passes; offsets are relative to its data pointer.
-    `aligned` promises that the pointer is a multiple of 16 bytes.
+    `shape` and `strides` (elements) describe the tensor that the caller passes; offsets are relative to its data
+    pointer. `aligned` promises that the pointer is a multiple of 16 bytes.
     """
 
     name: str

@@ -8,6 +8,7 @@ arguments its rule does not take, becomes an Extern that says why.
 from __future__ import annotations
 
 import operator
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -51,6 +52,7 @@ class Lowering(Builder):
         self.device = device
         super().__init__(contractions)
         self.inputs: list[str | sympy.Symbol | None] = []
+        self.symbols: set[sympy.Symbol] = set()  # sizes that the inputs tell
         self.constants: dict[str, torch.Tensor] = {}
         self.values: dict[fx.Node, FxValue] = {}
         self.realised: dict[fx.Node, str] = {}
@@ -72,9 +74,7 @@ class Lowering(Builder):
                 outputs = tuple(self._output(arg) for arg in several)
             else:
                 raise Unsupported(f"fx node of kind {node.op!r}", origin=origin_of(node))
-        program = Program(
-            tuple(self.inputs), self.buffers, tuple(self.nodes), outputs, self.origins, self.constants
-        )
+        program = Program(tuple(self.inputs), self.buffers, tuple(self.nodes), outputs, self.origins, self.constants)
         return _without_dead_nodes(program)
 
     def library(self, out: Buffer, lhs: Value, rhs: Value) -> tuple[Node, ...]:
@@ -94,21 +94,22 @@ class Lowering(Builder):
             return ()
         return (*made, Extern((out.name,), target, args, reason="the library is faster here"))
 
-    # fx nodes --------------------------------------------------------------------------------------------------------------------
+    # fx nodes -------------------------------------------------------------------------------------------------------
 
     def _placeholder(self, node: fx.Node) -> FxValue:
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor):
             value = self._tensor_buffer(node, val)
             self.inputs.append(self.realised[node])
+            if val.layout is torch.strided:
+                self.symbols.update(size for size in sizes_of((*val.shape, *val.stride())) if size.is_Symbol)
             return value
         if isinstance(val, torch.SymInt):
             symbol = size_of(val)
             if not symbol.is_Symbol:
-                raise Unsupported(
-                    f"input {node.name} is the size expression {symbol}", origin=origin_of(node)
-                )
+                raise Unsupported(f"input {node.name} is the size expression {symbol}", origin=origin_of(node))
             self.inputs.append(symbol)
+            self.symbols.add(symbol)
             return symbol
         if isinstance(val, int):
             self.inputs.append(None)
@@ -139,8 +140,10 @@ class Lowering(Builder):
             parts = self.values[whole]  # type: ignore[index]  # getitem's first argument is always a node
             assert isinstance(parts, tuple) and isinstance(position, int)
             return parts[position]
-        if isinstance(val, (torch.SymInt, int)) and not isinstance(val, bool):
-            return size_of(val)
+        if isinstance(val, (torch.SymBool, bool)):
+            return None
+        if isinstance(val, (torch.SymInt, torch.SymFloat, int)):
+            return self._known(size_of(val), node)
         registered = RULES.get(node.target) if isinstance(node.target, OpOverload) else None
         if registered is None:
             return self._extern(node, "no rule")
@@ -190,15 +193,25 @@ class Lowering(Builder):
                     raise Unsupported(f"{tensor.layout} tensors are not generated")
 
     def _rule_args(self, args: tuple[object, ...]) -> list[object]:
-        return [fx.map_arg(arg, self._rule_value) for arg in args]  # type: ignore[arg-type]  # any fx argument
+        return [self._rule_arg(arg) for arg in args]
 
-    def _rule_kwargs(self, kwargs: dict[str, object]) -> dict[str, object]:
-        return {key: fx.map_arg(arg, self._rule_value) for key, arg in kwargs.items()}  # type: ignore[arg-type]
+    def _rule_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, object]:
+        return {key: self._rule_arg(arg) for key, arg in kwargs.items()}
 
-    def _rule_value(self, node: fx.Node) -> object:
-        return self.values[node]
+    def _rule_arg(self, arg: object) -> object:
+        if isinstance(arg, fx.Node):
+            return self.values[arg]
+        if isinstance(arg, (list, tuple)):
+            return [self._rule_arg(part) for part in arg]
+        return arg
 
-    # Externs and outputs ---------------------------------------------------------------------------------------------------------
+    def _known(self, size: sympy.Expr, node: fx.Node) -> sympy.Expr:
+        """`size`, if the inputs determine it."""
+        if not size.free_symbols <= self.symbols:
+            raise Unsupported(f"the size {size} depends on the contents of a tensor", origin=origin_of(node))
+        return size
+
+    # Externs and outputs --------------------------------------------------------------------------------------------
 
     def _extern(self, node: fx.Node, reason: str) -> FxValue:
         assert callable(node.target)
@@ -212,7 +225,8 @@ class Lowering(Builder):
         for part in val if isinstance(val, (tuple, list)) else (val,):
             if isinstance(part, torch.Tensor):
                 strides = sizes_of(part.stride()) if part.layout is torch.strided else None
-                buffer = self.buffer(part.dtype, sizes_of(part.shape), strides, part.device, node.name)
+                shape = tuple(self._known(size, node) for size in sizes_of(part.shape))
+                buffer = self.buffer(part.dtype, shape, strides, part.device, node.name)
                 outs.append(buffer.name)
                 results.append(load_of(buffer))
             else:
@@ -228,7 +242,9 @@ class Lowering(Builder):
 
     def _extern_arg(self, arg: object) -> ExternArg:
         if isinstance(arg, fx.Node):
-            value = self.values[arg]
+            value, val = self.values[arg], arg.meta.get("val")
+            if isinstance(val, torch.SymFloat) or (value is None and val is not None):
+                raise Unsupported(f"a {type(val).__name__} is passed to a call", origin=origin_of(arg))
             return BufferRef(self.tensor(arg)) if isinstance(value, Value) else value
         if isinstance(arg, (list, tuple)):
             return (

@@ -13,6 +13,7 @@ that makes a line too long, is named `%1`, `%2`, … on a line of its own above 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 
@@ -234,8 +235,8 @@ def format_program(program: Program) -> str:
       y: f32[2] = map(i0:2) exp(x[i0])
       return y
     """
-    devices = [str(buffer.device) for buffer in program.buffers.values()]
-    device = max(devices, key=devices.count) if devices else "cpu"
+    devices = Counter(str(buffer.device) for buffer in program.buffers.values()).most_common(1)
+    device = devices[0][0] if devices else "cpu"
     described = {name: _describe(buffer, device) for name, buffer in program.buffers.items()}
     lines = [f"program on {device}"]
     for entry in program.inputs:
@@ -336,11 +337,19 @@ def format_kernel(kernel: Kernel) -> str:
       store out[5*i0 + r0] = exp(x[5*i0 + r0] - max0)
     """
     params = [*map(_param, kernel.params), *(f"size {symbol}" for symbol in kernel.sizes)]
-    lines = [f"kernel {kernel.name}({', '.join(params)})"]
-    lines.extend(f"  {axis.role.value:<5} {axis.symbol}: {format_index(axis.size)}" for axis in kernel.axes)
-    names = _Names(value for stmt in statements(kernel.body) for value in values_of(stmt))
-    lines.extend(_body_lines(kernel.body, names, "  "))
+    lines = [f"kernel {kernel.name}({', '.join(params)})", *_part_lines(kernel)]
+    part = kernel.then
+    while part is not None:
+        taken = [*(param.name for param in part.params), *map(str, part.sizes)]
+        lines += [f"then {part.name}({', '.join(taken)})", *_part_lines(part)]
+        part = part.then
     return "\n".join(lines)
+
+
+def _part_lines(kernel: Kernel) -> list[str]:
+    axes = [f"  {axis.role.value:<5} {axis.symbol}: {format_index(axis.size)}" for axis in kernel.axes]
+    names = _Names(value for stmt in statements(kernel.body) for value in values_of(stmt))
+    return [*axes, *_body_lines(kernel.body, names, "  ")]
 
 
 def _param(param: Param) -> str:

@@ -3,7 +3,7 @@
     Program = inputs, constants, buffers, nodes, outputs
     Node    = Map(out, axes, expr)                    out[axes] = expr                      pointwise, gathers
             | Reduce(out, axes, over, op, args)       out[axes] = op over `over` of args    sum max argmax …
-            | Contract(out, axes, over, lhs, rhs)     out[axes] = Σ_over lhs·rhs            matrix units when the shape allows
+            | Contract(out, axes, over, lhs, rhs)     out[axes] = Σ_over lhs·rhs            matrix units where they fit
             | Extern(outs, target, args, kwargs)      any operation without a rule: called as it is
 
 A node is a value over named axes.  Its axes are `i0, i1, …` in the order of the dimensions of its output buffer and
@@ -127,7 +127,7 @@ class BufferRef:
 
 
 ExternArg: TypeAlias = "BufferRef | sympy.Expr | object"
-"""An argument of an extern: buffers as `BufferRef`, symbolic sizes as sympy, anything else as it is; lists, tuples and dicts nest."""
+"""An argument of an extern: buffers as `BufferRef`, symbolic sizes as sympy, else as it is; containers nest."""
 
 
 @dataclass(frozen=True, slots=True)

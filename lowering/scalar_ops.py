@@ -121,7 +121,8 @@ FOLD_OPS: dict[str, FoldOp] = {
     "all": FoldOp(1, "same"),  # bool
     "argmax": FoldOp(2, "int64"),  # (value, index): NaN wins, then the lowest index
     "argmin": FoldOp(2, "int64"),
-    "dot": FoldOp(2, "float32"),  # Σ lhs·rhs on matrix units, accumulated in float32 (int32 for int8, float64 for float64)
+    # Σ lhs·rhs on matrix units, accumulated in float32 (int32 for int8, float64 for float64)
+    "dot": FoldOp(2, "float32"),
 }
 
 

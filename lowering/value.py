@@ -97,8 +97,7 @@ def broadcast_to(value: Value, shape: Shape) -> Value:
         return value
     skip = len(shape) - value.rank
     index = [
-        ZERO if size == 1 and shape[skip + k] != 1 else axis_symbol(skip + k)
-        for k, size in enumerate(value.shape)
+        ZERO if size == 1 and shape[skip + k] != 1 else axis_symbol(skip + k) for k, size in enumerate(value.shape)
     ]
     return value.view(shape, index)
 
@@ -113,13 +112,9 @@ def reshape(value: Value, shape: Shape) -> Value:
     index: list[sympy.Expr] = []
     for old, new in _matching_groups(value.shape, shape):
         sizes = [shape[k] for k in new]
-        linear = sympy.Add(
-            *(axis_symbol(k) * s for k, s in zip(new, contiguous_strides(tuple(sizes)), strict=True))
-        )
+        linear = sympy.Add(*(axis_symbol(k) * s for k, s in zip(new, contiguous_strides(tuple(sizes)), strict=True)))
         old_sizes = [value.shape[k] for k in old]
-        for position, (size, stride) in enumerate(
-            zip(old_sizes, contiguous_strides(tuple(old_sizes)), strict=True)
-        ):
+        for position, (size, stride) in enumerate(zip(old_sizes, contiguous_strides(tuple(old_sizes)), strict=True)):
             digit = simplify(FloorDiv(linear, stride), bounds)
             index.append(digit if position == 0 else simplify(Mod(digit, size), bounds))
     return value.view(shape, index)
@@ -154,4 +149,4 @@ def _smaller(a: sympy.Expr, b: sympy.Expr) -> bool:
     if a.is_Integer and b.is_Integer:
         return bool(a < b)
     ratio = b / a
-    return ratio != 1 and ratio.as_numer_denom()[1] == 1
+    return bool(ratio != 1 and ratio.as_numer_denom()[1] == 1)

@@ -7,7 +7,7 @@ certain is refused; an index is out of bounds only if some point of the iteratio
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import sympy
 import torch
@@ -175,13 +175,20 @@ def verify_kernel(kernel: Kernel) -> None:
     Raises:
         VerifyError: with the kernel, the statement and the rule.
     """
-    checker = _KernelRules(kernel)
-    try:
-        checker.check_header()
-        checker.check_body(kernel.body, ())
-        checker.check_spans()
-    except Broken as broken:
-        raise _error(f"kernel {kernel.name}, {checker.place}", broken) from None
+    chain = [kernel]
+    while chain[-1].then is not None:
+        chain.append(chain[-1].then)
+    stored = {stmt.param for part in chain for stmt in statements(part.body) if isinstance(stmt, Store)}
+    for position, part in enumerate(chain):
+        checker = _KernelRules(part)
+        try:
+            checker.check_header(stored)
+            if position:
+                checker.check_follows(chain[position - 1])
+            checker.check_body(part.body, ())
+            checker.check_spans()
+        except Broken as broken:
+            raise _error(f"kernel {part.name}, {checker.place}", broken) from None
 
 
 class _KernelRules:
@@ -197,14 +204,21 @@ class _KernelRules:
         self.complete: set[str] = set()
         self.place = "header"
 
-    def check_header(self) -> None:
+    def check_follows(self, first: Kernel) -> None:
+        """What runs at the end of another kernel's launch has only what that one was called with."""
+        require(Role.GRID not in self.roles.values(), "it follows in a launch, but has grid axes")
+        for param in self.kernel.params:
+            require(param in first.params, "it follows in a launch that does not take {}", param.name)
+        for symbol in self.kernel.sizes:
+            require(symbol in first.sizes, "it follows in a launch that does not take {}", symbol)
+
+    def check_header(self, stored: Collection[str]) -> None:
         kernel = self.kernel
         require(len(self.params) == len(kernel.params), "two params have the same name")
         require(len(self.roles) == len(kernel.axes), "an axis occurs twice")
         for axis in kernel.axes:
             for symbol in symbols_of(axis.size):
                 require(symbol in kernel.sizes, "the size {} of axis {} is not passed", symbol, axis.symbol)
-        stored = {stmt.param for stmt in statements(kernel.body) if isinstance(stmt, Store)}
         for param in kernel.params:
             require(len(param.shape) == len(param.strides), "{} has strides for another rank", param.name)
             require(

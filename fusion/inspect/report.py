@@ -105,7 +105,7 @@ class Report:
                 after += _extern_traffic(dependences, step)
                 if not step.is_view:
                     out = next((name for name in step.outs if name is not None), "")
-                    name = str(getattr(step.target, "name", lambda: step.target)())
+                    name = str(step.target)
                     externs.append(ExternReport(name, step.reason, lowered.origins.get(out, Origin(out))))
         before_dependences = Dependences(lowered, hints)
         before = Traffic(0, 0)
@@ -130,8 +130,8 @@ class Report:
         if self.failure:
             return f"{self.label}: eager ({self.failure})"
         lines = [
-            f"{self.label}: {self.operations} operations in {len(self.kernels)} kernels, {len(self.externs)} extern calls; "
-            f"{_size(self.traffic_before.total)} moved before, {_size(self.traffic_after.total)} after"
+            f"{self.label}: {self.operations} operations in {len(self.kernels)} kernels, {len(self.externs)} "
+            f"extern calls; {_size(self.traffic_before.total)} moved before, {_size(self.traffic_after.total)} after"
         ]
         for kernel in self.kernels:
             lines.append(

@@ -1,7 +1,8 @@
 """Splicing: a schedule becomes an fx GraphModule that allocates, launches, calls and frees.
 
-The module's generated Python is what runs, and is meant to be read: one line per allocation, launch and extern call, and
-names taken from the user's graph.  fx drops every tensor after its last use, so memory is freed as early as it can be.
+The module's generated Python is what runs, and is meant to be read: one line per allocation, launch and extern call,
+and names taken from the user's graph.  fx drops every tensor after its last use, so memory is freed as early as it
+can be.
 """
 
 from __future__ import annotations
@@ -119,15 +120,15 @@ class _Splicer:
             return int(expr)
         if expr in self.sizes:
             return self.sizes[expr]
-        functions: dict[type, Callable[[int, int], int]] = {
-            sympy.Add: operator.add,
-            sympy.Mul: operator.mul,
-            FloorDiv: operator.floordiv,
-            Mod: operator.mod,
-            sympy.Max: max,
-            sympy.Min: min,
-        }
-        for kind, function in functions.items():
+        functions: tuple[tuple[type[sympy.Basic], Callable[[int, int], int]], ...] = (
+            (sympy.Add, operator.add),
+            (sympy.Mul, operator.mul),
+            (FloorDiv, operator.floordiv),
+            (Mod, operator.mod),
+            (sympy.Max, max),
+            (sympy.Min, min),
+        )
+        for kind, function in functions:
             if isinstance(expr, kind):
                 result = self.size(expr.args[0])
                 for arg in expr.args[1:]:

@@ -39,10 +39,12 @@ def _stride(access: sympy.Expr, symbol: sympy.Symbol) -> int:
     found = coefficient(access, symbol)
     if found is None:
         return 0
-    return abs(int(found.xreplace({size: DEFAULT_SIZE for size in found.free_symbols})))
+    return abs(int(found.xreplace(dict.fromkeys(found.free_symbols, DEFAULT_SIZE))))
 
 
-def merge(axes: Sequence[Axis], indices: Iterable[sympy.Expr]) -> tuple[tuple[Axis, ...], dict[sympy.Symbol, sympy.Expr]]:
+def merge(
+    axes: Sequence[Axis], indices: Iterable[sympy.Expr]
+) -> tuple[tuple[Axis, ...], dict[sympy.Symbol, sympy.Expr]]:
     """Merge neighbours that every index walks as one, and say what each merged axis has become."""
     merged = list(axes)
     exprs = list(dict.fromkeys(indices))

@@ -1,7 +1,7 @@
 """Clusters: sets of nodes that become one kernel, grown by joining along the most profitable edge.
 
-What enters is a Program; what leaves are its clusters in execution order, and a refusal for every data edge that was not
-fused.  Growth is deterministic: candidates are tried by bytes saved, then by position in the program.
+What enters is a Program; what leaves are its clusters in execution order, and a refusal for every data edge that was
+not fused.  Growth is deterministic: candidates are tried by bytes saved, then by position in the program.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ class _Growth:
         order = nx.lexicographical_topological_sort(self.graph, key=lambda c: self.clusters[c].members[-1])
         return Clustering(tuple(self.clusters[c] for c in order), tuple(self._refusals()), self.prices)
 
-    # Candidates --------------------------------------------------------------------------------------------------------
+    # Candidates -----------------------------------------------------------------------------------------------------
 
     def _links_from(self, position: int) -> Iterator[Link]:
         """Edges from a node to its readers, and from readers of the same buffer to each other."""
@@ -118,7 +118,7 @@ class _Growth:
         gain = self.dependences.bytes(link.buffer) * (2 if link.vertical else 1)
         heapq.heappush(self.heap, _Candidate((-gain, link.second, link.first), link))
 
-    # Joining ---------------------------------------------------------------------------------------------------------------
+    # Joining --------------------------------------------------------------------------------------------------------
 
     def _try(self, link: Link) -> None:
         a, b = self.owner[link.first], self.owner[link.second]
@@ -175,7 +175,7 @@ class _Growth:
                     stack.append(after)
         return False
 
-    # The ledger ----------------------------------------------------------------------------------------------------------------
+    # The ledger -----------------------------------------------------------------------------------------------------
 
     def _refusals(self) -> Iterator[Refusal]:
         program = self.dependences.program
@@ -203,4 +203,3 @@ class _Growth:
                     size,
                     size / self.capabilities.bandwidth,
                 )
-

@@ -52,7 +52,7 @@ def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
     return _finish(prices, cluster, axes, body, expanded)
 
 
-# Axes ----------------------------------------------------------------------------------------------------------------------
+# Axes ---------------------------------------------------------------------------------------------------------------
 
 
 def _settle_axes(cluster: Cluster, expanded: Expanded) -> tuple[tuple[Axis, ...], tuple[Axis, ...], Expanded]:
@@ -126,7 +126,7 @@ def _role(capabilities: Capabilities, cluster: Cluster, reduced: Sequence[Axis])
     return Role.WHOLE
 
 
-# Statements ------------------------------------------------------------------------------------------------------------------------
+# Statements ---------------------------------------------------------------------------------------------------------
 
 
 def _body(expanded: Expanded, reduced: Sequence[Axis], role: Role) -> tuple[Stmt, ...]:
@@ -168,7 +168,7 @@ def _symbols(offset: sympy.Expr | Expr) -> set[sympy.Symbol]:
     return {symbol for expr in exprs for symbol in expr.free_symbols}
 
 
-# Names and parameters --------------------------------------------------------------------------------------------------------------------
+# Names and parameters -----------------------------------------------------------------------------------------------
 
 
 def _finish(

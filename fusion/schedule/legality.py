@@ -94,7 +94,7 @@ def may_join(
     return refused
 
 
-# Rules that need no algebra ----------------------------------------------------------------------------------------------
+# Rules that need no algebra -----------------------------------------------------------------------------------------
 
 
 def _same_device(
@@ -130,7 +130,7 @@ def _one_contraction(
     return None
 
 
-# Placing one side in the space of the other -----------------------------------------------------------------------------------
+# Placing one side in the space of the other -------------------------------------------------------------------------
 
 
 def _directions(first: Cluster, second: Cluster, link: Link) -> Iterator[tuple[Cluster, Cluster, int, int]]:
@@ -225,7 +225,7 @@ def _at(
     return place(index, known, sizes)
 
 
-# Rules about the joined cluster ---------------------------------------------------------------------------------------------------
+# Rules about the joined cluster -------------------------------------------------------------------------------------
 
 
 def _check(dependences: Dependences, joined: Cluster, target: Cluster, moved: Cluster) -> str | None:

@@ -31,9 +31,7 @@ class Prices:
     @cached_property
     def work(self) -> list[int]:
         """Additions per point of each node."""
-        return [
-            0 if isinstance(node, Extern) else max(1, cost(*node.exprs)) for node in self.dependences.program.nodes
-        ]
+        return [0 if isinstance(node, Extern) else max(1, cost(*node.exprs)) for node in self.dependences.program.nodes]
 
     def worth(self, first: Cluster, second: Cluster, joined: Cluster) -> str | None:
         """None if `joined` is predicted to be no slower than both apart; else why not."""

@@ -1,9 +1,9 @@
 """Spaces: the axes that a cluster's nodes share, and how two spaces become one.
 
-A cluster walks one space: some parallel axes and some reduced ones.  Every node of the cluster is *placed* in it: each of
-the node's own axes is an expression over the space's axes.  To join two clusters is to find such expressions for all
-nodes of one in the space of the other.  The equation that ties them is a shared tensor: the index at which one side
-produces (or reads) it equals the index at which the other reads it.
+A cluster walks one space: some parallel axes and some reduced ones.  Every node of the cluster is *placed* in it:
+each of the node's own axes is an expression over the space's axes.  To join two clusters is to find such expressions
+for all nodes of one in the space of the other.  The equation that ties them is a shared tensor: the index at which
+one side produces (or reads) it equals the index at which the other reads it.
 
 What enters are two spaces and the two index maps; what leaves is the joined space and the moved axes, or the reason why
 there is none.
@@ -61,7 +61,7 @@ def join(
     moved_index: Sequence[sympy.Expr],
     extents: Sequence[sympy.Expr],
 ) -> Joined | str:
-    """Express the axes of `moved` over `target`, given that both indices name the same element of a tensor of shape `extents`.
+    """Express the axes of `moved` over `target`: both indices name the same element of a tensor of shape `extents`.
 
     Returns:
         The joined space, or why there is none.
@@ -119,7 +119,7 @@ def place(expr: sympy.Expr, placement: Placement, sizes: Sizes) -> sympy.Expr:
 def _plainly_equal(
     target: Space, target_index: Sequence[sympy.Expr], moved: Space, moved_index: Sequence[sympy.Expr]
 ) -> bool:
-    """Do the spaces have the same axes, and do the indices run over the same of them?  The ordinary case, without algebra."""
+    """Do both sides walk the same axes at the same index?  The ordinary case, settled without algebra."""
     if any(a is not b and a != b for a, b in zip(target_index, moved_index, strict=True)):
         return False
     if not all(index.is_Symbol or index == 0 for index in target_index):
@@ -139,22 +139,23 @@ def _splits(space: Space, index: Sequence[sympy.Expr]) -> dict[sympy.Symbol, sym
     for axis in space.axes:
         points = split_points(index, axis.symbol, axis.size)
         if points:
-            found[axis.symbol] = sympy.Add(
-                *(stride * part.symbol for stride, part in zip([*reversed(points), 1], _parts(axis, points), strict=True))
-            )
+            found[axis.symbol] = _whole(_parts(axis, points), points)
     return found
 
 
 def _parts(axis: Axis, points: Sequence[int]) -> list[Axis]:
     """The axes that `axis` becomes when split at strides `points`, outermost first."""
     bounds = [1, *points, int(axis.size)]
-    parts = [
-        Axis(
-            sympy.Symbol(f"{axis.symbol}_{k}", integer=True, nonnegative=True), sympy.Integer(bounds[k + 1] // bounds[k])
-        )
-        for k in range(len(points) + 1)
-    ]
+    parts = []
+    for k in range(len(points) + 1):
+        symbol = sympy.Symbol(f"{axis.symbol}_{k}", integer=True, nonnegative=True)
+        parts.append(Axis(symbol, sympy.Integer(bounds[k + 1] // bounds[k])))
     return parts[::-1]
+
+
+def _whole(parts: Sequence[Axis], points: Sequence[int]) -> sympy.Expr:
+    """The axis that was split at strides `points`, as a sum over its parts (outermost first)."""
+    return sympy.Add(*(stride * part.symbol for stride, part in zip([*reversed(points), 1], parts, strict=True)))
 
 
 def _split_space(space: Space, splits: Placement) -> Space:
@@ -172,9 +173,7 @@ def _split_space(space: Space, splits: Placement) -> Space:
                 key=lambda part: int(part[0]),
             )
             bounds = [int(stride) for stride, _ in strides] + [int(axis.size)]
-            parts = [
-                Axis(symbol, sympy.Integer(bounds[k + 1] // bounds[k])) for k, (_, symbol) in enumerate(strides)
-            ]
+            parts = [Axis(symbol, sympy.Integer(bounds[k + 1] // bounds[k])) for k, (_, symbol) in enumerate(strides)]
             result.extend(reversed(parts))
         return tuple(result)
 
@@ -184,7 +183,7 @@ def _split_space(space: Space, splits: Placement) -> Space:
 def _match(
     free: Sequence[Axis], target: Space, used: frozenset[sympy.Symbol]
 ) -> tuple[Space, Placement, Placement] | str:
-    """Pair axes that the shared tensor does not determine with reduced axes of the target that it does not use either."""
+    """Pair axes that the shared tensor leaves open with reduced axes of the target that it leaves open too."""
     wanted = [axis for axis in free if axis.size != 1]
     pairs: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in free if axis.size == 1}
     if not wanted:
@@ -209,11 +208,7 @@ def _match(
             points.append(int(axis.size) * (points[-1] if points else 1))
         whole = open_axes[0]
         parts = _parts(whole, points)
-        split = {
-            whole.symbol: sympy.Add(
-                *(stride * part.symbol for stride, part in zip([*reversed(points), 1], parts, strict=True))
-            )
-        }
+        split = {whole.symbol: _whole(parts, points)}
         pairs.update({axis.symbol: part.symbol for axis, part in zip(wanted, parts, strict=True)})
         return _split_space(target, split), split, pairs
     return "the axes left over on either side are cut differently"

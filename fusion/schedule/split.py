@@ -1,7 +1,7 @@
 """Splitting: a reduction with too few rows to fill the device is done in two stages.
 
-`Program → Program`.  The first stage folds chunks of the longest reduced axis, one more parallel axis; the second folds the
-chunks.  Chunks are whole where the length has a fitting divisor, and guarded at the end where it has none.
+`Program → Program`.  The first stage folds chunks of the longest reduced axis, one more parallel axis; the second
+folds the chunks.  Chunks are whole where the length has a fitting divisor, and guarded at the end where it has none.
 """
 
 from __future__ import annotations
@@ -92,9 +92,7 @@ def _split(program: Program, node: Reduce, chunks: int) -> tuple[Reduce, Reduce,
         limit = IndexValue(cut.size)
         inside = Op("lt", (IndexValue(position), limit), torch.bool)
         neutral = identity(node.op, node.dtype)
-        args = [
-            Op("where", (inside, guarded(arg, inside), const(neutral, arg.dtype)), arg.dtype) for arg in args
-        ]
+        args = [Op("where", (inside, guarded(arg, inside), const(neutral, arg.dtype)), arg.dtype) for arg in args]
     old = program.buffers[node.out]
     shape = (*(axis.size for axis in node.axes), chunk.size)
     part = Buffer(f"{node.out}_part", node.dtype, shape, contiguous_strides(shape), old.device)

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name everyone knows it by
+import torch.nn.functional as F  # the name everyone knows it by
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,11 @@ CASES = (
     Case("reshape across", lambda a: a.exp().t().reshape(-1) + 1, lambda: (_r(6, 10),)),
     Case("sum and part of it", lambda a: (a.sum(0), a[:, :1].sum(0)), lambda: (_r(3, 17, 64),), kernels=None),
     Case("size one", lambda a: a.softmax(-1) + a.sum(0), lambda: (_r(7, 1),), kernels=None),
-    Case("cross_entropy", lambda x, y: F.cross_entropy(x, y), lambda: (_r(37, 211), torch.randint(0, 211, (37,))), kernels=None),
+    Case(
+        "cross_entropy",
+        lambda x, y: F.cross_entropy(x, y),
+        lambda: (_r(37, 211), torch.randint(0, 211, (37,))),
+        kernels=None,
+    ),
 )
 """Every program is native: nothing in it is left to an extern."""

@@ -1,4 +1,4 @@
-"""Every program of the table, on every target that runs here: eager's values, shapes, dtypes and strides, and its kernels."""
+"""Every program of the table on every target that runs here: eager's values, shapes, dtypes, strides; its kernels."""
 
 from __future__ import annotations
 

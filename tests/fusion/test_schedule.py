@@ -1,4 +1,4 @@
-"""Scheduling on small Programs: what becomes one kernel, what is refused and why, and that kernels mean what nodes mean."""
+"""Scheduling: what becomes one kernel, what is refused and why, and that it is the same every time."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import sympy
 import torch
-import torch.nn.functional as F  # noqa: N812  # the name everyone knows it by
+import torch.nn.functional as F  # the name everyone knows it by
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from codegen.target import Capabilities
