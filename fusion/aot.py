@@ -1,9 +1,9 @@
 """Ahead of time: the kernels of a program, generated without running it and without the device they are for.
 
-What enters is a function or module and example inputs, of which only shapes, strides and dtypes matter.  They are
-captured as tensors on the target's device that hold no data, so that the graph is the one that device would see.  What
-leaves are the kernels with every artefact the target's tools can make here.  Inference only; Python control flow is
-followed for the given inputs.
+What enters is a function or module and example inputs, of which only shapes, strides and dtypes matter.  The program is
+traced over tensors that hold no data, on the target's device where there is one and else on the CPU.  What leaves are
+the kernels with every artefact the target's tools can make here.  Inference only; Python control flow is followed as it
+goes for the given inputs.
 """
 
 from __future__ import annotations
@@ -104,8 +104,8 @@ def export_kernels(
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}; known: {', '.join(sorted(TARGETS))}")
     machine = TARGETS[target](arch)
-    device = next((kind for kind, name in DEFAULTS.items() if name == target), "cpu")
-    schedule = _schedule(_capture(program, args, kwargs, torch.device(device)), machine)
+    present = torch.cuda.is_available() and DEFAULTS["cuda"] == target
+    schedule = _schedule(_capture(program, args, kwargs, torch.device("cuda" if present else "cpu")), machine)
     steps = [step.kernel.name if isinstance(step, KernelCall) else str(step.target) for step in schedule.steps]
     distinct: dict[Kernel, KernelCall] = {}
     for step in schedule.steps:

@@ -94,22 +94,24 @@ def _demo(arguments: argparse.Namespace) -> int:
     return run(quick=arguments.quick, device=arguments.device, dump=arguments.dump)
 
 
+@torch.no_grad()
 def _explain(arguments: argparse.Namespace) -> int:
-    program, inputs = load_program(arguments.program), make_inputs(arguments)
+    program, inputs = _prepared(arguments)
     options = {} if arguments.dump is None else {"dump": arguments.dump}
-    print(_found(program, inputs, options))
+    print(fusion.explain(program, options=options)(*inputs))
     if arguments.dump is not None:
         print(f"\nEvery stage is in {arguments.dump}; read each folder from 00_ to 99_.")
     return 0
 
 
+@torch.no_grad()
 def _kernels(arguments: argparse.Namespace) -> int:
-    program, inputs = load_program(arguments.program), make_inputs(arguments)
-    if arguments.target is not None:
+    program, inputs = _prepared(arguments)
+    if arguments.target is None:
+        sources = {kernel.source: kernel.name for kernel in fusion.explain(program)(*inputs).kernels}
+    else:
         exported = fusion.export_kernels(program, *inputs, target=arguments.target)
         sources = {kernel.source: kernel.name for kernel in exported.kernels}
-    else:
-        sources = {kernel.source: kernel.name for kernel in _found(program, inputs, {}).kernels}
     if not sources:
         print("fusion: no kernel was generated; `fusion explain` says why", file=sys.stderr)
         return 1
@@ -118,20 +120,25 @@ def _kernels(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _found(program: Callable[..., object], inputs: Sequence[object], options: dict[str, object]) -> fusion.Explanation:
+# Programs and inputs ----------------------------------------------------------------------------------------
+
+
+def _prepared(arguments: argparse.Namespace) -> tuple[Callable[..., object], list[torch.Tensor]]:
+    """The program and its inputs, which are known to fit: it was run on them once, eagerly.
+
+    Raises:
+        CommandError: there is no such program, or it fails on these inputs.
+    """
+    program, inputs = load_program(arguments.program), make_inputs(arguments)
     try:
-        return fusion.explain(program, options=options)(*inputs)
-    except FusionError:
-        raise
-    except Exception as error:  # the user's program, or inputs it does not take
-        shapes = ", ".join(f"{tuple(t.shape)} {t.dtype}" for t in inputs if isinstance(t, torch.Tensor)) or "no inputs"
+        program(*inputs)
+    except Exception as error:
+        shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in inputs) or "no inputs"
         raise CommandError(
             f"the program failed on {shapes}: {type(error).__name__}: {_first_line(error)}",
             hint="give one --shape per input, in order, and --dtype where float32 is wrong",
         ) from error
-
-
-# Programs and inputs ----------------------------------------------------------------------------------------
+    return program, inputs
 
 
 def load_program(spec: str) -> Callable[..., object]:

@@ -17,8 +17,9 @@ import torch
 
 from codegen.c.nest import Extent, Level, Namespace
 from codegen.c.storage import HELD, constant, rounded
+from codegen.c.sweeps import Sweep
 from lowering.errors import BuildError
-from lowering.kernel import Fold
+from lowering.kernel import Fold, KernelAxis
 from lowering.scalar_ops import identity
 
 CHUNK_ACROSS = 512
@@ -52,6 +53,18 @@ class Place:
     lanes: Extent | None
     cell: Callable[[str], str] | None
     slot: str
+
+
+def chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool) -> int | None:
+    """After how many elements of `last`, the innermost folded axis, partial results are handed on; None: after all."""
+    if last is None:
+        return None
+    if across and any(fold.op in ("argmax", "argmin") for fold in sweep.folds):
+        return ARG_LANES
+    if not any(fold.op == "sum" and HELD[fold.dtype] == "float" for fold in sweep.folds):
+        return None
+    most = CHUNK_ACROSS if across else CHUNK_PER_LANE
+    return None if last.size.is_Integer and last.size <= most else most
 
 
 def write_fold(fold: Fold, args: list[str], place: Place, space: Namespace) -> str:

@@ -34,17 +34,32 @@ FEW = 16
 """A reduced axis of at most so many points is too short to fill lanes."""
 
 FOOTPRINT = 1 << 18
-"""Bytes of a block that several sweeps read again: they should be found in the second-level cache."""
+"""Bytes of a block that several sweeps read again: they should find it in the second-level cache."""
+
+MANY = 64
+"""Programs that surely give every thread some."""
+
+NARROW = 64
+"""But a block is not made narrower than this: its rows would be too short for the prefetcher."""
 
 
 @dataclass(frozen=True, slots=True)
 class Lanes:
-    """`axis`: the grid axis whose points are lanes (None: lanes run inside the sweeps), cut into blocks of `block`
-    points (None: the whole axis is one).  `tile`: the grid axis that makes up 16 × 16 tiles with `axis`."""
+    """Where the lanes run.
+
+    Attributes:
+        axis: the grid axis whose points are lanes; None: they run inside the sweeps.
+        block: that axis is cut into blocks of so many points; None: the whole axis is one.
+        varies: `block` is an upper bound; the width is settled at launch, so that every thread finds work.
+        tile: the grid axis that makes up 16 × 16 tiles with `axis`.
+        streams: element-wise work along one axis: threads share out the lane loop itself.
+    """
 
     axis: KernelAxis | None = None
     block: int | None = None
+    varies: bool = False
     tile: KernelAxis | None = None
+    streams: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,8 +103,8 @@ def _best(axes: Sequence[KernelAxis], found: Sequence[Access]) -> KernelAxis:
     return max(reversed(axes), key=lambda axis: _score(axis, found))
 
 
-def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans) -> Lanes:
-    """Decide for a whole kernel."""
+def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans, *, shared: bool) -> Lanes:
+    """Decide for a whole kernel; `shared`: threads may share the grid."""
     grid = kernel.with_role(Role.GRID)
     inner = [axis for axis in kernel.axes if axis.role is not Role.GRID and any(axis in s.axes for s in sweeps)]
     found = accesses(sweeps, where)
@@ -104,33 +119,44 @@ def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans) -> Lanes
     short = length.is_Integer and length <= FEW and not (outside.size.is_Integer and outside.size < FEW)
     if not short and _score(outside, walked) <= _score(inside, walked):
         return Lanes()
-    return Lanes(outside, _block(outside, sweeps, length))
+    points = sympy.Mul(*(axis.size for axis in grid))
+    return _blocks(outside, _block(sweeps, length), points, shared=shared)
 
 
-def _block(axis: KernelAxis, sweeps: Sequence[Sweep], length: sympy.Expr) -> int | None:
+def _block(sweeps: Sequence[Sweep], length: sympy.Expr) -> int:
+    """The width of a block that has accumulators."""
     width = BLOCK
     if sum(bool(sweep.axes) for sweep in sweeps) > 1:
         rows = int(length) if length.is_Integer else STREAM
-        while width > TILE and width * rows * 8 > FOOTPRINT:
+        while width > NARROW and width * rows * 8 > FOOTPRINT:
             width //= 2
-    return None if axis.size.is_Integer and axis.size <= width else width
+    return width
+
+
+def _blocks(axis: KernelAxis, width: int, points: sympy.Expr, *, shared: bool) -> Lanes:
+    """Cut `axis` into blocks of `width`, or narrower ones where that leaves threads without work."""
+    varies = shared and not (points.is_Integer and points >= MANY * width)
+    if axis.size.is_Integer and axis.size <= width:
+        if not varies or axis.size <= TILE:
+            return Lanes(axis)
+        width = -(-int(axis.size) // TILE) * TILE
+    return Lanes(axis, width, varies)
 
 
 def _pointwise(grid: Sequence[KernelAxis], found: Sequence[Access]) -> Lanes:
     axis = _best(grid, found)
     others = [other for other in grid if other is not axis]
-    tile = None
     if _fills_tile(axis):
         across = [a for a in found if a.stride(axis) not in (0, 1)]
         crossing = [(sum(a.stride(other) == 1 for a in across), other) for other in others if _fills_tile(other)]
-        count, candidate = max(crossing, key=lambda pair: pair[0], default=(0, axis))
-        tile = candidate if count else None
-    if tile is not None:
-        return Lanes(axis, TILE, tile)
+        count, tile = max(crossing, key=lambda pair: pair[0], default=(0, axis))
+        if count:
+            return Lanes(axis, TILE, tile=tile)
+    if not others:
+        return Lanes(axis, streams=True)
     points = sympy.Mul(*(other.size for other in others))
-    shared_out = not others or (points.is_Integer and points >= 64)
-    small = axis.size.is_Integer and axis.size <= STREAM
-    return Lanes(axis, None if shared_out or small else STREAM)
+    whole = (points.is_Integer and points >= MANY) or (axis.size.is_Integer and axis.size <= STREAM)
+    return Lanes(axis, None if whole else STREAM)
 
 
 def _fills_tile(axis: KernelAxis) -> bool:

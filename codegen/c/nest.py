@@ -7,7 +7,7 @@ put on the level they belong to, in any order of levels; `render` prints the nes
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import sympy
@@ -30,11 +30,11 @@ _KEYWORDS = frozenset(
 class Level:
     """A loop and the statements directly in it, before and after the next inner loop.
 
-    `simd`: the loop is to be vectorised; `clauses` are its OpenMP reduction clauses.
+    `pragma`: what is said to the compiler about the loop, followed by `clauses` (of its reductions).
     """
 
     header: str = ""
-    simd: bool = False
+    pragma: str = ""
     clauses: list[str] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
@@ -47,11 +47,15 @@ def render(levels: Sequence[Level]) -> list[str]:
         lines = [*level.before, *lines, *level.after]
         if level is levels[0] or not lines:
             continue
-        pragma = " ".join(("#pragma omp simd", *level.clauses))
+        said = [" ".join((level.pragma, *level.clauses))] if level.pragma else []
         single = len(lines) == 1 and not level.clauses
-        block = [f"{level.header}{'' if single else ' {'}", *(f"    {line}" for line in lines)]
-        lines = [*([pragma] if level.simd else []), *block, *([] if single else ["}"])]
+        lines = [*said, f"{level.header}{'' if single else ' {'}", *indented(lines), *([] if single else ["}"])]
     return lines
+
+
+def indented(lines: Iterable[str]) -> list[str]:
+    """`lines`, one step further in."""
+    return [f"    {line}" for line in lines]
 
 
 def identifier(name: str) -> str:
@@ -81,6 +85,10 @@ class Namespace:
             return self.fresh(f"{name}_")
         self._taken.add(name)
         return name
+
+    def reserve(self, *names: str) -> None:
+        """Keep `names` from being given out."""
+        self._taken.update(names)
 
     def fresh(self, stem: str) -> str:
         """`stem0`, `stem1`, …"""
@@ -117,6 +125,17 @@ def whole_extent(symbol: sympy.Symbol, size: sympy.Expr, names: Names) -> Extent
     return Extent(names[symbol], "0", text, text, names[symbol])
 
 
+def chunk_headers(extent: Extent, size: sympy.Expr, chunk: int) -> tuple[str, str]:
+    """The headers of a loop over chunks of an axis walked from end to end, and of the loop over one chunk."""
+    start, end = f"{extent.name}_0", f"{extent.name}_0 + {chunk}"
+    if not (size.is_Integer and size % chunk == 0):
+        end = f"imin({end}, {extent.end})"
+    return (
+        f"for (int64_t {start} = 0; {start} < {extent.end}; {start} += {chunk})",
+        f"for (int64_t {extent.name} = {start}; {extent.name} < {end}; {extent.name}++)",
+    )
+
+
 def flat(extents: Sequence[Extent]) -> tuple[str, str]:
     """Number of elements of a row-major array over `extents`, and the position of the current point in it."""
     count, position = "", ""
@@ -125,6 +144,3 @@ def flat(extents: Sequence[Extent]) -> tuple[str, str]:
         count = f"{count}*{size}" if count else size
         position = f"({position})*{size} + {extent.slot}" if position else extent.slot
     return count, re.sub(r"\((\w+)\)", r"\1", position)
-
-
-ExtentOf = Mapping[sympy.Symbol, Extent]

@@ -30,20 +30,64 @@ INLINE uint16_t to_bf16(float x) {  // to nearest, ties to even
 # subnormal halves into normal floats.
 _FROM_HALF = """\
 INLINE float from_half(uint16_t x) {
-    const uint32_t u = (uint32_t)(x & 0x7fff) << 13;
-    const uint32_t magnitude = u >= 0x0f800000 ? u | 0x7f800000 : float_to_bits(bits_to_float(u) * 0x1p112f);
-    return bits_to_float(magnitude | (uint32_t)(x & 0x8000) << 16);
+    const uint32_t u = (uint32_t)((int32_t)(int16_t)x << 13) & 0x8fffe000;
+    const uint32_t value = float_to_bits(bits_to_float(u) * 0x1p112f);
+    return bits_to_float((u & 0x0f800000) == 0x0f800000 ? value | 0x7f800000 : value);  // infinity and NaN
 }"""
 
-# Below the least normal half, adding 0.5 lets the float unit round at the right bit.
+# Adding 2^13 times a number's power of two rounds its significand to the eleven bits of a half and leaves them below.
 _TO_HALF = """\
 INLINE uint16_t to_half(float x) {  // to nearest, ties to even
-    const uint32_t u = float_to_bits(x) & 0x7fffffff;
-    const uint32_t normal = (u + 0xc8000fff + (u >> 13 & 1)) >> 13;
-    const uint32_t subnormal = float_to_bits(bits_to_float(u) + 0.5f) - 0x3f000000;
-    const uint32_t special = u > 0x7f800000 ? 0x7e00 : 0x7c00;
-    const uint32_t magnitude = u >= 0x477ff000 ? special : u < 0x38800000 ? subnormal : normal;
-    return (uint16_t)(magnitude | (float_to_bits(x) >> 16 & 0x8000));
+    uint32_t u = float_to_bits(x) & 0x7fffffff;
+    u = u < 0x47800000 ? u : 0x47800000;  // 2^16 stands for all that is too large
+    const uint32_t exponent = (u & 0x7f800000) > 0x38800000 ? u & 0x7f800000 : 0x38800000;
+    const uint32_t unit = exponent + (13 << 23);
+    const uint32_t significand = float_to_bits(bits_to_float(unit) + bits_to_float(u)) - unit;
+    const uint32_t magnitude = x != x ? 0x7e00 : (exponent >> 13) + significand - (113 << 10);
+    return (uint16_t)(float_to_bits(x) >> 16 & 0x8000 | magnitude);
+}"""
+
+# libmvec leaves its fast path for each exponential that underflows, which is what masks with -inf ask for; this does not.
+# e^x = 2^n e^r with |r| <= ln(2)/2; the polynomials here are least-maximum fits, results are within 1 ulp.
+_EXP = """\
+#ifdef __FMA__
+#define MADD __builtin_fmaf
+#else
+#define MADD(a, b, c) ((a) * (b) + (c))
+#endif
+INLINE float exp_within(float x) {  // for |x| <= 104
+    const float n = __builtin_rintf(x * 1.44269504f);
+    const float r = MADD(n, -1.42860682e-6f, MADD(n, -0.693145752f, x));
+    float p = MADD(1.39508070e-3f, r, 8.36907327e-3f);
+    p = MADD(p, r, 4.16662022e-2f);
+    p = MADD(p, r, 1.66665167e-1f);
+    p = MADD(p, r, 0.5f);
+    p = MADD(p, r, 1.0f);
+    p = MADD(p, r, 1.0f);
+    const int32_t power = (int32_t)n, half = power >> 1;  // in two steps: 2^n itself may be out of range
+    return p * bits_to_float((uint32_t)(half + 127) << 23) * bits_to_float((uint32_t)(power - half + 127) << 23);
+}
+INLINE float exp_float(float x) {
+    const float bounded = x > 89.0f ? 89.0f : x;
+    return x < -104.0f ? 0.0f : exp_within(x < -104.0f ? 0.0f : bounded);
+}"""
+
+# Up to 0.9, erf(x)/x - 1 in x^2; beyond, 1 - e^-q with q = -log(erfc(t)), which needs no relative precision for long.
+_ERF = """\
+INLINE float erf_float(float x) {
+    const float s = x * x, magnitude = __builtin_fabsf(x), t = magnitude > 4.0f ? 4.0f : magnitude;
+    float p = MADD(-6.11129159e-4f, s, 5.01622818e-3f);
+    p = MADD(p, s, -2.67819576e-2f);
+    p = MADD(p, s, 1.12822302e-1f);
+    p = MADD(p, s, -3.76125336e-1f);
+    p = MADD(p, s, 1.28379151e-1f);
+    float q = MADD(-1.97182628e-4f, t, 3.05561558e-3f);
+    q = MADD(q, t, -2.22771168e-2f);
+    q = MADD(q, t, 1.04037419e-1f);
+    q = MADD(q, t, 6.37059689e-1f);
+    q = MADD(q, t, 1.12774956f);
+    q = MADD(q, t, 1.77487251e-4f);
+    return magnitude > 0.9f ? __builtin_copysignf(1.0f - exp_within(-q), x) : MADD(x, p, x);
 }"""
 
 _PHILOX = """\
@@ -200,6 +244,8 @@ def _definitions() -> dict[str, str]:
         for name, template in _FLOAT_TEMPLATES.items():
             found[f"{name}_{T}"] = _function(name, T, template, f=f)
         found[f"lgamma_{T}"] = _function("lgamma", T, "int sign; return lgamma{f}_r(a, &sign);", "{T} a", f=f)
+    found["exp_within"] = found["exp_float"] = _EXP
+    found["erf_float"] = _ERF
     found["philox"] = found["unit_interval"] = _PHILOX
     found["random_uniform"] = _RANDOM_UNIFORM
     found["random_normal"] = _RANDOM_NORMAL

@@ -27,7 +27,7 @@ WORTH_KEEPING = 6
 WORTH_HOISTING = 4
 """Least cost of a value that is computed before the loop it does not depend on."""
 
-LIMIT = 1 << 20
+LIMIT = 1 << 22
 """Most bytes of one scratch array; beyond, a value is computed again."""
 
 

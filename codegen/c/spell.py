@@ -63,6 +63,9 @@ _ROWS: dict[str, str | tuple[str, str, str]] = {
 SPELLED = frozenset(_ROWS)
 """The operations that can be written."""
 
+_OWN = frozenset(("exp", "erf"))
+"""Functions that the prelude has for floats, better than libmvec's."""
+
 # Whatever these give for values of a narrow float type is one of that type again.
 _EXACT = frozenset(("neg", "abs", "sign", "maximum", "minimum", "floor", "ceil", "trunc", "round", "where"))
 
@@ -81,6 +84,8 @@ def spell(name: str, dtype: torch.dtype, result: torch.dtype, operands: list[str
     row = _ROWS.get(name, "")
     kind = 0 if dtype.is_floating_point else 2 if dtype is torch.bool else 1
     template = row if isinstance(row, str) else row[kind]
+    if name in _OWN and HELD[dtype] == "float":
+        template = f"{name}_float({{0}})"
     if not template or dtype not in HELD:
         raise BuildError(f"the C target cannot spell {name} of {dtype}")
     held = HELD[dtype]

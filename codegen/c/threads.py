@@ -11,13 +11,14 @@ from collections.abc import Sequence
 
 import sympy
 
+from codegen.c.indices import Names, index_text
 from codegen.c.sweeps import Sweep
 from lowering.expr import Expr, Load, Op, Random, postorder
 from lowering.kernel import Kernel, Role
 from lowering.scalar_ops import SCALAR_OPS
 
-ENOUGH = 1 << 16
-"""Loads, stores and units of `ScalarOp.cost` that are worth a parallel region."""
+ENOUGH = 1 << 18
+"""Loads, stores and units of `ScalarOp.cost` that are worth a parallel region: measured, about 10 µs on one thread."""
 
 RANDOM_COST = 40
 
@@ -39,3 +40,16 @@ def work(kernel: Kernel, sweeps: Sequence[Sweep]) -> sympy.Expr:
         each = len(sweep.stores) + sum(map(cost_of, postorder(*sweep.roots)))
         per_point += each * sympy.Mul(*(axis.size for axis in sweep.axes))
     return points * per_point
+
+
+def may_share(kernel: Kernel, sweeps: Sequence[Sweep]) -> bool:
+    """Can there be enough work for several threads?"""
+    amount = work(kernel, sweeps)
+    return bool(kernel.with_role(Role.GRID)) and (not amount.is_Integer or bool(amount >= ENOUGH))
+
+
+def team(kernel: Kernel, sweeps: Sequence[Sweep], names: Names) -> str:
+    """The clauses of a parallel region: how many threads and, where sizes are not known, when."""
+    amount = work(kernel, sweeps)
+    condition = "" if amount.is_Integer else f" if({index_text(amount, names)} >= {ENOUGH})"
+    return f"num_threads(threads){condition}"

@@ -19,26 +19,31 @@ from codegen.c.nest import Level, Namespace
 from codegen.c.spell import spell
 from codegen.c.storage import HELD, constant, converted, loaded, operand
 from codegen.c.sweeps import Spans
-from lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef
+from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef
 
 LONGEST, LONGEST_ROOT = 64, 96
-"""Characters of a value that is written into its use rather than named; more where the use is a statement of its own."""
+"""Most characters of a value that is written into its use rather than named; of one that makes up a statement."""
 
 
 class Speller:
     """Writes the values of one kernel.  `open` starts a sweep; `spell` puts lines on its levels and returns texts."""
 
     def __init__(
-        self, where: Spans, space: Namespace, axes: Mapping[sympy.Symbol, str], params: Mapping[str, str]
+        self,
+        where: Spans,
+        space: Namespace,
+        axes: Mapping[sympy.Symbol, str],
+        params: Mapping[str, str],
+        written: frozenset[str],
     ) -> None:
-        self._where, self._space, self._axes, self._params = where, space, axes, params
+        """`written`: params whose elements change; they are read once, before the stores."""
+        self._where, self._space, self._axes, self._params, self._written = where, space, axes, params, written
         self._known: dict[Expr, str] = {}  # valid everywhere in the grid point
         self._local: dict[Expr, str] = {}  # valid in the sweep that is open
         self._known_offsets: dict[sympy.Expr, str] = {}
         self._local_offsets: dict[sympy.Expr, str] = {}
         self._levels: Sequence[Level] = ()
         self._depth: Mapping[sympy.Symbol, int] = {}
-        self.unstable: frozenset[str] = frozenset()  # params that are also written: read once, before the stores
 
     def open(self, levels: Sequence[Level], depth: Mapping[sympy.Symbol, int]) -> None:
         """Start a nest in which the loop over axis `a` is `levels[depth[a]]`; other axes are bound at level 0."""
@@ -69,7 +74,7 @@ class Speller:
             here = reader_depth.get(node, len(self._levels) - 1) == depth
             longest = LONGEST if node in reader_depth else LONGEST_ROOT
             once = uses[node] == 1 and here and len(text) <= longest and node not in named
-            if isinstance(node, Load) and node.buffer in self.unstable:
+            if isinstance(node, Load) and node.buffer in self._written:
                 once = False
             if not (once or _is_literal(node, text)):
                 stem = f"{self._params[node.buffer]}_" if isinstance(node, Load) else "t"
@@ -79,11 +84,9 @@ class Speller:
             (self._local if depth or once else self._known)[node] = text
         return [self._get(root) for root in roots]
 
-    def offset(self, index: Index) -> str:
+    def position(self, offset: sympy.Expr) -> str:
         """A position in a flat buffer, valid in the innermost loop."""
-        if isinstance(index, Expr):
-            return self.spell([index])[0]
-        return self._index(index)
+        return self._index(offset)
 
     # Levels ------------------------------------------------------------------------------------------------------
 

@@ -18,6 +18,9 @@ def scaled(x, y):
 def picked(table, rows):
     return table[rows] * 2
 
+def untouched(x):
+    return x
+
 class Net(nn.Module):
     def __init__(self):
         super().__init__()
@@ -42,7 +45,7 @@ def program(tmp_path):
 def test_explain_prints_kernels_and_traffic(program, capsys):
     assert main(["explain", f"{program}:scaled", "--shape", "8,128", "--shape", "128"]) == 0
     shown = capsys.readouterr().out
-    assert "in 1 kernels" in shown
+    assert "1 kernel" in shown
     assert "reads 4.5 KiB, writes 4.0 KiB" in shown
 
 
@@ -54,7 +57,7 @@ def test_explain_takes_a_module_class(program, capsys):
 def test_explain_takes_a_dtype_per_input(program, capsys):
     inputs = ["--shape", "8,16", "--dtype", "float32", "--shape", "5", "--dtype", "int64"]
     assert main(["explain", f"{program}:picked", *inputs]) == 0
-    assert "1 kernels" in capsys.readouterr().out
+    assert "1 kernel" in capsys.readouterr().out
 
 
 def test_explain_writes_dumps_where_asked(program, tmp_path, capsys):
@@ -67,6 +70,16 @@ def test_kernels_prints_the_source_once_per_kernel(program, capsys):
     shown = capsys.readouterr().out
     assert "=== kernel 1 of 1: " in shown
     assert "for" in shown.split("===")[2]
+
+
+def test_kernels_generates_for_a_target_without_its_device(program, capsys):
+    assert main(["kernels", f"{program}:Net", "--shape", "4,16", "--target", "triton"]) == 0
+    assert "@triton.jit" in capsys.readouterr().out
+
+
+def test_kernels_says_so_where_there_is_none(program, capsys):
+    assert main(["kernels", f"{program}:untouched", "--shape", "4"]) == 1
+    assert "no kernel was generated" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,117 @@
+"""How the points of a grid become programs: the loops around a kernel's body, in blocks and over threads."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from codegen.c.indices import Names, index_text
+from codegen.c.lanes import TILE, Lanes
+from codegen.c.nest import Extent, indented, whole_extent
+from lowering.kernel import Kernel, KernelAxis, Role
+
+STACK = 1 << 18
+"""Bytes of scratch arrays of one thread that are put on its stack; more is taken from the heap."""
+
+
+@dataclass(frozen=True, slots=True)
+class Array:
+    """A scratch array of one thread: `count` (C text) elements of C type `held`."""
+
+    name: str
+    held: str
+    count: str
+
+    @property
+    def bytes(self) -> int | None:
+        """Its size, if known."""
+        size = 1
+        for factor in self.count.split("*"):
+            if not factor.isdigit():
+                return None
+            size *= int(factor)
+        return size * (8 if self.held in ("double", "int64_t") else 4)
+
+
+class Grid:
+    """The loops over the grid of one kernel.
+
+    Attributes:
+        extents: how far each axis of the kernel runs inside one program.
+    """
+
+    def __init__(self, kernel: Kernel, lanes: Lanes, names: Names, team: str) -> None:
+        """`team` are the clauses of a parallel region, "" for none."""
+        self._lanes, self._names, self._team = lanes, names, team
+        self._axes = kernel.with_role(Role.GRID)
+        self.extents = {axis.symbol: self._extent(axis) for axis in kernel.axes}
+
+    def lane_pragma(self) -> str:
+        """What stands before a loop over lanes."""
+        if self._lanes.streams and self._team:
+            return f"#pragma omp parallel for simd {self._team}"
+        return "#pragma omp simd"
+
+    def around(self, body: Sequence[str], arrays: Sequence[Array]) -> list[str]:
+        """`body`, which uses `arrays`, for every point of the grid."""
+        sizes = [array.bytes for array in arrays]
+        on_stack = all(size is not None for size in sizes) and sum(size or 0 for size in sizes) <= STACK
+        loops, inside, before = self._loops()
+        nest = [*inside, *body]
+        allocate, free = [], []
+        if on_stack:
+            nest = [*(f"_Alignas(64) {array.held} {array.name}[{array.count}];" for array in arrays), *nest]
+        else:
+            for array in arrays:
+                size = f"sizeof({array.held}) * ({array.count})"
+                allocate.append(f"{array.held} *restrict {array.name} = __builtin_malloc({size});")
+                free.append(f"__builtin_free({array.name});")
+        for header in reversed(loops):
+            nest = [f"{header} {{", *indented(nest), "}"]
+        if self._lanes.streams or not (self._team and loops):
+            return [*before, *allocate, *nest, *free]
+        collapse = f" collapse({len(loops)})" if len(loops) > 1 else ""
+        if not allocate:
+            return [*before, f"#pragma omp parallel for {self._team}{collapse}", *nest]
+        region = [*allocate, f"#pragma omp for{collapse}", *nest, *free]
+        return [*before, f"#pragma omp parallel {self._team}", "{", *indented(region), "}"]
+
+    def _block_of(self, axis: KernelAxis) -> int | None:
+        if axis is self._lanes.tile:
+            return TILE
+        return self._lanes.block if axis is self._lanes.axis else None
+
+    def _extent(self, axis: KernelAxis) -> Extent:
+        block = self._block_of(axis)
+        if block is None:
+            return whole_extent(axis.symbol, axis.size, self._names)
+        name = self._names[axis.symbol]
+        start, end = f"{name}_0", f"{name}_end"
+        if not self._lanes.varies and axis.size.is_Integer and axis.size % block == 0:
+            end = f"{start} + {block}"
+        return Extent(name, start, end, str(block), f"{name} - {start}")
+
+    def _loops(self) -> tuple[list[str], list[str], list[str]]:
+        """Headers of the loops, what stands first inside the innermost, and what stands before them all."""
+        lanes = self._lanes
+        loops = [
+            self.extents[axis.symbol].header for axis in self._axes if axis is not lanes.axis and axis is not lanes.tile
+        ]
+        inside: list[str] = []
+        before: list[str] = []
+        for axis in (lanes.tile, lanes.axis):
+            block = None if axis is None else self._block_of(axis)
+            if axis is None or block is None:
+                continue
+            extent, size, step = self.extents[axis.symbol], index_text(axis.size, self._names), str(block)
+            if lanes.varies:
+                points = index_text(sympy.Mul(*(a.size for a in self._axes)), self._names)
+                share = f"{points} / (2 * threads) / {TILE} * {TILE}"
+                before.append(f"const int64_t width = imax({TILE}, imin({block}, {share}));")
+                step = "width"
+            loops.append(f"for (int64_t {extent.start} = 0; {extent.start} < {size}; {extent.start} += {step})")
+            if extent.end == f"{extent.name}_end":
+                inside.append(f"const int64_t {extent.end} = imin({extent.start} + {step}, {size});")
+        return loops, inside, before

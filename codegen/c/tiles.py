@@ -1,0 +1,56 @@
+"""Transposes: loads that are contiguous along the other axis of a tile, brought in turned by a whole tile at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sympy
+
+from codegen.c.indices import Names, index_text
+from codegen.c.lanes import TILE, Lanes
+from codegen.c.nest import Extent, Namespace
+from codegen.c.storage import loaded, memory_type
+from lowering.expr import Expr, Load, postorder
+from lowering.indexing import coefficient
+
+
+def stage_tiles(
+    roots: Sequence[Expr],
+    lanes: Lanes,
+    extents: Mapping[sympy.Symbol, Extent],
+    names: Names,
+    params: Mapping[str, str],
+    space: Namespace,
+) -> tuple[list[str], dict[Load, str]]:
+    """Lines that fill the tiles of one program, and how each load reads from its tile.
+
+    A load under a mask stays as it is: part of its tile may lie outside the tensor.
+    """
+    if lanes.tile is None or lanes.axis is None:
+        return [], {}
+    across, along = lanes.tile.symbol, lanes.axis.symbol
+    rows, columns = extents[along], extents[across]  # of the memory that is read: contiguous along `across`
+    corner = {symbol: sympy.Symbol(extents[symbol].start, integer=True) for symbol in (across, along)}
+    corner_names = {**names, **{symbol: symbol.name for symbol in corner.values()}}
+    lines: list[str] = []
+    staged: dict[Load, str] = {}
+    for node in postorder(*roots):
+        if not isinstance(node, Load) or node.mask is not None or isinstance(node.index[0], Expr):
+            continue
+        stride = coefficient(node.index[0], along)
+        if coefficient(node.index[0], across) != 1 or stride in (None, 0, 1):
+            continue
+        held, buffer = memory_type(node.dtype), params[node.buffer]
+        tile = space.fresh(f"{buffer}_tile")
+        start = index_text(sympy.expand_mul(node.index[0].xreplace(corner)), corner_names)
+        shape = f"{index_text(stride, names)}, {_points(rows)}, {_points(columns)}"
+        lines.append(f"_Alignas(64) {held} {tile}[{TILE}][{TILE}];")
+        lines.append(f"transpose_{held}({buffer} + {start}, {shape}, {tile});")
+        staged[node] = loaded(node.dtype, f"{tile}[{columns.slot}][{rows.slot}]")
+    return lines, staged
+
+
+def _points(extent: Extent) -> str:
+    """How many points of an axis lie in the tile."""
+    fixed = extent.end.removeprefix(f"{extent.start} + ")
+    return fixed if fixed != extent.end else f"{extent.end} - {extent.start}"

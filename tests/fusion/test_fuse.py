@@ -1,0 +1,251 @@
+"""`fuse`, `explain`, `report` and `torch.compile(backend="fusion")` as their users meet them."""
+
+from __future__ import annotations
+
+import copy
+import io
+import warnings
+
+import pytest
+import torch
+
+import fusion
+import fusion.backend
+
+
+class Net(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(8, 8)
+        self.norm = torch.nn.BatchNorm1d(8)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.drop(self.norm(torch.tanh(self.layer(x))))
+
+
+def test_module_keeps_its_type_and_state() -> None:
+    net = Net().eval()
+    fused = fusion.fuse(net)
+    assert type(fused) is Net and fused is not net
+    assert fused.state_dict().keys() == net.state_dict().keys()
+    assert fused.layer.weight is net.layer.weight
+    x = torch.randn(5, 8)
+    torch.testing.assert_close(fused(x), net(x))
+    assert fusion.report(fused).kernels
+    with torch.no_grad():
+        net.layer.weight.mul_(2)
+    torch.testing.assert_close(fused(x), net(x))
+
+
+def test_original_module_is_left_alone() -> None:
+    net = Net().eval()
+    fused = fusion.fuse(net)
+    net(torch.randn(5, 8))
+    assert not fusion.report(fused).graphs
+
+
+def test_train_and_eval() -> None:
+    torch.manual_seed(0)
+    fused = fusion.fuse(Net())
+    x = torch.randn(64, 8)
+    first, second = fused.train()(x), fused(x)
+    zeros = float((first == 0).float().mean())
+    assert 0.3 < zeros < 0.7 and not torch.equal(first, second)  # dropout is fresh each call
+    fused.eval()
+    torch.testing.assert_close(fused(x), fused(x))
+
+
+def test_dropout_repeats_under_a_seed() -> None:
+    fused = fusion.fuse(lambda x: torch.nn.functional.dropout(x, 0.3) * 2)
+    x = torch.ones(1000)
+    torch.manual_seed(3)
+    first = fused(x)
+    torch.manual_seed(3)
+    assert torch.equal(first, fused(x))
+    kept = first[first != 0]
+    torch.testing.assert_close(kept, torch.full_like(kept, 2 / 0.7))
+
+
+def test_batch_norm_updates_its_statistics() -> None:
+    net = Net().train()
+    net.drop.p = 0.0
+    twin = copy.deepcopy(net)
+    x = torch.randn(32, 8)
+    torch.testing.assert_close(fusion.fuse(net)(x), twin(x))
+    torch.testing.assert_close(net.norm.running_mean, twin.norm.running_mean)
+    torch.testing.assert_close(net.norm.running_var, twin.norm.running_var)
+
+
+def test_deepcopy_is_fused_and_independent() -> None:
+    fused = fusion.fuse(Net().eval())
+    twin = copy.deepcopy(fused)
+    x = torch.randn(5, 8)
+    with torch.no_grad():
+        twin.layer.weight.zero_()
+    assert not torch.equal(fused(x), twin(x))
+    assert fusion.report(twin).kernels
+
+
+def test_saved_and_loaded() -> None:
+    fused = fusion.fuse(Net().eval())
+    x = torch.randn(5, 8)
+    expected = fused(x)
+    file = io.BytesIO()
+    torch.save(fused, file)
+    file.seek(0)
+    torch.testing.assert_close(torch.load(file, weights_only=False)(x), expected)
+
+
+def test_hooks_run() -> None:
+    net = Net().eval()
+    seen: list[torch.Size] = []
+    net.register_forward_hook(lambda module, args, result: seen.append(result.shape))
+    fusion.fuse(net)(torch.randn(5, 8))
+    assert seen == [torch.Size([5, 8])]
+
+
+def test_decorator_with_and_without_arguments() -> None:
+    @fusion.fuse
+    def plain(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() + 1
+
+    @fusion.fuse(dynamic=False, options={"strict": True})
+    def configured(x: torch.Tensor) -> torch.Tensor:
+        return x.exp() + 1
+
+    x = torch.randn(7)
+    torch.testing.assert_close(plain(x), x.exp() + 1)
+    torch.testing.assert_close(configured(x), x.exp() + 1)
+    assert plain.__name__ == "plain"
+
+
+def test_torch_compile_by_name() -> None:
+    f = torch.compile(lambda x: torch.relu(x) * 2, backend="fusion", options={"strict": True})
+    x = torch.randn(9)
+    torch.testing.assert_close(f(x), torch.relu(x) * 2)
+
+
+@pytest.mark.parametrize("wrong", [3, "model", [torch.nn.Linear(2, 2)], Net])
+def test_fuse_takes_modules_and_functions_only(wrong: object) -> None:
+    with pytest.raises(TypeError, match="fuse takes"):
+        fusion.fuse(wrong if wrong != "model" else "model")
+
+
+def test_wrong_settings_name_the_right_ones() -> None:
+    with pytest.raises(ValueError, match="known: default"):
+        fusion.fuse(torch.relu, mode="fastest")
+    with pytest.raises(ValueError, match="strict"):
+        fusion.fuse(torch.relu, options={"strickt": True})
+    with pytest.raises(TypeError, match="bool"):
+        fusion.fuse(torch.relu, options={"strict": 1})
+    with pytest.raises(TypeError, match="dynamic"):
+        fusion.fuse(torch.relu, dynamic="yes")
+    with pytest.raises(TypeError, match="fuse returned"):
+        fusion.report(torch.relu)
+
+
+def test_unknown_operations_are_called_and_named() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.inv(x.exp()) * 2
+
+    found = fusion.explain(f)(torch.eye(5) + 0.1)
+    assert any("linalg_inv" in extern.name for extern in found.externs)
+    assert len(found.kernels) == 2
+    torch.testing.assert_close(fusion.fuse(f)(torch.eye(5)), f(torch.eye(5)))
+
+
+def test_complex_and_data_dependent_programs_are_right() -> None:
+    def complex_part(x: torch.Tensor) -> torch.Tensor:
+        return torch.fft.fft(x * 2).abs() + 1
+
+    def branches(x: torch.Tensor) -> torch.Tensor:
+        return x * 2 if x.sum() > 0 else x - 1
+
+    x = torch.randn(16)
+    torch.testing.assert_close(fusion.fuse(complex_part)(x), complex_part(x))
+    for sign in (1, -1):
+        torch.testing.assert_close(fusion.fuse(branches)(x.abs() * sign), branches(x.abs() * sign))
+
+
+@pytest.mark.parametrize("shape", [(0,), (0, 5), (5, 0), ()])
+def test_empty_and_scalar_tensors(shape: tuple[int, ...]) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.exp() + 1, x.sum()
+
+    x = torch.randn(shape)
+    for got, expected in zip(fusion.fuse(f, options={"strict": True})(x), f(x), strict=True):
+        torch.testing.assert_close(got, expected)
+
+
+def test_inputs_are_changed_in_place_as_eager_would() -> None:
+    def f(x: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        view = x[1:]
+        view.add_(1)
+        return view.sum()
+
+    x = torch.randn(6, 3)
+    twin = x.clone()
+    torch.testing.assert_close(fusion.fuse(f)(x), f(twin))
+    torch.testing.assert_close(x, twin)
+
+
+def test_outputs_alias_as_eager() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = x.exp()
+        return y, y.t()
+
+    y, t = fusion.fuse(f)(torch.randn(3, 4))
+    assert t.data_ptr() == y.data_ptr() and t.stride() == (1, 4)
+
+
+def test_sizes_may_change() -> None:
+    f = fusion.fuse(lambda x: torch.softmax(x * 2, -1), dynamic=True, options={"strict": True})
+    for rows, columns in ((3, 70), (5, 71), (9, 200), (2, 3000)):
+        x = torch.randn(rows, columns)
+        torch.testing.assert_close(f(x), torch.softmax(x * 2, -1))
+    assert len(fusion.report(f).graphs) == 1
+
+
+def _broken(*args: object, **kwargs: object) -> None:
+    raise RuntimeError("a defect")
+
+
+def test_failure_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion.backend, "compile_graph", _broken)
+    f = fusion.fuse(lambda x: x.exp() + 1)
+    x = torch.randn(5)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        torch.testing.assert_close(f(x), x.exp() + 1)
+    assert [w.category for w in caught if issubclass(w.category, fusion.FusionWarning)] == [fusion.FusionWarning]
+    assert "a defect" in fusion.report(f).graphs[0].failure
+
+
+def test_strict_raises_with_the_line_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion.backend, "compile_graph", _broken)
+    monkeypatch.setenv("FUSION_STRICT", "1")
+    with pytest.raises(Exception, match=r"a defect[\s\S]*test_fuse\.py:\d+"):
+        fusion.fuse(lambda x: x.exp() + 1)(torch.randn(5))
+
+
+def test_dump_tells_the_path(tmp_path: object) -> None:
+    fusion.fuse(lambda x: torch.softmax(x, -1), options={"dump": str(tmp_path)})(torch.randn(4, 9))
+    (folder,) = tmp_path.iterdir()
+    names = sorted(path.name for path in folder.iterdir())
+    for expected in ("00_graph.py", "01_program.txt", "10_clusters.dot", "10_clusters.txt", "90_module.py"):
+        assert expected in names
+    assert any(name.endswith(".c") for name in names) and names[-1] == "99_report.txt"
+    assert "softmax" in (folder / "90_module.py").read_text()
+
+
+def test_several_threads_at_once() -> None:
+    from concurrent.futures import ThreadPoolExecutor
+
+    f = fusion.fuse(lambda x: torch.softmax(x, -1) + 1)
+    x = torch.randn(30, 40)
+    expected = torch.softmax(x, -1) + 1
+    with ThreadPoolExecutor(4) as pool:
+        for got in pool.map(f, [x] * 16):
+            torch.testing.assert_close(got, expected)
