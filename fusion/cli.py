@@ -52,7 +52,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="compile GPT-2, compare it with eager, show what was fused")
-    demo.add_argument("--quick", action="store_true", help="two layers and 64 tokens instead of GPT-2 small")
+    demo.add_argument("--quick", action="store_true", help="a small GPT-2 and 64 tokens, for trying it out")
     demo.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
     demo.add_argument("--dump", type=Path, default=Path("fusion-dump"), metavar="DIR", help="default: ./fusion-dump")
     demo.set_defaults(command=_demo)

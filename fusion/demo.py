@@ -68,7 +68,8 @@ def run(*, quick: bool = False, device: str | None = None, dump: Path = Path("fu
     """Run the demonstration and return the exit code.
 
     Args:
-        quick: two layers and 64 tokens, in place of GPT-2 small (12 layers, 124 M parameters) and 512 tokens.
+        quick: two layers, 256 words and 64 tokens, in place of GPT-2 small (12 layers, 50,257 words, 124 M parameters)
+            and 512 tokens.
         device: "cpu" or "cuda"; None takes CUDA where there is one.
         dump: where every stage of the compilation is written.
 
@@ -97,29 +98,30 @@ def tokens(text: str, count: int) -> torch.Tensor:
     return torch.tensor([list(data[:count])])
 
 
-def _gpt2(layers: int) -> torch.nn.Module:
-    """GPT-2 small as transformers builds it, with plain PyTorch attention, in eval mode."""
+def _gpt2(quick: bool) -> torch.nn.Module:
+    """GPT-2 as transformers builds it, with plain PyTorch attention, in eval mode."""
     try:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError as error:
         raise FusionError(
             "the demonstration needs transformers, which is not installed", hint="pip install 'fusion-compiler[dev]'"
         ) from error
-    config = GPT2Config(n_layer=layers, use_cache=False, attn_implementation="eager")  # type: ignore[call-arg]  # base's
+    config = GPT2Config(use_cache=False, attn_implementation="eager")  # type: ignore[call-arg]  # its base takes it
+    if quick:
+        config.n_layer, config.vocab_size = 2, 256
     model: torch.nn.Module = GPT2LMHeadModel(config)
     return model.eval()
 
 
 @torch.no_grad()
 def _measure(quick: bool, device: torch.device, dump: Path) -> Measured:
-    layers, length = (2, 64) if quick else (12, 512)
     with steps(6) as step:
         step("build GPT-2")
         torch.manual_seed(0)
-        model = _gpt2(layers).to(device)
-        ids = tokens(TEXT, length).to(device)
+        model = _gpt2(quick).to(device)
+        ids = tokens(TEXT, 64 if quick else 512).to(device)
         parameters = sum(parameter.numel() for parameter in model.parameters())
-        what = f"GPT-2, {layers} layers, {parameters / 1e6:.0f} M parameters, {ids.numel()} tokens, float32, {device}"
+        what = f"GPT-2, {parameters / 1e6:.0f} M parameters, {ids.numel()} tokens, float32, {device}"
 
         def eager() -> torch.Tensor:
             logits: torch.Tensor = model(ids).logits

@@ -16,7 +16,7 @@ import sympy
 
 from codegen.target import Capabilities
 from fusion.schedule.graph import Dependences
-from fusion.schedule.legality import Cluster, Link, Refused, may_join, single
+from fusion.schedule.legality import Cluster, Link, Refused, may_join, may_stand_beside, single
 from fusion.schedule.profit import Prices
 from lowering.errors import Origin
 from lowering.program import Extern, Program, reads, writes
@@ -91,6 +91,7 @@ class _Growth:
                 self._push(link)
         while self.heap:
             self._try(heapq.heappop(self.heap).link)
+        self._pack()
         order = nx.lexicographical_topological_sort(self.graph, key=lambda c: self.clusters[c].members[-1])
         return Clustering(tuple(self.clusters[c] for c in order), tuple(self._refusals()), self.prices)
 
@@ -137,7 +138,28 @@ class _Growth:
             return
         self._replace(a, b, joined)
 
-    def _replace(self, a: int, b: int, joined: Cluster) -> None:
+    def _pack(self) -> None:
+        """Put small clusters that have nothing to do with each other beside each other, to share a launch.
+
+        Only clusters that take little longer than their launch, and walk axes of the same sizes.
+        """
+        alike: dict[tuple[object, ...], int] = {}
+        small = 2 * self.capabilities.launch_us
+        for b in sorted(self.clusters, key=lambda c: self.clusters[c].members[0]):
+            cluster = self.clusters[b]
+            if cluster.extern or cluster.space.rigid or self.prices.time(cluster) > small:
+                continue
+            space = cluster.space
+            shape = (tuple(axis.size for axis in space.parallel), tuple(axis.size for axis in space.reduced))
+            a = alike.get(shape)
+            if a is not None and not (self._path(a, b, direct=True) or self._path(b, a, direct=True)):
+                joined = may_stand_beside(self.dependences, self.capabilities, self.clusters[a], cluster)
+                if isinstance(joined, Cluster):
+                    alike[shape] = self._replace(a, b, joined)
+                    continue
+            alike[shape] = b
+
+    def _replace(self, a: int, b: int, joined: Cluster) -> int:
         new, self.next = self.next, self.next + 1
         self.clusters[new] = joined
         self.graph.add_node(new)
@@ -157,6 +179,7 @@ class _Growth:
             for name in reads(self.dependences.node(member)):
                 if name in self.dependences.writer:
                     self._push(Link(name, self.dependences.writer[name], member, vertical=True))
+        return new
 
     def _path(self, start: int, end: int, *, direct: bool = False) -> bool:
         """Is there a path from `start` to `end` through another cluster (or, with `direct`, any path)?"""

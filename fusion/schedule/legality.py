@@ -94,6 +94,22 @@ def may_join(
     return refused
 
 
+def may_stand_beside(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster
+) -> Cluster | Refused:
+    """Two clusters that share no tensor, as one that walks both: their axes have the same sizes, in order."""
+    members = tuple(sorted((*first.members, *second.members)))
+    for rule in (_same_device, _small_enough, _one_contraction):
+        reason = rule(dependences, capabilities, first, second, members)
+        if reason is not None:
+            return Refused(reason)
+    pairs = zip(second.space.axes, first.space.axes, strict=True)
+    change = {axis.symbol: other.symbol for axis, other in pairs if axis.symbol != other.symbol}
+    sizes = first.space.sizes
+    moved = {member: _compose(placement, change, sizes) for member, placement in second.places.items()}
+    return Cluster(members, first.space, {**first.places, **moved})
+
+
 # Rules that need no algebra -----------------------------------------------------------------------------------------
 
 
@@ -350,4 +366,4 @@ def _unspanned(node: Compute, placement: Placement, space: Space) -> set[sympy.S
     return None if inverse is None else {s for s in inverse.free if sizes[s] != 1}
 
 
-__all__ = ["Cluster", "Link", "Refused", "may_join", "single"]
+__all__ = ["Cluster", "Link", "Refused", "may_join", "may_stand_beside", "single"]

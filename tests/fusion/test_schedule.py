@@ -102,6 +102,20 @@ def test_siblings_that_read_the_same_tensor_share_a_kernel() -> None:
     assert len(call.written) == 2
 
 
+def test_independent_small_nodes_share_a_launch() -> None:
+    def f(*tensors: torch.Tensor) -> list[torch.Tensor]:
+        return [x.mul(0.9).add(1) for x in tensors]
+
+    found = schedule(f, *(torch.randn(65) for _ in range(6)))
+    (call,) = kernels(found)
+    assert len(call.written) == 6
+
+
+def test_independent_large_nodes_keep_their_launches() -> None:
+    found = schedule(lambda a, b: (a + 1, b + 1), torch.randn(1 << 24), torch.randn(1 << 24))
+    assert len(kernels(found)) == 2
+
+
 def test_result_in_between_is_not_jumped_over() -> None:
     """a → extern → b: a and b may not be one kernel, since the extern must run in between."""
 
