@@ -18,6 +18,9 @@ from lowering.kernel import Fold
 from lowering.program import Contract, Map
 
 
+FLAT = "@"
+
+
 @dataclass(frozen=True, slots=True)
 class Write:
     """One output of a cluster: the buffer, the offset in elements, the value."""
@@ -29,7 +32,10 @@ class Write:
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """What a cluster computes: folds in order, then writes.  Loads have flat offsets in the buffers outside."""
+    """What a cluster computes: folds in order, then writes.
+
+    Loads are of buffers outside, called `@name`, at flat offsets: the sign tells them from loads yet to be resolved.
+    """
 
     folds: tuple[Fold, ...]
     writes: tuple[Write, ...]
@@ -82,12 +88,13 @@ class _Expansion:
         """`expr` with members replaced by their values and all other loads given flat offsets."""
 
         def rule(node: Expr) -> Expr | None:
-            if not isinstance(node, Load):
+            if not isinstance(node, Load) or node.buffer.startswith(FLAT):
                 return None
             member = self.inside.get(node.buffer)
             if member is None:
                 buffer = self.dependences.program.buffers[node.buffer]
-                return Load(node.buffer, (flatten(node.index, buffer.strides, self.sizes),), node.dtype, node.mask)
+                offset = flatten(node.index, buffer.strides, self.sizes)
+                return Load(f"{FLAT}{node.buffer}", (offset,), node.dtype, node.mask)
             if self._here(member, node.index):
                 value = self.values[node.buffer]
                 return value if node.mask is None else guarded(value, node.mask)

@@ -2,7 +2,8 @@
 
 `Program → Program`.  A map that loads nothing (a mask made of indices, a constant) or only converts, moves or lightly
 changes one other tensor is substituted into every generated reader.  It stays a node only where an extern or the caller
-needs the tensor itself.
+needs the tensor itself, or where a library may be called with it: an operand is taken into a contraction by
+`clusters.py`, if that pays.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ def inline_cheap_maps(program: Program) -> Program:
     nodes: list[Node] = []
     changed = False
     for node in program.nodes:
-        if not isinstance(node, Extern):
+        if not isinstance(node, Extern) and not (isinstance(node, Contract) and node.library):
             inlined = inline(node, cheap)
             changed |= inlined is not node
             node = inlined
@@ -39,8 +40,6 @@ def inline_cheap_maps(program: Program) -> Program:
         if (isinstance(node, Extern) and node.impure) or needed.intersection(writes(node)):
             kept.append(node)
             needed.update(reads(node))
-            if isinstance(node, Contract):
-                needed.update(name for part in node.library for name in reads(part))
     return replace(program, nodes=tuple(reversed(kept)))
 
 

@@ -13,7 +13,7 @@ import sympy
 
 from codegen.target import Capabilities
 from fusion.schedule.axes import accesses_of, drop_ones, indices_of, merge, order_by_stride, replace_in
-from fusion.schedule.expand import Expanded, Write, expand
+from fusion.schedule.expand import FLAT, Expanded, Write, expand
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
 from fusion.schedule.profit import Prices
@@ -183,12 +183,13 @@ def _finish(
     written = [write.buffer for write in expanded.writes]
     roots = [*(arg for fold in expanded.folds for arg in fold.args), *(write.value for write in expanded.writes)]
     roots += [write.offset for write in expanded.writes if isinstance(write.offset, Expr)]
-    read = list(dict.fromkeys(node.buffer for node in postorder(*roots) if isinstance(node, Load)))
-    names = {name: f"in{k}" for k, name in enumerate(read)} | {name: f"out{k}" for k, name in enumerate(written)}
+    loaded = dict.fromkeys(node.buffer for node in postorder(*roots) if isinstance(node, Load))
+    read = [name.removeprefix(FLAT) for name in loaded]
+    names = {name: f"in{k}" for k, name in enumerate(loaded)} | {name: f"out{k}" for k, name in enumerate(written)}
     params = []
-    for name in (*read, *written):
+    for name, param in zip((*read, *written), names.values(), strict=True):
         buffer = program.buffers[name]
-        params.append(Param(names[name], buffer.dtype, buffer.shape, buffer.strides, name in written))
+        params.append(Param(param, buffer.dtype, buffer.shape, buffer.strides, name in written))
     body = rename(body, names)
     origins = tuple(program.origins[dependences.compute(m).out] for m in cluster.members)
     own = {axis.symbol for axis in axes}

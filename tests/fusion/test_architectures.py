@@ -44,7 +44,8 @@ def test_architecture(name: str) -> None:
     got, got_gradients = training_step(fused, inputs)
 
     assert distance(got, exact) <= 2 * distance(result, exact) + TOLERANCE
-    assert got_gradients.keys() == gradients.keys()
+    for key in got_gradients.keys() - gradients.keys():  # of what the loss does not depend on: zero instead of none
+        assert not got_gradients[key].any(), key
     for key, gradient in gradients.items():
         allowed = 2 * distance(gradient, exact_gradients[key]) + TOLERANCE
         assert distance(got_gradients[key], exact_gradients[key]) <= allowed, key
