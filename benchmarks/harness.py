@@ -2,7 +2,8 @@
 
 A number is only reported if the result was right (error against float64 no more than twice eager's), if Fusion
 generated at least one kernel and if no region of it fell back to eager; otherwise the case is refused, with the reason.
-Times are medians of runs that alternate between the systems, so that a busy moment of the machine hits all of them.
+Times are medians of runs that alternate between the systems, so that a busy moment of the machine hits all of them; a
+row whose runs differ much from each other is marked as noisy.
 """
 
 from __future__ import annotations
@@ -30,6 +31,10 @@ FLUSH_BYTES = 512 << 20
 """Zeroed between timed runs on a GPU: more than its L2, and long enough to hide the launch of what follows."""
 
 
+NOISE = 0.25
+"""Half of the runs of one system may differ by this share of their median before the row is marked."""
+
+
 class Refused(Exception):
     """A case that may not be reported, and why."""
 
@@ -43,6 +48,7 @@ class Result:
     seconds: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
     cold: dict[str, float] = field(default_factory=dict)
+    noisy: bool = False
 
 
 def measure(case: Case, device: str, *, rounds: int) -> Result:
@@ -66,7 +72,10 @@ def measure(case: Case, device: str, *, rounds: int) -> Result:
         moved = sum(tensor.nbytes for tensor in (*inputs, results["eager"]))
         result = Result(case, moved, errors=_errors(case, inputs, results))
         time_in_turn = _cuda_seconds if device == "cuda" else _cpu_seconds
-        result.seconds = time_in_turn({system: _closed(call, inputs) for system, call in calls.items()}, rounds)
+        samples = time_in_turn({system: _closed(call, inputs) for system, call in calls.items()}, rounds)
+    for system, values in samples.items():
+        low, result.seconds[system], high = statistics.quantiles(values, n=4)
+        result.noisy |= high - low > NOISE * result.seconds[system]
     return result
 
 
@@ -95,8 +104,8 @@ def _errors(case: Case, inputs: Sequence[Tensor], results: dict[str, Tensor]) ->
 # Timing -----------------------------------------------------------------------------------------------------
 
 
-def _cpu_seconds(calls: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, float]:
-    """Median seconds per run.  Short runs are repeated within a round until a sample lasts about 5 ms."""
+def _cpu_seconds(calls: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, list[float]]:
+    """Seconds per run, for each round.  Short runs are repeated within a round until a sample lasts about 5 ms."""
     repeats = {}
     for system, call in calls.items():
         call()
@@ -110,11 +119,11 @@ def _cpu_seconds(calls: dict[str, Callable[[], Tensor]], rounds: int) -> dict[st
             for _ in range(repeats[system]):
                 call()
             samples[system].append((time.perf_counter() - start) / repeats[system])
-    return {system: statistics.median(values) for system, values in samples.items()}
+    return samples
 
 
-def _cuda_seconds(calls: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, float]:
-    """Median seconds per run on the device, between events, with the L2 cache flushed before each run."""
+def _cuda_seconds(calls: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each run on the device, between events, with the L2 cache flushed before."""
     flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
     for call in calls.values():
         for _ in range(5):
@@ -129,10 +138,7 @@ def _cuda_seconds(calls: dict[str, Callable[[], Tensor]], rounds: int) -> dict[s
             end.record()
             marks[system].append((start, end))
         torch.cuda.synchronize()
-    return {
-        system: statistics.median(start.elapsed_time(end) for start, end in pairs) / 1e3
-        for system, pairs in marks.items()
-    }
+    return {system: [start.elapsed_time(end) / 1e3 for start, end in pairs] for system, pairs in marks.items()}
 
 
 # Cold compilation -------------------------------------------------------------------------------------------
@@ -177,7 +183,8 @@ def row(result: Result) -> str:
     text += f"{ratios[0]:>9.2f}x{ratios[1]:>12.2f}x{result.bytes / medians['fusion'] / 1e9:>9.1f}"
     text += f"{result.errors['fusion']:>10.1e}"
     widths = {"inductor": 13, "fusion": 11}
-    return text + "".join(f"{seconds:>{widths[system]}.2f} s" for system, seconds in result.cold.items())
+    text += "".join(f"{seconds:>{widths[system]}.2f} s" for system, seconds in result.cold.items())
+    return text + ("  ~" if result.noisy else "")
 
 
 def run_suite(suite: str, cases: Sequence[Case], device: str, *, rounds: int, cold: bool, only: str) -> int:
@@ -208,4 +215,6 @@ def run_suite(suite: str, cases: Sequence[Case], device: str, *, rounds: int, co
             ratio = geomean([result.cold["inductor"] / result.cold["fusion"] for result in results])
             summary += f"cold compilation {ratio:.2f}x against inductor, "
         print(summary.removesuffix(", ") + f" ({len(results)} of {len(chosen)} cases; above 1 Fusion is faster)")
+        if any(result.noisy for result in results):
+            print(f"~ half of the runs differ by more than {NOISE:.0%}: other work on this machine; run it again")
     return int(refused > 0)

@@ -64,6 +64,9 @@ class Target(Protocol):
     def emit(self, kernel: Kernel) -> str:
         """Source text of `kernel`.  Equal kernels give equal text."""
 
+    def efficiency(self, kernel: Kernel) -> float:
+        """The share of a library's speed at which a contraction `kernel` runs here; 1 where they are equal."""
+
     def build(self, kernel: Kernel, source: str) -> Launcher:
         """Compile `source` (of `kernel`) and return what launches it.  Thread-safe.
 

@@ -23,6 +23,7 @@ from fusion.runtime.splice import splice
 from fusion.schedule import grow, plan
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.library import prefer_library
 from fusion.schedule.split import split_reductions
 from lowering.lower import lower
 from lowering.verify import verify_kernel, verify_program
@@ -62,7 +63,11 @@ def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph")
         program = trace.program(name, transform(program))
         verify_program(program)
 
-    clustering = trace.clustering(program, grow(program, capabilities, hints))
+    clustering = grow(program, capabilities, hints)
+    left = prefer_library(program, clustering, builder.target)
+    if left is not program:
+        program, clustering = left, grow(left, capabilities, hints)
+    trace.clustering(program, clustering)
     schedule = plan(program, clustering)
     calls = {k: step for k, step in enumerate(schedule.steps) if isinstance(step, KernelCall)}
     for call in calls.values():

@@ -1,8 +1,8 @@
 """Which composite ATen operations PyTorch's own reference decompositions take apart before the rules see them.
 
 What leaves is the table for AOTAutograd or `make_fx`.  An operation with a rule is never taken apart: a rule of our own
-gives fewer nodes, rounds halves once, and knows the shape of the result.  Nor is one whose parts would be library
-calls again, or that the library does better in one piece.
+gives fewer nodes, rounds halves once, and knows the shape of the result.  That includes the refusals of
+`rules/library.py`, which leave a call whole for the library.
 """
 
 from __future__ import annotations
@@ -48,29 +48,16 @@ ALSO: tuple[OpOverloadPacket, ...] = (
 )
 """Taken apart although not among PyTorch's core decompositions."""
 
-WHOLE: tuple[OpOverloadPacket, ...] = (
-    aten._scaled_dot_product_flash_attention_for_cpu,  # the library's fused attention
-    aten.embedding_dense_backward,  # an accumulating scatter, one library call either way
-    aten.index_add,
-    aten.index_copy,
-    aten.index_fill,
-    aten.unfold_backward,
-    aten.col2im,
-    aten.max_unpool2d,
-    aten.max_unpool3d,
-    aten._euclidean_dist,
-    aten._chunk_cat,
-    aten.linspace,  # of integers or between tensors: PyTorch's parts round unlike eager
-)
-"""Left whole although PyTorch would take them apart."""
+
+FOR_TRAINING: tuple[OpOverloadPacket, ...] = (aten._softmax, aten._log_softmax)
+"""Taken apart although there is a rule: the parts show the partitioner what backward can recompute from the input and
+a few numbers per row, where it would save the whole result of the call."""
 
 
 @lru_cache(maxsize=1)
 def decompositions() -> dict[OpOverload, Callable[..., object]]:
     """Overload → decomposition.  The same dict each time; do not change it."""
     table = {**core_aten_decompositions(), **get_decompositions(ALSO)}
-    return {
-        target: parts
-        for target, parts in table.items()
-        if isinstance(target, OpOverload) and target not in RULES and target.overloadpacket not in WHOLE
-    }
+    kept = {target: parts for target, parts in table.items() if target not in RULES}
+    kept.update(get_decompositions(FOR_TRAINING))
+    return {target: parts for target, parts in kept.items() if isinstance(target, OpOverload)}

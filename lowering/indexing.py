@@ -114,6 +114,10 @@ def _interval(expr: sympy.Expr, sizes: Sizes) -> tuple[int, int] | None:
     return None
 
 
+def _expanded(expr: sympy.Expr) -> sympy.Expr:
+    return expr if expr.is_Atom else sympy.expand(expr)
+
+
 def _within(expr: sympy.Expr, size: sympy.Expr, sizes: Sizes) -> bool:
     """Is `0 ≤ expr < size` certain?"""
     if expr == 0 or (isinstance(expr, Mod) and expr.args[1] == size):
@@ -124,7 +128,7 @@ def _within(expr: sympy.Expr, size: sympy.Expr, sizes: Sizes) -> bool:
     terms = _radix_terms(expr, sizes)
     if terms is None:
         return False
-    ratio = sympy.expand(size) / _radix_extent(terms)
+    ratio = _expanded(size) / _radix_extent(terms)
     return bool(ratio.is_positive and ratio.is_integer)
 
 
@@ -355,7 +359,7 @@ def invert(
         used = symbols_of(expr)
         solved.update((axis, ZERO) for axis in used if axis in single)
         terms = _radix_terms(simplify(expr.xreplace(single) if single else expr, sizes), sizes)
-        if terms is None or _radix_extent(terms) != sympy.expand(extent):
+        if terms is None or _radix_extent(terms) != _expanded(extent):
             return None
         weight: sympy.Expr = ONE
         for term in terms:
@@ -371,8 +375,8 @@ def invert(
         while weight in parts:
             size, digit = parts.pop(weight)
             total += weight * digit
-            weight = sympy.expand(weight * size)
-        if parts or weight != sympy.expand(sizes[axis]):
+            weight = _expanded(weight * size)
+        if parts or weight != _expanded(sizes[axis]):
             return None
         solved[axis] = total
     return Inverse(solved, tuple(a for a in axes if a not in solved))
@@ -394,14 +398,14 @@ def _radix_terms(expr: sympy.Expr, sizes: Sizes) -> tuple[_Digit, ...] | None:
 
 def _radix_extent(terms: Sequence[_Digit]) -> sympy.Expr:
     """How many values a mixed-radix number takes: it runs over all of `[0, extent)`."""
-    return sympy.expand(sympy.Mul(*(term.size for term in terms)))
+    return _expanded(sympy.Mul(*(term.size for term in terms)))
 
 
 @lru_cache(maxsize=1 << 16)
 def _radix(expr: sympy.Expr, facts: Facts) -> tuple[_Digit, ...] | None:
     sizes = dict(facts)
     weights: dict[_Digit, sympy.Expr] = {}
-    for term in sympy.Add.make_args(sympy.expand(expr)):
+    for term in sympy.Add.make_args(_expanded(expr)):
         if term == 0:
             continue
         factors = [f for f in sympy.Mul.make_args(term) if f in sizes or isinstance(f, (FloorDiv, Mod))]
@@ -417,7 +421,7 @@ def _radix(expr: sympy.Expr, facts: Facts) -> tuple[_Digit, ...] | None:
         digit = min(found, key=lambda d: d.size != 1)  # of several with this weight all but the last have size 1
         del weights[digit]
         ordered.append(digit)
-        weight = sympy.expand(weight * digit.size)
+        weight = _expanded(weight * digit.size)
     return tuple(ordered)
 
 

@@ -19,7 +19,7 @@ from torch._ops import OpOverload
 
 from lowering import rules
 from lowering.builder import GENERATED_DTYPES, Builder, load_of, origin_of, size_of, sizes_of
-from lowering.errors import Unsupported
+from lowering.errors import Origin, Unsupported
 from lowering.expr import Load
 from lowering.indexing import ONE
 from lowering.program import Buffer, BufferRef, Contract, Extern, ExternArg, Node, Program, reads, writes
@@ -74,6 +74,9 @@ class Lowering(Builder):
                 outputs = tuple(self._output(arg) for arg in several)
             else:
                 raise Unsupported(f"fx node of kind {node.op!r}", origin=origin_of(node))
+        for name, buffer in self.buffers.items():
+            for size in (*buffer.shape, *buffer.strides):
+                self._known(size, self.origins[name])
         program = Program(tuple(self.inputs), self.buffers, tuple(self.nodes), outputs, self.origins, self.constants)
         return _without_dead_nodes(program)
 
@@ -105,12 +108,11 @@ class Lowering(Builder):
                 self.symbols.update(size for size in sizes_of((*val.shape, *val.stride())) if size.is_Symbol)
             return value
         if isinstance(val, torch.SymInt):
-            symbol = size_of(val)
-            if not symbol.is_Symbol:
-                raise Unsupported(f"input {node.name} is the size expression {symbol}", origin=origin_of(node))
-            self.inputs.append(symbol)
-            self.symbols.add(symbol)
-            return symbol
+            size = size_of(val)
+            if size.is_Symbol:
+                self.symbols.add(size)
+            self.inputs.append(size if size.is_Symbol else None)  # other inputs tell what an expression is
+            return size
         if isinstance(val, int):
             self.inputs.append(None)
             return sympy.Integer(val)
@@ -143,7 +145,7 @@ class Lowering(Builder):
         if isinstance(val, (torch.SymBool, bool)):
             return None
         if isinstance(val, (torch.SymInt, torch.SymFloat, int)):
-            return self._known(size_of(val), node)
+            return self._known(size_of(val), origin_of(node))
         registered = RULES.get(node.target) if isinstance(node.target, OpOverload) else None
         if registered is None:
             return self._extern(node, "no rule")
@@ -205,17 +207,17 @@ class Lowering(Builder):
             return [self._rule_arg(part) for part in arg]
         return arg
 
-    def _known(self, size: sympy.Expr, node: fx.Node) -> sympy.Expr:
+    def _known(self, size: sympy.Expr, origin: Origin) -> sympy.Expr:
         """`size`, if the inputs determine it."""
         if not size.free_symbols <= self.symbols:
-            raise Unsupported(f"the size {size} depends on the contents of a tensor", origin=origin_of(node))
+            raise Unsupported(f"the inputs do not tell the size {size}", origin=origin)
         return size
 
     # Externs and outputs --------------------------------------------------------------------------------------------
 
     def _extern(self, node: fx.Node, reason: str) -> FxValue:
         assert callable(node.target)
-        is_view = isinstance(node.target, OpOverload) and _is_view(node.target)
+        is_view = _is_view(node.target)
         args = tuple(self._extern_arg(arg) for arg in node.args)
         kwargs = {key: self._extern_arg(arg) for key, arg in node.kwargs.items()}
         val = node.meta.get("val")
@@ -225,7 +227,7 @@ class Lowering(Builder):
         for part in val if isinstance(val, (tuple, list)) else (val,):
             if isinstance(part, torch.Tensor):
                 strides = sizes_of(part.stride()) if part.layout is torch.strided else None
-                shape = tuple(self._known(size, node) for size in sizes_of(part.shape))
+                shape = tuple(self._known(size, origin_of(node)) for size in sizes_of(part.shape))
                 buffer = self.buffer(part.dtype, shape, strides, part.device, node.name)
                 outs.append(buffer.name)
                 results.append(load_of(buffer))
@@ -274,21 +276,31 @@ class Lowering(Builder):
             or not _same_layout(self.buffers[name], value.shape, strides)
             or (fresh and self._is_copy(node, name))
         ):
-            if isinstance(node.target, OpOverload) and (self.only_calls or _is_view(node.target)):
-                for source in node.args[:1]:
-                    if isinstance(source, fx.Node):
-                        self.tensor(source, fresh=fresh)
-                out = self.buffer(value.dtype, value.shape, strides, value.device)
-                args = tuple(self._extern_arg(arg) for arg in node.args)
-                kwargs = {key: self._extern_arg(arg) for key, arg in node.kwargs.items()}
-                self.nodes.append(Extern((out.name,), node.target, args, kwargs, is_view=_is_view(node.target)))
-                name = out.name
-            else:
-                name = self.map(value, strides).buffer()
+            name = self._by_call(node, value, strides, fresh) or self.map(value, strides).buffer()
         self.current = previous
         assert name is not None
         self.realised[node] = name
         return name
+
+    def _by_call(self, node: fx.Node, value: Value, strides: Shape, fresh: bool) -> str | None:
+        """The result of `node` by eager's own call: a view, which moves nothing.  None where a call is not wanted."""
+        call = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(call, fx.Node) or not isinstance(call.target, OpOverload):
+            return None
+        is_view = _is_view(call.target)
+        if not is_view and not self.only_calls:
+            return None
+        for source in call.args[:1]:
+            if isinstance(source, fx.Node):
+                self.tensor(source, fresh=fresh)
+        out = self.buffer(value.dtype, value.shape, strides, value.device)
+        outs: list[str | None] = [out.name]
+        if call is not node:  # one part of several
+            outs = [out.name if k == node.args[1] else None for k in range(len(call.meta["val"]))]
+        args = tuple(self._extern_arg(arg) for arg in call.args)
+        kwargs = {key: self._extern_arg(arg) for key, arg in call.kwargs.items()}
+        self.nodes.append(Extern(tuple(outs), call.target, args, kwargs, call is not node, is_view))
+        return out.name
 
     def _is_copy(self, node: fx.Node, name: str) -> bool:
         """Would eager's result of `node` be a copy of what buffer `name` holds, rather than that or a view of it?"""
@@ -324,7 +336,12 @@ def _same_layout(buffer: Buffer, shape: Shape, strides: Shape) -> bool:
     return all(a == b for a, b, size in zip(buffer.strides, strides, shape, strict=True) if size != ONE)
 
 
-def _is_view(target: OpOverload) -> bool:
+def _is_view(target: object) -> bool:
+    """Does the operation return its first argument's memory?  Reshapes of what is known to be viewable count."""
+    if not isinstance(target, OpOverload):
+        return False
+    if target is torch.ops.aten._unsafe_view.default:
+        return True
     returns = target._schema.returns
     return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
 

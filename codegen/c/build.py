@@ -60,12 +60,15 @@ class Compiler:
 @lru_cache(maxsize=8)
 def _compiler(chosen: str | None) -> Compiler:
     candidates = [chosen] if chosen else ["cc", "gcc", "clang"]
+    found: list[Compiler] = []
     for candidate in candidates:
         command = tuple(candidate.split())
         if command and shutil.which(command[0]):
             shown = subprocess.run([*command, "--version"], capture_output=True, text=True, check=False)
             if shown.returncode == 0:
-                return Compiler(command, shown.stdout)
+                found.append(Compiler(command, shown.stdout))
+    if found:  # clang, under whatever name, calls another OpenMP run time than the one PyTorch has loaded
+        return min(found, key=lambda compiler: "clang" in compiler.version)
     raise BuildError(
         f"no C compiler found (tried {', '.join(candidates)})", hint="install gcc, or name a compiler in $CC"
     )

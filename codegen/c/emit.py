@@ -2,8 +2,9 @@
 
 What enters is a kernel; what leaves is a function of the same name that takes the data pointers of its params, its
 sizes as int64_t and the number of threads, with the few definitions it needs before it.  The decisions are made
-elsewhere, each in its own file: what shares a walk (`sweeps`), where the lanes run (`lanes`), what is kept (`scratch`),
-whether threads pay (`threads`), how folds accumulate (`folds`); this file opens the loops and fills them.
+elsewhere, each in its own file: what shares a walk (`sweeps`), where the lanes run (`lanes`) and where their loops are
+cut (`cuts`), what is kept (`scratch`), how folds accumulate (`folds`), whether threads pay (`threads`); this file opens
+the loops and fills them.
 
 Refused (BuildError): a loop inside a loop, dtypes and operations without a C form.
 """
@@ -15,14 +16,15 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from codegen.c.folds import Place, chunk_length, write_fold
+from codegen.c.cuts import cut
+from codegen.c.folds import REPEATING, Place, chunk_length, write_fold
 from codegen.c.grid import Array, Grid
 from codegen.c.lanes import choose_lanes, loop_order
-from codegen.c.nest import Level, Namespace, chunk_headers, flat, indented, render
+from codegen.c.nest import Extent, Level, Namespace, chunk_headers, flat, indented, render
 from codegen.c.prelude import prelude
 from codegen.c.scratch import plan_scratch
-from codegen.c.storage import HELD, memory_type, stored
-from codegen.c.sweeps import Sweep, sums_of_products, sweeps_of
+from codegen.c.storage import HELD, memory_type
+from codegen.c.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
 from codegen.c.threads import may_share, team
 from codegen.c.tiles import stage_tiles
 from codegen.c.values import Speller
@@ -36,10 +38,10 @@ def emit_kernel(kernel: Kernel) -> str:
     Raises:
         BuildError: the kernel cannot be written in C.
     """
-    function = _Function(sums_of_products(kernel)).text()
+    function = _Function(with_plain_folds(kernel)).text()
     last = _last(kernel)
     while last is not None:  # each is called by the one before it, so it stands above that
-        function = f"static {_Function(sums_of_products(last)).text()}\n{function}"
+        function = f"static {_Function(with_plain_folds(last)).text()}\n{function}"
         last = _last(last)
     origins = "".join(f"// {' '.join(line.split())}\n" for line in kernel.origins)
     return f"{prelude(function)}\n{origins}{function}"
@@ -98,7 +100,8 @@ class _Function:
         roots = [root for sweep in self.sweeps for root in sweep.roots]
         body, staged = stage_tiles(roots, self.lanes, self.grid.extents, self.names, self.params, self.space)
         for sweep in self.sweeps:
-            body += self._sweep(sweep, staged)
+            for piece, lanes in self._pieces(sweep):
+                body += self._sweep(piece, lanes, staged)
         lines = self.grid.around(body, self.arrays)
         last = _last(self.kernel)
         if last is not None:
@@ -110,19 +113,31 @@ class _Function:
     def _parameter(self, param: Param) -> str:
         return f"{'' if param.written else 'const '}{memory_type(param.dtype)} *restrict {self.params[param.name]}"
 
-    def _sweep(self, sweep: Sweep, staged: dict[Load, str]) -> list[str]:
+    def _pieces(self, sweep: Sweep) -> list[tuple[Sweep, Extent | None]]:
+        """`sweep`, or the pieces it is cut into, each with how far its lanes run (None: as far as their axis)."""
+        _, lane = loop_order(sweep, self.lanes, self.where)
+        if lane is None or (lane is self.lanes.axis and self.lanes.block is not None):
+            return [(sweep, None)]
+        name = self.names[lane.symbol]
+        pieces = cut(sweep, lane)
+        for piece in pieces:
+            extend_spans(self.where, piece.sweep.roots)
+        extents = (Extent(name, str(p.start), str(p.end), str(p.end - p.start), name) for p in pieces)
+        return list(zip((p.sweep for p in pieces), extents, strict=True)) or [(sweep, None)]
+
+    def _sweep(self, sweep: Sweep, lanes: Extent | None, staged: dict[Load, str]) -> list[str]:
         """The lines of one sweep.  Everything is read before anything is stored."""
-        nest = self._open(sweep)
+        nest = self._open(sweep, lanes)
         self.speller.open(nest.levels, nest.depth)
         for load, text in staged.items():
             self.speller.learn_here(load, text)
         kept = [keep.value for keep in sweep.keeps]
         folded = [arg for fold in sweep.folds for arg in fold.args]
+        repeated = frozenset(arg for fold in sweep.folds if fold.op in REPEATING for arg in fold.args)
         values = [make_cast(store.value, self.kernel.param(store.param).dtype) for store in sweep.stores]
-        for value, store in zip(values, sweep.stores, strict=True):
-            self.where.setdefault(value, self.where[store.value])
+        extend_spans(self.where, values)
         offsets = [store.offset for store in sweep.stores if isinstance(store.offset, Expr)]
-        texts = iter(self.speller.spell([*kept, *folded, *values, *offsets], named=frozenset(folded)))
+        texts = iter(self.speller.spell([*kept, *folded, *values, *offsets], named=repeated))
         inner = nest.levels[-1].before
         learned: list[tuple[Expr, str]] = []
         for keep in sweep.keeps:
@@ -132,7 +147,7 @@ class _Function:
         for fold in sweep.folds:
             arguments = [next(texts) for _ in fold.args]
             learned.append((fold.ref, write_fold(fold, arguments, self._place(nest), self.space)))
-        statements = [stored(value.dtype, next(texts)) for value in values]
+        statements = [next(texts) for _ in values]
         for store, statement in zip(sweep.stores, statements, strict=True):
             position = next(texts) if isinstance(store.offset, Expr) else self.speller.position(store.offset)
             inner.append(f"{self.params[store.param]}[{position}] = {statement};")
@@ -140,7 +155,7 @@ class _Function:
             self.speller.learn(value, element)
         return render(nest.levels)
 
-    def _open(self, sweep: Sweep) -> _Nest:
+    def _open(self, sweep: Sweep, lanes: Extent | None) -> _Nest:
         """The loops of a sweep, still empty."""
         order, lane = loop_order(sweep, self.lanes, self.where)
         if self.lanes.tile is not None:
@@ -154,7 +169,7 @@ class _Function:
         for axis in (*order, *((lane,) if lane is not None else ())):
             if outer is None and axis.symbol in sweep.over:
                 outer = levels[-1]
-            extent = self.grid.extents[axis.symbol]
+            extent = lanes if lanes is not None and axis is lane else self.grid.extents[axis.symbol]
             header = extent.header
             if last is not None and axis.symbol == last.symbol:
                 if chunk is not None:

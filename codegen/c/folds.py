@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from codegen.c.nest import Extent, Level, Namespace
-from codegen.c.storage import HELD, constant, rounded
+from codegen.c.storage import HELD, constant
 from codegen.c.sweeps import Sweep
 from lowering.errors import BuildError
 from lowering.kernel import Fold, KernelAxis
@@ -30,6 +30,9 @@ CHUNK_PER_LANE = 64
 
 ARG_LANES = 64
 """Candidates kept side by side by an argmax across lanes."""
+
+REPEATING = frozenset(("max", "min", "argmax", "argmin"))
+"""Folds whose text names their arguments more than once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +73,8 @@ def chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool) -> int 
 def write_fold(fold: Fold, args: list[str], place: Place, space: Namespace) -> str:
     """Put the code of `fold` on its levels and return the text of its result.
 
-    `args` are names or literals.  Where `place.cell` is given, it is called with the C type of the accumulators and
-    returns the element that holds them.
+    `args` are of no narrow float type; those of `REPEATING` folds are names or literals.  Where `place.cell` is given,
+    it is called with the C type of the accumulators and returns the element that holds them.
 
     Raises:
         BuildError: a fold that the C target does not know.
@@ -123,7 +126,7 @@ def _sum(fold: Fold, value: str, place: Place, space: Namespace) -> str:
         place.inner.before.append(f"{total} += {value};")
         if place.lanes is None:
             place.inner.clauses.append(f"reduction(+:{name})")
-        return _finish(held, rounded(fold.dtype, total), place)
+        return _finish(held, total, place)
     total_name = name if place.lanes is not None else space.exactly(f"{fold.name}_total")
     total = _start("double", total_name, "0.0", place, place.outer)
     part_name = space.exactly(f"{fold.name}_part")
@@ -134,7 +137,7 @@ def _sum(fold: Fold, value: str, place: Place, space: Namespace) -> str:
         place.part.after.append(f"{total} += {part};")
     else:
         place.part.after.append(f"{place.lanes.header} {total} += {part};")
-    result = rounded(fold.dtype, f"(float){total}")
+    result = f"(float){total}"
     if place.lanes is None and place.cell is None:
         place.outer.after.append(f"const float {name} = {result};")
         return name
@@ -148,7 +151,7 @@ def _prod(fold: Fold, value: str, place: Place, space: Namespace) -> str:
     place.inner.before.append(f"{total} *= {value};")
     if place.lanes is None:
         place.inner.clauses.append(f"reduction(*:{name})")
-    return _finish(held, rounded(fold.dtype, total), place)
+    return _finish(held, total, place)
 
 
 def _logical(fold: Fold, value: str, place: Place, space: Namespace) -> str:

@@ -47,7 +47,7 @@ INLINE uint16_t to_half(float x) {  // to nearest, ties to even
     return (uint16_t)(float_to_bits(x) >> 16 & 0x8000 | magnitude);
 }"""
 
-# libmvec leaves its fast path for each exponential that underflows, which is what masks with -inf ask for; this does not.
+# libmvec leaves its fast path for each exponential that underflows, as masks of -inf make it; this does not.
 # e^x = 2^n e^r with |r| <= ln(2)/2; the polynomials here are least-maximum fits, results are within 1 ulp.
 _EXP = """\
 #ifdef __FMA__
@@ -55,7 +55,7 @@ _EXP = """\
 #else
 #define MADD(a, b, c) ((a) * (b) + (c))
 #endif
-INLINE float exp_within(float x) {  // for |x| <= 104
+INLINE float exp_fraction(float x, int32_t *power) {
     const float n = __builtin_rintf(x * 1.44269504f);
     const float r = MADD(n, -1.42860682e-6f, MADD(n, -0.693145752f, x));
     float p = MADD(1.39508070e-3f, r, 8.36907327e-3f);
@@ -63,13 +63,16 @@ INLINE float exp_within(float x) {  // for |x| <= 104
     p = MADD(p, r, 1.66665167e-1f);
     p = MADD(p, r, 0.5f);
     p = MADD(p, r, 1.0f);
-    p = MADD(p, r, 1.0f);
-    const int32_t power = (int32_t)n, half = power >> 1;  // in two steps: 2^n itself may be out of range
-    return p * bits_to_float((uint32_t)(half + 127) << 23) * bits_to_float((uint32_t)(power - half + 127) << 23);
+    *power = (int32_t)n;
+    return MADD(p, r, 1.0f);
 }
+INLINE float power_of_two(int32_t n) { return bits_to_float((uint32_t)(n + 127) << 23); }
 INLINE float exp_float(float x) {
     const float bounded = x > 89.0f ? 89.0f : x;
-    return x < -104.0f ? 0.0f : exp_within(x < -104.0f ? 0.0f : bounded);
+    int32_t n;
+    const float fraction = exp_fraction(x < -104.0f ? 0.0f : bounded, &n);
+    const int32_t half = n >> 1;  // in two steps: 2^n itself may be out of range
+    return x < -104.0f ? 0.0f : fraction * power_of_two(half) * power_of_two(n - half);
 }"""
 
 # Up to 0.9, erf(x)/x - 1 in x^2; beyond, 1 - e^-q with q = -log(erfc(t)), which needs no relative precision for long.
@@ -87,7 +90,9 @@ INLINE float erf_float(float x) {
     q = MADD(q, t, 6.37059689e-1f);
     q = MADD(q, t, 1.12774956f);
     q = MADD(q, t, 1.77487251e-4f);
-    return magnitude > 0.9f ? __builtin_copysignf(1.0f - exp_within(-q), x) : MADD(x, p, x);
+    int32_t n;
+    const float fraction = exp_fraction(-q, &n);
+    return magnitude > 0.9f ? __builtin_copysignf(1.0f - fraction * power_of_two(n), x) : MADD(x, p, x);
 }"""
 
 _PHILOX = """\
@@ -125,7 +130,7 @@ INLINE float random_normal(int64_t seed, int64_t offset) {  // Box-Muller
 # A 16 × 16 block goes through registers: four rounds of interleaving rows i and i + 8 transpose it.
 _TRANSPOSE = """\
 INLINE void transpose_{T}(const {T} *from, int64_t stride, int64_t rows, int64_t columns, {T} to[16][16]) {{
-#ifdef __AVX512BW__
+#if defined(__AVX512BW__) && !defined(__clang__)
     typedef {T} row __attribute__((vector_size(16 * sizeof({T})), aligned(sizeof({T}))));
     typedef {I} order __attribute__((vector_size(16 * sizeof({T}))));
     if (rows == 16 && columns == 16) {{
@@ -210,10 +215,8 @@ def _definitions() -> dict[str, str]:
         "float_to_bits": _BITS,
         "from_bf16": _FROM_BF16,
         "to_bf16": _TO_BF16,
-        "round_bf16": "INLINE float round_bf16(float x) { return from_bf16(to_bf16(x)); }",
         "from_half": _FROM_HALF,
         "to_half": _TO_HALF,
-        "round_half": "INLINE float round_half(float x) { return from_half(to_half(x)); }",
         "imin": "INLINE int64_t imin(int64_t a, int64_t b) { return a < b ? a : b; }",
         "imax": "INLINE int64_t imax(int64_t a, int64_t b) { return a > b ? a : b; }",
     }
@@ -244,7 +247,7 @@ def _definitions() -> dict[str, str]:
         for name, template in _FLOAT_TEMPLATES.items():
             found[f"{name}_{T}"] = _function(name, T, template, f=f)
         found[f"lgamma_{T}"] = _function("lgamma", T, "int sign; return lgamma{f}_r(a, &sign);", "{T} a", f=f)
-    found["exp_within"] = found["exp_float"] = _EXP
+    found["exp_fraction"] = found["power_of_two"] = found["exp_float"] = _EXP
     found["erf_float"] = _ERF
     found["philox"] = found["unit_interval"] = _PHILOX
     found["random_uniform"] = _RANDOM_UNIFORM
@@ -297,7 +300,7 @@ def vector_functions() -> frozenset[str]:
 def prelude(text: str) -> str:
     """All that has to stand before `text`.
 
-    >>> print(prelude("y = round_bf16(x);").splitlines()[0])
+    >>> print(prelude("y = to_bf16(x);").splitlines()[0])
     #include <stdint.h>
     """
     needed: dict[str, None] = {}

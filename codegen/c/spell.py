@@ -10,7 +10,7 @@ import re
 
 import torch
 
-from codegen.c.storage import HELD, operand, rounded
+from codegen.c.storage import COMPUTED, HELD, narrowed, operand, widened
 from lowering.errors import BuildError
 
 _ROWS: dict[str, str | tuple[str, str, str]] = {
@@ -66,9 +66,6 @@ SPELLED = frozenset(_ROWS)
 _OWN = frozenset(("exp", "erf"))
 """Functions that the prelude has for floats, better than libmvec's."""
 
-# Whatever these give for values of a narrow float type is one of that type again.
-_EXACT = frozenset(("neg", "abs", "sign", "maximum", "minimum", "floor", "ceil", "trunc", "round", "where"))
-
 
 def spell(name: str, dtype: torch.dtype, result: torch.dtype, operands: list[str]) -> str:
     """The C expression of operation `name` on operands held as `dtype` (of the last one for `where`).
@@ -84,16 +81,21 @@ def spell(name: str, dtype: torch.dtype, result: torch.dtype, operands: list[str
     row = _ROWS.get(name, "")
     kind = 0 if dtype.is_floating_point else 2 if dtype is torch.bool else 1
     template = row if isinstance(row, str) else row[kind]
-    if name in _OWN and HELD[dtype] == "float":
-        template = f"{name}_float({{0}})"
     if not template or dtype not in HELD:
         raise BuildError(f"the C target cannot spell {name} of {dtype}")
-    held = HELD[dtype]
-    if not re.fullmatch(r"\w+(\{\w\})?\(\{0\}(, \{1\})?\)", template):  # the arguments of a call need no parentheses
+    if name == "where":
+        return template.format(*map(operand, operands))
+    held = COMPUTED[dtype]
+    if name in _OWN and held == "float":
+        template = f"{name}_float({{0}})"
+    operands = [widened(dtype, text) for text in operands]
+    if not re.fullmatch(
+        r"(1 / )?\w+(\{\w\})?\(\{0\}(, \{1\})?\)", template
+    ):  # the arguments of a call need no parentheses
         operands = [operand(text) for text in operands]
     text = template.format(*operands, T=held, f="f" if held == "float" else "")
-    if result is torch.bool or name == "where":
+    if result is torch.bool:
         return text
     if kind == 1 and dtype.itemsize < 4 and template[0] in "{-~":  # C computed in int: wrap as the narrow type does
         return f"({held})({text})"
-    return text if name in _EXACT else rounded(dtype, text)
+    return narrowed(dtype, text)

@@ -1,12 +1,13 @@
 """Element types in C: how a dtype lies in memory, how it is held while computing, how constants and casts read.
 
-bfloat16 and float16 lie in memory as `uint16_t` and are held as a `float` that always has a value of the narrow type,
-so a cast to them rounds and a store of such a value loses nothing.  bool lies as `uint8_t` and is held as `_Bool`.
+bfloat16 and float16 are held as they lie in memory, as `uint16_t`: moving them costs nothing and changes no bit, and
+arithmetic on them goes through float.  bool lies as `uint8_t` and is held as `_Bool`.
 """
 
 from __future__ import annotations
 
 import math
+import re
 
 import numpy as np
 import torch
@@ -28,15 +29,13 @@ MEMORY: dict[torch.dtype, str] = {
 }
 """C type of an element in memory."""
 
-HELD: dict[torch.dtype, str] = {
-    **MEMORY,
-    torch.bfloat16: "float",
-    torch.float16: "float",
-    torch.bool: "_Bool",
-}
-"""C type of a value being computed."""
+HELD: dict[torch.dtype, str] = {**MEMORY, torch.bool: "_Bool"}
+"""C type of a value."""
 
 NARROW_FLOATS = {torch.bfloat16: "bf16", torch.float16: "half"}
+
+COMPUTED: dict[torch.dtype, str] = {**HELD, **dict.fromkeys(NARROW_FLOATS, "float")}
+"""C type in which arithmetic on a dtype is done."""
 
 
 def operand(text: str) -> str:
@@ -45,6 +44,8 @@ def operand(text: str) -> str:
     >>> operand("a[i + 1]"), operand("a + b"), operand("-a")
     ('a[i + 1]', '(a + b)', '(-a)')
     """
+    if re.fullmatch(r"[\d.]+(e[-+]?\d+)?[fL]?", text):
+        return text
     level = 0
     for letter in text:
         level += (letter in "([") - (letter in ")]")
@@ -67,45 +68,49 @@ def memory_type(dtype: torch.dtype) -> str:
 def loaded(dtype: torch.dtype, element: str) -> str:
     """The value of a memory element.
 
-    >>> loaded(torch.bfloat16, "x[i0]"), loaded(torch.float32, "x[i0]")
-    ('from_bf16(x[i0])', 'x[i0]')
+    >>> loaded(torch.bool, "x[i0]"), loaded(torch.float32, "x[i0]")
+    ('(x[i0] != 0)', 'x[i0]')
     """
-    if dtype in NARROW_FLOATS:
-        return f"from_{NARROW_FLOATS[dtype]}({element})"
     return f"({element} != 0)" if dtype is torch.bool else element
 
 
-def stored(dtype: torch.dtype, value: str) -> str:
-    """The memory element of a value."""
-    return f"to_{NARROW_FLOATS[dtype]}({value})" if dtype in NARROW_FLOATS else value
+def widened(dtype: torch.dtype, value: str) -> str:
+    """A value in the type in which arithmetic on its dtype is done.
 
-
-def rounded(dtype: torch.dtype, value: str) -> str:
-    """A float as the nearest value of `dtype` (unchanged unless `dtype` is a narrow float).
-
-    >>> rounded(torch.float16, "t0"), rounded(torch.float32, "t0")
-    ('round_half(t0)', 't0')
+    >>> widened(torch.bfloat16, "x[i0]"), widened(torch.float32, "x[i0]")
+    ('from_bf16(x[i0])', 'x[i0]')
     """
-    return f"round_{NARROW_FLOATS[dtype]}({value})" if dtype in NARROW_FLOATS else value
+    return f"from_{NARROW_FLOATS[dtype]}({value})" if dtype in NARROW_FLOATS else value
+
+
+def narrowed(dtype: torch.dtype, value: str) -> str:
+    """A value of `dtype` from what arithmetic on it gave: rounds to the narrow floats.
+
+    >>> narrowed(torch.float16, "x + y"), narrowed(torch.float32, "x + y")
+    ('to_half(x + y)', 'x + y')
+    """
+    return f"to_{NARROW_FLOATS[dtype]}({value})" if dtype in NARROW_FLOATS else value
 
 
 def converted(source: torch.dtype, target: torch.dtype, value: str) -> str:
     """A value of `source` as `target`, as PyTorch converts: truncating, `!= 0` for bool, rounding to nearest even.
 
-    >>> converted(torch.float32, torch.uint8, "t0"), converted(torch.int64, torch.bool, "t0")
-    ('(uint8_t)(int32_t)t0', '(t0 != 0)')
+    >>> converted(torch.float32, torch.uint8, "t0"), converted(torch.int64, torch.bool, "a + b")
+    ('(uint8_t)(int32_t)t0', '((a + b) != 0)')
     """
     if source is target:
         return value
+    value, held = widened(source, value), COMPUTED[source]
     if target is torch.bool:
-        return f"({value} != 0)"
+        return f"({operand(value)} != 0)"
     if target in NARROW_FLOATS:
-        return rounded(target, value if HELD[source] == "float" else f"(float){value}")
-    if HELD[source] == HELD[target]:
+        return narrowed(target, value if held == "float" else f"(float){operand(value)}")
+    if held == HELD[target]:
         return value
     if source.is_floating_point and not target.is_floating_point and target.itemsize < 4:
-        return f"({HELD[target]})(int32_t){value}"  # a float has no direct way to a narrow integer; eager's is the same
-    return f"({HELD[target]}){value}"
+        # A float has no direct way to a narrow integer; eager goes the same way.
+        return f"({HELD[target]})(int32_t){operand(value)}"
+    return f"({HELD[target]}){operand(value)}"
 
 
 def constant(value: Scalar, dtype: torch.dtype) -> str:
@@ -122,18 +127,15 @@ def constant(value: Scalar, dtype: torch.dtype) -> str:
             return "(-9223372036854775807L - 1)"
         text = f"{integer}L" if dtype is torch.int64 else str(integer)
         return f"({text})" if integer < 0 else text
+    number = float(torch.tensor(float(value), dtype=torch.float64).to(dtype).to(torch.float64))
     suffix = "" if dtype is torch.float64 else "f"
-    if dtype is torch.float64:
-        number_text = repr(float(value))
-        number = float(value)
-    else:
-        number = float(torch.tensor(float(value), dtype=torch.float64).to(dtype).to(torch.float64))
-        number_text = str(np.float32(number))
     if math.isnan(number):
-        return f'__builtin_nan{suffix}("")'
-    if math.isinf(number):
-        return f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
-    if "." not in number_text and "e" not in number_text:
-        number_text += ".0"
-    text = f"{number_text}{suffix}"
+        text = f'__builtin_nan{suffix}("")'
+    elif math.isinf(number):
+        text = f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
+    else:
+        text = repr(number) if dtype is torch.float64 else str(np.float32(number))
+        text += suffix if "." in text or "e" in text else f".0{suffix}"
+    if dtype in NARROW_FLOATS:
+        return narrowed(dtype, text)
     return f"({text})" if number < 0 else text

@@ -12,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
+import torch
 
+from codegen.c.storage import NARROW_FLOATS
 from lowering.errors import BuildError
-from lowering.expr import Expr, Index, Load, Op, TileRef, make_cast, postorder
+from lowering.expr import Expr, Index, Load, Op, TileRef, index_of, make_cast, postorder, rewrite
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, spans, statements, values_of
 
 Spans = Mapping[Expr, frozenset[sympy.Symbol]]
@@ -55,18 +57,45 @@ class Sweep:
         return (*(keep.value for keep in self.keeps), *folded, *(v for s in self.stores for v in values_of(s)))
 
 
-def sums_of_products(kernel: Kernel) -> Kernel:
-    """`kernel` with each `dot` fold as the sum of products that it means (there is no matrix unit here)."""
+def with_plain_folds(kernel: Kernel) -> Kernel:
+    """`kernel` with only folds that C has a type for.
+
+    A `dot` becomes the sum of products that it means (there is no matrix unit here), and a fold of bfloat16 or float16
+    values becomes one of float32 that is rounded when it is complete.
+    """
+    narrow = {
+        stmt.name: stmt.dtype
+        for stmt in statements(kernel.body)
+        if isinstance(stmt, Fold) and stmt.dtype in NARROW_FLOATS
+    }
+
+    def widen(node: Expr) -> Expr | None:
+        if isinstance(node, TileRef) and node.name in narrow:
+            return make_cast(TileRef(node.name, torch.float32), narrow[node.name])
+        return None
 
     def rewritten(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Loop):
             return Loop(stmt.axes, tuple(map(rewritten, stmt.body)))
-        if isinstance(stmt, Fold) and stmt.op == "dot":
-            lhs, rhs = (make_cast(arg, stmt.dtype) for arg in stmt.args)
-            return replace(stmt, op="sum", args=(Op("mul", (lhs, rhs), stmt.dtype),))
-        return stmt
+        if isinstance(stmt, Store):
+            offset = rewrite([stmt.offset], widen)[0] if isinstance(stmt.offset, Expr) else stmt.offset
+            return Store(stmt.param, offset, rewrite([stmt.value], widen)[0])
+        dtype = torch.float32 if stmt.name in narrow else stmt.dtype
+        args = rewrite(stmt.args, widen)
+        if stmt.op == "dot":
+            args = [Op("mul", (make_cast(args[0], dtype), make_cast(args[1], dtype)), dtype)]
+        args = [make_cast(arg, torch.float32) if arg.dtype in NARROW_FLOATS else arg for arg in args]
+        return replace(stmt, op="sum" if stmt.op == "dot" else stmt.op, args=tuple(args), dtype=dtype)
 
     return replace(kernel, body=tuple(map(rewritten, kernel.body)))
+
+
+def extend_spans(where: dict[Expr, Symbols], roots: Sequence[Expr]) -> None:
+    """Add the spans of expressions that were made of those in `where`."""
+    for node in postorder(*roots):
+        if node not in where:
+            own = frozenset(s for index in index_of(node) for s in index.free_symbols)
+            where[node] = own.union(*(where[child] for child in node.children()))
 
 
 def sweeps_of(kernel: Kernel) -> tuple[Sweep, ...]:

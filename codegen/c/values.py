@@ -68,13 +68,15 @@ class Speller:
         uses = Counter(child for node in order for child in node.children())
         uses.update(roots)
         reader_depth = {child: self._depth_of(node) for node in order for child in node.children()}
+        # C reads only the chosen side of a `?:`; named before it, both are read, which costs lanes no masks.
+        arms = {arm for node in order if isinstance(node, Op) and node.name == "where" for arm in node.args[1:]}
         for node in order:
             text = self._text(node)
             depth = self._depth_of(node)
             here = reader_depth.get(node, len(self._levels) - 1) == depth
             longest = LONGEST if node in reader_depth else LONGEST_ROOT
             once = uses[node] == 1 and here and len(text) <= longest and node not in named
-            if isinstance(node, Load) and node.buffer in self._written:
+            if (node in arms and "[" in text) or (isinstance(node, Load) and node.buffer in self._written):
                 once = False
             if not (once or _is_literal(node, text)):
                 stem = f"{self._params[node.buffer]}_" if isinstance(node, Load) else "t"
@@ -115,7 +117,7 @@ class Speller:
         if isinstance(node, Const):
             return constant(node.value, node.dtype)
         if isinstance(node, IndexValue):
-            return converted(torch.int64, node.dtype, operand(self._index(node.index)))
+            return converted(torch.int64, node.dtype, self._index(node.index))
         if isinstance(node, Load):
             index = node.index[0]
             position = self._get(index) if isinstance(index, Expr) else self._index(index)
@@ -125,7 +127,7 @@ class Speller:
             texts = [self._get(arg) for arg in node.args]
             return spell(node.name, node.args[-1].dtype, node.dtype, texts)
         if isinstance(node, Cast):
-            return converted(node.arg.dtype, node.dtype, operand(self._get(node.arg)))
+            return converted(node.arg.dtype, node.dtype, self._get(node.arg))
         if isinstance(node, Random):
             return f"random_{node.kind}({self._get(node.seed)}, {self._index(node.offset)})"
         assert not isinstance(node, TileRef), f"{node} is read before its fold is complete"

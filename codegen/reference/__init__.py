@@ -49,6 +49,10 @@ class ReferenceTarget:
         """The text form of `kernel`."""
         return format_kernel(kernel)
 
+    def efficiency(self, kernel: Kernel) -> float:
+        """As fast as any library, so that schedules show what can be fused."""
+        return 1.0
+
     def build(self, kernel: Kernel, source: str) -> Launcher:
         """What runs `kernel` on its tensors, then its sizes.
 

@@ -1,7 +1,7 @@
 """The Triton target: kernels for NVIDIA and AMD GPUs, as Triton source that a person could have written.
 
-blocks → indices → values / reduce / contract / descriptors → body → emit      a Kernel becomes text
-load → aot → build, or interpreted                                             text becomes a launcher
+blocks → indices → values / reduce / contract / descriptors → body → tail → emit   a Kernel becomes text
+load → aot → counters → build, or interpreted                                      text becomes a launcher
 """
 
 from __future__ import annotations

@@ -17,7 +17,8 @@ from triton.runtime.jit import JITFunction
 
 from codegen.target import Stage
 from codegen.triton.contract import shared_memory
-from codegen.triton.load import Step, alignment, load, signature
+from codegen.triton.load import Generated, alignment, load, signature
+from codegen.triton.spell import HALF
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
 
@@ -45,22 +46,25 @@ def arch_of(target: Any) -> str:
     return f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
 
 
-def compile_for(step: Step, target: Any, multiples: tuple[bool, ...] = ()) -> Any:
+def compile_for(generated: Generated, target: Any, multiples: tuple[bool, ...] = (), *, aligned: bool = True) -> Any:
     """Triton's `CompiledKernel` for one of its targets.
 
-    `multiples` says of each size whether it is a multiple of 16.  Where a kernel needs more shared memory than the
-    target has, it is compiled again with a shorter pipeline.
+    `multiples` says of each size whether it is a multiple of 16, `aligned` whether pointers are as promised.  Where a
+    kernel needs more shared memory than the target has, it is compiled again with a shorter pipeline.
 
     Raises:
         BuildError: with Triton's own message.
     """
-    name = step.kernel.name
-    if not isinstance(step.function, JITFunction):
+    name = generated.kernel.name
+    if not isinstance(generated.function, JITFunction):
         raise BuildError(
             f"{name} cannot be compiled while Triton interprets", hint="unset TRITON_INTERPRET and start again"
         )
-    source = ASTSource(step.function, signature(step), step.constants, alignment(step, multiples))
-    options = dict(step.options)
+    known = alignment(generated, multiples, aligned=aligned)
+    source = ASTSource(generated.function, signature(generated), generated.constants, known)
+    options = dict(generated.options)
+    if any(param.written and param.dtype not in HALF for param in generated.kernel.params):
+        options.setdefault("enable_reflect_ftz", False)  # the math library keeps denormals, as it does in eager
     while True:
         try:
             compiled = triton.compile(source, target=target, options=options)
@@ -90,15 +94,10 @@ def _message(error: BaseException) -> str:
 def stages(kernel: Kernel, source: str, arch: str) -> Iterator[Stage]:
     """The artefacts on the way from `source` to a binary for `arch`, in order.
 
-    Those of kernels that follow in the same launch come after it, as "then.ttir" and so on.
-
     Raises:
         BuildError: Triton cannot compile it.
     """
     target = target_of(arch)
-    prefix = ""
-    for step in load(kernel, source).steps:
-        compiled = compile_for(step, target)
-        for name in _LADDERS[target.backend]:
-            yield f"{prefix}{name}", compiled.asm[name]
-        prefix += "then."
+    compiled = compile_for(load(kernel, source), target)
+    for name in _LADDERS[target.backend]:
+        yield name, compiled.asm[name]

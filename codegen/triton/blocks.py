@@ -16,11 +16,17 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
+import torch
 
+from codegen.triton.spell import HALF
+from codegen.triton.walk import walked
 from lowering.errors import Unsupported
-from lowering.expr import Expr, Load, postorder
+from lowering.expr import Cast, Expr, Load, postorder
 from lowering.indexing import ONE, ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, statements, values_of
+
+HELD_COLUMN = 1024
+"""The longest column that is held whole: times 16 columns it fills the registers of 16 warps."""
 
 _NAMES = ("r", "q", "u", "v", "w", "p", "o", "h")  # of reduced dimensions beyond those that have a name of their own
 
@@ -94,6 +100,9 @@ def block(kernel: Kernel) -> Blocked:
     """The kernel over block dimensions."""
     dots = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
     dims = _contraction_dims(kernel, dots) if dots else _dims(kernel)
+    if not dots and _too_tall(dims):
+        kernel = walked(kernel)
+        dims = _dims(kernel)
     digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes if axis.size == 1}
     for dim in dims:
         digits.update(dim.digits())
@@ -115,6 +124,13 @@ def _dims(kernel: Kernel) -> tuple[Dim, ...]:
         others = tuple(axis for axis in grid[:-1] if axis is not crossing)
         return Dim("y", (*others, crossing), Role.GRID), Dim("x", grid[-1:], Role.GRID)
     return (Dim("x", grid, Role.GRID),) if grid else ()
+
+
+def _too_tall(dims: Sequence[Dim]) -> bool:
+    """Would a block of neighbouring columns, each held whole, not fit the registers of a program?"""
+    if len(dims) != 2 or dims[1].name != "x" or dims[0].role is not Role.WHOLE:
+        return False
+    return not dims[0].size.is_Integer or int(dims[0].size) > HELD_COLUMN
 
 
 def _reduced_dims(kernel: Kernel, named: Sequence[tuple[frozenset[sympy.Symbol], str]]) -> tuple[Dim, ...]:
@@ -156,7 +172,7 @@ def _crossing_axis(kernel: Kernel, grid: Sequence[KernelAxis]) -> KernelAxis | N
 
 
 def _contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
-    """(b, m, k, n): operands are [m, k] and [k, n], results [m, n], all in tile order."""
+    """(b, m, k, n, …): operands are [m, k] and [k, n], results [m, n], all in tile order."""
     first = dots[0]
     rows, columns, over = (frozenset(axes) for axes in (first.rows, first.columns, first.over))
     grid = [axis for axis in kernel.with_role(Role.GRID) if axis.size != 1]
@@ -177,7 +193,12 @@ def _contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
     k = reduced.pop("k", None) or Dim("k", (), Role.WHOLE)
     batch = tuple(axis for axis in grid if axis.symbol not in rows | columns)
     b = (Dim("b", batch, Role.GRID),) if batch else ()
-    return (*b, m, k, *reduced.values(), n)
+    dims = (*b, m, k, n, *reduced.values())
+    for dot in dots:
+        for axes in (dot.rows, dot.columns, dot.over):
+            if sum(any(axis.symbol in axes for axis in dim.axes) for dim in dims) > 1:
+                raise Unsupported(f"{kernel.name}: the axes of one side of {dot.name} cannot be walked as one")
+    return dims
 
 
 # Which axes are contiguous --------------------------------------------------------------------------------------------
@@ -196,8 +217,11 @@ def _store_offsets(kernel: Kernel) -> list[sympy.Expr]:
 
 
 def _contiguous_along(kernel: Kernel, dim: Dim) -> int:
-    """How many loads are contiguous along the last axis of `dim`."""
-    return sum(coefficient(offset, dim.axes[-1].symbol) == 1 for offset in _loads(kernel))
+    """How many of the largest loads, those that span the most axes, are contiguous along the last axis of `dim`."""
+    axes = {axis.symbol for axis in kernel.axes}
+    spans = [(len(offset.free_symbols & axes), offset) for offset in _loads(kernel)]
+    widest = max((span for span, _ in spans), default=0)
+    return sum(coefficient(offset, dim.axes[-1].symbol) == 1 for span, offset in spans if span == widest)
 
 
 def _by_stride(axes: Sequence[KernelAxis], kernel: Kernel) -> tuple[KernelAxis, ...]:
@@ -222,6 +246,7 @@ def _rewrite(
     body: Sequence[Stmt], digits: dict[sympy.Symbol, sympy.Expr], sizes: dict[sympy.Symbol, sympy.Expr]
 ) -> tuple[Stmt, ...]:
     """`body` over linear indices.  All expressions are rewritten at once, because they share parts."""
+    body = _with_narrow_factors(body)
     roots = [value for stmt in statements(body) for value in values_of(stmt)]
     rewritten = dict(zip(roots, substitute_all(roots, digits, sizes), strict=True))
 
@@ -236,3 +261,21 @@ def _rewrite(
         return replace(stmt, offset=offset, value=rewritten[stmt.value])
 
     return tuple(rebuild(stmt) for stmt in body)
+
+
+def _with_narrow_factors(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """`body` where factors of a product that are only widened from the same 16-bit float are left narrow.
+
+    Their product is exact in float32, which is what the matrix units compute.
+    """
+
+    def narrowed(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Loop):
+            return replace(stmt, body=tuple(narrowed(inner) for inner in stmt.body))
+        if not isinstance(stmt, Fold) or stmt.op != "dot":
+            return stmt
+        factors = tuple(arg.arg for arg in stmt.args if isinstance(arg, Cast) and arg.dtype is torch.float32)
+        dtypes = {factor.dtype for factor in factors}
+        return replace(stmt, args=factors) if len(factors) == 2 and len(dtypes) == 1 and dtypes <= set(HALF) else stmt
+
+    return tuple(narrowed(stmt) for stmt in body)

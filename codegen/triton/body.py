@@ -12,8 +12,9 @@ from collections.abc import Callable, Iterator, Sequence
 from codegen.triton import contract, descriptors, reduce
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.indices import expand
+from codegen.triton.scopes import Tile
 from codegen.triton.spell import PRODUCT, UNARY, Code, typed
-from codegen.triton.values import Tile, Values
+from codegen.triton.values import Values
 from lowering.expr import Load, index_of, loads
 from lowering.kernel import Fold, Loop, Role, Stmt, Store, statements, values_of
 
@@ -92,11 +93,11 @@ class Body:
     def _fold(self, fold: Fold) -> Iterator[Callable[[], None]]:
         over = self.layout.blocked.of(fold.over)
         if fold.op == "dot":
-            over = over or tuple(dim for dim in self.layout.blocked.dims if dim.name == "k")
-            if over[0].role is Role.LOOP:
-                yield contract.dot_in_loop(self.values, fold, over, self.arch)
+            (k,) = over or (dim for dim in self.layout.blocked.dims if dim.name == "k")
+            if k.role is Role.LOOP:
+                yield contract.dot_in_loop(self.values, fold, k, self.arch)
             else:
-                contract.dot_now(self.values, fold, over, self.arch)
+                contract.dot_now(self.values, fold, k, self.arch)
         elif any(dim.role is Role.LOOP for dim in over):
             yield reduce.fold_in_loop(self.values, fold, over)
         else:
@@ -112,7 +113,10 @@ class Body:
             values.line(f"{transfer.name}.store({corner}, {values.spread(tile, dims).code.text}{turn})")
         else:
             pointer = values.pointer(stmt.param, stmt.offset)
-            assert set(tile.dims) <= set(pointer.dims), f"{stmt.param} is stored where its value varies more"
+            padding = [dim for dim in tile.dims if dim not in pointer.dims]
+            assert all(dim.size == 1 for dim in padding), f"{stmt.param} is stored where its value varies more"
+            if padding:  # the block of a dimension of size 1: all but its first lane are masked
+                pointer = values.spread(pointer, values.join((tile.dims, pointer.dims)))
             text = f"{pointer.code.text}, {expand(tile.code, tile.dims, pointer.dims).text}"
             mask = values.masks(pointer.dims)
             if mask is not None:

@@ -5,14 +5,18 @@ the kernel is compiled for types and alignments that it promises, the grid is co
 is left is one call into Triton's launching stub with raw pointers and the current stream.  A launcher serves every
 device of the process, loads the binary on the first launch there, and may be called from several threads.
 
-With symbolic sizes there is one binary per set of sizes that are multiples of 16, compiled when first needed.
+With symbolic sizes there is one binary per set of sizes that are multiples of 16, compiled when first needed.  So is
+one without promises on pointers, for tensors that do not start at a multiple of 16 bytes, such as `x[1:]`.
 """
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from dataclasses import replace
+from functools import reduce
+from operator import or_
+from typing import Any
 
 import torch
 import triton
@@ -22,83 +26,110 @@ from triton.runtime.jit import JITFunction
 from codegen.target import Launcher
 from codegen.triton import interpreted
 from codegen.triton.aot import compile_for
-from codegen.triton.load import Generated, Step, load
+from codegen.triton.counters import Run, counted
+from codegen.triton.load import Generated, load
 from lowering.errors import BuildError
-from lowering.kernel import Kernel
-
-Run: TypeAlias = Callable[[int, Sequence[int]], None]
-"""Launches on one device: called with the number of programs, then pointers and sizes."""
+from lowering.kernel import Kernel, Param
 
 # Its launching stub takes its arguments in the order below; that of other versions is reached through its owner.
 _KNOWN_STUB = triton.__version__.startswith("3.6.")
 
 
-def build(kernel: Kernel, source: str) -> Launcher:
+def build(kernel: Kernel, source: str, emit: Callable[[Kernel], str]) -> Launcher:
     """Compile `source` for the current device and return what launches it.
 
-    Under `TRITON_INTERPRET=1` the launcher interprets, and takes CPU tensors.
+    `emit` makes the source for tensors that are not aligned, where `source` cannot serve them because it uses tensor
+    descriptors.  Under `TRITON_INTERPRET=1` the launcher interprets, and takes CPU tensors.
 
     Raises:
         BuildError: with Triton's own message, or where there is no device.
     """
     generated = load(kernel, source)
-    if not isinstance(generated.steps[0].function, JITFunction):
+    if not isinstance(generated.function, JITFunction):
         return interpreted.launcher(kernel, generated)
     if not torch.cuda.is_available():
         raise BuildError(
             f"{kernel.name} cannot be launched: no CUDA or ROCm device is present",
             hint="`stages` compiles without one; TRITON_INTERPRET=1 runs Triton kernels on the CPU",
         )
-    ready = _Ready(kernel, generated)
+    ready = _Ready(generated, emit)
     if kernel.sizes:
-        return _dynamic_launcher(ready)
-    ready.compiled(torch.cuda.current_device(), ())
-    return _static_launcher(ready)
+        return _dynamic_launcher(ready, kernel)
+    ready.compiled(torch.cuda.current_device(), True, ())
+    return _static_launcher(ready, kernel)
+
+
+def promise(params: Sequence[Param]) -> Callable[[Sequence[int]], bool]:
+    """Says of the pointers of a launch whether all that should be multiples of 16 are."""
+    promised = [position for position, param in enumerate(params) if param.aligned]
+
+    def kept(pointers: Sequence[int]) -> bool:
+        return not reduce(or_, pointers, 0) & 15 or not any(pointers[position] & 15 for position in promised)
+
+    return kept
 
 
 class _Ready:
-    """The binaries of one source, by device and by which sizes are multiples of 16."""
+    """The binaries of one kernel, by device, by whether pointers are as promised, and by which sizes are multiples
+    of 16.
+    """
 
-    def __init__(self, kernel: Kernel, generated: Generated) -> None:
-        self.kernel, self.generated = kernel, generated
-        self.runs: dict[tuple[int, tuple[bool, ...]], Run] = {}
-        self._compiled: dict[tuple[int, tuple[bool, ...]], list[Any]] = {}
+    def __init__(self, generated: Generated, emit: Callable[[Kernel], str]) -> None:
+        self._sources, self._emit = {True: generated}, emit
+        self._compiled: dict[tuple[int, bool, tuple[bool, ...]], Any] = {}
+        self._runs: dict[tuple[int, bool, tuple[bool, ...]], Run] = {}
         self._lock = threading.RLock()
 
-    def compiled(self, device: int, multiples: tuple[bool, ...]) -> list[Any]:
-        """Every step compiled for `device`, which need not be the current one."""
+    def source(self, aligned: bool) -> Generated:
+        """What is compiled for pointers that are or are not as promised."""
         with self._lock:
-            if (device, multiples) not in self._compiled:
+            if aligned not in self._sources:
+                promised = self._sources[True]
+                kernel = unaligned(promised.kernel)
+                self._sources[aligned] = load(kernel, self._emit(kernel)) if promised.persistent else promised
+            return self._sources[aligned]
+
+    def compiled(self, device: int, aligned: bool, multiples: tuple[bool, ...]) -> Any:
+        """The binary for `device`, which need not be the current one."""
+        with self._lock:
+            key = (device, aligned, multiples)
+            if key not in self._compiled:
                 with torch.cuda.device(device):
                     target = driver.active.get_current_target()
-                first, *rest = self.generated.steps
-                found = [compile_for(first, target, multiples), *(compile_for(step, target) for step in rest)]
-                self._compiled[device, multiples] = found
-            return self._compiled[device, multiples]
+                self._compiled[key] = compile_for(self.source(aligned), target, multiples, aligned=aligned)
+            return self._compiled[key]
 
-    def run(self, device: int, multiples: tuple[bool, ...] = ()) -> Run:
-        """What launches on `device`; loads the binaries."""
+    def run(self, device: int, aligned: bool, multiples: tuple[bool, ...] = ()) -> Run:
+        """What launches on `device`; loads the binary."""
         with self._lock, torch.cuda.device(device):
-            if (device, multiples) not in self.runs:
-                compiled = self.compiled(device, multiples)
+            key = (device, aligned, multiples)
+            if key not in self._runs:
+                compiled, source = self.compiled(device, aligned, multiples), self.source(aligned)
                 try:
-                    runs = [_run(each, device, step) for each, step in zip(compiled, self.generated.steps, strict=True)]
+                    run = _run(compiled, device, source)
+                    self._runs[key] = counted(run, device) if source.counted else run
                 except Exception as error:
-                    raise BuildError(f"{self.kernel.name} cannot be loaded: {error}") from error
-                self.runs[device, multiples] = runs[0] if len(runs) == 1 else _chained(runs, self.generated.steps)
-            return self.runs[device, multiples]
+                    raise BuildError(f"{source.kernel.name} cannot be loaded: {error}") from error
+            return self._runs[key]
 
-    def programs(self, device: int, *sizes: int) -> int:
-        """The number of programs; persistent ones are at most one per multiprocessor of `device`."""
-        if not self.generated.persistent:
-            return self.generated.grid(*sizes)
-        return self.generated.grid(*sizes, programs=torch.cuda.get_device_properties(device).multi_processor_count)
+    def programs(self, device: int, aligned: bool, *sizes: int) -> int:
+        """The number of programs; of persistent ones no more than run at once on `device`."""
+        source = self.source(aligned)
+        if not source.persistent:
+            return source.grid(*sizes)
+        return source.grid(*sizes, processors=torch.cuda.get_device_properties(device).multi_processor_count)
 
 
-def _run(compiled: Any, device: int, step: Step) -> Run:
+def unaligned(kernel: Kernel) -> Kernel:
+    """`kernel`, and what follows it, without promises on pointers."""
+    params = tuple(replace(param, aligned=False) for param in kernel.params)
+    return replace(kernel, params=params, then=None if kernel.then is None else unaligned(kernel.then))
+
+
+def _run(compiled: Any, device: int, source: Generated) -> Run:
     """The cheapest way to launch `compiled` that this version of Triton has."""
     stream_of = torch._C._cuda_getCurrentRawStream
-    owner, constants = compiled.run, tuple(step.constants.values())  # `run` loads the binary
+    owner, constants = compiled.run, tuple(source.constants.values())  # `run` loads the binary
     scratch = getattr(compiled.metadata, "global_scratch_size", 0)
 
     def allocate(size: int, alignment: int = 16, stream: int | None = None) -> torch.Tensor:
@@ -127,52 +158,46 @@ def _run(compiled: Any, device: int, step: Step) -> Run:
     return run
 
 
-def _chained(runs: Sequence[Run], steps: Sequence[Step]) -> Run:
-    """A launch of several steps: after the first come single programs, on the tensors they take."""
-    after = list(zip(runs[1:], (step.tensors for step in steps[1:]), strict=True))
+def _static_launcher(ready: _Ready, kernel: Kernel) -> Launcher:
+    runs: dict[tuple[int, bool], tuple[Run, int]] = {}
+    current, kept = torch._C._cuda_getDevice, promise(kernel.params)
 
-    def run(programs: int, args: Sequence[int]) -> None:
-        runs[0](programs, args)
-        for single, tensors in after:
-            single(1, [args[position] for position in tensors])
-
-    return run
-
-
-def _static_launcher(ready: _Ready) -> Launcher:
-    runs: dict[int, tuple[Run, int]] = {}
-    current = torch._C._cuda_getDevice
-
-    def first(device: int) -> tuple[Run, int]:
-        runs[device] = ready.run(device), ready.programs(device)
-        return runs[device]
+    def first(device: int, aligned: bool) -> tuple[Run, int]:
+        runs[device, aligned] = ready.run(device, aligned), ready.programs(device, aligned)
+        return runs[device, aligned]
 
     def launch(*tensors: torch.Tensor) -> None:
-        device = tensors[0].get_device()
-        run, programs = runs.get(device) or first(device)
+        device, pointers = tensors[0].get_device(), [tensor.data_ptr() for tensor in tensors]
+        aligned = kept(pointers)
+        run, programs = runs.get((device, aligned)) or first(device, aligned)
         if device == current():
-            run(programs, [tensor.data_ptr() for tensor in tensors])
+            run(programs, pointers)
         else:
             with torch.cuda.device(device):
-                run(programs, [tensor.data_ptr() for tensor in tensors])
+                run(programs, pointers)
 
     return launch
 
 
-def _dynamic_launcher(ready: _Ready) -> Launcher:
-    count = len(ready.kernel.params)
-    current = torch._C._cuda_getDevice
+def _dynamic_launcher(ready: _Ready, kernel: Kernel) -> Launcher:
+    runs: dict[tuple[int, bool, tuple[bool, ...]], Run] = {}
+    current, kept = torch._C._cuda_getDevice, promise(kernel.params)
+    count = len(kernel.params)
+
+    def first(device: int, aligned: bool, multiples: tuple[bool, ...]) -> Run:
+        runs[device, aligned, multiples] = ready.run(device, aligned, multiples)
+        return runs[device, aligned, multiples]
 
     def launch(*args: Any) -> None:
         device, sizes = args[0].get_device(), args[count:]
-        multiples = tuple([size % 16 == 0 for size in sizes])
-        run = ready.runs.get((device, multiples)) or ready.run(device, multiples)
-        programs = ready.programs(device, *sizes)
-        values = [*(tensor.data_ptr() for tensor in args[:count]), *sizes]
+        pointers = [tensor.data_ptr() for tensor in args[:count]]
+        aligned, multiples = kept(pointers), tuple([size % 16 == 0 for size in sizes])
+        run = runs.get((device, aligned, multiples)) or first(device, aligned, multiples)
+        programs = ready.programs(device, aligned, *sizes)
         if device == current():
-            run(programs, values)
+            run(programs, [*pointers, *sizes])
         else:
             with torch.cuda.device(device):
-                run(programs, values)
+                run(programs, [*pointers, *sizes])
 
     return launch

@@ -26,7 +26,8 @@ class Config:
     Attributes:
         blocks: (dimension name, elements per program or loop step); powers of two.  Others are taken one by one.
         group: contractions only: how many blocks of rows share the columns they load, through the L2 cache.
-        persistent: contractions only: tensor descriptors and one program per multiprocessor.
+        persistent: contractions only: tensor descriptors, and no more programs than run at once.
+        per_processor: how many persistent programs share a multiprocessor; the products of one hide the end of another.
         tf32: contractions only: float32 operands may be rounded to 19 bits.
     """
 
@@ -35,6 +36,7 @@ class Config:
     num_stages: int = 1
     group: int = 8
     persistent: bool = False
+    per_processor: int = 1
     tf32: bool = False
 
     def block(self, name: str) -> int:
@@ -50,7 +52,7 @@ def power_of_two(size: int) -> int:
     """The least power of two that is not below `size`.
 
     >>> power_of_two(0), power_of_two(5), power_of_two(8)
-    (1, 5 + 3, 8)
+    (1, 8, 8)
     """
     return 1 << max(0, size - 1).bit_length()
 
@@ -69,17 +71,17 @@ def configure(blocked: Blocked) -> Config:
 
 
 def candidates(blocked: Blocked) -> tuple[Config, ...]:
-    """Configurations worth timing, the default first."""
+    """Configurations worth timing, the default first: other numbers of warps, and blocks half and twice as large."""
     default = configure(blocked)
     found = [default]
     for warps in (default.num_warps // 2, default.num_warps * 2):
-        if 1 <= warps <= 16:
+        if 1 <= warps <= 32:
             found.append(replace(default, num_warps=warps))
-    for factor in (2, 4):
-        x = default.block("x") * factor
-        if dict(blocked.sizes()) and x <= 4096 and any(dim.name == "x" for dim in blocked.dims):
-            blocks = {**dict(default.blocks), "x": x}
-            found.append(replace(default, blocks=tuple(blocks.items())))
+    for dim in blocked.dims:
+        for size in (default.block(dim.name) // 2, default.block(dim.name) * 2):
+            if dim.role is not Role.WHOLE and 1 <= size <= min(16384, power_of_two(extent(dim.size))):
+                blocks = {**dict(default.blocks), dim.name: size}
+                found.append(replace(default, blocks=tuple(blocks.items())))
     return tuple(found)
 
 
@@ -87,7 +89,7 @@ def candidates(blocked: Blocked) -> tuple[Config, ...]:
 
 
 def _itemsize(blocked: Blocked, *, least: bool = False) -> int:
-    """Bytes of the elements that most of the traffic consists of (or of the smallest ones)."""
+    """Bytes of the largest (or smallest) elements among the tensors that most of the traffic consists of."""
 
     def weight(param: Param) -> int:
         return extent(param.extent) * param.dtype.itemsize
@@ -104,16 +106,17 @@ def _warps(elements: int, per_thread: int) -> int:
 
 
 def _pointwise(blocked: Blocked, x: Dim | None) -> Config:
-    """Each thread moves two 16-byte words of every 32-bit tensor, one of every 16-bit one; every processor is busy."""
+    """Each thread moves two 16-byte words of every tensor (one, of many tensors), and every processor has work."""
     if x is None:
         return Config((), num_warps=1)
     size = extent(x.size)
-    block = 1024
+    per_thread = min(16, 32 // _itemsize(blocked)) if len(blocked.kernel.params) <= 6 else 8
+    per_thread = max(per_thread, 4)
+    block = 128 * per_thread
     while block > 256 and -(-size // block) < 4 * PROGRAMS:
         block //= 2
     block = min(block, power_of_two(size))
-    per_thread = 16 // min(4, max(1, _itemsize(blocked, least=True))) if block < 1024 else 8
-    return Config((("x", block),), num_warps=min(4, _warps(block, per_thread)))
+    return Config((("x", block),), num_warps=min(4, _warps(block, min(per_thread, 8))))
 
 
 def _tile(blocked: Blocked, y: Dim, x: Dim) -> Config:
@@ -147,18 +150,14 @@ def _rows(blocked: Blocked, r: Dim, x: Dim | None) -> Config:
 
 
 def _columns(blocked: Blocked, r: Dim, x: Dim) -> Config:
-    """The grid axis is contiguous: neighbouring threads take neighbouring columns."""
-    columns = extent(x.size)
-    length = power_of_two(extent(r.size))
-    elements = 4096
-    block = min(max(16, 128 // _itemsize(blocked)), power_of_two(columns))
-    if r.role is Role.WHOLE:
-        block = max(1, min(power_of_two(columns), max(block, 2048 // length)))
-        return Config((("r", length), ("x", block)), num_warps=min(16, _warps(length * block, 16)))
+    """The grid axis is contiguous: neighbouring threads take neighbouring columns, at least 64 bytes of them."""
+    columns, length = extent(x.size), power_of_two(extent(r.size))
+    wanted = min(1024, 4096 // length) if r.role is Role.WHOLE else 128 // _itemsize(blocked)
+    block = min(max(16, wanted), power_of_two(columns))
     while block > 16 and -(-columns // block) < 2 * PROGRAMS:
         block //= 2
-    steps = min(length, max(1, elements // block))
-    return Config((("r", steps), ("x", block)), num_warps=_warps(steps * block, 16))
+    steps = length if r.role is Role.WHOLE else min(length, max(1, 4096 // block))
+    return Config((("r", steps), ("x", block)), num_warps=min(16, _warps(steps * block, 16)))
 
 
 def _several(blocked: Blocked, reduced: list[Dim]) -> Config:

@@ -5,22 +5,29 @@ that spans [m, k] or [k, n]: casts, masks, gathers and pointwise work are comput
 the `tl.dot`.  Ragged edges are masked in m, n and k.  Sums are kept in float32 (int32 for int8, float64 for float64).
 Operand types without a matrix instruction are multiplied and summed.
 
+float32 keeps its precision on the matrix units of sm_80 and later: each operand is split into two parts of 19 bits, and
+three of their four products are summed (`tf32x3`).  On an H200 that is more exact than multiplying in float32, and
+faster.  Where an operand is infinite or NaN its lower part is NaN; Triton drops a correction that is NaN, so the sum is
+what eager gives.  Only where finite operands overflow (a product or, in 19 bits, an operand beyond 3.4e38) may an
+infinity come out as NaN.
+
 Programs are numbered so that neighbours share operands in the L2 cache.  Two forms: pointers, one block of the result
 per program; and, where `descriptors` finds that every operand allows it, tensor descriptors in persistent programs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import torch
 
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.configs import PROGRAMS, Config, extent, power_of_two
 from codegen.triton.indices import expand
-from codegen.triton.spell import HALF, PRODUCT, TYPES, UNARY, Code, cast, literal, typed
-from codegen.triton.values import Tile, Values
+from codegen.triton.scopes import Tile
+from codegen.triton.spell import ATOM, PRODUCT, TYPES, Code, cast, literal, typed
+from codegen.triton.values import Values
 from lowering.expr import Cast, Expr, Load
 from lowering.kernel import Fold, Role, statements
 from lowering.scalar_ops import accumulator
@@ -33,20 +40,6 @@ _SHARED_MEMORY_NEW = 232_448
 def shared_memory(arch: str) -> int:
     """Bytes of shared memory that one program may use on `arch`."""
     return SHARED_MEMORY.get(arch, _SHARED_MEMORY_NEW if arch.startswith("sm_") else SHARED_MEMORY["gfx942"])
-
-
-def operands(fold: Fold) -> tuple[Expr, Expr]:
-    """The two factors in the narrowest type that gives the same products.
-
-    Two 16-bit floats that are only widened before they are multiplied are left narrow: their product is exact in
-    float32, which is what the matrix units compute.
-    """
-    lhs, rhs = fold.args
-    if isinstance(lhs, Cast) and isinstance(rhs, Cast) and lhs.dtype is torch.float32 is rhs.dtype:
-        narrow = lhs.arg.dtype
-        if narrow in HALF and rhs.arg.dtype is narrow:
-            return lhs.arg, rhs.arg
-    return lhs, rhs
 
 
 def on_matrix_units(dtype: torch.dtype, arch: str) -> bool:
@@ -67,17 +60,17 @@ _SHAPES = (
     (32, 64, 64, 4, 5),
     (16, 64, 128, 4, 5),
 )
+_SPLIT_SHAPES = ((128, 64, 64, 4, 3), (64, 64, 64, 4, 3), (32, 64, 64, 4, 3), (16, 64, 64, 4, 3))  # split float32
 _EXACT_SHAPES = ((64, 64, 16, 8, 3), (32, 64, 16, 4, 3), (32, 32, 16, 4, 3), (16, 32, 16, 4, 3))  # float32, float64
 
 
 def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Config, ...]:
     """Configurations worth timing, the default first: the largest blocks that still keep the device busy."""
     dots = [stmt for stmt in statements(blocked.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
-    dtype = operands(dots[0])[0].dtype
+    dtype = dots[0].args[0].dtype
     if not on_matrix_units(dtype, arch):
         return (_fitted(blocked, (16, 16, 16, 4, 1), dtype, tf32),)
-    exact = dtype is torch.float64 or (dtype is torch.float32 and not tf32)
-    shapes = [shape for shape in (_EXACT_SHAPES if exact else _SHAPES) if len(dots) == 1 or shape[1] <= 128]
+    shapes = [shape for shape in _shapes(dtype, arch, tf32) if len(dots) == 1 or shape[1] <= 128]
     room = shared_memory(arch)
     fitted = [_fitted(blocked, shape, dtype, tf32) for shape in shapes]
     possible = list(dict.fromkeys(_shallower(config, dtype, len(dots), room) for config in fitted))
@@ -85,6 +78,23 @@ def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Conf
     busy = [config for config in deep if programs(blocked, config) * 10 >= PROGRAMS * 7]
     default = busy[0] if busy else max(deep, key=lambda config: programs(blocked, config))
     return (default, *(config for config in possible if config != default))
+
+
+def _shapes(dtype: torch.dtype, arch: str, tf32: bool) -> tuple[tuple[int, ...], ...]:
+    if dtype is torch.float32:
+        return {"tf32": _SHAPES, "tf32x3": _SPLIT_SHAPES, "ieee": _EXACT_SHAPES}[input_precision(arch, tf32)]
+    return _EXACT_SHAPES if dtype is torch.float64 else _SHAPES
+
+
+def input_precision(arch: str, tf32: bool) -> str:
+    """How `tl.dot` takes float32 operands: rounded if that is allowed, else split in two, else one by one.
+
+    >>> input_precision("sm_90", False), input_precision("sm_75", False), input_precision("gfx942", False)
+    ('tf32x3', 'ieee', 'ieee')
+    """
+    if tf32:
+        return "tf32"
+    return "tf32x3" if arch.startswith("sm_") and int(arch[3:].rstrip("a")) >= 80 else "ieee"
 
 
 def programs(blocked: Blocked, config: Config) -> int:
@@ -133,9 +143,11 @@ def place(values: Values, number: str) -> None:
             code = Code(f"tl.cdiv({size}, {grid[name].constant})")
             counts[name] = values.name(f"{name}_blocks", Tile(code, depth=values.depth)).code.text
     if "b" in grid:
-        both = " * ".join(counts.values()) or "1"
-        values.starts[grid["b"]] = _wide(values, grid["b"], Code(f"{number} // ({both})", PRODUCT))
-        number = values.name("block", Tile(Code(f"{number} % ({both})", PRODUCT), depth=values.depth)).code.text
+        both = Code(" * ".join(counts.values()) or "1", PRODUCT if len(counts) == 2 else ATOM).at(ATOM)
+        batch = Code(f"{number} // {both}", PRODUCT)
+        wide = grid["b"] in layout.wide
+        values.starts[grid["b"]] = f"{batch.at(ATOM)}.to(tl.int64)" if wide else batch.text
+        number = values.name("block", Tile(Code(f"{number} % {both}", PRODUCT), depth=values.depth)).code.text
     if len(counts) == 2:
         m, n = counts["m"], counts["n"]
         values.line("# Down a few blocks of rows before the next block of columns: these share operands in the cache.")
@@ -147,85 +159,100 @@ def place(values: Values, number: str) -> None:
     else:
         blocks = dict.fromkeys(counts, number)
     for name, block in blocks.items():
-        start = _wide(values, grid[name], Code(block))
-        text = Code(f"{start} * {grid[name].constant}", PRODUCT)
+        text = Code(f"{block} * {grid[name].constant}", PRODUCT)
         values.starts[grid[name]] = values.name(f"{name}0", Tile(text, depth=values.depth)).code.text
-
-
-def _wide(values: Values, dim: Dim, code: Code) -> str:
-    if dim not in values.layout.wide:
-        return code.text
-    return f"{code.at(UNARY + 1)}.to(tl.int64)"
 
 
 # The fold -------------------------------------------------------------------------------------------------------------
 
 
-def dot_in_loop(values: Values, fold: Fold, over: Sequence[Dim], arch: str) -> Callable[[], None]:
+@dataclass(frozen=True, slots=True)
+class Product:
+    """How one `dot` is computed.
+
+    Attributes:
+        left, right: dimensions of the operands, in the order in which the product needs them.
+        dims: dimensions of the result, in the order in which the product leaves them.
+        sums: the type that sums are kept in.
+        matrix: computed by `tl.dot`; otherwise multiplied and summed, in tile order.
+        precision: how `tl.dot` takes float32 operands.
+    """
+
+    left: tuple[Dim, ...]
+    right: tuple[Dim, ...]
+    dims: tuple[Dim, ...]
+    sums: torch.dtype
+    matrix: bool
+    precision: str = ""
+
+
+def _product(values: Values, fold: Fold, over: Dim, arch: str) -> Product:
+    blocked, dtype = values.layout.blocked, fold.args[0].dtype
+    names = {dim.name: dim for dim in blocked.dims}
+    (rows,) = blocked.of(fold.rows) or (names["m"],)
+    (columns,) = blocked.of(fold.columns) or (names["n"],)
+    sums = accumulator("dot", dtype) if dtype.is_floating_point or dtype is torch.int8 else fold.dtype
+    if on_matrix_units(dtype, arch):
+        precision = input_precision(arch, values.layout.config.tf32) if dtype is torch.float32 else ""
+        return Product((rows, over), (over, columns), (rows, columns), sums, True, precision)
+    left, right = values.join(((rows,), (over,))), values.join(((over,), (columns,)))
+    return Product(left, right, values.join(((rows,), (columns,))), sums, False)
+
+
+def dot_in_loop(values: Values, fold: Fold, over: Dim, arch: str) -> Callable[[], None]:
     """Accumulate over the current loop; the function returned makes the result known after it."""
-    dims, dtype = _result_dims(values, fold, over), operands(fold)[0].dtype
-    sums = accumulator("dot", dtype)
-    zeros = Code(f"tl.zeros({values.layout.shape(dims)}, {TYPES[sums]})")
-    running = values.name(fold.name, Tile(zeros, dims, values.depth - 1))
-    product = _product(values, fold, over, arch, running.code.text)
-    values.line(f"{running.code.text} {product}")
-    return lambda: _bind(values, fold, running, sums)
+    product = _product(values, fold, over, arch)
+    zeros = Code(f"tl.zeros({values.layout.shape(product.dims)}, {TYPES[product.sums]})")
+    running = values.name(fold.name, Tile(zeros, product.dims, values.depth - 1))
+    name = running.code.text
+    text = _multiplied(values, fold, over, product, name)
+    values.line(f"{name} = {text}" if product.matrix else f"{name} += {text}")
+    return lambda: _bind(values, fold, product, running)
 
 
-def dot_now(values: Values, fold: Fold, over: Sequence[Dim], arch: str) -> None:
+def dot_now(values: Values, fold: Fold, over: Dim, arch: str) -> None:
     """A contraction over a dimension that is held whole."""
-    dims, dtype = _result_dims(values, fold, over), operands(fold)[0].dtype
-    text = _product(values, fold, over, arch, "").lstrip("+= ")
-    result = values.name(fold.name, Tile(Code(text), dims, values.depth))
-    _bind(values, fold, result, accumulator("dot", dtype))
+    product = _product(values, fold, over, arch)
+    text = _multiplied(values, fold, over, product)
+    _bind(values, fold, product, values.name(fold.name, Tile(Code(text), product.dims, values.depth)))
 
 
-def _result_dims(values: Values, fold: Fold, over: Sequence[Dim]) -> tuple[Dim, ...]:
-    first, second = _sides(values, fold, over)
-    return tuple(dim for dim in values.join((first, second)) if dim not in over)
+def _bind(values: Values, fold: Fold, product: Product, result: Tile) -> None:
+    dims = values.join((product.dims,))
+    code = result.code if dims == product.dims else Code(f"{result.code.text}.T")
+    values.bind(fold.ref, Tile(cast(code, product.sums, fold.dtype), dims, result.depth))
 
 
-def _sides(values: Values, fold: Fold, over: Sequence[Dim]) -> tuple[tuple[Dim, ...], tuple[Dim, ...]]:
-    """The dimensions of the two operands, each in tile order."""
-    layout = values.layout
-    names = {dim.name: dim for dim in layout.blocked.dims}
-    rows = layout.blocked.of(fold.rows) or (names["m"],)
-    columns = layout.blocked.of(fold.columns) or (names["n"],)
-    return values.join((rows, over)), values.join((over, columns))
+def _multiplied(values: Values, fold: Fold, over: Dim, product: Product, running: str | None = None) -> str:
+    """The product of one pair of blocks; with `running`, `tl.dot` adds it to that."""
+    lhs, rhs = fold.args
+    a = _operand(values, lhs, product.left, over, "lhs")
+    b = _operand(values, rhs, product.right, over, "rhs")
+    if not product.matrix:
+        wants = values.join((product.left, product.right))
+        first = expand(cast(a, lhs.dtype, product.sums), product.left, wants)
+        second = expand(cast(b, rhs.dtype, product.sums), product.right, wants)
+        return f"tl.sum({first.text} * {second.text}, {wants.index(over)})"
+    inputs = [a.text, b.text, *([running] if running else [])]
+    if product.precision:
+        inputs.append(f'input_precision="{product.precision}"')
+    if product.sums is not torch.float32:
+        inputs.append(f"out_dtype={TYPES[product.sums]}")
+    return f"tl.dot({', '.join(inputs)})"
 
 
-def _bind(values: Values, fold: Fold, result: Tile, dtype: torch.dtype) -> None:
-    values.bind(fold.ref, replace(result, code=cast(result.code, dtype, fold.dtype)))
-
-
-def _product(values: Values, fold: Fold, over: Sequence[Dim], arch: str, running: str) -> str:
-    """`= tl.dot(lhs, rhs, running, …)`, or `+= ` the sum of products."""
-    (left, right), (lhs, rhs) = _sides(values, fold, over), operands(fold)
-    a, b = _operand(values, lhs, left, over, "lhs"), _operand(values, rhs, right, over, "rhs")
-    sums = accumulator("dot", lhs.dtype)
-    if not on_matrix_units(lhs.dtype, arch):
-        wants = values.join((left, right))
-        first = expand(cast(a.code, lhs.dtype, sums), left, wants)
-        second = expand(cast(b.code, rhs.dtype, sums), right, wants)
-        return f"+= tl.sum({first.text} * {second.text}, {wants.index(over[0])})"
-    inputs = [a.code.text, b.code.text, *([running] if running else [])]
-    if lhs.dtype is torch.float32:
-        inputs.append(f'input_precision="{"tf32" if values.layout.config.tf32 else "ieee"}"')
-    if sums is not torch.float32:
-        inputs.append(f"out_dtype={TYPES[sums]}")
-    return f"= tl.dot({', '.join(inputs)})"
-
-
-def _operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Sequence[Dim], wish: str) -> Tile:
-    """A full tile over `dims`, 0 in lanes past the end of the contracted axis."""
+def _operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: str) -> Code:
+    """A full tile with `dims` in this order, 0 in lanes past the end of the contracted axis."""
     tile = values.widened(values.value(expr))
     tile = replace(tile, code=typed(tile.code, expr.dtype))
-    if not (_zero_past_the_end(expr) and set(over) <= set(tile.dims)):
-        mask = values.masks(over)
+    if not (_zero_past_the_end(expr) and over in tile.dims):
+        mask = values.masks((over,))
         if mask is not None:
             tile = values.select(mask, tile, Tile(literal(0, expr.dtype)))
-    tile = values.spread(tile, dims)
-    return tile if tile.code.text.isidentifier() else values.name(wish, tile)
+    order = values.join((dims,))
+    tile = values.spread(tile, order)
+    code = tile.code if order == dims else Code(f"{tile.code.at(ATOM)}.T")
+    return code if code.text.isidentifier() else values.name(wish, replace(tile, code=code)).code
 
 
 def _zero_past_the_end(expr: Expr) -> bool:

@@ -1,7 +1,7 @@
 """Descriptors: contractions whose operands are fetched by the tensor memory accelerator of sm_90 and later.
 
-What enters is a contraction over block dimensions; what leaves is a persistent form of it: one program per
-multiprocessor walks the blocks of the result, operands come through `tl.make_tensor_descriptor`, so that no thread
+What enters is a contraction over block dimensions; what leaves is a persistent form of it: one or two programs per
+multiprocessor walk the blocks of the result, operands come through `tl.make_tensor_descriptor`, so that no thread
 computes an address or a mask, and a 16-bit result leaves the same way.  On an H200 this is as fast as the library,
 which pointers never are.
 
@@ -11,21 +11,23 @@ start at multiples of 16 bytes; known sizes, no batch axes; enough blocks to kee
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.configs import PROGRAMS, Config
-from codegen.triton.contract import operands, place, programs
+from codegen.triton.contract import place, programs
+from codegen.triton.scopes import Tile, Transfer
 from codegen.triton.spell import HALF, Code
-from codegen.triton.values import Tile, Transfer, Values
+from codegen.triton.values import Values
 from lowering.expr import Expr, Load, loads
 from lowering.indexing import coefficient
 from lowering.kernel import Fold, Loop, Role, Store, statements, values_of
 
 _LARGE = Config((("m", 128), ("k", 64), ("n", 256)), num_warps=8, num_stages=3, persistent=True)
 _SMALL = Config((("m", 128), ("k", 64), ("n", 128)), num_warps=8, num_stages=4, persistent=True)
+_PAIRED = replace(_SMALL, num_stages=3, per_processor=2)  # two programs share 228 KB of shared memory
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +44,8 @@ def candidates(blocked: Blocked, arch: str) -> tuple[Config, ...]:
     """Configurations of the persistent form, the default first; none where the rule does not hold."""
     if not applies(blocked, arch):
         return ()
-    return (_LARGE, _SMALL) if programs(blocked, _LARGE) * 10 >= PROGRAMS * 9 else (_SMALL, _LARGE)
+    first = (_LARGE, _SMALL) if programs(blocked, _LARGE) * 10 >= PROGRAMS * 9 else (_SMALL, _LARGE)
+    return (*first, _PAIRED)
 
 
 def applies(blocked: Blocked, arch: str) -> bool:
@@ -59,9 +62,8 @@ def applies(blocked: Blocked, arch: str) -> bool:
     folds = [fold for loop in loops for fold in loop.body]
     if len(folds) != 1 or not isinstance(folds[0], Fold) or folds[0].op != "dot":
         return False
-    factors = operands(folds[0])
     sides = ((grid["m"], contracted[0]), (contracted[0], grid["n"]))
-    for factor, (first, second) in zip(factors, sides, strict=True):
+    for factor, (first, second) in zip(folds[0].args, sides, strict=True):
         if factor.dtype not in HALF or not isinstance(factor, Load) or _matrix(blocked, factor, first, second) is None:
             return False
     return programs(blocked, _SMALL) * 2 >= PROGRAMS
@@ -108,7 +110,7 @@ def open_program(values: Values) -> str:
     k, fold = blocked.of(loop.axes)[0], loop.body[0]
     assert isinstance(fold, Fold)
     made: dict[Matrix, Transfer] = {}
-    for factor, (first, second) in zip(operands(fold), ((m, k), (k, n)), strict=True):
+    for factor, (first, second) in zip(fold.args, ((m, k), (k, n)), strict=True):
         assert isinstance(factor, Load)
         matrix = _matrix(blocked, factor, first, second)
         assert matrix is not None, "asked of a kernel that `applies` refuses"

@@ -8,13 +8,17 @@ comments on their origin).
 
 from __future__ import annotations
 
-from codegen.triton import contract, descriptors, prelude
+from collections.abc import Sequence
+
+from codegen.triton import contract, descriptors, prelude, tail
 from codegen.triton.blocks import Blocked, Dim, block
 from codegen.triton.body import Body
 from codegen.triton.configs import PROGRAMS, Config, configure
 from codegen.triton.indices import Layout, index_code, lay_out
+from codegen.triton.scopes import Names
 from codegen.triton.spell import HALF, PRODUCT, UNARY
-from codegen.triton.values import Names, Values
+from codegen.triton.tail import Follower
+from codegen.triton.values import Values
 from lowering.expr import Cast, Op, postorder
 from lowering.kernel import Kernel, Param, statements, values_of
 
@@ -33,40 +37,33 @@ def choose(blocked: Blocked, arch: str, *, tf32: bool = False) -> Config:
 def emit(kernel: Kernel, config: Config | None = None, *, arch: str = "sm_90", tf32: bool = False) -> str:
     """The source of `kernel` for `arch`, in `config` or in the default configuration."""
     blocked = block(kernel)
-    chosen = config or choose(blocked, arch, tf32=tf32)
+    chosen = config or tail.with_room(choose(blocked, arch, tf32=tf32), kernel)
     layout = lay_out(blocked, chosen, grid_depth=int(chosen.persistent))
-    functions, ending, taken = [_function(layout, kernel.name, arch)], "", {kernel.name}
-    for number, step in enumerate(chain(kernel)[1:], 1):
-        name = step.name if step.name not in taken else f"{step.name}_{number}"
-        taken.add(name)
-        after = block(step)
-        last = lay_out(after, choose(after, arch, tf32=tf32))
-        functions.append(_function(last, name, arch))
-        positions = ", ".join(str(kernel.params.index(kernel.param(param.name))) for param in step.params)
-        ending += f"{_INDENT}({name}, ({positions},), {_config(last)}),\n"
+    steps = tail.followers(kernel, chosen.num_warps, arch, tf32=tf32)
+    functions = [_function(step.layout, step.name, arch, behind=step.behind) for step in steps]
+    functions.append(_function(layout, kernel.name, arch, steps=steps))
     helpers = prelude.needed("".join(functions))
-    head = f"{_docstring(kernel)}\n\n{_imports(chosen, [*functions, *helpers])}"
-    parts = [head, *helpers, *functions, *_launching(kernel, layout, ending)]
+    needs_torch = chosen.persistent or bool(steps)
+    head = f"{_docstring(kernel)}\n\n{_imports(needs_torch, [*functions, *helpers])}"
+    parts = [head, *helpers, *functions, *_launching(kernel, layout)]
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
-def chain(kernel: Kernel) -> list[Kernel]:
-    """The kernel and those that follow it in its launch, in order."""
-    found = [kernel]
-    while found[-1].then is not None:
-        found.append(found[-1].then)
-    return found
-
-
-def _function(layout: Layout, name: str, arch: str) -> str:
-    """The `@triton.jit` function of one kernel."""
+def _function(
+    layout: Layout, name: str, arch: str, *, steps: Sequence[Follower] = (), behind: frozenset[str] = frozenset()
+) -> str:
+    """The `@triton.jit` function of one kernel, which `steps` follow; `behind`: see `Follower`."""
     kernel = layout.blocked.kernel
+    counted = [tail.COUNTER] if steps else []
     constants = [dim.constant for dim in layout.blocked.dims if dim in layout.tiled]
     taken = [*(f"{param.name}_ptr" for param in kernel.params), *(size.name for size in kernel.sizes), *constants]
+    taken += [*counted, *(["done"] if steps else []), *(step.name for step in steps)]
     names = Names([*taken, name, *prelude.FUNCTIONS])
-    values = Values(kernel, layout, names, fast=_is_rounded(kernel), zero_fill=layout.blocked.contraction)
-    lines = Body(values, arch).lines()
-    return "\n".join([*_signature(kernel, name, constants), *(_INDENT + line for line in lines)])
+    fast, zero_fill = _is_rounded(kernel), layout.blocked.contraction
+    lines = Body(Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind), arch).lines()
+    if steps:
+        lines += tail.ending(steps)
+    return "\n".join([*_signature(kernel, name, counted, constants), *(_INDENT + line for line in lines)])
 
 
 def _is_rounded(kernel: Kernel) -> bool:
@@ -91,18 +88,19 @@ def _docstring(kernel: Kernel) -> str:
     return f'"""{text}"""'
 
 
-def _imports(config: Config, texts: list[str]) -> str:
-    lines = ["import torch"] if config.persistent else []
+def _imports(needs_torch: bool, texts: list[str]) -> str:
+    lines = ["import torch"] if needs_torch else []
     lines += ["import triton", "import triton.language as tl"]
     if any("libdevice." in text for text in texts):
         lines.append("from triton.language.extra import libdevice")
     return "\n".join(lines)
 
 
-def _signature(kernel: Kernel, name: str, constants: list[str]) -> list[str]:
+def _signature(kernel: Kernel, name: str, counted: list[str], constants: list[str]) -> list[str]:
     lines = ["@triton.jit", f"def {name}("]
     lines += [f"{_INDENT}{param.name}_ptr,  # {_shape(param)}" for param in kernel.params]
     lines += [f"{_INDENT}{size.name}," for size in kernel.sizes]
+    lines += [f"{_INDENT}{name},  # int32: finished programs, 0 between launches" for name in counted]
     lines += [f"{_INDENT}{constant}: tl.constexpr," for constant in constants]
     return [*lines, "):"]
 
@@ -122,32 +120,29 @@ def _config(layout: Layout) -> str:
     return "{" + ", ".join(f'"{name}": {value}' for name, value in entries.items()) + "}"
 
 
-def _launching(kernel: Kernel, layout: Layout, ending: str) -> list[str]:
-    """The configuration, the grid and the function that launches the kernel and those that follow it."""
-    persistent, sizes = layout.config.persistent, [size.name for size in kernel.sizes]
+def _launching(kernel: Kernel, layout: Layout) -> list[str]:
+    """The configuration, the grid and the function that launches the kernel."""
+    config, sizes = layout.config, [size.name for size in kernel.sizes]
     settings = f"CONFIG = {_config(layout)}"
     count = " * ".join(_blocks(layout, dim) for dim in layout.blocked.grid()) or "1"
-    if persistent:
-        count = f"min(programs, {count})"
-    if ending:
-        settings += (
-            "\n\n# One program each, after the grid: the function, which of the tensors it takes, its configuration.\n"
-        )
-        settings += f"THEN = [\n{ending}]"
-    given = ", ".join([*sizes, f"programs={PROGRAMS}"] if persistent else sizes)
-    grid = f'def grid({given}):\n{_INDENT}"""How many programs to launch{", at most one per multiprocessor" if persistent else ""}."""\n{_INDENT}return ({count},)'
+    given, limit = ", ".join(sizes), ""
+    if config.persistent:
+        each = config.per_processor
+        given = ", ".join([*sizes, f"processors={PROGRAMS}"])
+        limit = f", at most {'one' if each == 1 else each} per multiprocessor"
+        count = f"min({'' if each == 1 else f'{each} * '}processors, {count})"
+    grid = f'def grid({given}):\n{_INDENT}"""How many programs to launch{limit}."""\n{_INDENT}return ({count},)'
     first = len(kernel.params)
     launch = ["def launch(*args):", f'{_INDENT}"""Launch on the tensors and sizes of the signature, in order."""']
-    if persistent:  # descriptors are made in memory that the launch provides
+    if config.persistent:  # descriptors are made in memory that the launch provides
         allocate = "lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=args[0].device)"
         launch.append(f"{_INDENT}triton.set_allocator({allocate})")
-    launch.append(f"{_INDENT}{kernel.name}[grid({f'*args[{first}:]' if sizes else ''})](*args, **CONFIG)")
-    if ending:
-        launch += [
-            f"{_INDENT}for function, tensors, config in THEN:",
-            f"{_INDENT * 2}function[(1,)](*(args[position] for position in tensors), **config)",
-        ]
-    return [settings, grid, "\n".join(launch)]
+    counted = ""
+    if kernel.then is not None:
+        counted = f", {tail.COUNTER}"
+        launch.append(f"{_INDENT}{tail.COUNTER} = torch.zeros((), dtype=torch.int32, device=args[0].device)")
+    call = f"{kernel.name}[grid({f'*args[{first}:]' if sizes else ''})](*args{counted}, **CONFIG)"
+    return [settings, grid, "\n".join([*launch, f"{_INDENT}{call}"])]
 
 
 def _blocks(layout: Layout, dim: Dim) -> str:

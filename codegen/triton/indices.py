@@ -53,7 +53,7 @@ class Layout:
 
     def masked(self, dim: Dim) -> bool:
         """Can a block of `dim` reach past its end?"""
-        return dim in self.tiled and not (dim.size / self.config.block(dim.name)).is_integer
+        return dim in self.tiled and (dim.size == 0 or not (dim.size / self.config.block(dim.name)).is_integer)
 
     def narrow(self, index: sympy.Expr) -> bool:
         """Is `index` computed in int32, exactly?"""

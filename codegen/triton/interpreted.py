@@ -45,18 +45,15 @@ def launcher(kernel: Kernel, generated: Generated) -> Launcher:
     """Runs `kernel` on CPU tensors."""
     _complete_interpreter()
     if hasattr(generated.module, "libdevice"):
-        generated.module.libdevice = Libdevice()  # type: ignore[attr-defined]
+        vars(generated.module)["libdevice"] = Libdevice()
     tensors = len(kernel.params)
 
     def launch(*args: Any) -> None:
         programs = generated.grid(*args[tensors:])
-        for step in generated.steps:
-            if programs > 0:
-                given = [args[position] for position in step.tensors]
-                sizes = args[tensors:] if step is generated.steps[0] else ()
-                with np.errstate(all="ignore"):  # masked lanes compute on zeros
-                    step.function[(programs,)](*given, *sizes, **step.constants, **step.options)
-            programs = 1
+        counter = [torch.zeros((), dtype=torch.int32)] if generated.counted else []
+        if programs > 0:
+            with np.errstate(all="ignore"):  # masked lanes compute on zeros
+                generated.function[(programs,)](*args, *counter, **generated.constants, **generated.options)
 
     return launch
 

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from codegen.cache import cache_dir, digest, publish
-from codegen.triton.emit import chain
+from codegen.triton.tail import COUNTER
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
 
@@ -37,39 +37,35 @@ POINTERS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Step:
-    """One function of a source: the kernel it computes and how it is called.
+class Generated:
+    """An imported source.
 
     Attributes:
         function: what `@triton.jit` made of it.
-        tensors: which of the tensors of the whole launch it takes.
         constants: values of its `tl.constexpr` parameters.
         options: `num_warps`, `num_stages` and other options of Triton.
     """
 
     kernel: Kernel
+    module: ModuleType
     function: Any
-    tensors: tuple[int, ...]
     constants: dict[str, int]
     options: dict[str, int]
-
-
-@dataclass(frozen=True, slots=True)
-class Generated:
-    """An imported source: the kernel itself, then those that follow it in its launch, one program each."""
-
-    module: ModuleType
-    steps: tuple[Step, ...]
 
     @property
     def persistent(self) -> bool:
         """Does the grid depend on how many programs run at once?"""
-        return "programs" in inspect.signature(self.module.grid).parameters
+        return "processors" in inspect.signature(self.module.grid).parameters
 
-    def grid(self, *sizes: int, programs: int | None = None) -> int:
-        """How many programs of the first step run for these sizes; `programs` at once, if it is persistent."""
+    @property
+    def counted(self) -> bool:
+        """Do its programs count themselves, so that the last one goes on?"""
+        return self.kernel.then is not None
+
+    def grid(self, *sizes: int, processors: int | None = None) -> int:
+        """How many programs run for these sizes, on a device with so many multiprocessors."""
         count: Callable[..., tuple[int, ...]] = self.module.grid
-        return count(*sizes)[0] if programs is None else count(*sizes, programs=programs)[0]
+        return count(*sizes)[0] if processors is None else count(*sizes, processors=processors)[0]
 
 
 def load(kernel: Kernel, source: str) -> Generated:
@@ -91,33 +87,36 @@ def load(kernel: Kernel, source: str) -> Generated:
     try:
         spec.loader.exec_module(module)
         assert callable(module.grid)
-        every = tuple(range(len(kernel.params)))
-        entries = [(getattr(module, kernel.name), every, module.CONFIG), *getattr(module, "THEN", ())]
-        steps = [_step(*pair) for pair in zip(chain(kernel), entries, strict=True)]
+        return _generated(kernel, module)
     except Exception as error:
         sys.modules.pop(name, None)
         raise BuildError(f"the source of {kernel.name} cannot be used: {error!r}", hint=f"it is at {path}") from error
-    return Generated(module, tuple(steps))
 
 
-def _step(kernel: Kernel, entry: tuple[Any, tuple[int, ...], dict[str, int]]) -> Step:
-    function, tensors, config = entry[0], tuple(entry[1]), dict(entry[2])
+def _generated(kernel: Kernel, module: ModuleType) -> Generated:
+    function, config = getattr(module, kernel.name), dict(module.CONFIG)
     parameters = list(function.arg_names)
     expected = [f"{param.name}_ptr" for param in kernel.params] + [size.name for size in kernel.sizes]
+    expected += [COUNTER] if kernel.then is not None else []
     if parameters[: len(expected)] != expected:
         raise ValueError(f"it takes {parameters}, but is called with {expected}")
     constants = {parameter: config.pop(parameter) for parameter in parameters[len(expected) :]}
-    return Step(kernel, function, tensors, constants, config)
+    return Generated(kernel, module, function, constants, config)
 
 
-def signature(step: Step) -> dict[str, str]:
+def signature(generated: Generated) -> dict[str, str]:
     """The type of each parameter of the function, in order."""
-    types = {f"{param.name}_ptr": POINTERS[param.dtype] for param in step.kernel.params}
-    types |= dict.fromkeys((size.name for size in step.kernel.sizes), "i64")
-    return types | dict.fromkeys(step.constants, "constexpr")
+    types = {f"{param.name}_ptr": POINTERS[param.dtype] for param in generated.kernel.params}
+    types |= dict.fromkeys((size.name for size in generated.kernel.sizes), "i64")
+    types |= {COUNTER: "*i32"} if generated.counted else {}
+    return types | dict.fromkeys(generated.constants, "constexpr")
 
 
-def alignment(step: Step, multiples: tuple[bool, ...] = ()) -> dict[tuple[int, ...], list[list[object]]]:
-    """What Triton may assume of each parameter: aligned pointers, and sizes that are multiples of 16."""
-    known = [param.aligned for param in step.kernel.params] + list(multiples)
+def alignment(
+    generated: Generated, multiples: tuple[bool, ...] = (), *, aligned: bool = True
+) -> dict[tuple[int, ...], list[list[object]]]:
+    """What Triton may assume of each parameter: aligned pointers (if they are as promised), sizes that are multiples
+    of 16.
+    """
+    known = [aligned and param.aligned for param in generated.kernel.params] + list(multiples)
     return {(position,): [["tt.divisibility", 16]] for position, divisible in enumerate(known) if divisible}

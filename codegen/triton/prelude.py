@@ -101,7 +101,7 @@ def _shift_left(a, b):
     "_shift_right": """
 def _shift_right(a, b):
     # Past the width only copies of the sign are left.
-    return tl.where((b >= 0) & (b < a.dtype.primitive_bitwidth), a >> b, tl.where(a < 0, a | ~a, 0))
+    return tl.where((b >= 0) & (b < a.dtype.primitive_bitwidth), a >> b, 0 - (a < 0).to(a.dtype))
 """,
 }
 

@@ -17,8 +17,9 @@ import torch
 
 from codegen.triton.blocks import Dim
 from codegen.triton.indices import expand
+from codegen.triton.scopes import Tile
 from codegen.triton.spell import AND, ATOM, COMPARE, HALF, OR, TYPES, UNARY, Code, cast, literal, typed
-from codegen.triton.values import Tile, Values
+from codegen.triton.values import Values
 from lowering.kernel import Fold
 from lowering.scalar_ops import identity
 

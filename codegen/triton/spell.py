@@ -212,6 +212,8 @@ def _isinf(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
 
 
 def _not(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+    if dtype is torch.uint8:  # Triton's interpreter has no ~ for it
+        return Code(f"{args[0].at(XOR)} ^ 255", XOR)
     return Code(f"~{args[0].at(UNARY)}", UNARY)
 
 

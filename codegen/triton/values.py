@@ -7,78 +7,23 @@ before it.  Loads, shared expressions and long ones get a name; the rest is writ
 
 from __future__ import annotations
 
-import builtins
-import keyword
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 
 import sympy
 import torch
 
 from codegen.triton.blocks import Dim
 from codegen.triton.indices import Layout, expand, index_code
+from codegen.triton.scopes import Names, Scope, Tile, Transfer
 from codegen.triton.spell import AND, ATOM, COMPARE, SUM, Code, cast, literal, spell, typed
 from codegen.triton.widths import int32_ranges
 from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, loads, postorder
-from lowering.kernel import Kernel, Store, statements, values_of
+from lowering.kernel import Store, statements, values_of
 from lowering.scalar_ops import SCALAR_OPS
 
 _INLINE = 48  # characters of an expression that is used once and written in place
-
-
-@dataclass(frozen=True, slots=True)
-class Tile:
-    """A value in the source: its text, the tiled dimensions it spans, the loop depth at which it is known.
-
-    `narrow`: an integer of the IR's int64 that is computed in int32, because it is known to fit.
-    """
-
-    code: Code
-    dims: tuple[Dim, ...] = ()
-    depth: int = 0
-    narrow: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Transfer:
-    """A tensor descriptor called `name`: a matrix over two dimensions, moved a block at a time."""
-
-    name: str
-    rows: Dim
-    columns: Dim
-
-
-@dataclass(slots=True)
-class Scope:
-    """The lines of one loop body (or of the kernel), what they have computed, and the names they have given."""
-
-    lines: list[str] = field(default_factory=list)
-    known: dict[object, Tile] = field(default_factory=dict)
-    names: list[str] = field(default_factory=list)
-
-
-class Names:
-    """Gives out identifiers, each once."""
-
-    def __init__(self, taken: Iterable[str]) -> None:
-        self._taken = {*taken, *keyword.kwlist, *dir(builtins), "tl", "triton", "libdevice"}
-
-    def fresh(self, wish: str) -> str:
-        """`wish`, made an identifier, with a number if it is taken."""
-        stem = re.sub(r"\W", "_", wish).lstrip("_") or "t"
-        stem = f"t{stem}" if stem[0].isdigit() else stem
-        name, count = stem, 0
-        while name in self._taken:
-            count += 1
-            name = f"{stem}_{count}"
-        self._taken.add(name)
-        return name
-
-    def release(self, names: Iterable[str]) -> None:
-        """The loop in which these meant something is over."""
-        self._taken -= set(names)
 
 
 class Values:
@@ -87,19 +32,14 @@ class Values:
     Args:
         fast: see `spell`.
         zero_fill: masked lanes of loads are 0 (operands of `dot` need it).
+        behind: parameters that other programs of this launch have written, which the first-level cache may hold stale.
     """
 
     def __init__(
-        self,
-        kernel: Kernel,
-        layout: Layout,
-        names: Names,
-        *,
-        fast: bool,
-        zero_fill: bool,
+        self, layout: Layout, names: Names, *, fast: bool, zero_fill: bool, behind: frozenset[str] = frozenset()
     ) -> None:
-        self.kernel, self.layout, self.names = kernel, layout, names
-        self.fast, self.zero_fill = fast, zero_fill
+        self.layout, self.names = layout, names
+        self.fast, self.zero_fill, self.behind = fast, zero_fill, behind
         self.scopes = [Scope()]
         self.starts: dict[Dim, str] = {}  # text of the first index of a program's or an iteration's block
         self.load_through: dict[Load, Transfer] = {}
@@ -278,7 +218,10 @@ class Values:
             if node.mask is not None or self.zero_fill:
                 text += f", other={literal(0, node.dtype).text}"
         policy = self.eviction.get(node)
-        text += f', eviction_policy="{policy}"' if policy else ""
+        if node.buffer in self.behind:
+            text += ', cache_modifier=".cg"'
+        elif policy:
+            text += f', eviction_policy="{policy}"'
         if node.buffer in self._stored and node.buffer in self._mutable:
             self.line("tl.debug_barrier()")  # other threads of this program wrote what is read now
             depth = self.depth

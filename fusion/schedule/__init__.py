@@ -52,8 +52,7 @@ def _callable(node: Contract, made: Collection[str]) -> bool:
     """Is there a library call for a contraction that nothing was fused with, and are its operands in memory?"""
     inside = {name for part in node.library for name in writes(part)}
     return bool(node.library) and all(
-        isinstance(part, Extern) and all(name in made or name in inside for name in part.reads)
-        for part in node.library
+        isinstance(part, Extern) and all(name in made or name in inside for name in part.reads) for part in node.library
     )
 
 

@@ -60,7 +60,7 @@ def grow(program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symb
 
 @dataclass(order=True, slots=True)
 class _Candidate:
-    """Two clusters that share a buffer.  Ordered by bytes shared (largest first), then position."""
+    """Two clusters that share a buffer.  Ordered by the bytes that joining saves (most first), then position."""
 
     priority: tuple[int, int, int]
     link: Link = field(compare=False)
@@ -116,8 +116,21 @@ class _Growth:
         a, b = self.owner[link.first], self.owner[link.second]
         if a == b or self.clusters[a].extern or self.clusters[b].extern:
             return
-        gain = self.dependences.bytes(link.buffer) * (2 if link.vertical else 1)
+        gain = self._shared(self.clusters[a], self.clusters[b])
         heapq.heappush(self.heap, _Candidate((-gain, link.second, link.first), link))
+
+    def _shared(self, first: Cluster, second: Cluster) -> int:
+        """Bytes that need not be moved if two clusters are one: what both touch once, and what nobody else needs."""
+        loads, compute = self.dependences.loads, self.dependences.compute
+        made = {compute(m).out: m for m in first.members}
+        read = {load.buffer for m in first.members for load in loads[m]}
+        wanted = {load.buffer for m in second.members for load in loads[m]}
+        total = sum(self.dependences.bytes(name) for name in wanted & (made.keys() | read))
+        together = frozenset((*first.members, *second.members))
+        for name in wanted & made.keys():
+            if not self.dependences.stored(made[name], together):
+                total += self.dependences.bytes(name)
+        return total
 
     # Joining --------------------------------------------------------------------------------------------------------
 
@@ -141,16 +154,16 @@ class _Growth:
     def _pack(self) -> None:
         """Put small clusters that have nothing to do with each other beside each other, to share a launch.
 
-        Only clusters that take little longer than their launch, and walk axes of the same sizes.
+        Only pointwise clusters that take little longer than their launch, and walk axes of the same sizes.
         """
         alike: dict[tuple[object, ...], int] = {}
         small = 2 * self.capabilities.launch_us
+        # Folds are left alone: each holds registers until its loop ends, and many of them together spill.
         for b in sorted(self.clusters, key=lambda c: self.clusters[c].members[0]):
             cluster = self.clusters[b]
-            if cluster.extern or cluster.space.rigid or self.prices.time(cluster) > small:
+            if cluster.extern or cluster.space.reduced or self.prices.time(cluster) > small:
                 continue
-            space = cluster.space
-            shape = (tuple(axis.size for axis in space.parallel), tuple(axis.size for axis in space.reduced))
+            shape = tuple(axis.size for axis in cluster.space.parallel)
             a = alike.get(shape)
             if a is not None and not (self._path(a, b, direct=True) or self._path(b, a, direct=True)):
                 joined = may_stand_beside(self.dependences, self.capabilities, self.clusters[a], cluster)

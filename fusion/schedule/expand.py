@@ -17,7 +17,6 @@ from lowering.indexing import flatten, substitute, substitute_all
 from lowering.kernel import Fold
 from lowering.program import Contract, Map
 
-
 FLAT = "@"
 
 

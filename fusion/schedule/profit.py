@@ -19,6 +19,9 @@ from lowering.program import Contract, Extern
 CONTRACTION_TILE = 128
 """Rows and columns of a contraction's tile: an operand is evaluated once per tile of the other side."""
 
+MATRIX_SHARE = {1: 2.0, 2: 1.0, 4: 0.07, 8: 0.08}
+"""Bytes of an operand's element → rate of the matrix units, or of what stands in for them, against 16-bit operands."""
+
 
 class Prices:
     """Predicted times, in microseconds, of clusters of one Program on one target."""
@@ -90,7 +93,7 @@ class Prices:
                 points[member] = max(points.get(member, 1), math.prod(sizes[s] for s in spanned))
             node = self.dependences.compute(member)
             if isinstance(node, Contract):
-                total += 2 * points[member] / self.capabilities.matrix_flops
+                total += self.contraction(cluster, node)
                 continue
             repeat = self._tiles(cluster) if cluster.space.rigid and self._operand(cluster, member) else 1
             total += self.work[member] * points[member] * repeat / self.capabilities.flops
@@ -99,6 +102,12 @@ class Prices:
                 if producer is not None and producer not in cluster.places:
                     points[producer] = points.get(producer, 0) + points[member]
         return total
+
+    def contraction(self, cluster: Cluster, node: Contract) -> float:
+        """Microseconds that the matrix units take for a contraction at the library's speed."""
+        points = self.dependences.estimate(cluster.space.points)
+        share = MATRIX_SHARE[node.lhs.dtype.itemsize]
+        return 2 * points / (self.capabilities.matrix_flops * share)
 
     def _operand(self, cluster: Cluster, member: int) -> bool:
         """Does a member of a contraction's cluster feed the contraction?"""

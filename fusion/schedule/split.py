@@ -70,9 +70,13 @@ def _chunks(program: Program, node: Reduce, capabilities: Capabilities) -> int:
 
 
 def _walks_contiguously(program: Program, node: Reduce) -> bool:
-    """Is some reduced axis the one along which memory is contiguous?"""
+    """Is some reduced axis the one along which the largest tensor read is contiguous?"""
     sizes = axis_sizes(node)
-    for load in (part for part in postorder(*node.args) if isinstance(part, Load)):
+    found = [part for part in postorder(*node.args) if isinstance(part, Load)]
+    largest = max((program.buffers[load.buffer].numel for load in found), key=int, default=sympy.Integer(0))
+    for load in found:
+        if program.buffers[load.buffer].numel != largest:
+            continue
         offset = flatten(load.index, program.buffers[load.buffer].strides, sizes)
         if not isinstance(offset, Expr) and any(coefficient(offset, axis.symbol) == 1 for axis in node.over):
             return True

@@ -15,6 +15,9 @@ from lowering.rules import (
     view,
 )
 
+# After all others: what it refuses is what they have no rule for.
+from lowering.rules import library  # isort: skip
+
 __all__ = [
     "activation",
     "arithmetic",
@@ -23,6 +26,7 @@ __all__ = [
     "conversion",
     "creation",
     "gather",
+    "library",
     "normalization",
     "pointwise",
     "random",

@@ -111,7 +111,7 @@ def square(ctx: Builder, x: Value) -> Value:
 # Division -----------------------------------------------------------------------------------------------------------
 
 
-@lowers(aten.div.Tensor, aten.div.Scalar)
+@lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(ctx: Builder, a: Argument, b: Argument) -> Value:
     """a / b; integers become floats."""
     return pointwise("truediv", a, b, kind=Kind.INT_TO_FLOAT)
@@ -135,6 +135,12 @@ def _rounded_quotient(name: str, a: Argument, b: Argument) -> Value:
     if promote((a, b), Kind.DEFAULT)[1] is torch.bool:
         raise Unsupported("rounded division of bools")
     return pointwise(name, a, b)
+
+
+@lowers(aten.ldexp.Tensor)
+def ldexp(ctx: Builder, a: Value, b: Value) -> Value:
+    """a·2ᵇ."""
+    return compose(lambda x, y: x * call("exp2", y), a, b, kind=Kind.INT_TO_FLOAT)
 
 
 @lowers(aten.reciprocal.default)

@@ -117,6 +117,8 @@ def linspace(ctx: Builder, start: float, end: float, steps: int | sympy.Expr, **
     if not dtype.is_floating_point or not all(isinstance(n, (int, float)) for n in (start, end)):
         raise Unsupported("linspace of integers, or between symbolic bounds")
     compute = widened(dtype)
+    if steps == 1:
+        return made(ctx, literal(start, dtype))
     count = Term(literal(sympy.sympify(steps), compute))
     place = Term(make_cast(IndexValue(axis_symbol(0)), compute))
     step = (Term(literal(end, compute)) - start) / (count - 1)

@@ -12,7 +12,9 @@ from typing import TypeAlias
 
 import sympy
 import torch
+from torch.utils._sympy import functions as torch_sympy
 
+from lowering.errors import Unsupported
 from lowering.expr import Expr, IndexValue, Op, const, make_cast
 from lowering.scalar_ops import result_dtype
 
@@ -113,12 +115,44 @@ def literal(operand: Operand, dtype: torch.dtype) -> Expr:
         return operand.expr
     if isinstance(operand, sympy.Expr):
         if not operand.is_Integer:
-            return make_cast(IndexValue(operand), dtype)
+            return make_cast(_of_sizes(operand), dtype)
         operand = int(operand)
     if dtype is torch.bool or dtype.is_floating_point:
         return const(operand, dtype)
     info = torch.iinfo(dtype)
     return const((int(operand) - info.min) % (info.max - info.min + 1) + info.min, dtype)
+
+
+_REAL: dict[type, str] = {
+    torch_sympy.FloatTrueDiv: "truediv",
+    torch_sympy.IntTrueDiv: "truediv",
+    torch_sympy.FloatPow: "pow",
+    sympy.Pow: "pow",
+    sympy.Add: "add",
+    sympy.Mul: "mul",
+    torch_sympy.OpaqueUnaryFn_sqrt: "sqrt",
+}
+
+
+def _of_sizes(number: sympy.Expr) -> Expr:
+    """A number computed from sizes: an integer as an index, a real one in float64.
+
+    Raises:
+        Unsupported: it is computed by a function that is not known here.
+    """
+    if number.is_integer:
+        return IndexValue(number)
+    if number.is_Float or number.is_Rational:
+        return const(float(number), torch.float64)
+    args = [make_cast(_of_sizes(arg), torch.float64) for arg in number.args]
+    if isinstance(number, torch_sympy.ToFloat):
+        return args[0]
+    if type(number) not in _REAL:
+        raise Unsupported(f"the number {number}")
+    name, total = _REAL[type(number)], args[0]
+    for arg in args[1:]:
+        total = Op(name, (total, arg), torch.float64)
+    return total if len(args) > 1 else Op(name, (total,), torch.float64)
 
 
 # Named operations ---------------------------------------------------------------------------------------------------

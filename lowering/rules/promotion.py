@@ -93,7 +93,7 @@ def promote(args: Sequence[Argument], kind: Kind) -> tuple[torch.dtype, torch.dt
         if isinstance(arg, Value):
             keys.append((arg.dtype, arg.rank > 0))
         elif isinstance(arg, sympy.Expr):
-            keys.append(int)
+            keys.append(int if arg.is_integer else float)
         elif isinstance(arg, (bool, int, float)):
             keys.append(type(arg))
         else:

@@ -6,6 +6,7 @@ larger ones for a GPU.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -16,20 +17,20 @@ from lowering.expr import Cast, Expr, IndexValue, Load, Op, Random, const
 from lowering.indexing import axis_symbol, over_symbol
 from lowering.interpret import run_kernel
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Stmt, Store
+from lowering.scalar_ops import SCALAR_OPS, result_dtype
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 I8, I32, I64, BOOL = torch.int8, torch.int32, torch.int64, torch.bool
 GRID, LOOP, WHOLE = Role.GRID, Role.LOOP, Role.WHOLE
 
 
-def param(name: str, dtype: torch.dtype, *shape: int | sympy.Expr, written: bool = False, aligned: bool = True) -> Param:
+def param(
+    name: str, dtype: torch.dtype, *shape: int | sympy.Expr, written: bool = False, aligned: bool = True
+) -> Param:
     """A contiguous tensor parameter."""
     sizes = tuple(sympy.sympify(size) for size in shape)
-    strides: list[sympy.Expr] = []
-    for size in reversed(sizes):
-        strides.insert(0, strides[0] * last if strides else sympy.Integer(1))
-        last = size
-    return Param(name, dtype, sizes, tuple(strides), written, aligned)
+    strides = tuple(sympy.Mul(*sizes[k + 1 :]) for k in range(len(sizes)))
+    return Param(name, dtype, sizes, strides, written, aligned)
 
 
 def load(name: str, offset: sympy.Expr | Expr | int, dtype: torch.dtype = F32, mask: Expr | None = None) -> Load:
@@ -37,8 +38,7 @@ def load(name: str, offset: sympy.Expr | Expr | int, dtype: torch.dtype = F32, m
 
 
 def op(name: str, *args: Expr) -> Expr:
-    bools = ("eq", "ne", "lt", "le", "gt", "ge", "isnan", "isinf")
-    return Op(name, args, BOOL if name in bools else args[-1].dtype)
+    return Op(name, args, result_dtype(name, args[-1].dtype))
 
 
 def kernel(name: str, params: Sequence[Param], axes: dict[sympy.Symbol, tuple[object, Role]], *body: Stmt) -> Kernel:
@@ -48,7 +48,9 @@ def kernel(name: str, params: Sequence[Param], axes: dict[sympy.Symbol, tuple[ob
     return Kernel(name, tuple(params), tuple(sizes), listed, body)
 
 
-def tensors(kernel: Kernel, device: str = "cpu", seed: int = 0, sizes: dict[sympy.Symbol, int] | None = None) -> list[torch.Tensor]:
+def tensors(
+    kernel: Kernel, device: str = "cpu", seed: int = 0, sizes: dict[sympy.Symbol, int] | None = None
+) -> list[torch.Tensor]:
     """Random tensors for the params, integers in [0, 4) so that any of them is an index; written ones are empty."""
     generator = torch.Generator().manual_seed(seed)
     made = []
@@ -64,12 +66,52 @@ def tensors(kernel: Kernel, device: str = "cpu", seed: int = 0, sizes: dict[symp
     return made
 
 
+def special(name: str, dtype: torch.dtype, n: int) -> list[torch.Tensor] | None:
+    """Operands for scalar operation `name` with all the values that are easy to get wrong; None where eager has none.
+
+    What eager leaves undefined is left out: integer division by zero, and of the least integer by -1.
+    """
+    generator = torch.Generator().manual_seed(0)
+    operands = []
+    for k in range(SCALAR_OPS[name].arity):
+        if dtype is BOOL or (name == "where" and k == 0):
+            operands.append(torch.rand(n, generator=generator) > 0.5)
+        elif dtype.is_floating_point:
+            x = torch.randn(n, generator=generator, dtype=F64) * 3
+            picks = torch.randint(0, len(_FLOATS), (n,), generator=generator)
+            operands.append(torch.where(torch.arange(n) % 2 == 0, torch.tensor(_FLOATS)[picks].double(), x).to(dtype))
+        else:
+            info = torch.iinfo(dtype)
+            x = torch.randint(-20 if info.min < 0 else 0, 20, (n,), generator=generator).to(dtype)
+            x[k::7], x[3 + k :: 11] = info.max, info.min
+            operands.append(x)
+    if name in ("floordiv", "truncdiv", "remainder", "fmod") and not dtype.is_floating_point:
+        if dtype is BOOL:
+            return None
+        bad = (operands[1] == 0) | ((operands[1] == -1) if torch.iinfo(dtype).min < 0 else False)
+        operands[1] = torch.where(bad, 1, operands[1])
+    if dtype is BOOL and name in ("pow", "shl", "shr"):
+        return None
+    try:
+        result = SCALAR_OPS[name].meaning(*operands)
+    except (RuntimeError, NotImplementedError):
+        return None
+    kept = BOOL if SCALAR_OPS[name].result == "bool" else dtype
+    return operands if result.dtype is kept else None
+
+
+_FLOATS = [0.0, -0.0, 1.0, -1.0, float("inf"), float("-inf"), float("nan"), 0.5, 2.5, -2.5, 80.0, -80.0, 3.0, -3.0, 1.5]
+
+
 def expected(kernel: Kernel, given: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> list[torch.Tensor]:
     """What `given` should be after a launch."""
     found = [tensor.clone() for tensor in given]
     step: Kernel | None = kernel
     while step is not None:
-        of = [next(t for p, t in zip(kernel.params, found, strict=True) if p.name == wanted.name) for wanted in step.params]
+        of = [
+            next(t for p, t in zip(kernel.params, found, strict=True) if p.name == wanted.name)
+            for wanted in step.params
+        ]
         run_kernel(replace(step, then=None), of, sizes if step is kernel else ())
         step = step.then
     return found
@@ -79,10 +121,14 @@ TOLERANCE = {F16: 2e-3, BF16: 1.6e-2, F32: 2e-6, F64: 1e-13}
 
 
 def assert_same(kernel: Kernel, got: Sequence[torch.Tensor], want: Sequence[torch.Tensor], factor: float = 1.0) -> None:
-    """Tensors agree to the last few bits of their dtype."""
+    """Tensors agree to the last few bits of their dtype, sums to those of the numbers that were added."""
+    reduced = [int(axis.size) for axis in kernel.axes if axis.role is not GRID and axis.size.is_Integer]
+    factor *= 1 + math.sqrt(math.prod(reduced))
     for p, a, b in zip(kernel.params, got, want, strict=True):
         tolerance = TOLERANCE.get(p.dtype, 0.0) * factor
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, p=p: f"{p.name}: {m}")
+        torch.testing.assert_close(
+            a, b, rtol=tolerance, atol=tolerance, equal_nan=True, msg=lambda m, p=p: f"{p.name}: {m}"
+        )
 
 
 # Pointwise ------------------------------------------------------------------------------------------------------------
@@ -100,14 +146,14 @@ def add(n: int | sympy.Expr, dtype: torch.dtype = F32) -> Kernel:
 
 def scalar(name: str, dtype: torch.dtype, n: int) -> Kernel:
     """out = op(x, y, …) with scalar operation `name`"""
-    from lowering.scalar_ops import SCALAR_OPS
-
     arity = SCALAR_OPS[name].arity
     dtypes = [BOOL, dtype, dtype] if name == "where" else [dtype] * arity
     args = [load(f"x{k}", i, d) for k, d in enumerate(dtypes)]
     value = op(name, *args)
     params = [param(f"x{k}", d, n) for k, d in enumerate(dtypes)]
-    return kernel(f"op_{name}", [*params, param("out", value.dtype, n, written=True)], {i: (n, GRID)}, Store("out", i, value))
+    return kernel(
+        f"op_{name}", [*params, param("out", value.dtype, n, written=True)], {i: (n, GRID)}, Store("out", i, value)
+    )
 
 
 def convert(source: torch.dtype, target: torch.dtype, n: int) -> Kernel:
@@ -122,7 +168,11 @@ def bias_gelu(rows: int, columns: int, dtype: torch.dtype) -> Kernel:
     cube = op("mul", op("mul", x, x), x)
     inner = op("mul", op("add", x, op("mul", cube, const(0.044715, F32))), const(0.7978845608, F32))
     value = op("mul", op("mul", x, const(0.5, F32)), op("add", op("tanh", inner), const(1.0, F32)))
-    params = (param("x", dtype, rows, columns), param("bias", dtype, columns), param("out", dtype, rows, columns, written=True))
+    params = (
+        param("x", dtype, rows, columns),
+        param("bias", dtype, columns),
+        param("out", dtype, rows, columns, written=True),
+    )
     axes = {i: (rows, GRID), j: (columns, GRID)}
     return kernel("bias_gelu", params, axes, Store("out", columns * i + j, Cast(value, dtype)))
 
@@ -130,7 +180,11 @@ def bias_gelu(rows: int, columns: int, dtype: torch.dtype) -> Kernel:
 def transposed_add(rows: int, columns: int) -> Kernel:
     """out = x + yᵀ"""
     value = op("add", load("x", columns * i + j), load("y", rows * j + i))
-    params = (param("x", F32, rows, columns), param("y", F32, columns, rows), param("out", F32, rows, columns, written=True))
+    params = (
+        param("x", F32, rows, columns),
+        param("y", F32, columns, rows),
+        param("out", F32, rows, columns, written=True),
+    )
     axes = {i: (rows, GRID), j: (columns, GRID)}
     return kernel("transposed_add", params, axes, Store("out", columns * i + j, value))
 
@@ -149,7 +203,12 @@ def padded(n: int, before: int, after: int) -> Kernel:
     inside = op("and", op("ge", position, const(0, I64)), op("lt", position, const(n, I64)))
     value = op("add", load("x", i - before, F32, inside), const(1.0, F32))
     total = n + before + after
-    return kernel("padded", (param("x", F32, n), param("out", F32, total, written=True)), {i: (total, GRID)}, Store("out", i, value))
+    return kernel(
+        "padded",
+        (param("x", F32, n), param("out", F32, total, written=True)),
+        {i: (total, GRID)},
+        Store("out", i, value),
+    )
 
 
 def gather(rows: int, width: int) -> Kernel:
@@ -159,6 +218,17 @@ def gather(rows: int, width: int) -> Kernel:
     params = (param("ids", I64, rows), param("table", F32, 4, width), param("out", F32, rows, width, written=True))
     axes = {i: (rows, GRID), j: (width, GRID)}
     return kernel("gather", params, axes, Store("out", width * i + j, value))
+
+
+def flipped(n: int) -> Kernel:
+    """out[n - 1 - i] = x[i]: a store at computed positions"""
+    position = op("sub", const(n - 1, I64), IndexValue(i))
+    return kernel(
+        "flipped",
+        (param("x", F32, n), param("out", F32, n, written=True)),
+        {i: (n, GRID)},
+        Store("out", position, load("x", i)),
+    )
 
 
 def causal(n: int) -> Kernel:
@@ -172,7 +242,9 @@ def causal(n: int) -> Kernel:
 def drawn(n: int, kind: str) -> Kernel:
     """Random numbers from a seed in memory"""
     value = Random(kind, load("seed", 0, I64), i + 5)
-    return kernel("drawn", (param("seed", I64), param("out", F32, n, written=True)), {i: (n, GRID)}, Store("out", i, value))
+    return kernel(
+        "drawn", (param("seed", I64), param("out", F32, n, written=True)), {i: (n, GRID)}, Store("out", i, value)
+    )
 
 
 def in_place(n: int) -> Kernel:
@@ -200,6 +272,18 @@ def softmax(rows: int | sympy.Expr, columns: int | sympy.Expr, role: Role, dtype
         body = tuple(Loop((r,), (stmt,)) for stmt in body)
     params = (param("x", dtype, rows, columns), param("out", dtype, rows, columns, written=True))
     return kernel("softmax", params, {i: (rows, GRID), r: (columns, role)}, *body)
+
+
+def column_softmax(rows: int, columns: int) -> Kernel:
+    """Softmax down the columns of [rows, columns], which are said to be held whole"""
+    offset = columns * r + i
+    top = Fold("top", "max", (load("x", offset),), (r,), F32)
+    power = op("exp", op("sub", load("x", offset), top.ref))
+    total = Fold("total", "sum", (power,), (r,), F32)
+    params = (param("x", F32, rows, columns), param("top", F32, columns, written=True))
+    params = (*params, param("out", F32, rows, columns, written=True))
+    stores = (Store("top", i, top.ref), Store("out", offset, op("truediv", power, total.ref)))
+    return kernel("column_softmax", params, {i: (columns, GRID), r: (rows, WHOLE)}, top, total, *stores)
 
 
 def layernorm(rows: int, columns: int, dtype: torch.dtype) -> Kernel:
@@ -239,7 +323,11 @@ def count(rows: int, columns: int) -> Kernel:
     ones = Fold("ones", "sum", (const(1.0, F32),), (r,), F32)
     zero = Cast(op("eq", load("x", columns * i + r, I64), const(0, I64)), I64)
     zeros = Fold("zeros", "sum", (zero,), (r,), I64)
-    params = (param("x", I64, rows, columns), param("ones", F32, rows, written=True), param("zeros", I64, rows, written=True))
+    params = (
+        param("x", I64, rows, columns),
+        param("ones", F32, rows, written=True),
+        param("zeros", I64, rows, written=True),
+    )
     axes = {i: (rows, GRID), r: (columns, WHOLE)}
     return kernel("count", params, axes, ones, zeros, Store("ones", i, ones.ref), Store("zeros", i, zeros.ref))
 
@@ -289,6 +377,23 @@ def total(n: int, parts: int) -> Kernel:
     whole = Fold("whole", "sum", (load("parts", r),), (r,), F32)
     last = kernel("last", params[1:], {r: (parts, WHOLE)}, whole, Store("out", sympy.Integer(0), whole.ref))
     return replace(first, then=last)
+
+
+def column_totals(rows: int, columns: int, parts: int) -> Kernel:
+    """Column sums in three steps of one launch: partial ones in the grid, their sum, and the largest column"""
+    step = rows // parts
+    part = Fold("part", "sum", (load("x", columns * (step * i + r) + j),), (r,), F32)
+    params = (
+        *(param("x", F32, rows, columns), param("parts", F32, parts, columns, written=True)),
+        *(param("sums", F32, columns, written=True), param("out", F32, written=True)),
+    )
+    axes = {i: (parts, GRID), j: (columns, GRID), r: (step, WHOLE)}
+    first = kernel("column_totals", params, axes, part, Store("parts", columns * i + j, part.ref))
+    whole = Fold("whole", "sum", (load("parts", columns * r + q),), (r,), F32)
+    sums = kernel("sums", params[1:3], {r: (parts, WHOLE), q: (columns, WHOLE)}, whole, Store("sums", q, whole.ref))
+    top = Fold("top", "max", (load("sums", q),), (q,), F32)
+    largest = kernel("largest", params[2:], {q: (columns, WHOLE)}, top, Store("out", sympy.Integer(0), top.ref))
+    return replace(first, then=replace(sums, then=largest))
 
 
 # Contractions ---------------------------------------------------------------------------------------------------------
@@ -423,6 +528,7 @@ SMALL: dict[str, Kernel] = {
     "permuted": permuted(3, 5, 8),
     "padded": padded(20, 3, 6),
     "gather": gather(9, 12),
+    "flipped": flipped(21),
     "causal": causal(13),
     "uniform": drawn(300, "uniform"),
     "normal": drawn(300, "normal"),
@@ -435,11 +541,14 @@ SMALL: dict[str, Kernel] = {
     "layernorm bf16": layernorm(6, 300, BF16),
     "column sum": fold("sum", 300, 40, LOOP, along=0),
     "column max": fold("max", 10, 40, WHOLE, along=0),
+    "column softmax": column_softmax(12, 20),
+    "column softmax, tall": column_softmax(1030, 3),
     "count": count(5, 12),
     "two_folds": two_folds(6, 10),
     "norm_backward": norm_backward(20, 12),
     "grouped_mean": grouped_mean(3, 4, 10),
     "total": total(4096, 8),
+    "column_totals": column_totals(96, 20, 8),
     "matmul ragged": matmul(20, 35, 45),
     "matmul batch": matmul(20, 35, 45, batch=3, turned=(False, True)),
     "matmul row": matmul(1, 35, 45, F32),
@@ -467,4 +576,3 @@ SMALL: dict[str, Kernel] = {
     },
 }
 """Kernels that Triton's interpreter runs in well under a second each."""
-

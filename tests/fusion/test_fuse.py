@@ -237,7 +237,7 @@ def test_dump_tells_the_path(tmp_path: object) -> None:
     for expected in ("00_graph.py", "01_program.txt", "10_clusters.dot", "10_clusters.txt", "90_module.py"):
         assert expected in names
     assert any(name.endswith(".c") for name in names) and names[-1] == "99_report.txt"
-    assert "softmax" in (folder / "90_module.py").read_text()
+    assert "amax_sub_exp_sum_div" in (folder / "90_module.py").read_text()
 
 
 def test_several_threads_at_once() -> None:

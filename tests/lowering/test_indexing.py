@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
 
 import pytest
 import sympy
@@ -29,13 +27,26 @@ from lowering.indexing import (
     split_points,
     substitute,
 )
+from tests.lowering.random_indices import (
+    AXES,
+    LENGTH,
+    Box,
+    Built,
+    Point,
+    boxes,
+    expressions,
+    points,
+    some_points,
+    value,
+)
 
 cases = settings(deadline=None)  # sympy's first call may take long
+many_cases = settings(deadline=None, max_examples=400)
 
 # simplify, bounds -----------------------------------------------------------------------------------------------------
 
 
-@cases
+@many_cases
 @given(expressions(), boxes())
 def test_simplify_keeps_the_value(built: Built, box: Box) -> None:
     simplified = simplify(built[0], box)
@@ -43,7 +54,7 @@ def test_simplify_keeps_the_value(built: Built, box: Box) -> None:
         assert value(simplified, point) == built[1].at(point)
 
 
-@cases
+@many_cases
 @given(expressions(symbolic=True), boxes(symbolic=True), st.integers(1, 9))
 def test_simplify_keeps_the_value_for_any_length(built: Built, box: Box, length: int) -> None:
     simplified = simplify(built[0], box)
@@ -87,6 +98,7 @@ def test_what_simplify_finds() -> None:
     assert simplify(FloorDiv(h - 8, 8), sizes) == -1
     assert simplify(Mod(h - 8, 8), sizes) == h
     assert simplify(Mod(9 * s + h, 8), sizes) == Mod(s + h, 8)
+    assert simplify(Mod(s - 9 * h, 8), sizes) == Mod(s - h, 8)
     assert simplify(Mod(Mod(s, 16) + h, 8), sizes) == Mod(s + h, 8)
     assert simplify(FloorDiv(s, 4 * LENGTH), sizes) == 0
     assert simplify(LENGTH * (Mod(s, 4) + 4 * FloorDiv(s, 4)), sizes) == LENGTH * s

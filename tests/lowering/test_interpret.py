@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 import sympy
@@ -219,14 +220,14 @@ def test_externs_are_called_as_they_are() -> None:
 
 
 def test_inexact_externs_run_in_float64_where_they_can() -> None:
-    x = torch.randn(4, dtype=BF16)
+    x = torch.randn(4)
     nodes: list[Node] = [
-        Extern(("cast",), aten._to_copy.default, (BufferRef("x"),), {"dtype": torch.float16}),
-        Extern(("bits",), aten.view.dtype, (BufferRef("x"), torch.int16)),  # has a meaning only in the stated dtype
+        Extern(("cast",), aten._to_copy.default, (BufferRef("x"),), {"dtype": BF16}),
+        Extern(("bits",), aten.view.dtype, (BufferRef("x"), torch.int32)),  # has a meaning only in the stated dtype
     ]
-    buffers = [buffer("x", (4,), BF16), buffer("cast", (4,), torch.float16), buffer("bits", (4,), torch.int16)]
+    buffers = [buffer("x", (4,)), buffer("cast", (4,), BF16), buffer("bits", (4,), torch.int32)]
     found = run_program(program(buffers, nodes, ["x"], "cast", "bits"), [x], exact=False)
-    same(found, [x.double(), x.view(torch.int16)])
+    same(found, [x.double(), x.view(torch.int32)])
 
 
 def test_constants_are_read() -> None:
@@ -307,6 +308,30 @@ def test_a_kernel_with_a_product_and_an_epilogue(points: int, monkeypatch: pytes
     a, b, out = torch.randn(m, k, dtype=BF16), torch.randn(k, n, dtype=BF16), torch.empty(m, n, dtype=BF16)
     run_kernel(made, [a, b, out])
     torch.testing.assert_close(out, (a.float() @ b.float()).relu().to(BF16))
+
+
+@pytest.mark.parametrize("points", [1, 5, 1 << 22])
+def test_a_tile_that_is_folded_again(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator, "BOX_POINTS", points)
+    x, out = torch.randn(2, 7, 3), torch.empty(2)
+    inner = Fold("inner", "sum", (Load("x", (21 * I0 + 3 * R1 + R0,), F32),), (R0,), F32)
+    outer = Fold("outer", "max", (op("add", inner.ref, Load("x", (21 * I0 + 3 * R1,), F32)),), (R1,), F32)
+    axes = {I0: (2, Role.GRID), R0: (3, Role.WHOLE), R1: (7, Role.WHOLE)}
+    params = [param("x", (2, 7, 3)), param("out", (2,), written=True)]
+    run_kernel(kernel(params, axes, inner, outer, Store("out", I0, outer.ref)), [x, out])
+    torch.testing.assert_close(out, (x.sum(2) + x[:, :, 0]).amax(1))
+
+
+def test_what_follows_in_a_launch_runs_after_the_whole_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator, "BOX_POINTS", 4)
+    params = [param("x", (6, 3)), param("rows", (6,), written=True), param("total", (), written=True)]
+    row = Fold("row", "sum", (Load("x", (3 * I0 + R0,), F32),), (R0,), F32)
+    total = Fold("total", "sum", (Load("rows", (R0,), F32),), (R0,), F32)
+    last = kernel(params[1:], {R0: (6, Role.WHOLE)}, total, Store("total", sympy.Integer(0), total.ref))
+    first = kernel(params, {I0: (6, Role.GRID), R0: (3, Role.WHOLE)}, row, Store("rows", I0, row.ref))
+    x, rows, out = torch.randn(6, 3), torch.empty(6), torch.empty(())
+    run_kernel(replace(first, then=last), [x, rows, out])
+    torch.testing.assert_close(out, x.sum())
 
 
 def test_a_kernel_that_scatters() -> None:

@@ -1,0 +1,98 @@
+"""Where a loop over lanes is cut, so that masks disappear.
+
+A concatenation or a padding asks of every element on which side of a fixed position it lies.  Lanes would answer with
+masks, for each load on each side; a loop for each side has none.  What enters is a sweep that only stores and the axis
+its lanes run along; what leaves are the pieces of that axis, each with the sweep as it reads there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+import torch
+
+from codegen.c.sweeps import Sweep
+from lowering.expr import Const, Expr, IndexValue, Load, Op, const, postorder, rewrite
+from lowering.kernel import KernelAxis, Store
+
+SHORTEST = 64
+"""Points of the least axis that is cut: the pieces have to fill registers."""
+
+MOST_CUTS = 7
+"""Pieces repeat the text of the sweep; beyond, masks are the lesser evil."""
+
+MOST_NODES = 200
+"""Size of the largest sweep that is repeated."""
+
+_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """`sweep` as it is for the lanes `start ≤ lane < end`."""
+
+    start: int
+    end: int
+    sweep: Sweep
+
+
+def cut(sweep: Sweep, lane: KernelAxis) -> tuple[Piece, ...]:
+    """The pieces of `lane`; none if it is better left whole."""
+    if sweep.folds or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST:
+        return ()
+    order = postorder(*sweep.roots)
+    sides = {node: side for node in order if (side := _side(node, lane)) is not None}
+    size = int(lane.size)
+    positions = sorted({position for position, _ in sides.values() if 0 < position < size})
+    if not positions or len(positions) > MOST_CUTS or len(order) * len(positions) > MOST_NODES:
+        return ()
+    bounds = (0, *positions, size)
+    return tuple(_piece(sweep, sides, *pair) for pair in pairwise(bounds))
+
+
+def _side(node: Expr, lane: KernelAxis) -> tuple[int, bool] | None:
+    """`(p, below)` if `node` asks whether the lane lies below p, or (not `below`) at or above it."""
+    if not isinstance(node, Op) or node.name not in _MIRRORED:
+        return None
+    (left, right), name = node.args, node.name
+    if isinstance(left, Const):
+        left, right, name = right, left, _MIRRORED[name]
+    if not (isinstance(left, IndexValue) and isinstance(right, Const) and right.dtype is left.dtype is torch.int64):
+        return None
+    shift = left.index - lane.symbol
+    if not shift.is_Integer:
+        return None
+    position = int(right.value) - int(shift) + (name in ("le", "gt"))
+    return position, name in ("lt", "le")
+
+
+def _piece(sweep: Sweep, sides: dict[Expr, tuple[int, bool]], start: int, end: int) -> Piece:
+    def rule(node: Expr) -> Expr | None:
+        if node in sides:
+            position, below = sides[node]
+            return const((start < position) is below, torch.bool)
+        return _settled(node)
+
+    def rewritten(store: Store) -> Store:
+        offset = rewrite([store.offset], rule)[0] if isinstance(store.offset, Expr) else store.offset
+        return replace(store, offset=offset, value=rewrite([store.value], rule)[0])
+
+    return Piece(start, end, replace(sweep, stores=tuple(map(rewritten, sweep.stores))))
+
+
+def _settled(node: Expr) -> Expr | None:
+    """`node` without the conditions among its operands that are constants by now."""
+    if isinstance(node, Load) and isinstance(node.mask, Const):
+        return Load(node.buffer, node.index, node.dtype) if node.mask.value else const(0, node.dtype)
+    if not isinstance(node, Op) or not node.args or node.args[0].dtype is not torch.bool:
+        return None
+    known = [arg for arg in node.args if isinstance(arg, Const)]
+    if node.name == "where" and isinstance(node.args[0], Const):
+        return node.args[1] if node.args[0].value else node.args[2]
+    if node.name == "not" and known:
+        return const(not known[0].value, torch.bool)
+    if node.name in ("and", "or") and known:
+        other = node.args[1] if node.args[0] is known[0] else node.args[0]
+        return other if bool(known[0].value) is (node.name == "and") else known[0]
+    return None

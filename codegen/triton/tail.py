@@ -1,0 +1,119 @@
+"""Tail: what the last program of a grid goes on with, in the same launch.
+
+What enters is a kernel with others to follow it (`Kernel.then`); what leaves are their layouts and the lines that call
+them at the end of the first.  Programs count themselves as they finish, in one int32 of memory.  The one that finds all
+others done runs the tail, reads past its own first-level cache what they have written, and sets the count to 0 for the
+next launch.  A grid of no programs has no last one: the scheduler gives followers only to grids that are not empty.
+
+The tail runs on as many warps as the kernel it follows.  What would not fit their registers is walked in blocks.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from codegen.triton import contract
+from codegen.triton.blocks import Blocked, block
+from codegen.triton.configs import Config, configure, extent, power_of_two
+from codegen.triton.indices import Layout, lay_out
+from codegen.triton.walk import walked
+from lowering.kernel import Kernel, Role, Store, folds, statements
+
+COUNTER = "counter"
+"""The parameter, after tensors and sizes, that points to the number of finished programs."""
+
+_PER_WARP = 32 * 16  # elements of a block: 16 per thread, so that the tail does not need more registers than the grid
+
+
+@dataclass(frozen=True, slots=True)
+class Follower:
+    """A kernel that follows in a launch.
+
+    Attributes:
+        name: of its function.
+        behind: the parameters that the launch has written before it runs.
+    """
+
+    name: str
+    layout: Layout
+    behind: frozenset[str]
+
+    @property
+    def call(self) -> str:
+        """The line that runs it."""
+        kernel, config = self.layout.blocked.kernel, self.layout.config
+        given = [*(f"{param.name}_ptr" for param in kernel.params), *(size.name for size in kernel.sizes)]
+        tiled = [dim for dim in self.layout.blocked.dims if dim in self.layout.tiled]
+        given += [f"{dim.constant}={config.block(dim.name)}" for dim in tiled]
+        return f"{self.name}({', '.join(given)})"
+
+
+def followers(kernel: Kernel, warps: int, arch: str, *, tf32: bool) -> list[Follower]:
+    """The kernels that follow `kernel` in its launch, in order, laid out for `warps` warps."""
+    found: list[Follower] = []
+    taken, behind = {kernel.name}, _stored(kernel)
+    for number, step in enumerate(_chain(kernel), 1):
+        name = step.name if step.name not in taken else f"{step.name}_{number}"
+        taken.add(name)
+        blocked, config = _fitted(step, warps, arch, tf32)
+        found.append(Follower(name, lay_out(blocked, config), behind))
+        behind |= _stored(step)
+    return found
+
+
+def with_room(config: Config, kernel: Kernel) -> Config:
+    """`config` with up to four warps where fewer would walk the tail of `kernel` in many steps."""
+    points = [math.prod(extent(axis.size) for axis in step.axes) for step in _chain(kernel)]
+    wanted = min(4, power_of_two(-(-max(points, default=0) // _PER_WARP)))
+    return replace(config, num_warps=max(config.num_warps, wanted))
+
+
+def ending(steps: Sequence[Follower]) -> list[str]:
+    """The last lines of the first function."""
+    lines = [
+        "# The last program to get here goes on with what all of them have written.",
+        "tl.debug_barrier()",
+        f'done = tl.atomic_add({COUNTER}, 1, sem="acq_rel")',
+        "if done == tl.num_programs(0) - 1:",
+    ]
+    for number, step in enumerate(steps):
+        if number:
+            lines.append("    tl.debug_barrier()")
+        lines.append(f"    {step.call}")
+    return [*lines, f"    tl.store({COUNTER}, 0)  # for the next launch"]
+
+
+def _chain(kernel: Kernel) -> list[Kernel]:
+    found: list[Kernel] = []
+    while kernel.then is not None:
+        kernel = kernel.then
+        found.append(kernel)
+    return found
+
+
+def _stored(kernel: Kernel) -> frozenset[str]:
+    return frozenset(stmt.param for stmt in statements(kernel.body) if isinstance(stmt, Store))
+
+
+def _fitted(step: Kernel, warps: int, arch: str, tf32: bool) -> tuple[Blocked, Config]:
+    """Blocks that the registers of `warps` warps hold, where axes can be walked."""
+    blocked = block(step)
+    if blocked.contraction:
+        return blocked, contract.candidates(blocked, arch, tf32=tf32)[0]
+    room, config = warps * _PER_WARP, configure(blocked)
+    sets = {frozenset(fold.over) for fold in folds(step).values()}
+    if _elements(config) > room and len(sets) <= 1 and all(axis.role is Role.WHOLE for axis in step.axes):
+        folded = next(iter(sets), frozenset())
+        blocked = block(walked(step, tuple(axis.symbol for axis in step.axes if axis.symbol in folded)))
+        config = configure(blocked)
+    blocks = dict(config.blocks)
+    for dim in blocked.dims:
+        while dim.role is Role.LOOP and blocks[dim.name] > 1 and math.prod(blocks.values()) > room:
+            blocks[dim.name] //= 2
+    return blocked, replace(config, blocks=tuple(blocks.items()))
+
+
+def _elements(config: Config) -> int:
+    return math.prod(size for _, size in config.blocks)

@@ -1,0 +1,50 @@
+"""Walk: a reduction that is said to be held whole, walked in blocks instead.
+
+What enters is a kernel whose reduced axes are WHOLE; what leaves is an equal one whose reduced axes are LOOP.  A row of
+32768 contiguous elements fits the registers of one program.  As many elements in each of sixteen neighbouring columns
+do not, and fewer columns would waste what memory delivers at a time.  Nor does a long row fit few warps, which a
+kernel may have that others follow in its launch (`tail`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+
+from lowering.expr import TileRef, index_of, postorder
+from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements, values_of
+
+
+def walked(kernel: Kernel, over: tuple[sympy.Symbol, ...] = ()) -> Kernel:
+    """`kernel` with the axes `over` walked (by default every reduced axis), which each of its folds takes.
+
+    Each fold, and each store along a walked axis, joins the loop before it unless it needs a result of that loop.
+    """
+    over = over or tuple(axis.symbol for axis in kernel.axes if axis.role is not Role.GRID)
+    axes = tuple(replace(axis, role=Role.LOOP) if axis.symbol in over else axis for axis in kernel.axes)
+    body: list[Stmt] = []
+    for stmt in kernel.body:
+        last = body[-1] if body else None
+        if isinstance(stmt, Store) and not _varies(stmt, frozenset(over)):
+            body.append(stmt)
+        elif isinstance(last, Loop) and not _needs(stmt, last):
+            body[-1] = replace(last, body=(*last.body, stmt))
+        else:
+            body.append(Loop(over, (stmt,)))
+    return replace(kernel, axes=axes, body=tuple(body))
+
+
+def _varies(stmt: Store, over: frozenset[object]) -> bool:
+    """Does the offset of `stmt` depend on a reduced axis?"""
+    roots = [value for value in values_of(stmt) if value is not stmt.value]
+    indices = [index for node in postorder(*roots) for index in index_of(node)]
+    if not roots:
+        indices = [stmt.offset]
+    return any(over & index.free_symbols for index in indices)
+
+
+def _needs(stmt: Stmt, loop: Loop) -> bool:
+    """Does `stmt` use the result of a fold of `loop`?"""
+    made = {inner.name for inner in statements(loop.body) if isinstance(inner, Fold)}
+    return any(isinstance(node, TileRef) and node.name in made for node in postorder(*values_of(stmt)))

@@ -1,0 +1,139 @@
+"""The C target: compiling, caching, loading, and what is refused."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from codegen.c.build import bind_openmp
+from codegen.cache import cache_dir, digest, publish
+from lowering.errors import BuildError
+from lowering.expr import const
+from lowering.kernel import Fold, Kernel, Loop, Store
+from tests.codegen.c_kernels import (
+    F32,
+    LOOP,
+    TARGET,
+    WHOLE,
+    ZERO,
+    assert_close_to_exact,
+    axis,
+    i0,
+    kernel,
+    load,
+    op,
+    r0,
+    r1,
+)
+
+
+def simple() -> tuple[Kernel, str, torch.Tensor]:
+    x = torch.randn(64)
+    made = kernel({"x": x}, {"out": x}, [axis(i0, 64)], Store("out", i0, op("mul", load("x", i0), const(2.0, F32))))
+    return made, TARGET.emit(made), x
+
+
+def test_the_compilers_message_is_reported():
+    made, source, _ = simple()
+    with pytest.raises(BuildError, match="undeclared"):
+        TARGET.build(made, source.replace("x[i0]", "y[i0]"))
+
+
+def test_a_compiler_that_is_not_there(monkeypatch):
+    made, source, _ = simple()
+    monkeypatch.setenv("CC", "no-such-compiler")
+    with pytest.raises(BuildError, match="no-such-compiler"):
+        TARGET.build(made, source)
+
+
+def test_a_damaged_object_is_built_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "cache"))
+    made, source, x = simple()
+    TARGET.build(made, source)
+    (path,) = (tmp_path / "cache" / "c").iterdir()
+    assert (tmp_path / "cache").stat().st_mode & 0o777 == 0o700
+    whole = path.read_bytes()
+    for damaged in (b"", whole[: len(whole) // 2], whole[:-1] + b"?"):
+        publish(path, damaged)
+        out = torch.empty_like(x)
+        TARGET.build(made, source)(x, out)
+        assert torch.equal(out, x * 2)
+        assert len(path.read_bytes()) == len(whole)
+
+
+def test_an_edited_kernel_is_what_runs():
+    made, source, x = simple()
+    out = torch.empty_like(x)
+    TARGET.build(made, source.replace("2.0f", "5.0f"))(x, out)
+    assert torch.equal(out, x * 5)
+
+
+def test_what_comes_after_the_grid_runs_last():
+    x = torch.randn(300, 1000)
+    partial, out = torch.empty(300), torch.empty(())
+    part = Fold("part", "sum", (load("x", 1000 * i0 + r0),), (r0,), F32)
+    total = Fold("total", "sum", (load("partial", r0),), (r0,), F32)
+    whole = kernel({"partial": partial}, {"out": out}, [axis(r0, 300, WHOLE)], total, Store("out", ZERO, total.ref))
+    axes = [axis(i0, 300), axis(r0, 1000, WHOLE)]
+    first = kernel({"x": x}, {"partial": partial, "out": out}, axes, part, Store("partial", i0, part.ref))
+    made = replace(first, then=whole)
+    TARGET.build(made, TARGET.emit(made))(x, partial, out)
+    assert_close_to_exact(out, x.sum(), x.double().sum())
+
+
+def test_loops_inside_loops_and_unknown_dtypes_are_refused():
+    fold = Fold("total", "sum", (load("x", 4 * r0 + r1),), (r1,), F32)
+    x = torch.randn(4, 4)
+    nested = Loop((r0,), (Loop((r1,), (fold,)),))
+    with pytest.raises(BuildError, match="one loop at a time"):
+        TARGET.emit(kernel({"x": x}, {"out": x}, [axis(r0, 4, LOOP), axis(r1, 4, LOOP)], nested))
+    odd = torch.empty(4, dtype=torch.complex64)
+    with pytest.raises(BuildError, match="complex64"):
+        TARGET.emit(kernel({"x": odd}, {"out": x}, [axis(i0, 4)], Store("out", i0, load("x", i0))))
+
+
+def test_one_openmp_run_time_in_the_process():
+    bind_openmp()
+    made, source, _ = simple()
+    TARGET.build(made, source)
+    with open("/proc/self/maps", encoding="utf-8") as maps:
+        libraries = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line or "libomp" in line}
+    assert len(libraries) == 1
+
+
+def test_the_cache_directory(tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "a"))
+    assert cache_dir() == tmp_path / "a"
+    monkeypatch.delenv("FUSION_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_dir() == tmp_path / "fusion"
+    publish(tmp_path / "fusion" / "deep" / "file", b"content")
+    assert (tmp_path / "fusion" / "deep" / "file").read_bytes() == b"content"
+    assert [path.name for path in (tmp_path / "fusion" / "deep").iterdir()] == ["file"]
+    assert digest("a", b"b") != digest("ab", b"")
+    (tmp_path / "plain").write_text("")
+    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "plain" / "below"))
+    with pytest.raises(BuildError, match="FUSION_CACHE_DIR"):
+        cache_dir()
+
+
+def test_another_process_finds_what_was_built(tmp_path):
+    script = (
+        "import sys; sys.path.insert(0, '.');"
+        "import importlib.util as u; s = u.spec_from_file_location('t', sys.argv[1]); m = u.module_from_spec(s);"
+        "s.loader.exec_module(m); made, source, x = m.simple(); m.TARGET.build(made, source)"
+    )
+    environment = {**os.environ, "FUSION_CACHE_DIR": str(tmp_path)}
+    root = Path(__file__).resolve().parents[2]
+    command = [sys.executable, "-c", script, str(Path(__file__).resolve())]
+    subprocess.run(command, env=environment, cwd=root, check=True)
+    (built,) = (tmp_path / "c").iterdir()
+    first = built.stat().st_mtime_ns
+    subprocess.run(command, env=environment, cwd=root, check=True)
+    assert built.stat().st_mtime_ns == first

@@ -1,0 +1,81 @@
+"""The reference target, held to the protocol that every target keeps."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from codegen.build import Builder
+from codegen.reference import ReferenceTarget
+from codegen.target import Target
+from codegen.targets import builder_for
+from lowering.errors import BuildError, VerifyError
+from lowering.expr import Const, Load
+from lowering.kernel import Fold, Kernel, Role, Store
+from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
+from tests.lowering.building import F32, I0, LENGTH, R0, kernel, op, param
+
+
+def row_means(name: str = "k") -> Kernel:
+    total = Fold("sum0", "sum", (Load("x", (8 * I0 + R0,), F32),), (R0,), F32)
+    made = kernel(
+        [param("x", (LENGTH, 8)), param("out", (LENGTH,), written=True)],
+        {I0: (LENGTH, Role.GRID), R0: (8, Role.WHOLE)},
+        total,
+        Store("out", I0, op("truediv", total.ref, Const(8.0, F32))),
+        sizes=(LENGTH,),
+    )
+    return replace(made, name=name)
+
+
+def test_it_keeps_the_protocol_and_can_do_everything() -> None:
+    target: Target = ReferenceTarget()
+    assert target.name == "reference"
+    assert target.capabilities.scalar_ops == set(SCALAR_OPS)
+    assert target.capabilities.fold_ops == set(FOLD_OPS)
+    assert isinstance(builder_for("cpu", "reference").target, ReferenceTarget)
+
+
+def test_it_runs_a_kernel_in_place() -> None:
+    target, made = ReferenceTarget(), row_means()
+    launch = target.build(made, target.emit(made))
+    for rows in (3, 1, 0):
+        x, out = torch.randn(rows, 8), torch.full((rows,), float("nan"))
+        assert launch(x, out, rows) is None
+        torch.testing.assert_close(out, x.mean(1))
+
+
+def test_equal_kernels_have_equal_sources() -> None:
+    target = ReferenceTarget()
+    assert target.emit(row_means()) == target.emit(row_means())
+    assert target.emit(row_means()) != target.emit(row_means("other"))
+    assert list(target.stages(row_means(), target.emit(row_means()))) == []
+
+
+def test_an_edited_source_is_refused() -> None:
+    target, made = ReferenceTarget(), row_means()
+    with pytest.raises(BuildError, match="not their text"):
+        target.build(made, target.emit(made).replace("8.0", "9.0"))
+
+
+def test_a_malformed_kernel_is_refused() -> None:
+    made = replace(row_means(), body=row_means().body[::-1])
+    with pytest.raises(VerifyError, match="sum0 is named before its fold"):
+        ReferenceTarget().build(made, ReferenceTarget().emit(made))
+
+
+def test_an_access_outside_is_refused_when_it_happens() -> None:
+    made = row_means()
+    made = replace(made, body=(made.body[0], replace(made.body[1], offset=2 * I0)))  # type: ignore[arg-type]
+    launch = ReferenceTarget().build(made, ReferenceTarget().emit(made))
+    launch(torch.randn(1, 8), torch.empty(1), 1)
+    with pytest.raises(VerifyError, match="outside"):
+        launch(torch.randn(3, 8), torch.empty(3), 3)
+
+
+def test_the_builder_builds_equal_kernels_once() -> None:
+    built = Builder(ReferenceTarget()).build([row_means(), row_means("other"), row_means()])
+    assert built[0] is built[2]
+    assert built[0] is not built[1]

@@ -1,0 +1,170 @@
+"""Triton kernels under Triton's interpreter: the generated text itself, run with numpy, against the evaluator.
+
+Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
+pytest.importorskip("triton")
+
+import sympy
+import torch
+
+from codegen.triton import Config, TritonTarget
+from lowering.errors import BuildError
+from lowering.kernel import Kernel, Role
+from lowering.scalar_ops import SCALAR_OPS
+from tests.codegen.triton_kernels import (
+    SMALL,
+    add,
+    assert_same,
+    convert,
+    expected,
+    fold,
+    in_place,
+    matmul,
+    scalar,
+    softmax,
+    special,
+    tensors,
+)
+
+TARGET = TritonTarget()
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
+
+
+def run(kernel: Kernel, given: list[torch.Tensor], *sizes: int, config: Config | None = None) -> None:
+    TARGET.build(kernel, TARGET.emit(kernel, config))(*given, *sizes)
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_kernel(name: str) -> None:
+    kernel = SMALL[name]
+    given = tensors(kernel)
+    want = expected(kernel, given)
+    run(kernel, given)
+    assert_same(kernel, given, want)
+
+
+@pytest.mark.parametrize("role", [Role.WHOLE, Role.LOOP])
+@pytest.mark.parametrize("name", ["max", "min", "argmax", "argmin"])
+def test_nan_wins_and_then_the_lowest_index(name: str, role: Role) -> None:
+    rows = torch.tensor(
+        [
+            [1.0, 5.0, 5.0, 0.0, 0.0],
+            [1.0, float("nan"), 9.0, float("nan"), 0.0],
+            [float("-inf")] * 5,
+            [float("inf")] * 5,
+            [float("nan")] * 5,
+            [-0.0, 0.0, -0.0, 0.0, 0.0],
+        ]
+    )
+    kernel = fold(name, 6, 5, role)
+    out = torch.empty(6, dtype=kernel.params[1].dtype)
+    run(kernel, [rows, out])
+    torch.testing.assert_close(out, getattr(rows, name if name[:3] == "arg" else f"a{name}")(1), equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)
+@pytest.mark.parametrize("name", SCALAR_OPS)
+def test_scalar_op(name: str, dtype: torch.dtype) -> None:
+    given = special(name, dtype, 256)
+    kernel = scalar(name, dtype, 256)
+    if given is None:
+        pytest.skip("eager has no such operation")
+    # Eager computes 16-bit floats in float32.
+    wide = [x.float() if x.dtype in (torch.float16, torch.bfloat16) else x for x in given]
+    want = SCALAR_OPS[name].meaning(*wide).to(kernel.params[-1].dtype)
+    out = torch.empty_like(want)
+    run(kernel, [*given, out])
+    assert_same(kernel, [*given, out], [*given, want])
+    if dtype.is_floating_point and name in ("neg", "abs", "sign", "floordiv", "trunc", "round", "mul"):
+        known = ~want.isnan()
+        assert torch.equal(out[known].signbit(), want[known].signbit())
+
+
+@pytest.mark.parametrize("target", [*FLOATS, *INTEGERS, torch.bool], ids=str)
+@pytest.mark.parametrize("source", [*FLOATS, *INTEGERS, torch.bool], ids=str)
+def test_cast(source: torch.dtype, target: torch.dtype) -> None:
+    (x,) = special("abs", source, 256) or [torch.rand(256) > 0.5]
+    if source.is_floating_point and not target.is_floating_point and target is not torch.bool:
+        x = torch.where(x.isfinite() & (x.abs() < 100), x, 1)  # beyond that eager promises nothing
+    out = torch.empty(256, dtype=target)
+    run(convert(source, target, 256), [x, out])
+    torch.testing.assert_close(out, x.to(target), rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("sizes", [(5, 70), (16, 32), (1, 1)])
+def test_symbolic_sizes(sizes: tuple[int, int]) -> None:
+    rows, columns = sympy.symbols("s0 s1", integer=True, positive=True)
+    known = {rows: sizes[0], columns: sizes[1]}
+    small = {"add": None, "softmax": Config((("r", 64),)), "matmul": Config((("m", 16), ("k", 32), ("n", 32)))}
+    for kernel in (add(rows), softmax(rows, columns, Role.LOOP), matmul(rows, 35, columns)):
+        given = tensors(kernel, sizes=known)
+        values = [known[size] for size in kernel.sizes]
+        want = expected(kernel, given, values)
+        run(kernel, given, *values, config=small[kernel.name])
+        assert_same(kernel, given, want, factor=10)
+
+
+@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_descriptors(dtype: torch.dtype, turned: tuple[bool, bool]) -> None:
+    kernel = matmul(40, 72, 80, dtype, turned=turned)
+    given = tensors(kernel)
+    want = expected(kernel, given)
+    config = Config((("m", 16), ("k", 32), ("n", 32)), num_stages=3, persistent=True)
+    assert "make_tensor_descriptor" in TARGET.emit(kernel, config)
+    run(kernel, given, config=config)
+    assert_same(kernel, given, want)
+
+
+def test_every_configuration_gives_the_same() -> None:
+    for kernel in (SMALL["softmax f16"], SMALL["gated"], SMALL["bias_gelu bf16"], SMALL["matmul float32 00"]):
+        given = tensors(kernel)
+        want = expected(kernel, given)
+        for config in TARGET.configs(kernel):
+            got = [tensor.clone() for tensor in given]
+            run(kernel, got, config=config)
+            assert_same(kernel, got, want)
+
+
+def test_unaligned_and_aliased_tensors() -> None:
+    kernel = in_place(100)
+    memory = torch.randn(303)
+    given = [memory[1:101], memory[101:201], memory[203:303]]
+    want = [given[0] + given[1], given[1].clone(), (given[0] + given[1]) * 2]
+    run(kernel, given)
+    for a, b in zip(given, want, strict=True):
+        torch.testing.assert_close(a, b)
+
+
+def test_empty_grid_and_empty_fold() -> None:
+    run(add(0), [torch.empty(0), torch.empty(0), torch.empty(0)])
+    for role in (Role.WHOLE, Role.LOOP):
+        out = torch.full((3,), 7.0)
+        run(fold("sum", 3, 0, role), [torch.empty(3, 0), out])
+        assert torch.equal(out, torch.zeros(3))
+
+
+def test_an_edited_source_is_what_runs() -> None:
+    kernel = add(100)
+    source = TARGET.emit(kernel).replace("x + y", "x - y")
+    x, y, out = tensors(kernel)
+    TARGET.build(kernel, source)(x, y, out)
+    torch.testing.assert_close(out, x - y)
+
+
+def test_interpreting_excludes_compiling() -> None:
+    kernel = add(100)
+    with pytest.raises(BuildError, match="TRITON_INTERPRET"):
+        list(TARGET.stages(kernel, TARGET.emit(kernel)))

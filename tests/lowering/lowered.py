@@ -1,0 +1,89 @@
+"""Checks a function against its lowering: same values, shapes, dtypes and strides, and no call left that has a rule."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Sequence
+
+import torch
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import Graph, GraphModule, Node
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
+
+from lowering.decompositions import decompositions
+from lowering.interpret import run_program
+from lowering.lower import lower
+from lowering.program import Extern, Program
+from lowering.verify import verify_program
+
+TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-5, torch.float16: 2**-9, torch.bfloat16: 2**-6}
+"""Relative and absolute, per dtype of the result: both sides compute halves in float32 and round once."""
+
+
+def traced(
+    function: Callable[..., object], inputs: Sequence[torch.Tensor], mode: str = "fake", *, whole: bool = False
+) -> GraphModule:
+    """The graph of ATen calls that AOTAutograd would give for these inputs; with `whole`, nothing is taken apart."""
+
+    def call(*args: torch.Tensor) -> object:
+        return tree_leaves(function(*args))
+
+    return make_fx(call, decomposition_table={} if whole else decompositions(), tracing_mode=mode)(*inputs)
+
+
+def lowered(
+    function: Callable[..., object], *inputs: torch.Tensor, mode: str = "fake", contractions: bool = True
+) -> Program:
+    """The verified Program of `function` on these inputs."""
+    program = lower(traced(function, inputs, mode), contractions=contractions)
+    verify_program(program)
+    return program
+
+
+def single_call(target: OpOverload, args: Sequence[object], results: Sequence[torch.Tensor | None]) -> GraphModule:
+    """A graph of one call that gives `results`, for what PyTorch does not trace on a CPU."""
+    graph, mode = Graph(), FakeTensorMode()
+    holders = [graph.placeholder(f"x{k}") if isinstance(arg, torch.Tensor) else arg for k, arg in enumerate(args)]
+    for holder, arg in zip(holders, args, strict=True):
+        if isinstance(holder, Node):
+            holder.meta["val"] = mode.from_tensor(arg)
+    node = graph.call_function(target, tuple(holders))
+    node.meta["val"] = tuple(out if out is None else mode.from_tensor(out) for out in results)
+    parts = [graph.call_function(operator.getitem, (node, k)) for k in range(len(node.meta["val"]))]
+    for part, out in zip(parts, node.meta["val"], strict=True):
+        part.meta["val"] = out
+    graph.output(tuple(parts))
+    return GraphModule({}, graph)
+
+
+def calls(program: Program) -> dict[str, str]:
+    """What the program leaves to the library, views apart: name of the ATen operation → reason."""
+    return {node.target.__name__: node.reason for node in program.nodes if isinstance(node, Extern) and node.reason}
+
+
+def layout(tensor: torch.Tensor) -> list[int]:
+    """The strides that matter: those of dimensions that are walked."""
+    return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1 and tensor.numel() > 0]
+
+
+def check(
+    function: Callable[..., object],
+    *inputs: torch.Tensor,
+    leaves: Sequence[str] = (),
+    mode: str = "fake",
+    tolerance: float | None = None,
+    contractions: bool = True,
+) -> Program:
+    """Lower, verify, run, and compare with eager; `leaves` names the calls that have to be left to the library."""
+    program = lowered(function, *inputs, mode=mode, contractions=contractions)
+    assert sorted(calls(program)) == sorted(leaves)
+    expected = tree_leaves(function(*inputs))
+    found = run_program(program, inputs)
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        close = TOLERANCE.get(other.dtype, 0.0) if tolerance is None else tolerance
+        torch.testing.assert_close(one, other, rtol=close, atol=close, equal_nan=True)
+        assert layout(one) == layout(other)
+    return program

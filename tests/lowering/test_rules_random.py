@@ -1,0 +1,180 @@
+"""Constants, ranges and random numbers: tensors that are made rather than computed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from lowering.interpret import run_program
+from tests.lowering.lowered import calls, check, lowered
+
+aten = torch.ops.aten
+
+MADE: dict[str, Callable[[torch.Tensor], object]] = {
+    "full": lambda x: (torch.full((2, 3), 1.5), torch.full((2,), 7), torch.full((2,), True), x.new_full((3,), 2)),
+    "full_like": lambda x: (torch.full_like(x, -math.inf), torch.full_like(x, 3, dtype=torch.int32)),
+    "zeros": lambda x: (torch.zeros(2, 3), torch.zeros_like(x), x.new_zeros(4, dtype=torch.bool)),
+    "ones": lambda x: (torch.ones(2, 3, dtype=torch.int64), torch.ones_like(x), x.new_ones(4)),
+    "halves": lambda x: torch.full((2,), 0.1, dtype=torch.float16),
+    "arange": lambda x: (torch.arange(5), torch.arange(2, 11, 3), torch.arange(5, 0, -2), torch.arange(0)),
+    "arange_of_floats": lambda x: (torch.arange(0, 1, 0.1), torch.arange(5.0), torch.arange(1.5, -3, -0.7)),
+    "arange_as": lambda x: (torch.arange(5, dtype=torch.float16), torch.arange(2.5, 6, dtype=torch.int64)),
+    "linspace": lambda x: (torch.linspace(0, 1, 7), torch.linspace(-3, 2, 50), torch.linspace(2, 5, 1)),
+    "eye": lambda x: (torch.eye(3), torch.eye(2, 4, dtype=torch.int32)),
+    "scalar_tensor": lambda x: (torch.scalar_tensor(2.5), torch.scalar_tensor(3, dtype=torch.int64)),
+    "tril_indices": lambda x: (torch.tril_indices(3, 4), torch.triu_indices(3, 4, 1)),
+    "window": lambda x: torch.hann_window(6),
+    "fill": lambda x: (aten.fill(x, 2.5), aten.fill(x, torch.full((), 3))),
+    "copy": lambda x: aten.copy(x, torch.arange(5)),
+}
+
+
+@pytest.mark.parametrize("name", MADE)
+def test_made_tensors(name: str):
+    program = check(MADE[name], torch.randn(4, 5))
+    assert not calls(program)
+
+
+def test_a_made_tensor_that_is_only_read_costs_no_node():
+    program = check(lambda x: x * torch.full_like(x, 2.0) + torch.arange(5) * torch.ones(4, 1), torch.randn(4, 5))
+    assert len(program.nodes) == 3  # two products and their sum
+
+
+def test_uninitialised_memory_is_the_librarys():
+    program = lowered(lambda x: torch.empty_like(x), torch.randn(3))
+    assert list(calls(program)) == ["empty_permuted.default"] or list(calls(program)) == ["empty.memory_format"]
+
+
+# Random numbers -------------------------------------------------------------------------------------------------------
+
+SIZE = 20_000
+
+
+def drawn(function: Callable[..., object], *inputs: torch.Tensor) -> list[torch.Tensor]:
+    """What one run of the lowered function gives."""
+    program = lowered(function, *inputs)
+    assert not calls(program)
+    return [out for out in run_program(program, inputs) if isinstance(out, torch.Tensor)]
+
+
+UNIFORM: dict[str, tuple[Callable[[torch.Tensor], object], float, float]] = {
+    "rand": (lambda x: torch.rand(SIZE), 0, 1),
+    "rand_double": (lambda x: torch.rand(SIZE, dtype=torch.float64), 0, 1),
+    "rand_half": (lambda x: torch.rand(SIZE, dtype=torch.float16), 0, 1),
+    "rand_bfloat16": (lambda x: torch.rand(SIZE, dtype=torch.bfloat16), 0, 1),
+    "rand_like": (torch.rand_like, 0, 1),
+    "uniform": (lambda x: aten.uniform(x, -3, 5), -3, 5),
+}
+
+
+@pytest.mark.parametrize("name", UNIFORM)
+def test_uniform(name: str):
+    function, low, high = UNIFORM[name]
+    (out,) = drawn(function, torch.zeros(SIZE))
+    values = out.double()
+    width = high - low
+    assert values.min() >= low
+    assert values.max() < high
+    assert abs(values.mean() - (low + high) / 2) < 0.02 * width
+    assert abs(values.var() - width**2 / 12) < 0.02 * width**2
+    counts = torch.histc(values, 10, low, high)
+    assert (counts - SIZE / 10).abs().max() < 6 * math.sqrt(SIZE / 10)
+
+
+NORMAL: dict[str, tuple[Callable[[torch.Tensor], object], float, float]] = {
+    "randn": (lambda x: torch.randn(SIZE), 0, 1),
+    "randn_double": (lambda x: torch.randn(SIZE, dtype=torch.float64), 0, 1),
+    "randn_half": (lambda x: torch.randn(SIZE, dtype=torch.float16), 0, 1),
+    "randn_like": (torch.randn_like, 0, 1),
+    "normal_functional": (lambda x: aten.normal_functional(x, 3, 2), 3, 2),
+    "normal": (lambda x: torch.normal(x + 3, x + 2), 3, 2),
+    "normal_of_one_mean": (lambda x: torch.normal(3.0, x + 2), 3, 2),
+}
+
+
+@pytest.mark.parametrize("name", NORMAL)
+def test_normal(name: str):
+    function, mean, std = NORMAL[name]
+    (out,) = drawn(function, torch.zeros(SIZE))
+    values = (out.double() - mean) / std
+    assert abs(values.mean()) < 0.04
+    assert abs(values.std() - 1) < 0.04
+    assert abs((values.abs() < 1).double().mean() - 0.6827) < 0.02
+    assert values.abs().max() > 3
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int64, torch.bool], ids=str)
+def test_coins(dtype: torch.dtype):
+    (out,) = drawn(lambda x: aten.bernoulli.p(x, 0.3), torch.zeros(SIZE, dtype=dtype))
+    assert out.dtype is dtype
+    assert set(out.double().unique().tolist()) == {0.0, 1.0}
+    assert abs(out.double().mean() - 0.3) < 0.02
+
+
+def test_coins_with_a_probability_each():
+    p = torch.tensor([0.0, 0.25, 1.0]).repeat_interleave(SIZE)
+    (out,) = drawn(torch.bernoulli, p)
+    shares = out.view(3, SIZE).mean(1)
+    assert shares[0] == 0
+    assert abs(shares[1] - 0.25) < 0.02
+    assert shares[2] == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_dropout(dtype: torch.dtype):
+    x = torch.rand(SIZE, dtype=dtype) + 0.5
+    out, mask = drawn(lambda x: aten.native_dropout(x, 0.25, True), x)
+    assert mask.dtype is torch.bool
+    assert abs(mask.double().mean() - 0.75) < 0.02
+    torch.testing.assert_close(out, torch.where(mask, x / 0.75, 0).to(dtype))
+    check(lambda g, m: aten.native_dropout_backward(g, m, 4 / 3), x, mask)
+
+
+def test_dropout_that_drops_nothing_or_all():
+    x = torch.randn(50)
+    check(lambda x: aten.native_dropout(x, 0.5, False), x)
+    program = lowered(lambda x: aten.native_dropout(x, 1.0, True), x)
+    out, mask = (part for part in run_program(program, [x]) if isinstance(part, torch.Tensor))
+    assert not mask.any()
+    assert not out.any()
+
+
+def test_fresh_each_call_and_the_same_under_the_same_seed():
+    x = torch.zeros(100)
+    program = lowered(lambda x: (torch.rand_like(x), torch.rand_like(x)), x)
+    torch.manual_seed(7)
+    first, second = run_program(program, [x]), run_program(program, [x])
+    torch.manual_seed(7)
+    again = run_program(program, [x])
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    assert len({tuple(part.tolist()) for part in (*first, *second)}) == 4
+
+
+def test_what_is_drawn_does_not_depend_on_how_it_is_read():
+    x = torch.zeros(6, 4)
+
+    def function(x: torch.Tensor) -> object:
+        noise = torch.rand_like(x)
+        return noise, noise.t() + 1, noise[2:], noise.sum(0)
+
+    noise, turned, part, total = drawn(function, x)
+    torch.testing.assert_close([turned, part, total], [noise.t() + 1, noise[2:], noise.sum(0)])
+
+
+def test_other_draws_are_the_librarys():
+    for function in (
+        lambda x: torch.randint(0, 5, (3,)),
+        lambda x: torch.randperm(5),
+        lambda x: torch.multinomial(x + 1, 2),
+        lambda x: aten.exponential(x),
+    ):
+        assert len(calls(lowered(function, torch.zeros(3)))) == 1
+
+
+def test_functional_dropout_is_lowered():
+    (out,) = drawn(lambda x: F.alpha_dropout(x, 0.0, training=False) * 1, torch.ones(5))
+    assert torch.equal(out, torch.ones(5))
