@@ -40,6 +40,7 @@ ALSO: tuple[OpOverloadPacket, ...] = (
     aten.upsample_bilinear2d,
     aten.upsample_trilinear3d,
     # the rest
+    aten._addmm_activation,
     aten.dist,
     aten.rrelu_with_noise_backward,
     aten.special_ndtr,

@@ -63,6 +63,9 @@ _ROWS: dict[str, str | tuple[str, str, str]] = {
 SPELLED = frozenset(_ROWS)
 """The operations that can be written."""
 
+_CALL = re.compile(r"(1 / )?\w+(\{\w\})?\(\{0\}(, \{1\})?\)")
+"""Templates that are calls: their operands need no parentheses."""
+
 _OWN = frozenset(("exp", "erf"))
 """Functions that the prelude has for floats, better than libmvec's."""
 
@@ -89,9 +92,7 @@ def spell(name: str, dtype: torch.dtype, result: torch.dtype, operands: list[str
     if name in _OWN and held == "float":
         template = f"{name}_float({{0}})"
     operands = [widened(dtype, text) for text in operands]
-    if not re.fullmatch(
-        r"(1 / )?\w+(\{\w\})?\(\{0\}(, \{1\})?\)", template
-    ):  # the arguments of a call need no parentheses
+    if not _CALL.fullmatch(template):
         operands = [operand(text) for text in operands]
     text = template.format(*operands, T=held, f="f" if held == "float" else "")
     if result is torch.bool:

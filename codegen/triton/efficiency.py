@@ -14,7 +14,7 @@ from codegen.triton import descriptors
 from codegen.triton.blocks import Blocked
 from lowering.expr import Expr, Load, loads
 from lowering.indexing import coefficient
-from lowering.kernel import Fold, Store, statements, values_of
+from lowering.kernel import Fold, statements
 
 DESCRIPTORS, DESCRIPTORS_LOADING, POINTERS, MISALIGNED = 0.9, 0.75, 0.6, 0.25
 OTHER_DTYPES = {torch.float32: 0.9, torch.float64: 0.25, torch.int8: 0.6}
@@ -26,21 +26,10 @@ def efficiency(blocked: Blocked, arch: str) -> float:
     operands = [load for dot in dots for load in loads(*dot.args)]
     share = OTHER_DTYPES.get(dots[0].args[0].dtype, POINTERS)
     if descriptors.applies(blocked, arch):
-        share = DESCRIPTORS_LOADING if loads_tiles(blocked) else DESCRIPTORS
+        share = DESCRIPTORS_LOADING if descriptors.loads_tiles(blocked) else DESCRIPTORS
     elif any(not _aligned(blocked, load) for load in operands):
         share = min(share, MISALIGNED)
     return share
-
-
-def loads_tiles(blocked: Blocked) -> bool:
-    """Does the epilogue load whole tiles, rather than a row or column of numbers?"""
-    grid = {dim.symbol for dim in blocked.grid()}
-    stores = [stmt for stmt in statements(blocked.body) if isinstance(stmt, Store)]
-    return any(len(_symbols(load) & grid) > 1 for stmt in stores for load in loads(*values_of(stmt)))
-
-
-def _symbols(load: Load) -> set[object]:
-    return {symbol for index in load.index if not isinstance(index, Expr) for symbol in index.free_symbols}
 
 
 def _aligned(blocked: Blocked, load: Load) -> bool:

@@ -250,7 +250,7 @@ SPELLING: dict[str, Spelling] = {
     "atan2": device("atan2"),
     "sinh": device("sinh"),
     "cosh": device("cosh"),
-    "tanh": device("tanh"),
+    "tanh": by_width(single="libdevice.tanh", double="libdevice.tanh", quick="_quick_tanh"),
     "asinh": device("asinh"),
     "acosh": device("acosh"),
     "atanh": device("atanh"),

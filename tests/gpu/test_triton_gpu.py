@@ -31,6 +31,7 @@ from tests.codegen.triton_kernels import (
     bias_gelu,
     causal,
     column_softmax,
+    column_totals,
     convert,
     drawn,
     expected,
@@ -43,6 +44,7 @@ from tests.codegen.triton_kernels import (
     linear,
     matmul,
     matmul_softmax,
+    matmul_top,
     norm_backward,
     padded,
     permuted,
@@ -89,6 +91,7 @@ LARGE: dict[str, Kernel] = {
     "norm_backward": norm_backward(999, 768),
     "grouped_mean": grouped_mean(8, 32, 1000),
     "total": total(1 << 20, 512),
+    "column_totals": column_totals(8192, 100, 64),
     **{
         f"matmul {str(dtype)[6:]} {left:d}{right:d}": matmul(257, 391, 523, dtype, turned=(left, right))
         for dtype in (F16, BF16, F32, F64, I8)
@@ -201,6 +204,20 @@ def test_descriptors(dtype: torch.dtype, turned: tuple[bool, bool]) -> None:
         torch.testing.assert_close(out.double(), want, rtol=2e-2, atol=2e-1)
 
 
+@pytest.mark.parametrize("turned", [(False, False), (True, True)])
+def test_float32_products_are_at_least_as_exact_as_the_library(turned: tuple[bool, bool]) -> None:
+    kernel = matmul(500, 390, 1030, F32, turned=turned)
+    a, c, out = tensors(kernel, "cuda")
+    left, right = (x.transpose(1, 2) if turn else x for x, turn in zip((a, c), turned, strict=True))
+    launch = build(kernel)
+    launch(a, c, out)
+    exact = (left.double() @ right.double()).relu()
+    assert (out - exact).abs().max() <= 1.2 * ((left @ right).relu() - exact).abs().max()
+    left[0, 3, 5], left[0, 7, 1], right[0, 2, 9], left[0, 8, 2] = float("inf"), float("nan"), float("-inf"), 0.0
+    launch(a, c, out)
+    torch.testing.assert_close(out, (left @ right).relu(), rtol=1e-3, atol=1e-3, equal_nan=True)
+
+
 def test_offsets_beyond_32_bits() -> None:
     size = (1 << 31) + (1 << 20) + 5
     if torch.cuda.mem_get_info()[0] < 4 * size:
@@ -228,6 +245,72 @@ def test_symbolic_sizes_share_one_launcher() -> None:
             got = [tensor.cuda() for tensor in given]
             launch(*got, *values)
             assert_same(kernel, [tensor.cpu() for tensor in got], want, factor=50)
+
+
+def test_unaligned_tensors() -> None:
+    """Views that start anywhere: launched in turn with aligned ones, through pointers and through descriptors."""
+    n = 1 << 20
+    x, y, out = (torch.randn(n + 1, device="cuda") for _ in range(3))
+    launch = build(add(n))
+    for first, second, last in ((0, 0, 0), (1, 0, 0), (0, 1, 1), (1, 1, 1), (0, 0, 0)):
+        given = x[first : n + first], y[second : n + second], out[last : n + last]
+        launch(*given)
+        torch.testing.assert_close(given[2], given[0] + given[1], rtol=0, atol=0)
+
+    kernel = matmul(2048, 2048, 512, BF16, turned=(False, True))
+    launch = build(kernel)
+    memory = torch.randn(2048 * 512 + 8, device="cuda").to(BF16)
+    c, out = torch.randn(1, 2048, 512, device="cuda").to(BF16), torch.empty(1, 2048, 2048, device="cuda", dtype=BF16)
+    for start in (0, 1, 4, 8):
+        a = memory[start : start + 2048 * 512].view(1, 2048, 512)
+        launch(a, c, out)
+        torch.testing.assert_close(out.float(), (a.float() @ c.float().transpose(1, 2)).relu(), rtol=2e-2, atol=2e-1)
+
+    columns = sympy.Symbol("s1", integer=True, positive=True)
+    launch = build(softmax(64, columns, LOOP))
+    for start, width in ((0, 512), (1, 512), (3, 511)):
+        x = torch.randn(64 * width + start, device="cuda")[start:].view(64, width)
+        out = torch.empty_like(x)
+        launch(x, out, width)
+        torch.testing.assert_close(out, x.softmax(1))
+
+
+def test_the_last_program_sees_what_all_have_written() -> None:
+    """Thousands of programs, one launch after another, on several streams at once, and in graphs."""
+    n = 1 << 16
+    launch = build(total(n, 8192))
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    x = [torch.randint(-8, 8, (n,), device="cuda").float() for _ in streams]  # sums are exact
+    parts, out = torch.empty(4, 8192, device="cuda"), torch.empty(4, 100, device="cuda")
+    torch.cuda.synchronize()
+    for step in range(100):
+        for k, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                x[k].add_(1.0)
+                launch(x[k], parts[k], out[k, step])
+    torch.cuda.synchronize()
+    for k in range(4):
+        after = x[k].sum() - n * torch.arange(99, -1, -1, device="cuda")
+        torch.testing.assert_close(out[k], after, rtol=0, atol=0)
+
+    graphs = [torch.cuda.CUDAGraph() for _ in streams]
+    for k, graph in enumerate(graphs):  # all are captured on one stream, and replayed on several
+        with torch.cuda.graph(graph):
+            for step in range(10):
+                launch(x[k], parts[k], out[k, step])
+    for _ in range(20):
+        out.zero_()
+        torch.cuda.synchronize()
+        for graph, stream in zip(graphs, streams, strict=True):
+            with torch.cuda.stream(stream):
+                graph.replay()
+        torch.cuda.synchronize()
+        for k in range(4):
+            assert bool((out[k, :10] == x[k].sum()).all())
+
+    given = [tensor.cuda() for tensor in tensors(matmul_top(128, 128, 300))]
+    build(matmul_top(128, 128, 300))(*given)
+    torch.testing.assert_close(given[3], given[2].max())
 
 
 def test_streams_graphs_and_threads() -> None:

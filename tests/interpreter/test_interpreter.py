@@ -17,6 +17,7 @@ import sympy
 import torch
 
 from codegen.triton import Config, TritonTarget
+from codegen.triton.load import load
 from lowering.errors import BuildError
 from lowering.kernel import Kernel, Role
 from lowering.scalar_ops import SCALAR_OPS
@@ -24,15 +25,19 @@ from tests.codegen.triton_kernels import (
     SMALL,
     add,
     assert_same,
+    column_totals,
     convert,
     expected,
     fold,
     in_place,
     matmul,
+    matmul_top,
     scalar,
     softmax,
     special,
     tensors,
+    total,
+    total_of_rows,
 )
 
 TARGET = TritonTarget()
@@ -136,6 +141,29 @@ def test_every_configuration_gives_the_same() -> None:
             got = [tensor.clone() for tensor in given]
             run(kernel, got, config=config)
             assert_same(kernel, got, want)
+
+
+def test_the_last_program_goes_on_and_leaves_the_counter_at_zero() -> None:
+    for kernel in (total(4096, 1024), column_totals(1024, 20, 256)):  # too long for one warp: walked
+        given = tensors(kernel)
+        want = expected(kernel, given)
+        source = TARGET.emit(kernel, Config((("r", 4), ("x", 1)), num_warps=1))
+        assert "for " in source
+        generated, counter = load(kernel, source), torch.zeros((), dtype=torch.int32)
+        for _ in range(2):
+            generated.function[(generated.grid(),)](*given, counter, **generated.constants, **generated.options)
+            assert_same(kernel, given, want)
+            assert int(counter) == 0
+
+
+def test_a_persistent_or_symbolic_grid_has_a_last_program() -> None:
+    config = Config((("m", 16), ("k", 32), ("n", 32)), persistent=True, per_processor=2)
+    rows = sympy.Symbol("s0", integer=True, positive=True)
+    for kernel, sizes, chosen in ((matmul_top(40, 72, 80), [], config), (total_of_rows(rows, 8), [5], None)):
+        given = tensors(kernel, sizes=dict(zip(kernel.sizes, sizes, strict=True)))
+        want = expected(kernel, given, sizes)
+        run(kernel, given, *sizes, config=chosen)
+        assert_same(kernel, given, want)
 
 
 def test_unaligned_and_aliased_tensors() -> None:

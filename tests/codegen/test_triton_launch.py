@@ -1,0 +1,100 @@
+"""What a launch decides on the host, without a GPU: which binary its pointers allow, and where its programs count."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import sympy
+import torch
+
+pytest.importorskip("triton")
+
+from codegen.triton import TritonTarget, counters
+from codegen.triton.build import _dynamic_launcher, _Ready, _static_launcher, promise, unaligned
+from codegen.triton.load import load
+from lowering.kernel import Kernel
+from tests.codegen.triton_kernels import BF16, F32, add, matmul, param
+
+
+class _At:
+    """A tensor as a launcher sees it: a device and an address."""
+
+    def __init__(self, address: int) -> None:
+        self.address = address
+
+    def get_device(self) -> int:
+        return 0
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class _Recorded:
+    """Stands for the binaries of a kernel: notes what is made ready and what is launched."""
+
+    def __init__(self) -> None:
+        self.made: list[tuple[object, ...]] = []
+        self.launched: list[tuple[object, ...]] = []
+
+    def run(self, device: int, aligned: bool, multiples: tuple[bool, ...] = ()) -> Callable[[int, list[int]], None]:
+        self.made.append((aligned, *multiples))
+        return lambda programs, args: self.launched.append((aligned, programs, *args))
+
+    def programs(self, device: int, aligned: bool, *sizes: int) -> int:
+        return 7 if aligned else 9
+
+
+def test_a_launch_takes_the_binary_that_its_pointers_allow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+    ready, made = _Recorded(), add(64)
+    launch = _static_launcher(ready, made)
+    for addresses in ((16, 32, 0), (16, 36, 64), (160, 32, 48), (4, 8, 2)):
+        launch(*map(_At, addresses))
+    assert ready.launched == [(True, 7, 16, 32, 0), (False, 9, 16, 36, 64), (True, 7, 160, 32, 48), (False, 9, 4, 8, 2)]
+    assert ready.made == [(True,), (False,)]  # each once, when first needed
+
+    ready = _Recorded()
+    launch = _dynamic_launcher(ready, add(sympy.Symbol("s0", integer=True, positive=True)))
+    for address, size in ((16, 32), (16, 33), (20, 32), (32, 64)):
+        launch(_At(address), _At(32), _At(48), size)
+    assert ready.made == [(True, True), (True, False), (False, True)]
+    assert [call[0] for call in ready.launched] == [True, True, False, True]
+
+
+def test_launches_that_may_overlap_count_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, launched = {"stream": 1, "capturing": False}, []
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: now["stream"], raising=False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["capturing"])
+    monkeypatch.setattr(counters, "reserve", lambda device: None)
+    monkeypatch.setattr(counters, "_free", {0: list(range(400, 440, 4))})
+    run = counters.counted(lambda programs, args: launched.append(args[-1]), 0)
+    for stream, capturing in ((1, False), (1, False), (2, False), (1, True), (1, True), (2, False), (1, False)):
+        now.update(stream=stream, capturing=capturing)
+        run(8, [16, 32])
+    first, again, other, captured, next_captured, *last = launched
+    assert first == again and last == [other, first]
+    assert len({first, other, captured, next_captured}) == 4
+
+
+def test_only_promised_pointers_must_be_aligned() -> None:
+    kept = promise([param("x", F32, 8), param("y", F32, 8, aligned=False)])
+    assert kept([32, 16]) and kept([32, 4]) and not kept([36, 16])
+    assert promise([])([])
+
+
+def test_unaligned_tensors_are_not_fetched_through_descriptors() -> None:
+    target, made = TritonTarget("sm_90"), matmul(2048, 2048, 2048, BF16)
+    emitted: list[Kernel] = []
+
+    def emit(kernel: Kernel) -> str:
+        emitted.append(kernel)
+        return target.emit(kernel)
+
+    ready = _Ready(load(made, target.emit(made)), emit)
+    assert ready.source(True).persistent and not emitted
+    assert not ready.source(False).persistent and ready.source(False) is ready.source(False)
+    assert emitted == [unaligned(made)]
+    # An edited source serves any tensor, if it can.
+    plain = load(add(64), target.emit(add(64)))
+    assert _Ready(plain, emit).source(False) is plain
