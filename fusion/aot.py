@@ -24,17 +24,12 @@ from torch.utils import _pytree as pytree
 
 from codegen.target import Target
 from codegen.targets import DEFAULTS, TARGETS
-from fusion.capture import main_device
-from fusion.inspect.trace import SUFFIXES
-from fusion.schedule import Schedule, grow, plan
-from fusion.schedule.inline import inline_cheap_maps
+from fusion.compile import schedule_graph
+from fusion.inspect.trace import SUFFIXES, Trace
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.split import split_reductions
 from lowering.decompositions import decompositions
 from lowering.kernel import Kernel
-from lowering.lower import lower
 from lowering.printer import format_kernel
-from lowering.verify import verify_kernel, verify_program
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +100,8 @@ def export_kernels(
         raise ValueError(f"unknown target {target!r}; known: {', '.join(sorted(TARGETS))}")
     machine = TARGETS[target](arch)
     present = torch.cuda.is_available() and DEFAULTS["cuda"] == target
-    schedule = _schedule(_capture(program, args, kwargs, torch.device("cuda" if present else "cpu")), machine)
+    graph = _capture(program, args, kwargs, torch.device("cuda" if present else "cpu"))
+    _, schedule = schedule_graph(graph, machine, Trace(None, "export", machine))
     steps = [step.kernel.name if isinstance(step, KernelCall) else str(step.target) for step in schedule.steps]
     distinct: dict[Kernel, KernelCall] = {}
     for step in schedule.steps:
@@ -176,20 +172,6 @@ def _user_frame(frame: FrameType | None) -> FrameType | None:
 
 _PYTORCH = os.path.dirname(torch.__file__) + os.sep
 _MODULES = os.path.join(_PYTORCH, "nn", "modules") + os.sep
-
-
-def _schedule(graph: GraphModule, target: Target) -> Schedule:
-    """The part of `compile.compile_graph` that needs no device."""
-    capabilities = target.capabilities
-    program = lower(graph, device=main_device(graph), contractions="dot" in capabilities.fold_ops)
-    verify_program(program)
-    program = split_reductions(inline_cheap_maps(program), capabilities)
-    verify_program(program)
-    schedule = plan(program, grow(program, capabilities))
-    for step in schedule.steps:
-        if isinstance(step, KernelCall):
-            verify_kernel(step.kernel)
-    return schedule
 
 
 def _export(target: Target, call: KernelCall) -> ExportedKernel:

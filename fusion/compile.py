@@ -9,26 +9,61 @@ inside the result; a failure of the compiler itself is raised, and whoever calle
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 
+import sympy
 from torch import fx
 
+from codegen.target import Target
 from codegen.targets import builder_for
 from fusion.capture import main_device, size_hints
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
 from fusion.options import Options
 from fusion.runtime.splice import splice
-from fusion.schedule import grow, plan
+from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library import prefer_library
 from fusion.schedule.split import split_reductions
 from lowering.lower import lower
+from lowering.program import Program
 from lowering.verify import verify_kernel, verify_program
 
 Compiled = Callable[[list[object]], tuple[object, ...]]
+
+
+def schedule_graph(
+    graph: fx.GraphModule, target: Target, trace: Trace, hints: Mapping[sympy.Symbol, int] | None = None
+) -> tuple[Program, Schedule]:
+    """The first half of the path, which needs neither a device nor a compiler: lower and schedule.
+
+    Returns:
+        The program as lowered, and the schedule of what became of it.
+    """
+    capabilities = target.capabilities
+    program = lower(graph, device=main_device(graph), contractions="dot" in capabilities.fold_ops)
+    lowered = trace.program("program", program)
+    verify_program(program)
+
+    for name, transform in (
+        ("inlined", inline_cheap_maps),
+        # after inlining, so that what feeds a split reduction is already part of it
+        ("split", partial(split_reductions, capabilities=capabilities)),
+    ):
+        program = trace.program(name, transform(program))
+        verify_program(program)
+
+    clustering = grow(program, capabilities, hints)
+    left = prefer_library(program, clustering, target)
+    if left is not program:
+        program, clustering = left, grow(left, capabilities, hints)
+    schedule = plan(program, trace.clustering(program, clustering))
+    for step in schedule.steps:
+        if isinstance(step, KernelCall):
+            verify_kernel(step.kernel)
+    return lowered, schedule
 
 
 def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph") -> tuple[Compiled, Report]:
@@ -44,35 +79,13 @@ def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph")
     Raises:
         FusionError: the region cannot be compiled as a whole.
     """
-    device, hints = main_device(graph), size_hints(graph)
-    builder = builder_for(device.type, options.target)
-    capabilities = builder.target.capabilities
+    builder = builder_for(main_device(graph).type, options.target)
+    hints = size_hints(graph)
     trace = Trace(options.dump, label, builder.target)
     trace.graph(graph)
+    lowered, schedule = schedule_graph(graph, builder.target, trace, hints)
 
-    program = lower(graph, device=device, contractions="dot" in capabilities.fold_ops)
-    trace.program("program", program)
-    verify_program(program)
-
-    lowered = program
-    for name, transform in (
-        ("inlined", inline_cheap_maps),
-        # after inlining, so that what feeds a split reduction is already part of it
-        ("split", partial(split_reductions, capabilities=capabilities)),
-    ):
-        program = trace.program(name, transform(program))
-        verify_program(program)
-
-    clustering = grow(program, capabilities, hints)
-    left = prefer_library(program, clustering, builder.target)
-    if left is not program:
-        program, clustering = left, grow(left, capabilities, hints)
-    trace.clustering(program, clustering)
-    schedule = plan(program, clustering)
     calls = {k: step for k, step in enumerate(schedule.steps) if isinstance(step, KernelCall)}
-    for call in calls.values():
-        verify_kernel(call.kernel)
-
     built = dict(zip(calls, builder.build([call.kernel for call in calls.values()]), strict=True))
     trace.kernels({k: (calls[k], built[k]) for k in calls})
 
@@ -82,4 +95,4 @@ def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph")
     return partial(module.forward), report
 
 
-__all__ = ["Compiled", "compile_graph"]
+__all__ = ["Compiled", "compile_graph", "schedule_graph"]

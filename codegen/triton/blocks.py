@@ -21,12 +21,13 @@ import torch
 from codegen.triton.spell import HALF
 from codegen.triton.walk import walked
 from lowering.errors import Unsupported
-from lowering.expr import Cast, Expr, Load, postorder
+from lowering.expr import Cast, Expr, Load, TileRef, postorder
 from lowering.indexing import ONE, ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, statements, values_of
 
-HELD_COLUMN = 1024
-"""The longest column that is held whole: times 16 columns it fills the registers of 16 warps."""
+HELD_COLUMN, HELD_ONCE = 1024, 128
+"""The longest column that is held whole, where it is needed again and where it is read once: times 16 columns it fills
+the registers of 16 warps, and a walk keeps wider rows of memory in flight."""
 
 _NAMES = ("r", "q", "u", "v", "w", "p", "o", "h")  # of reduced dimensions beyond those that have a name of their own
 
@@ -100,7 +101,7 @@ def block(kernel: Kernel) -> Blocked:
     """The kernel over block dimensions."""
     dots = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
     dims = _contraction_dims(kernel, dots) if dots else _dims(kernel)
-    if not dots and _too_tall(dims):
+    if not dots and _too_tall(kernel, dims):
         kernel = walked(kernel)
         dims = _dims(kernel)
     digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes if axis.size == 1}
@@ -126,11 +127,15 @@ def _dims(kernel: Kernel) -> tuple[Dim, ...]:
     return (Dim("x", grid, Role.GRID),) if grid else ()
 
 
-def _too_tall(dims: Sequence[Dim]) -> bool:
-    """Would a block of neighbouring columns, each held whole, not fit the registers of a program?"""
+def _too_tall(kernel: Kernel, dims: Sequence[Dim]) -> bool:
+    """Would a block of neighbouring columns, each held whole, not fit the registers of a program, or for nothing?"""
     if len(dims) != 2 or dims[1].name != "x" or dims[0].role is not Role.WHOLE:
         return False
-    return not dims[0].size.is_Integer or int(dims[0].size) > HELD_COLUMN
+    folds = [stmt for stmt in kernel.body if isinstance(stmt, Fold)]
+    again = any(isinstance(node, TileRef) for node in postorder(*(arg for fold in folds for arg in fold.args)))
+    reduced = {axis.symbol for axis in dims[0].axes}
+    again |= any(reduced & offset.free_symbols for offset in _store_offsets(kernel))
+    return not dims[0].size.is_Integer or int(dims[0].size) > (HELD_COLUMN if again else HELD_ONCE)
 
 
 def _reduced_dims(kernel: Kernel, named: Sequence[tuple[frozenset[sympy.Symbol], str]]) -> tuple[Dim, ...]:

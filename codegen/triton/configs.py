@@ -152,9 +152,9 @@ def _rows(blocked: Blocked, r: Dim, x: Dim | None) -> Config:
 def _columns(blocked: Blocked, r: Dim, x: Dim) -> Config:
     """The grid axis is contiguous: neighbouring threads take neighbouring columns, at least 64 bytes of them."""
     columns, length = extent(x.size), power_of_two(extent(r.size))
-    wanted = min(1024, 4096 // length) if r.role is Role.WHOLE else 128 // _itemsize(blocked)
-    block = min(max(16, wanted), power_of_two(columns))
-    while block > 16 and -(-columns // block) < 2 * PROGRAMS:
+    wanted = min(1024, 4096 // length) if r.role is Role.WHOLE else 256 // _itemsize(blocked)
+    block = min(max(32, wanted), power_of_two(columns))
+    while block > 32 and -(-columns // block) < 2 * PROGRAMS:
         block //= 2
     steps = length if r.role is Role.WHOLE else min(length, max(1, 4096 // block))
     return Config((("r", steps), ("x", block)), num_warps=min(16, _warps(steps * block, 16)))

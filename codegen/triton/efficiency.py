@@ -2,8 +2,9 @@
 
 What enters is a contraction kernel over block dimensions; what leaves is a share of the library's speed.  The shares
 were measured on an H200 against cuBLAS, over the shapes of transformer layers (bfloat16 unless said): descriptors reach
-0.9 of it, and 0.75 where the epilogue loads tiles of its own; aligned pointers 0.6; rows that do not start at multiples
-of 16 bytes defeat asynchronous copies.  float32 by three TF32 products is as fast as cuBLAS in full float32.
+0.9 of it, and 0.75 where the epilogue loads tiles of its own; aligned pointers 0.6.  Rows that do not start at
+multiples of 16 bytes defeat asynchronous copies, and the library even more: an odd vocabulary makes it seven times
+slower.  float32 by three TF32 products is as fast as cuBLAS in full float32.
 """
 
 from __future__ import annotations
@@ -12,11 +13,12 @@ import torch
 
 from codegen.triton import descriptors
 from codegen.triton.blocks import Blocked
-from lowering.expr import Expr, Load, loads
+from lowering.expr import Expr, Index, loads
 from lowering.indexing import coefficient
-from lowering.kernel import Fold, statements
+from lowering.kernel import Fold, Store, statements
 
 DESCRIPTORS, DESCRIPTORS_LOADING, POINTERS, MISALIGNED = 0.9, 0.75, 0.6, 0.25
+LIBRARY_MISALIGNED = 0.15
 OTHER_DTYPES = {torch.float32: 0.9, torch.float64: 0.25, torch.int8: 0.6}
 
 
@@ -27,14 +29,18 @@ def efficiency(blocked: Blocked, arch: str) -> float:
     share = OTHER_DTYPES.get(dots[0].args[0].dtype, POINTERS)
     if descriptors.applies(blocked, arch):
         share = DESCRIPTORS_LOADING if descriptors.loads_tiles(blocked) else DESCRIPTORS
-    elif any(not _aligned(blocked, load) for load in operands):
+    elif not all(_aligned(blocked, load.index[0], load.dtype.itemsize) for load in operands):
         share = min(share, MISALIGNED)
+    results = [stmt.offset for stmt in blocked.body if isinstance(stmt, Store) and not isinstance(stmt.offset, Expr)]
+    size = operands[0].dtype.itemsize
+    rows = [*(load.index[0] for load in operands if not isinstance(load.index[0], Expr)), *results]
+    if size <= 2 and not all(_aligned(blocked, offset, size) for offset in rows):
+        share /= LIBRARY_MISALIGNED
     return share
 
 
-def _aligned(blocked: Blocked, load: Load) -> bool:
-    """Does every row of the operand start at a multiple of 16 bytes?"""
-    offset, size = load.index[0], load.dtype.itemsize
+def _aligned(blocked: Blocked, offset: Index, size: int) -> bool:
+    """Does every row of a matrix of elements of `size` bytes start at a multiple of 16 bytes?"""
     if isinstance(offset, Expr):
         return True
     strides = [coefficient(offset, dim.symbol) for dim in blocked.dims]

@@ -21,7 +21,7 @@ def prefer_library(program: Program, clustering: Clustering, target: Target) -> 
     prices = clustering.prices
     replaced: set[int] = set()
     for cluster in clustering.clusters:
-        if not cluster.space.rigid or len(cluster.members) == 1:  # a lone one goes to the library anyway
+        if not cluster.space.rigid:
             continue
         position = next(m for m in cluster.members if isinstance(program.nodes[m], Contract))
         contract = program.nodes[position]
@@ -29,9 +29,11 @@ def prefer_library(program: Program, clustering: Clustering, target: Target) -> 
         if not contract.library:
             continue
         product = prices.contraction(cluster, contract)
-        moved = 2 * prices.dependences.bytes(contract.out) / prices.capabilities.bandwidth
-        generated = product / target.efficiency(kernel_of(prices, cluster).kernel)
-        if product + moved + prices.capabilities.launch_us < generated:
+        apart = product
+        if len(cluster.members) > 1:
+            apart += 2 * prices.dependences.bytes(contract.out) / prices.capabilities.bandwidth
+            apart += prices.capabilities.launch_us
+        if apart <= product / target.efficiency(kernel_of(prices, cluster).kernel):
             replaced.add(position)
     if not replaced:
         return program

@@ -98,8 +98,10 @@ def _split(program: Program, node: Reduce, chunks: int) -> tuple[Reduce, Reduce,
         neutral = identity(node.op, node.dtype)
         args = [Op("where", (inside, guarded(arg, inside), const(neutral, arg.dtype)), arg.dtype) for arg in args]
     old = program.buffers[node.out]
-    shape = (*(axis.size for axis in node.axes), chunk.size)
-    part = Buffer(f"{node.out}_part", node.dtype, shape, contiguous_strides(shape), old.device)
+    rows = tuple(axis.size for axis in node.axes)
+    # Chunks lie outermost in memory: neighbouring columns stay neighbours in what the first stage writes.
+    strides = (*contiguous_strides(rows), sympy.Mul(*rows))
+    part = Buffer(f"{node.out}_part", node.dtype, (*rows, chunk.size), strides, old.device)
     first = replace(node, out=part.name, axes=(*node.axes, chunk), over=over, args=tuple(args))
     last = Axis(over_symbol(0), chunk.size)
     index = (*(axis.symbol for axis in node.axes), last.symbol)

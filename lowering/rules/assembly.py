@@ -10,15 +10,16 @@ from collections.abc import Sequence
 
 import sympy
 import torch
+from torch import fx
 
-from lowering.builder import Builder
+from lowering.builder import Builder, sizes_of
 from lowering.errors import Unsupported
 from lowering.expr import Expr, IndexValue, guarded
 from lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
 from lowering.registry import lowers
 from lowering.rules.formula import Term, eq, literal, where
 from lowering.rules.promotion import Argument, convert
-from lowering.rules.view import position_in, slice_start, unsqueeze
+from lowering.rules.view import digits, is_dense, position_in, slice_start, unsqueeze
 from lowering.value import Shape, Value, axes_of, axis_bounds
 
 aten = torch.ops.aten
@@ -239,3 +240,25 @@ def _onto_diagonal(around: Term, shape: Shape, src: Value, offset: int, dim1: in
     along = row if offset >= 0 else column
     inside = placed(src, shape, [*others, along], mask)
     return Value(shape, src.dtype, src.device, choose(mask, inside, around).expr)
+
+
+@lowers(aten.as_strided_scatter.default)
+def as_strided_scatter(
+    ctx: Builder,
+    x: Value,
+    src: Value,
+    size: Sequence[int],
+    stride: Sequence[int],
+    storage_offset: int | None = None,
+) -> Value:
+    """x with the positions in its memory that `size` and `stride` walk replaced by `src`; only where these are all."""
+    assert ctx.current is not None
+    source = ctx.current.args[0]
+    assert isinstance(source, fx.Node)
+    memory = source.meta["val"]
+    strides, steps = sizes_of(memory.stride()), sizes_of(stride)
+    everything = sympy.Mul(*src.shape) == sympy.Mul(*x.shape) and storage_offset in (None, memory.storage_offset())
+    if not everything or not is_dense(x.shape, strides) or not is_dense(src.shape, steps):
+        raise Unsupported("writing into a part of memory")
+    position = sympy.Add(*(s * i for s, i in zip(strides, axes_of(x.shape), strict=True)))
+    return convert(src, x.dtype).view(x.shape, digits(position, src.shape, steps, x.shape))

@@ -46,7 +46,7 @@ REASONS: dict[str, tuple[OpOverloadPacket, ...]] = {
     ),
     "a scatter in which sources may meet": (
         *(aten.index_put, aten.index_add, aten.index_copy, aten.index_fill, aten.index_reduce),
-        *(aten.scatter_reduce, aten.put, aten.masked_scatter, aten.as_strided_scatter),
+        *(aten.scatter_reduce, aten.put, aten.masked_scatter),
         *(aten.embedding_dense_backward, aten.unfold_backward, aten.col2im),
     ),
     "the size of the result depends on the contents": (aten.nonzero, aten.masked_select),

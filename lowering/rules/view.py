@@ -332,17 +332,25 @@ def as_strided(
     shape, steps = tuple(map(sympy.sympify, size)), tuple(map(sympy.sympify, stride))
     offset = sympy.sympify(0 if storage_offset is None else storage_offset - memory.storage_offset())
     last = sympy.Add(offset, *((n - 1) * s for n, s in zip(shape, steps, strict=True)))
-    known = (*x.shape, *strides, *shape, *steps, offset)
-    if not all(number.is_Integer for number in known):
-        raise Unsupported("as_strided with symbolic sizes")
-    order = sorted(range(x.rank), key=lambda k: (-strides[k], k))
-    sizes = tuple(x.shape[k] for k in order)
-    dense = tuple(strides[k] for k in order) == contiguous_strides(sizes)
-    if not dense or 0 in x.shape or 0 in shape or not 0 <= offset <= last < sympy.Mul(*sizes):
+    if not offset.is_Integer or not last.is_Integer or not is_dense(x.shape, strides):
+        raise Unsupported("as_strided with symbolic sizes, or of what leaves gaps in memory")
+    if 0 in x.shape or 0 in shape or not 0 <= offset <= last < sympy.Mul(*x.shape):
         raise Unsupported("as_strided beyond the elements of its input")
-    bounds = axis_bounds(shape)
-    linear = sympy.Add(offset, *(s * i for s, i in zip(steps, axes_of(shape), strict=True)))
-    index = [
-        simplify(Mod(simplify(FloorDiv(linear, s), bounds), n), bounds) for s, n in zip(strides, x.shape, strict=True)
+    position = sympy.Add(offset, *(s * i for s, i in zip(steps, axes_of(shape), strict=True)))
+    return x.view(shape, digits(position, x.shape, strides, shape))
+
+
+def is_dense(shape: Shape, strides: Shape) -> bool:
+    """Do these strides walk a piece of memory without gaps, each element once, in some order of the dimensions?"""
+    if not all(number.is_Integer for number in (*shape, *strides)):
+        return False
+    order = sorted(range(len(shape)), key=lambda k: (-strides[k], k))
+    return tuple(strides[k] for k in order) == contiguous_strides(tuple(shape[k] for k in order))
+
+
+def digits(position: sympy.Expr, shape: Shape, strides: Shape, over: Shape) -> list[sympy.Expr]:
+    """The index into a dense tensor at a position in its memory, which is an expression over the axes of `over`."""
+    bounds = axis_bounds(over)
+    return [
+        simplify(Mod(simplify(FloorDiv(position, s), bounds), n), bounds) for s, n in zip(strides, shape, strict=True)
     ]
-    return x.view(shape, index)

@@ -12,8 +12,8 @@ from tests.fusion.architectures import ARCHITECTURES, build
 
 TOLERANCE = 1e-6
 GRADIENT_TOLERANCE = {"swin": 2e-6}
-"""Where TOLERANCE is not met: the gradient of Swin's patch bias is 1.6e-6 off (eager 0.2e-6).  It sums what layer norm's
-backward gives over all patches, and our formula rounds each row's mean once for all its channels."""
+"""Where TOLERANCE is not met: the gradient of Swin's patch bias is 1.6e-6 off (eager 0.2e-6).  It sums over all patches
+what layer norm's backward gives, and our formula rounds each row's mean once for all its channels."""
 LIBRARY = ("mm", "bmm", "addmm", "baddbmm", "convolution", "scaled_dot_product", "embedding_dense_backward")
 """Extern calls that are neither pointwise nor reductions: products, convolutions, attention, scatters."""
 SCATTERS = ("index_put", "scatter", "max_pool", "cumsum", "sort", "randint")

@@ -11,10 +11,12 @@ import torch
 import torch.nn.functional as F  # the name everyone knows it by
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from codegen.reference import ReferenceTarget
 from codegen.target import Capabilities
 from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.library import prefer_library
 from fusion.schedule.split import split_reductions
 from lowering.builder import GENERATED_DTYPES
 from lowering.decompositions import decompositions
@@ -43,7 +45,9 @@ def schedule(function: Callable[..., object], *inputs: torch.Tensor, capabilitie
     graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*inputs)
     program = split_reductions(inline_cheap_maps(lower(graph)), capabilities)
     verify_program(program)
-    result = plan(program, grow(program, capabilities))
+    clustering = grow(program, capabilities)
+    left = prefer_library(program, clustering, ReferenceTarget())
+    result = plan(left, clustering if left is program else grow(left, capabilities))
     for call in kernels(result):
         verify_kernel(call.kernel)
     return result

@@ -79,6 +79,7 @@ COPIES: dict[str, Callable[[torch.Tensor], object]] = {
         x.diagonal_scatter(x[0, 0, :4].expand(5, 4) + 9),
         x.diagonal_scatter(x[0, :4].t() + 9, -2, 1, 0),
     ),
+    "as_strided_scatter": lambda x: x.as_strided_scatter(x.view(5, 24).t() + 9, (24, 5), (1, 24)),
     "slice_backward": lambda x: aten.slice_backward(x, [4, 14, 5], 1, 2, 14, 2),
     "select_backward": lambda x: aten.select_backward(x, [4, 3, 6, 5], 1, 2),
     "diagonal_backward": lambda x: aten.diagonal_backward(x, [4, 6, 5, 7], 2, 2, 3),
@@ -193,6 +194,11 @@ SCATTERS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
 @pytest.mark.parametrize("name", SCATTERS)
 def test_a_scatter_of_one_source_per_row_is_a_comparison(name: str):
     check(SCATTERS[name], torch.randn(4, 6), torch.tensor([[3], [0], [5], [3]]))
+
+
+def test_writing_into_a_part_of_memory_is_left_to_the_library():
+    x = torch.randn(4, 6)
+    check(lambda x: x.as_strided_scatter(x[0] + 9, (6,), (2,), 3), x, leaves=["as_strided_scatter.default"])
 
 
 def test_other_scatters_are_left_to_the_library():
