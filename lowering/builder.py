@@ -196,8 +196,7 @@ def origin_of(node: fx.Node) -> Origin:
     module = ""
     if stack:
         path, _ = list(stack.values())[-1]
-        module = re.sub(
-            r"L\['self'\]\.?|\._modules\['([^']+)'\]|^self\.", lambda m: f".{m[1]}" if m[1] else "", str(path)
-        )
-        module = module.strip(".")
+        # Dynamo writes L['self'].layers[0] or L['fn']._modules['0']: the root goes, indices become names.
+        parts = re.sub(r"^(L\['\w+'\]|self)", "", str(path)).replace("._modules", "")
+        module = re.sub(r"\['?([^'\]]+)'?\]", r".\1", parts).strip(".")
     return Origin(node.name, module, line)

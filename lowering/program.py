@@ -181,6 +181,7 @@ class Program:
         outputs: what the call returns: buffer names, integers and None.
         origins: output buffer name → where it comes from.
         constants: buffers that hold tensors known at compile time.
+        inlined: output buffer name → the nodes that its expression has taken in and that may be gone, by their name.
     """
 
     inputs: tuple[str | sympy.Symbol | None, ...]
@@ -189,6 +190,11 @@ class Program:
     outputs: tuple[BufferRef | sympy.Expr | None, ...]
     origins: Mapping[str, Origin] = field(default_factory=dict)
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    inlined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def made_of(self, out: str) -> tuple[str, ...]:
+        """The operations that a node computes, by their buffers' names: those inlined into it, then its own."""
+        return (*self.inlined.get(out, ()), out)
 
     def output_names(self) -> frozenset[str]:
         return frozenset(out.name for out in self.outputs if isinstance(out, BufferRef))

@@ -118,9 +118,7 @@ def late():
 
 
 def test_packages_are_complete():
-    missing = {
-        shown(path.parent) for path in all_package_modules() if not (path.parent / "__init__.py").exists()
-    }
+    missing = {shown(path.parent) for path in all_package_modules() if not (path.parent / "__init__.py").exists()}
     complain([f"{folder}/ has modules but no __init__.py" for folder in sorted(missing)])
 
 
@@ -176,9 +174,7 @@ def test_files_can_be_read_in_one_sitting():
         for path in sorted((ROOT / package).rglob("*"))
         if path.suffix in DATA_SUFFIXES and path.is_file()
     ]
-    lengths = {
-        path: len(path.read_text(encoding="utf-8").splitlines()) for path in [*all_package_modules(), *data]
-    }
+    lengths = {path: len(path.read_text(encoding="utf-8").splitlines()) for path in [*all_package_modules(), *data]}
     complain(
         [
             f"{shown(path)}: {length} lines, more than {MAX_LINES}: a decision is hiding inside"

@@ -130,13 +130,14 @@ class Report:
         if self.failure:
             return f"{self.label}: eager ({self.failure})"
         lines = [
-            f"{self.label}: {self.operations} operations in {len(self.kernels)} kernels, {len(self.externs)} "
-            f"extern calls; {_size(self.traffic_before.total)} moved before, {_size(self.traffic_after.total)} after"
+            f"{self.label}: {_count(self.operations, 'operation')} in {_count(len(self.kernels), 'kernel')}, "
+            f"{_count(len(self.externs), 'extern call')}; "
+            f"{_size(self.traffic_before.total)} moved before, {_size(self.traffic_after.total)} after"
         ]
         for kernel in self.kernels:
             lines.append(
                 f"  kernel {kernel.name}: reads {_size(kernel.bytes_read)}, writes {_size(kernel.bytes_written)}, "
-                f"{len(kernel.origins)} operations"
+                f"{_count(len(kernel.origins), 'operation')}"
             )
         for extern in self.externs:
             lines.append(f"  extern {extern.name}: {extern.reason or 'no rule'}; {extern.origin}")
@@ -180,6 +181,15 @@ def _extern_traffic(dependences: Dependences, call: Extern) -> Traffic:
         return Traffic(0, 0)
     read = sum(dependences.bytes(name) for name in call.reads)
     return Traffic(read, sum(dependences.bytes(name) for name in writes(call)))
+
+
+def _count(number: int, noun: str) -> str:
+    """A number of things.
+
+    >>> _count(1, "kernel"), _count(3, "kernel")
+    ('1 kernel', '3 kernels')
+    """
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def _size(count: int) -> str:

@@ -23,11 +23,16 @@ def inline_cheap_maps(program: Program) -> Program:
     """The program with cheap maps substituted into their readers; the same object when there are none."""
     cheap: dict[str, Map] = {}
     nodes: list[Node] = []
+    taken_in: dict[str, tuple[str, ...]] = dict(program.inlined)
     changed = False
     for node in program.nodes:
         if not isinstance(node, Extern) and not (isinstance(node, Contract) and node.library):
             inlined = inline(node, cheap)
-            changed |= inlined is not node
+            if inlined is not node:
+                changed = True
+                read = [load.buffer for load in loads(*node.exprs) if load.buffer in cheap]
+                names = (name for buffer in read for name in (*taken_in.get(buffer, ()), buffer))
+                taken_in[node.out] = tuple(dict.fromkeys(names))
             node = inlined
             if isinstance(node, Map) and _is_cheap(node):
                 cheap[node.out] = node
@@ -40,7 +45,7 @@ def inline_cheap_maps(program: Program) -> Program:
         if (isinstance(node, Extern) and node.impure) or needed.intersection(writes(node)):
             kept.append(node)
             needed.update(reads(node))
-    return replace(program, nodes=tuple(reversed(kept)))
+    return replace(program, nodes=tuple(reversed(kept)), inlined=taken_in)
 
 
 def inline(node: Compute, producers: dict[str, Map]) -> Compute:

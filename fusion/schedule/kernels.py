@@ -191,7 +191,8 @@ def _finish(
         buffer = program.buffers[name]
         params.append(Param(param, buffer.dtype, buffer.shape, buffer.strides, name in written))
     body = rename(body, names)
-    origins = tuple(program.origins[dependences.compute(m).out] for m in cluster.members)
+    names_of = (name for m in cluster.members for name in program.made_of(dependences.compute(m).out))
+    origins = tuple(dict.fromkeys(program.origins[name] for name in names_of))
     own = {axis.symbol for axis in axes}
     used = {symbol for index in indices_of(roots) for symbol in index.free_symbols}
     used |= {symbol for write in expanded.writes for symbol in _symbols(write.offset)}
@@ -230,8 +231,9 @@ def _name(dependences: Dependences, cluster: Cluster) -> str:
     words: dict[str, None] = {}
     for member in cluster.members:
         node = dependences.compute(member)
-        word = "matmul" if isinstance(node, Contract) else re.sub(r"(_\d+)+$", "", node.out)
-        words[re.sub(r"\W", "_", word).strip("_") or "map"] = None
+        for name in dependences.program.made_of(node.out):
+            word = "matmul" if isinstance(node, Contract) else re.sub(r"(_\d+)+$", "", name)
+            words[re.sub(r"\W", "_", word).strip("_") or "map"] = None
     picked = list(words)
     if len(picked) > 5:
         picked = [*picked[:3], *picked[-2:]]

@@ -31,7 +31,7 @@ SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
 def split_reductions(program: Program, capabilities: Capabilities) -> Program:
     """The program with long, few-rowed reductions in two stages; the same object when there are none."""
     buffers = dict(program.buffers)
-    origins = dict(program.origins)
+    origins, inlined = dict(program.origins), dict(program.inlined)
     nodes: list[Node] = []
     for node in program.nodes:
         chunks = _chunks(program, node, capabilities) if isinstance(node, Reduce) else 1
@@ -42,10 +42,11 @@ def split_reductions(program: Program, capabilities: Capabilities) -> Program:
         first, second, part = _split(program, node, chunks)
         buffers[part.name] = part
         origins[part.name] = program.origins[node.out]
+        inlined[part.name] = inlined.pop(node.out, ())
         nodes += [first, second]
     if len(nodes) == len(program.nodes):
         return program
-    return replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins)
+    return replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins, inlined=inlined)
 
 
 def _chunks(program: Program, node: Reduce, capabilities: Capabilities) -> int:
