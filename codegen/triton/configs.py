@@ -115,8 +115,9 @@ def _pointwise(blocked: Blocked, x: Dim | None) -> Config:
     block = 128 * per_thread
     while block > 256 and -(-size // block) < 4 * PROGRAMS:
         block //= 2
+    each = 4 if block <= 512 else min(per_thread, 8)  # little to do: as many threads as there are 16-byte words
     block = min(block, power_of_two(size))
-    return Config((("x", block),), num_warps=min(4, _warps(block, min(per_thread, 8))))
+    return Config((("x", block),), num_warps=min(4, _warps(block, each)))
 
 
 def _tile(blocked: Blocked, y: Dim, x: Dim) -> Config:
@@ -128,7 +129,7 @@ def _tile(blocked: Blocked, y: Dim, x: Dim) -> Config:
 
 # Reductions -----------------------------------------------------------------------------------------------------------
 
-_ROW_WARPS = {2048: 2, 4096: 8, 8192: 8, 16384: 16}  # padded length of a row held whole → warps; above: 32
+_ROW_WARPS = {1024: 2, 2048: 2, 4096: 8, 8192: 8, 16384: 16}  # padded length of a row held whole → warps; above: 32
 
 
 def _rows(blocked: Blocked, r: Dim, x: Dim | None) -> Config:
@@ -143,7 +144,7 @@ def _rows(blocked: Blocked, r: Dim, x: Dim | None) -> Config:
         while block > 1 and -(-rows // block) < 2 * PROGRAMS:
             block //= 2
         return Config((("x", block), ("r", length)), num_warps=min(4, _warps(block * length, 8)))
-    warps = 1 if length <= 1024 else _ROW_WARPS.get(length, 32)
+    warps = 1 if length <= 512 else _ROW_WARPS.get(length, 32)
     if rows < 4 * PROGRAMS:  # too few rows to hide latency behind other programs
         warps = max(warps, min(16, _warps(length, 8)))
     return Config((("r", length),), num_warps=warps)

@@ -129,7 +129,7 @@ def softmax(
     tl.store(out_ptr + xi * 781 + ri, tl.div_rn(exp, total), mask=r_mask)
 
 
-CONFIG = {"RBLOCK": 1024, "num_warps": 1, "num_stages": 1}
+CONFIG = {"RBLOCK": 1024, "num_warps": 2, "num_stages": 1}
 
 
 def grid():
