@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from functools import lru_cache
 
 from torch import fx
 
@@ -46,14 +47,19 @@ class Backend:
         except Exception as failure:  # any defect of ours must leave the user's program running
             if self.options.strict:
                 raise _located(failure, graph) from failure
-            # the text names the cause alone: Python shows equal warnings once, however many regions share the cause
-            warnings.warn(f"running eagerly: {type(failure).__name__}: {failure}", FusionWarning, stacklevel=2)
+            _warn_once(f"running eagerly: {type(failure).__name__}: {failure}")
             with self._lock:
                 self.reports.append(Report.eager(label, graph, failure))
             return _boxed(graph)
         with self._lock:
             self.reports.append(report)
         return compiled
+
+
+@lru_cache(maxsize=256)
+def _warn_once(message: str) -> None:
+    """One warning per cause and process, however many regions share the cause (a missing compiler, say)."""
+    warnings.warn(message, FusionWarning, stacklevel=3)
 
 
 def _boxed(graph: fx.GraphModule) -> Boxed:

@@ -1,0 +1,46 @@
+"""The Triton kernels of real architectures, forward and backward, compile for sm_90 on a machine without a GPU."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import fx
+
+from codegen.targets import TARGETS
+from fusion.capture import Boxed, aot_backend
+from fusion.compile import schedule_graph
+from fusion.inspect.trace import Trace
+from fusion.schedule.kernels import KernelCall
+from lowering.kernel import Kernel
+from tests.fusion.architectures import ARCHITECTURES, build
+
+
+def kernels_of(name: str) -> dict[Kernel, None]:
+    """Every distinct kernel that a training step would launch on sm_90."""
+    target = TARGETS["triton"]("sm_90")
+    found: dict[Kernel, None] = {}
+
+    def compile_one(graph: fx.GraphModule, label: str) -> Boxed:
+        _, schedule = schedule_graph(graph, target, Trace(None, label, target))
+        found.update(dict.fromkeys(step.kernel for step in schedule.steps if isinstance(step, KernelCall)))
+
+        def run(args: list[object]) -> tuple[object, ...]:
+            inputs = tuple(args)
+            args.clear()
+            return graph(*inputs)
+
+        return run
+
+    model, inputs = build(name)
+    torch.compile(model, backend=aot_backend(compile_one))(**inputs)[0].sum().backward()
+    return found
+
+
+@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+def test_kernels_compile_to_machine_code(name: str) -> None:
+    target = TARGETS["triton"]("sm_90")
+    found = kernels_of(name)
+    assert len(found) >= 8
+    for kernel in found:
+        stages = dict(target.stages(kernel, target.emit(kernel)))
+        assert ".target sm_90" in stages["ptx"] and stages["cubin"][:4] == b"\x7fELF"
