@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import copy
 import functools
+import inspect
 from collections.abc import Callable, Mapping
+from types import CodeType
 from typing import ParamSpec, TypeVar, overload
 
 import torch
@@ -78,10 +80,15 @@ def fuse(
         return _fuse_module(target, read, dynamic)
     if not callable(target):
         raise TypeError(f"fuse takes an nn.Module or a function, got {type(target).__name__}")
-    backend = Backend(read)
+    backend = Backend.shared(_code_of(target), read)
     compiled = torch.compile(target, backend=backend, dynamic=dynamic)
     compiled._fusion_backend = backend  # type: ignore[attr-defined]  # for `report`
     return compiled
+
+
+def _code_of(function: Callable[..., object]) -> CodeType | None:
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    return code if isinstance(code, CodeType) else None
 
 
 class _Duplicate:
@@ -101,13 +108,16 @@ class _Duplicate:
 def _fuse_module(module: Module, options: Options, dynamic: bool | None) -> Module:
     fused = copy.copy(module)  # parameters, buffers, submodules and hooks are shared; only the call differs
     fused.__dict__["__deepcopy__"] = _Duplicate(fused, options, dynamic)
-    fused.__dict__["_fusion_backend"] = backend = Backend(options)
+    fused.__dict__["_fusion_backend"] = backend = Backend.shared(_code_of(module.forward), options)
     fused.compile(backend=backend, dynamic=dynamic)
     return fused
 
 
 def report(fused: Callable[..., object]) -> Explanation:
     """What has been compiled so far for the result of a `fuse` call: every graph, forward and backward.
+
+    Compiled code belongs to the program text: modules of one class, or results of fusing one function again, share it
+    and its report.
 
     Raises:
         TypeError: `fused` did not come from `fuse`.
@@ -151,7 +161,9 @@ def explain(target: Callable[..., object], **settings: object) -> Callable[..., 
 
     def run(*args: object, **kwargs: object) -> Explanation:
         backend.reports.clear()
-        torch.compile(target, backend=backend, dynamic=settings.get("dynamic"))(*args, **kwargs)  # type: ignore[call-overload]
+        # A backend of its own compiles anew whatever was compiled before; Dynamo's limit on that is not meant for this.
+        with torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16):
+            torch.compile(target, backend=backend, dynamic=settings.get("dynamic"))(*args, **kwargs)  # type: ignore[call-overload]
         return Explanation(tuple(backend.reports))
 
     return run

@@ -10,6 +10,9 @@ import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
+from types import CodeType
+from typing import ClassVar
+from weakref import WeakValueDictionary
 
 from torch import fx
 
@@ -26,7 +29,22 @@ class FusionWarning(UserWarning):
 
 
 class Backend:
-    """A Dynamo backend with its options.  `reports` lists every graph compiled so far, in order."""
+    """A Dynamo backend with its options.  `reports` lists every graph compiled so far, in order.
+
+    Dynamo keeps compiled code with the code object it came from, for each backend, and gives up after a few of them:
+    so everything fused from the same code under the same options shares one backend, and what it has compiled.
+    """
+
+    _shared: ClassVar[WeakValueDictionary[tuple[CodeType, Options], Backend]] = WeakValueDictionary()
+    _sharing: ClassVar[threading.Lock] = threading.Lock()
+
+    @classmethod
+    def shared(cls, code: CodeType | None, options: Options) -> Backend:
+        """The backend of everything fused from `code` under `options`; a new one where there is no Python code."""
+        if code is None:
+            return cls(options)
+        with cls._sharing:
+            return cls._shared.setdefault((code, options), cls(options))
 
     def __init__(self, options: Options) -> None:
         self.options = options
