@@ -21,6 +21,7 @@ def naive_softmax(x):
 
 def main():
     torch.manual_seed(0)
+    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
     M, N = 1823, 781
     x = torch.randn(M, N)
 

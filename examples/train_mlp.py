@@ -42,6 +42,7 @@ def loss_of(model, points, labels):
 
 def main():
     torch.manual_seed(0)
+    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
     points, labels = spirals(200)
     eager = nn.Sequential(nn.Linear(2, 64), nn.GELU(), nn.LayerNorm(64), nn.Linear(64, 64), nn.GELU(), nn.Linear(64, 2))
     fused = copy.deepcopy(eager)

@@ -17,6 +17,7 @@ def add(x, y):
 
 def main():
     torch.manual_seed(0)
+    torch.set_default_device("cuda" if torch.cuda.is_available() else "cpu")
     fused = fusion.fuse(add, dynamic=False)
     for n in (7, 98_432):
         x, y = torch.rand(n), torch.rand(n)
