@@ -41,7 +41,7 @@ class Scope:
     Attributes:
         buffers: tensors by the name that loads use, with as many dimensions as the index of the load.
         sizes: size symbols.
-        tiles: results of folds, with one dimension per axis of the box, of size 1 where they do not vary.
+        tiles: results of folds by `tile_name`, one dimension per axis of the box, of size 1 where they do not vary.
         exact: keep float types as they are; otherwise all are float64.
         device: where to compute.
     """
@@ -89,6 +89,11 @@ def evaluate(roots: Sequence[Expr], axes: Ranges, scope: Scope) -> list[torch.Te
     return [values[root].expand([1] * len(axes)) if values[root].ndim == 0 else values[root] for root in roots]
 
 
+def tile_name(ref: TileRef) -> str:
+    """The key in `Scope.tiles` of a fold's value, or of its value before the current block."""
+    return f"{ref.name}'" if ref.before else ref.name
+
+
 class _Point:
     """The value of one expression at all points of a box, given those of its children."""
 
@@ -113,7 +118,7 @@ class _Point:
             draw = philox.uniform if node.kind == "uniform" else philox.normal
             return draw(children[0], self.index(node.offset)).to(scope.dtype(node.dtype))
         if isinstance(node, TileRef):
-            return scope.tiles[node.name]
+            return scope.tiles[tile_name(node)]
         assert isinstance(node, Op)
         result = SCALAR_OPS[node.name].meaning(*children)
         if result.dtype is not scope.dtype(node.dtype):

@@ -173,13 +173,17 @@ class Random(Expr):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileRef(Expr):
-    """The result of the fold called `name`, or the running value of it inside its loop."""
+    """The result of the fold called `name`, or the running value of it inside its loop.
+
+    `before`: the running value as it was before the current block was taken in.
+    """
 
     name: str
     dtype: torch.dtype
+    before: bool = False
 
     def _key(self) -> tuple[object, ...]:
-        return (self.name, self.dtype)
+        return (self.name, self.dtype, self.before)
 
 
 # Construction -------------------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ that rounding errors are measured against.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import sympy
 import torch
@@ -24,6 +25,7 @@ from lowering.evaluate import (
     check_positions,
     evaluate,
     flat_view,
+    fold,
     fold_over,
     pieces,
     points_of,
@@ -32,8 +34,9 @@ from lowering.evaluate import (
 )
 from lowering.expr import Expr, IndexValue, free_axes
 from lowering.indexing import symbols_of
-from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, spans, statements, values_of
+from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, running, spans, statements, values_of, walked_folds
 from lowering.program import Buffer, BufferRef, Contract, Extern, ExternArg, Map, Program, Reduce
+from lowering.scalar_ops import identity
 
 # Programs -------------------------------------------------------------------------------------------------------------
 
@@ -222,19 +225,54 @@ def _run_grid(kernel: Kernel, tensors: Sequence[torch.Tensor], known: Mapping[sy
     flats = {param.name: flat_view(tensor) for param, tensor in zip(kernel.params, tensors, strict=True)}
     device = next((t.device for p, t in zip(kernel.params, tensors, strict=True) if p.written), CPU)
     found = spans(kernel)
-    body = [(stmt, _varies(stmt, found)) for stmt in statements(kernel.body) if not isinstance(stmt, Loop)]
-    cost = max((points_of(varies, axes) for _, varies in body), default=0)
+    varies = {stmt: _varies(stmt, found) for stmt in statements(kernel.body) if not isinstance(stmt, Loop)}
+    cost = max((points_of(spanned, axes) for spanned in varies.values()), default=0)
     for box in boxes(grid, pieces(cost)):
-        inside = {**axes, **box}
-        tiles: dict[str, torch.Tensor] = {}
-        for stmt, varies in body:
-            scope = Scope(flats, known, tiles, True, device)
-            if isinstance(stmt, Fold):
-                value = fold_over(stmt.op, stmt.args, stmt.over, inside, scope, points_of(varies, inside))
-                tiles[stmt.name] = value.to(stmt.dtype)
-            elif points_of(varies, inside):
-                assert isinstance(stmt, Store)
-                _store(kernel, stmt, inside, scope)
+        _run_body(kernel, kernel.body, {**axes, **box}, Scope(flats, known, {}, True, device), varies)
+
+
+_RUNNING_BLOCKS = 3
+"""Blocks in which a loop with running values is walked, so that what is carried is carried more than once."""
+
+
+def _run_body(
+    kernel: Kernel,
+    body: Sequence[Stmt],
+    axes: Ranges,
+    scope: Scope,
+    varies: Mapping[Fold | Store, list[frozenset[sympy.Symbol]]],
+    walked: frozenset[str] = frozenset(),
+) -> dict[str, torch.Tensor]:
+    """Run statements over a box; returns the tiles of `scope` and those of the folds that ran.
+
+    `walked` are folds whose loop is walked in blocks, of which the box is one.
+    """
+    tiles = dict(scope.tiles)
+    scope = replace(scope, tiles=tiles)
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            if not running(stmt):
+                tiles.update(_run_body(kernel, stmt.body, axes, scope, varies))
+                continue
+            own = {fold.name: fold for fold in walked_folds(stmt)}
+            tiles.update({name: _identity_of(fold, len(axes), scope.device) for name, fold in own.items()})
+            for part in boxes({stmt.axes[0]: axes[stmt.axes[0]]}, _RUNNING_BLOCKS):
+                tiles.update({f"{name}'": tiles[name] for name in own})
+                tiles.update(_run_body(kernel, stmt.body, {**axes, **part}, scope, varies, frozenset(own)))
+        elif isinstance(stmt, Fold):
+            value = fold_over(stmt.op, stmt.args, stmt.over, axes, scope, points_of(varies[stmt], axes))
+            if stmt.name in walked:
+                old = evaluate([stmt.carry or stmt.before], axes, scope)[0]
+                both = torch.stack([old.expand(value.shape), value.to(stmt.dtype)])
+                value = fold("sum" if stmt.op == "dot" else stmt.op, [both], [0])[0][0]
+            tiles[stmt.name] = value.to(stmt.dtype)
+        elif points_of(varies[stmt], axes):
+            _store(kernel, stmt, axes, scope)
+    return tiles
+
+
+def _identity_of(stmt: Fold, rank: int, device: torch.device) -> torch.Tensor:
+    return torch.full([1] * rank, identity(stmt.op, stmt.dtype), dtype=stmt.dtype, device=device)
 
 
 def _kernel_sizes(kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> dict[sympy.Symbol, int]:

@@ -13,9 +13,17 @@
 `then` is a kernel of a single program that runs once all programs of this one are done, in the same launch, over some
 of the same parameters: the last step of a reduction over everything.
 
-Statements run in order.  A fold over WHOLE axes stands outside any loop and is complete at once; a fold over LOOP axes
-stands inside a `Loop` over exactly these axes, and its value may be named only after that loop.  Nothing else is said
-about how an axis becomes blocks, warps, threads or vector lanes: that is the code generator's decision.  Masks follow
+Statements run in order.  A fold over WHOLE axes is complete at once; a fold over LOOP axes stands inside a `Loop` over
+exactly these axes and is complete after it.  Nothing else is said about how an axis becomes blocks, warps, threads or
+vector lanes: that is the code generator's decision.
+
+A fold may be named inside its own loop, after it stands there: that is its running value, over all blocks so far and
+the current one.  What a later fold has summed up with an older running value must then be brought up to date before
+the current block is added: its `carry` says how.  An online softmax is
+
+    max0 = max(x); sum0 = sum(exp(x - max0)), carrying sum0' * exp(max0' - max0)
+
+where the prime, `TileRef(…, before=True)`, is the value before the current block.  Masks follow
 from the axis bounds: a code generator guards every load and store whose block can reach past the end of an axis, and a
 fold sees its identity there.  Sub-expressions are shared objects; a generator computes each once per scope, and
 computes outside a loop what does not depend on the loop's axes.
@@ -78,7 +86,8 @@ class Param:
 class Fold:
     """`name = op over `over` of args`; args as in `Reduce`, for `dot` (lhs, rhs).  `dtype` is that of the result.
 
-    For `dot`, `rows` and `columns` are the grid axes only lhs and only rhs spans.
+    For `dot`, `rows` and `columns` are the axes only lhs and only rhs spans.  `carry`, for a fold in a loop, is what
+    the value before the current block has become in this block, to which the block is then added; None leaves it.
     """
 
     name: str
@@ -88,10 +97,16 @@ class Fold:
     dtype: torch.dtype
     rows: tuple[sympy.Symbol, ...] = ()
     columns: tuple[sympy.Symbol, ...] = ()
+    carry: Expr | None = None
 
     @property
     def ref(self) -> Expr:
         return TileRef(self.name, self.dtype)
+
+    @property
+    def before(self) -> Expr:
+        """The running value before the current block."""
+        return TileRef(self.name, self.dtype, True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +120,15 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Walk LOOP axes (outermost first) in blocks, running `body` for each."""
+    """Walk LOOP axes (outermost first) in blocks, running `body` for each.
+
+    `where` (a bool) is false only at points that change nothing, whatever the tensors hold: every fold of the body sees
+    its identity there.  A generator may skip blocks in which it is false throughout.
+    """
 
     axes: tuple[sympy.Symbol, ...]
     body: tuple[Stmt, ...]
+    where: Expr | None = None
 
 
 Stmt: TypeAlias = "Fold | Loop | Store"
@@ -158,12 +178,25 @@ def folds(kernel: Kernel) -> dict[str, Fold]:
 
 
 def values_of(stmt: Stmt) -> tuple[Expr, ...]:
-    """The expressions a fold or store evaluates (none for a loop)."""
+    """The expressions that a statement evaluates itself, not those of the statements in a loop."""
     if isinstance(stmt, Fold):
-        return stmt.args
+        return stmt.args if stmt.carry is None else (*stmt.args, stmt.carry)
     if isinstance(stmt, Store):
         return (stmt.value, stmt.offset) if isinstance(stmt.offset, Expr) else (stmt.value,)
-    return ()
+    return () if stmt.where is None else (stmt.where,)
+
+
+def running(loop: Loop) -> frozenset[str]:
+    """The folds of a loop whose value is followed from block to block: named in the loop, or carrying."""
+    own = walked_folds(loop)
+    values = [value for stmt in statements(loop.body) for value in values_of(stmt)]
+    named = {node.name for node in postorder(*values) if isinstance(node, TileRef)}
+    return frozenset(fold.name for fold in own if fold.name in named or fold.carry is not None)
+
+
+def walked_folds(loop: Loop) -> tuple[Fold, ...]:
+    """The folds that a loop completes: those over its axes, not those that are complete in each block."""
+    return tuple(stmt for stmt in loop.body if isinstance(stmt, Fold) and set(stmt.over) & set(loop.axes))
 
 
 def spans(kernel: Kernel) -> Mapping[Expr, frozenset[sympy.Symbol]]:
@@ -171,8 +204,9 @@ def spans(kernel: Kernel) -> Mapping[Expr, frozenset[sympy.Symbol]]:
     axes = frozenset(axis.symbol for axis in kernel.axes)
     found: dict[Expr, frozenset[sympy.Symbol]] = {}
     fold_spans: dict[str, frozenset[sympy.Symbol]] = {}
-    for stmt in statements(kernel.body):
-        for expr in postorder(*values_of(stmt)):
+
+    def add(roots: Sequence[Expr]) -> None:
+        for expr in postorder(*roots):
             own: frozenset[sympy.Symbol] = frozenset()
             if isinstance(expr, TileRef):
                 own = fold_spans[expr.name]
@@ -181,7 +215,11 @@ def spans(kernel: Kernel) -> Mapping[Expr, frozenset[sympy.Symbol]]:
             for child in expr.children():
                 own |= found[child]
             found[expr] = own
+
+    for stmt in statements(kernel.body):
+        add(stmt.args if isinstance(stmt, Fold) else values_of(stmt))
         if isinstance(stmt, Fold):
             joined: frozenset[sympy.Symbol] = frozenset().union(*(found[arg] for arg in stmt.args))
             fold_spans[stmt.name] = joined - frozenset(stmt.over)
+            add(values_of(stmt))  # what it carries names the fold itself
     return found

@@ -171,7 +171,7 @@ class _Names:
         if isinstance(node, Random):
             return f"{node.kind}({self._operand(node.seed, 0)}, {format_index(node.offset)})", _ATOM
         if isinstance(node, TileRef):
-            return node.name, _ATOM
+            return f"{node.name}'" if node.before else node.name, _ATOM
         assert isinstance(node, Op)
         return self._compose_op(node)
 
@@ -361,13 +361,17 @@ def _body_lines(body: Sequence[Stmt], names: _Names, indent: str) -> list[str]:
     lines: list[str] = []
     for stmt in body:
         if isinstance(stmt, Loop):
-            lines.append(f"{indent}loop {_symbols(stmt.axes)}")
+            condition = "" if stmt.where is None else f" where {names.text(stmt.where)}"
+            lines.extend(indent + line for line in names.lines)
+            names.lines.clear()
+            lines.append(f"{indent}loop {_symbols(stmt.axes)}{condition}")
             lines.extend(_body_lines(stmt.body, names, indent + "  "))
             continue
         values = [names.text(value) for value in values_of(stmt)]
         if isinstance(stmt, Fold):
-            text = f"{stmt.name} = {stmt.op} over {_symbols(stmt.over)} of {', '.join(values)}"
+            text = f"{stmt.name} = {stmt.op} over {_symbols(stmt.over)} of {', '.join(values[: len(stmt.args)])}"
             text += _fold_notes(stmt)
+            text += "" if stmt.carry is None else f"   carrying {values[-1]}"
         else:
             text = f"store {stmt.param}[{names.index(stmt.offset)}] = {values[0]}"
         lines.extend(indent + line for line in names.lines)

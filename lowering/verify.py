@@ -8,6 +8,7 @@ certain is refused; an index is out of bounds only if some point of the iteratio
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 
 import sympy
 import torch
@@ -24,7 +25,7 @@ from lowering.expression_rules import (
     require,
 )
 from lowering.indexing import symbols_of
-from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, spans, statements, values_of
+from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, running, spans, statements, values_of, walked_folds
 from lowering.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, Program, Reduce, reads, writes
 
 # Programs -------------------------------------------------------------------------------------------------------------
@@ -201,7 +202,7 @@ class _KernelRules:
         self.sizes = kernel.axis_sizes()
         self.expressions = ExpressionRules({p.name: (p.dtype, (p.extent,)) for p in kernel.params}, tiles=True)
         self.folds: dict[str, Fold] = {}
-        self.complete: set[str] = set()
+        self.running: set[str] = set()
         self.place = "header"
 
     def check_follows(self, first: Kernel) -> None:
@@ -226,23 +227,37 @@ class _KernelRules:
             )
 
     def check_body(self, body: Sequence[Stmt], loop: tuple[sympy.Symbol, ...]) -> None:
-        pending: set[str] = set()
+        walked: set[str] = set()
         for stmt in body:
             if isinstance(stmt, Loop):
                 self.place = f"loop over {', '.join(map(str, stmt.axes))}"
                 for axis in stmt.axes:
                     require(self.roles.get(axis) is Role.LOOP, "{} is no loop axis", axis)
                 require(not set(stmt.axes).intersection(loop), "an axis is walked inside its own loop")
+                if stmt.where is not None:
+                    require(stmt.where.dtype is torch.bool, "it is skipped by {}, no bool", stmt.where.dtype)
+                    self._check_values(stmt)
+                if running(stmt):
+                    ordered = {fold.op for fold in walked_folds(stmt) if len(fold.args) > 1}
+                    require(ordered <= {"dot"}, "positions of extremes cannot be followed from block to block")
                 self.check_body(stmt.body, stmt.axes)
                 continue
             self.place = f"fold {stmt.name}" if isinstance(stmt, Fold) else f"store to {stmt.param}"
-            self._check_values(stmt)
             if isinstance(stmt, Fold):
                 self._check_fold(stmt, loop)
-                (pending if loop else self.complete).add(stmt.name)
+                self._check_values(replace(stmt, carry=None))
+                self.folds[stmt.name] = stmt
+                if self._is_walked(stmt):
+                    self.running.add(stmt.name)
+                    walked.add(stmt.name)
+                if stmt.carry is not None:
+                    require(stmt.name in self.running, "it carries, but stands in no loop of its own axes")
+                    require(stmt.carry.dtype is stmt.dtype, "it is {}, it carries {}", stmt.dtype, stmt.carry.dtype)
+                    self._check_values(stmt)
             else:
+                self._check_values(stmt)
                 self._check_store(stmt)
-        self.complete |= pending
+        self.running -= walked
 
     def _check_values(self, stmt: Stmt) -> None:
         values = values_of(stmt)
@@ -250,7 +265,8 @@ class _KernelRules:
         for node in postorder(*values):
             if isinstance(node, TileRef):
                 require(node.name in self.folds, "{} is named before its fold", node.name)
-                require(node.name in self.complete, "{} is named before its loop is done", node.name)
+                inside = not node.before or node.name in self.running
+                require(inside, "{} is named as it was before a block, outside of its loop", node.name)
                 dtype = self.folds[node.name].dtype
                 require(node.dtype is dtype, "{} is {}, it is named as {}", node.name, dtype, node.dtype)
 
@@ -263,9 +279,9 @@ class _KernelRules:
         require(len(roles) < 2, "it folds whole and loop axes at once")
         if roles == {Role.LOOP}:
             require(set(stmt.over) == set(loop), "a fold over loop axes stands in a loop over exactly these")
-        else:
-            require(not loop, "a fold over whole axes stands outside of any loop")
-        self.folds[stmt.name] = stmt
+
+    def _is_walked(self, stmt: Fold) -> bool:
+        return any(self.roles[axis] is Role.LOOP for axis in stmt.over)
 
     def _check_store(self, stmt: Store) -> None:
         require(stmt.param in self.params, "{} is no param", stmt.param)
@@ -279,6 +295,17 @@ class _KernelRules:
         if not any(size == 0 for size in self.sizes.values()):
             check_bounds(param.name, stmt.offset, param.extent, self.sizes)
 
+    def _check_carries(self, loop: Loop) -> None:
+        """What was summed up with a running value must follow it: only a fold that carries may name one."""
+        own = {fold.name for fold in walked_folds(loop)}
+        for stmt in loop.body:
+            if isinstance(stmt, Loop):
+                continue
+            self.place = f"fold {stmt.name}" if isinstance(stmt, Fold) else f"store to {stmt.param}"
+            named = {node.name for node in postorder(*values_of(stmt)) if isinstance(node, TileRef)}
+            carries = isinstance(stmt, Fold) and stmt.carry is not None
+            require(carries or not named & own, "it is made of running values, but carries nothing")
+
     def check_spans(self) -> None:
         found = spans(self.kernel)
         self._check_body_spans(self.kernel.body, found, frozenset())
@@ -286,9 +313,10 @@ class _KernelRules:
     def _check_body_spans(
         self, body: Sequence[Stmt], found: Mapping[Expr, frozenset[sympy.Symbol]], walked: frozenset[sympy.Symbol]
     ) -> None:
-        parallel = [axis for axis, role in self.roles.items() if role is Role.GRID]
         for stmt in body:
             if isinstance(stmt, Loop):
+                if running(stmt):
+                    self._check_carries(stmt)
                 self._check_body_spans(stmt.body, found, walked.union(stmt.axes))
                 continue
             self.place = f"fold {stmt.name}" if isinstance(stmt, Fold) else f"store to {stmt.param}"
@@ -296,7 +324,9 @@ class _KernelRules:
             if isinstance(stmt, Fold):
                 if stmt.op == "dot":
                     left, right = (found[arg] for arg in stmt.args)
-                    check_sides(stmt.rows, stmt.columns, parallel, left, right)
+                    check_sides(
+                        stmt.rows, stmt.columns, [axis for axis in self.roles if axis not in stmt.over], left, right
+                    )
             else:
                 offset = stmt.offset
                 target = found[offset] if isinstance(offset, Expr) else self.sizes.keys() & symbols_of(offset)

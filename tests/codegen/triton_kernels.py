@@ -517,6 +517,42 @@ def attention(heads: int, queries: int, keys: int, width: int) -> Kernel:
     return kernel("attention", params, axes, scores, top, whole, mixed, store)
 
 
+def online_attention(
+    heads: int, queries: int, keys: int, width: int, *, dtype: torch.dtype = F16, causal: bool = False, step: int = 0
+) -> Kernel:
+    """softmax(q · kᵀ / 2) · v in one walk over the keys: running values that are brought up to date block by block.
+
+    `step`: the width is walked too, inside the walk over keys, instead of held whole for the scores.
+    """
+    d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
+    query, key = load("q", width * (queries * b + i) + d, dtype), load("k", width * (keys * b + s) + d, dtype)
+    scores = Fold("scores", "dot", (query, key), (d,), F32, (i,), (s,))
+    low = const(float("-inf"), F32)
+    scaled, where = op("mul", scores.ref, const(0.5, F32)), None
+    if causal:
+        where = op("le", IndexValue(s), IndexValue(i + keys - queries))
+        scaled = op("where", where, scaled, low)
+    top = Fold("top", "max", (scaled,), (s,), F32)
+    safe = op("where", op("eq", top.ref, low), const(0.0, F32), top.ref)
+    power = op("exp", op("sub", scaled, safe))
+    moved = op("where", op("eq", top.before, top.ref), const(1.0, F32), op("exp", op("sub", top.before, top.ref)))
+    whole = Fold("whole", "sum", (power,), (s,), F32)
+    whole = replace(whole, carry=op("mul", whole.before, moved))
+    value = load("v", width * (keys * b + s) + e, dtype)
+    lhs = power if dtype is F32 else Cast(power, dtype)
+    mixed = Fold("mixed", "dot", (lhs, value), (s,), F32, (i,), (e,))
+    mixed = replace(mixed, carry=op("mul", mixed.before, moved))
+    params = (
+        *(param("q", dtype, heads, queries, width), param("k", dtype, heads, keys, width)),
+        *(param("v", dtype, heads, keys, width), param("out", F32, heads, queries, width, written=True)),
+    )
+    axes = {b: (heads, GRID), i: (queries, GRID), d: (width, LOOP if step else WHOLE), e: (width, WHOLE)}
+    inner: Stmt = Loop((d,), (scores,)) if step else scores
+    store = Store("out", width * (queries * b + i) + e, op("truediv", mixed.ref, whole.ref))
+    loop = Loop((s,), (inner, top, whole, mixed), where)
+    return kernel("attention", params, {**axes, s: (keys, LOOP)}, loop, store)
+
+
 def total_of_rows(rows: sympy.Expr, columns: int) -> Kernel:
     """Row sums, then the sum of these: with symbolic `rows`, a size is passed on"""
     part = Fold("part", "sum", (load("x", columns * i + r),), (r,), F32)

@@ -273,6 +273,22 @@ def test_a_kernel_over_rows(role: Role, points: int, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(out, torch.softmax(x, 1))
 
 
+@pytest.mark.parametrize("points", [1, 30, 1 << 22])
+def test_a_walk_with_running_values(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(evaluator, "BOX_POINTS", points)
+    load = Load("x", (11 * I0 + R0,), F32)
+    top = Fold("top", "max", (load,), (R0,), F32)
+    moved = op("exp", op("sub", top.before, top.ref))
+    total = Fold("total", "sum", (op("exp", op("sub", load, top.ref)),), (R0,), F32)
+    total = replace(total, carry=op("mul", total.before, moved))
+    store = Store("out", I0, op("add", top.ref, op("log", total.ref)))
+    params = [param("x", (5, 11)), param("out", (5,), written=True)]
+    made = kernel(params, {I0: (5, Role.GRID), R0: (11, Role.LOOP)}, Loop((R0,), (top, total)), store)
+    x, out = torch.randn(5, 11) * 10, torch.empty(5)
+    run_kernel(made, [x, out])
+    torch.testing.assert_close(out, torch.logsumexp(x, 1))
+
+
 def test_a_kernel_takes_its_sizes() -> None:
     x, out = torch.randn(3, 11), torch.empty(3, 11)
     run_kernel(softmax_kernel(Role.WHOLE, LENGTH), [x, out], [3])

@@ -341,7 +341,7 @@ def test_broken_kernels_are_refused(body: tuple[object, ...], rule: str) -> None
         ((TOP, Loop((R0,), (TOTAL, OUT)), ROWS), "fold top: a fold over loop axes stands in a loop over exactly these"),
         ((Loop((R1,), (TOP,)), OUT, ROWS), "fold top: a fold over loop axes stands in a loop over exactly these"),
         ((Loop((R0, R1), (TOP,)), OUT, ROWS), "fold top: a fold over loop axes stands in a loop over exactly these"),
-        ((Loop((R0,), (TOP, TOTAL)), OUT, ROWS), "fold total: top is named before its loop is done"),
+        ((Loop((R0,), (TOP, TOTAL)), OUT, ROWS), "fold total: it is made of running values, but carries nothing"),
         ((Loop((R0,), (Loop((R0,), (TOP,)),)), OUT, ROWS), "an axis is walked inside its own loop"),
         ((Loop((R0,), (TOP,)), Loop((R0,), (TOTAL,)), OUT, ROWS), "store to out: it varies along r0, which is walked"),
         (
@@ -359,15 +359,33 @@ def test_broken_loops_are_refused(body: tuple[object, ...], rule: str) -> None:
     refused_kernel(rows_kernel(*body, role=Role.LOOP), rule)
 
 
-def test_a_whole_fold_stands_outside_of_loops() -> None:
+def test_a_fold_takes_axes_of_one_role() -> None:
     params = [param("x", (6,)), param("out", (6,), written=True)]
     fold = Fold("f", "sum", (Load("x", (R0,), F32),), (R0,), F32)
     axes = {R0: (6, Role.WHOLE), R1: (6, Role.LOOP)}
     store = Loop((R1,), (Store("out", R1, fold.ref),))
     verify_kernel(kernel(params, axes, fold, store))
-    refused_kernel(kernel(params, axes, Loop((R1,), (fold,)), store), "a fold over whole axes stands outside of any")
+    verify_kernel(kernel(params, axes, Loop((R1,), (fold, *store.body))))
     both = replace(fold, over=(R0, R1))
     refused_kernel(kernel(params, axes, Loop((R1,), (both,)), store), "it folds whole and loop axes at once")
+
+
+def test_running_values_are_carried() -> None:
+    factor = Op("sub", (TOP.before, TOP.ref), F32)
+    total = replace(TOTAL, carry=Op("mul", (TOTAL.before, factor), F32))
+    loop = Loop((R0,), (TOP, total))
+    out = Loop((R0,), (OUT,))
+    verify_kernel(rows_kernel(loop, out, ROWS, role=Role.LOOP))
+    for body, rule in (
+        ((Loop((R0,), (TOP, total, OUT)), ROWS), "store to out: it is made of running values, but carries nothing"),
+        ((Loop((R0,), (total, TOP)), out, ROWS), "fold total: top is named before its fold"),
+        ((loop, out, replace(ROWS, value=TOTAL.before)), "total is named as it was before a block, outside"),
+        ((Loop((R0,), (TOP, replace(total, carry=Cast(factor, F64)))), out, ROWS), "it carries torch.float64"),
+        ((Loop((R0,), (TOP, total), where=factor), out, ROWS), "it is skipped by torch.float32, no bool"),
+    ):
+        refused_kernel(rows_kernel(*body, role=Role.LOOP), rule)
+    whole = (TOP, total, OUT, ROWS)
+    refused_kernel(rows_kernel(*whole), "it carries, but stands in no loop of its own axes")
 
 
 def test_the_sides_of_a_product() -> None:
