@@ -122,8 +122,8 @@ class Store:
 class Loop:
     """Walk LOOP axes (outermost first) in blocks, running `body` for each.
 
-    `where` (a bool) is false only at points that change nothing, whatever the tensors hold: every fold of the body sees
-    its identity there.  A generator may skip blocks in which it is false throughout.
+    `where` (a bool) is false only at points that change nothing as long as the tensors hold finite numbers there: every
+    fold of the body sees its identity.  A generator may skip blocks in which it is false throughout.
     """
 
     axes: tuple[sympy.Symbol, ...]

@@ -1,0 +1,249 @@
+"""The online rule: a fold whose values depend on folds over the same axes that are not complete yet.
+
+What enters is such a fold, say Σ exp(x - m) with m = max(x); what leaves are accumulators that stand in the same loop
+as the folds they depend on, and follow their running values from block to block, and what the original fold is once
+all of them are complete.  `split` takes the values of the fold apart, `update` says how an accumulator follows, this
+file puts the two together, and `trial` tries the result on numbers before it is given away.
+
+What depends on a running value through factors that are safe alone (1/l, rsqrt, a scale) waits until the loop is done.
+What would leave the range of floats without its shift (exp) stays, and is carried.  A fold has several accumulators
+where its value is a sum, as in Σ p·(x - d).
+
+Refused, with a reason: values in which nothing separates what is walked from what runs, raw moments, which cancel, and
+exponents that an extreme value does not bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from itertools import product
+
+import torch
+
+from fusion.schedule.online.split import Splitter
+from fusion.schedule.online.terms import (
+    Kind,
+    Refused,
+    Term,
+    add_all,
+    apply,
+    nonnegative,
+    op,
+)
+from fusion.schedule.online.trial import Trial, rank_of
+from fusion.schedule.online.update import STARTS, Start, Update, refs_of
+from lowering.expr import Expr, TileRef, const, make_cast
+from lowering.kernel import Fold
+
+
+@dataclass(frozen=True, slots=True)
+class Online:
+    """A fold in a form that needs no complete fold over the same axes.
+
+    Attributes:
+        folds: accumulators, to stand in the loop in this order, behind the folds they depend on.  Empty where all that
+            is needed is summed up already.
+        value: the original fold, from complete accumulators.  It replaces the fold's name in everything that follows;
+            in a later fold of the same loop, it is the running value.
+    """
+
+    folds: tuple[Fold, ...]
+    value: Expr
+
+
+def online(fold: Fold, running: Mapping[str, Fold]) -> Online | str:
+    """The online form of `fold` beside `running`, the folds over the same axes in the same loop, as they stand there.
+
+    Returns:
+        The form, or the reason why there is none.
+
+    >>> from lowering.indexing import over_symbol
+    >>> from lowering.printer import format_expr
+    >>> from lowering.expr import Load
+    >>> r, f32 = over_symbol(0), torch.float32
+    >>> x = Load("x", (r,), f32)
+    >>> top = Fold("top", "max", (x,), (r,), f32)
+    >>> total = Fold("total", "sum", (op("exp", op("sub", x, top.ref)),), (r,), f32)
+    >>> print(format_expr(online(total, {"top": top}).folds[0].carry))
+    total' * where(top' == top, 1.0, exp(top' - top))
+    """
+    splitter = Splitter(fold.over, running)
+    if not any(splitter.kind(arg) & Kind.RUNNING for arg in fold.args):
+        return Online((fold,), fold.ref)
+    try:
+        return _Rule(fold, running, splitter).run()
+    except Refused as refused:
+        reason = str(refused)
+    if reason.startswith("no factor"):
+        found = rank_of(fold, running)
+        detail = reason.removeprefix("no factor: ")
+        return f"no factor: {'full rank' if found > 3 or not found else f'rank {found}'} ({detail})"
+    return reason
+
+
+_Key = tuple[str, tuple[Expr, ...]]
+"""What an accumulator sums up: the operation and its arguments."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """One term of the fold's value: what is summed up, and the rest as in `Term`, of both factors of a dot together."""
+
+    sums: _Key
+    base: _Key | None
+    term: Term
+
+
+class _Rule:
+    def __init__(self, fold: Fold, running: Mapping[str, Fold], splitter: Splitter) -> None:
+        self.fold, self.running, self.splitter = fold, running, splitter
+
+    def run(self) -> Online:
+        fold = self.fold
+        if fold.op not in ("sum", "dot", "max", "min"):
+            raise Refused(f"a {fold.op} of running values cannot be brought up to date")
+        if fold.dtype not in (torch.float32, torch.float64):
+            raise Refused(f"a running value of {fold.dtype} is too narrow to be brought up to date")
+        terms = self._terms()
+        walked, rest = self._extreme(terms) if fold.op in ("max", "min") else (terms, ())
+        pieces = [self._piece(term) for term in walked]
+        trial = Trial(fold, self.running)
+        update = Update(self.running, self._starts(pieces, rest, trial))
+        alone = self._assemble(pieces, rest, update, share=False)
+        trial.confirm(alone)
+        ends = trial.constants_at_start(alone)
+        trial.propagates(_ended(alone, ends, update))
+        return _ended(self._assemble(pieces, rest, update, share=True), ends, update)
+
+    # Terms of one or two operands
+
+    def _terms(self) -> list[tuple[Term, ...]]:
+        """The terms of the fold's value, a `Term` for each operand."""
+        operands = [self.splitter.terms(arg) for arg in self.fold.args]
+        if len(operands) == 2:
+            if all(len(terms) > 1 or terms[0].shift for terms in operands):
+                raise Refused("cancels: a product of sums of walked and running values needs raw moments")
+            for terms, others in (operands, operands[::-1]):
+                self.splitter.check_moments(terms, others[0])
+        return list(product(*operands))
+
+    def _piece(self, terms: tuple[Term, ...]) -> _Piece:
+        """One accumulator: the operands' walked parts under the fold, everything else joined."""
+        joined = Term(
+            None,
+            tuple(step for term in terms for step in term.steps),
+            tuple(each for term in terms for each in term.ranges),
+            sum(term.negative for term in terms) % 2 == 1,
+            tuple(part for term in terms for part in term.shift),
+        )
+        loops = [term.loop for term in terms]
+        bases = [term.base if term.shift else term.loop for term in terms]
+        return _Piece(self._key(loops), self._key(bases) if joined.shift else None, joined)
+
+    def _key(self, loops: list[Expr | None]) -> _Key:
+        """A fold of the walked parts.  A product with something fixed is a sum."""
+        dtype = self.fold.dtype
+        fixed = [loop is None or self.splitter.kind(loop) is Kind.FIXED for loop in loops]
+        if self.fold.op != "dot" or not any(fixed):
+            given = zip(loops, self.fold.args, strict=True)
+            return self.fold.op, tuple(const(1, arg.dtype) if loop is None else loop for loop, arg in given)
+        values = [make_cast(loop, dtype) for loop in loops if loop is not None]
+        whole = op("mul", *values) if len(values) == 2 else values[0] if values else const(1, dtype)
+        return "sum", (whole,)
+
+    def _extreme(self, terms: list[tuple[Term, ...]]) -> tuple[list[tuple[Term, ...]], tuple[Term, ...]]:
+        """The one term of a max or min that is walked, and those that only shift it."""
+        walked = [term for (term,) in terms if not self.splitter.is_fixed(term)]
+        if len(walked) != 1 or walked[0].shift:
+            raise Refused(f"no factor: a {self.fold.op} of a sum of walked and running values")
+        term = walked[0]
+        for step in term.steps:
+            if step.name != "where" and not nonnegative(step.value, self.running):
+                raise Refused(f"no factor: a {self.fold.op} of a product with a factor of unknown sign")
+        if term.negative and term.loop is not None:
+            term = replace(term, loop=op("neg", term.loop), negative=False)
+        return [(term,)], tuple(other for (other,) in terms if other is not walked[0])
+
+    # Accumulators
+
+    def _assemble(self, pieces: list[_Piece], rest: tuple[Term, ...], update: Update, share: bool) -> Online:
+        """The accumulators with their carries, and the value.
+
+        share: leave out what a running fold sums up already.
+        """
+        sums = [_safe(piece.sums, update) for piece in pieces]
+        bases = [piece.base and _safe(piece.base, update) for piece in pieces]
+        keys = dict.fromkeys(key for pair in zip(bases, sums, strict=True) for key in pair if key is not None)
+        made = {key: known for key in keys if share and (known := self._known(key))}
+        new = [key for key in keys if key not in made]
+        for k, key in enumerate(new):
+            made[key] = self._fold(self.fold.name if len(new) == 1 else f"{self.fold.name}_{k}", key)
+        for piece, key, base in zip(pieces, sums, bases, strict=True):
+            ranges, shift = piece.term.ranges, piece.term.shift
+            if base is not None and base in new and ranges:
+                made[base] = replace(made[base], carry=update.carry(made[base], ranges))
+            if key in new and (ranges or shift):
+                made[key] = replace(made[key], carry=update.carry(made[key], ranges, shift, base and made[base]))
+        value = self._value([(made[key].ref, piece.term) for key, piece in zip(sums, pieces, strict=True)], rest)
+        return Online(tuple(made[key] for key in new), value)
+
+    def _fold(self, name: str, key: _Key) -> Fold:
+        operation, args = key
+        if operation == self.fold.op:
+            return replace(self.fold, name=name, args=args)
+        return Fold(name, operation, args, self.fold.over, self.fold.dtype)
+
+    def _known(self, key: _Key) -> Fold | None:
+        """A running fold of the same values; as they name the running values they follow, so does it."""
+        wanted = self._fold(self.fold.name, key)
+        for fold in self.running.values():
+            if replace(fold, name=wanted.name, carry=None) == wanted:
+                return fold
+        return None
+
+    def _value(self, sums: list[tuple[Expr, Term]], rest: tuple[Term, ...]) -> Expr:
+        """The original fold: each accumulator times the factors that waited; factors of all of them come last."""
+        dtype = self.fold.dtype
+        parts = [*sums, *((other.loop, other) for other in rest)]
+        common = parts[0][1].steps
+        for _, term in parts:
+            while common and term.steps[len(term.steps) - len(common) :] != common:
+                common = common[1:]
+        signed: list[tuple[Expr, bool]] = []
+        for value, term in parts:
+            own = term.steps[: len(term.steps) - len(common)]
+            signed.append((apply(value, own, dtype), term.negative))
+        return apply(add_all(signed), common, dtype)
+
+    # The start
+
+    def _starts(self, pieces: list[_Piece], rest: tuple[Term, ...], trial: Trial) -> dict[TileRef, Start]:
+        """How each running value is read, and left, while it is at its identity: the first way that holds."""
+        parts = [part for piece in pieces for each in piece.term.ranges for part in each.parts]
+        parts += [part for piece in pieces for part in piece.term.shift]
+        starts = dict.fromkeys(refs_of(parts), STARTS[0])
+        for ref in starts:
+            for start in STARTS:
+                update = Update(self.running, {**starts, ref: start})
+                if trial.holds_from_start(ref, self._assemble(pieces, rest, update, share=False)):
+                    starts[ref] = start
+                    break
+            else:
+                raise Refused(f"start: while {ref.name} has seen nothing, what is summed up is not nothing")
+        return starts
+
+
+def _ended(form: Online, ends: Mapping[TileRef, float], update: Update) -> Online:
+    """`form` with a constant as its value where a running value is at its identity in the end."""
+    value = form.value
+    for ref, constant in ends.items():
+        value = op("where", update.at_identity(ref), const(constant, value.dtype), value)
+    return replace(form, value=value)
+
+
+def _safe(key: _Key, update: Update) -> _Key:
+    return key[0], update.safe(key[1])
+
+
+__all__ = ["Online", "online"]

@@ -1,0 +1,285 @@
+"""Terms: what the rule takes a fold's values apart into, and how terms are multiplied, scaled and written out.
+
+A term is ± loop(x, d) · steps(d), x being walked values (they change along the fold's axes), d running ones (folds that
+are not complete yet).  `loop` stays under the fold.  It holds running values only as the exponent of a `range`,
+exp(a(x) + b(d)), which would leave the range of floats if it were split, and as the shift of one factor
+(a(x) + b(d)).  `steps` are factors of running values alone: they may wait until the fold is complete.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from enum import IntFlag
+
+import torch
+
+from lowering.expr import Cast, Const, Expr, Op, TileRef, const, make_cast, postorder
+from lowering.kernel import Fold
+
+
+class Refused(Exception):
+    """There is no online form; the text is the reason."""
+
+
+class Kind(IntFlag):
+    """What an expression depends on, beside constants and what is the same all along the fold."""
+
+    FIXED = 0
+    WALKED = 1
+    RUNNING = 2
+    MIXED = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """A factor that can wait: `mul` or `truediv` by `value`, or `where`: 0 where `value` is true."""
+
+    name: str
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A summand ± scale · value, `value` made of running values, `scale` fixed."""
+
+    value: Expr
+    negative: bool
+    scale: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A factor exp(… + Σ parts) or exp2(… + Σ parts) inside of `loop`."""
+
+    function: str
+    parts: tuple[Part, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """± loop · steps; a `loop` of None is 1.  `base` is `loop` without the factor that `shift` is a summand of."""
+
+    loop: Expr | None
+    steps: tuple[Step, ...] = ()
+    ranges: tuple[Range, ...] = ()
+    negative: bool = False
+    shift: tuple[Part, ...] = ()
+    base: Expr | None = None
+
+
+Terms = tuple[Term, ...]
+
+
+def op(name: str, *args: Expr) -> Expr:
+    """A scalar operation that gives the dtype of its last operand."""
+    return Op(name, args, args[-1].dtype)
+
+
+def nonnegative(expr: Expr, running: Mapping[str, Fold]) -> bool:
+    """Is `expr` known to be never negative (it may be NaN)?"""
+    known: dict[Expr, bool] = {}
+    for node in postorder(expr):
+        known[node] = _is_nonnegative(node, known, running)
+    return known[expr]
+
+
+def _is_nonnegative(node: Expr, known: Mapping[Expr, bool], running: Mapping[str, Fold]) -> bool:
+    if isinstance(node, Const):
+        return not node.value < 0
+    if isinstance(node, Cast):
+        return known[node.arg]
+    if isinstance(node, TileRef) and node.name in running:
+        return all(nonnegative(arg, running) for arg in running[node.name].args)
+    if not isinstance(node, Op):
+        return node.dtype in (torch.bool, torch.uint8)
+    args = [known[arg] for arg in node.args]
+    if node.name in ("exp", "exp2", "abs", "sqrt", "rsqrt"):
+        return True
+    if node.name == "maximum":
+        return any(args)
+    if node.name == "where":
+        return args[1] and args[2]
+    if node.name == "mul" and node.args[0] is node.args[1]:
+        return True
+    if node.name == "pow" and isinstance(node.args[1], Const):
+        return args[0] or node.args[1].value % 2 == 0
+    return node.name in ("add", "mul", "truediv", "minimum") and all(args)
+
+
+def add_all(signed: list[tuple[Expr, bool]]) -> Expr:
+    """The sum of values, those with a true flag negative; not empty."""
+    first = next((k for k, (_, negative) in enumerate(signed) if not negative), None)
+    if first is None:
+        return op("neg", add_all([(value, False) for value, _ in signed]))
+    total = signed[first][0]
+    for k, (value, negative) in enumerate(signed):
+        if k != first:
+            total = op("sub" if negative else "add", total, value)
+    return total
+
+
+def factors_of(term: Term) -> tuple[tuple[Step, ...], tuple[Range, ...]]:
+    return term.steps, term.ranges
+
+
+def loop_of(term: Term) -> Expr:
+    assert term.loop is not None, "what is mixed has a walked part"
+    return term.loop
+
+
+def is_sum(terms: Terms) -> bool:
+    return len(terms) > 1 or bool(terms[0].shift)
+
+
+def one_of(name: str, terms: Terms) -> Term:
+    if is_sum(terms):
+        raise Refused(f"no factor: {name} of a sum of walked and running values")
+    return terms[0]
+
+
+def negated(terms: Terms) -> Terms:
+    return tuple(replace(term, negative=not term.negative) for term in terms)
+
+
+def opposite(parts: tuple[Part, ...]) -> tuple[Part, ...]:
+    return tuple(replace(part, negative=not part.negative) for part in parts)
+
+
+def multiplied(parts: tuple[Part, ...], power: float, dtype: torch.dtype) -> tuple[Part, ...]:
+    if power == 1:
+        return parts
+    by = const(power, dtype)
+    return tuple(replace(p, scale=by if p.scale is None else op("mul", p.scale, by)) for p in parts)
+
+
+def product(left: Terms, right: Terms) -> Terms:
+    """Each term of a sum times the one term of the other side.
+
+    Raises:
+        Refused: both are sums.
+    """
+    if is_sum(left) and is_sum(right):
+        raise Refused("cancels: a product of sums of walked and running values needs raw moments")
+    if is_sum(right):
+        return tuple(_times(term, left[0], True) for term in right)
+    return tuple(_times(term, right[0], False) for term in left)
+
+
+def _times(term: Term, factor: Term, swapped: bool) -> Term:
+    """`term`, which alone may have a shift, times `factor`, whose steps come last; `swapped`: factor · term."""
+
+    def both(one: Expr | None, other: Expr | None) -> Expr | None:
+        if one is None or other is None:
+            return other if one is None else one
+        pair = (other, one) if swapped else (one, other)
+        inverse = pair[1]
+        if isinstance(inverse, Op) and inverse.name == "truediv" and _is_one(inverse.args[0]):
+            return op("truediv", pair[0], inverse.args[1])
+        return op("mul", *pair)
+
+    return Term(
+        both(term.loop, factor.loop),
+        (*term.steps, *factor.steps),
+        (*term.ranges, *factor.ranges),
+        term.negative is not factor.negative,
+        term.shift,
+        both(term.base, factor.loop) if term.shift else None,
+    )
+
+
+def part_of(term: Term, dtype: torch.dtype) -> Part:
+    """A term without anything walked, as a summand."""
+    if len(term.steps) == 1 and term.steps[0].name == "mul":
+        return Part(term.steps[0].value, term.negative, term.loop)
+    return Part(apply(term.loop, term.steps, dtype), term.negative)
+
+
+def scaled_by(part: Part) -> Expr:
+    return part.value if part.scale is None else op("mul", part.value, part.scale)
+
+
+def apply(value: Expr | None, steps: tuple[Step, ...], dtype: torch.dtype) -> Expr:
+    """`value`, 1 if it is None, times the factors that waited, as `dtype`.
+
+    A step whose dtype is another one is converted.
+    """
+    for step in steps:
+        if value is None and step.name == "mul":
+            value = make_cast(step.value, dtype)
+            continue
+        value = const(1, dtype) if value is None else value
+        if step.name == "where":
+            value = op("where", step.value, const(0, dtype), value)
+        else:
+            value = op(step.name, value, make_cast(step.value, dtype))
+    return const(1, dtype) if value is None else value
+
+
+def step_under(name: str, step: Step, exponent: Expr | None) -> Step:
+    """The factor f(d) that f(x · d) has, for the functions of `Splitter._scaled`."""
+    if step.name == "where" or name in ("maximum", "minimum"):
+        return step
+    if name == "rsqrt":
+        return Step("truediv" if step.name == "mul" else "mul", op("sqrt", step.value))
+    if exponent is not None:
+        return Step(step.name, op("pow", step.value, exponent))
+    return Step(step.name, op(name, step.value))
+
+
+def cast_again(loop: Expr, node: Cast) -> Expr:
+    if isinstance(loop, Cast) and loop.arg.dtype is node.dtype and loop.arg.dtype.itemsize < loop.dtype.itemsize:
+        return loop.arg  # it was only widened
+    return make_cast(loop, node.dtype, implicit=node.implicit)
+
+
+def is_zero(expr: Expr | None) -> bool:
+    return isinstance(expr, Const) and expr.value == 0
+
+
+def _is_one(expr: Expr) -> bool:
+    return isinstance(expr, Const) and expr.value == 1
+
+
+def is_infinite(expr: Expr) -> bool:
+    return isinstance(expr, Const) and expr.value in (float("inf"), float("-inf"))
+
+
+def cores(expr: Expr) -> set[Expr]:
+    """What is multiplied in `expr`, without signs, conversions and powers."""
+    found: set[Expr] = set()
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Cast) or (isinstance(node, Op) and node.name in ("neg", "abs", "pow")):
+            stack.append(node.children()[0])
+        elif isinstance(node, Op) and node.name in ("mul", "truediv"):
+            stack.extend(node.args)
+        elif not isinstance(node, Const):
+            found.add(node)
+    return found
+
+
+_BOUNDED = ("exp", "exp2", "tanh", "sin", "cos", "erf", "sign")
+"""Functions whose value is small; of an exponential, which stays in the loop, because of the shift that it keeps."""
+
+
+def fits_half(expr: Expr) -> bool:
+    """Is `expr` surely in the range of float16?  Either it was float16, or it is a product of small values."""
+    if isinstance(expr, Cast) and expr.arg.dtype is torch.float16:
+        return True
+    stack = [expr]
+    while stack:
+        node = stack.pop()
+        if isinstance(node, Op) and node.name in ("mul", "neg", "abs", "where"):
+            stack.extend(node.args[1:] if node.name == "where" else node.args)
+        elif isinstance(node, Const):
+            if abs(node.value) > 100:
+                return False
+        elif isinstance(node, Cast) and node.arg.dtype is not torch.bool and node.arg.dtype.is_floating_point:
+            stack.append(node.arg)
+        elif isinstance(node, Cast) and node.arg.dtype is torch.bool:
+            continue
+        elif not (isinstance(node, Op) and node.name in _BOUNDED):
+            return False
+    return True
