@@ -14,8 +14,10 @@ from types import CodeType
 from typing import ClassVar
 from weakref import WeakValueDictionary
 
+import torch
 from torch import fx
 
+from codegen.targets import builder_for
 from fusion.capture import Boxed, aot_backend
 from fusion.compile import compile_graph
 from fusion.inspect.report import Report
@@ -50,7 +52,7 @@ class Backend:
         self.options = options
         self.reports: list[Report] = []
         self._lock = threading.Lock()
-        self._aot = aot_backend(self._compile)
+        self._aot = aot_backend(self._compile, self._streams)
 
     def __reduce__(self) -> tuple[type[Backend], tuple[Options]]:
         """Pickled as its options: a module saved with `torch.save` compiles anew where it is loaded."""
@@ -58,6 +60,9 @@ class Backend:
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         return self._aot(graph, example_inputs)
+
+    def _streams(self, device: torch.device) -> bool:
+        return "dot" in builder_for(device.type, self.options.target).target.capabilities.fold_ops
 
     def _compile(self, graph: fx.GraphModule, label: str) -> Boxed:
         try:

@@ -27,6 +27,7 @@ from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library import prefer_library
 from fusion.schedule.split import split_reductions
+from fusion.schedule.streams import positions_in, stream
 from lowering.lower import lower
 from lowering.program import Program
 from lowering.verify import verify_kernel, verify_program
@@ -55,10 +56,12 @@ def schedule_graph(
         program = trace.program(name, transform(program))
         verify_program(program)
 
-    clustering = grow(program, capabilities, hints)
+    program, streams = stream(program, capabilities, hints)
+    verify_program(trace.program("streamed", program))
+    clustering = grow(program, capabilities, hints, streams)
     left = prefer_library(program, clustering, target)
     if left is not program:
-        program, clustering = left, grow(left, capabilities, hints)
+        program, clustering = left, grow(left, capabilities, hints, positions_in(left, program, streams))
     schedule = plan(program, trace.clustering(program, clustering))
     for step in schedule.steps:
         if isinstance(step, KernelCall):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import networkx as nx
@@ -53,9 +53,14 @@ class Clustering:
     prices: Prices
 
 
-def grow(program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None = None) -> Clustering:
-    """Group the nodes of `program` into clusters."""
-    return _Growth(Dependences(program, hints), capabilities).run()
+def grow(
+    program: Program,
+    capabilities: Capabilities,
+    hints: Mapping[sympy.Symbol, int] | None = None,
+    given: Sequence[Cluster] = (),
+) -> Clustering:
+    """Group the nodes of `program` into clusters; those that are `given` may grow, but stay together."""
+    return _Growth(Dependences(program, hints), capabilities).run(given)
 
 
 @dataclass(order=True, slots=True)
@@ -80,12 +85,14 @@ class _Growth:
         self.heap: list[_Candidate] = []
         self.next = len(dependences.program.nodes)
 
-    def run(self) -> Clustering:
+    def run(self, given: Sequence[Cluster]) -> Clustering:
         program = self.dependences.program
         for position in range(len(program.nodes)):
             self.clusters[position] = single(self.dependences, position)
             self.owner[position] = position
         self.graph = self.dependences.graph.copy()
+        for cluster in given:
+            self._merge(cluster)
         for position in range(len(program.nodes)):
             for link in self._links_from(position):
                 self._push(link)
@@ -172,20 +179,25 @@ class _Growth:
                     continue
             alike[shape] = b
 
-    def _replace(self, a: int, b: int, joined: Cluster) -> int:
+    def _merge(self, joined: Cluster) -> int:
+        """Put `joined` in the place of the clusters whose members it has."""
         new, self.next = self.next, self.next + 1
+        parts = {self.owner[member] for member in joined.members}
         self.clusters[new] = joined
         self.graph.add_node(new)
-        for old in (a, b):
-            self.graph.add_edges_from((p, new) for p in self.graph.predecessors(old) if p not in (a, b, new))
-            self.graph.add_edges_from((new, s) for s in self.graph.successors(old) if s not in (a, b, new))
-        smaller = min((a, b), key=lambda c: len(self.clusters[c].members))
-        touched = list(self.clusters[smaller].members)
-        for old in (a, b):
-            for member in self.clusters[old].members:
-                self.owner[member] = new
+        for old in parts:
+            self.graph.add_edges_from((p, new) for p in self.graph.predecessors(old) if p not in parts and p != new)
+            self.graph.add_edges_from((new, s) for s in self.graph.successors(old) if s not in parts and s != new)
+        for old in parts:
             self.graph.remove_node(old)
             del self.clusters[old]
+        self.owner.update(dict.fromkeys(joined.members, new))
+        return new
+
+    def _replace(self, a: int, b: int, joined: Cluster) -> int:
+        smaller = min((a, b), key=lambda c: len(self.clusters[c].members))
+        touched = list(self.clusters[smaller].members)
+        new = self._merge(joined)
         for member in touched:  # what the smaller side touches may be joinable now that it is part of more
             for link in self._links_from(member):
                 self._push(link)

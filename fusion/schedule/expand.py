@@ -7,12 +7,16 @@ it is read.  Interning makes what is shared one object again, so nothing is comp
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+import sympy
+
 from fusion.schedule.graph import Dependences
+from fusion.schedule.hoist import Hoisted, hoist
 from fusion.schedule.legality import Cluster
-from lowering.expr import Expr, Index, Load, guarded, make_cast, rewrite
+from fusion.schedule.space import Placement
+from lowering.expr import Expr, Index, Load, TileRef, free_axes, guarded, make_cast, postorder, rewrite
 from lowering.indexing import flatten, substitute, substitute_all
 from lowering.kernel import Fold
 from lowering.program import Contract, Map
@@ -45,14 +49,22 @@ def expand(dependences: Dependences, cluster: Cluster) -> Expanded:
     return _Expansion(dependences, cluster).run()
 
 
+def _symbols(axes: Iterable[sympy.Symbol], placement: Placement) -> tuple[sympy.Symbol, ...]:
+    """The axes of the space that `axes` of a node are made of, in order."""
+    found = (symbol for axis in axes for symbol in sorted(placement[axis].free_symbols, key=str))
+    return tuple(dict.fromkeys(found))
+
+
 class _Expansion:
     def __init__(self, dependences: Dependences, cluster: Cluster) -> None:
         self.dependences = dependences
         self.cluster = cluster
         self.sizes = cluster.space.sizes
+        self.spread = {axis.symbol for axis in cluster.space.parallel} - cluster.space.held
         self.inside = {dependences.compute(m).out: m for m in cluster.members}
         self.values: dict[str, Expr] = {}
         self.inlined: dict[Load, Expr] = {}
+        self.spans: dict[str, frozenset[sympy.Symbol]] = {}  # fold → the axes its value varies over
 
     def run(self) -> Expanded:
         folds: list[Fold] = []
@@ -69,12 +81,21 @@ class _Expansion:
             if isinstance(node, Map):
                 value = exprs[0]
             elif isinstance(node, Contract):
-                fold = Fold(f"dot{len(folds)}", "dot", exprs, over, node.accumulate, node.rows, node.columns)
+                left, right = map(self._spanned, exprs)
+                rows = tuple(axis for axis in _symbols(node.rows, placement) if axis not in right)
+                columns = tuple(axis for axis in _symbols(node.columns, placement) if axis not in left)
+                own = _symbols((axis.symbol for axis in node.over), placement)
+                if self.spread.intersection(columns) and not self.spread.intersection(rows):
+                    exprs, rows, columns = exprs[::-1], columns, rows  # rows are what is spread over programs
+                hoisted = Hoisted(exprs) if self.cluster.space.streamed else hoist(exprs, own)
+                fold = Fold(f"dot{len(folds)}", "dot", hoisted.operands, own, node.accumulate, rows, columns)
                 folds.append(fold)
-                value = make_cast(fold.ref, buffers[node.out].dtype, implicit=True)
+                self.spans[fold.name] = (left | right) - {*own}
+                value = make_cast(hoisted.scaled(fold.ref), buffers[node.out].dtype, implicit=True)
             else:
                 fold = Fold(f"{node.op}{len(folds)}", node.op, exprs, over, node.dtype)
                 folds.append(fold)
+                self.spans[fold.name] = self._spanned(*exprs) - {*over}
                 value = fold.ref
             self.values[node.out] = value
             if self.dependences.stored(member, together):
@@ -82,6 +103,11 @@ class _Expansion:
                 offset = flatten(index, buffers[node.out].strides, self.sizes)
                 writes.append(Write(node.out, offset, value))
         return Expanded(tuple(folds), tuple(writes))
+
+    def _spanned(self, *exprs: Expr) -> frozenset[sympy.Symbol]:
+        """The axes that the values of `exprs` vary over."""
+        refs = {node.name for node in postorder(*exprs) if isinstance(node, TileRef)}
+        return free_axes(*exprs).union(*(self.spans[name] for name in refs))
 
     def _resolve(self, expr: Expr) -> Expr:
         """`expr` with members replaced by their values and all other loads given flat offsets."""

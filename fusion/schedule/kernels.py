@@ -17,11 +17,15 @@ from fusion.schedule.expand import FLAT, Expanded, Write, expand
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
 from fusion.schedule.profit import Prices
+from fusion.schedule.walks import walk
 from lowering.errors import Origin
 from lowering.expr import Expr, Load, TileRef, postorder, rewrite
 from lowering.indexing import axis_symbol, over_symbol
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Stmt, Store
+from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Stmt, Store, statements, values_of
 from lowering.program import Axis, Contract
+
+MAX_HELD = 256
+"""The longest private axis of a stream that is held whole; longer ones are walked inside the walk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,9 @@ def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
     """Build the kernel of one cluster of computed nodes."""
     dependences, capabilities = prices.dependences, prices.capabilities
     expanded = expand(dependences, cluster)
+    if cluster.space.streamed:
+        axes, body = _streamed(cluster, expanded)
+        return _finish(prices, cluster, axes, body, expanded)
     parallel, reduced, expanded = _settle_axes(cluster, expanded)
     role = _role(capabilities, cluster, reduced)
     parallel, reduced, expanded = _canonical_axes(parallel, reduced, expanded)
@@ -109,8 +116,10 @@ def _canonical_axes(
     names = {old.symbol: new.symbol for old, new in pairs if old.symbol != new.symbol}
     expanded = _change(expanded, names, new_parallel, new_reduced)
 
+    known = {axis.symbol for axis in (*parallel, *reduced)}
+
     def renamed(symbols: tuple[sympy.Symbol, ...]) -> tuple[sympy.Symbol, ...]:
-        return tuple(names.get(symbol, symbol) for symbol in symbols)
+        return tuple(names.get(symbol, symbol) for symbol in symbols if symbol in known)  # others had size 1
 
     folds = tuple(
         replace(fold, over=renamed(fold.over), rows=renamed(fold.rows), columns=renamed(fold.columns))
@@ -127,6 +136,26 @@ def _role(capabilities: Capabilities, cluster: Cluster, reduced: Sequence[Axis])
 
 
 # Statements ---------------------------------------------------------------------------------------------------------
+
+
+def _streamed(cluster: Cluster, expanded: Expanded) -> tuple[tuple[KernelAxis, ...], tuple[Stmt, ...]]:
+    """The axes and the body of a kernel that makes tiles and walks them at once."""
+    space = cluster.space
+    grid, more = drop_ones([axis for axis in space.parallel if axis.symbol not in space.held])
+    inner = (*space.reduced, *space.private, *(axis for axis in space.parallel if axis.symbol in space.held))
+    expanded = _change(expanded, more, grid, inner)
+    grid, inner, expanded = _canonical_axes(grid, inner, expanded)
+    walked = inner[: len(space.reduced)]
+    private = inner[len(walked) : len(walked) + len(space.private)]
+    long = tuple(axis for axis in private if not axis.size.is_Integer or axis.size > MAX_HELD)
+    loops = {axis.symbol for axis in (*walked, *long)}
+    axes = (
+        *(KernelAxis(axis.symbol, axis.size, Role.GRID) for axis in grid),
+        *(KernelAxis(axis.symbol, axis.size, Role.LOOP if axis.symbol in loops else Role.WHOLE) for axis in inner),
+    )
+    body = walk(expanded, [axis.symbol for axis in walked], [axis.symbol for axis in long])
+    assert not isinstance(body, str), f"a stream that does not run in one walk was not refused: {body}"
+    return axes, body
 
 
 def _body(expanded: Expanded, reduced: Sequence[Axis], role: Role) -> tuple[Stmt, ...]:
@@ -181,8 +210,7 @@ def _finish(
     dependences = prices.dependences
     program = dependences.program
     written = [write.buffer for write in expanded.writes]
-    roots = [*(arg for fold in expanded.folds for arg in fold.args), *(write.value for write in expanded.writes)]
-    roots += [write.offset for write in expanded.writes if isinstance(write.offset, Expr)]
+    roots = [value for stmt in statements(body) for value in values_of(stmt)]
     loaded = dict.fromkeys(node.buffer for node in postorder(*roots) if isinstance(node, Load))
     read = [name.removeprefix(FLAT) for name in loaded]
     names = {name: f"in{k}" for k, name in enumerate(loaded)} | {name: f"out{k}" for k, name in enumerate(written)}
@@ -195,7 +223,7 @@ def _finish(
     origins = tuple(dict.fromkeys(program.origins[name] for name in names_of))
     own = {axis.symbol for axis in axes}
     used = {symbol for index in indices_of(roots) for symbol in index.free_symbols}
-    used |= {symbol for write in expanded.writes for symbol in _symbols(write.offset)}
+    used |= {symbol for stmt in statements(body) if isinstance(stmt, Store) for symbol in _symbols(stmt.offset)}
     used |= {symbol for axis in axes for symbol in axis.size.free_symbols}
     sizes = tuple(sorted(used - own, key=str))
     kernel = Kernel(_name(dependences, cluster), tuple(params), sizes, axes, body, origins=tuple(map(str, origins)))
@@ -217,9 +245,11 @@ def rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
     result: list[Stmt] = []
     for stmt in body:
         if isinstance(stmt, Loop):
-            result.append(Loop(stmt.axes, rename(stmt.body, names)))
+            where = None if stmt.where is None else value(stmt.where)
+            result.append(Loop(stmt.axes, rename(stmt.body, names), where))
         elif isinstance(stmt, Fold):
-            result.append(replace(stmt, args=tuple(rewrite(stmt.args, rule))))
+            carry = None if stmt.carry is None else value(stmt.carry)
+            result.append(replace(stmt, args=tuple(rewrite(stmt.args, rule)), carry=carry))
         else:
             offset = value(stmt.offset) if isinstance(stmt.offset, Expr) else stmt.offset
             result.append(Store(names[stmt.param], offset, value(stmt.value)))

@@ -140,8 +140,9 @@ def _small_enough(
 def _one_contraction(
     dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
 ) -> str | None:
-    folds = [dependences.compute(m) for m in members if not isinstance(dependences.node(m), Map)]
-    if len(folds) > 1 and any(isinstance(node, Contract) for node in folds):
+    sides = [[dependences.compute(m) for m in cluster.members] for cluster in (first, second)]
+    folds = [[node for node in side if not isinstance(node, Map)] for side in sides]
+    if all(folds) and any(isinstance(node, Contract) for side in folds for node in side):
         return "a contraction shares its kernel with no other fold"
     return None
 
@@ -290,11 +291,11 @@ def _reads_agree(dependences: Dependences, joined: Cluster, sides: tuple[Cluster
             producer = by_out.get(load.buffer)
             if producer is None or producer not in folded:
                 continue
-            if joined.space.rigid and not isinstance(node, Map):
-                return "a fold would feed the contraction"
             folded.add(member)
             if (producer in first) == (member in first) and producer in joined.places:
                 continue
+            if joined.space.rigid and not isinstance(node, Map):
+                return "a fold would feed the contraction"
             placement = joined.places.get(member)  # without one, its readers are asked
             if placement is not None and not _meets(dependences, joined, folded, load, placement):
                 return "a reduced value is read at an index other than its own"
@@ -344,6 +345,7 @@ def _stores_once(dependences: Dependences, joined: Cluster) -> str | None:
         missing = _unspanned(dependences.compute(member), joined.places[member], joined.space)
         if missing is None:
             return "the tensor is needed elsewhere too, and its axes are not a rearrangement of the kernel's"
+        missing -= joined.space.held
         if not missing <= reduced or (missing and missing != reduced):
             return "the tensor is needed elsewhere too, and is smaller than what the kernel walks"
         if joined.space.rigid and not missing:

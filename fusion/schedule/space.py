@@ -26,11 +26,18 @@ Placement: TypeAlias = Mapping[sympy.Symbol, sympy.Expr]
 
 @dataclass(frozen=True, slots=True)
 class Space:
-    """Parallel and reduced axes.  A `rigid` space (of a contraction) keeps its axes: they are never split."""
+    """Parallel and reduced axes.  A `rigid` space (of a contraction) keeps its axes: they are never split.
+
+    Attributes:
+        held: parallel axes that every program holds whole (see `streams.py`).
+        private: axes that only contractions inside the cluster run over; nothing outside sees them.
+    """
 
     parallel: tuple[Axis, ...]
     reduced: tuple[Axis, ...]
     rigid: bool = False
+    held: frozenset[sympy.Symbol] = frozenset()
+    private: tuple[Axis, ...] = ()
 
     @property
     def axes(self) -> tuple[Axis, ...]:
@@ -38,7 +45,12 @@ class Space:
 
     @property
     def sizes(self) -> dict[sympy.Symbol, sympy.Expr]:
-        return {axis.symbol: axis.size for axis in self.axes}
+        return {axis.symbol: axis.size for axis in (*self.axes, *self.private)}
+
+    @property
+    def streamed(self) -> bool:
+        """Does the kernel make tiles that it walks at once?"""
+        return bool(self.private)
 
     @property
     def points(self) -> sympy.Expr:

@@ -1,0 +1,108 @@
+"""Hoisting: factors that do not vary along the contracted axes move out of a contraction.
+
+    Σ_k x[m, k] · (w[n, k] · s[n])  =  s[n] · Σ_k x[m, k] · w[n, k]
+
+What enters are the operands of one contraction as its kernel evaluates them, with everything fused into them visible;
+what leaves are smaller operands and the factors and divisors for the sum.  A scale per channel is then applied once
+per result instead of once per element, and the tensor it scaled is multiplied in the type it is stored in.  It is done
+where the kernel is made, after the choice between library and generated: the library keeps the operands as they were.
+
+Floating point rounds differently: the sum is exact in the accumulator's type, and scaled there.  A narrowing
+conversion stays on what is left of the operand; where that could leave the narrow type's range, nothing moves.  An
+infinite factor gives an infinity where a sum of infinities of both signs gave NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from lowering.expr import Cast, Expr, Op, free_axes, make_cast
+
+_NARROW = (torch.float16, torch.bool, torch.int8, torch.uint8, torch.int16)
+"""Types whose every value float16 can hold, rounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hoisted:
+    """Operands of a contraction without what was taken out, and what the sum is to be scaled by, in order.
+
+    `scales` are pairs of a scalar operation ("mul" or "truediv") and its second operand.
+    """
+
+    operands: tuple[Expr, ...]
+    scales: tuple[tuple[str, Expr], ...] = ()
+
+    def scaled(self, total: Expr) -> Expr:
+        """The value of the contraction as it was, from the sum over the operands that are left."""
+        for name, factor in self.scales:
+            total = Op(name, (total, make_cast(factor, total.dtype)), total.dtype)
+        return total
+
+
+def hoist(operands: Sequence[Expr], over: Iterable[sympy.Symbol]) -> Hoisted:
+    """Take out of each operand every factor and divisor that no axis of `over` enters.
+
+    An operand keeps its dtype.  One that does not vary along `over` at all stays as it is.
+    """
+    axes = frozenset(over)
+    kept: list[Expr] = []
+    scales: list[tuple[str, Expr]] = []
+    for operand in operands:
+        rest, found = _peel(operand, axes) if _varies(operand, axes) else (operand, [])
+        kept.append(rest)
+        scales.extend(found)
+    return Hoisted(tuple(kept), tuple(scales))
+
+
+def _varies(expr: Expr, axes: frozenset[sympy.Symbol]) -> bool:
+    return bool(free_axes(expr) & axes)
+
+
+def _peel(expr: Expr, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[tuple[str, Expr]]]:
+    """`expr`, which varies along `axes`, as something that varies along them, and scales that do not."""
+    if isinstance(expr, Cast):
+        return _peel_cast(expr, axes)
+    if not isinstance(expr, Op) or not expr.dtype.is_floating_point or expr.name not in ("mul", "truediv"):
+        return expr, []
+    a, b = expr.args
+    if not _varies(b, axes):
+        rest, scales = _peel(a, axes)
+        return rest, [*scales, (expr.name, b)]
+    if expr.name == "truediv":
+        rest, scales = _peel(a, axes) if _varies(a, axes) else (a, [])
+        return (expr.rebuild((rest, b)), scales) if scales else (expr, [])
+    if not _varies(a, axes):
+        rest, scales = _peel(b, axes)
+        return rest, [("mul", a), *scales]
+    (left, of_left), (right, of_right) = _peel(a, axes), _peel(b, axes)
+    scales = of_left + of_right
+    return (expr.rebuild((left, right)), scales) if scales else (expr, [])
+
+
+def _peel_cast(expr: Cast, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[tuple[str, Expr]]]:
+    if not expr.dtype.is_floating_point or not expr.arg.dtype.is_floating_point:
+        return expr, []
+    rest, scales = _peel(expr.arg, axes)
+    if not scales or not _in_range(rest, expr.dtype):
+        return expr, []
+    if isinstance(rest, Cast) and rest.arg.dtype is expr.dtype and rest.dtype.itemsize > expr.dtype.itemsize:
+        return rest.arg, scales  # only widened, so that it could be multiplied
+    return make_cast(rest, expr.dtype, implicit=expr.implicit), scales
+
+
+def _in_range(expr: Expr, dtype: torch.dtype) -> bool:
+    """Is every finite value of `expr` known to be finite in `dtype`?  (bfloat16 reaches as far as float32.)"""
+    wide = (torch.float32, torch.bfloat16)
+    if dtype.itemsize >= expr.dtype.itemsize and not (dtype is torch.float16 and expr.dtype is torch.bfloat16):
+        return True
+    if dtype in wide and expr.dtype in (*wide, torch.float16):
+        return True
+    while isinstance(expr, Cast):
+        expr = expr.arg
+        if expr.dtype is dtype or expr.dtype in _NARROW:
+            return True
+    return False

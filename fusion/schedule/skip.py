@@ -1,0 +1,134 @@
+"""Skipping: where a walk may pass over whole blocks, because nothing in them counts.
+
+What enters are the folds of a walk; what leaves is a condition over axes (a bool expression), false only at points
+where every fold sees its identity: what a causal mask leaves out, or a sliding window.  A `where` that chooses a
+constant is a candidate; with the constant in its place, the folds are evaluated on samples.
+
+What the tensors hold at a point that is masked out is taken not to count, even if it is infinite or NaN, as in every
+kernel for attention.  Eager multiplies it by 0, which would be NaN.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import sympy
+import torch
+
+from lowering.expr import Cast, Const, Expr, Op, free_axes, loads, postorder, rewrite
+from lowering.kernel import Fold
+from lowering.scalar_ops import SCALAR_OPS, identity
+
+SAMPLES = 64
+
+
+def counts_where(folds: Sequence[Fold], walked: Sequence[sympy.Symbol]) -> Expr | None:
+    """The condition under which a point of the walk counts for any of `folds`; None where all points may."""
+    found: list[Expr] = []
+    for node, condition in _candidates(folds, walked):
+        if condition not in found and all(_is_identity(fold, node) for fold in folds):
+            found.append(condition)
+    if not found:
+        return None
+    whole = found[0]
+    for condition in found[1:]:
+        whole = Op("and", (whole, condition), torch.bool)
+    return whole
+
+
+def _candidates(folds: Sequence[Fold], walked: Sequence[sympy.Symbol]) -> Iterator[tuple[Op, Expr]]:
+    """Every `where` with a constant branch, and the condition under which the other branch is taken."""
+    for node in postorder(*(arg for fold in folds for arg in fold.args)):
+        if not isinstance(node, Op) or node.name != "where":
+            continue
+        condition, first, second = node.args
+        if isinstance(first, Const) == isinstance(second, Const):
+            continue
+        kept = _computed(plain(condition if isinstance(second, Const) else Op("not", (condition,), torch.bool)))
+        if kept is not None and not free_axes(kept).isdisjoint(walked):
+            yield node, kept
+
+
+def _computed(condition: Expr) -> Expr | None:
+    """What `condition` asks of indices alone; None if it asks only what is in memory."""
+    if isinstance(condition, Op) and condition.name == "and":
+        parts = [part for part in map(_computed, condition.args) if part is not None]
+        return Op("and", tuple(parts), torch.bool) if len(parts) == 2 else parts[0] if parts else None
+    return None if any(True for _ in loads(condition)) else condition
+
+
+def plain(condition: Expr) -> Expr:
+    """A bool expression without double negations and choices between true and false.
+
+    >>> from lowering.expr import IndexValue
+    >>> i = IndexValue(sympy.Symbol("i0"))
+    >>> less = Op("lt", (i, IndexValue(sympy.Integer(3))), torch.bool)
+    >>> chosen = Op("where", (less, Const(False, torch.bool), Const(True, torch.bool)), torch.bool)
+    >>> plain(Op("not", (chosen,), torch.bool)) is less
+    True
+    """
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Op):
+            return None
+        if node.name == "where" and all(isinstance(arg, Const) for arg in node.args[1:]):
+            chosen, other = (arg.value for arg in node.args[1:] if isinstance(arg, Const))
+            if node.dtype is torch.bool and chosen != other:
+                return node.args[0] if chosen else _negated(node.args[0])
+        return _negated(node.args[0]) if node.name == "not" and isinstance(node.args[0], Op) else None
+
+    return rewrite([condition], rule)[0]
+
+
+_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
+
+
+def _negated(condition: Expr) -> Expr:
+    if isinstance(condition, Op):
+        if condition.name == "not":
+            return condition.args[0]
+        if condition.name in _OPPOSITE and not condition.args[0].dtype.is_floating_point:
+            return Op(_OPPOSITE[condition.name], condition.args, torch.bool)
+        if condition.name in ("and", "or"):
+            other = "or" if condition.name == "and" else "and"
+            return Op(other, tuple(_negated(arg) for arg in condition.args), torch.bool)
+    return Op("not", (condition,), torch.bool)
+
+
+def _is_identity(fold: Fold, node: Op) -> bool:
+    """Does `fold` see its identity wherever `node` chooses its constant?"""
+    constant = next(arg for arg in node.args[1:] if isinstance(arg, Const))
+
+    def rule(expr: Expr) -> Expr | None:
+        return constant if expr is node else None
+
+    wanted = 0 if fold.op == "dot" else identity(fold.op, fold.dtype)
+    for arg in rewrite(fold.args, rule):
+        value = _sampled(arg)
+        if bool((value == wanted).all()):
+            return True
+    return False
+
+
+def _sampled(root: Expr) -> torch.Tensor:
+    """`root` with finite samples in place of what it loads and of folds."""
+    generator = torch.Generator().manual_seed(0)
+    values: dict[Expr, torch.Tensor] = {}
+    for node in postorder(root):
+        floating = node.dtype.is_floating_point
+        if isinstance(node, Const):
+            values[node] = torch.full((SAMPLES,), node.value, dtype=torch.float64 if floating else node.dtype)
+        elif isinstance(node, Op):
+            values[node] = SCALAR_OPS[node.name].meaning(*(values[arg] for arg in node.args))
+        elif isinstance(node, Cast):
+            values[node] = values[node.arg].to(torch.float64 if floating else node.dtype)
+        elif node.dtype is torch.bool:
+            values[node] = torch.rand(SAMPLES, generator=generator) < 0.5
+        elif not floating:
+            values[node] = torch.randint(0, 100, (SAMPLES,), generator=generator).to(node.dtype)
+        else:
+            values[node] = torch.randn(SAMPLES, generator=generator, dtype=torch.float64)
+    return values[root]
+
+
+__all__ = ["counts_where", "plain"]

@@ -1,0 +1,441 @@
+"""Streams: contractions whose results never reach memory, because what reads them is walked block by block.
+
+What enters is a Program; what leaves is a Program in which the nodes of such kernels are together, and the clusters
+they make, from which `clusters.py` grows on.  Nothing here knows what attention is.  A *tile* is the result of a
+contraction over a short axis, or a map of one: larger than all that went into it, cheap to make again.  A *sink* takes
+tiles in: a reduction, or a contraction that runs over one of their axes.  From a sink, everything that leads to it is
+pulled into one space: the sink's own parallel axes are spread over programs (the columns of a contraction are held
+whole), the axis it runs over is walked, the short axes are private to the tiles.
+
+A reduction on the way (a row maximum) is pulled in too if it runs over the walked axis, and lives there as a running
+value by the online rule; if that refuses, it stays a sink of its own and is read from memory.  Tiles that several
+kernels need are made again by each: their nodes are copied.
+
+Source: the idea of FlashAttention (Dao et al. 2022) as a rule over axes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+
+from codegen.target import Capabilities
+from fusion.schedule.expand import expand
+from fusion.schedule.graph import Dependences
+from fusion.schedule.inline import cost, inline_cheap_maps
+from fusion.schedule.legality import Cluster
+from fusion.schedule.profit import MATRIX_SHARE, STREAMED
+from fusion.schedule.space import Placement, Space, place
+from fusion.schedule.walks import walk
+from lowering.expr import Expr, Load, loads, rewrite
+from lowering.indexing import invert, replace_axes
+from lowering.program import Axis, Compute, Contract, Extern, Map, Node, Program, Reduce, reads, writes
+
+HELD = 256
+"""The longest axis that a program holds whole beside the tile: columns of a sink, and short axes of tiles."""
+
+SMALL = 1 << 18
+"""Elements of the tiles below which two launches and a trip through the cache cost too little to avoid."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """One kernel to be: its sinks, and where everything that was pulled stands in their space."""
+
+    sinks: tuple[int, ...]
+    space: Space
+    places: Mapping[int, Placement]
+
+
+def stream(
+    program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None = None
+) -> tuple[Program, tuple[Cluster, ...]]:
+    """Find the streams of `program`, copy tiles so that each has its own, and inline what is cheap into their operands.
+
+    Returns:
+        The program (the same object if there are none), and the clusters of the streams, by position in it.
+    """
+    if "dot" not in capabilities.fold_ops:
+        return program, ()
+    finder = _Finder(program, Dependences(program, hints), capabilities)
+    streams = finder.run()
+    if not streams:
+        return program, ()
+    changed, clusters = _apart(program, streams)
+    inlined = inline_cheap_maps(changed)
+    return inlined, positions_in(inlined, changed, clusters)
+
+
+class _Finder:
+    """The search for streams in one program."""
+
+    def __init__(self, program: Program, dependences: Dependences, capabilities: Capabilities) -> None:
+        self.program, self.dependences, self.capabilities = program, dependences, capabilities
+        self.tiles = self._tiles()
+
+    def run(self) -> list[Stream]:
+        """Streams, the sinks that are found last in the program first: they pull most."""
+        found: list[Stream] = []
+        pulled: set[int] = set()
+        sinks = [p for p in reversed(range(len(self.program.nodes))) if self._is_sink(p)]
+        for sink in sorted(sinks, key=lambda p: isinstance(self.program.nodes[p], Reduce)):
+            if sink in pulled:
+                continue
+            made = self._pulled(sink)
+            if made is not None:
+                found = self._beside(found, made)
+                pulled |= {p for p in made.places if not isinstance(self.program.nodes[p], (Map, Contract))}
+                pulled.add(sink)
+        return [made for part in self._connected(found) if self._is_worthwhile(part) for made in part]
+
+    # What is a tile, what is a sink -----------------------------------------------------------------------------------
+
+    def _tiles(self) -> frozenset[int]:
+        """Contractions over a short axis and maps of them, of which nobody outside needs the whole."""
+        found: set[int] = set()
+        for position, node in enumerate(self.program.nodes):
+            if isinstance(node, Contract):
+                if self._is_short(node):
+                    found.add(position)
+            elif isinstance(node, Map) and any(p in found for p in self._producers(position)):
+                found.add(position)
+        for position in sorted(found, reverse=True):
+            out = self.dependences.compute(position).out
+            readers = self.dependences.readers.get(out, [])
+            if out in self.dependences.outputs or not readers or any(self._needs_whole(r, found) for r in readers):
+                found.discard(position)
+        return frozenset(found)
+
+    def _needs_whole(self, reader: int, tiles: Collection[int]) -> bool:
+        node = self.program.nodes[reader]
+        return isinstance(node, Extern) or (isinstance(node, Map) and reader not in tiles)
+
+    def _is_short(self, node: Contract) -> bool:
+        estimate = self.dependences.estimate
+        size = math.prod(estimate(axis.size) for axis in node.axes)
+        short = all(axis.size.is_Integer for axis in node.over) and math.prod(int(a.size) for a in node.over) <= HELD
+        taken = sum(self.dependences.bytes(name) for name in reads(node))
+        return short and len(node.over) == 1 and size >= SMALL and self.dependences.bytes(node.out) > taken
+
+    def _producers(self, position: int) -> Iterator[int]:
+        for name in reads(self.program.nodes[position]):
+            if name in self.dependences.writer:
+                yield self.dependences.writer[name]
+
+    def _is_sink(self, position: int) -> bool:
+        node = self.program.nodes[position]
+        if isinstance(node, (Map, Extern)) or position in self.tiles:
+            return False
+        return any(p in self.tiles for p in self._producers(position))
+
+    # Pulling ----------------------------------------------------------------------------------------------------------
+
+    def _pulled(self, sink: int) -> Stream | None:
+        """The stream of one sink, without the reductions that cannot run beside it."""
+        left: set[int] = set()
+        while True:
+            pull = _Pull(self, sink, frozenset(left))
+            made = pull.run()
+            if made is None:
+                return None
+            refused = self._refused(made)
+            if refused is None:
+                return made
+            if refused == sink or refused in left:
+                return None
+            left.add(refused)
+
+    def _beside(self, found: Sequence[Stream], made: Stream) -> list[Stream]:
+        """`found` and one more stream, in the kernel of another one that makes the same tiles over the same axes."""
+        for number, other in enumerate(found):
+            both = self._joined(other, made)
+            if both is not None and self._refused(both) is None:
+                return [*found[:number], both, *found[number + 1 :]]
+        return [*found, made]
+
+    def _joined(self, first: Stream, second: Stream) -> Stream | None:
+        """Two streams as one; None if they do not spread and walk the same axes of a tile that both make."""
+        shared = [p for p in second.places if p in first.places and isinstance(self.program.nodes[p], Contract)]
+        a, b = first.space, second.space
+        walked = {axis.symbol for axis in a.reduced}
+        names = self._solved(first, second, shared[0]) if shared else None
+        if names is None or any(names[axis.symbol] not in walked for axis in b.reduced):
+            return None
+        for p in shared:
+            pairs = [(first.places[p][axis], second.places[p][axis]) for axis in second.places[p]]
+            names.update({theirs: ours for ours, theirs in pairs if theirs in {axis.symbol for axis in b.private}})
+        taken = {*a.sizes}
+        for axis in (*(axis for axis in b.parallel if axis.symbol in b.held), *b.private):
+            if axis.symbol not in names:
+                names[axis.symbol] = _fresh(str(axis.symbol)[0], taken)
+                taken.add(names[axis.symbol])
+        held = tuple(Axis(names[axis.symbol], axis.size) for axis in b.parallel if axis.symbol in b.held)
+        private = tuple(Axis(names[axis.symbol], axis.size) for axis in b.private)
+        space = replace(
+            a,
+            parallel=(*a.parallel, *held),
+            held=a.held | {axis.symbol for axis in held},
+            private=(*a.private, *(axis for axis in private if axis not in a.private)),
+        )
+        sizes = space.sizes
+        places = {p: {x: place(e, names, sizes) for x, e in at.items()} for p, at in second.places.items()}
+        if any(p in first.places and first.places[p] != at for p, at in places.items()):
+            return None
+        return Stream((*first.sinks, *second.sinks), space, {**first.places, **places})
+
+    def _solved(self, first: Stream, second: Stream, tile: int) -> dict[sympy.Symbol, sympy.Expr] | None:
+        """The axes that `second` spreads and walks, over those of `first`, where both make the same tile."""
+        node = self.dependences.compute(tile)
+        known = [second.places[tile][axis.symbol] for axis in node.axes]
+        there = [first.places[tile][axis.symbol] for axis in node.axes]
+        space = second.space
+        axes = [axis for axis in space.axes if axis.symbol not in space.held]
+        values = tuple(sympy.Symbol(f"v{k}", integer=True, nonnegative=True) for k in range(len(known)))
+        extents, sizes = [axis.size for axis in node.axes], {axis.symbol: axis.size for axis in axes}
+        inverse = invert(known, values, extents, [axis.symbol for axis in axes], sizes)
+        if inverse is None or any(sizes[symbol] != 1 for symbol in inverse.free):
+            return None
+        given = dict(zip(values, there, strict=True))
+        found = {symbol: place(expr, given, first.space.sizes) for symbol, expr in inverse.axes.items()}
+        return {**found, **dict.fromkeys(inverse.free, sympy.Integer(0))}
+
+    def _refused(self, made: Stream) -> int | None:
+        """The first fold that does not run in one walk; None if all do."""
+        cluster = Cluster(tuple(sorted(made.places)), made.space, made.places)
+        axes = [axis.symbol for axis in made.space.reduced]
+        expanded = expand(self.dependences, cluster)
+        writes = tuple(write for write in expanded.writes if self.dependences.writer[write.buffer] not in self.tiles)
+        if not isinstance(walk(replace(expanded, writes=writes), axes, ()), str):
+            return None
+        folds = [p for p in cluster.members if isinstance(self.program.nodes[p], Reduce)]
+        return folds[-1] if folds else made.sinks[0]
+
+    # Is it worth it ---------------------------------------------------------------------------------------------------
+
+    def _connected(self, found: Sequence[Stream]) -> Iterator[list[Stream]]:
+        """Streams that share tiles, which are made by all of them or go to memory; only where every reader is one."""
+        groups: list[tuple[set[int], list[Stream]]] = []
+        for made in found:
+            tiles, streams = {p for p in made.places if p in self.tiles}, [made]
+            for group in [group for group in groups if group[0] & tiles]:
+                groups.remove(group)
+                tiles, streams = tiles | group[0], [*group[1], *streams]
+            groups.append((tiles, streams))
+        for tiles, streams in groups:
+            members = {p for made in streams for p in made.places}
+            readers = {r for p in tiles for r in self.dependences.readers[self.dependences.compute(p).out]}
+            if readers <= members:
+                yield streams
+
+    def _is_worthwhile(self, found: Sequence[Stream]) -> bool:
+        """Are these streams together predicted to be faster than tiles in memory?"""
+        tiles = {p for made in found for p in made.places if p in self.tiles}
+        capabilities, dependences = self.capabilities, self.dependences
+        apart = sum(2 * dependences.bytes(dependences.compute(p).out) for p in tiles) / capabilities.bandwidth
+        apart += sum(self._products(p) for p in tiles) + capabilities.launch_us * len(tiles)
+        apart += sum(self._products(sink) for made in found for sink in made.sinks)
+        together = 0.0
+        for made in found:
+            together += capabilities.launch_us
+            together += sum(self._products(p) / STREAMED + self._work(p) for p in made.places)
+        return together < apart
+
+    def _products(self, position: int) -> float:
+        node = self.program.nodes[position]
+        if not isinstance(node, Contract):
+            return 0.0
+        points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
+        return 2 * points / (self.capabilities.matrix_flops * MATRIX_SHARE[node.lhs.dtype.itemsize])
+
+    def _work(self, position: int) -> float:
+        node = self.dependences.compute(position)
+        if isinstance(node, Contract):
+            return 0.0
+        points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
+        return cost(*node.exprs) * points / self.capabilities.flops
+
+
+class _Pull:
+    """Placing everything that leads to one sink, by the indices at which it is read."""
+
+    def __init__(self, finder: _Finder, sink: int, left: frozenset[int]) -> None:
+        self.finder, self.sink, self.left = finder, sink, left
+        self.dependences = finder.dependences
+        node = self.dependences.compute(sink)
+        across = set(self._across(node)) if isinstance(node, Contract) else set()
+        self.grid = tuple(axis for axis in node.axes if axis.symbol not in across)
+        self.held = tuple(axis for axis in node.axes if axis.symbol in across)
+        self.walked = node.over
+        self.private: list[Axis] = []
+        self.sizes = {axis.symbol: axis.size for axis in (*node.axes, *node.over)}
+        self.places: dict[int, Placement] = {sink: {axis: axis for axis in self.sizes}}
+
+    def run(self) -> Stream | None:
+        if math.prod(self.dependences.estimate(axis.size) for axis in self.held) > HELD or not self.grid:
+            return None
+        todo = [self.sink]
+        while todo:
+            member = todo.pop()
+            for load in self.dependences.loads[member]:
+                producer = self.dependences.writer.get(load.buffer)
+                if producer is None or producer in self.left or not self._wanted(producer):
+                    continue
+                placement = self._placement(producer, load, self.places[member])
+                if placement is None:
+                    if producer in self.finder.tiles:
+                        return None  # a tile cannot be left to memory: nobody else makes it
+                    continue
+                if producer in self.places:
+                    if self.places[producer] != placement:
+                        return None
+                    continue
+                self.places[producer] = placement
+                todo.append(producer)
+        if not self.private:
+            return None
+        parallel = tuple(axis for axis in self.dependences.compute(self.sink).axes)
+        held = frozenset(axis.symbol for axis in self.held)
+        space = Space(parallel, self.walked, rigid=True, held=held, private=tuple(self.private))
+        return Stream((self.sink,), space, self.places)
+
+    def _across(self, node: Contract) -> tuple[sympy.Symbol, ...]:
+        """The axes of the side of a contraction that is not a tile."""
+        writer = self.dependences.writer
+        made = any(writer.get(load.buffer) in self.finder.tiles for load in loads(node.lhs))
+        return node.columns if made else node.rows
+
+    def _wanted(self, producer: int) -> bool:
+        if producer in self.finder.tiles:
+            return True
+        node = self.dependences.node(producer)
+        if isinstance(node, (Extern, Contract)):
+            return False
+        return any(p in self.finder.tiles or self._wanted_row(p) for p in self.finder._producers(producer))
+
+    def _wanted_row(self, producer: int) -> bool:
+        """Is this a number per row that is made of tiles (a maximum, a sum)?"""
+        node = self.dependences.node(producer)
+        if isinstance(node, Reduce):
+            return any(p in self.finder.tiles for p in self.finder._producers(producer))
+        return isinstance(node, Map) and any(self._wanted_row(p) for p in self.finder._producers(producer))
+
+    def _placement(self, producer: int, load: Load, at: Placement) -> Placement | None:
+        node = self.dependences.compute(producer)
+        found: dict[sympy.Symbol, sympy.Expr] = {}
+        for axis, index in zip(node.axes, load.index, strict=True):
+            if isinstance(index, Expr):
+                return None
+            moved = replace_axes(index, at, self.sizes)
+            if isinstance(moved, Expr):
+                return None
+            found[axis.symbol] = moved
+        inner = {axis.symbol for axis in self.held} | {axis.symbol for axis in self.private}
+        if any(expr.free_symbols & inner for expr in found.values()):
+            return None
+        walked = {axis.symbol for axis in self.walked}
+        if isinstance(node, Contract):
+            sides = {*node.rows, *node.columns}
+            if any(expr.free_symbols & walked for symbol, expr in found.items() if symbol not in sides):
+                return None
+            known = self.places.get(producer)
+            for axis in node.over:
+                symbol = known[axis.symbol] if known else _fresh("d", self.sizes)
+                if not known:
+                    self.private.append(Axis(symbol, axis.size))
+                    self.sizes[symbol] = axis.size
+                found[axis.symbol] = symbol
+        elif isinstance(node, Reduce):
+            if [axis.size for axis in node.over] != [axis.size for axis in self.walked]:
+                return None
+            if any(expr.free_symbols & walked for expr in found.values()):
+                return None
+            found.update({axis.symbol: other.symbol for axis, other in zip(node.over, self.walked, strict=True)})
+        return found
+
+
+def _fresh(letter: str, taken: Collection[sympy.Symbol]) -> sympy.Symbol:
+    """An axis symbol that is not among those taken."""
+    number = len(taken)
+    while (symbol := sympy.Symbol(f"{letter}{number}", integer=True, nonnegative=True)) in taken:
+        number += 1
+    return symbol
+
+
+# Copies ---------------------------------------------------------------------------------------------------------------
+
+
+def _apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[Cluster, ...]]:
+    """The program with tiles that several streams make copied, and each stream as a cluster of its own nodes."""
+    owner: dict[int, int] = {}
+    copies: dict[int, list[Node]] = {}  # position → copies that stand behind it
+    buffers, origins, inlined = dict(program.buffers), dict(program.origins), dict(program.inlined)
+    renamed: list[dict[str, str]] = []
+    for number, made in enumerate(streams):
+        names: dict[str, str] = {}
+        for member in sorted(made.places):
+            node = program.nodes[member]
+            assert not isinstance(node, Extern)
+            if member not in owner:
+                owner[member] = number
+                continue
+            names[node.out] = f"{node.out}_{number}"
+            while names[node.out] in buffers:
+                names[node.out] += "_"
+            name = names[node.out]
+            buffers[name] = replace(buffers[node.out], name=name)
+            origins[name] = origins[node.out]
+            inlined[name] = (*inlined.get(node.out, ()), node.out)
+            copies.setdefault(member, []).append(replace(_reading(_own(node), names), out=name))
+        renamed.append(names)
+    nodes: list[Node] = []
+    for position, node in enumerate(program.nodes):
+        if position in owner and not isinstance(node, Extern):
+            node = _reading(_own(node), renamed[owner[position]])
+        nodes += [node, *copies.get(position, ())]
+    changed = replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins, inlined=inlined)
+    position_of = {name: k for k, node in enumerate(nodes) for name in writes(node)}
+    clusters = []
+    for made, names in zip(streams, renamed, strict=True):
+        places = {}
+        for member, placement in made.places.items():
+            (out,) = writes(program.nodes[member])
+            places[position_of[names.get(out, out)]] = placement
+        clusters.append(Cluster(tuple(sorted(places)), made.space, places))
+    return changed, tuple(clusters)
+
+
+def _own(node: Compute) -> Compute:
+    """`node` without the library's form: a contraction of a stream is generated."""
+    return replace(node, library=()) if isinstance(node, Contract) else node
+
+
+def _reading(node: Compute, names: Mapping[str, str]) -> Compute:
+    """`node` with other names for what it reads."""
+    if not names or not any(name in names for name in reads(node)):
+        return node
+
+    def rule(expr: Expr) -> Expr | None:
+        if isinstance(expr, Load) and expr.buffer in names:
+            return Load(names[expr.buffer], expr.index, expr.dtype, expr.mask)
+        return None
+
+    exprs = rewrite(node.exprs, rule)
+    if isinstance(node, Map):
+        return replace(node, expr=exprs[0])
+    if isinstance(node, Reduce):
+        return replace(node, args=tuple(exprs))
+    return replace(node, lhs=exprs[0], rhs=exprs[1])
+
+
+def positions_in(changed: Program, program: Program, clusters: Sequence[Cluster]) -> tuple[Cluster, ...]:
+    """Clusters of `program` as clusters of `changed`, where their nodes stand elsewhere or were inlined."""
+    position_of = {name: k for k, node in enumerate(changed.nodes) for name in writes(node)}
+    moved = []
+    for cluster in clusters:
+        named = {writes(program.nodes[p])[0]: placement for p, placement in cluster.places.items()}
+        places = {position_of[name]: placement for name, placement in named.items() if name in position_of}
+        moved.append(replace(cluster, members=tuple(sorted(places)), places=places))
+    return tuple(moved)

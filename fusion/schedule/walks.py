@@ -1,0 +1,77 @@
+"""Walks: the folds of a stream in one loop, what they keep as running values, what stands after it.
+
+What enters are folds and writes over named axes, and the axes that are walked; what leaves are statements, or the
+reason why one walk does not do.  Folds over axes that are not walked are made anew in each block.  A fold that needs
+the result of another one over the walked axes follows its running value, by the online rule.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import sympy
+
+from fusion.schedule.axes import indices_of
+from fusion.schedule.expand import Expanded
+from fusion.schedule.online import online
+from fusion.schedule.skip import counts_where
+from lowering.expr import Expr, TileRef, postorder, rewrite
+from lowering.kernel import Fold, Loop, Stmt, Store
+
+
+def walk(expanded: Expanded, walked: Sequence[sympy.Symbol], inner: Sequence[sympy.Symbol]) -> tuple[Stmt, ...] | str:
+    """One loop over `walked`, then the stores.
+
+    Args:
+        inner: axes that are walked inside the walk.
+    """
+    loops = set(walked)
+    body: list[Stmt] = []
+    running: dict[str, Fold] = {}
+    results: dict[str, Expr] = {}
+    made: dict[tuple[object, ...], Expr] = {}  # what two folds would both compute
+    for original in expanded.folds:
+        fold = replace(original, args=_replaced(original.args, results))
+        key = (fold.op, fold.args, fold.over, fold.dtype)
+        if key in made:
+            results[fold.name] = made[key]
+            continue
+        made[key] = fold.ref
+        if not loops.intersection(fold.over):
+            if _names(fold.args) & running.keys():
+                return f"{fold.op} inside a block of what is known only after the walk"
+            body.append(Loop(fold.over, (fold,)) if set(fold.over) & set(inner) else fold)
+            continue
+        if len(fold.args) > 1 and fold.op != "dot" and len(expanded.folds) > 1 and running:
+            return f"{fold.op} keeps a position, which cannot be followed beside running values"
+        found = online(fold, running)
+        if isinstance(found, str):
+            return found
+        for part in found.folds:
+            body.append(part)
+            running[part.name] = part
+        results[fold.name] = found.value
+    stores: list[Stmt] = []
+    for write in expanded.writes:
+        value, offset = write.value, write.offset
+        roots = [value, offset] if isinstance(offset, Expr) else [value]
+        indices = [*indices_of(roots), *([] if isinstance(offset, Expr) else [offset])]
+        if any(index.free_symbols & loops for index in indices):
+            return f"{write.buffer} is needed whole, and would be written in a second walk"
+        stores.append(Store(write.buffer, offset, _replaced([value], results)[0]))
+    where = counts_where(tuple(running.values()), walked)
+    return (Loop(tuple(walked), tuple(body), where), *stores)
+
+
+def _names(values: Sequence[Expr]) -> set[str]:
+    return {node.name for node in postorder(*values) if isinstance(node, TileRef)}
+
+
+def _replaced(values: Sequence[Expr], results: Mapping[str, Expr]) -> tuple[Expr, ...]:
+    """`values` with folds replaced by what they come to."""
+
+    def rule(node: Expr) -> Expr | None:
+        return results.get(node.name) if isinstance(node, TileRef) else None
+
+    return tuple(rewrite(values, rule)) if results else tuple(values)

@@ -1,0 +1,253 @@
+"""Linear layers with quantised weights or few rows: what they become, and that the numbers stay as good as eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F  # the name everyone knows it by
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from codegen.triton import TritonTarget
+from codegen.triton.blocks import block
+from fusion.compile import schedule_graph
+from fusion.inspect.trace import Trace
+from fusion.schedule.hoist import hoist
+from fusion.schedule.kernels import KernelCall
+from lowering.decompositions import decompositions
+from lowering.expr import Cast, Expr, Load, Op, const, free_axes, loads
+from lowering.indexing import FloorDiv, axis_symbol, over_symbol
+from lowering.interpret import run_kernel
+from lowering.kernel import Fold, Kernel, Role, statements
+from lowering.program import Extern
+from lowering.verify import verify_kernel
+
+Linear = Callable[..., torch.Tensor]
+BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
+
+
+def per_channel(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return x @ (w.to(x.dtype) * scale[:, None]).T
+
+
+def after(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, w.to(x.dtype)) * scale
+
+
+def divided(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return F.linear(x, w.to(x.dtype) / scale[:, None])
+
+
+def in_groups(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    rows, groups = scale.shape
+    return F.linear(x, (w.to(x.dtype).view(rows, groups, -1) * scale[..., None]).view(rows, -1))
+
+
+def four_bits(w: torch.Tensor) -> torch.Tensor:
+    return torch.stack((w & 15, w >> 4), -1).reshape(w.shape[0], -1).to(torch.int8) - 8
+
+
+def packed(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return per_channel(x, four_bits(w), scale)
+
+
+def packed_in_groups(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return in_groups(x, four_bits(w), scale)
+
+
+LINEARS: Mapping[str, Linear] = {
+    f.__name__: f for f in (per_channel, after, divided, in_groups, packed, packed_in_groups)
+}
+
+
+def inputs(linear: Linear, m: int, n: int, k: int, group: int = 128, dtype: torch.dtype = BF16) -> list[torch.Tensor]:
+    """x [m, k], weights of [n, k] as they are stored, scales."""
+    x = torch.randn(m, k).to(dtype)
+    grouped, stored_in_four = linear in (in_groups, packed_in_groups), linear in (packed, packed_in_groups)
+    w = torch.randint(0, 256, (n, k // 2), dtype=torch.uint8)
+    if not stored_in_four:
+        w = torch.randint(-128, 128, (n, k), dtype=torch.int8)
+    scale = torch.rand((n, k // group) if grouped else (n,)).to(dtype) / 50 + 0.01
+    return [x, w, scale]
+
+
+def calls(function: Linear, *given: torch.Tensor) -> list[KernelCall | Extern]:
+    """The steps of a schedule for an H200."""
+    graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*given)
+    target = TritonTarget("sm_90")
+    steps = schedule_graph(graph, target, Trace(None, "graph", target))[1].steps
+    return [step for step in steps if isinstance(step, KernelCall) or not step.is_view]
+
+
+def only_kernel(function: Linear, *given: torch.Tensor) -> Kernel:
+    (call,) = calls(function, *given)
+    assert isinstance(call, KernelCall)
+    return call.kernel
+
+
+def folds(kernel: Kernel) -> list[Fold]:
+    return [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold)]
+
+
+def error(got: torch.Tensor, function: Linear, given: list[torch.Tensor]) -> float:
+    """Against float64, relative to the size of the result."""
+    want = function(*(tensor.double() if tensor.is_floating_point() else tensor for tensor in given))
+    return float((got.double() - want).norm() / want.norm())
+
+
+# What is scheduled ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [1, 3, 16])
+@pytest.mark.parametrize("name", LINEARS)
+def test_one_kernel_reads_the_weight_as_it_is_stored(name: str, m: int) -> None:
+    given = inputs(LINEARS[name], m, 4096, 4096)
+    kernel = only_kernel(LINEARS[name], *given)
+    weights = [param for param in kernel.params if param.dtype.itemsize == 1]
+    assert [tuple(map(int, param.shape)) for param in weights] == [tuple(given[1].shape)]
+    assert len(kernel.params) == 4
+
+
+@pytest.mark.parametrize("name", ["per_channel", "after", "divided", "packed"])
+def test_a_scale_per_channel_is_applied_to_the_sum(name: str) -> None:
+    kernel = only_kernel(LINEARS[name], *inputs(LINEARS[name], 16, 4096, 4096))
+    (fold,) = folds(kernel)
+    assert {load.buffer for load in loads(*fold.args)} == {"in0", "in1"}
+
+
+def test_many_rows_are_left_to_the_library_and_bytes_decide_for_few() -> None:
+    assert any(isinstance(step, Extern) for step in calls(per_channel, *inputs(per_channel, 4096, 4096, 4096)))
+    assert isinstance(calls(F.linear, torch.randn(64, 4096).to(BF16), torch.randn(4096, 4096).to(BF16))[0], Extern)
+    assert folds(only_kernel(F.linear, torch.randn(1, 4096).to(BF16), torch.randn(4096, 4096).to(BF16)))
+
+
+# Hoisting -------------------------------------------------------------------------------------------------------------
+
+N, K = axis_symbol(0), over_symbol(0)
+W, SCALE, GROUP = Load("w", (N, K), F32), Load("scale", (N,), F32), Load("group", (N, FloorDiv(K, 32)), F32)
+
+
+def mul(a: Expr, b: Expr) -> Expr:
+    return Op("mul", (a, b), a.dtype)
+
+
+def test_factors_and_divisors_move_out_of_the_sum() -> None:
+    half = const(0.5, F32)
+    nested = Op("truediv", (mul(mul(half, W), GROUP), SCALE), F32)
+    found = hoist([nested], [K])
+    assert found.operands == (mul(W, GROUP),)
+    assert found.scaled(W) == Op("truediv", (mul(W, half), SCALE), F32)
+
+
+def test_what_varies_along_the_sum_or_not_at_all_stays() -> None:
+    reciprocal = Op("truediv", (SCALE, W), F32)
+    for operand in (W, GROUP, mul(W, GROUP), Op("add", (W, SCALE), F32), mul(SCALE, SCALE), reciprocal):
+        found = hoist([operand], [K])
+        assert found.operands == (operand,)
+        assert found.scaled(W) is W
+
+
+def test_a_factor_moves_through_a_rounding_only_where_the_rest_stays_in_range() -> None:
+    byte = Cast(Load("w", (N, K), torch.int8), F32)
+    found = hoist([Cast(mul(byte, SCALE), F16, True)], [K])
+    assert found.operands[0].dtype is F16
+    assert "scale" not in {load.buffer for load in loads(*found.operands)}
+    large = Cast(mul(W, SCALE), F16, True)  # float32 that only its scale brings into the range of float16
+    assert hoist([large], [K]).operands == (large,)
+    brain = hoist([Cast(mul(W, SCALE), BF16, True)], [K])
+    assert brain.operands[0].dtype is BF16
+    assert len(brain.scales) == 1
+
+
+# What the kernels compute ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("m", [1, 2, 4, 5])
+@pytest.mark.parametrize("name", LINEARS)
+def test_blocked_kernels_compute_the_same(name: str, m: int) -> None:
+    """The rewritten kernel is an ordinary one: the evaluator runs it, and finds what eager finds or better."""
+    given = inputs(LINEARS[name], m, 96, 256)
+    kernel = block(only_kernel(LINEARS[name], *given)).kernel
+    verify_kernel(kernel)
+    out = torch.empty(m, 96, dtype=BF16)
+    run_kernel(kernel, [*given, out], [])
+    assert error(out, LINEARS[name], given) <= 2 * error(LINEARS[name](*given), LINEARS[name], given)
+
+
+def test_few_rows_are_sums_that_share_the_weight() -> None:
+    kernel = block(only_kernel(per_channel, *inputs(per_channel, 3, 4096, 4096))).kernel
+    found = folds(kernel)
+    assert [fold.op for fold in found] == ["sum"] * 3
+    assert len({load for fold in found for load in loads(*fold.args) if load.buffer == "in1"}) == 1
+    assert [folds(block(only_kernel(per_channel, *inputs(per_channel, 5, 4096, 4096))).kernel)[0].op] == ["dot"]
+
+
+def test_a_weight_that_is_contiguous_along_its_columns_stays_a_contraction() -> None:
+    def turned(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        return x @ (w.to(x.dtype) * scale)
+
+    given = [
+        torch.randn(1, 4096).to(BF16),
+        torch.randint(-9, 9, (4096, 4096), dtype=torch.int8),
+        torch.rand(4096).to(BF16),
+    ]
+    assert [fold.op for fold in folds(block(only_kernel(turned, *given)).kernel)] == ["dot"]
+
+
+def test_the_larger_operand_fills_the_rows_of_the_matrix_units() -> None:
+    blocked = block(only_kernel(per_channel, *inputs(per_channel, 16, 4096, 4096)))
+    sizes = {dim.name: int(dim.size) for dim in blocked.dims}
+    assert sizes == {"m": 4096, "k": 4096, "n": 16}
+    blocked = block(only_kernel(per_channel, *inputs(per_channel, 64, 4096, 4096)))
+    assert {dim.name: int(dim.size) for dim in blocked.dims}["m"] == 64
+
+
+def test_packed_weights_are_walked_as_they_are_stored() -> None:
+    for m, op, count in ((1, "sum", 1), (2, "sum", 2), (16, "dot", 2)):
+        kernel = block(only_kernel(packed, *inputs(packed, m, 4096, 4096))).kernel
+        found = folds(kernel)
+        assert [fold.op for fold in found] == [op] * count
+        assert {axis.size for axis in kernel.axes if axis.role is not Role.GRID} == {2048}
+        weights = {load for fold in found for load in loads(*fold.args) if load.buffer == "in1"}
+        assert len(weights) == 1
+        assert all(load.mask is None for load in weights)
+
+
+def test_groups_are_held_whole_and_their_scale_loaded_once() -> None:
+    kernel = block(only_kernel(in_groups, *inputs(in_groups, 1, 4096, 4096))).kernel
+    assert [(int(axis.size), axis.role) for axis in kernel.axes[-2:]] == [(32, Role.LOOP), (128, Role.WHOLE)]
+    part, total = folds(kernel)
+    assert total.args == (part.ref,)
+    inner = kernel.axes[-1].symbol
+    assert [inner in free_axes(load) for load in sorted(loads(*part.args), key=lambda load: load.buffer)] == [
+        True,
+        True,
+        False,
+    ]
+
+
+# What is generated ----------------------------------------------------------------------------------------------------
+
+
+def test_source_takes_the_scale_of_a_group_once_per_block() -> None:
+    source = TritonTarget("sm_90").emit(only_kernel(in_groups, *inputs(in_groups, 16, 4096, 4096)))
+    assert "k0 // 128" in source
+    assert "ki // 128" not in source
+
+
+@pytest.mark.parametrize("name", LINEARS)
+def test_every_configuration_covers_the_groups(name: str) -> None:
+    target = TritonTarget("sm_90")
+    for m in (1, 16):
+        kernel = only_kernel(LINEARS[name], *inputs(LINEARS[name], m, 4096, 4096))
+        found = target.configs(kernel)
+        assert len(set(found)) == len(found) > 1
+        assert all(target.emit(kernel, config) for config in found)
+
+
+def test_a_tail_keeps_the_contraction_as_it_is() -> None:
+    kernel = only_kernel(per_channel, *inputs(per_channel, 1, 4096, 4096))
+    followed = replace(kernel, then=replace(kernel, name="tail"))
+    assert [fold.op for fold in folds(block(followed).kernel)] == ["dot"]
