@@ -14,7 +14,7 @@ from lowering.errors import Unsupported
 from lowering.registry import lowers
 from lowering.rules import formula
 from lowering.rules.formula import Term
-from lowering.rules.promotion import Argument, Kind, compose, overloads, pointwise
+from lowering.rules.promotion import Argument, Kind, common_place, compose, overloads, pointwise, promote, term_of
 from lowering.value import Value
 
 aten = torch.ops.aten
@@ -51,12 +51,6 @@ TABLE: tuple[tuple[OpOverloadPacket, str, Kind], ...] = (
     (aten.erf, "erf", Kind.INT_TO_FLOAT),
     (aten.erfc, "erfc", Kind.INT_TO_FLOAT),
     (aten.lgamma, "lgamma", Kind.INT_TO_FLOAT),
-    (aten.eq, "eq", Kind.ALWAYS_BOOL),
-    (aten.ne, "ne", Kind.ALWAYS_BOOL),
-    (aten.lt, "lt", Kind.ALWAYS_BOOL),
-    (aten.le, "le", Kind.ALWAYS_BOOL),
-    (aten.gt, "gt", Kind.ALWAYS_BOOL),
-    (aten.ge, "ge", Kind.ALWAYS_BOOL),
     (aten.bitwise_and, "and", Kind.DEFAULT),
     (aten.bitwise_or, "or", Kind.DEFAULT),
     (aten.bitwise_xor, "xor", Kind.DEFAULT),
@@ -68,6 +62,14 @@ TABLE: tuple[tuple[OpOverloadPacket, str, Kind], ...] = (
 )
 """ATen operation, scalar operation, promotion."""
 
+COMPARISONS: tuple[tuple[OpOverloadPacket, str], ...] = (
+    (aten.eq, "eq"),
+    (aten.ne, "ne"),
+    (aten.lt, "lt"),
+    (aten.le, "le"),
+    (aten.gt, "gt"),
+    (aten.ge, "ge"),
+)
 IDENTITY_ON_INTEGERS: tuple[tuple[OpOverloadPacket, str], ...] = (
     (aten.floor, "floor"),
     (aten.ceil, "ceil"),
@@ -88,6 +90,16 @@ def _register(packet: OpOverloadPacket, name: str, kind: Kind) -> None:
         return pointwise(name, *args, kind=kind)
 
 
+def _register_comparison(packet: OpOverloadPacket, name: str) -> None:
+    @lowers(*overloads(packet))
+    def rule(ctx: Builder, *args: Argument) -> Value:
+        """In the operands' own dtype: a half that is compared with what was stored is rounded as that was."""
+        shape, device = common_place(args)
+        _, common = promote(args, Kind.DEFAULT)
+        terms = [term_of(arg, shape, common) for arg in args]
+        return Value(shape, torch.bool, device, formula.call(name, *terms).expr)
+
+
 def _register_identity(packet: OpOverloadPacket, name: str, on_integers: bool) -> None:
     @lowers(packet.default)
     def rule(ctx: Builder, x: Value) -> Value:
@@ -105,6 +117,8 @@ def _register_predicate(packet: OpOverloadPacket) -> None:
 
 for _packet, _name, _kind in TABLE:
     _register(_packet, _name, _kind)
+for _packet, _name in COMPARISONS:
+    _register_comparison(_packet, _name)
 for _packet, _name in IDENTITY_ON_INTEGERS:
     _register_identity(_packet, _name, on_integers=True)
 for _packet, _name in IDENTITY_ON_BOOLS:
