@@ -6,8 +6,8 @@ there.  Nothing outside a target's folder names it; `TARGETS` below is the only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import torch
@@ -36,7 +36,11 @@ class Capabilities:
         launch_us: microseconds of one launch.
         bandwidth: bytes per microsecond to memory.
         flops: float operations per microsecond of the scalar units.
-        matrix_flops: float operations per microsecond of the matrix units (16-bit operands).
+        matrix_flops: float operations per microsecond of the matrix units (16-bit operands), by the library.
+        matrix_share: bytes of an operand's element → rate of the matrix units, or of what stands in for them, against
+            16-bit operands.
+        streamed: the share of that speed that contractions reach in a kernel that walks their results at once.
+        lone_products: is a contraction generated where nothing walks its result?  Else it is the library's.
         max_params: how many tensors one kernel may take.
     """
 
@@ -49,6 +53,9 @@ class Capabilities:
     bandwidth: float
     flops: float
     matrix_flops: float
+    matrix_share: Mapping[int, float] = field(default_factory=lambda: {1: 2.0, 2: 1.0, 4: 0.07, 8: 0.08})
+    streamed: float = 0.5
+    lone_products: bool = True
     max_params: int = 64
 
 

@@ -1,7 +1,8 @@
 """The C target: kernels for CPU tensors as plain C, built by the system's compiler.
 
 What enters is a Kernel; what leaves is one C function, threads over its grid axes and SIMD lanes over the innermost,
-and a launcher for it.  Contractions are left to the library: `dot` can be spelled, but not as fast as it deserves.
+and a launcher for it.  Contractions are written tile by tile (`blocked`), but not announced: alone, or with what is
+merely element-wise around them, they are left to the library, whose calls take a bias along.
 """
 
 from __future__ import annotations
@@ -15,8 +16,11 @@ from codegen.c.emit import emit_kernel
 from codegen.c.spell import SPELLED
 from codegen.c.storage import MEMORY
 from codegen.target import Capabilities, Launcher, Stage
-from lowering.kernel import Kernel
+from lowering.kernel import Fold, Kernel, statements
 from lowering.scalar_ops import FOLD_OPS
+
+ONE_FOLD, SEVERAL_FOLDS = 0.05, 0.6
+"""Shares of a library's speed: so low that it keeps every single product; and what is left of it beside other folds."""
 
 
 class CTarget:
@@ -31,13 +35,16 @@ class CTarget:
         return Capabilities(
             dtypes=frozenset(MEMORY),
             scalar_ops=SPELLED,
-            fold_ops=frozenset(FOLD_OPS) - {"dot"},
+            fold_ops=frozenset(FOLD_OPS),
             whole_limit=1 << 18,
             parallelism=threads,
             launch_us=2.0,
             bandwidth=20_000.0 * min(threads, 10),  # then the memory is busy, not the cores
             flops=20_000.0 * threads,
             matrix_flops=100_000.0 * threads,
+            matrix_share={1: 0.5, 2: 1.0, 4: 1.0, 8: 0.5},
+            streamed=1.0,
+            lone_products=False,
         )
 
     def emit(self, kernel: Kernel) -> str:
@@ -49,8 +56,9 @@ class CTarget:
         return emit_kernel(kernel)
 
     def efficiency(self, kernel: Kernel) -> float:
-        """Plain loops against a tuned library."""
-        return 0.1
+        """Several folds in one kernel pay for themselves; a product alone is what the library is for."""
+        found = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold)]
+        return SEVERAL_FOLDS if len(found) > 1 else ONE_FOLD
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
         """Compile and load `source`; thread-safe.

@@ -4,32 +4,34 @@ What enters is a kernel; what leaves is a function of the same name that takes t
 sizes as int64_t and the number of threads, with the few definitions it needs before it.  The decisions are made
 elsewhere, each in its own file: what shares a walk (`sweeps`), where the lanes run (`lanes`) and where their loops are
 cut (`cuts`), what is kept (`scratch`), how folds accumulate (`folds`), whether threads pay (`threads`); this file opens
-the loops and fills them.
+the loops and fills them.  Kernels with contractions or running values are written by `blocked`.
 
-Refused (BuildError): a loop inside a loop, dtypes and operations without a C form.
+Refused (BuildError): dtypes and operations without a C form.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import sympy
 
+from codegen.c.blocked import blocked_function, needs_blocks
 from codegen.c.cuts import cut
 from codegen.c.folds import REPEATING, Place, chunk_length, write_fold
+from codegen.c.frame import Frame, last_of
 from codegen.c.grid import Array, Grid
 from codegen.c.lanes import choose_lanes, loop_order
-from codegen.c.nest import Extent, Level, Namespace, chunk_headers, flat, indented, render
+from codegen.c.nest import Extent, Level, chunk_headers, flat, render
 from codegen.c.prelude import prelude
 from codegen.c.scratch import plan_scratch
-from codegen.c.storage import HELD, memory_type
+from codegen.c.storage import HELD
 from codegen.c.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
 from codegen.c.threads import may_share, team
 from codegen.c.tiles import stage_tiles
 from codegen.c.values import Speller
 from lowering.expr import Expr, Load, make_cast
-from lowering.kernel import Kernel, KernelAxis, Param, spans
+from lowering.kernel import Kernel, KernelAxis, spans
 
 
 def emit_kernel(kernel: Kernel) -> str:
@@ -38,18 +40,18 @@ def emit_kernel(kernel: Kernel) -> str:
     Raises:
         BuildError: the kernel cannot be written in C.
     """
-    function = _Function(with_plain_folds(kernel)).text()
-    last = _last(kernel)
+    function = _function(kernel)
+    last = last_of(kernel)
     while last is not None:  # each is called by the one before it, so it stands above that
-        function = f"static {_Function(with_plain_folds(last)).text()}\n{function}"
-        last = _last(last)
+        function = f"static {_function(last)}\n{function}"
+        last = last_of(last)
     origins = "".join(f"// {' '.join(line.split())}\n" for line in kernel.origins)
     return f"{prelude(function)}\n{origins}{function}"
 
 
-def _last(kernel: Kernel) -> Kernel | None:
-    """What runs once `kernel` is done, under a name of its own."""
-    return None if kernel.then is None else replace(kernel.then, name=f"{kernel.name}_last")
+def _function(kernel: Kernel) -> str:
+    """The text of one C function."""
+    return blocked_function(kernel) if needs_blocks(kernel) else _Function(with_plain_folds(kernel)).text()
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,16 +78,8 @@ class _Nest:
 
 class _Function:
     def __init__(self, kernel: Kernel) -> None:
-        self.kernel = kernel
-        self.space = Namespace()
-        self.name = self.space.exactly(kernel.name)
-        self.params = {param.name: self.space.exactly(param.name) for param in kernel.params}
-        symbols = (*kernel.sizes, *(axis.symbol for axis in kernel.axes))
-        self.names = {symbol: self.space.exactly(symbol.name) for symbol in symbols}
-        sizes = [f"int64_t {self.names[symbol]}" for symbol in kernel.sizes]
-        self.signature = ", ".join([*map(self._parameter, kernel.params), *sizes, "int threads"])
-        for name in self.names.values():  # the bounds of a block
-            self.space.reserve(f"{name}_0", f"{name}_end")
+        self.kernel, self.frame = kernel, Frame(kernel)
+        self.space, self.names, self.params = self.frame.space, self.frame.names, self.frame.params
         self.where = dict(spans(kernel))
         sweeps = sweeps_of(kernel)
         shared = may_share(kernel, sweeps)
@@ -102,16 +96,7 @@ class _Function:
         for sweep in self.sweeps:
             for piece, lanes in self._pieces(sweep):
                 body += self._sweep(piece, lanes, staged)
-        lines = self.grid.around(body, self.arrays)
-        last = _last(self.kernel)
-        if last is not None:
-            arguments = [self.params[param.name] for param in last.params]
-            arguments += [self.names[symbol] for symbol in last.sizes]
-            lines.append(f"{last.name}({', '.join([*arguments, 'threads'])});")
-        return "\n".join([f"void {self.name}({self.signature}) {{", *indented(lines), "}", ""])
-
-    def _parameter(self, param: Param) -> str:
-        return f"{'' if param.written else 'const '}{memory_type(param.dtype)} *restrict {self.params[param.name]}"
+        return self.frame.function(self.grid.around(body, self.arrays))
 
     def _pieces(self, sweep: Sweep) -> list[tuple[Sweep, Extent | None]]:
         """`sweep`, or the pieces it is cut into, each with how far its lanes run (None: as far as their axis)."""

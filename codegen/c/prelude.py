@@ -12,6 +12,8 @@ import platform
 import re
 from functools import lru_cache
 
+from codegen.c.products import FACTORS, definitions
+
 INLINE = "static inline __attribute__((always_inline))"
 
 _BITS = """\
@@ -258,11 +260,15 @@ def _definitions() -> dict[str, str]:
         *((T, _SIGNED.get(T, T.removeprefix("u"))) for T in (*_INTEGERS, "uint16_t")),
     ):
         found[f"transpose_{T}"] = _TRANSPOSE.format(T=T, I=T if T in _SIGNED else order)
+    found.update(definitions())
     return found
 
 
 INLINES: dict[str, str] = _definitions()
 """Inline function → its definition.  A definition comes after those it calls."""
+
+_TYPES_OF = {f"{name}_{T}": ("product_types", f"vector_{T}") for T in FACTORS.values() for name in ("pack", "multiply")}
+"""Functions → the definitions of the types that they use."""
 
 _ONE_ARGUMENT = (
     *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc"),
@@ -276,6 +282,7 @@ LIBRARY: dict[str, str] = {
         **dict.fromkeys(("pow", "atan2", "fmod"), "{T} {name}({T}, {T})"),
     }.items()
 } | {"lgammaf_r": "float lgammaf_r(float, int *)", "lgamma_r": "double lgamma_r(double, int *)"}
+LIBRARY["aligned_alloc"] = "void *aligned_alloc(unsigned long, unsigned long)"
 """Function of the C library → its declaration."""
 
 
@@ -312,6 +319,7 @@ def prelude(text: str) -> str:
             if name in INLINES:
                 needed[name] = None
                 pending.append(INLINES[name])
+                needed.update(dict.fromkeys(_TYPES_OF.get(name, ())))
             elif name in LIBRARY:
                 needed[name] = None
     library = [name for name in LIBRARY if name in needed]

@@ -50,7 +50,7 @@ def _carry(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[
         def again(node: Expr, symbols: set[sympy.Symbol] = symbols) -> bool:
             return node in computed and _costs(node, WORTH_KEEPING, symbols, where)
 
-        for node in _outermost(sweep.roots, kept, again):
+        for node in outermost(sweep.roots, kept, again):
             spanned = tuple(axis for axis in axes if axis.symbol in where[node])
             if spanned and node not in kept and _fits(spanned, lanes, node):
                 kept.add(node)
@@ -77,7 +77,7 @@ def _hoist(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[
                 return False
             return _costs(node, WORTH_HOISTING, {axis.symbol for axis in axes}, where)
 
-        for node in _outermost(sweep.roots, kept, invariant):
+        for node in outermost(sweep.roots, kept, invariant):
             spanned = tuple(axis for axis in axes if axis.symbol in where[node])
             if _fits(spanned, lanes, node):
                 kept.add(node)
@@ -88,7 +88,7 @@ def _hoist(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[
     return tuple(result)
 
 
-def _outermost(roots: Sequence[Expr], kept: set[Expr], wanted: Callable[[Expr], bool]) -> list[Expr]:
+def outermost(roots: Sequence[Expr], kept: set[Expr], wanted: Callable[[Expr], bool]) -> list[Expr]:
     """The largest sub-expressions of `roots` that are wanted and not inside a kept one, in a fixed order."""
     found: dict[Expr, None] = {}
     seen: set[Expr] = set()

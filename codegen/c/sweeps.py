@@ -2,20 +2,19 @@
 
 What enters is a kernel; what leaves is a list of sweeps, to be run one after the other for every point of the grid.
 Over axes that are held whole, statements that do not need each other's folds share a sweep (mean and maximum of a row
-are one pass).  A `Loop` is a sweep as it is written.  Loops inside loops, and folds over other axes than their loop's,
-are refused.
+are one pass).  A `Loop` is a sweep as it is written; `blocked` takes the kernels with loops inside loops, and with
+folds over other axes than those of their loop.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
 import torch
 
 from codegen.c.storage import NARROW_FLOATS
-from lowering.errors import BuildError
 from lowering.expr import Expr, Index, Load, Op, TileRef, index_of, make_cast, postorder, rewrite
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, spans, statements, values_of
 
@@ -57,11 +56,11 @@ class Sweep:
         return (*(keep.value for keep in self.keeps), *folded, *(v for s in self.stores for v in values_of(s)))
 
 
-def with_plain_folds(kernel: Kernel) -> Kernel:
+def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> Kernel:
     """`kernel` with only folds that C has a type for.
 
-    A `dot` becomes the sum of products that it means (there is no matrix unit here), and a fold of bfloat16 or float16
-    values becomes one of float32 that is rounded when it is complete.
+    A fold of bfloat16 or float16 values becomes one of float32 that is rounded when it is complete.  The factors of a
+    `dot` become of its own type; unless that is one of `products`, it becomes the sum of products that it means.
     """
     narrow = {
         stmt.name: stmt.dtype
@@ -71,21 +70,25 @@ def with_plain_folds(kernel: Kernel) -> Kernel:
 
     def widen(node: Expr) -> Expr | None:
         if isinstance(node, TileRef) and node.name in narrow:
-            return make_cast(TileRef(node.name, torch.float32), narrow[node.name])
+            return make_cast(TileRef(node.name, torch.float32, node.before), narrow[node.name])
         return None
 
     def rewritten(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Loop):
-            return Loop(stmt.axes, tuple(map(rewritten, stmt.body)))
+            where = None if stmt.where is None else rewrite([stmt.where], widen)[0]
+            return Loop(stmt.axes, tuple(map(rewritten, stmt.body)), where)
         if isinstance(stmt, Store):
             offset = rewrite([stmt.offset], widen)[0] if isinstance(stmt.offset, Expr) else stmt.offset
             return Store(stmt.param, offset, rewrite([stmt.value], widen)[0])
         dtype = torch.float32 if stmt.name in narrow else stmt.dtype
+        carry = None if stmt.carry is None else make_cast(rewrite([stmt.carry], widen)[0], dtype)
         args = rewrite(stmt.args, widen)
         if stmt.op == "dot":
-            args = [Op("mul", (make_cast(args[0], dtype), make_cast(args[1], dtype)), dtype)]
+            args = [make_cast(arg, dtype) for arg in args]
+            args = args if dtype in products else [Op("mul", tuple(args), dtype)]
         args = [make_cast(arg, torch.float32) if arg.dtype in NARROW_FLOATS else arg for arg in args]
-        return replace(stmt, op="sum" if stmt.op == "dot" else stmt.op, args=tuple(args), dtype=dtype)
+        op = "sum" if stmt.op == "dot" and dtype not in products else stmt.op
+        return replace(stmt, op=op, args=tuple(args), dtype=dtype, carry=carry)
 
     return replace(kernel, body=tuple(map(rewritten, kernel.body)))
 
@@ -99,11 +102,7 @@ def extend_spans(where: dict[Expr, Symbols], roots: Sequence[Expr]) -> None:
 
 
 def sweeps_of(kernel: Kernel) -> tuple[Sweep, ...]:
-    """The sweeps of a kernel, in order.
-
-    Raises:
-        BuildError: a loop inside a loop, or a fold over other axes than those of its loop.
-    """
+    """The sweeps of a kernel, in order."""
     where = spans(kernel)
     may_move = _updates_in_place(kernel, where)
     done: list[Sweep] = []
@@ -112,8 +111,7 @@ def sweeps_of(kernel: Kernel) -> tuple[Sweep, ...]:
         if isinstance(stmt, Loop):
             start = len(done)
             for inner in stmt.body:
-                if isinstance(inner, Loop) or (isinstance(inner, Fold) and set(inner.over) != set(stmt.axes)):
-                    raise BuildError(f"kernel {kernel.name}: the C target walks one loop at a time")
+                assert not isinstance(inner, Loop), "blocked writes loops inside loops"
                 axes = _inner(kernel, where, inner) | frozenset(stmt.axes)
                 _join(kernel, done, start, Sweep(_ordered(kernel, axes), resident=False), inner, producer)
         else:

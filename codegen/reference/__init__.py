@@ -43,6 +43,7 @@ class ReferenceTarget:
             bandwidth=1e6,
             flops=2e7,
             matrix_flops=2e8,
+            streamed=1.0,
         )
 
     def emit(self, kernel: Kernel) -> str:

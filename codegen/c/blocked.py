@@ -1,0 +1,362 @@
+"""Kernels with contractions: computed tile by tile.
+
+What enters is a kernel with products (`dot`), running values or loops inside loops; what leaves is one C function.
+Each thread takes blocks of the grid (`blocks`) and holds what statements leave for each other in tiles of its own
+(`held`), small enough for its caches.  A statement is one nest of loops over the points of its tiles (`scope`); a
+product is a call once its factors lie in memory (`factors`).
+
+What several statements need is computed once per scope, by the first that needs it; what a loop does not change, before
+the loop.  A fold that carries is brought up to date in place before the current block is added to it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+import sympy
+
+from codegen.c.factors import Factors
+from codegen.c.frame import Frame
+from codegen.c.held import Tile, product_tile, tile_over
+from codegen.c.indices import index_text
+from codegen.c.nest import Level, indented
+from codegen.c.products import FACTORS
+from codegen.c.scope import Scope
+from codegen.c.scratch import outermost
+from codegen.c.skips import ALWAYS, possible
+from codegen.c.storage import HELD, constant, operand
+from codegen.c.sweeps import extend_spans, with_plain_folds
+from codegen.c.threads import ENOUGH
+from codegen.c.values import Speller
+from lowering.expr import Expr, Load, TileRef, make_cast, postorder
+from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, running, statements, values_of, walked_folds
+from lowering.scalar_ops import identity
+
+_COMBINED = {"sum": "{0} + {1}", "prod": "{0} * {1}", "any": "{0} | {1}", "all": "{0} & {1}"}
+_REDUCTIONS = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
+
+
+def needs_blocks(kernel: Kernel) -> bool:
+    """Does `kernel` hold what only this file writes: products, running values, loops with more than their own folds?"""
+    found = list(statements(with_plain_folds(kernel, FACTORS).body))
+    loops = [stmt for stmt in found if isinstance(stmt, Loop)]
+    inner = [(loop, stmt) for loop in loops for stmt in loop.body]
+    return (
+        any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in found)
+        or any(isinstance(stmt, Loop) for _, stmt in inner)
+        or any(isinstance(stmt, Fold) and set(stmt.over) != set(loop.axes) for loop, stmt in inner)
+        or any(running(loop) for loop in loops)
+    )
+
+
+def blocked_function(kernel: Kernel) -> str:
+    """The text of one C function.
+
+    Raises:
+        BuildError: a dtype or operation without a C form.
+    """
+    return _Blocked(with_plain_folds(kernel, FACTORS)).text()
+
+
+class _Blocked:
+    """Writes one kernel: `text` walks its statements once, in order."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self.kernel, self.frame = kernel, Frame(kernel)
+        self.scope = Scope(kernel, self.frame)
+        self.products = Factors(self.scope)
+        self.best: dict[str, Tile] = {}  # of an argmax or argmin: the value at the position found
+        self.open: frozenset[sympy.Symbol] = frozenset()  # LOOP axes whose loop is open
+
+    def text(self) -> str:
+        body = self._body(self.kernel.body)
+        return self.frame.function(self._around(body))
+
+    # The grid ----------------------------------------------------------------------------------------------------
+
+    def _around(self, body: Sequence[str]) -> list[str]:
+        """`body` for every block of the grid, with its tiles allocated once per thread."""
+        allocate = [tile.allocation(self.scope.names) for tile in self.scope.tiles]
+        free = [f"__builtin_free({tile.name});" for tile in self.scope.tiles]
+        grid = [self.scope.blocks.of[axis.symbol] for axis in self.kernel.with_role(Role.GRID)]
+        nest = [*(line for block in grid for line in block.inside), *body]
+        for block in reversed(grid):
+            nest = [f"{block.header} {{", *indented(nest), "}"]
+        clauses = self._team() if grid else ""
+        if not clauses:
+            return [*self.scope.blocks.before, *allocate, *nest, *free]
+        collapse = f" collapse({len(grid)})" if len(grid) > 1 else ""
+        # Blocks that skip part of their loops end early: whoever is free takes the next one.
+        region = [*allocate, f"#pragma omp for{collapse} schedule(dynamic)", *nest, *free]
+        return [*self.scope.blocks.before, f"#pragma omp parallel {clauses}", "{", *indented(region), "}"]
+
+    def _team(self) -> str:
+        """The clauses of a parallel region; "" where there is too little work for one."""
+        amount = sympy.Integer(0)
+        for stmt in statements(self.kernel.body):
+            for value in values_of(stmt):
+                symbols = self.scope.where[value].union(stmt.over if isinstance(stmt, Fold) else ())
+                amount += sympy.Mul(*(axis.size for axis in self.kernel.axes if axis.symbol in symbols))
+        if amount.is_Integer:
+            return "num_threads(threads)" if amount >= ENOUGH else ""
+        return f"num_threads(threads) if({index_text(amount, self.scope.names)} >= {ENOUGH})"
+
+    # Scopes ------------------------------------------------------------------------------------------------------
+
+    def _body(self, body: Sequence[Stmt]) -> list[str]:
+        """The statements of one scope.  What they have put into tiles is forgotten after it, except for results."""
+        outside = self.scope.shared, dict(self.scope.known), dict(self.products.packed)
+        self.scope.shared = self.scope.shared | self._shared_in(body)
+        lines: list[str] = []
+        for stmt in body:
+            if isinstance(stmt, Loop):
+                lines += self._loop(stmt)
+            elif isinstance(stmt, Store):
+                lines += self._store(stmt)
+            else:
+                lines += self._fold(stmt)
+        results: dict[Expr, Tile] = {node: tile for node, tile in self.scope.known.items() if isinstance(node, TileRef)}
+        self.scope.shared, self.scope.known, self.products.packed = outside
+        self.scope.known.update(results)
+        return lines
+
+    def _shared_in(self, body: Sequence[Stmt]) -> frozenset[Expr]:
+        """What more than one statement of a scope evaluates and is better kept."""
+        counts: Counter[Expr] = Counter()
+        for stmt in body:
+            if not isinstance(stmt, Loop):
+                counts.update(set(postorder(*values_of(stmt))))
+
+        def wanted(node: Expr) -> bool:
+            return counts[node] > 1 and self.scope.worth_keeping(node)
+
+        own = [stmt for stmt in body if not isinstance(stmt, Loop)]
+        return frozenset(node for stmt in own for node in outermost(values_of(stmt), set(), wanted))
+
+    # Loops -------------------------------------------------------------------------------------------------------
+
+    def _loop(self, loop: Loop) -> list[str]:
+        lines = self._ahead(loop)
+        for fold in walked_folds(loop):
+            lines += self._start(fold)
+        blocks = [self.scope.blocks.of[symbol] for symbol in loop.axes]
+        inner = [line for block in blocks for line in block.inside]
+        condition = ALWAYS if loop.where is None else possible(loop.where, self.scope.blocks, self.scope.names)
+        if condition != ALWAYS:
+            inner.append(f"if (!{condition}) continue;")
+        inner += self._copies(loop)
+        outside = self.open
+        self.open = outside.union(loop.axes)
+        inner += self._body(loop.body)
+        self.open = outside
+        for block in reversed(blocks):
+            inner = [f"{block.header} {{", *indented(inner), "}"]
+        return [*lines, *inner]
+
+    def _ahead(self, loop: Loop) -> list[str]:
+        """What the loop does not change, computed before it: packed factors, and values that cost something."""
+        made = {stmt.name for stmt in statements(loop.body) if isinstance(stmt, Fold)}
+        closed = {axis.symbol for axis in self.kernel.with_role(Role.LOOP)} - self.open
+        fixed: dict[Expr, bool] = {}
+
+        def settled(value: Expr) -> bool:
+            for node in postorder(value):
+                if node not in fixed:
+                    own = not (isinstance(node, TileRef) and node.name in made)
+                    own &= not (isinstance(node, Load) and node.buffer in self.scope.written)
+                    own &= not self.scope.where[node] & closed
+                    fixed[node] = own and all(fixed[child] for child in node.children())
+            return fixed[value]
+
+        lines: list[str] = []
+        for stmt in statements(loop.body):
+            if isinstance(stmt, Loop):
+                continue
+            values = values_of(stmt)
+            for node in outermost(values, set(), lambda node: settled(node) and self.scope.worth_keeping(node)):
+                lines += self.scope.materialise(node)
+            if isinstance(stmt, Fold) and stmt.op == "dot":
+                product = self.products.product(stmt)
+                if settled(product.left) and self.scope.tiled(product.left):
+                    lines += self.products.left(product)[0]
+                if settled(product.right):
+                    lines += self.products.ahead(product)
+        return lines
+
+    def _copies(self, loop: Loop) -> list[str]:
+        """Copies of the running values that are still named as they were before the block once they have moved on."""
+        lines: list[str] = []
+        for fold in walked_folds(loop):
+            tile = self.scope.known[fold.ref]
+            position = loop.body.index(fold)
+            later = [value for stmt in statements(loop.body[position + 1 :]) for value in values_of(stmt)]
+            if fold.before not in postorder(*fold.args, *later):
+                self.scope.known[fold.before] = tile
+                continue
+            name = self.scope.space.fresh(f"{fold.name}_before")
+            copy = self.scope.allocate(tile_over(name, tile.held, tile.axes, self.scope.blocks))
+            self.scope.known[fold.before] = copy
+            lines += self.scope.fill(copy, self.scope.at(tile))
+        return lines
+
+    # Stores ------------------------------------------------------------------------------------------------------
+
+    def _store(self, store: Store) -> list[str]:
+        value = make_cast(store.value, self.kernel.param(store.param).dtype)
+        extend_spans(self.scope.where, [value])
+        offset = store.offset
+        roots = [value, offset] if isinstance(offset, Expr) else [value]
+        symbols = frozenset(offset.free_symbols) if isinstance(offset, sympy.Expr) else frozenset()
+        direct = [offset] if isinstance(offset, sympy.Expr) else []
+        span = self.scope.blocks.tiled(symbols.union(*(self.scope.where[root] for root in roots)))
+        axes = self.scope.order(span, roots, direct)
+        lines = self.scope.parts(roots, axes)
+        positions: list[str] = []
+
+        def place(speller: Speller) -> None:
+            positions.extend(speller.position(index) for index in direct)
+
+        def write(texts: Sequence[str], inner: Level) -> None:
+            position = positions[0] if positions else texts[1]
+            inner.before.append(f"{self.scope.params[store.param]}[{position}] = {texts[0]};")
+
+        return [*lines, *self.scope.nest(roots, axes, write, lanes=bool(direct), place=place)]
+
+    # Folds -------------------------------------------------------------------------------------------------------
+
+    def _start(self, fold: Fold) -> list[str]:
+        """A tile for the result of `fold`, that holds its identity."""
+        scope, held = self.scope, HELD[fold.dtype]
+        axes = tuple(symbol for symbol in scope.tiled(*fold.args) if symbol not in fold.over)
+        name = scope.space.exactly(fold.name)
+        if fold.op == "dot":
+            product = self.products.product(fold)
+            tile = product_tile(name, held, product.others, product.row, product.column, scope.blocks)
+        else:
+            tile = tile_over(name, held, axes, scope.blocks)
+        scope.known[fold.ref] = scope.allocate(tile)
+        if fold.op not in ("argmax", "argmin"):
+            return self.scope.fill(tile, constant(identity(fold.op, fold.dtype), fold.dtype))
+        dtype = fold.args[0].dtype
+        best = self.scope.allocate(tile_over(scope.space.exactly(f"{name}_best"), HELD[dtype], axes, scope.blocks))
+        self.best[fold.name] = best
+        worst = constant(identity(fold.op, dtype), dtype)
+        return [*self.scope.fill(best, worst), *self.scope.fill(tile, "INT64_MAX")]
+
+    def _fold(self, fold: Fold) -> list[str]:
+        lines: list[str] = []
+        complete = fold.ref not in self.scope.known  # at once; others were started before their loop
+        fresh = complete and fold.op == "dot" and not self.products.product(fold).deeper
+        if complete:
+            started = self._start(fold)
+            lines += [] if fresh else started
+        tile = self.scope.known[fold.ref]
+        if fold.op == "dot":
+            return [*lines, *self._dot(fold, tile, fresh=fresh)]
+        lines += self._carry(fold, tile)
+        over = frozenset(fold.over)
+        symbols = over.union(*(self.scope.where[arg] for arg in fold.args))
+        axes = self.scope.order(self.scope.blocks.tiled(symbols), fold.args, folded=over)
+        lines += self.scope.parts(fold.args, axes)
+        if fold.op in ("argmax", "argmin"):
+            return [*lines, *self._extreme_position(fold, tile, axes)]
+        if axes and axes[-1] in over:
+            return [*lines, *self._across(fold, tile, axes)]
+        element = self.scope.at(tile)
+
+        def write(texts: Sequence[str], inner: Level) -> None:
+            inner.before.append(f"{element} = {_combined(fold, element, texts[0])};")
+
+        return [*lines, *self.scope.nest(fold.args, axes, write, named=frozenset(fold.args))]
+
+    def _dot(self, fold: Fold, tile: Tile, *, fresh: bool) -> list[str]:
+        """A product; its factors are read before what the fold holds is brought up to date."""
+        product = self.products.product(fold)
+        lines, left = self.products.left(product)
+        right = self.products.right(product)
+        lines = [*lines, *right.lines, *self._carry(fold, tile)]
+        return [*lines, *self.products.multiply(product, tile, left, right, fresh=fresh)]
+
+    def _carry(self, fold: Fold, tile: Tile) -> list[str]:
+        """Bring what `fold` holds up to date with the running values it was summed up with."""
+        if fold.carry is None:
+            return []
+        lines = self.scope.parts([fold.carry], tile.axes)
+        element = self.scope.at(tile)
+
+        def write(texts: Sequence[str], inner: Level) -> None:
+            inner.before.append(f"{element} = {texts[0]};")
+
+        return [*lines, *self.scope.nest([fold.carry], tile.axes, write)]
+
+    def _across(self, fold: Fold, tile: Tile, axes: Sequence[sympy.Symbol]) -> list[str]:
+        """A fold whose lanes run along a folded axis: each takes a share, the shares are put together at the end."""
+        held = HELD[fold.dtype]
+        name = self.scope.space.fresh(f"{fold.name}_part")
+        outer = sum(symbol not in fold.over for symbol in axes)
+        extreme = fold.op in ("max", "min") and held != "_Bool"
+        watch = self.scope.space.fresh("nan") if extreme and fold.dtype.is_floating_point else ""
+        sign = _sign(fold)
+
+        def write(texts: Sequence[str], inner: Level) -> None:
+            value = texts[0]
+            if not extreme:
+                inner.before.append(f"{name} = {_combined(fold, name, value)};")
+                return
+            inner.before.append(f"{name} = {value} {'>' if fold.op == 'max' else '<'} {name} ? {value} : {name};")
+            if watch:
+                inner.before.append(f"{watch} |= {value} != {value};")
+
+        def wrap(levels: list[Level]) -> None:
+            levels[-1].clauses.append(f"reduction({sign}:{name})")
+            kept = levels[outer]
+            kept.before.append(f"{held if held != '_Bool' else 'int'} {name} = {_identity(fold)};")
+            if watch:
+                levels[-1].clauses.append(f"reduction(|:{watch})")
+                kept.before.append(f"int {watch} = 0;")
+                kept.after.append(f"if ({watch}) {name} = {constant(float('nan'), fold.dtype)};")
+            element = self.scope.at(tile)
+            kept.after.append(f"{element} = {_combined(fold, element, name)};")
+
+        return self.scope.nest(fold.args, axes, write, named=frozenset(fold.args), wrap=wrap)
+
+    def _extreme_position(self, fold: Fold, tile: Tile, axes: Sequence[sympy.Symbol]) -> list[str]:
+        """argmax and argmin, point by point: the best value so far and where it was."""
+        dtype = fold.args[0].dtype
+        held = "uint8_t" if HELD[dtype] == "_Bool" else HELD[dtype]
+        at = self.scope.at(tile)
+        best = self.scope.at(self.best[fold.name])
+
+        def write(texts: Sequence[str], inner: Level) -> None:
+            value, index = texts
+            took = self.scope.space.fresh("take")
+            inner.before += [
+                f"const _Bool {took} = {fold.op}_takes_{held}({value}, {index}, {best}, {at});",
+                f"{best} = {took} ? {value} : {best};",
+                f"{at} = {took} ? {index} : {at};",
+            ]
+
+        return self.scope.nest(fold.args, axes, write, named=frozenset(fold.args), lanes=False)
+
+
+def _identity(fold: Fold) -> str:
+    return constant(identity(fold.op, fold.dtype), fold.dtype)
+
+
+def _logical(fold: Fold) -> str:
+    """The operation that `fold` is on bools."""
+    return {"max": "any", "min": "all", "sum": "any", "prod": "all"}.get(fold.op, fold.op)
+
+
+def _sign(fold: Fold) -> str:
+    return _REDUCTIONS[_logical(fold) if HELD[fold.dtype] == "_Bool" else fold.op]
+
+
+def _combined(fold: Fold, left: str, right: str) -> str:
+    """Two results of `fold` as one; where one is NaN, so is theirs."""
+    held = HELD[fold.dtype]
+    op = _logical(fold) if held == "_Bool" else fold.op
+    if op in ("max", "min"):
+        return f"{op}imum_{held}({right}, {left})"
+    return _COMBINED[op].format(left, operand(right))

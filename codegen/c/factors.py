@@ -1,0 +1,147 @@
+"""The factors of a product: where they lie, and the calls that multiply them.
+
+What enters is a `dot` between values of a scope; what leaves are lines that bring its factors into memory, where they
+are not yet, and calls of `products`.  A tensor that is only read is a factor as it is, whatever its strides.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from codegen.c.held import Tile, packed_tile, row_stride
+from codegen.c.indices import index_text
+from codegen.c.nest import render
+from codegen.c.products import COLUMN_BLOCK
+from codegen.c.scope import Scope
+from codegen.c.storage import HELD
+from lowering.expr import Expr, Load
+from lowering.indexing import coefficient
+from lowering.kernel import Fold
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """How a `dot` becomes calls: axes of the tile and its factors; None where there is no such axis.
+
+    `left` spans `row` and `depth`, `right` spans `depth` and `column`; one call per point of the `others`, which the
+    result has, and of `deeper`, which are summed over too.
+    """
+
+    left: Expr
+    right: Expr
+    row: sympy.Symbol | None
+    column: sympy.Symbol | None
+    depth: sympy.Symbol | None
+    others: tuple[sympy.Symbol, ...]
+    deeper: tuple[sympy.Symbol, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    """A packed factor called `name`: the lines before all calls of a product, and those before each of them."""
+
+    lines: list[str]
+    each: list[str]
+    name: str
+
+
+class Factors:
+    """The factors of the products of one kernel.
+
+    Attributes:
+        packed: which factors, over which two axes, lie packed in the current scope.
+    """
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope = scope
+        self.packed: dict[tuple[Expr, sympy.Symbol | None, sympy.Symbol | None], Tile] = {}
+
+    def product(self, fold: Fold) -> Product:
+        """The calls that make up a `dot`.  The longer side becomes the columns where the other one is too short."""
+        left, right = fold.args
+
+        def longest(symbols: Sequence[sympy.Symbol]) -> sympy.Symbol | None:
+            return max(reversed(symbols), key=self.scope.blocks.points, default=None)
+
+        row, column = longest(self.scope.blocks.tiled(fold.rows)), longest(self.scope.blocks.tiled(fold.columns))
+        width, height = (1 if symbol is None else self.scope.blocks.points(symbol) for symbol in (column, row))
+        if 2 * width < min(height, 2 * COLUMN_BLOCK):
+            left, right, row, column = right, left, column, row
+        over = self.scope.blocks.tiled(fold.over)
+        depth = longest(over)
+        others = [s for s in self.scope.tiled(*fold.args) if s not in (row, column) and s not in fold.over]
+        return Product(left, right, row, column, depth, tuple(others), tuple(s for s in over if s != depth))
+
+    def ahead(self, product: Product) -> list[str]:
+        """Lines that pack the right factor, if one packing serves all calls."""
+        if set(self.scope.tiled(product.right)) - {product.depth, product.column}:
+            return []
+        return self.right(product).lines
+
+    def left(self, product: Product) -> tuple[list[str], str]:
+        """Lines that put the left factor into memory, and where it lies: pointer and two strides."""
+        return self._factor(product.left, product.row, product.depth)
+
+    def right(self, product: Product) -> Packed:
+        """How the right factor is packed; no lines and no call where that is done already."""
+        key = (product.right, product.depth, product.column)
+        if key in self.packed:
+            return Packed([], [], self.packed[key].name)
+        scope, held = self.scope, HELD[product.right.dtype]
+        lines, place = self._factor(product.right, product.depth, product.column)
+        name = scope.space.fresh("packed")
+        tile = scope.allocate(packed_tile(name, held, product.depth, product.column, scope.blocks))
+        counts = f"{self._count(product.depth)}, {self._count(product.column)}"
+        call = f"pack_{held}({place}, {counts}, {name});"
+        if set(scope.tiled(product.right)) - {product.depth, product.column}:
+            return Packed(lines, [call], name)
+        self.packed[key] = tile
+        return Packed([*lines, call], [], name)
+
+    def _factor(self, value: Expr, first: sympy.Symbol | None, second: sympy.Symbol | None) -> tuple[list[str], str]:
+        """Lines, then `pointer, stride along first, stride along second` of a factor in memory."""
+        direct = self._in_place(value, (first, second))
+        if direct is not None:
+            return [], direct
+        lines = self.scope.materialise(value)
+        tile = self.scope.known[value]
+        position = tile.position(self.scope.blocks, self.scope.names, (first, second))
+        pointer = tile.name if position == "0" else f"{tile.name} + {position}"
+        strides = (index_text(tile.stride(symbol), self.scope.names) for symbol in (first, second))
+        return lines, ", ".join([pointer, *strides])
+
+    def _in_place(self, value: Expr, inner: Sequence[sympy.Symbol | None]) -> str | None:
+        """The same of a tensor that can be read where it is; None where it must be computed."""
+        if not isinstance(value, Load) or value.mask is not None or value.buffer in self.scope.written:
+            return None
+        offset = value.index[0]
+        if isinstance(offset, Expr) or value in self.scope.known:
+            return None
+        strides = [sympy.Integer(0) if symbol is None else coefficient(offset, symbol) for symbol in inner]
+        if any(stride is None for stride in strides):
+            return None
+        starts = {}
+        for symbol in inner:
+            if symbol is not None:
+                start = self.scope.blocks.of[symbol].extent.start
+                starts[symbol] = sympy.Integer(0) if start == "0" else sympy.Symbol(start, integer=True)
+        names = {**self.scope.names, **{start: start.name for start in starts.values() if start.is_Symbol}}
+        position = index_text(sympy.expand_mul(offset.xreplace(starts)), names)
+        return ", ".join([f"{self.scope.params[value.buffer]} + {position}", *(index_text(s, names) for s in strides)])
+
+    def multiply(self, product: Product, tile: Tile, left: str, right: Packed, *, fresh: bool) -> list[str]:
+        """The calls that add the product to `tile`, or put it there if `fresh`."""
+        position = tile.position(self.scope.blocks, self.scope.names, (product.row, product.column))
+        stride = index_text(row_stride(product.column, self.scope.blocks), self.scope.names)
+        counts = ", ".join(self._count(symbol) for symbol in (product.row, product.column, product.depth))
+        to = tile.name if position == "0" else f"{tile.name} + {position}"
+        call = f"multiply_{tile.held}({left}, {right.name}, {to}, {stride}, {counts}, {int(fresh)});"
+        levels, _ = self.scope.levels((*product.others, *product.deeper), lanes=False)
+        levels[-1].before += [*right.each, call]
+        return render(levels)
+
+    def _count(self, symbol: sympy.Symbol | None) -> str:
+        return "1" if symbol is None else self.scope.blocks.count(symbol)

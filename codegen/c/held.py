@@ -1,0 +1,114 @@
+"""Tiles in memory: the arrays of one thread that hold a value for every point of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from codegen.c.blocks import Blocks
+from codegen.c.indices import Names, index_text
+from codegen.c.products import COLUMN_BLOCK, ROW_BLOCK
+from codegen.c.storage import operand
+from lowering.indexing import ONE, ZERO, FloorDiv
+
+LINE = 16
+"""Elements that are added to rows of a multiple of a kilobyte, whose columns would all fall into the same cache set."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """An array `name` of `count` elements of C type `held`; along `axes[k]` its elements are `strides[k]` apart."""
+
+    name: str
+    held: str
+    axes: tuple[sympy.Symbol, ...]
+    strides: tuple[sympy.Expr, ...]
+    count: sympy.Expr
+
+    def stride(self, symbol: sympy.Symbol | None) -> sympy.Expr:
+        """Elements from one point of `symbol` to the next: 0 where the tile does not have it."""
+        return self.strides[self.axes.index(symbol)] if symbol is not None and symbol in self.axes else ZERO
+
+    def position(self, blocks: Blocks, names: Names, first: Sequence[sympy.Symbol | None] = ()) -> str:
+        """Where the element of the current point lies; for the axes in `first`, of their first point."""
+        parts = []
+        for symbol, stride in zip(self.axes, self.strides, strict=True):
+            if symbol not in first:
+                slot = blocks.of[symbol].extent.slot
+                parts.append(slot if stride == 1 else f"{operand(slot)}*{_factor(stride, names)}")
+        return " + ".join(parts) or "0"
+
+    def element(self, blocks: Blocks, names: Names) -> str:
+        """The element of the current point."""
+        return f"{self.name}[{self.position(blocks, names)}]"
+
+    def allocation(self, names: Names) -> str:
+        """The declaration of the array, taken from the heap."""
+        size = f"{_factor(self.count, names)}*sizeof({self.held})"
+        return f"{self.held} *restrict {self.name} = aligned_alloc(64, ({size} + 63)/64*64);"
+
+
+def _factor(expr: sympy.Expr, names: Names) -> str:
+    text = index_text(expr, names)
+    return text if expr.is_Integer or expr.is_Symbol else f"({text})"
+
+
+def round_up(size: sympy.Expr, multiple: int) -> sympy.Expr:
+    """The least multiple of `multiple` that is not below `size`."""
+    if size.is_Integer:
+        return sympy.Integer(-(-int(size) // multiple) * multiple)
+    return multiple * FloorDiv(size + multiple - 1, multiple)
+
+
+def tile_over(name: str, held: str, axes: Sequence[sympy.Symbol], blocks: Blocks) -> Tile:
+    """A tile over `axes`, contiguous along the last."""
+    strides: list[sympy.Expr] = []
+    step = ONE
+    for symbol in reversed(axes):
+        strides.append(step)
+        bound = blocks.of[symbol].bound
+        assert bound is not None
+        step = step * bound if len(strides) > 1 or len(axes) == 1 else _row(bound)
+    return Tile(name, held, tuple(axes), tuple(reversed(strides)), step)
+
+
+def product_tile(
+    name: str,
+    held: str,
+    others: Sequence[sympy.Symbol],
+    row: sympy.Symbol | None,
+    column: sympy.Symbol | None,
+    blocks: Blocks,
+) -> Tile:
+    """A tile that products over (`row`, `column`) write: with the room that whole register blocks need."""
+    width = _row(_bound(column, blocks))
+    strides = [*([width] if row is not None else []), *([ONE] if column is not None else [])]
+    step = width * round_up(_bound(row, blocks), ROW_BLOCK)
+    for symbol in reversed(others):
+        strides.insert(0, step)
+        step = step * _bound(symbol, blocks)
+    axes = (*others, *(symbol for symbol in (row, column) if symbol is not None))
+    return Tile(name, held, axes, tuple(strides), step)
+
+
+def packed_tile(name: str, held: str, depth: sympy.Symbol | None, column: sympy.Symbol | None, blocks: Blocks) -> Tile:
+    """Room for a packed operand."""
+    return Tile(name, held, (), (), _bound(depth, blocks) * round_up(_bound(column, blocks), COLUMN_BLOCK))
+
+
+def row_stride(column: sympy.Symbol | None, blocks: Blocks) -> sympy.Expr:
+    """Elements from one row to the next of a `product_tile`."""
+    return _row(_bound(column, blocks))
+
+
+def _bound(symbol: sympy.Symbol | None, blocks: Blocks) -> sympy.Expr:
+    bound = ONE if symbol is None else blocks.of[symbol].bound
+    assert bound is not None
+    return bound
+
+
+def _row(bound: sympy.Expr) -> sympy.Expr:
+    width = round_up(bound, COLUMN_BLOCK)
+    return width + LINE if not width.is_Integer or int(width) % 64 == 0 else width

@@ -1,0 +1,144 @@
+"""The small matrix product of blocked kernels, as C text: operands that fit the caches, one thread.
+
+`multiply_T(a, ra, ca, b, c, rc, rows, columns, depth, fresh)` adds a · b to c, or puts it there if `fresh`.  Element
+(i, p) of a lies at `a[i*ra + p*ca]`: its numbers are broadcast one by one, so that any strides do.  b was laid out by
+`pack_T(b, rb, cb, depth, columns, packed)` in panels, each with the columns of one register block side by side, filled
+up with zeros.  c has rows of `rc` numbers and room for `rows` rounded up to `ROW_BLOCK` and `columns` rounded up to
+`COLUMN_BLOCK`.
+
+The registers hold ROW_BLOCK × (up to four vectors) sums, which is what keeps two units of 512-bit multiply-adds busy;
+panels share the columns evenly, since a narrow last one would leave them waiting for each other's results.
+"""
+
+from __future__ import annotations
+
+import torch
+
+ROW_BLOCK = 6
+COLUMN_BLOCK = 16
+
+_TYPES = """\
+#if defined(__AVX512F__)
+#define PRODUCT_BYTES 64
+#elif defined(__AVX__)
+#define PRODUCT_BYTES 32
+#else
+#define PRODUCT_BYTES 16
+#endif
+#ifdef __clang__
+#pragma clang fp contract(fast)
+#define CONTRACTED
+#else
+#define CONTRACTED __attribute__((optimize("fp-contract=fast")))
+#endif
+"""
+
+_VECTORS = """\
+typedef {T} vector_{T} __attribute__((vector_size(PRODUCT_BYTES)));
+typedef {T} loose_{T} __attribute__((vector_size(PRODUCT_BYTES), aligned(sizeof({T}))));
+enum {{ lanes_{T} = PRODUCT_BYTES / sizeof({T}), panel_{T} = PRODUCT_BYTES == 64 ? 16 / sizeof({T}) : 1 }};"""
+
+_BLOCK = """\
+CONTRACTED static __attribute__((noinline)) void product_{T}_{P}(const {T} *a, int64_t ra, int64_t ca,
+        const {T} *restrict b, {T} *restrict c, int64_t rc, int64_t rows, int64_t depth, int fresh) {{
+    enum {{ count = {P} * {columns} / lanes_{T} }};
+    const {T} *row[{rows}];
+    vector_{T} sum[{rows}][count];
+    #pragma GCC unroll 16
+    for (int i = 0; i < {rows}; i++) {{
+        row[i] = a + (i < rows ? i : rows - 1) * ra;
+        #pragma GCC unroll 16
+        for (int v = 0; v < count; v++)
+            sum[i][v] = fresh ? (vector_{T}){{0}} : *(const loose_{T} *)(c + i * rc + v * lanes_{T});
+    }}
+    for (int64_t p = 0; p < depth; p++, b += count * lanes_{T}) {{
+        vector_{T} right[count];
+        #pragma GCC unroll 16
+        for (int v = 0; v < count; v++) right[v] = *(const loose_{T} *)(b + v * lanes_{T});
+        #pragma GCC unroll 16
+        for (int i = 0; i < {rows}; i++) {{
+            const {T} left = row[i][p * ca];
+            #pragma GCC unroll 16
+            for (int v = 0; v < count; v++) sum[i][v] += left * right[v];
+        }}
+    }}
+    #pragma GCC unroll 16
+    for (int i = 0; i < {rows}; i++) {{
+        #pragma GCC unroll 16
+        for (int v = 0; v < count; v++) *(loose_{T} *)(c + i * rc + v * lanes_{T}) = sum[i][v];
+    }}
+}}"""
+
+# `wide` is the number of 16-column groups of a panel.
+_MULTIPLY = """\
+static __attribute__((noinline)) void multiply_{T}(const {T} *a, int64_t ra, int64_t ca, const {T} *b, {T} *c,
+        int64_t rc, int64_t rows, int64_t columns, int64_t depth, int fresh) {{
+    const int64_t groups = (columns + {columns} - 1) / {columns};
+    for (int64_t left = (groups + panel_{T} - 1) / panel_{T}, done = 0; left > 0; left--) {{
+        const int64_t wide = (groups - done + left - 1) / left;
+        for (int64_t i = 0; i < rows; i += {rows}) {{
+            const {T} *from = a + i * ra;
+            {T} *to = c + i * rc + done * {columns};
+            if (wide == 1) product_{T}_1(from, ra, ca, b, to, rc, rows - i, depth, fresh);
+#if PRODUCT_BYTES == 64
+            else if (wide == 2) product_{T}_2(from, ra, ca, b, to, rc, rows - i, depth, fresh);
+{wider}#endif
+        }}
+        b += depth * wide * {columns};
+        done += wide;
+    }}
+}}"""
+
+_WIDER = "            else if (wide == {P}) product_{T}_{P}(from, ra, ca, b, to, rc, rows - i, depth, fresh);\n"
+
+# 16 columns at a time: rows of b are copied, columns of it are turned 16 × 16 at a time.
+_PACK = """\
+static __attribute__((noinline)) void pack_{T}(const {T} *b, int64_t rb, int64_t cb, int64_t depth, int64_t columns,
+        {T} *restrict to) {{
+    const int64_t groups = (columns + {columns} - 1) / {columns};
+    for (int64_t left = (groups + panel_{T} - 1) / panel_{T}, done = 0; left > 0; left--) {{
+        const int64_t wide = (groups - done + left - 1) / left, step = wide * {columns};
+        for (int64_t g = 0; g < wide; g++) {{
+            const int64_t first = (done + g) * {columns};
+            const int64_t count = columns - first < {columns} ? columns - first : {columns};
+            const {T} *from = b + first * cb;
+            {T} *at = to + g * {columns};
+            int64_t p = 0;
+            if (count == {columns} && cb == 1) {{
+                for (; p < depth; p++)
+                    for (int v = 0; v < {columns}; v += lanes_{T})
+                        *(loose_{T} *)(at + p * step + v) = *(const loose_{T} *)(from + p * rb + v);
+            }} else if (count == {columns} && rb == 1) {{
+                _Alignas(64) {T} turned[16][16];
+                for (; p + 16 <= depth; p += 16) {{
+                    transpose_{T}(from + p, cb, 16, 16, turned);
+                    for (int q = 0; q < 16; q++)
+                        for (int v = 0; v < {columns}; v += lanes_{T})
+                            *(loose_{T} *)(at + (p + q) * step + v) = *(const loose_{T} *)(turned[q] + v);
+                }}
+            }}
+            for (; p < depth; p++)
+                for (int64_t j = 0; j < {columns}; j++) at[p * step + j] = j < count ? from[p * rb + j * cb] : 0;
+        }}
+        to += depth * step;
+        done += wide;
+    }}
+}}"""
+
+FACTORS = {torch.float32: "float", torch.float64: "double", torch.int32: "int32_t"}
+"""Types that have a product, in C."""
+
+
+def definitions() -> dict[str, str]:
+    """Function → its definition, for the prelude; those that come first are needed by the others."""
+    found: dict[str, str] = {}
+    for T in FACTORS.values():
+        panels = 2 if T == "double" else 4
+        words: dict[str, object] = {"T": T, "rows": ROW_BLOCK, "columns": COLUMN_BLOCK}
+        wider = "".join(_WIDER.format(T=T, P=panel) for panel in range(3, panels + 1))
+        blocks = [_BLOCK.format(P=panel, **words) for panel in range(1, panels + 1)]
+        wide = "\n".join(["#if PRODUCT_BYTES == 64", *blocks[1:], "#endif"])
+        found[f"vector_{T}"] = _VECTORS.format(**words)
+        found[f"pack_{T}"] = _PACK.format(**words)
+        found[f"multiply_{T}"] = "\n".join([blocks[0], wide, _MULTIPLY.format(wider=wider, **words)])
+    return {"product_types": _TYPES.rstrip(), **found}

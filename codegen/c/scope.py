@@ -1,0 +1,188 @@
+"""What lies in tiles while a kernel is written, and the nests of loops that put it there.
+
+A value that is known to lie in a tile is read from it wherever the current scope names it.  Values that cost something
+are put into tiles of their own where a nest would compute them again and again; those that several statements share,
+by the first nest that has all of their axes, in passing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import sympy
+
+from codegen.c.blocks import choose_blocks
+from codegen.c.frame import Frame
+from codegen.c.held import Tile, tile_over
+from codegen.c.nest import Level, render
+from codegen.c.products import COLUMN_BLOCK
+from codegen.c.scratch import WORTH_KEEPING, outermost
+from codegen.c.storage import HELD
+from codegen.c.threads import cost_of
+from codegen.c.values import Speller
+from lowering.expr import Expr, Load, TileRef, postorder
+from lowering.indexing import coefficient
+from lowering.kernel import Kernel, spans
+
+
+class Scope:
+    """The tiles of one kernel and what they hold at the place that is being written.
+
+    Attributes:
+        where: the axes of each expression.
+        blocks: how far each axis runs.
+        written: params whose elements change: what is read from them is not kept.
+        tiles: all that one thread allocates.
+        known: what lies in a tile, wherever the current scope names it.
+        shared: what several statements of the scope need.
+    """
+
+    def __init__(self, kernel: Kernel, frame: Frame) -> None:
+        self.space, self.names, self.params = frame.space, frame.names, frame.params
+        self.where = dict(spans(kernel))
+        self.blocks = choose_blocks(kernel, self.names)
+        self.written = frozenset(param.name for param in kernel.params if param.written)
+        self.tiles: list[Tile] = []
+        self.known: dict[Expr, Tile] = {}
+        self.shared: frozenset[Expr] = frozenset()
+
+    def tiled(self, *values: Expr) -> tuple[sympy.Symbol, ...]:
+        """The axes that a tile of `values` has."""
+        return self.blocks.tiled(symbol for value in values for symbol in self.where[value])
+
+    def worth_keeping(self, node: Expr) -> bool:
+        """Does a tile of `node` save work, and stay true until the scope ends?"""
+        if not self.tiled(node) or isinstance(node, TileRef):
+            return False
+        cost = 0
+        for part in self._unknown([node]):
+            if isinstance(part, Load):
+                if part.buffer in self.written:
+                    return False
+                continue
+            cost += cost_of(part) if self.tiled(part) else 0
+        return cost >= WORTH_KEEPING
+
+    def _unknown(self, roots: Sequence[Expr]) -> Iterator[Expr]:
+        """The parts of `roots` that do not lie in tiles."""
+        seen: set[Expr] = set()
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            if node not in seen and node not in self.known:
+                seen.add(node)
+                yield node
+                stack.extend(node.children())
+
+    def allocate(self, tile: Tile) -> Tile:
+        """`tile`, which every thread now has."""
+        self.tiles.append(tile)
+        return tile
+
+    def at(self, tile: Tile) -> str:
+        """The element of `tile` at the current point."""
+        return tile.element(self.blocks, self.names)
+
+    def fill(self, tile: Tile, text: str) -> list[str]:
+        """Lines that put `text` into every element of `tile`."""
+        levels, _ = self.levels(tile.axes, lanes=True)
+        levels[-1].before.append(f"{self.at(tile)} = {text};")
+        return render(levels)
+
+    def materialise(self, node: Expr) -> list[str]:
+        """Put a value into a tile, unless it lies in one."""
+        if node in self.known:
+            return []
+        axes = self.order(self.tiled(node), [node])
+        lines = self.parts([node], axes)
+        tile = self._tile(node, axes)
+        element = self.at(tile)
+        lines += self.nest([node], axes, lambda texts, inner: inner.before.append(f"{element} = {texts[0]};"))
+        self.known[node] = tile
+        return lines
+
+    def parts(self, roots: Sequence[Expr], axes: Sequence[sympy.Symbol]) -> list[str]:
+        """Tiles for the costly parts of `roots` that a nest over `axes` would compute again and again."""
+        span = set(axes)
+        lines: list[str] = []
+
+        def smaller(node: Expr) -> bool:
+            return set(self.tiled(node)) < span and self.worth_keeping(node)
+
+        for node in outermost(roots, set(self.known), smaller):
+            lines += self.materialise(node)
+        return lines
+
+    def _tile(self, node: Expr, axes: Sequence[sympy.Symbol]) -> Tile:
+        return self.allocate(tile_over(self.space.fresh("tile"), HELD[node.dtype], axes, self.blocks))
+
+    def nest(
+        self,
+        roots: Sequence[Expr],
+        axes: Sequence[sympy.Symbol],
+        write: Callable[[Sequence[str], Level], None],
+        *,
+        named: frozenset[Expr] = frozenset(),
+        lanes: bool = True,
+        wrap: Callable[[list[Level]], None] | None = None,
+        place: Callable[[Speller], None] | None = None,
+    ) -> list[str]:
+        """A nest over `axes`, innermost last, that evaluates `roots`; `write` puts their texts into the last level.
+
+        Shared parts that have all the axes are kept in passing.  `place` is called before `write`, with what spells.
+        """
+        span = set(axes)
+        passing = outermost(roots, set(self.known), lambda node: node in self.shared and set(self.tiled(node)) == span)
+        levels, depth = self.levels(axes, lanes=lanes)
+        speller = Speller(self.where, self.space, self.names, self.params, self.written)
+        speller.open(levels, depth)
+        for value, tile in self.known.items():
+            speller.learn(value, self.at(tile))
+        texts = speller.spell([*passing, *roots], named=named)
+        inner = levels[-1]
+        for node, text in zip(passing, texts, strict=False):
+            tile = self._tile(node, axes)
+            inner.before.append(f"{self.at(tile)} = {text};")
+            self.known[node] = tile
+        if place is not None:
+            place(speller)
+        write(texts[len(passing) :], inner)
+        if wrap is not None:
+            wrap(levels)
+        return render(levels)
+
+    def levels(self, axes: Sequence[sympy.Symbol], *, lanes: bool) -> tuple[list[Level], dict[sympy.Symbol, int]]:
+        """Empty loops over `axes`, the last one over SIMD `lanes` or not, and the level of each."""
+        levels = [Level(), *(Level(self.blocks.of[symbol].extent.header) for symbol in axes)]
+        if axes and lanes:
+            levels[-1].pragma = "#pragma omp simd"
+        return levels, {symbol: k + 1 for k, symbol in enumerate(axes)}
+
+    def order(
+        self,
+        axes: Sequence[sympy.Symbol],
+        roots: Sequence[Expr],
+        stored: Sequence[sympy.Expr] = (),
+        folded: frozenset[sympy.Symbol] = frozenset(),
+    ) -> tuple[sympy.Symbol, ...]:
+        """`axes` as a nest walks them: last the one that most of what is read and `stored` is contiguous along."""
+        scores = dict.fromkeys(axes, 0)
+
+        def count(stride: sympy.Expr | None, symbol: sympy.Symbol, weight: int) -> None:
+            scores[symbol] += 0 if stride == 0 else weight if stride == 1 else -weight
+
+        for node in postorder(*roots):
+            if isinstance(node, Load) and node not in self.known and not isinstance(node.index[0], Expr):
+                for symbol in axes:
+                    count(coefficient(node.index[0], symbol), symbol, 1)
+            elif node in self.known:
+                for symbol in axes:
+                    count(self.known[node].stride(symbol), symbol, 1)
+        for offset in stored:
+            for symbol in axes:
+                count(coefficient(offset, symbol), symbol, 2)
+        if not axes:
+            return ()
+        lane = max(reversed(axes), key=lambda symbol: (scores[symbol], min(self.blocks.points(symbol), COLUMN_BLOCK)))
+        rest = sorted((symbol for symbol in axes if symbol != lane), key=lambda symbol: symbol in folded)
+        return (*rest, lane)
