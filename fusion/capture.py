@@ -8,7 +8,7 @@ graph; what leaves is a Dynamo backend.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 import sympy
@@ -17,15 +17,11 @@ from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
-from torch.fx.experimental.symbolic_shapes import guard_or_false
-from torch.utils.checkpoint import CheckpointPolicy
 
+from fusion.joint import prepare
 from lowering.builder import size_of
 from lowering.decompositions import decompositions
 from lowering.errors import Unsupported
-
-MAX_RECOMPUTED = 256
-"""The longest axis that a product may run over to be made again rather than saved."""
 
 Boxed: TypeAlias = Callable[[list[object]], tuple[object, ...]]
 CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
@@ -44,8 +40,7 @@ def aot_backend(
     def partition(
         joint: fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        if streams(main_device(joint)):
-            prefer_recomputation(joint)
+        prepare(joint, streams=streams(main_device(joint)))
         return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
 
     def labelled(label: str) -> Callable[[fx.GraphModule, Sequence[object]], Boxed]:
@@ -65,54 +60,6 @@ def aot_backend(
         partition_fn=partition,
     )
     return backend
-
-
-def prefer_recomputation(joint: fx.GraphModule) -> None:
-    """Mark what backward had better make again: products that are much larger than their operands, maps of them, and
-    what is made of constants alone (masks).
-    """
-    constant: set[fx.Node] = set()
-    tiles: set[fx.Node] = set()
-    for node in joint.graph.nodes:
-        if node.op != "call_function" or _is_random(node):
-            continue
-        if all(arg in constant for arg in node.all_input_nodes):
-            constant.add(node)
-        elif _grows(node) or (not _is_product(node) and _is_map_of(node, tiles)):
-            tiles.add(node)
-        else:
-            continue
-        if not any(user.op == "output" for user in node.users):
-            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
-
-
-def _is_random(node: fx.Node) -> bool:
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
-
-
-def _is_product(node: fx.Node) -> bool:
-    return node.target in (torch.ops.aten.mm.default, torch.ops.aten.bmm.default)
-
-
-def _is_map_of(node: fx.Node, tiles: Collection[fx.Node]) -> bool:
-    """Is this an operation on a tile that gives one as large?"""
-    made = node.meta.get("val")
-    taken = [arg.meta["val"] for arg in node.all_input_nodes if arg in tiles]
-    return isinstance(made, torch.Tensor) and any(guard_or_false(made.numel() >= val.numel()) for val in taken)
-
-
-def _grows(node: fx.Node) -> bool:
-    """Is this a product over a short axis, much larger than its operands?
-
-    It is not worth saving between forward and backward: a kernel that needs a tile of it makes it again.
-    """
-    if not _is_product(node):
-        return False
-    left, right = (arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node))
-    short, size = left.shape[-1], node.meta["val"].numel()
-    if not isinstance(short, int) or short > MAX_RECOMPUTED:
-        return False
-    return bool(guard_or_false(size >= 4 * (left.numel() + right.numel())))
 
 
 def main_device(graph: fx.GraphModule) -> torch.device:

@@ -9,13 +9,13 @@ inside the result; a failure of the compiler itself is raised, and whoever calle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from functools import partial
 
 import sympy
 from torch import fx
 
-from codegen.target import Target
+from codegen.target import Capabilities, Target
 from codegen.targets import builder_for
 from fusion.capture import main_device, size_hints
 from fusion.inspect.report import Report
@@ -29,7 +29,7 @@ from fusion.schedule.library import prefer_library
 from fusion.schedule.split import split_reductions
 from fusion.schedule.streams import positions_in, stream
 from lowering.lower import lower
-from lowering.program import Program
+from lowering.program import Contract, Program
 from lowering.verify import verify_kernel, verify_program
 
 Compiled = Callable[[list[object]], tuple[object, ...]]
@@ -44,7 +44,7 @@ def schedule_graph(
         The program as lowered, and the schedule of what became of it.
     """
     capabilities = target.capabilities
-    program = lower(graph, device=main_device(graph), contractions="dot" in capabilities.fold_ops)
+    program = lower(graph, device=main_device(graph), contractions=_products(graph, capabilities, hints))
     lowered = trace.program("program", program)
     verify_program(program)
 
@@ -67,6 +67,23 @@ def schedule_graph(
         if isinstance(step, KernelCall):
             verify_kernel(step.kernel)
     return lowered, schedule
+
+
+def _products(
+    graph: fx.GraphModule, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None
+) -> Collection[str] | None:
+    """The matrix products to lower as contractions, by the names of their nodes; None for all.
+
+    Where the library multiplies faster than what is generated, only those that something walks at once.
+    """
+    if "dot" not in capabilities.fold_ops:
+        return ()
+    if capabilities.lone_products:
+        return None
+    program = inline_cheap_maps(lower(graph, device=main_device(graph)))
+    program, streams = stream(program, capabilities, hints)
+    members = (program.nodes[member] for cluster in streams for member in cluster.members)
+    return {program.origins[node.out].name for node in members if isinstance(node, Contract)}
 
 
 def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph") -> tuple[Compiled, Report]:

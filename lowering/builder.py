@@ -7,7 +7,7 @@ being lowered, whose strides under eager the result takes.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import sympy
 import torch
@@ -41,7 +41,7 @@ GENERATED_DTYPES = frozenset(
 class Builder:
     """Buffers and nodes so far, and the fx node being lowered."""
 
-    def __init__(self, contractions: bool) -> None:
+    def __init__(self, contractions: Collection[str] | None) -> None:
         self.contractions = contractions
         self.buffers: dict[str, Buffer] = {}
         self.nodes: list[Node] = []
@@ -82,8 +82,7 @@ class Builder:
 
     def contract(self, lhs: Value, rhs: Value, dtype: torch.dtype) -> Value:
         """Batched product of lhs [batch…, m, k] and rhs [batch…, k, n], accumulated wide, rounded to `dtype`."""
-        if not self.contractions:
-            raise Unsupported("matrix products are left to the library on this target")
+        self.check_contraction()
         *batch, m, k = lhs.shape
         n = rhs.shape[-1]
         if (*rhs.shape[:-2], rhs.shape[-2]) != (*batch, k):
@@ -107,6 +106,12 @@ class Builder:
             )
         )
         return load_of(out)
+
+    def check_contraction(self) -> None:
+        """Refuse a matrix product that is not among those to generate."""
+        assert self.current is not None
+        if self.contractions is not None and self.current.name not in self.contractions:
+            raise Unsupported("matrix products are left to the library on this target")
 
     def seed(self, device: torch.device) -> Value:
         """A fresh int64 seed, 0-d, drawn from the device's default generator each time the program runs."""

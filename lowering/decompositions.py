@@ -13,6 +13,7 @@ from functools import lru_cache
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload, OpOverloadPacket
+from torch._prims_common import get_computation_dtype
 
 from lowering import rules
 from lowering.registry import RULES
@@ -50,9 +51,19 @@ ALSO: tuple[OpOverloadPacket, ...] = (
 """Taken apart although not among PyTorch's core decompositions."""
 
 
-FOR_TRAINING: tuple[OpOverloadPacket, ...] = (aten._softmax, aten._log_softmax)
+FOR_TRAINING: tuple[OpOverloadPacket, ...] = (aten._softmax, aten._log_softmax, aten._log_softmax_backward_data)
 """Taken apart although there is a rule: the parts show the partitioner what backward can recompute from the input and
 a few numbers per row, where it would save the whole result of the call."""
+
+
+def softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
+    """y·(grad - Σ grad·y), rounded once.  The parts show the sum, which may be had from smaller tensors.
+
+    PyTorch's own parts, grad·y - y·Σ grad·y, keep fewer digits where grad is much the same along a row.
+    """
+    wide = get_computation_dtype(grad.dtype)
+    g, y = grad.to(wide), output.to(wide)
+    return (y * (g - (g * y).sum(dim, keepdim=True))).to(input_dtype)
 
 
 @lru_cache(maxsize=1)
@@ -61,4 +72,5 @@ def decompositions() -> dict[OpOverload, Callable[..., object]]:
     table = {**core_aten_decompositions(), **get_decompositions(ALSO)}
     kept = {target: parts for target, parts in table.items() if target not in RULES}
     kept.update(get_decompositions(FOR_TRAINING))
+    kept[aten._softmax_backward_data.default] = softmax_backward
     return {target: parts for target, parts in kept.items() if isinstance(target, OpOverload)}

@@ -8,7 +8,7 @@ arguments its rule does not take, becomes an Extern that says why.
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -31,12 +31,15 @@ assert rules.__all__, "importing the rules registers them"
 FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
 
 
-def lower(graph: fx.GraphModule, *, device: torch.device | None = None, contractions: bool = True) -> Program:
+def lower(
+    graph: fx.GraphModule, *, device: torch.device | None = None, contractions: Collection[str] | None = None
+) -> Program:
     """Lower a functional ATen graph.
 
     Args:
         device: the device to generate for; calls that touch another one stay externs.  None takes any.
-        contractions: whether matrix products become Contract nodes; otherwise they stay library calls.
+        contractions: names of the fx nodes whose matrix products become Contract nodes, others stay library calls;
+            None takes all.
 
     Raises:
         Unsupported: the graph as a whole cannot be represented (a value that is neither tensor nor known integer).
@@ -47,7 +50,9 @@ def lower(graph: fx.GraphModule, *, device: torch.device | None = None, contract
 class Lowering(Builder):
     """One walk over an fx graph: what each fx node's value is, and which buffers hold it as eager would."""
 
-    def __init__(self, graph: fx.GraphModule, device: torch.device | None, contractions: bool) -> None:
+    def __init__(
+        self, graph: fx.GraphModule, device: torch.device | None, contractions: Collection[str] | None
+    ) -> None:
         self.graph = graph
         self.device = device
         super().__init__(contractions)

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 import sympy
 
 from fusion.schedule.graph import Dependences
-from fusion.schedule.hoist import Hoisted, hoist
 from fusion.schedule.legality import Cluster
 from fusion.schedule.space import Placement
 from lowering.expr import Expr, Index, Load, TileRef, free_axes, guarded, make_cast, postorder, rewrite
+from lowering.hoist import Hoisted, hoist
 from lowering.indexing import flatten, substitute, substitute_all
 from lowering.kernel import Fold
 from lowering.program import Contract, Map

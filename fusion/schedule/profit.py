@@ -19,13 +19,6 @@ from lowering.program import Contract, Extern
 CONTRACTION_TILE = 128
 """Rows and columns of a contraction's tile: an operand is evaluated once per tile of the other side."""
 
-MATRIX_SHARE = {1: 2.0, 2: 1.0, 4: 0.07, 8: 0.08}
-"""Bytes of an operand's element → rate of the matrix units, or of what stands in for them, against 16-bit operands."""
-
-
-STREAMED = 0.5
-"""The share of the matrix units' speed that contractions reach inside a walk (see `streams.py`)."""
-
 
 class Prices:
     """Predicted times, in microseconds, of clusters of one Program on one target."""
@@ -110,7 +103,8 @@ class Prices:
     def contraction(self, cluster: Cluster, node: Contract) -> float:
         """Microseconds that the matrix units take for a contraction at the library's speed."""
         points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
-        share = MATRIX_SHARE[node.lhs.dtype.itemsize] * (STREAMED if cluster.space.streamed else 1.0)
+        share = self.capabilities.matrix_share[node.lhs.dtype.itemsize]
+        share *= self.capabilities.streamed if cluster.space.streamed else 1.0
         return 2 * points / (self.capabilities.matrix_flops * share)
 
     def _operand(self, cluster: Cluster, member: int) -> bool:

@@ -27,7 +27,6 @@ from fusion.schedule.expand import expand
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import cost, inline_cheap_maps
 from fusion.schedule.legality import Cluster
-from fusion.schedule.profit import MATRIX_SHARE, STREAMED
 from fusion.schedule.space import Placement, Space, place
 from fusion.schedule.walks import walk
 from lowering.expr import Expr, Load, loads, rewrite
@@ -240,7 +239,7 @@ class _Finder:
         together = 0.0
         for made in found:
             together += capabilities.launch_us
-            together += sum(self._products(p) / STREAMED + self._work(p) for p in made.places)
+            together += sum(self._products(p) / capabilities.streamed + self._work(p) for p in made.places)
         return together < apart
 
     def _products(self, position: int) -> float:
@@ -248,7 +247,8 @@ class _Finder:
         if not isinstance(node, Contract):
             return 0.0
         points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
-        return 2 * points / (self.capabilities.matrix_flops * MATRIX_SHARE[node.lhs.dtype.itemsize])
+        share = self.capabilities.matrix_share[node.lhs.dtype.itemsize]
+        return 2 * points / (self.capabilities.matrix_flops * share)
 
     def _work(self, position: int) -> float:
         node = self.dependences.compute(position)

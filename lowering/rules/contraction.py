@@ -61,8 +61,7 @@ def _plus(bias: Value, result: Value, beta: Argument, alpha: Argument) -> Value:
 @lowers(aten.mv.default)
 def matrix_vector(ctx: Builder, matrix: Value, vector: Value) -> Value:
     """matrix [m, k] · vector [k] → [m]."""
-    if not ctx.contractions:
-        raise Unsupported("matrix products are left to the library on this target")
+    ctx.check_contraction()
     _check(matrix, vector)
     if not matrix.dtype.is_floating_point:
         raise Unsupported(f"matrix product of {matrix.dtype}")

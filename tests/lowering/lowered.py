@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 import torch
 from torch._ops import OpOverload
@@ -34,7 +34,10 @@ def traced(
 
 
 def lowered(
-    function: Callable[..., object], *inputs: torch.Tensor, mode: str = "fake", contractions: bool = True
+    function: Callable[..., object],
+    *inputs: torch.Tensor,
+    mode: str = "fake",
+    contractions: Collection[str] | None = None,
 ) -> Program:
     """The verified Program of `function` on these inputs."""
     program = lower(traced(function, inputs, mode), contractions=contractions)
@@ -74,7 +77,7 @@ def check(
     leaves: Sequence[str] = (),
     mode: str = "fake",
     tolerance: float | None = None,
-    contractions: bool = True,
+    contractions: Collection[str] | None = None,
 ) -> Program:
     """Lower, verify, run, and compare with eager; `leaves` names the calls that have to be left to the library."""
     program = lowered(function, *inputs, mode=mode, contractions=contractions)

@@ -292,8 +292,8 @@ def test_products_of_bytes():
 
 def test_products_are_library_calls_where_they_are_not_generated():
     a, b = torch.randn(4, 6), torch.randn(6, 5)
-    check(torch.mm, a, b, contractions=False, leaves=["mm.default"])
-    check(torch.mv, a, b[:, 0], contractions=False, leaves=["mv.default"])
+    check(torch.mm, a, b, contractions=(), leaves=["mm.default"])
+    check(torch.mv, a, b[:, 0], contractions=(), leaves=["mv.default"])
 
 
 def test_the_library_form_of_a_product_is_made_of_calls():

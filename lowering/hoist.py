@@ -1,11 +1,11 @@
-"""Hoisting: factors that do not vary along the contracted axes move out of a contraction.
+"""Hoisting: factors that do not vary along the summed axes move out of a sum.
 
     Σ_k x[m, k] · (w[n, k] · s[n])  =  s[n] · Σ_k x[m, k] · w[n, k]
 
-What enters are the operands of one contraction as its kernel evaluates them, with everything fused into them visible;
+What enters are the operands of one contraction, or the argument of one sum, with everything fused into them visible;
 what leaves are smaller operands and the factors and divisors for the sum.  A scale per channel is then applied once
-per result instead of once per element, and the tensor it scaled is multiplied in the type it is stored in.  It is done
-where the kernel is made, after the choice between library and generated: the library keeps the operands as they were.
+per result instead of once per element, and the tensor it scaled is multiplied in the type it is stored in.  For a
+contraction it is done where its kernel is made: a library that may be called instead keeps the operands as they were.
 
 Floating point rounds differently: the sum is exact in the accumulator's type, and scaled there.  A narrowing
 conversion stays on what is left of the operand; where that could leave the narrow type's range, nothing moves.  An
@@ -46,7 +46,8 @@ class Hoisted:
 def hoist(operands: Sequence[Expr], over: Iterable[sympy.Symbol]) -> Hoisted:
     """Take out of each operand every factor and divisor that no axis of `over` enters.
 
-    An operand keeps its dtype.  One that does not vary along `over` at all stays as it is.
+    Of a sum, what all its terms share.  An operand keeps its dtype.  One that does not vary along `over` at all stays
+    as it is.
     """
     axes = frozenset(over)
     kept: list[Expr] = []
@@ -66,9 +67,11 @@ def _peel(expr: Expr, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[tuple[s
     """`expr`, which varies along `axes`, as something that varies along them, and scales that do not."""
     if isinstance(expr, Cast):
         return _peel_cast(expr, axes)
-    if not isinstance(expr, Op) or not expr.dtype.is_floating_point or expr.name not in ("mul", "truediv"):
+    if not isinstance(expr, Op) or not expr.dtype.is_floating_point or expr.name not in ("mul", "truediv", "add"):
         return expr, []
     a, b = expr.args
+    if expr.name == "add":
+        return _peel_terms(expr, axes)
     if not _varies(b, axes):
         rest, scales = _peel(a, axes)
         return rest, [*scales, (expr.name, b)]
@@ -81,6 +84,14 @@ def _peel(expr: Expr, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[tuple[s
     (left, of_left), (right, of_right) = _peel(a, axes), _peel(b, axes)
     scales = of_left + of_right
     return (expr.rebuild((left, right)), scales) if scales else (expr, [])
+
+
+def _peel_terms(expr: Op, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[tuple[str, Expr]]]:
+    """What both terms of a sum are scaled by."""
+    if not all(_varies(arg, axes) for arg in expr.args):
+        return expr, []
+    (left, of_left), (right, of_right) = (_peel(arg, axes) for arg in expr.args)
+    return (expr.rebuild((left, right)), of_left) if of_left and of_left == of_right else (expr, [])
 
 
 def _peel_cast(expr: Cast, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[tuple[str, Expr]]]:

@@ -1,0 +1,249 @@
+"""Factors: what a tensor of an ATen graph is the product of, however its axes are split, ordered by 1s or converted.
+
+What enters is an fx node whose `val` says its shape; what leaves is a `Product` of `Factor`s that compare equal where
+they hold the same numbers at the same points.  Nothing is refused: what is not made by multiplication is one factor.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from operator import getitem
+from typing import TypeAlias, cast
+
+import sympy
+import torch
+from torch import fx
+
+from lowering.builder import sizes_of
+
+aten = torch.ops.aten
+
+Shape: TypeAlias = tuple[sympy.Expr, ...]
+
+VIEWS = (
+    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default),
+    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default),
+    *(aten.detach.default, aten.alias.default, aten.clone.default),
+)
+"""Give the elements of their argument in the same order, where they give as many."""
+CONSTANTS = (aten.scalar_tensor.default, aten.full.default)
+PERMUTATIONS = (aten.permute.default, aten.transpose.int, aten.t.default)
+
+
+@dataclass(frozen=True)
+class Factor:
+    """A tensor, repeated to the shape of a product.  A mask stands for 1 and 0; `inverted`, it is 1 where it is false.
+
+    Attributes:
+        runs: the shape of the product as lengths in row-major order, each with whether the tensor varies along it.
+            Sizes of 1 are left out and neighbours that agree are joined: it does not matter how axes are split.
+    """
+
+    root: fx.Node
+    runs: tuple[tuple[bool, sympy.Expr], ...]
+    inverted: bool = False
+
+    @property
+    def is_whole(self) -> bool:
+        """Is it as large as the product?"""
+        return all(varies for varies, _ in self.runs)
+
+    def is_row(self, rows: sympy.Expr) -> bool:
+        """Is it one number for each of the rows, which end with the last axis, or one for all?"""
+        varying = [size for varies, size in self.runs if varies]
+        return not self.runs[-1][0] and varying in ([], [rows]) and self.runs[0][0] is bool(varying)
+
+
+@dataclass(frozen=True)
+class Product:
+    """`scale` · Π over / Π under.  Nothing is cancelled within: what is 0 or infinite stays so."""
+
+    scale: float = 1.0
+    over: Counter[Factor] = field(default_factory=Counter)
+    under: Counter[Factor] = field(default_factory=Counter)
+
+    def __mul__(self, other: Product) -> Product:
+        return Product(self.scale * other.scale, self.over + other.over, self.under + other.under)
+
+    def without(self, other: Product) -> Product | None:
+        """What stands beside `other`; None if that is no part of this."""
+        if other.scale == 0 or not (other.over <= self.over and other.under <= self.under):
+            return None
+        scale = self.scale / other.scale
+        if not math.isfinite(scale):
+            return None
+        return Product(scale, self.over - other.over, self.under - other.under)
+
+
+def value_of(node: fx.Node) -> torch.Tensor:
+    """The fake tensor that stands for a node."""
+    return cast(torch.Tensor, node.meta["val"])
+
+
+def shape_of(node: fx.Node) -> Shape:
+    """The sizes of a node's tensor, as expressions."""
+    return sizes_of(value_of(node).shape)
+
+
+def count(shape: Shape) -> sympy.Expr:
+    """The number of elements."""
+    return sympy.Mul(*shape)
+
+
+def is_tensor(node: object) -> bool:
+    return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+# Where elements come from ---------------------------------------------------------------------------------------------
+
+
+def root(node: fx.Node) -> fx.Node:
+    """Where the elements of a tensor come from, in the same order and number, converted to another float at most."""
+    while node.args and is_tensor(node.args[0]):
+        source = cast(fx.Node, node.args[0])
+        if not _keeps_elements(node, source):
+            break
+        node = source
+    return node
+
+
+def _keeps_elements(node: fx.Node, source: fx.Node) -> bool:
+    if node.target in VIEWS:
+        return bool(count(shape_of(node)) == count(shape_of(source)))
+    if node.target in PERMUTATIONS:
+        order = _axis_order(node, source)
+        return order == sorted(order)
+    if node.target is not aten._to_copy.default or value_of(node).device != value_of(source).device:
+        return False
+    given, made = value_of(source).dtype, value_of(node).dtype
+    # A float narrower than a half is a quantisation, which is meant.
+    return made.is_floating_point and made.itemsize > 1 and (given.is_floating_point or given is torch.bool)
+
+
+def _axis_order(node: fx.Node, source: fx.Node) -> list[int]:
+    """The axes of the source of a permutation, as they follow in its result; those of size 1 are left out."""
+    sizes = shape_of(source)
+    order = list(range(len(sizes)))
+    if node.target is aten.permute.default:
+        order = [axis % len(order) for axis in cast(Sequence[int], node.args[1])]
+    elif node.target is aten.transpose.int:
+        first, second = (cast(int, axis) % len(order) for axis in node.args[1:3])
+        order[first], order[second] = order[second], order[first]
+    else:
+        order.reverse()
+    return [axis for axis in order if sizes[axis] != 1]
+
+
+def matrix_root(operand: fx.Node) -> tuple[fx.Node, bool]:
+    """The tensor whose matrices an operand of a matrix product is a view of, and whether it is transposed."""
+    wanted = list(shape_of(operand)[-2:])
+    node, transposed = root(operand), False
+    while node.target in PERMUTATIONS:
+        source = cast(fx.Node, node.args[0])
+        order, sizes = _axis_order(node, source), [size for size in shape_of(node) if size != 1]
+        ordered = sorted(order)
+        if sizes[-2:] != wanted or order != [*ordered[:-2], *reversed(ordered[-2:])]:
+            break
+        node, transposed = root(source), not transposed
+        wanted.reverse()
+    return node, transposed
+
+
+# Products -------------------------------------------------------------------------------------------------------------
+
+
+def factor_of(node: fx.Node, shape: Shape, *, inverted: bool = False) -> Factor:
+    """A tensor as one factor of a product of some shape, to which it is broadcast."""
+    own = shape_of(node)
+    runs: list[tuple[bool, sympy.Expr]] = []
+    for given, size in zip((*[sympy.Integer(1)] * (len(shape) - len(own)), *own), shape, strict=True):
+        varies = bool(given == size)
+        if size == 1:
+            continue
+        if runs and runs[-1][0] == varies:
+            runs[-1] = (varies, runs[-1][1] * size)
+        else:
+            runs.append((varies, size))
+    return Factor(root(node), tuple(runs), inverted)
+
+
+Part: TypeAlias = "Factor | fx.Node | int | float"
+
+
+def product_of(part: Part, shape: Shape) -> Product:
+    """The factors of a number or a tensor that is broadcast to a shape, down to what is not made by multiplication."""
+    scale, over, under = 1.0, Counter[Factor](), Counter[Factor]()
+    todo: list[tuple[Part, Shape, bool]] = [(part, shape, False)]
+    while todo:
+        part, shape, divides = todo.pop()
+        if isinstance(part, (int, float)):
+            scale = scale / part if divides else scale * part
+            continue
+        if isinstance(part, fx.Node):
+            if count(shape_of(part)) == count(shape):
+                part = root(part)
+                shape = shape_of(part)
+                if parts := _multiplied(part):
+                    todo += [(each, shape, divides != below) for each, below in parts]
+                    continue
+                if part.target is aten.expand.default:
+                    part = cast(fx.Node, part.args[0])
+            part = factor_of(part, shape)
+        (under if divides else over)[part] += 1
+    return Product(scale, over, under)
+
+
+def _multiplied(node: fx.Node) -> list[tuple[Part, bool]]:
+    """What a tensor is the product of, each with whether it divides; nothing if it is no product."""
+    target, shape = node.target, shape_of(node)
+    args = [cast(Part, arg) for arg in node.args if is_tensor(arg) or isinstance(arg, (int, float))]
+    if not value_of(node).dtype.is_floating_point:
+        return []
+    if target is getitem:
+        return _dropped_out(node)
+    if len(args) != len(node.args):
+        return []
+    if target in (aten.mul.Tensor, aten.mul.Scalar):
+        return [(args[0], False), (args[1], False)]
+    if target in (aten.div.Tensor, aten.div.Scalar) and args[1] != 0:
+        return [(args[0], False), (args[1], True)]
+    if target is aten.neg.default:
+        return [(args[0], False), (-1, False)]
+    return _masked(node, args, shape)
+
+
+def _masked(node: fx.Node, args: list[Part], shape: Shape) -> list[tuple[Part, bool]]:
+    """The parts of what is 0 where a mask says so; nothing if it is not of this kind.
+
+    A mask that excludes what is not finite makes it 0, where a product would make it NaN.
+    """
+    target = node.target
+    if target is aten.masked_fill.Scalar and args[2] == 0:
+        return [(args[0], False), (factor_of(cast(fx.Node, args[1]), shape, inverted=True), False)]
+    if target is aten.where.self and _is_zero(args[2]):
+        return [(args[1], False), (factor_of(cast(fx.Node, args[0]), shape), False)]
+    if target is aten.where.self and _is_zero(args[1]):
+        return [(args[2], False), (factor_of(cast(fx.Node, args[0]), shape, inverted=True), False)]
+    if target is aten.native_dropout_backward.default:
+        return [(args[0], False), (args[1], False), (args[2], False)]
+    return []
+
+
+def _dropped_out(node: fx.Node) -> list[tuple[Part, bool]]:
+    """The parts of a dropout's first result; its second is the mask."""
+    source, place = node.args
+    if not isinstance(source, fx.Node) or source.target is not aten.native_dropout.default or place != 0:
+        return []
+    given, probability, training = source.args
+    masks = [user for user in source.users if user.args[1] == 1]
+    if not masks or training is False or not isinstance(probability, (int, float)) or probability >= 1:
+        return []
+    return [(cast(fx.Node, given), False), (masks[0], False), (1 - probability, True)]
+
+
+def _is_zero(part: Part) -> bool:
+    made_of = part.args[-1] if isinstance(part, fx.Node) and part.target in CONSTANTS else None
+    return isinstance(made_of, (int, float)) and made_of == 0

@@ -1,0 +1,75 @@
+"""The joint graph: what is decided about forward and backward together, before they are parted.
+
+What enters is the functional ATen graph of both, as AOTAutograd traces it.  It is changed in place and computes the
+same, up to rounding: sums that the graph already holds in another order are taken from there (`reassociate.py`), and
+what backward makes again, rather than forward saving it, is marked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fusion.reassociate import PRODUCTS, reassociate
+
+MAX_RECOMPUTED = 256
+"""The longest axis that a product may run over to be made again rather than saved."""
+
+
+def prepare(joint: fx.GraphModule, *, streams: bool) -> None:
+    """Ready a joint graph for its partition.
+
+    Args:
+        streams: can contractions be part of generated kernels, and so be made again where they are needed?
+    """
+    reassociate(joint)
+    if streams:
+        prefer_recomputation(joint)
+
+
+def prefer_recomputation(joint: fx.GraphModule) -> None:
+    """Mark what backward had better make again: products that are much larger than their operands, maps of them, and
+    what is made of constants alone (masks).
+    """
+    constant: set[fx.Node] = set()
+    tiles: set[fx.Node] = set()
+    for node in joint.graph.nodes:
+        if node.op != "call_function" or _is_random(node):
+            continue
+        if all(arg in constant for arg in node.all_input_nodes):
+            constant.add(node)
+        elif _grows(node) or (node.target not in PRODUCTS and _is_map_of(node, tiles)):
+            tiles.add(node)
+        else:
+            continue
+        if not any(user.op == "output" for user in node.users):
+            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _is_map_of(node: fx.Node, tiles: Collection[fx.Node]) -> bool:
+    """Is this an operation on a tile that gives one as large?"""
+    made = node.meta.get("val")
+    taken = [arg.meta["val"] for arg in node.all_input_nodes if arg in tiles]
+    return isinstance(made, torch.Tensor) and any(guard_or_false(made.numel() >= val.numel()) for val in taken)
+
+
+def _grows(node: fx.Node) -> bool:
+    """Is this a product over a short axis, much larger than its operands?
+
+    It is not worth saving between forward and backward: a kernel that needs a tile of it makes it again.
+    """
+    if node.target not in PRODUCTS:
+        return False
+    left, right = (arg.meta["val"] for arg in node.args if isinstance(arg, fx.Node))
+    short, size = left.shape[-1], node.meta["val"].numel()
+    if not isinstance(short, int) or short > MAX_RECOMPUTED:
+        return False
+    return bool(guard_or_false(size >= 4 * (left.numel() + right.numel())))

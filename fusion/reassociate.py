@@ -1,0 +1,261 @@
+"""Reassociation: a sum over products that the graph already holds summed in another order is taken from there.
+
+This is the algebra of finite sums alone.  With X = A·Bᵀ and Y = P·B, of sizes [i, s] and [i, e],
+
+    Σ_s X·P = Σ_s Σ_e A[i, e]·B[s, e]·P[i, s] = Σ_e A·Y
+
+so that where Y is there and e is short, nothing of size i × s has to be made.  (In the backward of an attention, Y is
+its result, and the sum is that of the weights times their gradients.)  The factors of P must be factors of the summand
+too; its other factors have no s and go before the sum.  A summand that is a sum itself is summed term by term, where
+each term has such a form or is, but for factors without s, what an earlier sum has summed.
+
+What enters is a functional ATen graph whose nodes have fake tensors as `val`, and it is changed in place.  A sum is
+left alone if it is not over the last axis, if Y is missing, later, rounded more than X or not much smaller.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Iterable
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from typing import cast
+
+import sympy
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+from fusion.factors import Factor, Part, Product, Shape, count, is_tensor, matrix_root, product_of, shape_of, value_of
+from lowering.builder import size_of
+
+aten = torch.ops.aten
+
+MIN_SHRINKAGE = 4
+"""How many times as large as Y a tensor X must be."""
+MAX_NESTED = 2
+"""How many sums within each other a summand is spread over."""
+PRODUCTS = (aten.mm.default, aten.bmm.default)
+NOT_INHERITED = ("val", "tensor_meta", "original_aten", "eager_input_vals", "recompute")
+"""What says how a node was made, where the rest says what for."""
+
+
+@dataclass(frozen=True)
+class RowSum:
+    """`before` · Σ left·right over the last axis, or, without a right, `before` · left: one number for each row."""
+
+    before: Product
+    left: fx.Node
+    right: fx.Node | None = None
+
+
+def reassociate(joint: fx.GraphModule) -> None:
+    """Replace every sum over a last axis that can be had from smaller tensors, and remove what it alone needed.
+
+    >>> def f(a, b, p):
+    ...     return p @ b, (a @ b.t() * p).sum(-1)
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> a, b, p = torch.ones(40, 2), torch.ones(50, 2), torch.ones(40, 50)
+    >>> graph = make_fx(f, tracing_mode="fake")(a, b, p)
+    >>> reassociate(graph)
+    >>> [node.name for node in graph.graph.nodes if node.op == "call_function"]
+    ['mm', 'mul_1', 'sum_2', 'view']
+    """
+    known = _Known()
+    changed = False
+    for node in list(joint.graph.nodes):
+        if isinstance(node.meta.get("val"), torch.SymInt):
+            known.sizes.setdefault(size_of(node.meta["val"]), node)
+        elif node.target in PRODUCTS:
+            known.add_product(node)
+        elif _is_row_sum(node):
+            found = known.sum_of(node)
+            made = None if found is None else _Writer(joint.graph, node, known.sizes).write(found)
+            if made is not None:
+                node.replace_all_uses_with(made)
+                changed = True
+            known.add_sum(node, made or node)
+    if changed:
+        joint.graph.eliminate_dead_code()
+        joint.recompile()
+
+
+def _is_row_sum(node: fx.Node) -> bool:
+    """Is this a sum of floats over the last axis, which is not of size 1?"""
+    if node.target is not aten.sum.dim_IntList or not is_tensor(node.args[0]):
+        return False
+    summand, dims = cast(fx.Node, node.args[0]), node.args[1]
+    rank = value_of(summand).ndim
+    last = isinstance(dims, (list, tuple)) and len(dims) == 1 and rank > 0 and cast(int, dims[0]) % rank == rank - 1
+    return last and value_of(summand).dtype.is_floating_point and shape_of(summand)[-1] != 1
+
+
+class _Known:
+    """What the part of a graph that was walked so far holds."""
+
+    def __init__(self) -> None:
+        self.sizes: dict[sympy.Expr, fx.Node] = {}
+        self._products: defaultdict[tuple[fx.Node, bool], list[fx.Node]] = defaultdict(list)
+        self._sums: list[tuple[Product, Shape, fx.Node]] = []
+
+    def add_product(self, node: fx.Node) -> None:
+        self._products[matrix_root(_operands(node)[1])].append(node)
+
+    def add_sum(self, node: fx.Node, value: fx.Node) -> None:
+        """Remember what the sum `node`, now to be had as `value`, sums."""
+        shape = shape_of(_summand(node))
+        self._sums.append((product_of(_summand(node), shape), shape, value))
+
+    def sum_of(self, node: fx.Node) -> list[RowSum] | None:
+        """A sum as a few sums of smaller tensors; None if there are none."""
+        shape = shape_of(_summand(node))
+        found = self._terms(product_of(_summand(node), shape), shape, MAX_NESTED)
+        return found if found and any(term.right is not None for term in found) else None
+
+    def _terms(self, term: Product, shape: Shape, nested: int) -> list[RowSum] | None:
+        found = self._contraction(term, shape) or self._earlier(term, shape)
+        if found is not None:
+            return [found]
+        for factor in term.over if nested else ():
+            if (spread := _spread(term, factor)) is not None:
+                rows = [self._terms(each, shape, nested - 1) for each in spread]
+                if all(rows):
+                    return [row for terms in rows for row in terms or ()]
+        return None
+
+    def _contraction(self, term: Product, shape: Shape) -> RowSum | None:
+        """Σ_s X·P·… by way of Y, whichever factor is X."""
+        for factor in term.over:
+            x = factor.root
+            if x.target not in PRODUCTS or not factor.is_whole or shape_of(x)[-1] != shape[-1]:
+                continue
+            rest = term.without(Product(over=Counter([factor])))
+            left, right = _operands(x)
+            source, transposed = matrix_root(right)
+            for y in self._products[source, not transposed]:
+                p = _operands(y)[0]
+                if rest is None or not _can_replace(y, x):
+                    continue
+                before = rest.without(product_of(p, shape_of(p)))
+                if before is not None and _has_rows(before, shape):
+                    return RowSum(before, left, y)
+        return None
+
+    def _earlier(self, term: Product, shape: Shape) -> RowSum | None:
+        """Σ_s P·… where Σ_s P is there."""
+        for summed, over, value in self._sums:
+            same = over[-1] == shape[-1] and count(over) == count(shape)
+            before = term.without(summed) if same else None
+            if before is not None and _has_rows(before, shape):
+                return RowSum(before, value)
+        return None
+
+
+def _operands(product: fx.Node) -> tuple[fx.Node, fx.Node]:
+    left, right = product.args
+    return cast(fx.Node, left), cast(fx.Node, right)
+
+
+def _summand(node: fx.Node) -> fx.Node:
+    return cast(fx.Node, node.args[0])
+
+
+def _can_replace(y: fx.Node, x: fx.Node) -> bool:
+    """Has Y the shape of A, the precision of X, and much fewer elements?"""
+    small, large = value_of(y), value_of(x)
+    fits = shape_of(y) == shape_of(_operands(x)[0]) and small.dtype is large.dtype
+    return fits and bool(guard_or_false(large.numel() >= MIN_SHRINKAGE * small.numel()))
+
+
+def _has_rows(product: Product, shape: Shape) -> bool:
+    """Do all factors stand before a sum over the last axis?"""
+    rows = count(shape[:-1])
+    return all(factor.is_row(rows) for factor in (*product.over, *product.under))
+
+
+def _spread(term: Product, factor: Factor) -> list[Product] | None:
+    """A product with a sum as a factor, as the products of which it is the sum; None if the factor is no sum."""
+    node = factor.root
+    if node.target not in (aten.add.Tensor, aten.sub.Tensor) or not factor.is_whole:
+        return None
+    alpha = node.kwargs.get("alpha", 1)
+    rest = term.without(Product(over=Counter([factor])))
+    if rest is None or not isinstance(alpha, (int, float)):
+        return None
+    scales = (1, alpha if node.target is aten.add.Tensor else -alpha)
+    products: list[Product] = []
+    for part, scale in zip(node.args, scales, strict=True):
+        if not (is_tensor(part) or isinstance(part, (int, float))):
+            return None
+        product = rest * product_of(cast(Part, part), shape_of(node))
+        products.append(replace(product, scale=scale * product.scale))
+    return products
+
+
+class _Writer:
+    """Writes what takes the place of a sum, in float32 at least, before it."""
+
+    def __init__(self, graph: fx.Graph, node: fx.Node, sizes: dict[sympy.Expr, fx.Node]) -> None:
+        self._graph, self._sum, self._sizes = graph, node, sizes
+        self._dtype = torch.promote_types(value_of(node).dtype, torch.float32)
+        self._shape = (*shape_of(_summand(node))[:-1], sympy.Integer(1))
+
+    def write(self, terms: Iterable[RowSum]) -> fx.Node | None:
+        """The sum of some rows in the shape and dtype of the sum; None if the graph cannot name its sizes."""
+        wanted = (*self._shape, *shape_of(self._sum))
+        if not all(size.is_Integer or size in self._sizes for size in wanted):
+            return None
+        with self._graph.inserting_before(self._sum):
+            total: fx.Node | None = None
+            for term in terms:
+                row = self._row(term)
+                total = row if total is None else self._call(aten.add.Tensor, total, row)
+            assert total is not None
+            return self._cast(self._viewed(total, shape_of(self._sum)), value_of(self._sum).dtype)
+
+    def _row(self, term: RowSum) -> fx.Node:
+        row = term.left
+        if term.right is not None:
+            wide = self._cast(term.left, self._dtype), self._cast(term.right, self._dtype)
+            row = self._call(aten.sum.dim_IntList, self._call(aten.mul.Tensor, *wide), [-1], True)
+        row = self._cast(self._viewed(row, self._shape), self._dtype)
+        if term.before.scale != 1:
+            row = self._call(aten.mul.Tensor, row, term.before.scale)
+        for factor in term.before.over.elements():
+            row = self._call(aten.mul.Tensor, row, self._factor(factor))
+        for factor in term.before.under.elements():
+            row = self._call(aten.div.Tensor, row, self._factor(factor))
+        return row
+
+    def _factor(self, factor: Factor) -> fx.Node:
+        """A factor that stands before the sum: one number for each row, or one for all."""
+        alone = count(shape_of(factor.root)) == 1
+        node = self._viewed(factor.root, (sympy.Integer(1),) * len(self._shape) if alone else self._shape)
+        if factor.inverted:
+            node = self._call(aten.logical_not.default, node)
+        return self._cast(node, self._dtype)
+
+    def _viewed(self, node: fx.Node, shape: Shape) -> fx.Node:
+        if shape_of(node) == shape:
+            return node
+        if not value_of(node).is_contiguous():
+            node = self._call(aten.clone.default, node, memory_format=torch.contiguous_format)
+        return self._call(aten.view.default, node, [self._size(size) for size in shape])
+
+    def _size(self, size: sympy.Expr) -> int | fx.Node:
+        return int(size) if size.is_Integer else self._sizes[size]
+
+    def _cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
+        return node if value_of(node).dtype is dtype else self._call(aten._to_copy.default, node, dtype=dtype)
+
+    def _call(self, target: torch._ops.OpOverload, *args: object, **kwargs: object) -> fx.Node:
+        """A new node with its fake tensor; what it is there for is what the sum was there for."""
+        arguments = cast(tuple[fx.node.Argument, ...], args), cast(dict[str, fx.node.Argument], kwargs)
+        made = self._graph.create_node("call_function", target, *arguments, name=target._schema.name.split("::")[1])
+        made.meta = {key: value for key, value in self._sum.meta.items() if key not in NOT_INHERITED}
+        like = self._sum.meta["val"]
+        given = fx.node.map_arg(made.args, lambda node: node.meta["val"])
+        with like.fake_mode if isinstance(like, FakeTensor) else nullcontext():
+            made.meta["val"] = target(*given, **kwargs)
+        return made

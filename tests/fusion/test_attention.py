@@ -1,0 +1,102 @@
+"""Hand-written attention: one kernel in one walk, forward and backward, with eager's values."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fusion
+from tests.fusion.attentions import ATTENTIONS, Attention
+from tests.fusion.test_programs import assert_as_eager, error
+
+IDS = [case.name for case in ATTENTIONS]
+
+
+def in_double(inputs: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return tuple(x.double() if x.dtype.is_floating_point else x for x in inputs)
+
+
+@pytest.mark.parametrize("case", ATTENTIONS, ids=IDS)
+def test_forward(case: Attention) -> None:
+    inputs = case.inputs()
+    found = fusion.explain(case.function, options={"target": "reference", "strict": True})(*inputs)
+    assert len(found.kernels) == 1 and not found.externs, str(found)
+    fused = fusion.fuse(case.function, options={"target": "c", "strict": True})
+    assert_as_eager(fused(*inputs), case.function(*inputs), case.function(*in_double(inputs)))
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "masked rows", "alibi, softcap"])
+def test_large_scores(name: str) -> None:
+    """Scores around ±1e4, far beyond what exp takes."""
+    case = next(case for case in ATTENTIONS if case.name == name)
+    inputs = case.inputs(size=100.0)
+    fused = fusion.fuse(case.function, options={"target": "c", "strict": True})
+    assert_as_eager(fused(*inputs), case.function(*inputs), case.function(*in_double(inputs)))
+
+
+def gradients(function: object, inputs: tuple[torch.Tensor, ...]) -> list[torch.Tensor]:
+    """Of a weighted sum of the (first) result, with respect to q, k and v."""
+    leaves = [x.clone().requires_grad_() for x in inputs[:3]]
+    result = function(*leaves, *inputs[3:])
+    result = result[0] if isinstance(result, tuple) else result
+    weights = torch.linspace(-1, 1, result.numel(), dtype=torch.float64).view(result.shape).to(result.dtype)
+    result.backward(weights)
+    return [x.grad for x in leaves]
+
+
+@pytest.mark.parametrize("case", [c for c in ATTENTIONS if c.differentiable], ids=lambda case: case.name)
+def test_backward(case: Attention) -> None:
+    inputs = case.inputs()
+    fused = fusion.fuse(case.function, options={"target": "c", "strict": True})
+    got, eager, exact = (
+        gradients(f, x) for f, x in ((fused, inputs), (case.function, inputs), (case.function, in_double(inputs)))
+    )
+    for mine, theirs, true in zip(got, eager, exact, strict=True):
+        assert error(mine, true) <= 2 * error(theirs, true) + 1e-6 * float(true.abs().max())
+
+
+@pytest.mark.parametrize("name", ["plain", "causal", "grouped", "documents"])
+def test_nothing_of_queries_by_keys_is_saved(name: str) -> None:
+    """Forward keeps numbers per row for backward, and backward makes the tiles again."""
+    case = next(case for case in ATTENTIONS if case.name == name)
+    inputs = case.inputs()
+    leaves = [x.clone().requires_grad_() for x in inputs[:3]]
+    sizes: list[int] = []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        sizes.append(x.numel())
+        return x
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        fusion.fuse(case.function, options={"target": "c", "strict": True})(*leaves, *inputs[3:])
+    assert sizes and max(sizes) < case.queries[2] * case.keys[1]
+
+
+def test_dropout_is_drawn_in_the_walk() -> None:
+    """Its mask is the same numbers again under the same seed, and others under another."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.dropout(torch.softmax(q @ k.mT / 8, -1), 0.3) @ v
+
+    inputs = tuple(torch.randn(1, 2, 530, 64) for _ in range(3))
+    fused = fusion.fuse(attend, options={"target": "c", "strict": True})
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(fused(*inputs))
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+    mean = torch.stack([fused(*inputs) for _ in range(60)]).mean(0)
+    exact = torch.softmax(inputs[0] @ inputs[1].mT / 8, -1) @ inputs[2]
+    assert float((mean - exact).abs().mean()) < 0.2 * float((results[0] - exact).abs().mean())
+
+
+def test_weights_that_are_returned_are_made() -> None:
+    """Who wants the probabilities gets them, and the same result."""
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        weights = torch.softmax(q @ k.mT / 8, -1)
+        return weights @ v, weights
+
+    inputs = tuple(torch.randn(1, 2, 530, 64) for _ in range(3))
+    fused = fusion.fuse(attend, options={"target": "c", "strict": True})
+    assert_as_eager(fused(*inputs), attend(*inputs), attend(*in_double(inputs)))
