@@ -5,25 +5,32 @@ one last), and the rewriting of every axis as a digit of the linear index of its
 
     pointwise     GRID axes → x, or (y, x) where a load and the store are contiguous along different axes
     reduction     GRID axes → x, reduced axes → r (more of them where folds take different axes)
-    contraction   rows → m, columns → n, folded axes → k, the other GRID axes → b, one value per program
+    contraction   rows → m, columns → n, folded axes → k, the other GRID axes → b, one value per program; the sides
+                  of further contractions are these dimensions too, or reduced ones of their own
 
-Axes of size 1 are dropped.  Which axes are contiguous is read from the offsets of loads and stores.
+Axes of size 1 are dropped, but for one of each side of a contraction.  Which axes are contiguous is read from the
+offsets of loads and stores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
 import torch
 
+from codegen.triton.exponentials import in_powers_of_two
+from codegen.triton.groups import grouped
+from codegen.triton.packed import unpacked
+from codegen.triton.rounding import is_rounded
 from codegen.triton.spell import HALF
+from codegen.triton.vectors import is_narrow, unrolled
 from codegen.triton.walk import walked
 from lowering.errors import Unsupported
 from lowering.expr import Cast, Expr, Load, TileRef, postorder
 from lowering.indexing import ONE, ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, statements, values_of
+from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, spans, statements, values_of
 
 HELD_COLUMN, HELD_ONCE = 1024, 128
 """The longest column that is held whole, where it is needed again and where it is read once: times 16 columns it fills
@@ -93,21 +100,54 @@ class Blocked:
         return tuple(sorted(spread, key=lambda dim: "byxmn".index(dim.name)))
 
     @property
+    def dots(self) -> tuple[Fold, ...]:
+        """The contractions, in order."""
+        return _dots(self.body)
+
+    @property
     def contraction(self) -> bool:
-        return any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in statements(self.body))
+        return bool(self.dots)
+
+    @property
+    def chained(self) -> bool:
+        """Does a loop walk the rows or the columns of some contraction, to fold them or to contract them again?"""
+        return any(dim.role is Role.LOOP for dot in self.dots for dim in self.sides(dot)[:2])
+
+    def sides(self, dot: Fold) -> tuple[Dim, Dim, Dim]:
+        """The dimensions of the rows, the columns and the folded axes of a dot.
+
+        A side without axes is a dimension without axes: the one that the first dot names so, if it has none either.
+        """
+        found = [tuple(dim for dim in self.of(axes) if dim.name != "b") for axes in _sides(dot)]
+        empty = [dim for dim in self.dims if not dim.axes]
+        sides: list[Dim] = []
+        for dims, name in zip(found, "mnk", strict=True):
+            if not dims:
+                dims = tuple(sorted(empty, key=lambda dim: dim.name != name)[:1])
+                empty.remove(dims[0])
+            sides.append(dims[0])
+        rows, columns, over = sides
+        return rows, columns, over
 
 
 def block(kernel: Kernel) -> Blocked:
     """The kernel over block dimensions."""
-    dots = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
+    sums = unrolled(kernel)
+    kernel = unpacked(kernel) if sums is kernel else grouped(unpacked(sums))
+    dots = _dots(kernel.body)
     dims = _contraction_dims(kernel, dots) if dots else _dims(kernel)
     if not dots and _too_tall(kernel, dims):
         kernel = walked(kernel)
         dims = _dims(kernel)
-    digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes if axis.size == 1}
+    digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes}  # of size 1, if in no dim
     for dim in dims:
         digits.update(dim.digits())
-    return Blocked(kernel, dims, _rewrite(kernel.body, digits, {dim.symbol: dim.size for dim in dims}))
+    body = _rewrite(kernel.body, digits, {dim.symbol: dim.size for dim in dims})
+    return Blocked(kernel, dims, in_powers_of_two(body) if dots and is_rounded(kernel) else body)
+
+
+def _dots(body: Sequence[Stmt]) -> tuple[Fold, ...]:
+    return tuple(stmt for stmt in statements(body) if isinstance(stmt, Fold) and stmt.op == "dot")
 
 
 # Pointwise and reductions ---------------------------------------------------------------------------------------------
@@ -138,17 +178,23 @@ def _too_tall(kernel: Kernel, dims: Sequence[Dim]) -> bool:
     return not dims[0].size.is_Integer or int(dims[0].size) > (HELD_COLUMN if again else HELD_ONCE)
 
 
-def _reduced_dims(kernel: Kernel, named: Sequence[tuple[frozenset[sympy.Symbol], str]]) -> tuple[Dim, ...]:
-    """One dimension per set of reduced axes that every fold and loop takes together."""
+def _reduced_dims(
+    kernel: Kernel, named: Sequence[tuple[frozenset[sympy.Symbol], str]], needed: frozenset[sympy.Symbol] = frozenset()
+) -> tuple[Dim, ...]:
+    """One dimension per set of reduced axes that every fold and loop takes together.
+
+    Axes of size 1 are left out unless they are `needed`.
+    """
     groups: dict[tuple[object, ...], list[KernelAxis]] = {}
     for axis in kernel.axes:
-        if axis.role is not Role.GRID and axis.size != 1:
+        if axis.role is not Role.GRID and (axis.size != 1 or axis.symbol in needed):
             groups.setdefault((axis.role, *_memberships(kernel, axis.symbol)), []).append(axis)
     spare = iter(_NAMES)
     dims = []
     for axes in groups.values():
         symbols = frozenset(axis.symbol for axis in axes)
         name = next((name for over, name in named if symbols <= over), None)
+        named = [entry for entry in named if entry[1] != name]
         dims.append(Dim(name or next(spare), _by_stride(axes, kernel), axes[0].role))
     return tuple(dims)
 
@@ -177,33 +223,91 @@ def _crossing_axis(kernel: Kernel, grid: Sequence[KernelAxis]) -> KernelAxis | N
 
 
 def _contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
-    """(b, m, k, n, …): operands are [m, k] and [k, n], results [m, n], all in tile order."""
+    """(b, m, k, n, …), named for the first dot: its operands are [m, k] and [k, n], its result [m, n], in tile order.
+
+    What is spread over programs comes before what is walked or held: where the columns of the first dot are spread and
+    its rows are not, these are its m.  So the operands of later dots come out as the matrix units take them.  The
+    columns are its m too where there are few rows.
+    """
+    needed = _only_axes(kernel, dots)
+    grid = [axis for axis in kernel.with_role(Role.GRID) if axis.size != 1 or axis.symbol in needed]
+    groups = _spread_together(kernel, dots, grid)
     first = dots[0]
-    rows, columns, over = (frozenset(axes) for axes in (first.rows, first.columns, first.over))
-    grid = [axis for axis in kernel.with_role(Role.GRID) if axis.size != 1]
-    spread_out = {axis.symbol for axis in grid}
-    for dot in dots:
-        if not (spread_out.intersection(dot.rows) <= rows and spread_out.intersection(dot.columns) <= columns):
-            raise Unsupported(
-                f"{kernel.name}: {dot.name} spreads other axes over programs than {first.name}",
-                hint="hold the columns of a later contraction whole",
-            )
-    reduced = {dim.name: dim for dim in _reduced_dims(kernel, ((rows, "m"), (columns, "n"), (over, "k")))}
+    lead, other = frozenset(first.rows), frozenset(first.columns)
+    alone = lead and not _spread_side(groups, lead) and _spread_side(groups, other)
+    if alone or (_alike(dots) and is_narrow(kernel, lead, other)):
+        lead, other = other, lead
+    m_axes = _spread_side(groups, lead)
+    n_axes = _spread_side(groups, other) or next((g for g in groups if m_axes and g != m_axes), frozenset())
+    unnamed = [(lead, "m")] * (not m_axes) + [(other, "n")] * (not n_axes)
+    reduced = {dim.name: dim for dim in _reduced_dims(kernel, (*unnamed, (frozenset(first.over), "k")), needed)}
 
     def spread(name: str, axes: frozenset[sympy.Symbol]) -> Dim:
         return Dim(name, tuple(axis for axis in grid if axis.symbol in axes), Role.GRID)
 
-    m = reduced.pop("m", None) or spread("m", rows)
-    n = reduced.pop("n", None) or spread("n", columns)
+    m = reduced.pop("m", None) or spread("m", m_axes)
+    n = reduced.pop("n", None) or spread("n", n_axes)
     k = reduced.pop("k", None) or Dim("k", (), Role.WHOLE)
-    batch = tuple(axis for axis in grid if axis.symbol not in rows | columns)
+    batch = tuple(axis for axis in grid if axis.symbol not in m_axes | n_axes)
     b = (Dim("b", batch, Role.GRID),) if batch else ()
     dims = (*b, m, k, n, *reduced.values())
+    return (*dims, *_paddings(kernel, dots, dims))
+
+
+def _spread_together(
+    kernel: Kernel, dots: Sequence[Fold], grid: Sequence[KernelAxis]
+) -> tuple[frozenset[sympy.Symbol], ...]:
+    """The GRID axes that are rows or columns of some dot, those of one side together; at most two sets.
+
+    An axis that both operands of some dot span is none of them: each program has one value of it.
+    """
+    found, one_each = spans(kernel), frozenset[sympy.Symbol]()
     for dot in dots:
-        for axes in (dot.rows, dot.columns, dot.over):
-            if sum(any(axis.symbol in axes for axis in dim.axes) for dim in dims) > 1:
-                raise Unsupported(f"{kernel.name}: the axes of one side of {dot.name} cannot be walked as one")
-    return dims
+        one_each |= found[dot.args[0]] & found[dot.args[1]]
+    spread = frozenset(axis.symbol for axis in grid) - one_each
+    groups: list[frozenset[sympy.Symbol]] = []
+    for side in (spread.intersection(axes) for dot in dots for axes in (dot.rows, dot.columns)):
+        joined = side.union(*(group for group in groups if group & side))
+        groups = [group for group in groups if not group & side] + [joined] * bool(side)
+    if len(groups) > 2 or any(_spread_side(groups, dot.rows) & _spread_side(groups, dot.columns) for dot in dots):
+        raise Unsupported(
+            f"{kernel.name}: its contractions spread other axes over programs, one than another",
+            hint="hold the columns of a later contraction whole",
+        )
+    return tuple(groups)
+
+
+def _alike(dots: Sequence[Fold]) -> bool:
+    """Are these contractions over the same axes, of the same rows and columns?"""
+    return len({_sides(dot) for dot in dots}) == 1
+
+
+def _spread_side(groups: Iterable[frozenset[sympy.Symbol]], side: Iterable[sympy.Symbol]) -> frozenset[sympy.Symbol]:
+    """The set of GRID axes that a side of a dot belongs to."""
+    return next((group for group in groups if group.intersection(side)), frozenset())
+
+
+def _only_axes(kernel: Kernel, dots: Sequence[Fold]) -> frozenset[sympy.Symbol]:
+    """An axis of each side of which all have size 1."""
+    sizes = kernel.axis_sizes()
+    sides = [side for dot in dots for side in _sides(dot) if side]
+    return frozenset(side[0] for side in sides if all(sizes[symbol] == 1 for symbol in side))
+
+
+def _paddings(kernel: Kernel, dots: Sequence[Fold], dims: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Dimensions without axes, so that each side of a dot has one; refuses sides that are several dimensions."""
+    most, sided = 0, [dim for dim in dims if dim.name != "b"]
+    for dot in dots:
+        counts = [sum(any(axis.symbol in axes for axis in dim.axes) for dim in sided) for axes in _sides(dot)]
+        if max(counts) > 1:
+            raise Unsupported(f"{kernel.name}: the axes of one side of {dot.name} cannot be walked as one")
+        most = max(most, counts.count(0))
+    there = sum(not dim.axes for dim in dims)
+    return tuple(Dim(f"z{number}", (), Role.WHOLE) for number in range(there, most))
+
+
+def _sides(dot: Fold) -> tuple[tuple[sympy.Symbol, ...], ...]:
+    return dot.rows, dot.columns, dot.over
 
 
 # Which axes are contiguous --------------------------------------------------------------------------------------------
@@ -257,9 +361,11 @@ def _rewrite(
 
     def rebuild(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Loop):
-            return replace(stmt, body=tuple(rebuild(inner) for inner in stmt.body))
+            where = None if stmt.where is None else rewritten[stmt.where]
+            return replace(stmt, body=tuple(rebuild(inner) for inner in stmt.body), where=where)
         if isinstance(stmt, Fold):
-            return replace(stmt, args=tuple(rewritten[arg] for arg in stmt.args))
+            carry = None if stmt.carry is None else rewritten[stmt.carry]
+            return replace(stmt, args=tuple(rewritten[arg] for arg in stmt.args), carry=carry)
         if isinstance(stmt.offset, Expr):
             return replace(stmt, offset=rewritten[stmt.offset], value=rewritten[stmt.value])
         offset = simplify(stmt.offset.xreplace(digits), sizes)

@@ -9,14 +9,33 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from codegen.triton import contract, descriptors, reduce
+from codegen.triton import contract, descriptors, follow, interleaved, reduce, skips
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.indices import expand
 from codegen.triton.scopes import Tile
 from codegen.triton.spell import PRODUCT, UNARY, Code, typed
 from codegen.triton.values import Values
 from lowering.expr import Load, index_of, loads
-from lowering.kernel import Fold, Loop, Role, Stmt, Store, statements, values_of
+from lowering.kernel import Fold, Loop, Role, Stmt, Store, running, statements, values_of
+
+
+class _Walk:
+    """A loop being walked.
+
+    Attributes:
+        needed: its folds whose value before the current block has users that come after them.
+        ends: the lines that end its body.
+    """
+
+    def __init__(self, loop: Loop) -> None:
+        self.axes = frozenset(loop.axes)
+        self.follows = bool(running(loop))
+        self.needed = follow.named_before(loop)
+        self.ends: list[str] = []
+
+    def takes_in(self, fold: Fold) -> bool:
+        """Is every block reduced at once, because the loop names its folds?  (A pair of values is never followed.)"""
+        return self.follows and self.axes == set(fold.over) and (fold.op == "dot" or len(fold.args) == 1)
 
 
 class Body:
@@ -24,7 +43,9 @@ class Body:
 
     def __init__(self, values: Values, arch: str) -> None:
         self.values, self.layout, self.arch = values, values.layout, arch
+        interleaved.join_loads(values)
         self._policies = iter(list(_policies(self.layout.blocked)))
+        self._walk: _Walk | None = None
 
     def lines(self) -> list[str]:
         """All lines, without the indentation of the function."""
@@ -35,6 +56,8 @@ class Body:
             values.close(header)
         else:
             self._place()
+            if self.layout.config.descriptors:
+                descriptors.describe_operands(values, self.arch)
             self._run(self.layout.blocked.body)
         return values.scopes[0].lines
 
@@ -75,33 +98,47 @@ class Body:
         return later
 
     def _loop(self, loop: Loop) -> None:
-        values, outer = self.values, self.values.eviction
+        values = self.values
+        outer = values.eviction, self._walk
         values.eviction = next(self._policies)
         dims = self.layout.blocked.of(loop.axes)
         if not dims:  # every axis has size 1
+            self._walk = _Walk(loop)
             self._run(loop.body)
         else:
             (dim,) = dims
-            end = values.index_tile(dim.size).code.text
-            start = values.starts[dim] = values.open(f"{dim.name}0")
-            later = self._run(loop.body)
-            values.close(f"for {start} in range(0, {end}, {dim.constant}):")
+            later: list[Callable[[], None]] = []
+            for part in skips.parts(values, loop, dim, split=self.layout.config.split):
+                self._walk = _Walk(part.loop)
+                values.full = frozenset({dim}) if part.full else frozenset()
+                start = values.starts[dim] = values.open(f"{dim.name}0")
+                later = self._run(part.loop.body)
+                for line in self._walk.ends:
+                    values.line(line)
+                values.close(f"for {start} in range({part.start}, {part.end}, {dim.constant}):")
+            values.full = frozenset()
             for finish in later:
                 finish()
-        values.eviction = outer
+        values.eviction, self._walk = outer
 
     def _fold(self, fold: Fold) -> Iterator[Callable[[], None]]:
-        over = self.layout.blocked.of(fold.over)
-        if fold.op == "dot":
-            (k,) = over or (dim for dim in self.layout.blocked.dims if dim.name == "k")
-            if k.role is Role.LOOP:
-                yield contract.dot_in_loop(self.values, fold, k, self.arch)
+        """Add the lines of a fold; yields what completes it after the loop it stands in."""
+        values, walk, over = self.values, self._walk, self.layout.blocked.of(fold.over)
+        walked = any(dim.role is Role.LOOP for dim in over)
+        if walk is not None and walk.takes_in(fold):
+            kept = fold.name in walk.needed
+            finish, ends = follow.take_in(values, fold, self.arch, depth=values.depth - walked, kept=kept)
+            walk.ends.extend(ends)
+            yield finish
+        elif fold.op == "dot":
+            if walked:
+                yield contract.dot_in_loop(values, fold, self.arch)
             else:
-                contract.dot_now(self.values, fold, k, self.arch)
-        elif any(dim.role is Role.LOOP for dim in over):
-            yield reduce.fold_in_loop(self.values, fold, over)
+                contract.dot_now(values, fold, self.arch)
+        elif walked:
+            yield reduce.fold_in_loop(values, fold, over)
         else:
-            reduce.fold_now(self.values, fold, over)
+            reduce.fold_now(values, fold, over)
 
     def _store(self, stmt: Store) -> None:
         values = self.values

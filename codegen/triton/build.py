@@ -86,7 +86,7 @@ class _Ready:
             if aligned not in self._sources:
                 promised = self._sources[True]
                 kernel = unaligned(promised.kernel)
-                self._sources[aligned] = load(kernel, self._emit(kernel)) if promised.persistent else promised
+                self._sources[aligned] = load(kernel, self._emit(kernel)) if promised.described else promised
             return self._sources[aligned]
 
     def compiled(self, device: int, aligned: bool, multiples: tuple[bool, ...]) -> Any:

@@ -27,8 +27,11 @@ class Config:
         blocks: (dimension name, elements per program or loop step); powers of two.  Others are taken one by one.
         group: contractions only: how many blocks of rows share the columns they load, through the L2 cache.
         persistent: contractions only: tensor descriptors, and no more programs than run at once.
+        descriptors: contractions whose rows or columns are walked: tensor descriptors for the operands that allow it.
+        registers: at most so many per thread, so that more programs share a multiprocessor; 0: as the compiler likes.
         per_processor: how many persistent programs share a multiprocessor; the products of one hide the end of another.
         tf32: contractions only: float32 operands may be rounded to 19 bits.
+        split: a loop is two loops, of which one has the blocks in which its condition holds and nothing is masked.
     """
 
     blocks: tuple[tuple[str, int], ...]
@@ -38,6 +41,9 @@ class Config:
     persistent: bool = False
     per_processor: int = 1
     tf32: bool = False
+    split: bool = False
+    descriptors: bool = False
+    registers: int = 0
 
     def block(self, name: str) -> int:
         return dict(self.blocks).get(name, 1)

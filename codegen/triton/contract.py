@@ -26,10 +26,12 @@ from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.configs import PROGRAMS, Config, extent, power_of_two
 from codegen.triton.indices import expand
 from codegen.triton.scopes import Tile
+from codegen.triton.skips import longer_for_later_rows
 from codegen.triton.spell import ATOM, PRODUCT, TYPES, Code, cast, literal, typed
 from codegen.triton.values import Values
+from lowering.errors import Unsupported
 from lowering.expr import Cast, Expr, Load
-from lowering.kernel import Fold, Role, statements
+from lowering.kernel import Fold, Role
 from lowering.scalar_ops import accumulator
 
 SHARED_MEMORY = {"sm_80": 163_840, "sm_86": 101_376, "sm_89": 101_376, "gfx942": 65_536}
@@ -66,7 +68,7 @@ _EXACT_SHAPES = ((64, 64, 16, 8, 3), (32, 64, 16, 4, 3), (32, 32, 16, 4, 3), (16
 
 def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Config, ...]:
     """Configurations worth timing, the default first: the largest blocks that still keep the device busy."""
-    dots = [stmt for stmt in statements(blocked.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
+    dots = blocked.dots
     dtype = dots[0].args[0].dtype
     if not on_matrix_units(dtype, arch):
         return (_fitted(blocked, (16, 16, 16, 4, 1), dtype, tf32),)
@@ -158,6 +160,10 @@ def place(values: Values, number: str) -> None:
         blocks = {"m": m_block, "n": n_block}
     else:
         blocks = dict.fromkeys(counts, number)
+    if set(blocks) == {"m"} and longer_for_later_rows(layout.blocked):
+        values.line("# The blocks of rows that take longest come first.")
+        block = f"{counts['m']} - 1 - {Code(number, PRODUCT).at(PRODUCT)}"
+        blocks = {"m": values.name("m_block", Tile(Code(block), depth=values.depth)).code.text}
     for name, block in blocks.items():
         text = Code(f"{block} * {grid[name].constant}", PRODUCT)
         values.starts[grid[name]] = values.name(f"{name}0", Tile(text, depth=values.depth)).code.text
@@ -171,80 +177,98 @@ class Product:
     """How one `dot` is computed.
 
     Attributes:
-        left, right: dimensions of the operands, in the order in which the product needs them.
-        dims: dimensions of the result, in the order in which the product leaves them.
+        factors: the operands as text, lhs first, in the order in which the product needs their dimensions.
+        spans: the dimensions of each of them, in that order.
+        over: the dimension that is summed over.
+        dims: dimensions of the result, in tile order.
         sums: the type that sums are kept in.
         matrix: computed by `tl.dot`; otherwise multiplied and summed, in tile order.
         precision: how `tl.dot` takes float32 operands.
     """
 
-    left: tuple[Dim, ...]
-    right: tuple[Dim, ...]
+    factors: tuple[Code, Code]
+    spans: tuple[tuple[Dim, ...], ...]
+    over: Dim
     dims: tuple[Dim, ...]
     sums: torch.dtype
     matrix: bool
     precision: str = ""
 
-
-def _product(values: Values, fold: Fold, over: Dim, arch: str) -> Product:
-    blocked, dtype = values.layout.blocked, fold.args[0].dtype
-    names = {dim.name: dim for dim in blocked.dims}
-    (rows,) = blocked.of(fold.rows) or (names["m"],)
-    (columns,) = blocked.of(fold.columns) or (names["n"],)
-    sums = accumulator("dot", dtype) if dtype.is_floating_point or dtype is torch.int8 else fold.dtype
-    if on_matrix_units(dtype, arch):
-        precision = input_precision(arch, values.layout.config.tf32) if dtype is torch.float32 else ""
-        return Product((rows, over), (over, columns), (rows, columns), sums, True, precision)
-    left, right = values.join(((rows,), (over,))), values.join(((over,), (columns,)))
-    return Product(left, right, values.join(((rows,), (columns,))), sums, False)
-
-
-def dot_in_loop(values: Values, fold: Fold, over: Dim, arch: str) -> Callable[[], None]:
-    """Accumulate over the current loop; the function returned makes the result known after it."""
-    product = _product(values, fold, over, arch)
-    zeros = Code(f"tl.zeros({values.layout.shape(product.dims)}, {TYPES[product.sums]})")
-    running = values.name(fold.name, Tile(zeros, product.dims, values.depth - 1))
-    name = running.code.text
-    text = _multiplied(values, fold, over, product, name)
-    values.line(f"{name} = {text}" if product.matrix else f"{name} += {text}")
-    return lambda: _bind(values, fold, product, running)
+    def text(self, values: Values, running: str | None = None) -> str:
+        """The product of one pair of blocks; with `running`, that plus this product."""
+        a, b = self.factors
+        if not self.matrix:
+            wants = values.join(self.spans)
+            first, second = (expand(code, dims, wants) for code, dims in zip(self.factors, self.spans, strict=True))
+            text = f"tl.sum({first.text} * {second.text}, {wants.index(self.over)})"
+            return text if running is None else f"{running} + {text}"
+        inputs = [a.text, b.text, *([] if running is None else [running])]
+        if self.precision:
+            inputs.append(f'input_precision="{self.precision}"')
+        if self.sums is not torch.float32:
+            inputs.append(f"out_dtype={TYPES[self.sums]}")
+        return f"tl.dot({', '.join(inputs)})"
 
 
-def dot_now(values: Values, fold: Fold, over: Dim, arch: str) -> None:
-    """A contraction over a dimension that is held whole."""
-    product = _product(values, fold, over, arch)
-    text = _multiplied(values, fold, over, product)
-    _bind(values, fold, product, values.name(fold.name, Tile(Code(text), product.dims, values.depth)))
+def product(values: Values, fold: Fold, arch: str) -> Product:
+    """The product of the current blocks, after adding the lines that compute its factors.
 
-
-def _bind(values: Values, fold: Fold, product: Product, result: Tile) -> None:
-    dims = values.join((product.dims,))
-    code = result.code if dims == product.dims else Code(f"{result.code.text}.T")
-    values.bind(fold.ref, Tile(cast(code, product.sums, fold.dtype), dims, result.depth))
-
-
-def _multiplied(values: Values, fold: Fold, over: Dim, product: Product, running: str | None = None) -> str:
-    """The product of one pair of blocks; with `running`, `tl.dot` adds it to that."""
+    The result comes in tile order: where the rows come after the columns, the operands change places, transposed.
+    """
+    dtype = fold.args[0].dtype
+    rows, columns, over = values.layout.blocked.sides(fold)
     lhs, rhs = fold.args
-    a = _operand(values, lhs, product.left, over, "lhs")
-    b = _operand(values, rhs, product.right, over, "rhs")
-    if not product.matrix:
-        wants = values.join((product.left, product.right))
-        first = expand(cast(a, lhs.dtype, product.sums), product.left, wants)
-        second = expand(cast(b, rhs.dtype, product.sums), product.right, wants)
-        return f"tl.sum({first.text} * {second.text}, {wants.index(over)})"
-    inputs = [a.text, b.text, *([running] if running else [])]
-    if product.precision:
-        inputs.append(f'input_precision="{product.precision}"')
-    if product.sums is not torch.float32:
-        inputs.append(f"out_dtype={TYPES[product.sums]}")
-    return f"tl.dot({', '.join(inputs)})"
+    dims = values.join(((rows, columns),))
+    if dims[0] is columns:
+        rows, columns, lhs, rhs = columns, rows, rhs, lhs
+    sums = accumulator("dot", dtype) if dtype.is_floating_point or dtype is torch.int8 else fold.dtype
+    matrix = on_matrix_units(dtype, arch)
+    left: tuple[Dim, ...] = (rows, over)
+    right: tuple[Dim, ...] = (over, columns)
+    if not matrix:
+        left, right = values.join((left,)), values.join((right,))
+    a, b = _operand(values, lhs, left, over, "lhs"), _operand(values, rhs, right, over, "rhs")
+    if not matrix:
+        a, b = cast(a, dtype, sums), cast(b, dtype, sums)
+    precision = input_precision(arch, values.layout.config.tf32) if matrix and dtype is torch.float32 else ""
+    return Product((a, b), (left, right), over, dims, sums, matrix, precision)
+
+
+def dot_in_loop(values: Values, fold: Fold, arch: str) -> Callable[[], None]:
+    """Accumulate over the current loop; the function returned makes the result known after it."""
+    found = product(values, fold, arch)
+    running = values.accumulator(fold.name, zeros(values, found, values.depth - 1))
+    name = running.code.text
+    text = found.text(values, name)
+    if found.matrix:
+        values.line(f"{name} = {text}")
+    else:
+        values.line(f"{name} += {found.text(values)}")
+    return lambda: bind(values, fold, found, running)
+
+
+def dot_now(values: Values, fold: Fold, arch: str) -> None:
+    """A contraction over a dimension that is held whole, or of the current block alone."""
+    found = product(values, fold, arch)
+    bind(values, fold, found, values.name(fold.name, Tile(Code(found.text(values)), found.dims, values.depth)))
+
+
+def zeros(values: Values, found: Product, depth: int) -> Tile:
+    """What nothing has been added to yet."""
+    return Tile(Code(f"tl.zeros({values.layout.shape(found.dims)}, {TYPES[found.sums]})"), found.dims, depth)
+
+
+def bind(values: Values, fold: Fold, found: Product, result: Tile) -> None:
+    """From here on, within the scope of `result`, it is the value of the fold."""
+    values.bind(fold.ref, replace(result, code=cast(result.code, found.sums, fold.dtype)))
 
 
 def _operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: str) -> Code:
     """A full tile with `dims` in this order, 0 in lanes past the end of the contracted axis."""
     tile = values.widened(values.value(expr))
     tile = replace(tile, code=typed(tile.code, expr.dtype))
+    if not set(tile.dims) <= set(dims):
+        raise Unsupported(f"{values.layout.blocked.kernel.name}: an operand of a contraction is more than a matrix")
     if not (_zero_past_the_end(expr) and over in tile.dims):
         mask = values.masks((over,))
         if mask is not None:

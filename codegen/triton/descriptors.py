@@ -7,6 +7,10 @@ which pointers never are.
 
 The rule, all of it in `applies`: two 16-bit operands loaded as they are, each a matrix whose rows are contiguous and
 start at multiples of 16 bytes; known sizes, no batch axes; enough blocks to keep the device busy.
+
+Contractions whose rows or columns are walked have a form of their own: one block of the result per program, as with
+pointers, but every operand that allows it (`matrices`) comes through a descriptor, which begins at the matrix of this
+program's batch.
 """
 
 from __future__ import annotations
@@ -36,12 +40,13 @@ An epilogue that loads tiles leaves the largest block too few registers: it fall
 
 @dataclass(frozen=True, slots=True)
 class Matrix:
-    """A parameter seen as rows · stride + columns."""
+    """A parameter seen as base + rows · stride + columns; `base` is one number per program."""
 
     param: str
     rows: Dim
     columns: Dim
     stride: sympy.Expr
+    base: sympy.Expr
 
 
 def candidates(blocked: Blocked, arch: str) -> tuple[Config, ...]:
@@ -74,7 +79,7 @@ def loads_tiles(blocked: Blocked) -> bool:
 
 def applies(blocked: Blocked, arch: str) -> bool:
     """Does the persistent form compute this kernel, and is it worth it?"""
-    if not arch.startswith("sm_") or int(arch[3:].rstrip("a")) < 90:
+    if not on_tensor_memory(arch):
         return False
     grid = {dim.name: dim for dim in blocked.grid()}
     contracted = [dim for dim in blocked.dims if dim.role is not Role.GRID]
@@ -84,7 +89,7 @@ def applies(blocked: Blocked, arch: str) -> bool:
         return False
     loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
     folds = [fold for loop in loops for fold in loop.body]
-    if len(folds) != 1 or not isinstance(folds[0], Fold) or folds[0].op != "dot":
+    if len(folds) != 1 or not isinstance(folds[0], Fold) or folds[0].op != "dot" or folds[0].carry is not None:
         return False
     sides = ((grid["m"], contracted[0]), (contracted[0], grid["n"]))
     for factor, (first, second) in zip(folds[0].args, sides, strict=True):
@@ -106,11 +111,45 @@ def _as_matrix(blocked: Blocked, name: str, offset: sympy.Expr, first: Dim, seco
         stride = coefficient(offset, rows.symbol)
         if stride is None or coefficient(offset, columns.symbol) != 1:
             continue
-        if sympy.expand(offset - stride * rows.symbol - columns.symbol) == 0:
-            fits = param.aligned and stride.is_Integer and stride > 0 and stride * param.dtype.itemsize % 16 == 0
-            if fits and stride >= columns.size and rows.size < 2**31 and columns.size < 2**31:
-                return Matrix(name, rows, columns, stride)
+        base = sympy.expand(offset - stride * rows.symbol - columns.symbol)
+        known = stride.is_Integer and rows.size.is_Integer and columns.size.is_Integer
+        if not (param.aligned and known and _one_each(blocked, base) and _starts_aligned(base, param.dtype.itemsize)):
+            continue
+        step, height, width, size = int(stride), int(rows.size), int(columns.size), param.dtype.itemsize
+        if step >= width and step * size % 16 == 0 and width * size >= 16 and max(height, width) < 2**31:
+            return Matrix(name, rows, columns, stride, base)
     return None
+
+
+def _one_each(blocked: Blocked, base: sympy.Expr) -> bool:
+    """Is this index one number per program?"""
+    batch = {dim.symbol for dim in blocked.dims if dim.name == "b"}
+    return bool(base.free_symbols <= batch)
+
+
+def _starts_aligned(base: sympy.Expr, size: int) -> bool:
+    """Is `base`, counted in elements of `size` bytes, a multiple of 16 bytes?"""
+    return all(int(term.as_coeff_Mul()[0]) * size % 16 == 0 for term in sympy.Add.make_args(base))
+
+
+def matrices(blocked: Blocked, arch: str) -> dict[Load, Matrix]:
+    """The operands that can come through descriptors in a kernel that walks rows or columns of a contraction."""
+    if not on_tensor_memory(arch) or not blocked.chained:
+        return {}
+    found: dict[Load, Matrix] = {}
+    for dot in blocked.dots:
+        rows, columns, over = blocked.sides(dot)
+        for factor, (first, second) in zip(dot.args, ((rows, over), (over, columns)), strict=True):
+            if isinstance(factor, Load) and factor.dtype in HALF and factor not in found:
+                matrix = _matrix(blocked, factor, first, second)
+                if matrix is not None:
+                    found[factor] = matrix
+    return found
+
+
+def on_tensor_memory(arch: str) -> bool:
+    """Has this architecture a tensor memory accelerator?"""
+    return arch.startswith("sm_") and int(arch[3:].rstrip("a")) >= 90
 
 
 def _target(blocked: Blocked, stmt: Store, m: Dim, n: Dim) -> Matrix | None:
@@ -152,10 +191,20 @@ def open_program(values: Values) -> str:
     return f"for {number} in tl.range(tl.program_id(0), {blocks}, tl.num_programs(0), flatten=True):"
 
 
+def describe_operands(values: Values, arch: str) -> None:
+    """Add the descriptors of every operand that allows it; from here on these are loaded through them."""
+    made: dict[Matrix, Transfer] = {}
+    for load, matrix in matrices(values.layout.blocked, arch).items():
+        if matrix not in made:
+            made[matrix] = _describe(values, matrix)
+        values.load_through[load] = made[matrix]
+
+
 def _describe(values: Values, matrix: Matrix) -> Transfer:
     """Add the line that makes the descriptor of `matrix`."""
     shape = f"[{matrix.rows.size}, {matrix.columns.size}], [{matrix.stride}, 1]"
     block = values.layout.shape((matrix.rows, matrix.columns))
-    text = f"tl.make_tensor_descriptor({values.pointer_name(matrix.param)}, {shape}, {block})"
+    pointer = values.pointer(matrix.param, matrix.base).code.text
+    text = f"tl.make_tensor_descriptor({pointer}, {shape}, {block})"
     name = values.name(f"{matrix.param}_desc", Tile(Code(text))).code.text
     return Transfer(name, matrix.rows, matrix.columns)

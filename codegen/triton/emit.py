@@ -10,42 +10,43 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codegen.triton import contract, descriptors, prelude, tail
+from codegen.triton import chains, configs, contract, descriptors, prelude, products, tail
 from codegen.triton.blocks import Blocked, Dim, block
 from codegen.triton.body import Body
-from codegen.triton.configs import PROGRAMS, Config, configure
+from codegen.triton.configs import PROGRAMS, Config
 from codegen.triton.indices import Layout, index_code, lay_out
+from codegen.triton.rounding import is_rounded
 from codegen.triton.scopes import Names
-from codegen.triton.spell import HALF, PRODUCT, UNARY
+from codegen.triton.spell import PRODUCT, UNARY
 from codegen.triton.tail import Follower
 from codegen.triton.values import Values
-from lowering.expr import Cast, Op, postorder
-from lowering.kernel import Kernel, Param, statements, values_of
+from lowering.kernel import Kernel, Param
 
 _INDENT = "    "
-_ROUNDS = {"floor", "ceil", "trunc", "round", "floordiv", "truncdiv", "remainder", "fmod"}
 
 
-def choose(blocked: Blocked, arch: str, *, tf32: bool = False) -> Config:
-    """The default configuration of a kernel."""
+def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Config, ...]:
+    """Configurations worth timing, the default first."""
     if not blocked.contraction:
-        return configure(blocked)
-    persistent = descriptors.candidates(blocked, arch)
-    return persistent[0] if persistent else contract.candidates(blocked, arch, tf32=tf32)[0]
+        return products.candidates(blocked) or configs.candidates(blocked)
+    if blocked.chained:
+        return chains.candidates(blocked, arch, tf32=tf32)
+    others = contract.candidates(blocked, arch, tf32=tf32)
+    return tuple(dict.fromkeys((*products.narrow(blocked), *descriptors.candidates(blocked, arch), *others)))
 
 
 def emit(kernel: Kernel, config: Config | None = None, *, arch: str = "sm_90", tf32: bool = False) -> str:
     """The source of `kernel` for `arch`, in `config` or in the default configuration."""
     blocked = block(kernel)
-    chosen = config or tail.with_room(choose(blocked, arch, tf32=tf32), kernel)
+    chosen = config or tail.with_room(candidates(blocked, arch, tf32=tf32)[0], kernel)
     layout = lay_out(blocked, chosen, grid_depth=int(chosen.persistent))
     steps = tail.followers(kernel, chosen.num_warps, arch, tf32=tf32)
     functions = [_function(step.layout, step.name, arch, behind=step.behind) for step in steps]
     functions.append(_function(layout, kernel.name, arch, steps=steps))
     helpers = prelude.needed("".join(functions))
-    needs_torch = chosen.persistent or bool(steps)
-    head = f"{_docstring(kernel)}\n\n{_imports(needs_torch, [*functions, *helpers])}"
-    parts = [head, *helpers, *functions, *_launching(kernel, layout)]
+    described = any("tl.make_tensor_descriptor(" in text for text in functions)
+    head = f"{_docstring(kernel)}\n\n{_imports(described or bool(steps), [*functions, *helpers])}"
+    parts = [head, *helpers, *functions, *_launching(kernel, layout, described=described)]
     return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
 
 
@@ -59,23 +60,11 @@ def _function(
     taken = [*(f"{param.name}_ptr" for param in kernel.params), *(size.name for size in kernel.sizes), *constants]
     taken += [*counted, *(["done"] if steps else []), *(step.name for step in steps)]
     names = Names([*taken, name, *prelude.FUNCTIONS])
-    fast, zero_fill = _is_rounded(kernel), layout.blocked.contraction
+    fast, zero_fill = is_rounded(kernel), layout.blocked.contraction
     lines = Body(Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind), arch).lines()
     if steps:
         lines += tail.ending(steps)
     return "\n".join([*_signature(kernel, name, counted, constants), *(_INDENT + line for line in lines)])
-
-
-def _is_rounded(kernel: Kernel) -> bool:
-    """Is every result a 16-bit float, with nothing rounded to an integer on the way?"""
-    if not all(param.dtype in HALF for param in kernel.params if param.written):
-        return False
-    for node in postorder(*(value for stmt in statements(kernel.body) for value in values_of(stmt))):
-        if isinstance(node, Op) and node.name in _ROUNDS:
-            return False
-        if isinstance(node, Cast) and node.arg.dtype.is_floating_point and not node.dtype.is_floating_point:
-            return False
-    return True
 
 
 # Parts of the file ----------------------------------------------------------------------------------------------------
@@ -117,10 +106,11 @@ def _config(layout: Layout) -> str:
     config = layout.config
     entries = {dim.constant: config.block(dim.name) for dim in layout.blocked.dims if dim in layout.tiled}
     entries |= {"num_warps": config.num_warps, "num_stages": config.num_stages}
+    entries |= {"maxnreg": config.registers} if config.registers else {}
     return "{" + ", ".join(f'"{name}": {value}' for name, value in entries.items()) + "}"
 
 
-def _launching(kernel: Kernel, layout: Layout) -> list[str]:
+def _launching(kernel: Kernel, layout: Layout, *, described: bool) -> list[str]:
     """The configuration, the grid and the function that launches the kernel."""
     config, sizes = layout.config, [size.name for size in kernel.sizes]
     settings = f"CONFIG = {_config(layout)}"
@@ -134,7 +124,7 @@ def _launching(kernel: Kernel, layout: Layout) -> list[str]:
     grid = f'def grid({given}):\n{_INDENT}"""How many programs to launch{limit}."""\n{_INDENT}return ({count},)'
     first = len(kernel.params)
     launch = ["def launch(*args):", f'{_INDENT}"""Launch on the tensors and sizes of the signature, in order."""']
-    if config.persistent:  # descriptors are made in memory that the launch provides
+    if described:  # descriptors are made in memory that the launch provides
         allocate = "lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=args[0].device)"
         launch.append(f"{_INDENT}triton.set_allocator({allocate})")
     counted = ""

@@ -51,6 +51,17 @@ class Layout:
         """The tiled dimensions `index` depends on, in tile order."""
         return tuple(dim for dim in self.within(index) if dim in self.tiled)
 
+    def by_block(self, index: sympy.Expr) -> sympy.Expr:
+        """`index` with what a block of a walked dimension is all within (the group of a scale) taken at its start."""
+        whole = {
+            atom: FloorDiv(start_symbol(dim), atom.args[1])
+            for atom in index.atoms(FloorDiv)
+            for dim in self.within(atom)
+            if atom.args[0] == dim.symbol and dim.role is Role.LOOP and dim not in self.wide
+            if (atom.args[1] / self.config.block(dim.name)).is_integer
+        }
+        return index.xreplace(whole) if whole else index
+
     def masked(self, dim: Dim) -> bool:
         """Can a block of `dim` reach past its end?"""
         return dim in self.tiled and (dim.size == 0 or not (dim.size / self.config.block(dim.name)).is_integer)
@@ -78,6 +89,11 @@ class Layout:
             depth = max((self.depth[dim] for dim in dims), default=0)
             found.setdefault((depth, any(dim in self.tiled for dim in dims)), []).append(term)
         return [sympy.Add(*found[key]) for key in sorted(found)]
+
+
+def start_symbol(dim: Dim) -> sympy.Symbol:
+    """Stands for the first index of the current block of a walked dimension."""
+    return sympy.Symbol(f"{dim.name} start", integer=True, nonnegative=True)
 
 
 def lay_out(blocked: Blocked, config: Config, grid_depth: int = 0) -> Layout:

@@ -44,6 +44,7 @@ class Generated:
         function: what `@triton.jit` made of it.
         constants: values of its `tl.constexpr` parameters.
         options: `num_warps`, `num_stages` and other options of Triton.
+        described: tensors are read through descriptors, which only aligned ones allow.
     """
 
     kernel: Kernel
@@ -51,6 +52,7 @@ class Generated:
     function: Any
     constants: dict[str, int]
     options: dict[str, int]
+    described: bool
 
     @property
     def persistent(self) -> bool:
@@ -87,13 +89,13 @@ def load(kernel: Kernel, source: str) -> Generated:
     try:
         spec.loader.exec_module(module)
         assert callable(module.grid)
-        return _generated(kernel, module)
+        return _generated(kernel, module, described="tl.make_tensor_descriptor(" in source)
     except Exception as error:
         sys.modules.pop(name, None)
         raise BuildError(f"the source of {kernel.name} cannot be used: {error!r}", hint=f"it is at {path}") from error
 
 
-def _generated(kernel: Kernel, module: ModuleType) -> Generated:
+def _generated(kernel: Kernel, module: ModuleType, *, described: bool) -> Generated:
     function, config = getattr(module, kernel.name), dict(module.CONFIG)
     parameters = list(function.arg_names)
     expected = [f"{param.name}_ptr" for param in kernel.params] + [size.name for size in kernel.sizes]
@@ -101,7 +103,7 @@ def _generated(kernel: Kernel, module: ModuleType) -> Generated:
     if parameters[: len(expected)] != expected:
         raise ValueError(f"it takes {parameters}, but is called with {expected}")
     constants = {parameter: config.pop(parameter) for parameter in parameters[len(expected) :]}
-    return Generated(kernel, module, function, constants, config)
+    return Generated(kernel, module, function, constants, config, described)
 
 
 def signature(generated: Generated) -> dict[str, str]:

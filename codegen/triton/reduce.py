@@ -2,7 +2,8 @@
 
 What enters is a fold over tiles; what leaves are lines.  A fold over dimensions held whole is one `tl.reduce`.  A fold
 inside a loop keeps one running value per lane of the tile and is reduced after the loop, so that the loop itself needs
-no synchronisation.  Lanes past the end of an axis hold the identity of the fold.
+no synchronisation; where the loop itself needs the value so far, see `follow`.  Lanes past the end of an axis hold the
+identity of the fold.
 
 `max` and `min` propagate NaN, `argmax` and `argmin` let NaN win and then the lower index, as eager does; Triton's own
 `tl.max` and `tl.argmax` do neither, so these have their own combine functions (`prelude`).  `dot` is in `contract`.
@@ -18,21 +19,34 @@ import torch
 from codegen.triton.blocks import Dim
 from codegen.triton.indices import expand
 from codegen.triton.scopes import Tile
-from codegen.triton.spell import AND, ATOM, COMPARE, HALF, OR, TYPES, UNARY, Code, cast, literal, typed
+from codegen.triton.spell import AND, ATOM, COMPARE, HALF, OR, PRODUCT, SUM, TYPES, UNARY, Code, cast, literal, typed
 from codegen.triton.values import Values
 from lowering.kernel import Fold
 from lowering.scalar_ops import identity
 
 _COMBINE = {"max": "_maximum", "min": "_minimum", "prod": "_multiply", "argmax": "_argmax", "argmin": "_argmin"}
+_SIGNS = {"sum": ("+", SUM), "prod": ("*", PRODUCT), "any": ("|", OR), "all": ("&", AND)}
 _SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16)
 
 
 def fold_now(values: Values, fold: Fold, over: Sequence[Dim]) -> None:
     """Reduce over dimensions that are held whole (or over none: axes of size 1)."""
-    tiles = [_operand(values, fold, position, over) for position in range(len(fold.args))]
-    dims = values.join([*(tile.dims for tile in tiles), over])
-    full = [values.spread(tile, dims) for tile in tiles]
-    _finish(values, fold, full, over)
+    _finish(values, fold, _operands(values, fold, over), over)
+
+
+def block_value(values: Values, fold: Fold, over: Sequence[Dim]) -> tuple[Tile, torch.dtype]:
+    """A fold of one operand over the current block of `over`, and the type it is carried in."""
+    tiles = [values.widened(tile) for tile in _operands(values, fold, over)]
+    carried = _carrier(fold, 0, tiles[0])
+    return _reduced(values, fold, tiles, over), carried
+
+
+def combined(fold: Fold, before: Code, block: Code) -> Code:
+    """The value of a fold over what `before` and `block` are the values of."""
+    sign = _SIGNS.get(fold.op)
+    if sign is not None:
+        return Code(f"{before.at(sign[1])} {sign[0]} {block.at(sign[1] + 1)}", sign[1])
+    return Code(f"{_COMBINE[fold.op]}({before.text}, {block.text})")
 
 
 def fold_in_loop(values: Values, fold: Fold, over: Sequence[Dim]) -> Callable[[], None]:
@@ -45,21 +59,29 @@ def fold_in_loop(values: Values, fold: Fold, over: Sequence[Dim]) -> Callable[[]
         start = literal(_identity(fold, position, dtype), dtype).text
         code = Code(f"tl.full({values.layout.shape(dims)}, {start}, {TYPES[dtype]})")
         wish = f"{fold.name}_lanes" if position == len(tiles) - 1 else f"{fold.name}_values"
-        lanes.append(values.name(wish, Tile(code, dims, values.depth - 1, tile.narrow)))
+        lanes.append(values.accumulator(wish, Tile(code, dims, values.depth - 1, tile.narrow)))
     values.line(_accumulate(fold, lanes, [expand(tile.code, tile.dims, dims) for tile in tiles]))
     return lambda: _finish(values, fold, lanes, over)
 
 
 def _accumulate(fold: Fold, lanes: Sequence[Tile], codes: Sequence[Code]) -> str:
     names = ", ".join(tile.code.text for tile in lanes)
-    sign = {"sum": "+", "prod": "*", "any": "|", "all": "&"}.get(fold.op)
-    if sign is not None:
-        return f"{names} {sign}= {codes[0].text}"
+    if fold.op in _SIGNS:
+        return f"{names} {_SIGNS[fold.op][0]}= {codes[0].text}"
     return f"{names} = {_COMBINE[fold.op]}({names}, {', '.join(code.text for code in codes)})"
 
 
 def _finish(values: Values, fold: Fold, tiles: Sequence[Tile], over: Sequence[Dim]) -> None:
     """Reduce full tiles over `over`; from here on the fold has its value."""
+    tile = _reduced(values, fold, tiles, over)
+    last = tiles[-1]
+    if not last.narrow:
+        tile = replace(tile, code=cast(tile.code, _carrier(fold, len(tiles) - 1, last), fold.dtype))
+    values.bind(fold.ref, tile if tile.code.text.isidentifier() else values.name(fold.name, tile))
+
+
+def _reduced(values: Values, fold: Fold, tiles: Sequence[Tile], over: Sequence[Dim]) -> Tile:
+    """Full tiles reduced over `over`, in the type that the fold is carried in."""
     dims = list(tiles[0].dims)
     depth = max(tile.depth for tile in tiles)
     codes = [tile.code for tile in tiles]
@@ -69,14 +91,8 @@ def _finish(values: Values, fold: Fold, tiles: Sequence[Tile], over: Sequence[Di
     for dim in sorted(over, key=dims.index, reverse=True):
         codes = _reduce(values, fold, codes, dims.index(dim), depth)
         dims.remove(dim)
-    last = tiles[-1]
-    carried = _carrier(fold, len(tiles) - 1, last)
-    if logical:
-        code = Code(f"{codes[0].at(COMPARE + 1)} != 0", COMPARE)
-    else:
-        code = codes[-1] if last.narrow else cast(codes[-1], carried, fold.dtype)
-    tile = Tile(code, tuple(dims), depth, last.narrow)
-    values.bind(fold.ref, tile if code.text.isidentifier() else values.name(fold.name, tile))
+    code = Code(f"{codes[0].at(COMPARE + 1)} != 0", COMPARE) if logical else codes[-1]
+    return Tile(code, tuple(dims), depth, tiles[-1].narrow)
 
 
 def _reduce(values: Values, fold: Fold, codes: Sequence[Code], position: int, depth: int) -> list[Code]:
@@ -92,6 +108,13 @@ def _reduce(values: Values, fold: Fold, codes: Sequence[Code], position: int, de
 
 
 # Operands -------------------------------------------------------------------------------------------------------------
+
+
+def _operands(values: Values, fold: Fold, over: Sequence[Dim]) -> list[Tile]:
+    """Every operand as a full tile."""
+    tiles = [_operand(values, fold, position, over) for position in range(len(fold.args))]
+    dims = values.join([*(tile.dims for tile in tiles), over])
+    return [values.spread(tile, dims) for tile in tiles]
 
 
 def _operand(values: Values, fold: Fold, position: int, over: Sequence[Dim]) -> Tile:

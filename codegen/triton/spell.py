@@ -5,8 +5,8 @@ What enters is the text of the operands; what leaves is text.  `SPELLING` has a 
 the width give what eager gives.  Operands that are 16-bit floats are widened to float32 and the result is rounded
 again, as eager does.  An operation without a row is refused by the capabilities of the target, never here.
 
-`fast` is set where every result is rounded to 16 bits on its way to memory: there the last two bits of a float32
-division, square root or exponential cannot be seen, and the quick forms of the hardware are used.
+`fast` is set where the last two bits of a float32 division, square root or exponential cannot be seen (`rounding`):
+there the quick forms of the hardware are used.
 """
 
 from __future__ import annotations

@@ -7,11 +7,10 @@ from collections.abc import Iterator
 import torch
 
 from codegen.target import Capabilities, Launcher, Stage
-from codegen.triton import contract, descriptors
 from codegen.triton.blocks import block
-from codegen.triton.configs import Config, candidates
+from codegen.triton.configs import Config
 from codegen.triton.efficiency import efficiency
-from codegen.triton.emit import emit
+from codegen.triton.emit import candidates, emit
 from codegen.triton.load import POINTERS
 from codegen.triton.spell import SPELLING
 from lowering.kernel import Kernel
@@ -69,11 +68,7 @@ class TritonTarget:
 
     def configs(self, kernel: Kernel) -> tuple[Config, ...]:
         """Configurations worth timing for `kernel`, the default first."""
-        blocked = block(kernel)
-        if not blocked.contraction:
-            return candidates(blocked)
-        persistent = descriptors.candidates(blocked, self.arch)
-        return (*persistent, *contract.candidates(blocked, self.arch, tf32=self.allow_tf32))
+        return candidates(block(kernel), self.arch, tf32=self.allow_tf32)
 
     def efficiency(self, kernel: Kernel) -> float:
         """The share of cuBLAS's speed that a contraction reaches, as measured on an H200."""

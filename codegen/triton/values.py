@@ -8,19 +8,20 @@ before it.  Loads, shared expressions and long ones get a name; the rest is writ
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 import sympy
 import torch
 
 from codegen.triton.blocks import Dim
-from codegen.triton.indices import Layout, expand, index_code
+from codegen.triton.indices import Layout, expand, index_code, start_symbol
+from codegen.triton.interior import unconditional
 from codegen.triton.scopes import Names, Scope, Tile, Transfer
 from codegen.triton.spell import AND, ATOM, COMPARE, SUM, Code, cast, literal, spell, typed
 from codegen.triton.widths import int32_ranges
 from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, loads, postorder
-from lowering.kernel import Store, statements, values_of
+from lowering.kernel import Loop, Store, statements, values_of
 from lowering.scalar_ops import SCALAR_OPS
 
 _INLINE = 48  # characters of an expression that is used once and written in place
@@ -43,13 +44,21 @@ class Values:
         self.scopes = [Scope()]
         self.starts: dict[Dim, str] = {}  # text of the first index of a program's or an iteration's block
         self.load_through: dict[Load, Transfer] = {}
+        self.load_by: dict[Load, Callable[[], Tile]] = {}  # loads with lines of their own
         self.store_through: dict[str, Transfer] = {}  # parameter name → descriptor
+        self.full: frozenset[Dim] = frozenset()  # dimensions whose current block is known not to reach past the end
         self.eviction: dict[Load, str] = {}  # policies of loads in the loop being walked
         body = layout.blocked.body
-        roots = [value for stmt in statements(body) for value in values_of(stmt)]
+        stmts = list(statements(body))
+        roots = [value for stmt in stmts if not isinstance(stmt, Loop) for value in values_of(stmt)]
         self._uses, self._user = _uses(roots)
-        self._ranges = int32_ranges(roots, layout)
-        self._mutable = {stmt.param for stmt in statements(body) if isinstance(stmt, Store)}
+        interiors = [unconditional(stmt) for stmt in stmts if isinstance(stmt, Loop) and stmt.where is not None]
+        inside = [value for loop in interiors for stmt in statements(loop.body) for value in values_of(stmt)]
+        inside_uses, inside_user = _uses(inside)
+        self._uses |= inside_uses
+        self._user = {**inside_user, **self._user}
+        self._ranges = int32_ranges([*roots, *inside], layout)
+        self._mutable = {stmt.param for stmt in stmts if isinstance(stmt, Store)}
         self._mutable &= {load.buffer for load in loads(*roots)}
         self._stored: set[str] = set()
 
@@ -88,6 +97,11 @@ class Values:
         name = self.fresh(wish, depth)
         self.line(f"{name} = {tile.code.text}", depth)
         return replace(tile, code=Code(name), depth=depth)
+
+    def accumulator(self, wish: str, start: Tile) -> Tile:
+        """What the current loop adds to, which begins as `start` outside of it; the same one in every part of it."""
+        key = ("accumulator", wish)
+        return self.find(key) or self.bind(key, self.name(wish, start))
 
     def bind(self, key: object, tile: Tile) -> Tile:
         """From here on, within the scope of `tile`, `key` is `tile`."""
@@ -136,7 +150,7 @@ class Values:
 
     def masks(self, dims: Sequence[Dim], more: Tile | None = None) -> Tile | None:
         """Where a tile over `dims` is inside all of them and `more` holds; None if it always is."""
-        edges = tuple(dim for dim in dims if self.layout.masked(dim))
+        edges = tuple(dim for dim in dims if self.layout.masked(dim) and dim not in self.full)
         inside = self.find(("masks", edges))
         if inside is None and edges:
             inside = self._both([self.mask(dim) for dim in edges])
@@ -161,11 +175,14 @@ class Values:
     def index_tile(self, index: sympy.Expr) -> Tile:
         """An index expression."""
         depth = max((self.layout.depth[dim] for dim in self.layout.within(index)), default=0)
+        index = self.layout.by_block(index)
         return Tile(index_code(index, self.layout, self._variable), self.layout.spanned(index), depth)
 
     def _variable(self, symbol: sympy.Symbol) -> str:
         dim = self.layout.dim(symbol)
-        return symbol.name if dim is None else self.index(dim).code.text
+        if dim is not None:
+            return self.index(dim).code.text
+        return next((start for dim, start in self.starts.items() if start_symbol(dim) == symbol), symbol.name)
 
     # Memory -----------------------------------------------------------------------------------------------------------
 
@@ -188,7 +205,8 @@ class Values:
         """What a transfer moves: its dimensions in tile order, the text of its corner, `.T` if it has to be turned."""
         rows, columns = transfer.rows, transfer.columns
         dims = self.join(((rows,), (columns,)))
-        return dims, f"[{self.starts[rows]}, {self.starts[columns]}]", "" if dims[0] is rows else ".T"
+        corner = ", ".join(self.starts.get(dim, "0") for dim in (rows, columns))
+        return dims, f"[{corner}]", "" if dims[0] is rows else ".T"
 
     def _advance(self, pointer: Tile, step: Tile) -> Tile:
         dims = self.join((pointer.dims, step.dims))
@@ -202,7 +220,10 @@ class Values:
         transfer = self.load_through.get(node)
         if transfer is not None:
             dims, corner, turn = self.moved(transfer)
-            return Tile(Code(f"{transfer.name}.load({corner}){turn}"), dims, self.depth)
+            depth = max(self.layout.depth[dim] for dim in dims)
+            return Tile(Code(f"{transfer.name}.load({corner}){turn}"), dims, depth)
+        if node in self.load_by:
+            return self.load_by[node]()
         offset = node.index[0]
         pointer = self.pointer(node.buffer, offset)
         condition = None if node.mask is None else self.value(node.mask)
@@ -352,7 +373,7 @@ class Values:
         return replace(tile, code=code, dims=tuple(dims))
 
 
-def _uses(roots: Sequence[Expr]) -> tuple[Counter[Expr], Mapping[Expr, Expr]]:
+def _uses(roots: Sequence[Expr]) -> tuple[Counter[Expr], dict[Expr, Expr]]:
     """How often each expression is used, and by which other one (the last seen)."""
     count: Counter[Expr] = Counter(roots)
     user: dict[Expr, Expr] = {}

@@ -14,7 +14,7 @@ import sympy
 import torch
 
 from lowering.expr import Cast, Expr, IndexValue, Load, Op, Random, const
-from lowering.indexing import ZERO, axis_symbol, over_symbol
+from lowering.indexing import ZERO, FloorDiv, axis_symbol, over_symbol
 from lowering.interpret import run_kernel
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Stmt, Store
 from lowering.scalar_ops import SCALAR_OPS, result_dtype
@@ -39,6 +39,11 @@ def load(name: str, offset: sympy.Expr | Expr | int, dtype: torch.dtype = F32, m
 
 def op(name: str, *args: Expr) -> Expr:
     return Op(name, args, result_dtype(name, args[-1].dtype))
+
+
+def narrowed(value: Expr, dtype: torch.dtype) -> Expr:
+    """`value` in `dtype`."""
+    return value if value.dtype is dtype else Cast(value, dtype)
 
 
 def kernel(name: str, params: Sequence[Param], axes: dict[sympy.Symbol, tuple[object, Role]], *body: Stmt) -> Kernel:
@@ -517,40 +522,190 @@ def attention(heads: int, queries: int, keys: int, width: int) -> Kernel:
     return kernel("attention", params, axes, scores, top, whole, mixed, store)
 
 
-def online_attention(
-    heads: int, queries: int, keys: int, width: int, *, dtype: torch.dtype = F16, causal: bool = False, step: int = 0
-) -> Kernel:
-    """softmax(q · kᵀ / 2) · v in one walk over the keys: running values that are brought up to date block by block.
+LOW = const(float("-inf"), F32)
 
-    `step`: the width is walked too, inside the walk over keys, instead of held whole for the scores.
+
+def visible_keys(query: sympy.Expr, key: sympy.Expr, *, shift: int, window: int = 0, prefix: int = 0) -> Expr:
+    """Which keys a query sees: none after it, of these only the last `window`, and the first `prefix` in any case.
+
+    `shift` keys come before the first query.
     """
-    d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
-    query, key = load("q", width * (queries * b + i) + d, dtype), load("k", width * (keys * b + s) + d, dtype)
-    scores = Fold("scores", "dot", (query, key), (d,), F32, (i,), (s,))
-    low = const(float("-inf"), F32)
-    scaled, where = op("mul", scores.ref, const(0.5, F32)), None
-    if causal:
-        where = op("le", IndexValue(s), IndexValue(i + keys - queries))
-        scaled = op("where", where, scaled, low)
-    top = Fold("top", "max", (scaled,), (s,), F32)
-    safe = op("where", op("eq", top.ref, low), const(0.0, F32), top.ref)
+    where = op("le", IndexValue(key), IndexValue(query + shift))
+    if window:
+        where = op("and", where, op("gt", IndexValue(key + window), IndexValue(query + shift)))
+    if prefix:
+        where = op("or", where, op("lt", IndexValue(key), const(prefix, I64)))
+    return where
+
+
+def running_softmax(scaled: Expr, over: sympy.Symbol) -> tuple[Fold, Fold, Expr, Expr]:
+    """The largest so far, the sum of exponentials so far, the exponentials, and what a sum so far is multiplied with"""
+    top = Fold("top", "max", (scaled,), (over,), F32)
+    safe = op("where", op("eq", top.ref, LOW), const(0.0, F32), top.ref)
     power = op("exp", op("sub", scaled, safe))
     moved = op("where", op("eq", top.before, top.ref), const(1.0, F32), op("exp", op("sub", top.before, top.ref)))
-    whole = Fold("whole", "sum", (power,), (s,), F32)
-    whole = replace(whole, carry=op("mul", whole.before, moved))
-    value = load("v", width * (keys * b + s) + e, dtype)
-    lhs = power if dtype is F32 else Cast(power, dtype)
-    mixed = Fold("mixed", "dot", (lhs, value), (s,), F32, (i,), (e,))
+    whole = Fold("whole", "sum", (power,), (over,), F32)
+    return top, replace(whole, carry=op("mul", whole.before, moved)), power, moved
+
+
+def online_attention(
+    heads: int,
+    queries: int,
+    keys: int,
+    width: int,
+    *,
+    dtype: torch.dtype = F16,
+    causal: bool = False,
+    window: int = 0,
+    prefix: int = 0,
+    step: int = 0,
+    group: int = 1,
+    scale: float = 0.5,
+) -> Kernel:
+    """softmax(q · kᵀ · scale) · v in one walk over the keys: running values that are brought up to date block by block.
+
+    `step`: the width is walked too, inside the walk over keys, instead of held whole for the scores.  `group`: so many
+    heads of q share one of k and v.
+    """
+    d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
+    head = FloorDiv(b, group) if group > 1 else b
+    query, key = load("q", width * (queries * b + i) + d, dtype), load("k", width * (keys * head + s) + d, dtype)
+    scores = Fold("scores", "dot", (query, key), (d,), F32, (i,), (s,))
+    scaled, where = op("mul", scores.ref, const(scale, F32)), None
+    if causal or window or prefix:
+        where = visible_keys(i, s, shift=keys - queries, window=window, prefix=prefix)
+        scaled = op("where", where, scaled, LOW)
+    top, whole, power, moved = running_softmax(scaled, s)
+    value = load("v", width * (keys * head + s) + e, dtype)
+    mixed = Fold("mixed", "dot", (narrowed(power, dtype), value), (s,), F32, (i,), (e,))
     mixed = replace(mixed, carry=op("mul", mixed.before, moved))
     params = (
-        *(param("q", dtype, heads, queries, width), param("k", dtype, heads, keys, width)),
-        *(param("v", dtype, heads, keys, width), param("out", F32, heads, queries, width, written=True)),
+        *(param("q", dtype, heads, queries, width), param("k", dtype, heads // group, keys, width)),
+        *(param("v", dtype, heads // group, keys, width), param("out", dtype, heads, queries, width, written=True)),
     )
     axes = {b: (heads, GRID), i: (queries, GRID), d: (width, LOOP if step else WHOLE), e: (width, WHOLE)}
     inner: Stmt = Loop((d,), (scores,)) if step else scores
-    store = Store("out", width * (queries * b + i) + e, op("truediv", mixed.ref, whole.ref))
+    store = Store("out", width * (queries * b + i) + e, narrowed(op("truediv", mixed.ref, whole.ref), dtype))
     loop = Loop((s,), (inner, top, whole, mixed), where)
     return kernel("attention", params, {**axes, s: (keys, LOOP)}, loop, store)
+
+
+def _attention_gradients(
+    heads: int, queries: int, keys: int, width: int, dtype: torch.dtype, causal: bool, at: tuple[sympy.Symbol, ...]
+) -> tuple[tuple[Param, ...], tuple[Fold, Fold], tuple[Expr, Expr], Expr | None]:
+    """What both backward kernels compute for a query and a key: params, (scores, dp), (p, ds) in `dtype`, visibility"""
+    d, e, query, key = at
+    row, column = width * (queries * b + query), width * (keys * b + key)
+    scores = (load("q", row + d, dtype), load("k", column + d, dtype))
+    slopes = (load("do", row + e, dtype), load("v", column + e, dtype))
+    scores_fold = Fold("scores", "dot", scores, (d,), F32, (query,), (key,))
+    slopes_fold = Fold("slopes", "dot", slopes, (e,), F32, (query,), (key,))
+    share = op("exp", op("sub", op("mul", scores_fold.ref, const(0.25, F32)), load("lse", queries * b + query)))
+    where = None
+    if causal:
+        where = visible_keys(query, key, shift=keys - queries)
+        share = op("where", where, share, const(0.0, F32))
+    slope = op("mul", op("sub", slopes_fold.ref, load("delta", queries * b + query)), const(0.25, F32))
+    params = (
+        *(param("q", dtype, heads, queries, width), param("k", dtype, heads, keys, width)),
+        *(param("v", dtype, heads, keys, width), param("do", dtype, heads, queries, width)),
+        *(param("lse", F32, heads, queries), param("delta", F32, heads, queries)),
+    )
+    return (
+        params,
+        (scores_fold, slopes_fold),
+        (narrowed(share, dtype), narrowed(op("mul", share, slope), dtype)),
+        where,
+    )
+
+
+def attention_dkv(
+    heads: int, queries: int, keys: int, width: int, *, dtype: torch.dtype = F16, causal: bool = False
+) -> Kernel:
+    """Gradients of k and v: a walk over the queries, four products, the last two of a product of the first two"""
+    d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
+    params, folds, (share, slope), where = _attention_gradients(
+        heads, queries, keys, width, dtype, causal, (d, e, s, j)
+    )
+    row = width * (queries * b + s)
+    dv = Fold("dv", "dot", (share, load("do", row + e, dtype)), (s,), F32, (j,), (e,))
+    dk = Fold("dk", "dot", (slope, load("q", row + d, dtype)), (s,), F32, (j,), (d,))
+    params = (*params, *(param(f"d{name}", dtype, heads, keys, width, written=True) for name in ("k_out", "v_out")))
+    column = width * (keys * b + j)
+    stores = (
+        Store("dk_out", column + d, narrowed(dk.ref, dtype)),
+        Store("dv_out", column + e, narrowed(dv.ref, dtype)),
+    )
+    axes = {b: (heads, GRID), j: (keys, GRID), d: (width, WHOLE), e: (width, WHOLE), s: (queries, LOOP)}
+    return kernel("attention_dkv", params, axes, Loop((s,), (*folds, dv, dk), where), *stores)
+
+
+def attention_dq(
+    heads: int, queries: int, keys: int, width: int, *, dtype: torch.dtype = F16, causal: bool = False
+) -> Kernel:
+    """The gradient of q: a walk over the keys, three products"""
+    d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
+    params, folds, (_, slope), where = _attention_gradients(heads, queries, keys, width, dtype, causal, (d, e, i, s))
+    dq = Fold("dq", "dot", (slope, load("k", width * (keys * b + s) + d, dtype)), (s,), F32, (i,), (d,))
+    params = (*params, param("dq_out", dtype, heads, queries, width, written=True))
+    store = Store("dq_out", width * (queries * b + i) + d, narrowed(dq.ref, dtype))
+    axes = {b: (heads, GRID), i: (queries, GRID), d: (width, WHOLE), e: (width, WHOLE), s: (keys, LOOP)}
+    return kernel("attention_dq", params, axes, Loop((s,), (*folds, dq), where), store)
+
+
+def linear_logsumexp(rows: int, vocabulary: int, features: int, dtype: torch.dtype = BF16) -> Kernel:
+    """log Σ exp(x · wᵀ) and the logit of a label, in one walk over the vocabulary with the product walked inside it"""
+    s = over_symbol(2)
+    logits = Fold(
+        "logits", "dot", (load("x", features * i + r, dtype), load("w", features * s + r, dtype)), (r,), F32, (i,), (s,)
+    )
+    top, whole, _, _ = running_softmax(logits.ref, s)
+    is_label = op("eq", IndexValue(s), load("labels", i, I64))
+    label = Fold("label", "sum", (op("where", is_label, logits.ref, const(0.0, F32)),), (s,), F32)
+    params = (
+        *(param("x", dtype, rows, features), param("w", dtype, vocabulary, features), param("labels", I64, rows)),
+        *(param("lse", F32, rows, written=True), param("picked", F32, rows, written=True)),
+    )
+    axes = {i: (rows, GRID), r: (features, LOOP), s: (vocabulary, LOOP)}
+    loop = Loop((s,), (Loop((r,), (logits,)), top, whole, label))
+    stores = (Store("lse", i, op("add", top.ref, op("log", whole.ref))), Store("picked", i, label.ref))
+    return kernel("linear_logsumexp", params, axes, loop, *stores)
+
+
+def online_logsumexp(rows: int, columns: int) -> Kernel:
+    """log Σ exp(x) of rows in one walk"""
+    top, whole, _, _ = running_softmax(load("x", columns * i + r), r)
+    params = (param("x", F32, rows, columns), param("out", F32, rows, written=True))
+    store = Store("out", i, op("add", top.ref, op("log", whole.ref)))
+    return kernel("online_logsumexp", params, {i: (rows, GRID), r: (columns, LOOP)}, Loop((r,), (top, whole)), store)
+
+
+def partial_sums(rows: int, columns: int, window: int) -> Kernel:
+    """Sums of the last `window` elements up to the diagonal: a walk that skips, without a contraction"""
+    where = visible_keys(i, r, shift=0, window=window)
+    part = Fold("part", "sum", (op("where", where, load("x", columns * i + r), const(0.0, F32)),), (r,), F32)
+    params = (param("x", F32, rows, columns), param("out", F32, rows, written=True))
+    axes = {i: (rows, GRID), r: (columns, LOOP)}
+    return kernel("partial_sums", params, axes, Loop((r,), (part,), where), Store("out", i, part.ref))
+
+
+def running_folds(rows: int, columns: int) -> Kernel:
+    """Folds of every kind in a loop that follows two of them: a count of elements, halved once one is not small"""
+    x, n = load("x", columns * i + r, BF16), load("n", columns * i + r, I64)
+    least, most = Fold("least", "min", (n,), (r,), I64), Fold("most", "max", (x,), (r,), BF16)
+    negative = Fold("negative", "any", (op("lt", x, const(0.0, BF16)),), (r,), BOOL)
+    small = Fold("small", "all", (op("lt", n, const(3, I64)),), (r,), BOOL)
+    half = op("where", small.ref, const(1.0, F32), const(0.5, F32))
+    count = Fold("count", "sum", (half,), (r,), F32)
+    before = op("where", op("eq", small.before, small.ref), const(1.0, F32), const(0.5, F32))
+    count = replace(count, carry=op("mul", count.before, before))
+    product = Fold("product", "prod", (op("add", Cast(n, F32), const(1.0, F32)),), (r,), F32)
+    folds = (least, most, negative, small, count, product)
+    names = {"least": I64, "most": BF16, "negative": BOOL, "small": BOOL, "count": F32, "product": F32}
+    params = (param("x", BF16, rows, columns), param("n", I64, rows, columns))
+    params = (*params, *(param(f"{name}_out", dtype, rows, written=True) for name, dtype in names.items()))
+    stores = (Store(f"{fold.name}_out", i, fold.ref) for fold in folds)
+    return kernel("running_folds", params, {i: (rows, GRID), r: (columns, LOOP)}, Loop((r,), folds), *stores)
 
 
 def total_of_rows(rows: sympy.Expr, columns: int) -> Kernel:
@@ -616,6 +771,24 @@ SMALL: dict[str, Kernel] = {
     "gated": gated(20, 35, 45),
     "matmul_softmax": matmul_softmax(20, 35, 45),
     "attention": attention(2, 20, 21, 12),
+    "online attention": online_attention(2, 20, 150, 12),
+    "online attention bf16": online_attention(2, 33, 70, 40, dtype=BF16),
+    "online attention f32": online_attention(2, 20, 41, 24, dtype=F32, causal=True),
+    "online attention causal": online_attention(2, 90, 150, 12, causal=True),
+    "online attention, more queries": online_attention(1, 150, 70, 12, causal=True),
+    "online attention window": online_attention(2, 150, 150, 12, window=20, prefix=5),
+    "online attention groups": online_attention(4, 20, 70, 12, group=2),
+    "online attention step": online_attention(2, 20, 70, 40, step=1),
+    "online attention one query": online_attention(2, 1, 70, 12),
+    "online attention one key": online_attention(2, 20, 1, 12),
+    "attention_dkv": attention_dkv(2, 70, 37, 12),
+    "attention_dkv causal": attention_dkv(2, 150, 90, 12, dtype=BF16, causal=True),
+    "attention_dq": attention_dq(2, 37, 70, 12),
+    "attention_dq causal": attention_dq(2, 90, 150, 12, dtype=BF16, causal=True),
+    "linear_logsumexp": linear_logsumexp(20, 150, 45),
+    "online_logsumexp": online_logsumexp(5, 3000),
+    "partial_sums": partial_sums(40, 60, 7),
+    "running_folds": running_folds(6, 10),
     **{
         f"matmul {str(dtype)[6:]} {left:d}{right:d}": matmul(18, 33, 40, dtype, turned=(left, right))
         for dtype in (F16, BF16, F32, F64, I8)

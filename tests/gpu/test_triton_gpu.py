@@ -28,6 +28,8 @@ from tests.codegen.triton_kernels import (
     add,
     assert_same,
     attention,
+    attention_dkv,
+    attention_dq,
     bias_gelu,
     causal,
     column_softmax,
@@ -42,10 +44,13 @@ from tests.codegen.triton_kernels import (
     grouped_mean,
     layernorm,
     linear,
+    linear_logsumexp,
     matmul,
     matmul_softmax,
     matmul_top,
     norm_backward,
+    online_attention,
+    online_logsumexp,
     padded,
     permuted,
     rms_linear,
@@ -107,7 +112,29 @@ LARGE: dict[str, Kernel] = {
     "gated": gated(300, 500, 700),
     "matmul_softmax": matmul_softmax(300, 500, 200),
     "attention": attention(6, 300, 128, 64),
+    "online attention": online_attention(6, 300, 700, 64, scale=0.125),
+    "online attention wide": online_attention(2, 300, 700, 256, dtype=BF16, causal=True, scale=0.06),
+    "online attention causal": online_attention(4, 512, 512, 128, dtype=BF16, causal=True, group=2, scale=0.09),
+    "online attention window": online_attention(2, 700, 700, 40, causal=True, window=100, prefix=30, scale=0.16),
+    "online attention f32": online_attention(2, 300, 300, 64, dtype=F32, causal=True, scale=0.125),
+    "online attention odd": online_attention(2, 300, 301, 33, scale=0.2),
+    "online attention one query": online_attention(6, 1, 700, 64, scale=0.125),
+    "attention_dkv": attention_dkv(4, 512, 700, 24),
+    "attention_dkv causal": attention_dkv(4, 512, 512, 24, dtype=BF16, causal=True),
+    "attention_dq": attention_dq(4, 512, 700, 24),
+    "attention_dq causal": attention_dq(4, 512, 512, 24, dtype=BF16, causal=True),
+    "linear_logsumexp": linear_logsumexp(300, 5000, 512),
+    "online_logsumexp": online_logsumexp(300, 50_000),
 }
+
+
+CHAINS = (
+    "online attention causal",
+    "online attention window",
+    "attention_dkv causal",
+    "attention_dq",
+    "linear_logsumexp",
+)
 
 
 def build(kernel: Kernel, config: Config | None = None) -> Callable[..., None]:
@@ -137,7 +164,9 @@ def test_large(name: str) -> None:
     check(LARGE[name])
 
 
-@pytest.mark.parametrize("name", ["softmax 781", "layernorm bf16", "bias_gelu", "column sum", "gated", "matmul batch"])
+@pytest.mark.parametrize(
+    "name", ["softmax 781", "layernorm bf16", "bias_gelu", "column sum", "gated", "matmul batch", *CHAINS]
+)
 def test_every_configuration_gives_the_same(name: str) -> None:
     for config in TritonTarget().configs(LARGE[name]):
         check(LARGE[name], config)

@@ -6,6 +6,8 @@ Triton decides on import whether it interprets, so these run only in a process s
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -25,6 +27,8 @@ from tests.codegen.triton_kernels import (
     SMALL,
     add,
     assert_same,
+    attention_dkv,
+    attention_dq,
     column_totals,
     convert,
     expected,
@@ -32,6 +36,8 @@ from tests.codegen.triton_kernels import (
     in_place,
     matmul,
     matmul_top,
+    online_attention,
+    partial_sums,
     scalar,
     softmax,
     special,
@@ -133,8 +139,66 @@ def test_descriptors(dtype: torch.dtype, turned: tuple[bool, bool]) -> None:
     assert_same(kernel, given, want)
 
 
+MANY_BLOCKS = Config((("m", 32), ("k", 16), ("n", 16), ("r", 16)))
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["one loop", "split"])
+@pytest.mark.parametrize("sizes", [(90, 90), (40, 90), (90, 40)], ids=str)
+@pytest.mark.parametrize("made", [online_attention, attention_dkv, attention_dq])
+def test_causal_walks_of_many_blocks(made: Callable[..., Kernel], sizes: tuple[int, int], split: bool) -> None:
+    kernel = made(2, *sizes, 16, causal=True)
+    given = tensors(kernel)
+    want = expected(kernel, given)
+    for described in (False, True):
+        got = [tensor.clone() for tensor in given]
+        run(kernel, got, config=replace(MANY_BLOCKS, split=split, descriptors=described))
+        assert_same(kernel, got, want)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["one loop", "split"])
+@pytest.mark.parametrize(
+    "limits",
+    [{"window": 20}, {"window": 1}, {"causal": True, "window": 50, "prefix": 35}, {"prefix": 70}],
+    ids=lambda limits: " ".join(limits),
+)
+def test_walks_that_skip(limits: dict[str, int], split: bool) -> None:
+    kernel = online_attention(1, 150, 150, 12, **limits)
+    given = tensors(kernel)
+    want = expected(kernel, given)
+    run(kernel, given, config=replace(MANY_BLOCKS, split=split))
+    assert_same(kernel, given, want)
+
+
+def test_what_is_skipped_is_not_read() -> None:
+    kernel = online_attention(1, 128, 128, 16, causal=True, window=10)
+    query, key, value, out = tensors(kernel)
+    value[:, 32:64] = float("nan")
+    run(kernel, [query, key, value, out], config=MANY_BLOCKS)
+    seen = out.isfinite().all(-1)[0]
+    assert seen[:32].all() and seen[96:].all() and not seen[32:64].any()
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_sums_that_skip(rows: int) -> None:
+    kernel = partial_sums(70, 90, 9)
+    given = tensors(kernel)
+    want = expected(kernel, given)
+    run(kernel, given, config=Config((("x", rows), ("r", 4))))
+    assert_same(kernel, given, want)
+
+
+def test_running_folds_of_many_blocks() -> None:
+    for name in ("running_folds", "online_logsumexp"):
+        kernel = SMALL[name]
+        given = tensors(kernel)
+        want = expected(kernel, given)
+        run(kernel, given, config=Config((("x", 2), ("r", 4 if name == "running_folds" else 256))))
+        assert_same(kernel, given, want)
+
+
 def test_every_configuration_gives_the_same() -> None:
-    for kernel in (SMALL["softmax f16"], SMALL["gated"], SMALL["bias_gelu bf16"], SMALL["matmul float32 00"]):
+    chains = (online_attention(2, 40, 200, 24, causal=True), attention_dkv(1, 40, 150, 24))
+    for kernel in (SMALL["softmax f16"], SMALL["gated"], SMALL["bias_gelu bf16"], SMALL["matmul float32 00"], *chains):
         given = tensors(kernel)
         want = expected(kernel, given)
         for config in TARGET.configs(kernel):

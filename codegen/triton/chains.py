@@ -1,0 +1,125 @@
+"""Chains: configurations of contractions whose results are folded or contracted again, such as attention.
+
+What enters is a kernel over block dimensions that walks the rows or columns of a contraction; what leaves are
+configurations, the default first.  Such a program keeps its rows and its sums in registers for the whole walk, so the
+width that is held decides how many of them fit.  The numbers come from measurements on an H200: what counts there is
+that two or more groups of four warps share a multiprocessor, so that one multiplies while another takes exponentials.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TypeAlias
+
+import torch
+
+from codegen.triton import descriptors
+from codegen.triton.blocks import Blocked
+from codegen.triton.configs import PROGRAMS, Config, extent, power_of_two
+from codegen.triton.contract import on_matrix_units, programs
+from codegen.triton.spell import HALF
+from lowering.kernel import Loop, Role
+
+_SHORT = 1024  # steps of a walk that is over before descriptors have paid for being made
+
+_Table: TypeAlias = "dict[int, tuple[Config, ...]]"
+"""Width that is held, at most → configurations, the fastest on a full device first."""
+
+
+def _walk(m: int, n: int, warps: int, stages: int, *, by: str = "descriptors", split: bool = False) -> Config:
+    blocks = (("m", m), ("n", n))
+    return Config(blocks, num_warps=warps, num_stages=stages, split=split, descriptors=by == "descriptors")
+
+
+_ONE = (  # one product, whose result is folded
+    *(_walk(128, 256, 8, 3), _walk(128, 128, 8, 3), _walk(64, 256, 8, 3)),
+    *(_walk(64, 128, 4, 4), _walk(32, 128, 4, 4), _walk(16, 128, 4, 4)),
+)
+_TWO: _Table = {
+    64: (_walk(64, 128, 4, 2), _walk(128, 64, 8, 3, by="pointers"), _walk(64, 64, 4, 3), _walk(128, 64, 4, 3)),
+    128: (_walk(128, 64, 8, 3, by="pointers"), _walk(64, 64, 4, 3), _walk(128, 64, 8, 3)),
+    256: (_walk(64, 32, 4, 3), _walk(64, 64, 4, 2), _walk(128, 32, 8, 2)),
+}
+_TWO_SKIPPING: _Table = {
+    64: (
+        *(_walk(64, 64, 4, 3, by="pointers", split=True), _walk(128, 64, 8, 3, by="pointers", split=True)),
+        *(_walk(64, 64, 4, 3), _walk(128, 64, 8, 3, split=True)),
+    ),
+    128: (_walk(64, 64, 4, 3), _walk(128, 64, 8, 3), _walk(128, 64, 8, 3, by="pointers", split=True)),
+    256: (_walk(64, 32, 4, 3), _walk(64, 64, 4, 2), _walk(128, 32, 8, 2)),
+}
+_THREE: _Table = {  # the gradient of the queries
+    64: (_walk(128, 64, 8, 3), _walk(64, 64, 4, 2), _walk(64, 64, 4, 2, split=True)),
+    128: (_walk(128, 32, 8, 3), _walk(128, 64, 8, 3), _walk(64, 64, 4, 2), _walk(128, 128, 8, 2, split=True)),
+    256: (_walk(64, 32, 8, 2), _walk(32, 32, 4, 2)),
+}
+_FOUR: _Table = {  # the gradients of keys and values: twice the sums
+    64: (_walk(64, 64, 4, 3), _walk(64, 64, 4, 2), _walk(128, 64, 8, 2, by="pointers", split=True)),
+    128: (_walk(64, 64, 4, 2), _walk(128, 64, 8, 3), _walk(128, 64, 8, 2, by="pointers", split=True)),
+    256: (_walk(64, 32, 8, 2), _walk(32, 32, 4, 2)),
+}
+_EXACT: _Table = {  # operands of 32 or 64 bits; more than two products take as much room as twice the width
+    64: (_walk(64, 32, 4, 2), _walk(32, 32, 4, 2), _walk(16, 32, 4, 1)),
+    128: (_walk(64, 32, 4, 2), _walk(32, 32, 4, 1), _walk(16, 32, 4, 1)),
+    256: (_walk(16, 32, 8, 1), _walk(16, 16, 8, 1)),
+    512: (_walk(16, 16, 8, 1),),
+}
+_WIDER = (_walk(32, 32, 8, 1), _walk(16, 16, 8, 1))
+
+
+def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Config, ...]:
+    """Configurations worth timing, the default first: the first that keeps the device busy."""
+    described = bool(descriptors.matrices(blocked, arch))
+    found = []
+    for config in _listed(blocked, arch):
+        fitted = _fitted(blocked, config)
+        ragged = not config.descriptors and _is_ragged(blocked, fitted)
+        through = config.descriptors and described
+        found.append(replace(fitted, tf32=tf32, descriptors=through, split=config.split or ragged))
+    busy = [config for config in found if programs(blocked, config) * 10 >= PROGRAMS * 7]
+    quick = [config for config in busy if not config.descriptors] if _steps(blocked) <= _SHORT else []
+    default = (quick or busy or sorted(found, key=lambda config: -programs(blocked, config)))[0]
+    return tuple(dict.fromkeys((default, *found)))
+
+
+def _listed(blocked: Blocked, arch: str) -> tuple[Config, ...]:
+    dtypes = {arg.dtype for dot in blocked.dots for arg in dot.args}
+    products = len(blocked.dots)
+    width = max((power_of_two(extent(dim.size)) for dim in blocked.dims if dim.role is Role.WHOLE), default=0)
+    if not dtypes <= {*HALF, torch.int8} or not all(on_matrix_units(dtype, arch) for dtype in dtypes):
+        table, width = _EXACT, width * (1 if products <= 2 else 2)
+    elif products == 1 and not width:
+        return _ONE
+    elif products <= 2:
+        table = _TWO_SKIPPING if _skips(blocked) else _TWO
+    else:
+        table = _THREE if products == 3 else _FOUR
+        if not descriptors.on_tensor_memory(arch):
+            width *= 2  # operands are held in registers too
+    return next((configs for held, configs in table.items() if width <= held), _WIDER)
+
+
+def _skips(blocked: Blocked) -> bool:
+    return any(isinstance(stmt, Loop) and stmt.where is not None for stmt in blocked.body)
+
+
+def _steps(blocked: Blocked) -> int:
+    """The length of the longest walk."""
+    return max((extent(dim.size) for dim in blocked.dims if dim.role is Role.LOOP), default=0)
+
+
+def _is_ragged(blocked: Blocked, config: Config) -> bool:
+    """Does a walk end in a block that reaches past the end?"""
+    walked = [dim for dim in blocked.dims if dim.role is Role.LOOP]
+    return any(not (dim.size / config.block(dim.name)).is_integer for dim in walked)
+
+
+def _fitted(blocked: Blocked, config: Config) -> Config:
+    """A configuration cut down to the sizes of the kernel; whole dimensions held whole, and no block below 16."""
+    blocks: dict[str, int] = {}
+    for dim in blocked.dims:
+        if dim.name != "b":
+            length = power_of_two(extent(dim.size))
+            wanted = length if dim.role is Role.WHOLE else dict(config.blocks).get(dim.name, 64)
+            blocks[dim.name] = max(16, min(length, wanted))
+    return replace(config, blocks=tuple(blocks.items()))

@@ -1,0 +1,95 @@
+"""Exponentials: powers of 2, with the constants before them folded into one multiplication.
+
+What enters is a body whose results are rounded so much that the last bits of an exponential cannot be seen; what leaves
+is an equal one that takes fewer operations for each element of a tile.  The hardware computes powers of 2 only:
+
+    exp(x · c - y)               →  exp2(x · (c · log₂e) - y · log₂e)       one multiplication and subtraction at once
+    where(m, x · c, -inf)        →  where(m, x, -inf) · c                   for c > 0, so that the rule above applies
+    t = max(x · c), … t …        →  t = max(x), … t · c …                   for c > 0: once a row, not for each element
+
+Only tiles are rewritten: what a difference takes from them, usually a row's largest element, is multiplied as it is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from lowering.expr import Const, Expr, Op, TileRef, rewrite
+from lowering.kernel import Loop, Stmt, Store
+
+_LOG2E = math.log2(math.e)
+
+
+def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """`body` with every float32 exponential as a power of 2, and factors moved past the extremes they scale."""
+    factors: dict[str, float] = {}
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, TileRef) and node.name in factors:
+            return _times(node, factors[node.name])
+        return _rewritten(node) if isinstance(node, Op) and node.dtype is torch.float32 else None
+
+    def rebuilt(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Loop):
+            where = None if stmt.where is None else rewrite([stmt.where], rule)[0]
+            return replace(stmt, body=tuple(rebuilt(inner) for inner in stmt.body), where=where)
+        if isinstance(stmt, Store):
+            if isinstance(stmt.offset, Expr):
+                offset, value = rewrite([stmt.offset, stmt.value], rule)
+                return replace(stmt, offset=offset, value=value)
+            return replace(stmt, value=rewrite([stmt.value], rule)[0])
+        args = tuple(rewrite(stmt.args, rule))
+        if stmt.op in ("max", "min") and stmt.carry is None and (scaled := _scaled(args[0])) is not None:
+            factors[stmt.name] = scaled[1]
+            return replace(stmt, args=(scaled[0],))
+        carry = None if stmt.carry is None else rewrite([stmt.carry], rule)[0]
+        return replace(stmt, args=args, carry=carry)
+
+    return tuple(rebuilt(stmt) for stmt in body)
+
+
+def _rewritten(node: Op) -> Expr | None:
+    """The exponential of a difference as a power of 2."""
+    if node.name != "exp" or not isinstance(node.args[0], Op) or node.args[0].name != "sub":
+        return None
+    a, b = node.args[0].args
+    unscaled, factor = _scaled(a) or (a, 1.0)
+    return _op("exp2", _op("sub", _times(unscaled, factor * _LOG2E), _times(b, _LOG2E)))
+
+
+def _scaled(expr: Expr) -> tuple[Expr, float] | None:
+    """An expression as one that takes fewer operations, times a positive number; where it is infinite, so is that."""
+    if not isinstance(expr, Op) or expr.dtype is not torch.float32:
+        return None
+    if expr.name in ("mul", "truediv"):
+        a, b = expr.args
+        if isinstance(a, Const) and expr.name == "mul":
+            a, b = b, a
+        if isinstance(b, Const) and 0.0 < float(b.value) < math.inf:
+            return a, float(b.value) if expr.name == "mul" else 1.0 / float(b.value)
+    if expr.name == "where":
+        mask, *choices = expr.args
+        ends = [isinstance(choice, Const) and math.isinf(float(choice.value)) for choice in choices]
+        if any(ends) and (scaled := _scaled(choices[ends.index(False)] if False in ends else choices[0])) is not None:
+            parts = [choice if end else scaled[0] for choice, end in zip(choices, ends, strict=True)]
+            return _op("where", mask, *parts), scaled[1]
+    return None
+
+
+def _times(expr: Expr, factor: float) -> Expr:
+    """`expr · factor`, with the constants joined."""
+    if factor == 1.0:
+        return expr
+    if isinstance(expr, Const):
+        return Const(float(expr.value) * factor, torch.float32)
+    if isinstance(expr, Op) and expr.name == "mul" and isinstance(expr.args[1], Const):
+        return _times(expr.args[0], float(expr.args[1].value) * factor)
+    return _op("mul", expr, Const(factor, torch.float32))
+
+
+def _op(name: str, *args: Expr) -> Expr:
+    return Op(name, args, torch.float32)

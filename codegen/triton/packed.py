@@ -1,0 +1,157 @@
+"""Packed: a contraction over an axis of which several neighbours share one stored element, such as two 4-bit weights.
+
+What enters is a Kernel with folds over the same axes, `dot` or `sum`; what leaves is a Kernel that walks the stored
+elements and takes each apart once: one `dot` for each position in an element, or one `sum` of as many terms.
+
+    dot over r0: 4096 of x[r0], q(w[r0 // 2], r0 % 2)   →   dot over r0: 2048 of x[2*r0],     q(w[r0], 0)
+                                                        +   dot over r0: 2048 of x[2*r0 + 1], q(w[r0], 1)
+
+So loads are of neighbouring elements again, and what the position decides is decided here.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+import torch
+
+from lowering.expr import Const, Expr, IndexValue, Load, Op, TileRef, const, index_of, postorder, rewrite
+from lowering.indexing import split_points, substitute_all
+from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements, values_of
+
+MOST = 8
+"""The most positions in a stored element: bits of a byte."""
+
+_COMPARES = {"lt": int.__lt__, "le": int.__le__, "gt": int.__gt__, "ge": int.__ge__, "eq": int.__eq__, "ne": int.__ne__}
+
+
+@dataclass(frozen=True, slots=True)
+class _Packing:
+    """`positions` neighbours along `axis`, which all `folds` fold, share an element."""
+
+    folds: tuple[Fold, ...]
+    axis: sympy.Symbol
+    positions: int
+
+
+def unpacked(kernel: Kernel) -> Kernel:
+    """`kernel` with its folds over stored elements; the same object where nothing is packed."""
+    packing = _packing(kernel)
+    if packing is None:
+        return kernel
+    count = packing.positions
+    axes = tuple(replace(axis, size=axis.size / count) if axis.symbol == packing.axis else axis for axis in kernel.axes)
+    sizes = {axis.symbol: axis.size for axis in axes}
+    places = [{packing.axis: count * packing.axis + position} for position in range(count)]
+    args = [arg for fold in packing.folds for arg in fold.args]
+    at = [dict(zip(args, settled(substitute_all(args, place, sizes)), strict=True)) for place in places]
+    return replace(kernel, axes=axes, body=_rebuilt(kernel.body, _parts(packing.folds, at)))
+
+
+def _packing(kernel: Kernel) -> _Packing | None:
+    folds = tuple(stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold))
+    if kernel.then is not None or len({(fold.op, fold.over) for fold in folds}) != 1:
+        return None
+    if folds[0].op not in ("dot", "sum") or any(fold.carry is not None for fold in folds):
+        return None
+    if any(stmt not in folds for loop in kernel.body if isinstance(loop, Loop) for stmt in loop.body):
+        return None
+    nodes = postorder(*(arg for fold in folds for arg in fold.args))
+    if any(isinstance(node, TileRef) for node in nodes):
+        return None
+    indices = [index for node in nodes for index in index_of(node)]
+    sizes = {axis.symbol: axis.size for axis in kernel.axes if axis.role is not Role.GRID}
+    for axis in folds[0].over:
+        points = split_points(indices, axis, sizes[axis])
+        digits = [node.index for node in nodes if isinstance(node, IndexValue) and axis in node.index.free_symbols]
+        if points and points[0] <= MOST and digits and not _stored_along(kernel, axis):
+            return _Packing(folds, axis, points[0])
+    return None
+
+
+def _stored_along(kernel: Kernel, axis: sympy.Symbol) -> bool:
+    """Does a store depend on the folded axis too, as that of a normalised row does?"""
+    stores = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Store)]
+    nodes = postorder(*(value for stmt in stores for value in values_of(stmt)))
+    plain = [stmt.offset for stmt in stores if not isinstance(stmt.offset, Expr)]
+    return any(axis in index.free_symbols for index in (*plain, *(i for node in nodes for i in index_of(node))))
+
+
+def _parts(folds: Sequence[Fold], at: Sequence[Mapping[Expr, Expr]]) -> dict[str, tuple[Fold, ...]]:
+    """Name of each old fold → the folds over stored elements whose sum it is."""
+    found: dict[str, tuple[Fold, ...]] = {}
+    for fold in folds:
+        if fold.op == "dot":
+            found[fold.name] = tuple(
+                replace(fold, name=f"{fold.name}_{k}", args=tuple(place[arg] for arg in fold.args))
+                for k, place in enumerate(at)
+            )
+            continue
+        total, *rest = (place[fold.args[0]] for place in at)
+        for term in rest:
+            total = Op("add", (total, term), total.dtype)
+        found[fold.name] = (replace(fold, args=(total,)),)
+    return found
+
+
+def _rebuilt(body: Sequence[Stmt], parts: Mapping[str, tuple[Fold, ...]]) -> tuple[Stmt, ...]:
+    """`body` with the folds that stand for each of its folds."""
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, TileRef):
+            return None
+        total, *rest = (fold.ref for fold in parts[node.name])
+        for term in rest:
+            total = Op("add", (total, term), node.dtype)
+        return total
+
+    found: list[Stmt] = []
+    for stmt in body:
+        if isinstance(stmt, Fold):
+            found.extend(parts[stmt.name])
+        elif isinstance(stmt, Loop):
+            found.append(replace(stmt, body=_rebuilt(stmt.body, parts)))
+        else:
+            offset = rewrite([stmt.offset], rule)[0] if isinstance(stmt.offset, Expr) else stmt.offset
+            found.append(replace(stmt, offset=offset, value=rewrite([stmt.value], rule)[0]))
+    return tuple(found)
+
+
+# What constants decide ------------------------------------------------------------------------------------------------
+
+
+def settled(roots: Sequence[Expr]) -> list[Expr]:
+    """`roots` without the choices and masks that constant indices decide."""
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and isinstance(node.mask, Const):
+            return Load(node.buffer, node.index, node.dtype) if node.mask.value else const(0, node.dtype)
+        if not isinstance(node, Op):
+            return None
+        if node.name == "where" and isinstance(node.args[0], Const):
+            return node.args[1] if node.args[0].value else node.args[2]
+        if node.name in ("and", "or") and node.dtype is torch.bool:
+            return _joined(node)
+        known = [_integer(arg) for arg in node.args]
+        if node.name in _COMPARES and known[0] is not None and known[1] is not None:
+            return Const(bool(_COMPARES[node.name](known[0], known[1])), torch.bool)
+        return None
+
+    return rewrite(roots, rule)
+
+
+def _joined(node: Op) -> Expr | None:
+    """A conjunction or disjunction of which one operand is constant."""
+    for given, other in itertools.permutations(node.args):
+        if isinstance(given, Const):
+            return other if bool(given.value) is (node.name == "and") else given
+    return None
+
+
+def _integer(expr: Expr) -> int | None:
+    if isinstance(expr, IndexValue) and expr.index.is_Integer:
+        return int(expr.index)
+    return expr.value if isinstance(expr, Const) and type(expr.value) is int else None

@@ -1,0 +1,123 @@
+"""Products: configurations for a matrix with a few vectors, as sums of products (`vectors`) and as narrow contractions.
+
+What enters is a kernel over block dimensions; what leaves are configurations, the default first, or none where the
+kernel is something else.  All time goes into loading the matrix: what counts is how many of its bytes are under way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from codegen.triton.blocks import Blocked, Dim
+from codegen.triton.configs import PROGRAMS, Config, extent, power_of_two
+from codegen.triton.contract import programs
+from codegen.triton.groups import WORD
+from codegen.triton.spell import HALF
+from codegen.triton.vectors import NARROW
+from lowering.expr import Expr, Load, Op, TileRef, index_of, loads, postorder
+from lowering.indexing import coefficient, split_points
+from lowering.kernel import Fold, Role, statements
+
+# (rows of the matrix, bytes along each, words of 16 bytes that each thread loads in a step); fastest on an H200 first.
+_BYTES = ((2, 1024, 1), (2, 2048, 1), (2, 4096, 4), (4, 1024, 2))
+_HALVES = ((2, 1024, 2), (2, 4096, 4), (4, 512, 4), (4, 1024, 2))
+_GROUPS = ((2, 1024, 4), (2, 4096, 4), (4, 512, 4), (2, 512, 2))
+
+
+def candidates(blocked: Blocked) -> tuple[Config, ...]:
+    """Configurations worth timing, the default first; none where this is not the walk of such a product.
+
+    Two rows in a step share the vector and its conversion; more of them would leave fewer programs.  What is converted
+    from bytes takes longer, and is spread over more threads; what is summed up in groups, over fewer.
+    """
+    dims = {dim.name: dim for dim in blocked.dims}
+    if list(dims) not in (["x", "r"], ["x", "r", "q"]) or dims["r"].role is not Role.LOOP or not _is_product(blocked):
+        return ()
+    size = _itemsize(blocked)
+    held = power_of_two(extent(dims["q"].size)) if "q" in dims else 1
+    shapes = _GROUPS if held * size > WORD else _BYTES if size == 1 else _HALVES
+    found = []
+    for rows, along, words in shapes:
+        rows = min(rows, power_of_two(extent(dims["x"].size)))
+        while rows > 1 and extent(dims["x"].size) < rows * PROGRAMS:
+            rows //= 2
+        steps = max(1, min(along // size // held, power_of_two(extent(dims["r"].size))))
+        blocks = {"x": rows, "r": steps, "q": held}
+        warps = min(8, max(1, rows * steps * held * size // (WORD * words * 32)))
+        found.append(Config(tuple((name, blocks[name]) for name in dims), num_warps=warps))
+    return tuple(dict.fromkeys(found))
+
+
+# (rows of the matrix, bytes along each, warps, stages); fastest on an H200 first.  Where warps share rows (32 rows and
+# 4 warps, each with 8 of the columns), each of them converts the matrix for itself.
+_NARROW = ((32, 256, 2, 4), (32, 256, 4, 5), (64, 256, 4, 4), (32, 256, 2, 3), (16, 256, 4, 6), (64, 128, 4, 5))
+_NARROW_PACKED = ((64, 256, 4, 4), (64, 256, 4, 3), (32, 256, 2, 4), (16, 256, 1, 4), (32, 256, 4, 5))
+
+
+def narrow(blocked: Blocked) -> tuple[Config, ...]:
+    """Configurations of contractions whose result has few columns and is thus as tall as the larger operand."""
+    dims = {dim.name: dim for dim in blocked.dims}
+    if list(dims) != ["m", "k", "n"] or dims["k"].role is not Role.LOOP or dims["n"].role is not Role.GRID:
+        return ()
+    columns, rows, along = (extent(dims[name].size) for name in ("n", "m", "k"))
+    if columns > NARROW or rows <= NARROW or any(dot.args[0].dtype not in HALF for dot in blocked.dots):
+        return ()
+    if not _along([load for dot in blocked.dots for load in loads(*dot.args)], dims["m"], dims["k"]):
+        return ()
+    size, group = _itemsize(blocked), _group(blocked, dims["k"])
+    found = []
+    for m, k, warps, stages in _NARROW if len(blocked.dots) == 1 else _NARROW_PACKED:
+        k = max(16, min(k // size // len(blocked.dots), power_of_two(along), group))
+        blocks = (("m", m), ("k", k), ("n", max(16, power_of_two(columns))))
+        found.append(Config(blocks, num_warps=warps, num_stages=stages))
+    if len(blocked.dots) == 1 and programs(blocked, found[0]) < 2 * PROGRAMS:
+        found[:2] = found[1::-1]  # alone on its multiprocessor, a program needs more warps and more under way
+    return tuple(dict.fromkeys(found))
+
+
+def _along(found: Iterable[Load], rows: Dim, along: Dim) -> bool:
+    """Is some load of the matrix contiguous along `along`?"""
+    plain = [load.index[0] for load in found if not isinstance(load.index[0], Expr)]
+    wide = [offset for offset in plain if rows.symbol in offset.free_symbols]
+    return any(coefficient(offset, along.symbol) == 1 for offset in wide)
+
+
+def _group(blocked: Blocked, dim: Dim) -> int:
+    """How many neighbours along `dim` always share what varies in groups along it, as the scale of weights does."""
+    nodes = postorder(*(arg for dot in blocked.dots for arg in dot.args))
+    indices = [index for node in nodes for index in index_of(node)]
+    points = [point for point in split_points(indices, dim.symbol, dim.size) if point >= 16]
+    return points[0] & -points[0] if points else 1 << 30
+
+
+def _itemsize(blocked: Blocked) -> int:
+    """Bytes of an element of the matrix: of the parameter that most of the traffic is for."""
+    return max(blocked.kernel.params, key=lambda param: extent(param.extent) * param.dtype.itemsize).dtype.itemsize
+
+
+def _is_product(blocked: Blocked) -> bool:
+    """Does a kernel only sum products of vectors and the rows of a matrix, contiguous along what is summed?"""
+    grid, last = {dim.symbol for dim in blocked.grid()}, blocked.dims[-1].symbol
+    for fold in _sums(blocked):
+        if fold.op != "sum" or not all(isinstance(term, Op) and term.name == "mul" for term in _terms(fold.args[0])):
+            return False
+        plain = [load.index[0] for load in loads(*fold.args) if not isinstance(load.index[0], Expr)]
+        rows = [offset for offset in plain if grid & offset.free_symbols]
+        if len(rows) == len(plain) or not any(coefficient(offset, last) == 1 for offset in rows):
+            return False
+    return True
+
+
+def _sums(blocked: Blocked) -> list[Fold]:
+    """The folds that are not over the results of others."""
+    found = [stmt for stmt in statements(blocked.body) if isinstance(stmt, Fold)]
+    return [fold for fold in found if not any(isinstance(node, TileRef) for node in postorder(*fold.args))]
+
+
+def _terms(expr: Expr) -> Iterator[Expr]:
+    """The summands of `expr`."""
+    if isinstance(expr, Op) and expr.name == "add":
+        for arg in expr.args:
+            yield from _terms(arg)
+    else:
+        yield expr
