@@ -6,6 +6,7 @@ is an equal one that takes fewer operations for each element of a tile.  The har
     exp(x · c - y)               →  exp2(x · (c · log₂e) - y · log₂e)       one multiplication and subtraction at once
     where(m, x · c, -inf)        →  where(m, x, -inf) · c                   for c > 0, so that the rule above applies
     t = max(x · c), … t …        →  t = max(x), … t · c …                   for c > 0: once a row, not for each element
+    tile / row                   →  tile · (1 / row)                        likewise
 
 Only tiles are rewritten: what a difference takes from them, usually a row's largest element, is multiplied as it is.
 """
@@ -18,8 +19,8 @@ from dataclasses import replace
 
 import torch
 
-from lowering.expr import Const, Expr, Op, TileRef, rewrite
-from lowering.kernel import Loop, Stmt, Store
+from lowering.expr import Const, Expr, Op, TileRef, postorder, rewrite
+from lowering.kernel import Fold, Loop, Stmt, Store, statements
 
 _LOG2E = math.log2(math.e)
 
@@ -27,11 +28,20 @@ _LOG2E = math.log2(math.e)
 def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """`body` with every float32 exponential as a power of 2, and factors moved past the extremes they scale."""
     factors: dict[str, float] = {}
+    products = {stmt.name for stmt in statements(body) if isinstance(stmt, Fold) and stmt.op == "dot"}
+
+    def is_tile(value: Expr) -> bool:
+        return any(isinstance(node, TileRef) and node.name in products for node in postorder(value))
 
     def rule(node: Expr) -> Expr | None:
         if isinstance(node, TileRef) and node.name in factors:
             return _times(node, factors[node.name])
-        return _rewritten(node) if isinstance(node, Op) and node.dtype is torch.float32 else None
+        if not isinstance(node, Op) or node.dtype is not torch.float32:
+            return None
+        left, right = (node.args[0], node.args[-1])
+        if node.name == "truediv" and is_tile(left) and not is_tile(right) and not isinstance(right, Const):
+            return Op("mul", (left, Op("truediv", (Const(1.0, right.dtype), right), right.dtype)), torch.float32)
+        return _rewritten(node)
 
     def rebuilt(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Loop):

@@ -50,8 +50,8 @@ def candidates(blocked: Blocked) -> tuple[Config, ...]:
 
 # (rows of the matrix, bytes along each, warps, stages); fastest on an H200 first.  Where warps share rows (32 rows and
 # 4 warps, each with 8 of the columns), each of them converts the matrix for itself.
-_NARROW = ((32, 256, 2, 4), (32, 256, 4, 5), (64, 256, 4, 4), (32, 256, 2, 3), (16, 256, 4, 6), (64, 128, 4, 5))
-_NARROW_PACKED = ((64, 256, 4, 4), (64, 256, 4, 3), (32, 256, 2, 4), (16, 256, 1, 4), (32, 256, 4, 5))
+_NARROW_SHAPES = ((32, 256, 2, 4), (32, 256, 4, 5), (64, 256, 4, 4), (32, 256, 2, 3), (16, 256, 4, 6), (64, 128, 4, 5))
+_PACKED_SHAPES = ((64, 256, 4, 4), (64, 256, 4, 3), (32, 256, 2, 4), (16, 256, 1, 4), (32, 256, 4, 5))
 
 
 def narrow(blocked: Blocked) -> tuple[Config, ...]:
@@ -66,7 +66,7 @@ def narrow(blocked: Blocked) -> tuple[Config, ...]:
         return ()
     size, group = _itemsize(blocked), _group(blocked, dims["k"])
     found = []
-    for m, k, warps, stages in _NARROW if len(blocked.dots) == 1 else _NARROW_PACKED:
+    for m, k, warps, stages in _NARROW_SHAPES if len(blocked.dots) == 1 else _PACKED_SHAPES:
         k = max(16, min(k // size // len(blocked.dots), power_of_two(along), group))
         blocks = (("m", m), ("k", k), ("n", max(16, power_of_two(columns))))
         found.append(Config(blocks, num_warps=warps, num_stages=stages))

@@ -19,7 +19,7 @@ from fusion.schedule.legality import Cluster
 from fusion.schedule.profit import Prices
 from fusion.schedule.walks import walk
 from lowering.errors import Origin
-from lowering.expr import Expr, Load, TileRef, postorder, rewrite
+from lowering.expr import Expr, Index, Load, TileRef, free_axes, postorder, rewrite
 from lowering.indexing import axis_symbol, over_symbol
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Stmt, Store, statements, values_of
 from lowering.program import Axis, Contract
@@ -143,10 +143,13 @@ def _streamed(cluster: Cluster, expanded: Expanded) -> tuple[tuple[KernelAxis, .
     space = cluster.space
     grid, more = drop_ones([axis for axis in space.parallel if axis.symbol not in space.held])
     inner = (*space.reduced, *space.private, *(axis for axis in space.parallel if axis.symbol in space.held))
-    expanded = _change(expanded, more, grid, inner)
+    same = _one_axis(expanded, inner[len(space.reduced) :])
+    expanded = _called(_change(expanded, {**more, **same}, grid, inner), same)
+    inner = tuple(axis for axis in inner if axis.symbol not in same)
+    kept = sum(axis.symbol not in same for axis in space.private)
     grid, inner, expanded = _canonical_axes(grid, inner, expanded)
     walked = inner[: len(space.reduced)]
-    private = inner[len(walked) : len(walked) + len(space.private)]
+    private = inner[len(walked) : len(walked) + kept]
     long = tuple(axis for axis in private if not axis.size.is_Integer or axis.size > MAX_HELD)
     loops = {axis.symbol for axis in (*walked, *long)}
     axes = (
@@ -156,6 +159,44 @@ def _streamed(cluster: Cluster, expanded: Expanded) -> tuple[tuple[KernelAxis, .
     body = walk(expanded, [axis.symbol for axis in walked], [axis.symbol for axis in long])
     assert not isinstance(body, str), f"a stream that does not run in one walk was not refused: {body}"
     return axes, body
+
+
+def _one_axis(expanded: Expanded, axes: Sequence[Axis]) -> dict[sympy.Symbol, sympy.Symbol]:
+    """Axes to be called by the name of another one, so that folds which read the same tile load it once.
+
+    The columns of one contraction may be what another one runs over, as long as no fold knows both.
+    """
+    roots = [*(arg for fold in expanded.folds for arg in fold.args)]
+    found: dict[sympy.Symbol, sympy.Symbol] = {}
+    together = [free_axes(*fold.args).union(fold.over, fold.rows, fold.columns) for fold in expanded.folds]
+    loaded = {node for node in postorder(*roots) if isinstance(node, Load)}
+    for k, axis in enumerate(axes):
+        for other in axes[k + 1 :]:
+            taken = axis.symbol in found or other.symbol in found or axis.symbol in found.values()
+            if taken or axis.size != other.size or any({axis.symbol, other.symbol} <= known for known in together):
+                continue
+            renamed = {load for load in loaded if other.symbol in free_axes(load)}
+            moved = {Load(n.buffer, tuple(_renamed(i, other, axis) for i in n.index), n.dtype, n.mask) for n in renamed}
+            if moved & loaded:
+                found[other.symbol] = axis.symbol
+    return found
+
+
+def _called(expanded: Expanded, names: Mapping[sympy.Symbol, sympy.Symbol]) -> Expanded:
+    """`expanded` with other names for what its folds run over and keep."""
+
+    def called(symbols: tuple[sympy.Symbol, ...]) -> tuple[sympy.Symbol, ...]:
+        return tuple(dict.fromkeys(names.get(symbol, symbol) for symbol in symbols))
+
+    folds = (
+        replace(fold, over=called(fold.over), rows=called(fold.rows), columns=called(fold.columns))
+        for fold in expanded.folds
+    )
+    return replace(expanded, folds=tuple(folds))
+
+
+def _renamed(index: Index, old: Axis, new: Axis) -> Index:
+    return index if isinstance(index, Expr) else index.xreplace({old.symbol: new.symbol})
 
 
 def _body(expanded: Expanded, reduced: Sequence[Axis], role: Role) -> tuple[Stmt, ...]:

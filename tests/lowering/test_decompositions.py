@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowering.decompositions import FOR_TRAINING, decompositions
+from lowering.decompositions import FOR_TRAINING, decompositions, softmax_backward
 from lowering.registry import RULES
 
 aten = torch.ops.aten
@@ -12,6 +14,7 @@ aten = torch.ops.aten
 
 def test_nothing_with_a_rule_is_taken_apart():
     exceptions = {getattr(packet, name) for packet in FOR_TRAINING for name in packet.overloads()}
+    exceptions |= {aten._softmax_backward_data.default}  # parts of our own
     assert decompositions().keys() & RULES.keys() <= exceptions
 
 
@@ -37,3 +40,36 @@ def test_library_calls_stay_whole():
 
 def test_it_is_made_once():
     assert decompositions() is decompositions()
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dim", [0, 1, -1])
+def test_the_parts_of_a_softmax_backward_round_once(dtype: torch.dtype, dim: int):
+    grad, output = (torch.randn(5, 7, 300) + 1).to(dtype), torch.randn(5, 7, 300).softmax(dim).to(dtype)
+    exact = aten._softmax_backward_data(grad.double(), output.double(), dim, torch.float64)
+    got = softmax_backward(grad, output, dim, dtype)
+    assert got.dtype is dtype
+    eager = aten._softmax_backward_data(grad, output, dim, dtype)
+    assert (got - exact).abs().max() <= 2 * (eager - exact).abs().max() + 1e-15
+
+
+def test_a_softmax_backward_into_a_half_stays_wide_until_the_end():
+    """As autograd calls it for `softmax(x, dtype=torch.float32)` of a half."""
+    grad, output = torch.randn(5, 300), torch.randn(5, 300).softmax(1)
+    wide = aten._softmax_backward_data(grad, output, 1, torch.float32)
+    got = softmax_backward(grad, output, 1, torch.float16)
+    assert got.dtype is torch.float16
+    torch.testing.assert_close(got.float(), wide, rtol=2**-11, atol=2**-24)
+
+
+def test_backward_shows_its_sums():
+    def gradients(x: torch.Tensor, g: torch.Tensor) -> list[torch.Tensor]:
+        first = aten._softmax_backward_data(g, x.softmax(1), 1, x.dtype)
+        return [first, aten._log_softmax_backward_data(g, x.log_softmax(1), 1, x.dtype)]
+
+    x, g = torch.randn(3, 9), torch.randn(3, 9)
+    graph = make_fx(gradients, decomposition_table=decompositions())(x, g)
+    targets = [node.target for node in graph.graph.nodes]
+    assert targets.count(aten.sum.dim_IntList) == 4
+    assert not {aten._softmax_backward_data.default, aten._log_softmax_backward_data.default} & set(targets)
+    torch.testing.assert_close(graph(x, g), gradients(x, g))

@@ -1,0 +1,322 @@
+"""The joint graph: sums taken from smaller tensors, in form and in numbers, and the sums that are left alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import fx
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import CheckpointPolicy
+
+import fusion
+from fusion.factors import matrix_root, product_of, shape_of
+from fusion.joint import prepare
+from fusion.reassociate import reassociate
+from lowering.decompositions import decompositions
+from tests.fusion import attentions
+
+aten = torch.ops.aten
+Function = Callable[..., object]
+
+QUERIES, KEYS, WIDTH = 40, 48, 4
+
+
+def fixed_dropout(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    return (torch.softmax(attentions.scores(q, k), -1) * kept * 1.25) @ v
+
+
+def masked_weights(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(attentions.scores(q, k), -1).masked_fill(~kept, 0) @ v
+
+
+def chosen_weights(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, kept: torch.Tensor) -> torch.Tensor:
+    return torch.where(kept, torch.softmax(attentions.scores(q, k), -1) / 0.8, 0.0) @ v
+
+
+def dropout(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return torch.dropout(torch.softmax(attentions.scores(q, k), -1), 0.2, True) @ v
+
+
+PROGRAMS: dict[str, tuple[Function, int]] = {
+    # each with the heads of its keys and values
+    "plain": (attentions.plain, 2),
+    "causal": (attentions.causal, 2),
+    "by hand": (attentions.by_hand, 2),
+    "normalised last": (attentions.normalised_last, 2),
+    "grouped": (attentions.grouped, 1),
+    "fixed dropout": (fixed_dropout, 2),
+    "masked weights": (masked_weights, 2),
+    "chosen weights": (chosen_weights, 2),
+}
+
+
+def inputs(name: str, dtype: torch.dtype = torch.float64) -> list[torch.Tensor]:
+    function, heads = PROGRAMS[name]
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((3, 2, QUERIES, WIDTH), (3, heads, KEYS, WIDTH), (3, heads, KEYS, WIDTH))
+    made = [torch.randn(shape, generator=generator, dtype=torch.float64).to(dtype) for shape in shapes]
+    made = [tensor.requires_grad_() for tensor in made]
+    if function.__code__.co_argcount == 4:
+        made.append(torch.rand(QUERIES, KEYS, generator=generator) < 0.8)
+    return made
+
+
+def joint_graph(
+    function: Function, given: Sequence[torch.Tensor], *, dynamic: bool = False
+) -> tuple[fx.GraphModule, list[object]]:
+    """The graph of forward and backward as it is partitioned, and real tensors (or sizes) for what it takes."""
+    found: list[tuple[fx.GraphModule, list[object]]] = []
+
+    def partition(joint: fx.GraphModule, args: Sequence[object], *, num_fwd_outputs: int, **others: object) -> object:
+        with unset_fake_temporarily():
+            found.append((joint, [_real(node.meta["val"]) for node in joint.graph.nodes if node.op == "placeholder"]))
+        return min_cut_rematerialization_partition(joint, args, num_fwd_outputs=num_fwd_outputs, **others)
+
+    torch._dynamo.reset()
+    backend = aot_autograd(fw_compiler=lambda graph, _: graph, decompositions=decompositions(), partition_fn=partition)
+    with torch.random.fork_rng():
+        torch.compile(function, backend=backend, dynamic=dynamic)(*given)
+    return found[0]
+
+
+def _real(val: object) -> object:
+    if not isinstance(val, torch.Tensor):
+        return val.node.hint  # type: ignore[attr-defined]  # a symbolic size
+    sizes = [size if isinstance(size, int) else size.node.hint for size in val.shape]
+    return torch.rand(sizes) < 0.8 if val.dtype is torch.bool else torch.randn(sizes).to(val.dtype)
+
+
+def run(graph: fx.GraphModule, given: Sequence[object]) -> list[torch.Tensor]:
+    with torch.random.fork_rng(), torch.no_grad():
+        torch.manual_seed(3)
+        made = fx.Interpreter(graph).run(*given, enable_io_processing=False)
+    return [leaf for leaf in tree_leaves(made) if isinstance(leaf, torch.Tensor)]
+
+
+def summed_sizes(graph: fx.GraphModule) -> list[int]:
+    """The lengths of the last axes that backward sums over."""
+    nodes = list(graph.graph.nodes)
+    start = next(i for i, node in enumerate(nodes) if node.op == "call_function" and _sees_tangents(node))
+    sums = [node for node in nodes[start:] if node.target is aten.sum.dim_IntList]
+    return [int(node.args[0].meta["val"].shape[-1]) for node in sums if node.args[1][0] in (-1, 2, 3)]
+
+
+def _sees_tangents(node: fx.Node) -> bool:
+    return any("tangents" in arg.name for arg in node.all_input_nodes)
+
+
+def check_values(graph: fx.GraphModule, given: Sequence[object]) -> None:
+    """What the nodes say of their tensors is so."""
+
+    class Checked(fx.Interpreter):
+        def run_node(self, n: fx.Node) -> object:
+            made = super().run_node(n)
+            val = n.meta.get("val")
+            if isinstance(made, torch.Tensor) and isinstance(val, torch.Tensor):
+                assert made.dtype is val.dtype, n
+                assert made.ndim == val.ndim, n
+            return made
+
+    Checked(graph).run(*given, enable_io_processing=False)
+    graph.graph.lint()
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_the_backward_of_an_attention_sums_over_its_width(name: str) -> None:
+    graph, given = joint_graph(PROGRAMS[name][0], inputs(name))
+    assert KEYS in summed_sizes(graph)
+    before = run(graph, given)
+    reassociate(graph)
+    assert not any(_sums_products(node) for node in graph.graph.nodes if node.target is aten.sum.dim_IntList)
+    assert WIDTH in summed_sizes(graph)
+    check_values(graph, given)
+    for got, want in zip(run(graph, given), before, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def _sums_products(node: fx.Node) -> bool:
+    """Is this a sum over keys of what has a matrix product, or a sum that may have one as a term, as a factor?"""
+    shape = shape_of(node.args[0])
+    targets = {factor.root.target for factor in product_of(node.args[0], shape).over}
+    return shape[-1] == KEYS and bool(targets & {aten.bmm.default, aten.add.Tensor})
+
+
+def test_a_random_mask_is_a_factor_as_any_other() -> None:
+    graph, given = joint_graph(dropout, inputs("plain"))
+    before = run(graph, given)
+    reassociate(graph)
+    assert summed_sizes(graph) == [WIDTH]
+    for got, want in zip(run(graph, given), before, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+def test_sizes_may_be_symbols() -> None:
+    given = inputs("plain")
+    for tensor in given:
+        torch._dynamo.mark_dynamic(tensor, 0)
+    graph, real = joint_graph(attentions.plain, given)
+    assert any(isinstance(node.meta.get("val"), torch.SymInt) for node in graph.graph.nodes)
+    before = run(graph, real)
+    reassociate(graph)
+    assert summed_sizes(graph) == [WIDTH]
+    for got, want in zip(run(graph, real), before, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_gradients_are_as_exact_as_eager(name: str, dtype: torch.dtype) -> None:
+    function = PROGRAMS[name][0]
+    given = [tensor.detach() for tensor in inputs(name, dtype)]
+    exact = gradients(function, [t.double() if t.is_floating_point() else t for t in given])
+    eager = gradients(function, given)
+    torch._dynamo.reset()
+    fused = gradients(fusion.fuse(function, options={"target": "reference", "strict": True}), given)
+    for got, rounded, want in zip(fused, eager, exact, strict=True):
+        assert error(got, want) <= 2 * error(rounded, want) + 1e-6
+
+
+def error(got: torch.Tensor, want: torch.Tensor) -> float:
+    """The root of the mean square: Y is rounded to a half where X·P was not, which single numbers may show."""
+    return float((got - want).square().mean().sqrt())
+
+
+def gradients(function: Function, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Of q, k and v, in float64."""
+    leaves = [tensor.clone().requires_grad_(tensor.is_floating_point()) for tensor in given]
+    result = function(*leaves)
+    assert isinstance(result, torch.Tensor)
+    weights = torch.randn(result.shape, generator=torch.Generator().manual_seed(2)).bfloat16()
+    result.backward(weights.to(result.dtype))
+    return [leaf.grad.double() for leaf in leaves[:3] if leaf.grad is not None]
+
+
+# Graphs written down --------------------------------------------------------------------------------------------------
+
+A, B, P = torch.randn(QUERIES, WIDTH), torch.randn(KEYS, WIDTH), torch.randn(QUERIES, KEYS)
+ROW, OTHER = torch.rand(QUERIES, 1) + 1, torch.randn(KEYS, WIDTH)
+
+
+def summed(function: Function, *given: torch.Tensor) -> tuple[fx.GraphModule, fx.GraphModule]:
+    """A traced function, as it is and reassociated."""
+    before, after = (make_fx(function, tracing_mode="fake")(*given) for _ in range(2))
+    reassociate(after)
+    return before, after
+
+
+def matmuls(graph: fx.GraphModule) -> int:
+    return sum(node.target in (aten.mm.default, aten.bmm.default) for node in graph.graph.nodes)
+
+
+TAKEN: dict[str, Function] = {
+    "two factors": lambda a, b, p, r: (p @ b, (a @ b.t() * p).sum(-1)),
+    "the other way": lambda a, b, p, r: (p @ b, (p * (a @ b.t())).sum(-1, keepdim=True)),
+    "an axis from the front": lambda a, b, p, r: (p @ b, (p * (a @ b.t())).sum(1)),
+    "scaled": lambda a, b, p, r: (p @ b, (-(a @ b.t()) * 3 * p / 2).sum(-1)),
+    "scaled before": lambda a, b, p, r: ((p * 4) @ b, (a @ b.t() * p).sum(-1)),
+    "a row in the summand": lambda a, b, p, r: (p @ b, (a @ b.t() / r * p * r * r).sum(-1)),
+    "a row in both": lambda a, b, p, r: ((p / r) @ b, (a @ b.t() * (p / r) / r).sum(-1)),
+    "a view between": lambda a, b, p, r: (
+        p @ b,
+        ((a @ b.t()).view(4, 10, KEYS) * p.view(4, 10, KEYS)).sum(-1),
+    ),
+    "a number for all": lambda a, b, p, r: (p @ b, (a @ b.t() * p * r.sum()).sum(-1)),
+    "two terms": lambda a, b, p, r: (p @ b, p.sum(-1), ((a @ b.t() + r) * p).sum(-1)),
+    "a difference": lambda a, b, p, r: (p @ b, p.sum(-1), (torch.sub(a @ b.t(), r, alpha=3) * p).sum(-1)),
+    "a mask": lambda a, b, p, r: (torch.where(c := p > 0, p, 0) @ b, torch.where(c, a @ b.t() * p, 0).sum(-1)),
+    "a batch": lambda a, b, p, r: (
+        (q := p.expand(3, -1, -1).exp()) @ (c := b.expand(3, -1, -1) * 2),
+        (a.expand(3, -1, -1) @ c.mT * q).sum(-1),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_taken_from_a_smaller_tensor(name: str) -> None:
+    before, after = summed(TAKEN[name], A, B, P, ROW)
+    assert (matmuls(before), matmuls(after)) == (2, 1)
+    for got, want in zip(after(A, B, P, ROW), before(A, B, P, ROW), strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
+        assert got.is_contiguous() == want.is_contiguous()
+
+
+LEFT: dict[str, Function] = {
+    "another P": lambda a, b, p, o: (p.exp() @ b, (a @ b.t() * p).sum(-1)),
+    "another B": lambda a, b, p, o: (p @ o, (a @ b.t() * p).sum(-1)),
+    "another factor": lambda a, b, p, o: (p @ b, (a @ b.t() * p * p.exp()).sum(-1)),
+    "a factor too few": lambda a, b, p, o: ((p * p.exp()) @ b, (a @ b.t() * p).sum(-1)),
+    "another mask": lambda a, b, p, o: (
+        torch.where(c := p > 0, p, 0) @ b,
+        torch.where(c, 0, a @ b.t() * p).sum(-1),
+    ),
+    "over the other axis": lambda a, b, p, o: (p @ b, (a @ b.t() * p).sum(0)),
+    "over both axes": lambda a, b, p, o: (p @ b, (a @ b.t() * p).sum((0, 1))),
+    "Y too late": lambda a, b, p, o: ((a @ b.t() * p).sum(-1), p @ b),
+    "no Y": lambda a, b, p, o: (p @ p.t(), (a @ b.t() * p).sum(-1)),
+    "Y rounded more": lambda a, b, p, o: (p.bfloat16() @ b.bfloat16(), (a @ b.t() * p).sum(-1)),
+    "P quantised": lambda a, b, p, o: (p.to(torch.float8_e4m3fn).float() @ b, (a @ b.t() * p).sum(-1)),
+    "no product": lambda a, b, p, o: (p @ b, (a @ b.t() + p).sum(-1)),
+    "half of two terms": lambda a, b, p, o: (p @ b, ((a @ b.t() + p.exp()) * p).sum(-1)),
+    "rows that are split": lambda a, b, p, o: (p @ b, (a @ b.t() * p).view(QUERIES, 4, 12).sum(-1)),
+}
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_left_alone(name: str) -> None:
+    before, after = summed(LEFT[name], A, B, P, OTHER)
+    assert [str(node.target) for node in after.graph.nodes] == [str(node.target) for node in before.graph.nodes]
+
+
+def test_a_long_axis_is_left_alone() -> None:
+    a, b, p = torch.randn(QUERIES, 16), torch.randn(KEYS, 16), P
+    _, after = summed(TAKEN["two factors"], a, b, p, ROW)
+    assert matmuls(after) == 2
+
+
+def test_factors_know_how_they_are_repeated() -> None:
+    """p · r and p · rᵀ are not the same, nor is a mask per head one per query."""
+    b, p, r = torch.randn(KEYS, WIDTH), torch.randn(KEYS, KEYS), torch.randn(KEYS)
+
+    def across(a: torch.Tensor, b: torch.Tensor, p: torch.Tensor, r: torch.Tensor) -> object:
+        return (p * r) @ b, (a @ b.t() * (p * r[:, None])).sum(-1)
+
+    _, after = summed(across, b, b, p, r)
+    assert matmuls(after) == 2
+
+
+def test_matrix_roots_see_through_views() -> None:
+    def turned(x: torch.Tensor) -> torch.Tensor:
+        y = x.unsqueeze(4).permute(0, 1, 4, 3, 2).permute(1, 4, 0, 3, 2).reshape(6, 5, 7)
+        return y.transpose(1, 2).contiguous()
+
+    graph = make_fx(turned, tracing_mode="fake")(torch.randn(1, 6, 5, 7))
+    last = graph.graph.output_node().args[0]
+    source = next(iter(graph.graph.nodes))
+    assert matrix_root(last) == (source, True)
+
+
+def test_new_nodes_say_what_they_are_there_for() -> None:
+    graph = make_fx(TAKEN["two factors"], tracing_mode="fake")(A, B, P, ROW)
+    old = next(node for node in graph.graph.nodes if node.target is aten.sum.dim_IntList)
+    old.meta.update(stack_trace='File "model.py", line 3', partitioner_tag="is_backward", seq_nr=4)
+    known = set(graph.graph.nodes)
+    reassociate(graph)
+    fresh = [node for node in graph.graph.nodes if node not in known]
+    assert fresh
+    assert all((node.meta["partitioner_tag"], node.meta["seq_nr"]) == ("is_backward", 4) for node in fresh)
+    assert all("model.py" in node.meta["stack_trace"] for node in fresh)
+
+
+def test_backward_makes_again_what_is_large_only_where_products_can_be_in_kernels() -> None:
+    for streams in (False, True):
+        graph, _ = joint_graph(attentions.causal, inputs("causal"))
+        prepare(graph, streams=streams)
+        marked = {node.meta.get("recompute") for node in graph.graph.nodes}
+        assert (CheckpointPolicy.PREFER_RECOMPUTE in marked) is streams
+        assert summed_sizes(graph) == [WIDTH]
