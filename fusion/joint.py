@@ -16,6 +16,11 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.reassociate import PRODUCTS, reassociate
 
+EXACT = frozenset(
+    overload for packet in (torch.ops.aten.eq, torch.ops.aten.ne) for overload in (packet.Tensor, packet.Scalar)
+)
+"""Operations whose result depends on the last bit of an operand."""
+
 MAX_RECOMPUTED = 256
 """The longest axis that a product may run over to be made again rather than saved."""
 
@@ -34,19 +39,32 @@ def prepare(joint: fx.GraphModule, *, streams: bool) -> None:
 def prefer_recomputation(joint: fx.GraphModule) -> None:
     """Mark what backward had better make again: products that are much larger than their operands, maps of them, and
     what is made of constants alone (masks).
+
+    Not what is compared for equality, as the gradient of a maximum does: made again by another kernel, it may differ in
+    its last bit from the maximum that was saved, and nothing would be equal to it.
     """
     constant: set[fx.Node] = set()
     tiles: set[fx.Node] = set()
+    preferred: list[fx.Node] = []
+    products: dict[fx.Node, frozenset[fx.Node]] = {}  # tile → the products it is made of
+    exact: set[fx.Node] = set()
     for node in joint.graph.nodes:
         if node.op != "call_function" or _is_random(node):
             continue
+        made_of = frozenset[fx.Node]().union(*(products.get(arg, frozenset()) for arg in node.all_input_nodes))
+        if node.target in EXACT:
+            exact |= made_of
         if all(arg in constant for arg in node.all_input_nodes):
             constant.add(node)
         elif _grows(node) or (node.target not in PRODUCTS and _is_map_of(node, tiles)):
             tiles.add(node)
+            products[node] = made_of or frozenset({node})
         else:
             continue
         if not any(user.op == "output" for user in node.users):
+            preferred.append(node)
+    for node in preferred:
+        if not products.get(node, frozenset()) & exact:
             node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
 
 

@@ -330,7 +330,8 @@ class _KernelRules:
             else:
                 offset = stmt.offset
                 target = found[offset] if isinstance(offset, Expr) else self.sizes.keys() & symbols_of(offset)
-                require(found[stmt.value] <= target, "the value varies along an axis that the offset does not")
+                varies = {axis for axis in found[stmt.value] if self.sizes[axis] != 1}
+                require(varies <= target, "the value varies along an axis that the offset does not")
                 used |= target
             for axis in used:
                 outside = self.roles[axis] is Role.LOOP and axis not in walked

@@ -18,6 +18,7 @@ SAYS = {
     "vector_add.py": "n = 98,432: equal to eager in every bit",
     "softmax.py": "fused: 1 kernel,",
     "matmul_relu.py": "the matrix units are used",
+    "attention.py": "backward makes the tiles again",
     "custom_activation.py": "The activation lives in",
     "train_mlp.py": "of the points are told apart",
     "aot_ptx.py": "The PTX loads from memory",

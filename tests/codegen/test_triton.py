@@ -278,8 +278,7 @@ HELD = (("m", 128), ("k", 64), ("n", 64), ("r", 64))
 def test_attention_is_one_walk_with_running_values() -> None:
     text = body(online_attention(8, 1024, 1024, 64, dtype=BF16, scale=0.125), Config(HELD, num_warps=8))
     assert (
-        text.partition("    for ")[2]
-        == """n0 in range(0, 1024, NBLOCK):
+        text.partition("    for ")[2] == """n0 in range(0, 1024, NBLOCK):
         ni = n0 + tl.arange(0, NBLOCK)
         k = tl.load(k_at[:, None] + (ni * 64)[None, :])
         scores = tl.dot(q, k)
@@ -294,7 +293,8 @@ def test_attention_is_one_walk_with_running_values() -> None:
         v = tl.load(v_at[None, :] + (ni * 64)[:, None])
         mixed = tl.dot(lhs, v, mixed * where[:, None])
         top = top_now
-    tl.store(out_ptr + bi * 65536 + (mi[:, None] * 64 + ri[None, :]), (mixed / whole[:, None]).to(tl.bfloat16))"""
+    tl.store(out_ptr + bi * 65536 + (mi[:, None] * 64 + ri[None, :]), """
+        "(mixed * (1.0 / whole)[:, None]).to(tl.bfloat16))"
     )
 
 

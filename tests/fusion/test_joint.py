@@ -249,6 +249,7 @@ def test_taken_from_a_smaller_tensor(name: str) -> None:
 LEFT: dict[str, Function] = {
     "another P": lambda a, b, p, o: (p.exp() @ b, (a @ b.t() * p).sum(-1)),
     "another B": lambda a, b, p, o: (p @ o, (a @ b.t() * p).sum(-1)),
+    "B in another order": lambda a, b, p, o: (p @ b, (a @ b.view(WIDTH, KEYS) * p).sum(-1)),
     "another factor": lambda a, b, p, o: (p @ b, (a @ b.t() * p * p.exp()).sum(-1)),
     "a factor too few": lambda a, b, p, o: ((p * p.exp()) @ b, (a @ b.t() * p).sum(-1)),
     "another mask": lambda a, b, p, o: (
