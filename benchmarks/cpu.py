@@ -6,7 +6,7 @@ import torch
 
 from benchmarks import programs
 from benchmarks.harness import run_suite
-from benchmarks.programs import cross_entropy_case, row_case, vector_case
+from benchmarks.programs import attention_case, cross_entropy_case, row_case, vector_case
 
 DEVICE = "cpu"
 THREADS = 2
@@ -24,6 +24,8 @@ CASES = (
     row_case(programs.layer_norm, 4096, 1024, F32, vectors=2),
     row_case(programs.rms_norm, 2048, 2048, F32, vectors=1),
     cross_entropy_case(512, 8192, F32),
+    attention_case(programs.attention, 8, 1024, 64, F32),
+    attention_case(programs.causal_attention, 8, 2048, 64, F32),
 )
 
 

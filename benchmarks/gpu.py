@@ -6,11 +6,12 @@ import torch
 
 from benchmarks import programs
 from benchmarks.harness import run_suite
-from benchmarks.programs import Case, cross_entropy_case, row_case, vector_case
+from benchmarks.programs import Case, attention_case, cross_entropy_case, row_case, vector_case
 
 DEVICE = "cuda"
 F32, BF16 = torch.float32, torch.bfloat16
 
+ATTENTION = (programs.attention, programs.causal_attention)
 CASES = (
     vector_case(98_432, F32),
     vector_case(1 << 26, F32),
@@ -25,6 +26,7 @@ CASES = (
         Case(f"matmul_relu {n}x{n}x{n}", programs.matmul_relu, (((n, n), BF16), ((n, n), BF16)))
         for n in (1024, 4096, 8192)
     ),
+    *(attention_case(program, 32, 4096, width, BF16) for program in ATTENTION for width in (64, 128)),
 )
 
 

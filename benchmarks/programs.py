@@ -75,6 +75,22 @@ def matmul_relu(a: Tensor, b: Tensor) -> Tensor:
     return torch.relu(a @ b)
 
 
+def attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, -1) @ v
+
+
+def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    scores = q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5
+    mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril()
+    return torch.softmax(scores.masked_fill(~mask, float("-inf")), -1) @ v
+
+
+def attention_case(program: Callable[..., Tensor], heads: int, length: int, width: int, dtype: torch.dtype) -> Case:
+    """A case over queries, keys and values of the same length."""
+    inputs = (((1, heads, length, width), dtype),) * 3
+    return Case(f"{program.__name__} {heads}x{length}x{width}", program, inputs)
+
+
 def row_case(program: Callable[..., Tensor], rows: int, columns: int, dtype: torch.dtype, vectors: int = 0) -> Case:
     """A case over a matrix and `vectors` vectors as long as its rows."""
     inputs = (((rows, columns), dtype), *(((columns,), dtype),) * vectors)
