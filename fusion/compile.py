@@ -23,11 +23,12 @@ from fusion.inspect.trace import Trace
 from fusion.options import Options
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule, grow, plan
+from fusion.schedule.copies import positions_in
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library import prefer_library
 from fusion.schedule.split import split_reductions
-from fusion.schedule.streams import positions_in, stream
+from fusion.schedule.streams import stream
 from lowering.lower import lower
 from lowering.program import Contract, Program
 from lowering.verify import verify_kernel, verify_program

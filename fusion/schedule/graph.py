@@ -6,7 +6,7 @@ between impure externs, and look-ups by buffer.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 import networkx as nx
 import sympy
@@ -52,6 +52,12 @@ class Dependences:
         node = self.program.nodes[position]
         assert not isinstance(node, Extern)
         return node
+
+    def producers(self, position: int) -> Iterator[int]:
+        """The nodes that make what a node reads."""
+        for name in reads(self.program.nodes[position]):
+            if name in self.writer:
+                yield self.writer[name]
 
     def stored(self, position: int, members: Collection[int]) -> bool:
         """Is a node's result needed outside `members`?"""

@@ -17,15 +17,13 @@ from fusion.schedule.expand import FLAT, Expanded, Write, expand
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
 from fusion.schedule.profit import Prices
+from fusion.schedule.pull import HELD
 from fusion.schedule.walks import walk
 from lowering.errors import Origin
 from lowering.expr import Expr, Index, Load, TileRef, free_axes, postorder, rewrite
 from lowering.indexing import axis_symbol, over_symbol
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Stmt, Store, statements, values_of
 from lowering.program import Axis, Contract
-
-MAX_HELD = 256
-"""The longest private axis of a stream that is held whole; longer ones are walked inside the walk."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +148,7 @@ def _streamed(cluster: Cluster, expanded: Expanded) -> tuple[tuple[KernelAxis, .
     grid, inner, expanded = _canonical_axes(grid, inner, expanded)
     walked = inner[: len(space.reduced)]
     private = inner[len(walked) : len(walked) + kept]
-    long = tuple(axis for axis in private if not axis.size.is_Integer or axis.size > MAX_HELD)
+    long = tuple(axis for axis in private if not axis.size.is_Integer or axis.size > HELD)
     loops = {axis.symbol for axis in (*walked, *long)}
     axes = (
         *(KernelAxis(axis.symbol, axis.size, Role.GRID) for axis in grid),

@@ -18,35 +18,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import sympy
 
 from codegen.target import Capabilities
+from fusion.schedule.copies import apart, positions_in
 from fusion.schedule.expand import expand
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import cost, inline_cheap_maps
 from fusion.schedule.legality import Cluster
-from fusion.schedule.space import Placement, Space, place
+from fusion.schedule.pull import HELD, Pull, Stream, fresh
+from fusion.schedule.space import place
 from fusion.schedule.walks import walk
-from lowering.expr import Expr, Load, loads, rewrite
-from lowering.indexing import invert, replace_axes
-from lowering.program import Axis, Compute, Contract, Extern, Map, Node, Program, Reduce, reads, writes
-
-HELD = 256
-"""The longest axis that a program holds whole beside the tile: columns of a sink, and short axes of tiles."""
+from lowering.indexing import invert
+from lowering.program import Axis, Contract, Extern, Map, Program, Reduce, reads
 
 SMALL = 1 << 18
 """Elements of the tiles below which two launches and a trip through the cache cost too little to avoid."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stream:
-    """One kernel to be: its sinks, and where everything that was pulled stands in their space."""
-
-    sinks: tuple[int, ...]
-    space: Space
-    places: Mapping[int, Placement]
 
 
 def stream(
@@ -63,7 +52,7 @@ def stream(
     streams = finder.run()
     if not streams:
         return program, ()
-    changed, clusters = _apart(program, streams)
+    changed, clusters = apart(program, streams)
     inlined = inline_cheap_maps(changed)
     return inlined, positions_in(inlined, changed, clusters)
 
@@ -99,7 +88,7 @@ class _Finder:
             if isinstance(node, Contract):
                 if self._is_short(node):
                     found.add(position)
-            elif isinstance(node, Map) and any(p in found for p in self._producers(position)):
+            elif isinstance(node, Map) and any(p in found for p in self.dependences.producers(position)):
                 found.add(position)
         for position in sorted(found, reverse=True):
             out = self.dependences.compute(position).out
@@ -119,16 +108,11 @@ class _Finder:
         taken = sum(self.dependences.bytes(name) for name in reads(node))
         return short and len(node.over) == 1 and size >= SMALL and self.dependences.bytes(node.out) > taken
 
-    def _producers(self, position: int) -> Iterator[int]:
-        for name in reads(self.program.nodes[position]):
-            if name in self.dependences.writer:
-                yield self.dependences.writer[name]
-
     def _is_sink(self, position: int) -> bool:
         node = self.program.nodes[position]
         if isinstance(node, (Map, Extern)) or position in self.tiles:
             return False
-        return any(p in self.tiles for p in self._producers(position))
+        return any(p in self.tiles for p in self.dependences.producers(position))
 
     # Pulling ----------------------------------------------------------------------------------------------------------
 
@@ -136,7 +120,7 @@ class _Finder:
         """The stream of one sink, without the reductions that cannot run beside it."""
         left: set[int] = set()
         while True:
-            pull = _Pull(self, sink, frozenset(left))
+            pull = Pull(self.dependences, self.tiles, sink, left)
             made = pull.run()
             if made is None:
                 return None
@@ -169,7 +153,7 @@ class _Finder:
         taken = {*a.sizes}
         for axis in (*(axis for axis in b.parallel if axis.symbol in b.held), *b.private):
             if axis.symbol not in names:
-                names[axis.symbol] = _fresh(str(axis.symbol)[0], taken)
+                names[axis.symbol] = fresh(str(axis.symbol)[0], taken)
                 taken.add(names[axis.symbol])
         held = tuple(Axis(names[axis.symbol], axis.size) for axis in b.parallel if axis.symbol in b.held)
         private = tuple(Axis(names[axis.symbol], axis.size) for axis in b.private)
@@ -256,186 +240,3 @@ class _Finder:
             return 0.0
         points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
         return cost(*node.exprs) * points / self.capabilities.flops
-
-
-class _Pull:
-    """Placing everything that leads to one sink, by the indices at which it is read."""
-
-    def __init__(self, finder: _Finder, sink: int, left: frozenset[int]) -> None:
-        self.finder, self.sink, self.left = finder, sink, left
-        self.dependences = finder.dependences
-        node = self.dependences.compute(sink)
-        across = set(self._across(node)) if isinstance(node, Contract) else set()
-        self.grid = tuple(axis for axis in node.axes if axis.symbol not in across)
-        self.held = tuple(axis for axis in node.axes if axis.symbol in across)
-        self.walked = node.over
-        self.private: list[Axis] = []
-        self.sizes = {axis.symbol: axis.size for axis in (*node.axes, *node.over)}
-        self.places: dict[int, Placement] = {sink: {axis: axis for axis in self.sizes}}
-
-    def run(self) -> Stream | None:
-        if math.prod(self.dependences.estimate(axis.size) for axis in self.held) > HELD or not self.grid:
-            return None
-        todo = [self.sink]
-        while todo:
-            member = todo.pop()
-            for load in self.dependences.loads[member]:
-                producer = self.dependences.writer.get(load.buffer)
-                if producer is None or producer in self.left or not self._wanted(producer):
-                    continue
-                placement = self._placement(producer, load, self.places[member])
-                if placement is None:
-                    if producer in self.finder.tiles:
-                        return None  # a tile cannot be left to memory: nobody else makes it
-                    continue
-                if producer in self.places:
-                    if self.places[producer] != placement:
-                        return None
-                    continue
-                self.places[producer] = placement
-                todo.append(producer)
-        if not self.private:
-            return None
-        parallel = tuple(axis for axis in self.dependences.compute(self.sink).axes)
-        held = frozenset(axis.symbol for axis in self.held)
-        space = Space(parallel, self.walked, rigid=True, held=held, private=tuple(self.private))
-        return Stream((self.sink,), space, self.places)
-
-    def _across(self, node: Contract) -> tuple[sympy.Symbol, ...]:
-        """The axes of the side of a contraction that is not a tile."""
-        writer = self.dependences.writer
-        made = any(writer.get(load.buffer) in self.finder.tiles for load in loads(node.lhs))
-        return node.columns if made else node.rows
-
-    def _wanted(self, producer: int) -> bool:
-        if producer in self.finder.tiles:
-            return True
-        node = self.dependences.node(producer)
-        if isinstance(node, (Extern, Contract)):
-            return False
-        return any(p in self.finder.tiles or self._wanted_row(p) for p in self.finder._producers(producer))
-
-    def _wanted_row(self, producer: int) -> bool:
-        """Is this a number per row that is made of tiles (a maximum, a sum)?"""
-        node = self.dependences.node(producer)
-        if isinstance(node, Reduce):
-            return any(p in self.finder.tiles for p in self.finder._producers(producer))
-        return isinstance(node, Map) and any(self._wanted_row(p) for p in self.finder._producers(producer))
-
-    def _placement(self, producer: int, load: Load, at: Placement) -> Placement | None:
-        node = self.dependences.compute(producer)
-        found: dict[sympy.Symbol, sympy.Expr] = {}
-        for axis, index in zip(node.axes, load.index, strict=True):
-            if isinstance(index, Expr):
-                return None
-            moved = replace_axes(index, at, self.sizes)
-            if isinstance(moved, Expr):
-                return None
-            found[axis.symbol] = moved
-        inner = {axis.symbol for axis in self.held} | {axis.symbol for axis in self.private}
-        if any(expr.free_symbols & inner for expr in found.values()):
-            return None
-        walked = {axis.symbol for axis in self.walked}
-        if isinstance(node, Contract):
-            sides = {*node.rows, *node.columns}
-            if any(expr.free_symbols & walked for symbol, expr in found.items() if symbol not in sides):
-                return None
-            known = self.places.get(producer)
-            for axis in node.over:
-                symbol = known[axis.symbol] if known else _fresh("d", self.sizes)
-                if not known:
-                    self.private.append(Axis(symbol, axis.size))
-                    self.sizes[symbol] = axis.size
-                found[axis.symbol] = symbol
-        elif isinstance(node, Reduce):
-            if [axis.size for axis in node.over] != [axis.size for axis in self.walked]:
-                return None
-            if any(expr.free_symbols & walked for expr in found.values()):
-                return None
-            found.update({axis.symbol: other.symbol for axis, other in zip(node.over, self.walked, strict=True)})
-        return found
-
-
-def _fresh(letter: str, taken: Collection[sympy.Symbol]) -> sympy.Symbol:
-    """An axis symbol that is not among those taken."""
-    number = len(taken)
-    while (symbol := sympy.Symbol(f"{letter}{number}", integer=True, nonnegative=True)) in taken:
-        number += 1
-    return symbol
-
-
-# Copies ---------------------------------------------------------------------------------------------------------------
-
-
-def _apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[Cluster, ...]]:
-    """The program with tiles that several streams make copied, and each stream as a cluster of its own nodes."""
-    owner: dict[int, int] = {}
-    copies: dict[int, list[Node]] = {}  # position → copies that stand behind it
-    buffers, origins, inlined = dict(program.buffers), dict(program.origins), dict(program.inlined)
-    renamed: list[dict[str, str]] = []
-    for number, made in enumerate(streams):
-        names: dict[str, str] = {}
-        for member in sorted(made.places):
-            node = program.nodes[member]
-            assert not isinstance(node, Extern)
-            if member not in owner:
-                owner[member] = number
-                continue
-            names[node.out] = f"{node.out}_{number}"
-            while names[node.out] in buffers:
-                names[node.out] += "_"
-            name = names[node.out]
-            buffers[name] = replace(buffers[node.out], name=name)
-            origins[name] = origins[node.out]
-            inlined[name] = (*inlined.get(node.out, ()), node.out)
-            copies.setdefault(member, []).append(replace(_reading(_own(node), names), out=name))
-        renamed.append(names)
-    nodes: list[Node] = []
-    for position, node in enumerate(program.nodes):
-        if position in owner and not isinstance(node, Extern):
-            node = _reading(_own(node), renamed[owner[position]])
-        nodes += [node, *copies.get(position, ())]
-    changed = replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins, inlined=inlined)
-    position_of = {name: k for k, node in enumerate(nodes) for name in writes(node)}
-    clusters = []
-    for made, names in zip(streams, renamed, strict=True):
-        places = {}
-        for member, placement in made.places.items():
-            (out,) = writes(program.nodes[member])
-            places[position_of[names.get(out, out)]] = placement
-        clusters.append(Cluster(tuple(sorted(places)), made.space, places))
-    return changed, tuple(clusters)
-
-
-def _own(node: Compute) -> Compute:
-    """`node` without the library's form: a contraction of a stream is generated."""
-    return replace(node, library=()) if isinstance(node, Contract) else node
-
-
-def _reading(node: Compute, names: Mapping[str, str]) -> Compute:
-    """`node` with other names for what it reads."""
-    if not names or not any(name in names for name in reads(node)):
-        return node
-
-    def rule(expr: Expr) -> Expr | None:
-        if isinstance(expr, Load) and expr.buffer in names:
-            return Load(names[expr.buffer], expr.index, expr.dtype, expr.mask)
-        return None
-
-    exprs = rewrite(node.exprs, rule)
-    if isinstance(node, Map):
-        return replace(node, expr=exprs[0])
-    if isinstance(node, Reduce):
-        return replace(node, args=tuple(exprs))
-    return replace(node, lhs=exprs[0], rhs=exprs[1])
-
-
-def positions_in(changed: Program, program: Program, clusters: Sequence[Cluster]) -> tuple[Cluster, ...]:
-    """Clusters of `program` as clusters of `changed`, where their nodes stand elsewhere or were inlined."""
-    position_of = {name: k for k, node in enumerate(changed.nodes) for name in writes(node)}
-    moved = []
-    for cluster in clusters:
-        named = {writes(program.nodes[p])[0]: placement for p, placement in cluster.places.items()}
-        places = {position_of[name]: placement for name, placement in named.items() if name in position_of}
-        moved.append(replace(cluster, members=tuple(sorted(places)), places=places))
-    return tuple(moved)

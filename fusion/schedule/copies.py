@@ -1,0 +1,89 @@
+"""Copies: tiles that several streams make, a node of their own for each.
+
+What enters is a Program and its streams; what leaves is an equal Program in which every stream has nodes that nobody
+else reads, and the streams as clusters of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from fusion.schedule.legality import Cluster
+from fusion.schedule.pull import Stream
+from lowering.expr import Expr, Load, rewrite
+from lowering.program import Compute, Contract, Extern, Map, Node, Program, Reduce, reads, writes
+
+
+def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[Cluster, ...]]:
+    """The program with tiles that several streams make copied, and each stream as a cluster of its own nodes."""
+    owner: dict[int, int] = {}
+    copies: dict[int, list[Node]] = {}  # position → copies that stand behind it
+    buffers, origins, inlined = dict(program.buffers), dict(program.origins), dict(program.inlined)
+    renamed: list[dict[str, str]] = []
+    for number, made in enumerate(streams):
+        names: dict[str, str] = {}
+        for member in sorted(made.places):
+            node = program.nodes[member]
+            assert not isinstance(node, Extern)
+            if member not in owner:
+                owner[member] = number
+                continue
+            names[node.out] = f"{node.out}_{number}"
+            while names[node.out] in buffers:
+                names[node.out] += "_"
+            name = names[node.out]
+            buffers[name] = replace(buffers[node.out], name=name)
+            origins[name] = origins[node.out]
+            inlined[name] = (*inlined.get(node.out, ()), node.out)
+            copies.setdefault(member, []).append(replace(_reading(_own(node), names), out=name))
+        renamed.append(names)
+    nodes: list[Node] = []
+    for position, node in enumerate(program.nodes):
+        if position in owner and not isinstance(node, Extern):
+            node = _reading(_own(node), renamed[owner[position]])
+        nodes += [node, *copies.get(position, ())]
+    changed = replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins, inlined=inlined)
+    position_of = {name: k for k, node in enumerate(nodes) for name in writes(node)}
+    clusters = []
+    for made, names in zip(streams, renamed, strict=True):
+        places = {}
+        for member, placement in made.places.items():
+            (out,) = writes(program.nodes[member])
+            places[position_of[names.get(out, out)]] = placement
+        clusters.append(Cluster(tuple(sorted(places)), made.space, places))
+    return changed, tuple(clusters)
+
+
+def _own(node: Compute) -> Compute:
+    """`node` without the library's form: a contraction of a stream is generated."""
+    return replace(node, library=()) if isinstance(node, Contract) else node
+
+
+def _reading(node: Compute, names: Mapping[str, str]) -> Compute:
+    """`node` with other names for what it reads."""
+    if not names or not any(name in names for name in reads(node)):
+        return node
+
+    def rule(expr: Expr) -> Expr | None:
+        if isinstance(expr, Load) and expr.buffer in names:
+            return Load(names[expr.buffer], expr.index, expr.dtype, expr.mask)
+        return None
+
+    exprs = rewrite(node.exprs, rule)
+    if isinstance(node, Map):
+        return replace(node, expr=exprs[0])
+    if isinstance(node, Reduce):
+        return replace(node, args=tuple(exprs))
+    return replace(node, lhs=exprs[0], rhs=exprs[1])
+
+
+def positions_in(changed: Program, program: Program, clusters: Sequence[Cluster]) -> tuple[Cluster, ...]:
+    """Clusters of `program` as clusters of `changed`, where their nodes stand elsewhere or were inlined."""
+    position_of = {name: k for k, node in enumerate(changed.nodes) for name in writes(node)}
+    moved = []
+    for cluster in clusters:
+        named = {writes(program.nodes[p])[0]: placement for p, placement in cluster.places.items()}
+        places = {position_of[name]: placement for name, placement in named.items() if name in position_of}
+        moved.append(replace(cluster, members=tuple(sorted(places)), places=places))
+    return tuple(moved)
