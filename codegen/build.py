@@ -13,8 +13,10 @@ from collections.abc import Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 
+import torch
+
 from codegen.target import Launcher, Target
-from lowering.kernel import Kernel
+from lowering.kernel import Kernel, Role
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +61,25 @@ class Builder:
     def _build_one(self, kernel: Kernel) -> None:
         future = self._built[kernel]
         try:
-            source = self.target.emit(kernel)
-            future.set_result(Built(kernel, source, self.target.build(kernel, source)))
+            future.set_result(_idle(kernel) if is_idle(kernel) else self._built_now(kernel))
         except BaseException as failure:  # handed to whoever waits; a later request tries again
             with self._lock:
                 del self._built[kernel]
             future.set_exception(failure)
+
+    def _built_now(self, kernel: Kernel) -> Built:
+        source = self.target.emit(kernel)
+        return Built(kernel, source, self.target.build(kernel, source))
+
+
+def is_idle(kernel: Kernel) -> bool:
+    """Is the grid of everything in the launch empty?  Then nothing is stored."""
+    empty = (any(axis.size == 0 for axis in part.with_role(Role.GRID)) for part in kernel.parts)
+    return kernel.then is None and all(empty)
+
+
+def _idle(kernel: Kernel) -> Built:
+    def launch(*args: torch.Tensor | int) -> None:
+        """Nothing."""
+
+    return Built(kernel, f"# {kernel.name}: an empty grid, nothing is launched\n", launch)

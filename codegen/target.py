@@ -23,6 +23,27 @@ Stage: TypeAlias = tuple[str, "str | bytes"]
 """A named artefact on the way from source to binary: (file suffix such as "ptx", content)."""
 
 
+Shares: TypeAlias = Mapping[int, tuple[float, float]]
+"""Width of a head, at most → (forward, backward), as shares of the speed of the library's plain products of the same
+dtype.  Wider heads run as fast as the widest.
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class AttentionSpeed:
+    """How fast a kernel for attention runs, in the arithmetic of the blocks that it does not skip.
+
+    Attributes:
+        plain: without a mask.
+        skipping: where blocks are left out, of which more and less falls to a program: `is_causal`, a window.
+        masked: where an element of a mask is read for every score.
+    """
+
+    plain: Shares
+    skipping: Shares
+    masked: Shares
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What the scheduler may know about a target.
@@ -41,6 +62,9 @@ class Capabilities:
             16-bit operands.
         streamed: the share of that speed that contractions reach in a kernel that walks their results at once.
         lone_products: is a contraction generated where nothing walks its result?  Else it is the library's.
+        attention: ("generated" or the library's kernel, bytes of an element) → how fast it is; what was not measured
+            is not there.  Generated kernels of backward make the scores twice, which counts as arithmetic.
+        crowding: the share of its time that a kernel may lose to others in its launch, whose needs it has to meet.
         max_params: how many tensors one kernel may take.
     """
 
@@ -56,6 +80,8 @@ class Capabilities:
     matrix_share: Mapping[int, float] = field(default_factory=lambda: {1: 2.0, 2: 1.0, 4: 0.07, 8: 0.08})
     streamed: float = 0.5
     lone_products: bool = True
+    attention: Mapping[tuple[str, int], AttentionSpeed] = field(default_factory=dict)
+    crowding: float = 0.0
     max_params: int = 64
 
 
@@ -73,6 +99,9 @@ class Target(Protocol):
 
     def efficiency(self, kernel: Kernel) -> float:
         """The share of a library's speed at which a contraction `kernel` runs here; 1 where they are equal."""
+
+    def packs(self, first: Kernel, second: Kernel) -> bool:
+        """Do two independent kernels run side by side in one launch about as fast as each alone?"""
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
         """Compile `source` (of `kernel`) and return what launches it.  Thread-safe.

@@ -16,6 +16,7 @@ from torch._ops import OpOverload, OpOverloadPacket
 from torch._prims_common import get_computation_dtype
 
 from lowering import rules
+from lowering.foreach import foreach_decompositions
 from lowering.registry import RULES
 
 assert rules.__all__, "importing the rules registers them"
@@ -40,6 +41,8 @@ ALSO: tuple[OpOverloadPacket, ...] = (
     aten._upsample_nearest_exact3d,
     aten.upsample_bilinear2d,
     aten.upsample_trilinear3d,
+    aten.upsample_bicubic2d,
+    aten.grid_sampler_2d,
     # the rest
     aten._addmm_activation,
     aten.dist,
@@ -66,6 +69,14 @@ def softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_d
     return (y * (g - (g * y).sum(dim, keepdim=True))).to(input_dtype)
 
 
+def addbmm(
+    x: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
+) -> torch.Tensor:
+    """beta·x + alpha·Σ over the batch of its products: one product, contracted over batch and column at once."""
+    lhs = batch1.permute(1, 0, 2).reshape(batch1.shape[1], -1)
+    return torch.addmm(x, lhs, batch2.reshape(-1, batch2.shape[2]), beta=beta, alpha=alpha)
+
+
 @lru_cache(maxsize=1)
 def decompositions() -> dict[OpOverload, Callable[..., object]]:
     """Overload → decomposition.  The same dict each time; do not change it."""
@@ -73,4 +84,6 @@ def decompositions() -> dict[OpOverload, Callable[..., object]]:
     kept = {target: parts for target, parts in table.items() if target not in RULES}
     kept.update(get_decompositions(FOR_TRAINING))
     kept[aten._softmax_backward_data.default] = softmax_backward
+    kept[aten.addbmm.default] = addbmm
+    kept.update(foreach_decompositions())
     return {target: parts for target, parts in kept.items() if isinstance(target, OpOverload)}

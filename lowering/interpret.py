@@ -212,9 +212,13 @@ def run_kernel(kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[
     known = _kernel_sizes(kernel, tensors, sizes)
     with torch.no_grad():
         _run_grid(kernel, tensors, known)
-    if kernel.then is not None:
-        at = {param.name: tensor for param, tensor in zip(kernel.params, tensors, strict=True)}
-        run_kernel(kernel.then, [at[p.name] for p in kernel.then.params], [known[s] for s in kernel.then.sizes])
+    at = {param.name: tensor for param, tensor in zip(kernel.params, tensors, strict=True)}
+    parts, last = list(kernel.beside), kernel.then
+    while last is not None:  # each over parameters of the whole launch, not of the one before it
+        parts.append(replace(last, then=None))
+        last = last.then
+    for part in parts:
+        run_kernel(part, [at[p.name] for p in part.params], [known[s] for s in part.sizes])
 
 
 def _run_grid(kernel: Kernel, tensors: Sequence[torch.Tensor], known: Mapping[sympy.Symbol, int]) -> None:

@@ -1,6 +1,6 @@
 """Kernel: the block program.
 
-    Kernel = name, params, sizes, axes, body, then
+    Kernel = name, params, sizes, axes, body, beside, then
     Axis   = symbol, size, role
     role   = GRID   spread over programs (threads on a CPU), a block of it at a time
            | LOOP   walked in blocks inside one program
@@ -10,8 +10,11 @@
            | Store(param, offset, value)           write a tile
     value  = Expr                                  loads are `Load(param, (offset,))`, offset in elements
 
-`then` is a kernel of a single program that runs once all programs of this one are done, in the same launch, over some
-of the same parameters: the last step of a reduction over everything.
+`beside` are kernels that have nothing to do with this one, each with axes of its own, over some of the same parameters:
+their programs run in the same launch, in any order.  None of them reads what another one writes.
+
+`then` is a kernel of a single program that runs once all programs of this launch are done, over some of the same
+parameters: the last step of a reduction over everything.
 
 Statements run in order.  A fold over WHOLE axes is complete at once; a fold over LOOP axes stands inside a `Loop` over
 exactly these axes and is complete after it.  Nothing else is said about how an axis becomes blocks, warps, threads or
@@ -32,14 +35,14 @@ computes outside a loop what does not depend on the loop's axes.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 from typing import TypeAlias
 
 import sympy
 import torch
 
-from lowering.expr import Expr, Index, TileRef, index_of, postorder
+from lowering.expr import Expr, Index, TileRef, index_of, loads, postorder
 
 
 class Role(Enum):
@@ -142,6 +145,7 @@ class Kernel:
         params: tensors in the order of the call, inputs first, then outputs.
         sizes: size symbols passed as integers after the tensors.
         axes: GRID axes outermost first, then the reduced ones.
+        beside: run in the same launch, independent of this kernel and of each other; then nothing follows.
         then: runs in the same launch after the whole grid; it has no GRID axes and reads what this kernel wrote.
         origins: one line per operation this kernel computes, for comments.
     """
@@ -151,6 +155,7 @@ class Kernel:
     sizes: tuple[sympy.Symbol, ...]
     axes: tuple[KernelAxis, ...]
     body: tuple[Stmt, ...]
+    beside: tuple[Kernel, ...] = ()
     then: Kernel | None = None
     origins: tuple[str, ...] = field(default=(), compare=False)
 
@@ -163,6 +168,15 @@ class Kernel:
     def with_role(self, role: Role) -> tuple[KernelAxis, ...]:
         return tuple(axis for axis in self.axes if axis.role is role)
 
+    @property
+    def parts(self) -> tuple[Kernel, ...]:
+        """The kernels whose programs share the launch, each by itself: this one, then those beside it."""
+        if not self.beside:
+            return (self,)
+        touched = loaded(self) | stored(self)
+        own = replace(self, params=tuple(param for param in self.params if param.name in touched), beside=())
+        return (own, *self.beside)
+
 
 def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
     """Every statement, loops before what they hold."""
@@ -170,6 +184,16 @@ def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
         yield stmt
         if isinstance(stmt, Loop):
             yield from statements(stmt.body)
+
+
+def loaded(kernel: Kernel) -> frozenset[str]:
+    """The parameters that the statements of a kernel read."""
+    return frozenset(load.buffer for stmt in statements(kernel.body) for load in loads(*values_of(stmt)))
+
+
+def stored(kernel: Kernel) -> frozenset[str]:
+    """The parameters that the statements of a kernel write."""
+    return frozenset(stmt.param for stmt in statements(kernel.body) if isinstance(stmt, Store))
 
 
 def folds(kernel: Kernel) -> dict[str, Fold]:

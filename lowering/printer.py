@@ -338,11 +338,13 @@ def format_kernel(kernel: Kernel) -> str:
     """
     params = [*map(_param, kernel.params), *(f"size {symbol}" for symbol in kernel.sizes)]
     lines = [f"kernel {kernel.name}({', '.join(params)})", *_part_lines(kernel)]
-    part = kernel.then
-    while part is not None:
+    parts, last = [("beside", part) for part in kernel.beside], kernel.then
+    while last is not None:
+        parts.append(("then", last))
+        last = last.then
+    for word, part in parts:
         taken = [*(param.name for param in part.params), *map(str, part.sizes)]
-        lines += [f"then {part.name}({', '.join(taken)})", *_part_lines(part)]
-        part = part.then
+        lines += [f"{word} {part.name}({', '.join(taken)})", *_part_lines(part)]
     return "\n".join(lines)
 
 

@@ -25,7 +25,20 @@ from lowering.expression_rules import (
     require,
 )
 from lowering.indexing import symbols_of
-from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, running, spans, statements, values_of, walked_folds
+from lowering.kernel import (
+    Fold,
+    Kernel,
+    Loop,
+    Role,
+    Stmt,
+    Store,
+    loaded,
+    running,
+    spans,
+    stored,
+    values_of,
+    walked_folds,
+)
 from lowering.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, Program, Reduce, reads, writes
 
 # Programs -------------------------------------------------------------------------------------------------------------
@@ -179,13 +192,13 @@ def verify_kernel(kernel: Kernel) -> None:
     chain = [kernel]
     while chain[-1].then is not None:
         chain.append(chain[-1].then)
-    stored = {stmt.param for part in chain for stmt in statements(part.body) if isinstance(stmt, Store)}
-    for position, part in enumerate(chain):
+    written = frozenset[str]().union(*(stored(part) for part in (*chain, *kernel.beside)))
+    for part in (*chain, *kernel.beside):
         checker = _KernelRules(part)
         try:
-            checker.check_header(stored)
-            if position:
-                checker.check_follows(chain[position - 1])
+            checker.check_header(written)
+            if part is not kernel:
+                checker.check_shares(kernel, follows=part in chain)
             checker.check_body(part.body, ())
             checker.check_spans()
         except Broken as broken:
@@ -205,13 +218,23 @@ class _KernelRules:
         self.running: set[str] = set()
         self.place = "header"
 
-    def check_follows(self, first: Kernel) -> None:
-        """What runs at the end of another kernel's launch has only what that one was called with."""
-        require(Role.GRID not in self.roles.values(), "it follows in a launch, but has grid axes")
+    def check_shares(self, first: Kernel, *, follows: bool) -> None:
+        """What runs in another kernel's launch, at its end or beside it, has only what that one was called with."""
+        place = "follows" if follows else "stands beside others"
         for param in self.kernel.params:
-            require(param in first.params, "it follows in a launch that does not take {}", param.name)
+            require(param in first.params, "it {} in a launch that does not take {}", place, param.name)
         for symbol in self.kernel.sizes:
-            require(symbol in first.sizes, "it follows in a launch that does not take {}", symbol)
+            require(symbol in first.sizes, "it {} in a launch that does not take {}", place, symbol)
+        require(not self.kernel.beside, "others stand beside it, which is not the first of its launch")
+        if follows:
+            require(Role.GRID not in self.roles.values(), "it follows in a launch, but has grid axes")
+            return
+        require(first.then is None and self.kernel.then is None, "it stands beside others in a launch that goes on")
+        mine, others = stored(self.kernel), [part for part in first.parts if part is not self.kernel]
+        require(len(others) == len(first.beside), "it stands beside itself")
+        for part in others:
+            met = (mine & (loaded(part) | stored(part))) | (loaded(self.kernel) & stored(part))
+            require(not met, "it runs beside {}, and one of them writes {}", part.name, ", ".join(sorted(met)))
 
     def check_header(self, stored: Collection[str]) -> None:
         kernel = self.kernel

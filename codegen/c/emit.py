@@ -19,7 +19,7 @@ import sympy
 from codegen.c.blocked import blocked_function, needs_blocks
 from codegen.c.cuts import cut
 from codegen.c.folds import REPEATING, Place, chunk_length, write_fold
-from codegen.c.frame import Frame, last_of
+from codegen.c.frame import Frame, called_by
 from codegen.c.grid import Array, Grid
 from codegen.c.lanes import choose_lanes, loop_order
 from codegen.c.nest import Extent, Level, chunk_headers, flat, render
@@ -31,7 +31,7 @@ from codegen.c.threads import may_share, team
 from codegen.c.tiles import stage_tiles
 from codegen.c.values import Speller
 from lowering.expr import Expr, Load, make_cast
-from lowering.kernel import Kernel, KernelAxis, spans
+from lowering.kernel import Kernel, KernelAxis, Role, spans
 
 
 def emit_kernel(kernel: Kernel) -> str:
@@ -40,17 +40,24 @@ def emit_kernel(kernel: Kernel) -> str:
     Raises:
         BuildError: the kernel cannot be written in C.
     """
-    function = _function(kernel)
-    last = last_of(kernel)
-    while last is not None:  # each is called by the one before it, so it stands above that
-        function = f"static {_function(last)}\n{function}"
-        last = last_of(last)
+    function = "\n".join(_functions(kernel))
     origins = "".join(f"// {' '.join(line.split())}\n" for line in kernel.origins)
     return f"{prelude(function)}\n{origins}{function}"
 
 
+def _functions(kernel: Kernel) -> list[str]:
+    """The C functions of a launch, each above those that call it."""
+    found: list[str] = []
+    for part in called_by(kernel):
+        *inner, last = _functions(part)
+        found += [*inner, f"static {last}"]
+    return [*found, _function(kernel)]
+
+
 def _function(kernel: Kernel) -> str:
     """The text of one C function."""
+    if any(axis.size == 0 for axis in kernel.with_role(Role.GRID)):  # no point of the grid: nothing is stored
+        return Frame(kernel).function([])
     return blocked_function(kernel) if needs_blocks(kernel) else _Function(with_plain_folds(kernel)).text()
 
 
@@ -132,6 +139,7 @@ class _Function:
         for fold in sweep.folds:
             arguments = [next(texts) for _ in fold.args]
             learned.append((fold.ref, write_fold(fold, arguments, self._place(nest), self.space)))
+            self._spread(fold.ref, nest)
         statements = [next(texts) for _ in values]
         for store, statement in zip(sweep.stores, statements, strict=True):
             position = next(texts) if isinstance(store.offset, Expr) else self.speller.position(store.offset)
@@ -168,6 +176,21 @@ class _Function:
         kept = tuple(axis for axis in order if axis.symbol not in sweep.over)
         chunked = chunk is not None or part is not outer
         return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, across, kept)
+
+    def _spread(self, ref: Expr, nest: _Nest) -> None:
+        """A result that lies in an array over the axes of a nest is read inside these, even if it is the same there."""
+        axes = {axis.symbol for axis in nest.kept}
+        if nest.lane is not None and not nest.across:
+            axes.add(nest.lane.symbol)
+        missing = axes - self.where[ref]
+        if not missing:
+            return
+        spread = {ref}
+        self.where[ref] |= missing
+        for expr in self.where:  # operands come before their users
+            if not spread.isdisjoint(expr.children()):
+                self.where[expr] |= missing
+                spread.add(expr)
 
     def _place(self, nest: _Nest) -> Place:
         """Where the code of a fold goes in `nest`."""

@@ -1,18 +1,26 @@
-"""What every C function of a kernel has: its names, its signature, and the call of what follows in the launch."""
+"""What every C function of a kernel has: its names, its signature, and the calls of what shares its launch.
+
+What stands beside a kernel runs after it, each on all threads: on a CPU a launch shared is one call instead of several.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from codegen.c.nest import Namespace, indented
+from codegen.c.nest import Namespace, identifier, indented
 from codegen.c.storage import memory_type
 from lowering.kernel import Kernel, Param
 
 
-def last_of(kernel: Kernel) -> Kernel | None:
-    """What runs once `kernel` is done, under a name of its own."""
-    return None if kernel.then is None else replace(kernel.then, name=f"{kernel.name}_last")
+def called_by(kernel: Kernel) -> tuple[Kernel, ...]:
+    """What runs once `kernel` is done, in order, each under a name of its own."""
+    found = [replace(part, name=f"{kernel.name}_{number}") for number, part in enumerate(kernel.beside, 1)]
+    last, name = kernel.then, f"{kernel.name}_last"
+    while last is not None:  # all are called from here, where the parameters of all of them are known
+        found.append(replace(last, name=name, then=None))
+        last, name = last.then, f"{name}_last"
+    return tuple(found)
 
 
 class Frame:
@@ -35,15 +43,14 @@ class Frame:
             self.space.reserve(f"{name}_0", f"{name}_end", f"{name}_step")
 
     def function(self, lines: Sequence[str]) -> str:
-        """The function whose body is `lines`, followed by what follows in the launch."""
+        """The function whose body is `lines`, followed by what shares its launch."""
         sizes = [f"int64_t {self.names[symbol]}" for symbol in self._kernel.sizes]
         signature = ", ".join([*map(self._parameter, self._kernel.params), *sizes, "int threads"])
-        last = last_of(self._kernel)
         calls = []
-        if last is not None:
-            arguments = [self.params[param.name] for param in last.params]
-            arguments += [self.names[symbol] for symbol in last.sizes]
-            calls.append(f"{last.name}({', '.join([*arguments, 'threads'])});")
+        for part in called_by(self._kernel):
+            arguments = [self.params[param.name] for param in part.params]
+            arguments += [self.names[symbol] for symbol in part.sizes]
+            calls.append(f"{identifier(part.name)}({', '.join([*arguments, 'threads'])});")
         return "\n".join([f"void {self._name}({signature}) {{", *indented([*lines, *calls]), "}", ""])
 
     def _parameter(self, param: Param) -> str:

@@ -54,6 +54,10 @@ class ReferenceTarget:
         """As fast as any library, so that schedules show what can be fused."""
         return 1.0
 
+    def packs(self, first: Kernel, second: Kernel) -> bool:
+        """Any two, so that schedules show what is independent."""
+        return True
+
     def build(self, kernel: Kernel, source: str) -> Launcher:
         """What runs `kernel` on its tensors, then its sizes.
 

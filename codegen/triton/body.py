@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from codegen.triton import contract, descriptors, follow, interleaved, reduce, skips
+from codegen.triton import contract, descriptors, follow, interleaved, reduce, skips, stacked
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.indices import expand
 from codegen.triton.scopes import Tile
@@ -51,6 +51,7 @@ class Body:
         """All lines, without the indentation of the function."""
         values = self.values
         if self.layout.config.persistent:
+            stacked.describe(values)
             header = descriptors.open_program(values)
             self._run(self.layout.blocked.body)
             values.close(header)
@@ -66,16 +67,21 @@ class Body:
     def _place(self) -> None:
         values, grid = self.values, self.layout.blocked.grid()
         if self.layout.blocked.contraction:
-            contract.place(values, values.name("pid", Tile(Code("tl.program_id(0)"))).code.text)
+            contract.place(values, self._program())
         elif len(grid) == 1:
-            values.starts[grid[0]] = self._start(grid[0], Code("tl.program_id(0)"))
+            values.starts[grid[0]] = self._start(grid[0], Code(values.program))
         elif grid:
             y, x = grid
-            pid = values.name("pid", Tile(Code("tl.program_id(0)"))).code.text
+            pid = self._program()
             size = values.index_tile(x.size).code.text
             count = values.name("x_blocks", Tile(Code(f"tl.cdiv({size}, {x.constant})"))).code.text
             values.starts[y] = self._start(y, Code(f"{pid} // {count}", PRODUCT))
             values.starts[x] = self._start(x, Code(f"{pid} % {count}", PRODUCT))
+
+    def _program(self) -> str:
+        """The number of this program, under a name."""
+        text = self.values.program
+        return text if text.isidentifier() else self.values.name("pid", Tile(Code(text))).code.text
 
     def _start(self, dim: Dim, block: Code) -> str:
         """The first index of block number `block` of `dim`."""
@@ -111,11 +117,15 @@ class Body:
             for part in skips.parts(values, loop, dim, split=self.layout.config.split):
                 self._walk = _Walk(part.loop)
                 values.full = frozenset({dim}) if part.full else frozenset()
-                start = values.starts[dim] = values.open(f"{dim.name}0")
+                step = start = values.open(f"{dim.name}0" if part.gap is None else f"{dim.name}_step")
+                if part.gap is not None:
+                    over = f"{start} + tl.where({start} < {part.gap[0]}, 0, {part.gap[1]})"
+                    start = values.name(f"{dim.name}0", Tile(Code(over), depth=values.depth)).code.text
+                values.starts[dim] = start
                 later = self._run(part.loop.body)
                 for line in self._walk.ends:
                     values.line(line)
-                values.close(f"for {start} in range({part.start}, {part.end}, {dim.constant}):")
+                values.close(f"for {step} in range({part.start}, {part.end}, {dim.constant}):")
             values.full = frozenset()
             for finish in later:
                 finish()
@@ -130,6 +140,9 @@ class Body:
             finish, ends = follow.take_in(values, fold, self.arch, depth=values.depth - walked, kept=kept)
             walk.ends.extend(ends)
             yield finish
+        elif values.stack is not None and fold in values.stack.folds:
+            if fold is values.stack.folds[0]:
+                yield stacked.dot_in_loop(values, values.stack)
         elif fold.op == "dot":
             if walked:
                 yield contract.dot_in_loop(values, fold, self.arch)

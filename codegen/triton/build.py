@@ -28,6 +28,7 @@ from codegen.triton import interpreted
 from codegen.triton.aot import compile_for
 from codegen.triton.counters import Run, counted
 from codegen.triton.load import Generated, load
+from codegen.triton.stacked import NEAR
 from lowering.errors import BuildError
 from lowering.kernel import Kernel, Param
 
@@ -54,19 +55,22 @@ def build(kernel: Kernel, source: str, emit: Callable[[Kernel], str]) -> Launche
         )
     ready = _Ready(generated, emit)
     if kernel.sizes:
-        return _dynamic_launcher(ready, kernel)
+        return _dynamic_launcher(ready, kernel, near=generated.near)
     ready.compiled(torch.cuda.current_device(), True, ())
-    return _static_launcher(ready, kernel)
+    return _static_launcher(ready, kernel, near=generated.near)
 
 
-def promise(params: Sequence[Param]) -> Callable[[Sequence[int]], bool]:
-    """Says of the pointers of a launch whether all that should be multiples of 16 are."""
+def promise(params: Sequence[Param], *, near: bool = False) -> Callable[[Sequence[int]], bool]:
+    """Says of the pointers of a launch whether all that should be multiples of 16 are; and `near` each other."""
     promised = [position for position, param in enumerate(params) if param.aligned]
 
     def kept(pointers: Sequence[int]) -> bool:
         return not reduce(or_, pointers, 0) & 15 or not any(pointers[position] & 15 for position in promised)
 
-    return kept
+    def kept_near(pointers: Sequence[int]) -> bool:
+        return kept(pointers) and max(pointers) - min(pointers) < NEAR
+
+    return kept_near if near else kept
 
 
 class _Ready:
@@ -121,9 +125,10 @@ class _Ready:
 
 
 def unaligned(kernel: Kernel) -> Kernel:
-    """`kernel`, and what follows it, without promises on pointers."""
+    """`kernel`, and what shares its launch, without promises on pointers."""
     params = tuple(replace(param, aligned=False) for param in kernel.params)
-    return replace(kernel, params=params, then=None if kernel.then is None else unaligned(kernel.then))
+    others = tuple(map(unaligned, kernel.beside))
+    return replace(kernel, params=params, beside=others, then=None if kernel.then is None else unaligned(kernel.then))
 
 
 def _run(compiled: Any, device: int, source: Generated) -> Run:
@@ -158,9 +163,9 @@ def _run(compiled: Any, device: int, source: Generated) -> Run:
     return run
 
 
-def _static_launcher(ready: _Ready, kernel: Kernel) -> Launcher:
+def _static_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> Launcher:
     runs: dict[tuple[int, bool], tuple[Run, int]] = {}
-    current, kept = torch._C._cuda_getDevice, promise(kernel.params)
+    current, kept = torch._C._cuda_getDevice, promise(kernel.params, near=near)
 
     def first(device: int, aligned: bool) -> tuple[Run, int]:
         runs[device, aligned] = ready.run(device, aligned), ready.programs(device, aligned)
@@ -179,9 +184,9 @@ def _static_launcher(ready: _Ready, kernel: Kernel) -> Launcher:
     return launch
 
 
-def _dynamic_launcher(ready: _Ready, kernel: Kernel) -> Launcher:
+def _dynamic_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> Launcher:
     runs: dict[tuple[int, bool, tuple[bool, ...]], Run] = {}
-    current, kept = torch._C._cuda_getDevice, promise(kernel.params)
+    current, kept = torch._C._cuda_getDevice, promise(kernel.params, near=near)
     count = len(kernel.params)
 
     def first(device: int, aligned: bool, multiples: tuple[bool, ...]) -> Run:

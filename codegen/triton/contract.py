@@ -17,7 +17,7 @@ per program; and, where `descriptors` finds that every operand allows it, tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -72,7 +72,7 @@ def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Conf
     dtype = dots[0].args[0].dtype
     if not on_matrix_units(dtype, arch):
         return (_fitted(blocked, (16, 16, 16, 4, 1), dtype, tf32),)
-    shapes = [shape for shape in _shapes(dtype, arch, tf32) if len(dots) == 1 or shape[1] <= 128]
+    shapes = _with_room(_shapes(dtype, arch, tf32), len(dots))
     room = shared_memory(arch)
     fitted = [_fitted(blocked, shape, dtype, tf32) for shape in shapes]
     possible = list(dict.fromkeys(_shallower(config, dtype, len(dots), room) for config in fitted))
@@ -86,6 +86,14 @@ def _shapes(dtype: torch.dtype, arch: str, tf32: bool) -> tuple[tuple[int, ...],
     if dtype is torch.float32:
         return {"tf32": _SHAPES, "tf32x3": _SPLIT_SHAPES, "ieee": _EXACT_SHAPES}[input_precision(arch, tf32)]
     return _EXACT_SHAPES if dtype is torch.float64 else _SHAPES
+
+
+def _with_room(shapes: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[int, ...]]:
+    """Those of `shapes` in which `count` contractions have no more sums per warp than one of them has in any."""
+    if count == 1:
+        return shapes
+    room = max(m * n // warps for m, n, _, warps, _ in shapes)
+    return [shape for shape in shapes if count * shape[0] * shape[1] // shape[3] <= room] or shapes[-1:]
 
 
 def input_precision(arch: str, tf32: bool) -> str:
@@ -227,7 +235,7 @@ def product(values: Values, fold: Fold, arch: str) -> Product:
     right: tuple[Dim, ...] = (over, columns)
     if not matrix:
         left, right = values.join((left,)), values.join((right,))
-    a, b = _operand(values, lhs, left, over, "lhs"), _operand(values, rhs, right, over, "rhs")
+    a, b = operand(values, lhs, left, over, "lhs"), operand(values, rhs, right, over, "rhs")
     if not matrix:
         a, b = cast(a, dtype, sums), cast(b, dtype, sums)
     precision = input_precision(arch, values.layout.config.tf32) if matrix and dtype is torch.float32 else ""
@@ -263,7 +271,7 @@ def bind(values: Values, fold: Fold, found: Product, result: Tile) -> None:
     values.bind(fold.ref, replace(result, code=cast(result.code, found.sums, fold.dtype)))
 
 
-def _operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: str) -> Code:
+def operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: str) -> Code:
     """A full tile with `dims` in this order, 0 in lanes past the end of the contracted axis."""
     tile = values.widened(values.value(expr))
     tile = replace(tile, code=typed(tile.code, expr.dtype))

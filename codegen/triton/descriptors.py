@@ -5,8 +5,9 @@ multiprocessor walk the blocks of the result, operands come through `tl.make_ten
 computes an address or a mask, and a 16-bit result leaves the same way.  On an H200 this is as fast as the library,
 which pointers never are.
 
-The rule, all of it in `applies`: two 16-bit operands loaded as they are, each a matrix whose rows are contiguous and
-start at multiples of 16 bytes; known sizes, no batch axes; enough blocks to keep the device busy.
+The rule, all of it in `applies`: 16-bit operands loaded as they are, each a matrix whose rows are contiguous and start
+at multiples of 16 bytes; known sizes, no batch axes; enough blocks to keep the device busy.  Several products of one
+loop share an operand, and the columns of the block between them; two of them may be one (`stacked`).
 
 Contractions whose rows or columns are walked have a form of their own: one block of the result per program, as with
 pointers, but every operand that allows it (`matrices`) comes through a descriptor, which begins at the matrix of this
@@ -15,7 +16,8 @@ program's batch.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -36,6 +38,8 @@ _NARROW = Config((("m", 64), ("k", 64), ("n", 128)), num_warps=4, num_stages=4, 
 _SPEEDS = {_LARGE: 1.0, _SMALL: 0.93, _WIDE: 0.92, _NARROW: 0.85}
 """Configuration → speed with every multiprocessor busy, as measured on an H200 over the shapes of transformer layers.
 An epilogue that loads tiles leaves the largest block too few registers: it falls to 0.6."""
+_APART_SPEEDS = {_LARGE: 1.0, _SMALL: 0.69, _WIDE: 0.65, _NARROW: 0.73}
+"""The same for several products that are not one (`stacked`): each has too few columns for the matrix units."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,21 +53,53 @@ class Matrix:
     base: sympy.Expr
 
 
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Two folds as one product.
+
+    Attributes:
+        shared: the operand that both have, of dimensions `rows` and `over`.
+        matrices: the other operands, rows along `columns`.
+        descriptor, swapped: names of what holds both matrices, and of whether the second one comes first.
+    """
+
+    folds: tuple[Fold, Fold]
+    shared: Expr
+    matrices: tuple[Matrix, Matrix]
+    rows: Dim
+    columns: Dim
+    over: Dim
+    descriptor: str = ""
+    swapped: str = ""
+
+
 def candidates(blocked: Blocked, arch: str) -> tuple[Config, ...]:
-    """Configurations of the persistent form, best first; none where the rule does not hold.
+    """Configurations of the persistent form, best first; none where the rule does not hold."""
+    return tuple(_divided(config, len(blocked.dots)) for config in _ranked([blocked])) if applies(blocked, arch) else ()
+
+
+def together(parts: Sequence[Blocked]) -> list[Config]:
+    """The best of the persistent form for each of several kernels to which it `applies`, walked in one launch."""
+    best = _ranked(parts)[0]
+    return [_divided(best, len(part.dots)) for part in parts]
+
+
+def _ranked(parts: Sequence[Blocked]) -> list[Config]:
+    """Configurations for one product, best first.
 
     Ranked by the speed of each on a full device, times the share of the device that the last round of blocks leaves
     busy.
     """
-    if not applies(blocked, arch):
-        return ()
-    speeds = {**_SPEEDS, _LARGE: 0.6} if loads_tiles(blocked) else _SPEEDS
+    speeds = _SPEEDS if all(len(part.dots) == 1 or stack_of(part) for part in parts) else _APART_SPEEDS
+    if any(loads_tiles(part) for part in parts):
+        speeds = {**speeds, _LARGE: 0.6}
 
     def speed(config: Config) -> float:
-        blocks, slots = programs(blocked, config), PROGRAMS * config.per_processor
+        blocks = sum(programs(part, _divided(config, len(part.dots))) for part in parts)
+        slots = PROGRAMS * config.per_processor
         return speeds[config] * blocks / (slots * -(-blocks // slots))
 
-    return tuple(sorted(speeds, key=speed, reverse=True))
+    return sorted(speeds, key=speed, reverse=True)
 
 
 def loads_tiles(blocked: Blocked) -> bool:
@@ -88,20 +124,58 @@ def applies(blocked: Blocked, arch: str) -> bool:
     if not all(dim.size.is_Integer and int(dim.size) >= 128 for dim in blocked.dims):
         return False
     loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
-    folds = [fold for loop in loops for fold in loop.body]
-    if len(folds) != 1 or not isinstance(folds[0], Fold) or folds[0].op != "dot" or folds[0].carry is not None:
+    folds = [stmt for loop in loops for stmt in loop.body]
+    if len(loops) != 1 or not all(isinstance(fold, Fold) and fold.carry is None for fold in folds):
         return False
-    sides = ((grid["m"], contracted[0]), (contracted[0], grid["n"]))
-    for factor, (first, second) in zip(folds[0].args, sides, strict=True):
-        if factor.dtype not in HALF or not isinstance(factor, Load) or _matrix(blocked, factor, first, second) is None:
+    operands = {factor for dot in blocked.dots for factor in dot.args}
+    if set(folds) != set(blocked.dots) or len(operands) != 1 + len(folds):
+        return False  # products that share no operand would need larger tiles than fit
+    for factor, (first, second) in _factors(blocked):
+        if (
+            factor.dtype not in HALF
+            or not isinstance(factor, Load)
+            or matrix_of(blocked, factor, first, second) is None
+        ):
             return False
-    return programs(blocked, _NARROW) * 2 >= PROGRAMS
+    return programs(blocked, _divided(_NARROW, len(folds))) * 2 >= PROGRAMS
 
 
-def _matrix(blocked: Blocked, load: Load, first: Dim, second: Dim) -> Matrix | None:
+def _factors(blocked: Blocked) -> Iterator[tuple[Expr, tuple[Dim, Dim]]]:
+    """The operands of the contractions, each with its dimensions."""
+    for dot in blocked.dots:
+        rows, columns, over = blocked.sides(dot)
+        yield from zip(dot.args, ((rows, over), (over, columns)), strict=True)
+
+
+def _divided(config: Config, count: int) -> Config:
+    """`config` with as many columns for each of `count` contractions as there are registers for."""
+    columns = max(16, 1 << (config.block("n") // count).bit_length() - 1)
+    return replace(config, blocks=tuple((name, columns if name == "n" else size) for name, size in config.blocks))
+
+
+def matrix_of(blocked: Blocked, load: Load, first: Dim, second: Dim) -> Matrix | None:
+    """The matrix over two dimensions that `load` reads; None where a descriptor cannot hold it."""
     if load.mask is not None or isinstance(load.index[0], Expr):
         return None
     return _as_matrix(blocked, load.buffer, load.index[0], first, second)
+
+
+def stack_of(blocked: Blocked) -> Stack | None:
+    """The two products of a kernel as one; None where they are not two, or do not lie alike in memory."""
+    if len(blocked.dots) != 2:
+        return None
+    first, second = blocked.dots
+    sides = {dim.name: dim for dim in blocked.sides(first)}
+    shared = [arg for arg in first.args if arg in second.args]
+    others = [arg for dot in blocked.dots for arg in dot.args if arg not in shared]
+    if len(shared) != 1 or len(others) != 2 or set(sides) != {"m", "n", "k"}:
+        return None
+    rows, columns, over = sides["m"], sides["n"], sides["k"]
+    found = [matrix_of(blocked, arg, columns, over) for arg in others if isinstance(arg, Load)]
+    matrices = [matrix for matrix in found if matrix is not None and matrix.rows is columns]
+    if len(matrices) != 2 or matrices[0].stride != matrices[1].stride or others[0].dtype is not others[1].dtype:
+        return None
+    return Stack((first, second), shared[0], (matrices[0], matrices[1]), rows, columns, over)
 
 
 def _as_matrix(blocked: Blocked, name: str, offset: sympy.Expr, first: Dim, second: Dim) -> Matrix | None:
@@ -141,7 +215,7 @@ def matrices(blocked: Blocked, arch: str) -> dict[Load, Matrix]:
         rows, columns, over = blocked.sides(dot)
         for factor, (first, second) in zip(dot.args, ((rows, over), (over, columns)), strict=True):
             if isinstance(factor, Load) and factor.dtype in HALF and factor not in found:
-                matrix = _matrix(blocked, factor, first, second)
+                matrix = matrix_of(blocked, factor, first, second)
                 if matrix is not None:
                     found[factor] = matrix
     return found
@@ -169,13 +243,12 @@ def open_program(values: Values) -> str:
     """Add the descriptors, open the walk over blocks and place each of them; returns the header of that loop."""
     blocked = values.layout.blocked
     m, n = (next(dim for dim in blocked.dims if dim.name == name) for name in ("m", "n"))
-    loop = next(stmt for stmt in blocked.body if isinstance(stmt, Loop))
-    k, fold = blocked.of(loop.axes)[0], loop.body[0]
-    assert isinstance(fold, Fold)
     made: dict[Matrix, Transfer] = {}
-    for factor, (first, second) in zip(fold.args, ((m, k), (k, n)), strict=True):
+    for factor, (first, second) in _factors(blocked):
         assert isinstance(factor, Load)
-        matrix = _matrix(blocked, factor, first, second)
+        if factor in values.load_through:
+            continue
+        matrix = matrix_of(blocked, factor, first, second)
         assert matrix is not None, "asked of a kernel that `applies` refuses"
         if matrix not in made:
             made[matrix] = _describe(values, matrix)
@@ -188,7 +261,7 @@ def open_program(values: Values) -> str:
     blocks = values.name("blocks", Tile(Code(total))).code.text
     number = values.open("block")
     place(values, number)
-    return f"for {number} in tl.range(tl.program_id(0), {blocks}, tl.num_programs(0), flatten=True):"
+    return f"for {number} in tl.range({values.program}, {blocks}, tl.num_programs(0), flatten=True):"
 
 
 def describe_operands(values: Values, arch: str) -> None:

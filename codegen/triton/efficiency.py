@@ -1,13 +1,14 @@
 """Efficiency: how a generated contraction compares with the library's, so that the scheduler can price either.
 
 What enters is a contraction kernel over block dimensions; what leaves is a share of the library's speed.  The shares
-were measured on an H200 against cuBLAS, over the shapes of transformer layers (bfloat16 unless said): descriptors reach
-0.9 of it, and 0.75 where the epilogue loads tiles of its own; aligned pointers 0.6.  Rows that do not start at
-multiples of 16 bytes defeat asynchronous copies, and the library even more: an odd vocabulary makes it seven times
-slower.  float32 by three TF32 products is as fast as cuBLAS in full float32.  A product of up to four rows is bound by
-memory: against the library, sums of products take 1.03 of its speed, 0.93 where rows are longer than 16 KiB, given two
-rows of the matrix per multiprocessor.  Attention and its gradients reach 0.55 (64 wide) to 0.8 (128 wide) of the speed
-of a plain product.
+were measured on an H200 against cuBLAS, over the shapes of transformer layers (bfloat16 unless said).  With descriptors
+the end of a block takes as long as 64 elements of what is summed up; where it loads tiles of its own, 0.75 is reached.
+Aligned pointers reach 0.6.  Several products in one loop have 0.8 of that, unless they are computed as one.  Rows that
+do not start at multiples of 16 bytes defeat asynchronous copies, and the library even more: an odd vocabulary makes it
+seven times slower.  float32 by three TF32 products is as fast as cuBLAS in full float32.  A product of up to four rows
+is bound by memory: against the library, sums of products take 1.03 of its speed, 0.93 where rows are longer than
+16 KiB, given two rows of the matrix per multiprocessor.  Attention and its gradients reach 0.55 (64 wide) to 0.8 (128
+wide) of the speed of a plain product.
 """
 
 from __future__ import annotations
@@ -23,7 +24,8 @@ from lowering.expr import Expr, Index, loads
 from lowering.indexing import coefficient
 from lowering.kernel import Role, Store
 
-DESCRIPTORS, DESCRIPTORS_LOADING, POINTERS, MISALIGNED = 0.9, 0.75, 0.6, 0.25
+DESCRIPTORS_LOADING, POINTERS, MISALIGNED = 0.75, 0.6, 0.25
+END, SEVERAL = 64, 0.8
 LIBRARY_MISALIGNED = 0.15
 FEW_ROWS, FEW_LONG_ROWS, LONG = 1.03, 0.93, 16_384
 CHAINED, CHAINED_POINTERS = 0.6, 0.5
@@ -43,9 +45,13 @@ def efficiency(blocked: Blocked, arch: str) -> float:
         share = CHAINED if descriptors.matrices(blocked, arch) else CHAINED_POINTERS
         return share * OTHER_DTYPES.get(dots[0].args[0].dtype, 1.0)
     operands = [load for dot in dots for load in loads(*dot.args)]
-    share = OTHER_DTYPES.get(dots[0].args[0].dtype, POINTERS)
+    dtype, share = dots[0].args[0].dtype, POINTERS
+    if dtype in OTHER_DTYPES:
+        share = OTHER_DTYPES[dtype] * (SEVERAL if len(dots) > 1 else 1.0)
     if descriptors.applies(blocked, arch):
-        share = DESCRIPTORS_LOADING if descriptors.loads_tiles(blocked) else DESCRIPTORS
+        length = math.prod(extent(dim.size) for dim in blocked.of(dots[0].over))
+        share = DESCRIPTORS_LOADING if descriptors.loads_tiles(blocked) else length / (length + END)
+        share *= SEVERAL if len(dots) > 1 and descriptors.stack_of(blocked) is None else 1.0
     elif not all(_aligned(blocked, load.index[0], load.dtype.itemsize) for load in operands):
         share = min(share, MISALIGNED)
     results = [stmt.offset for stmt in blocked.body if isinstance(stmt, Store) and not isinstance(stmt.offset, Expr)]

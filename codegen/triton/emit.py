@@ -10,7 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from codegen.triton import chains, configs, contract, descriptors, prelude, products, tail
+from codegen.triton import beside, chains, configs, contract, descriptors, prelude, products, tail
+from codegen.triton.beside import Part
 from codegen.triton.blocks import Blocked, Dim, block
 from codegen.triton.body import Body
 from codegen.triton.configs import PROGRAMS, Config
@@ -37,34 +38,61 @@ def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Conf
 
 def emit(kernel: Kernel, config: Config | None = None, *, arch: str = "sm_90", tf32: bool = False) -> str:
     """The source of `kernel` for `arch`, in `config` or in the default configuration."""
+    if kernel.beside:
+        return _emit_together(kernel, beside.parts_of(kernel, arch, tf32=tf32), arch)
     blocked = block(kernel)
     chosen = config or tail.with_room(candidates(blocked, arch, tf32=tf32)[0], kernel)
     layout = lay_out(blocked, chosen, grid_depth=int(chosen.persistent))
     steps = tail.followers(kernel, chosen.num_warps, arch, tf32=tf32)
     functions = [_function(step.layout, step.name, arch, behind=step.behind) for step in steps]
     functions.append(_function(layout, kernel.name, arch, steps=steps))
+    count = " * ".join(_blocks(layout, dim) for dim in layout.blocked.grid()) or "1"
+    return _file(kernel, functions, layout.config, _constants(layout), count)
+
+
+def _emit_together(kernel: Kernel, parts: Sequence[Part], arch: str) -> str:
+    """The source of a kernel with others beside it: a function for each, and the one that is launched."""
+    functions = [_function(part.layout, part.name, arch, part=True) for part in parts]
+    lines = beside.dispatch(parts)
+    functions.append("\n".join([*_signature(kernel, kernel.name, [], []), *(_INDENT + line for line in lines)]))
+    return _file(kernel, functions, parts[0].layout.config, {}, " + ".join(part.blocks for part in parts))
+
+
+def _file(kernel: Kernel, functions: list[str], config: Config, constants: dict[str, int], count: str) -> str:
+    """The whole text: `functions`, of which the last is launched on `count` programs."""
     helpers = prelude.needed("".join(functions))
     described = any("tl.make_tensor_descriptor(" in text for text in functions)
-    head = f"{_docstring(kernel)}\n\n{_imports(described or bool(steps), [*functions, *helpers])}"
-    parts = [head, *helpers, *functions, *_launching(kernel, layout, described=described)]
-    return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
+    head = f"{_docstring(kernel)}\n\n{_imports(described or kernel.then is not None, [*functions, *helpers])}"
+    sections = [head, *helpers, *functions, *_launching(kernel, config, constants, count, described=described)]
+    return "\n\n\n".join(section.strip("\n") for section in sections) + "\n"
 
 
 def _function(
-    layout: Layout, name: str, arch: str, *, steps: Sequence[Follower] = (), behind: frozenset[str] = frozenset()
+    layout: Layout,
+    name: str,
+    arch: str,
+    *,
+    steps: Sequence[Follower] = (),
+    behind: frozenset[str] = frozenset(),
+    part: bool = False,
 ) -> str:
-    """The `@triton.jit` function of one kernel, which `steps` follow; `behind`: see `Follower`."""
+    """The `@triton.jit` function of one kernel, which `steps` follow; `behind`: see `Follower`.
+
+    As a `part` of a launch it is told which of its programs runs.
+    """
     kernel = layout.blocked.kernel
-    counted = [tail.COUNTER] if steps else []
+    counted, told = [tail.COUNTER] if steps else [], [beside.PROGRAM] if part else []
     constants = [dim.constant for dim in layout.blocked.dims if dim in layout.tiled]
     taken = [*(f"{param.name}_ptr" for param in kernel.params), *(size.name for size in kernel.sizes), *constants]
-    taken += [*counted, *(["done"] if steps else []), *(step.name for step in steps)]
+    taken += [*told, *counted, *(["done"] if steps else []), *(step.name for step in steps)]
     names = Names([*taken, name, *prelude.FUNCTIONS])
     fast, zero_fill = is_rounded(kernel), layout.blocked.contraction
-    lines = Body(Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind), arch).lines()
+    values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
+    values.program = beside.PROGRAM if part else values.program
+    lines = Body(values, arch).lines()
     if steps:
         lines += tail.ending(steps)
-    return "\n".join([*_signature(kernel, name, counted, constants), *(_INDENT + line for line in lines)])
+    return "\n".join([*_signature(kernel, name, counted, constants, told), *(_INDENT + line for line in lines)])
 
 
 # Parts of the file ----------------------------------------------------------------------------------------------------
@@ -85,8 +113,10 @@ def _imports(needs_torch: bool, texts: list[str]) -> str:
     return "\n".join(lines)
 
 
-def _signature(kernel: Kernel, name: str, counted: list[str], constants: list[str]) -> list[str]:
-    lines = ["@triton.jit", f"def {name}("]
+def _signature(
+    kernel: Kernel, name: str, counted: list[str], constants: list[str], told: Sequence[str] = ()
+) -> list[str]:
+    lines = ["@triton.jit", f"def {name}(", *(f"{_INDENT}{number}," for number in told)]
     lines += [f"{_INDENT}{param.name}_ptr,  # {_shape(param)}" for param in kernel.params]
     lines += [f"{_INDENT}{size.name}," for size in kernel.sizes]
     lines += [f"{_INDENT}{name},  # int32: finished programs, 0 between launches" for name in counted]
@@ -101,20 +131,18 @@ def _shape(param: Param) -> str:
     return f"{dtype}[{shape}] strides [{strides}]" + (", written" if param.written else "")
 
 
-def _config(layout: Layout) -> str:
-    """Block sizes and options of one function, as a Python literal."""
-    config = layout.config
-    entries = {dim.constant: config.block(dim.name) for dim in layout.blocked.dims if dim in layout.tiled}
-    entries |= {"num_warps": config.num_warps, "num_stages": config.num_stages}
+def _constants(layout: Layout) -> dict[str, int]:
+    """The block sizes of one function."""
+    return {dim.constant: layout.config.block(dim.name) for dim in layout.blocked.dims if dim in layout.tiled}
+
+
+def _launching(kernel: Kernel, config: Config, constants: dict[str, int], count: str, *, described: bool) -> list[str]:
+    """The configuration, the grid of `count` blocks and the function that launches the kernel."""
+    sizes = [size.name for size in kernel.sizes]
+    entries = {**constants, "num_warps": config.num_warps, "num_stages": config.num_stages}
     entries |= {"maxnreg": config.registers} if config.registers else {}
-    return "{" + ", ".join(f'"{name}": {value}' for name, value in entries.items()) + "}"
-
-
-def _launching(kernel: Kernel, layout: Layout, *, described: bool) -> list[str]:
-    """The configuration, the grid and the function that launches the kernel."""
-    config, sizes = layout.config, [size.name for size in kernel.sizes]
-    settings = f"CONFIG = {_config(layout)}"
-    count = " * ".join(_blocks(layout, dim) for dim in layout.blocked.grid()) or "1"
+    listed = ", ".join(f'"{name}": {value}' for name, value in entries.items())
+    settings = f"CONFIG = {{{listed}}}"
     given, limit = ", ".join(sizes), ""
     if config.persistent:
         each = config.per_processor

@@ -45,6 +45,7 @@ class Generated:
         constants: values of its `tl.constexpr` parameters.
         options: `num_warps`, `num_stages` and other options of Triton.
         described: tensors are read through descriptors, which only aligned ones allow.
+        near: one descriptor reaches from one tensor to another, as only those that lie near each other allow.
     """
 
     kernel: Kernel
@@ -53,6 +54,7 @@ class Generated:
     constants: dict[str, int]
     options: dict[str, int]
     described: bool
+    near: bool
 
     @property
     def persistent(self) -> bool:
@@ -89,13 +91,15 @@ def load(kernel: Kernel, source: str) -> Generated:
     try:
         spec.loader.exec_module(module)
         assert callable(module.grid)
-        return _generated(kernel, module, described="tl.make_tensor_descriptor(" in source)
+        return _generated(
+            kernel, module, described="tl.make_tensor_descriptor(" in source, near="tl.pointer_type(" in source
+        )
     except Exception as error:
         sys.modules.pop(name, None)
         raise BuildError(f"the source of {kernel.name} cannot be used: {error!r}", hint=f"it is at {path}") from error
 
 
-def _generated(kernel: Kernel, module: ModuleType, *, described: bool) -> Generated:
+def _generated(kernel: Kernel, module: ModuleType, *, described: bool, near: bool) -> Generated:
     function, config = getattr(module, kernel.name), dict(module.CONFIG)
     parameters = list(function.arg_names)
     expected = [f"{param.name}_ptr" for param in kernel.params] + [size.name for size in kernel.sizes]
@@ -103,7 +107,7 @@ def _generated(kernel: Kernel, module: ModuleType, *, described: bool) -> Genera
     if parameters[: len(expected)] != expected:
         raise ValueError(f"it takes {parameters}, but is called with {expected}")
     constants = {parameter: config.pop(parameter) for parameter in parameters[len(expected) :]}
-    return Generated(kernel, module, function, constants, config, described)
+    return Generated(kernel, module, function, constants, config, described, near)
 
 
 def signature(generated: Generated) -> dict[str, str]:

@@ -152,4 +152,5 @@ def _carrier(fold: Fold, position: int, tile: Tile) -> torch.dtype:
 def _identity(fold: Fold, position: int, carried: torch.dtype) -> bool | int | float:
     if position == 1:  # the index of argmax and argmin: above every real one, so that a real one wins a tie
         return torch.iinfo(carried).max
-    return identity(fold.op, fold.args[0].dtype)
+    dtype = fold.args[0].dtype
+    return identity(fold.op, carried if dtype is torch.int64 else dtype)  # int64 may be carried in fewer bits

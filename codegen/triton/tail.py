@@ -19,7 +19,7 @@ from codegen.triton.blocks import Blocked, block
 from codegen.triton.configs import Config, configure, extent, power_of_two
 from codegen.triton.indices import Layout, lay_out
 from codegen.triton.walk import walked
-from lowering.kernel import Kernel, Role, Store, folds, statements
+from lowering.kernel import Kernel, Role, folds, stored
 
 COUNTER = "counter"
 """The parameter, after tensors and sizes, that points to the number of finished programs."""
@@ -53,13 +53,13 @@ class Follower:
 def followers(kernel: Kernel, warps: int, arch: str, *, tf32: bool) -> list[Follower]:
     """The kernels that follow `kernel` in its launch, in order, laid out for `warps` warps."""
     found: list[Follower] = []
-    taken, behind = {kernel.name}, _stored(kernel)
+    taken, behind = {kernel.name}, stored(kernel)
     for number, step in enumerate(_chain(kernel), 1):
         name = step.name if step.name not in taken else f"{step.name}_{number}"
         taken.add(name)
         blocked, config = _fitted(step, warps, arch, tf32)
         found.append(Follower(name, lay_out(blocked, config), behind))
-        behind |= _stored(step)
+        behind |= stored(step)
     return found
 
 
@@ -91,10 +91,6 @@ def _chain(kernel: Kernel) -> list[Kernel]:
         kernel = kernel.then
         found.append(kernel)
     return found
-
-
-def _stored(kernel: Kernel) -> frozenset[str]:
-    return frozenset(stmt.param for stmt in statements(kernel.body) if isinstance(stmt, Store))
 
 
 def _fitted(step: Kernel, warps: int, arch: str, tf32: bool) -> tuple[Blocked, Config]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import sympy
 import torch
@@ -23,6 +24,9 @@ from codegen.triton.widths import int32_ranges
 from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, loads, postorder
 from lowering.kernel import Loop, Store, statements, values_of
 from lowering.scalar_ops import SCALAR_OPS
+
+if TYPE_CHECKING:
+    from codegen.triton.descriptors import Stack
 
 _INLINE = 48  # characters of an expression that is used once and written in place
 
@@ -42,9 +46,11 @@ class Values:
         self.layout, self.names = layout, names
         self.fast, self.zero_fill, self.behind = fast, zero_fill, behind
         self.scopes = [Scope()]
+        self.program = "tl.program_id(0)"  # which program of the kernel this is, as text
         self.starts: dict[Dim, str] = {}  # text of the first index of a program's or an iteration's block
         self.load_through: dict[Load, Transfer] = {}
         self.load_by: dict[Load, Callable[[], Tile]] = {}  # loads with lines of their own
+        self.stack: Stack | None = None  # two products that are one
         self.store_through: dict[str, Transfer] = {}  # parameter name → descriptor
         self.full: frozenset[Dim] = frozenset()  # dimensions whose current block is known not to reach past the end
         self.eviction: dict[Load, str] = {}  # policies of loads in the loop being walked

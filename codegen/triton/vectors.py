@@ -1,13 +1,17 @@
 """Vectors: a contraction with a few rows is multiply-and-sum.
 
-What enters is a Kernel with one `dot`, one side of which has at most `FEW` rows; what leaves is a Kernel with one `sum`
-per such row, of products over the same axes, so that a tile of the other operand is loaded once for all of them.  Such
+What enters is a Kernel with one `dot`, one side of which has at most `FEW` rows, or with several that have the same few
+rows; what leaves is a Kernel with one `sum` for each of them and each such row, of products over the same axes, so that
+a tile of the other operand is loaded once for all of its rows.  Such
 a product is bound by the memory that the larger operand comes from: the matrix units would pad the few rows to 16, and
 their pipeline keeps less of that memory in flight than plain loads of 16 bytes do.
 
     dot over r0 of x[r0], w[4096*i1 + r0]    rows i0: 1    →    sum over r0 of f32(x[r0]) * f32(w[4096*i1 + r0])
 
-Left as it is: an operand whose contiguous axis is not the contracted one, and a kernel with other folds.
+The larger operand is contiguous along what is summed, [n, k].  Where it is contiguous along its own rows, [k, n], the
+pipeline of the matrix units is the faster one (`products.narrow`), except for a single row and weights that are bytes:
+these become sums too, of which neighbouring threads take neighbouring columns.  Left as it is: an operand that is
+contiguous along neither, and a kernel with other folds.
 """
 
 from __future__ import annotations
@@ -22,7 +26,7 @@ import torch
 
 from codegen.triton.packed import MOST
 from codegen.triton.spell import HALF
-from lowering.expr import Cast, Expr, Op, TileRef, loads, make_cast, rewrite
+from lowering.expr import Cast, Expr, Op, TileRef, loads, make_cast, postorder, rewrite
 from lowering.indexing import FloorDiv, coefficient, simplify, substitute_all
 from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements
 
@@ -36,16 +40,24 @@ _BYTES = (torch.bool, torch.int8, torch.uint8)  # any float type holds them exac
 
 
 def unrolled(kernel: Kernel) -> Kernel:
-    """`kernel` with its contraction as sums, one for each of the few rows; the same object where there is none."""
-    if sum(isinstance(stmt, Fold) for stmt in statements(kernel.body)) != 1 or kernel.then is not None:
+    """`kernel` with its contractions as sums, one for each of the few rows; the same object where there are none."""
+    folds = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold)]
+    sides = {_few(kernel, fold) for fold in folds}
+    few = next(iter(sides), None)
+    if few is None or len(sides) > 1 or len({fold.over for fold in folds}) > 1 or kernel.then is not None:
         return kernel
-    fold = next(stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold))
-    few = _few(kernel, fold)
-    if few is None or fold.carry is not None:
+    if any(fold.carry is not None or _names(fold) for fold in folds):
         return kernel
     points = list(_points(kernel, few))
+    if len(points) * len(folds) > 2 * FEW:
+        return kernel
     axes = tuple(axis for axis in kernel.axes if axis.symbol not in few)
-    return replace(kernel, axes=axes, body=_unroll(kernel, kernel.body, fold, points))
+    return replace(kernel, axes=axes, body=_unroll(kernel, kernel.body, folds, points))
+
+
+def _names(fold: Fold) -> bool:
+    """Is it over the result of another fold?"""
+    return any(isinstance(node, TileRef) for node in postorder(*fold.args))
 
 
 def is_narrow(kernel: Kernel, rows: Collection[sympy.Symbol], columns: Collection[sympy.Symbol]) -> bool:
@@ -56,7 +68,7 @@ def is_narrow(kernel: Kernel, rows: Collection[sympy.Symbol], columns: Collectio
 
 
 def _few(kernel: Kernel, fold: Fold) -> frozenset[sympy.Symbol] | None:
-    """The axes of the side of a `dot` that has few rows, if the other operand is contiguous along what is summed."""
+    """The axes of the side of a `dot` that has few rows, if sums of products of the other operand are fast."""
     if fold.op != "dot":
         return None
     sizes = {axis.symbol: axis.size for axis in kernel.with_role(Role.GRID)}
@@ -65,7 +77,9 @@ def _few(kernel: Kernel, fold: Fold) -> frozenset[sympy.Symbol] | None:
             continue
         count = math.prod(int(sizes[symbol]) for symbol in side)
         longer = math.prod(sizes[symbol] for symbol in other if symbol in sizes)
-        if 0 < count <= FEW and longer != 0 and _along(operand, fold.over, set(other)):
+        if not 0 < count <= FEW or longer == 0:
+            continue
+        if _along(operand, fold.over, set(other)) or (count == 1 and _bytes_across(operand, fold.over, other)):
             return frozenset(side)
     return None
 
@@ -75,6 +89,13 @@ def _along(operand: Expr, over: Sequence[sympy.Symbol], other: set[sympy.Symbol]
     offsets = [load.index[0] for load in loads(operand) if not isinstance(load.index[0], Expr)]
     wide = [offset for offset in offsets if other & offset.free_symbols]
     return any(coefficient(_of_elements(offset, axis), axis) == 1 for offset in wide for axis in over)
+
+
+def _bytes_across(operand: Expr, over: Sequence[sympy.Symbol], other: Sequence[sympy.Symbol]) -> bool:
+    """Is a matrix of single bytes loaded that is contiguous along an axis of `other`, [k, n]?"""
+    offsets = [load.index[0] for load in loads(operand) if load.dtype in _BYTES]
+    found = [offset for offset in offsets if not isinstance(offset, Expr) and offset.free_symbols & set(over)]
+    return any(coefficient(offset, axis) == 1 for offset in found for axis in other)
 
 
 def _of_elements(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:
@@ -91,36 +112,44 @@ def _points(kernel: Kernel, few: frozenset[sympy.Symbol]) -> Iterator[dict[sympy
 
 
 def _unroll(
-    kernel: Kernel, body: Sequence[Stmt], fold: Fold, points: Sequence[Mapping[sympy.Symbol, sympy.Expr]]
+    kernel: Kernel,
+    body: Sequence[Stmt],
+    folds: Sequence[Fold],
+    points: Sequence[Mapping[sympy.Symbol, sympy.Expr]],
 ) -> tuple[Stmt, ...]:
     sizes = kernel.axis_sizes()
     found: list[Stmt] = []
     for stmt in body:
         if isinstance(stmt, Loop):
-            found.append(replace(stmt, body=_unroll(kernel, stmt.body, fold, points)))
+            found.append(replace(stmt, body=_unroll(kernel, stmt.body, folds, points)))
             continue
         for number, point in enumerate(points):
-            name = f"sum{number}"
             if isinstance(stmt, Store):
-                found.append(_stored(stmt, TileRef(fold.name, fold.dtype), name, point, sizes))
+                names = {fold.ref: _sum(folds, fold, number, len(points)) for fold in folds}
+                found.append(_stored(stmt, names, point, sizes))
             else:
-                lhs, rhs = (widened(arg, fold.dtype) for arg in substitute_all(fold.args, point, sizes))
-                product = Op("mul", (lhs, rhs), fold.dtype)
-                found.append(Fold(name, "sum", (product,), fold.over, fold.dtype))
+                lhs, rhs = (widened(arg, stmt.dtype) for arg in substitute_all(stmt.args, point, sizes))
+                product = Op("mul", (lhs, rhs), stmt.dtype)
+                name = _sum(folds, stmt, number, len(points))
+                found.append(Fold(name, "sum", (product,), stmt.over, stmt.dtype))
     return tuple(found)
+
+
+def _sum(folds: Sequence[Fold], fold: Fold, point: int, points: int) -> str:
+    """The name of the sum that `fold` is at one of the points."""
+    return f"sum{folds.index(fold) * points + point}"
 
 
 def _stored(
     stmt: Store,
-    old: Expr,
-    name: str,
+    names: Mapping[Expr, str],
     point: Mapping[sympy.Symbol, sympy.Expr],
     sizes: Mapping[sympy.Symbol, sympy.Expr],
 ) -> Store:
-    """A store at one of the points, of the sum of that point."""
+    """A store at one of the points, of the sums of that point."""
 
     def renamed(node: Expr) -> Expr | None:
-        return TileRef(name, node.dtype) if node is old else None
+        return TileRef(names[node], node.dtype) if node in names else None
 
     value = rewrite(substitute_all([stmt.value], point, sizes), renamed)[0]
     if isinstance(stmt.offset, Expr):

@@ -10,8 +10,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusion.schedule.kernels import KernelCall, rename
-from lowering.kernel import Kernel, Param, Role
+from fusion.schedule.kernels import KernelCall
+from fusion.schedule.launch import share
+from lowering.kernel import Kernel, Role
 from lowering.program import Extern, writes
 
 SMALL = 1 << 14
@@ -51,40 +52,9 @@ def _host(result: Sequence[KernelCall | Extern], ready: dict[str, int], step: Ke
 
 
 def _chained(host: KernelCall, last: KernelCall) -> KernelCall:
-    known = dict(zip(host.buffers, (param.name for param in host.kernel.params), strict=True))
-    names: dict[str, str] = {}  # of the last kernel's parameters → of the joint kernel's
-    params: list[Param] = []
-    added: list[Param] = []
-    buffers: list[str] = []
-    for buffer, param in zip(last.buffers, last.kernel.params, strict=True):
-        if buffer in known:
-            names[param.name] = known[buffer]
-            params.append(next(p for p in host.kernel.params if p.name == known[buffer]))
-            continue
-        stem = "out" if param.written else "in"
-        count = sum(p.name.startswith(stem) for p in (*host.kernel.params, *added))
-        fresh = replace(param, name=f"{stem}{count}")
-        names[param.name] = fresh.name
-        params.append(fresh)
-        added.append(fresh)
-        buffers.append(buffer)
-    tail = replace(last.kernel, params=tuple(params), body=rename(last.kernel.body, names))
-    kernel = replace(
-        host.kernel,
-        name=f"{host.kernel.name}_{last.kernel.name}",
-        params=(*host.kernel.params, *added),
-        then=_append(host.kernel.then, tail),
-        origins=(*host.kernel.origins, *last.kernel.origins),
-    )
-    return KernelCall(
-        kernel,
-        (*host.buffers, *buffers),
-        (*host.written, *last.written),
-        (*host.origins, *last.origins),
-        host.bytes_read + last.bytes_read,
-        host.bytes_written + last.bytes_written,
-        host.flops + last.flops,
-    )
+    call, tail = share(host, last)
+    name = f"{host.kernel.name}_{last.kernel.name}"
+    return replace(call, kernel=replace(call.kernel, name=name, then=_append(host.kernel.then, tail)))
 
 
 def _append(chain: Kernel | None, tail: Kernel) -> Kernel:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import networkx as nx
@@ -81,7 +81,10 @@ class _Growth:
         self.clusters: dict[int, Cluster] = {}
         self.owner: dict[int, int] = {}  # node → cluster
         self.graph: nx.DiGraph[int] = nx.DiGraph()
+        self.rank: dict[int, int] = {}  # cluster → its place in an order in which edges lead forward
+        self.ranked: list[int | None] = []  # place → cluster
         self.reasons: dict[tuple[int, int], str] = {}
+        self.refused: dict[int, list[Link]] = {}  # cluster → links that were refused with its present axes
         self.heap: list[_Candidate] = []
         self.next = len(dependences.program.nodes)
 
@@ -91,6 +94,8 @@ class _Growth:
             self.clusters[position] = single(self.dependences, position)
             self.owner[position] = position
         self.graph = self.dependences.graph.copy()
+        self.ranked = list(self.clusters)
+        self.rank = {cluster: cluster for cluster in self.clusters}
         for cluster in given:
             self._merge(cluster)
         for position in range(len(program.nodes)):
@@ -98,7 +103,7 @@ class _Growth:
                 self._push(link)
         while self.heap:
             self._try(heapq.heappop(self.heap).link)
-        self._pack()
+        self._unite()
         order = nx.lexicographical_topological_sort(self.graph, key=lambda c: self.clusters[c].members[-1])
         return Clustering(tuple(self.clusters[c] for c in order), tuple(self._refusals()), self.prices)
 
@@ -151,6 +156,8 @@ class _Growth:
         joined = may_join(self.dependences, self.capabilities, self.clusters[a], self.clusters[b], link)
         if isinstance(joined, Refused):
             self.reasons[link.first, link.second] = joined.reason
+            for side in (a, b):
+                self.refused.setdefault(side, []).append(link)
             return
         verdict = self.prices.worth(self.clusters[a], self.clusters[b], joined)
         if verdict is not None:
@@ -158,10 +165,11 @@ class _Growth:
             return
         self._replace(a, b, joined)
 
-    def _pack(self) -> None:
-        """Put small clusters that have nothing to do with each other beside each other, to share a launch.
+    def _unite(self) -> None:
+        """Put small clusters that have nothing to do with each other into one body.
 
-        Only pointwise clusters that take little longer than their launch, and walk axes of the same sizes.
+        Only pointwise clusters that take little longer than their launch, and walk axes of the same sizes: they share
+        their indices.  Kernels of other axes share a launch later, each with a body of its own (`pack.py`).
         """
         alike: dict[tuple[object, ...], int] = {}
         small = 2 * self.capabilities.launch_us
@@ -192,12 +200,40 @@ class _Growth:
             self.graph.remove_node(old)
             del self.clusters[old]
         self.owner.update(dict.fromkeys(joined.members, new))
+        self._rank(new, parts)
         return new
+
+    def _rank(self, new: int, parts: Collection[int]) -> None:
+        """Give `new` a place between those of its parts, and move what follows it, among them, behind it."""
+        places = [self.rank.pop(part) for part in parts]
+        first, last = min(places), max(places)
+        for place in places:
+            self.ranked[place] = None
+        between = [c for c in self.ranked[first : last + 1] if c is not None]
+        behind = set[int]()
+        inside = set(between)
+        todo = [s for s in self.graph.successors(new) if s in inside]
+        while todo:
+            here = todo.pop()
+            if here not in behind:
+                behind.add(here)
+                todo.extend(s for s in self.graph.successors(here) if s in inside)
+        order = [*(c for c in between if c not in behind), new, *(c for c in between if c in behind)]
+        for place, cluster in enumerate(order, first):
+            self.ranked[place] = cluster
+            self.rank[cluster] = place
+        for place in range(first + len(order), last + 1):
+            self.ranked[place] = None
 
     def _replace(self, a: int, b: int, joined: Cluster) -> int:
         smaller = min((a, b), key=lambda c: len(self.clusters[c].members))
         touched = list(self.clusters[smaller].members)
+        changed = {side for side in (a, b) if self.clusters[side].space.axes != joined.space.axes}
+        known = {side: self.refused.pop(side, []) for side in (a, b)}
         new = self._merge(joined)
+        self.refused[new] = [link for side in (a, b) if side not in changed for link in known[side]]
+        for link in (link for side in changed for link in known[side]):
+            self._push(link)  # what was refused over other axes may now be possible
         for member in touched:  # what the smaller side touches may be joinable now that it is part of more
             for link in self._links_from(member):
                 self._push(link)
@@ -208,14 +244,16 @@ class _Growth:
 
     def _path(self, start: int, end: int, *, direct: bool = False) -> bool:
         """Is there a path from `start` to `end` through another cluster (or, with `direct`, any path)?"""
-        last = self.clusters[end].members[-1]
+        last = self.rank[end]
+        if self.rank[start] > last:
+            return False
         stack = [s for s in self.graph.successors(start) if direct or s != end]
         seen = set(stack)
         while stack:
             here = stack.pop()
             if here == end:
                 return True
-            if self.clusters[here].members[0] > last:
+            if self.rank[here] > last:
                 continue
             for after in self.graph.successors(here):
                 if after not in seen:

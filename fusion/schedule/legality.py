@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import sympy
 
 from codegen.target import Capabilities
+from fusion.schedule import contractions
 from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space, join, place
 from lowering.expr import Expr, Index, Load
@@ -70,7 +71,7 @@ def may_join(
 ) -> Cluster | Refused:
     """The joined cluster, or the reason why there is none."""
     members = tuple(sorted((*first.members, *second.members)))
-    for rule in (_same_device, _small_enough, _one_contraction):
+    for rule in (_same_device, _small_enough, _no_other_fold):
         reason = rule(dependences, capabilities, first, second, members)
         if reason is not None:
             return Refused(reason)
@@ -99,7 +100,7 @@ def may_stand_beside(
 ) -> Cluster | Refused:
     """Two clusters that share no tensor, as one that walks both: their axes have the same sizes, in order."""
     members = tuple(sorted((*first.members, *second.members)))
-    for rule in (_same_device, _small_enough, _one_contraction):
+    for rule in (_same_device, _small_enough, _no_other_fold):
         reason = rule(dependences, capabilities, first, second, members)
         if reason is not None:
             return Refused(reason)
@@ -137,12 +138,16 @@ def _small_enough(
     return None
 
 
-def _one_contraction(
+def _no_other_fold(
     dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
 ) -> str | None:
     sides = [[dependences.compute(m) for m in cluster.members] for cluster in (first, second)]
     folds = [[node for node in side if not isinstance(node, Map)] for side in sides]
-    if all(folds) and any(isinstance(node, Contract) for side in folds for node in side):
+    if not all(folds) or not any(isinstance(node, Contract) for side in folds for node in side):
+        return None
+    if first.space.streamed or second.space.streamed:
+        return "a walk of products shares its kernel with no other fold"
+    if not all(isinstance(node, Contract) for side in folds for node in side):
         return "a contraction shares its kernel with no other fold"
     return None
 
@@ -249,6 +254,8 @@ def _check(dependences: Dependences, joined: Cluster, target: Cluster, moved: Cl
     reason = _folds_stay_whole(dependences, joined, moved)
     if reason is None:
         reason = _reads_agree(dependences, joined, (target, moved))
+    if reason is None:
+        reason = contractions.refused(dependences, joined.members, joined.space, joined.places)
     if reason is None:
         reason = _stores_once(dependences, joined)
     return reason

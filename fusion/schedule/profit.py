@@ -11,6 +11,7 @@ import math
 from functools import cached_property
 
 from codegen.target import Capabilities
+from fusion.schedule.contractions import slowdown
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import cost
 from fusion.schedule.legality import Cluster
@@ -79,6 +80,7 @@ class Prices:
     def _arithmetic(self, cluster: Cluster) -> float:
         sizes = {s: self.dependences.estimate(n) for s, n in cluster.space.sizes.items()}
         inside = {self.dependences.compute(m).out: m for m in cluster.members}
+        shared = 1.0 if cluster.space.streamed else slowdown(self.dependences, cluster.members)
         points: dict[int, int] = {}
         total = 0.0
         for member in reversed(cluster.members):  # readers come before what they read
@@ -90,7 +92,7 @@ class Prices:
                 points[member] = max(points.get(member, 1), math.prod(sizes[s] for s in spanned))
             node = self.dependences.compute(member)
             if isinstance(node, Contract):
-                total += self.contraction(cluster, node)
+                total += self.contraction(cluster, node) * shared
                 continue
             repeat = self._tiles(cluster) if cluster.space.rigid and self._operand(cluster, member) else 1
             total += self.work[member] * points[member] * repeat / self.capabilities.flops

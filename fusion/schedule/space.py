@@ -100,8 +100,15 @@ def join(
     solution: dict[sympy.Symbol, sympy.Expr] = {
         axis: place(expr, given, target_sizes) for axis, expr in inverse.axes.items()
     }
-    free = [axis for axis in moved_axes.axes if axis.symbol in inverse.free]
     used = frozenset[sympy.Symbol]().union(*(index.free_symbols for index in at))
+    free = [axis for axis in moved_axes.axes if axis.symbol in inverse.free]
+    if target.rigid and moved.rigid:  # two contractions: what only the other operands span is kept by both
+        kept = [axis for axis in free if axis in moved.parallel]
+        beside = _beside(kept, [axis for axis in target.parallel if axis.symbol not in used])
+        if beside is None:
+            return "the axes that the two contractions keep have different sizes"
+        solution.update(beside)
+        free = [axis for axis in free if axis not in kept]
     matched = _match(free, target, used)
     if isinstance(matched, str):
         return matched
@@ -190,6 +197,15 @@ def _split_space(space: Space, splits: Placement) -> Space:
         return tuple(result)
 
     return Space(divided(space.parallel), divided(space.reduced), space.rigid)
+
+
+def _beside(kept: Sequence[Axis], others: Sequence[Axis]) -> dict[sympy.Symbol, sympy.Expr] | None:
+    """Pair axes with others of the same sizes, in order; None if they are not as many of the same sizes."""
+    wanted, there = ([axis for axis in axes if axis.size != 1] for axes in (kept, others))
+    if [axis.size for axis in wanted] != [axis.size for axis in there]:
+        return None
+    ones: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kept if axis.size == 1}
+    return ones | {axis.symbol: other.symbol for axis, other in zip(wanted, there, strict=True)}
 
 
 def _match(

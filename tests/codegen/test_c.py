@@ -78,6 +78,18 @@ def test_blocks_of_columns_are_narrowed_so_that_every_thread_has_one(columns):
     assert "const int64_t width = " in source
 
 
+@pytest.mark.parametrize("columns", [5, 40])
+def test_a_fold_that_is_the_same_for_all_lanes(columns):
+    """It shares a walk with one that is not, so it is accumulated per lane, and is read inside the lanes."""
+    x, y, out = torch.randn(6, columns), torch.randn(6), torch.empty(columns)
+    total = Fold("total", "sum", (load("x", columns * r0 + i0),), (r0,), F32)
+    most = Fold("most", "max", (load("y", r0),), (r0,), F32)
+    scaled = op("mul", total.ref, op("exp", most.ref))
+    axes = [axis(i0, columns), axis(r0, 6, WHOLE)]
+    run({"x": x, "y": y}, {"out": out}, axes, total, most, Store("out", i0, scaled))
+    assert_close_to_exact(out, x.sum(0) * y.max().exp(), x.double().sum(0) * y.double().max().exp())
+
+
 def test_scratch_of_a_long_row_comes_from_the_heap():
     x = torch.randn(5, 100_000)
     out = torch.empty_like(x)

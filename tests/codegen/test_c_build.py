@@ -24,6 +24,7 @@ from tests.codegen.c_kernels import (
     assert_close_to_exact,
     axis,
     i0,
+    i1,
     kernel,
     load,
     op,
@@ -83,6 +84,49 @@ def test_what_comes_after_the_grid_runs_last():
     made = replace(first, then=whole)
     TARGET.build(made, TARGET.emit(made))(x, partial, out)
     assert_close_to_exact(out, x.sum(), x.double().sum())
+
+
+def test_what_comes_after_reads_what_the_one_before_it_does_not():
+    x, rows, total, top = torch.randn(6, 4), torch.empty(6), torch.empty(()), torch.empty(())
+    row = Fold("row", "sum", (load("x", 4 * i0 + r0),), (r0,), F32)
+    made = kernel(
+        {"x": x},
+        {"rows": rows, "total": total, "top": top},
+        [axis(i0, 6), axis(r0, 4, WHOLE)],
+        row,
+        Store("rows", i0, row.ref),
+    )
+    sum_ = Fold("sum", "sum", (load("rows", r0),), (r0,), F32)
+    most = Fold("most", "max", (load("x", r0),), (r0,), F32)
+    second = kernel({"rows": rows}, {"total": total}, [axis(r0, 6, WHOLE)], sum_, Store("total", ZERO, sum_.ref))
+    third = kernel({"x": x}, {"top": top}, [axis(r0, 24, WHOLE)], most, Store("top", ZERO, most.ref))
+    made = replace(made, then=replace(second, then=third))
+    TARGET.build(made, TARGET.emit(made))(x, rows, total, top)
+    assert torch.equal(top, x.max())
+    assert_close_to_exact(total, x.sum(), x.double().sum())
+
+
+def test_an_empty_grid_stores_nothing():
+    x, out = torch.empty(5, 0), torch.empty(5, 0)
+    inner = Fold("inner", "max", (load("x", i0),), (r0,), F32)
+    axes = [axis(i0, 5), axis(i1, 0), axis(r0, 1, WHOLE)]
+    made = kernel({"x": x}, {"out": out}, axes, inner, Store("out", i0 + i1, op("mul", inner.ref, load("x", i0 + i1))))
+    TARGET.build(made, TARGET.emit(made))(x, out)
+
+
+def test_what_stands_beside_runs_in_the_same_call():
+    x, y = torch.randn(300, 1000), torch.randn(7)
+    sums, twice = torch.empty(300), torch.empty(7)
+    part = Fold("part", "sum", (load("x", 1000 * i0 + r0),), (r0,), F32)
+    axes = [axis(i0, 300), axis(r0, 1000, WHOLE)]
+    rows = kernel({"x": x, "y": y}, {"sums": sums, "twice": twice}, axes, part, Store("sums", i0, part.ref))
+    doubled = op("mul", load("y", i0), const(2.0, F32))
+    made = replace(rows, beside=(kernel({"y": y}, {"twice": twice}, [axis(i0, 7)], Store("twice", i0, doubled)),))
+    source = TARGET.emit(made)
+    assert source.count("static void kernel_1(") == 1
+    TARGET.build(made, source)(x, y, sums, twice)
+    assert torch.equal(twice, y * 2)
+    assert_close_to_exact(sums, x.sum(1), x.double().sum(1))
 
 
 def test_unknown_dtypes_are_refused():

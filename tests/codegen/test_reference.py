@@ -79,3 +79,16 @@ def test_the_builder_builds_equal_kernels_once() -> None:
     built = Builder(ReferenceTarget()).build([row_means(), row_means("other"), row_means()])
     assert built[0] is built[2]
     assert built[0] is not built[1]
+
+
+def test_the_builder_writes_nothing_for_an_empty_grid(monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = kernel(
+        [param("x", (5, 0)), param("out", (5, 0), written=True)],
+        {I0: (0, Role.GRID)},
+        Store("out", I0, op("neg", Load("x", (I0,), F32))),
+    )
+    target = ReferenceTarget()
+    monkeypatch.setattr(target, "emit", lambda made: pytest.fail("it has nothing to do"))
+    (built,) = Builder(target).build([empty])
+    built.launch(torch.empty(5, 0), torch.empty(5, 0))
+    assert "nothing" in built.source

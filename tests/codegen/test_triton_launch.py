@@ -14,7 +14,7 @@ from codegen.triton import TritonTarget, counters
 from codegen.triton.build import _dynamic_launcher, _Ready, _static_launcher, promise, unaligned
 from codegen.triton.load import load
 from lowering.kernel import Kernel
-from tests.codegen.triton_kernels import BF16, F32, add, matmul, param
+from tests.codegen.triton_kernels import BF16, F32, add, gated, matmul, param
 
 
 class _At:
@@ -81,6 +81,15 @@ def test_only_promised_pointers_must_be_aligned() -> None:
     kept = promise([param("x", F32, 8), param("y", F32, 8, aligned=False)])
     assert kept([32, 16]) and kept([32, 4]) and not kept([36, 16])
     assert promise([])([])
+
+
+def test_one_descriptor_reaches_only_tensors_that_are_near() -> None:
+    apart = promise([param("x", F32, 8), param("y", F32, 8)], near=True)
+    assert apart([1 << 41, (1 << 41) + 64]) and not apart([1 << 41, 64]) and not apart([32, 36])
+    target = TritonTarget("sm_90")
+    for turned in (True, False):  # weights in rows are fetched as one matrix
+        made = gated(4096, 1024, 512, turned=turned)
+        assert load(made, target.emit(made)).near is turned
 
 
 def test_unaligned_tensors_are_not_fetched_through_descriptors() -> None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 import sympy
 import torch
 
+from fusion.schedule.kernels import rename
 from lowering.expr import Cast, Expr, IndexValue, Load, Op, Random, const
 from lowering.indexing import ZERO, FloorDiv, axis_symbol, over_symbol
 from lowering.interpret import run_kernel
@@ -476,13 +477,14 @@ def rms_linear(m: int, n: int, k: int) -> Kernel:
     return kernel("rms_linear", params, axes, Loop((r,), (dot, squares)), store)
 
 
-def gated(m: int, n: int, k: int) -> Kernel:
-    """(x · u) ∗ (x · v): two products share an operand"""
-    x = load("x", k * i + r, F16)
-    first = Fold("up", "dot", (x, load("u", n * r + j, F16)), (r,), F32, (i,), (j,))
-    second = Fold("gate", "dot", (x, load("v", n * r + j, F16)), (r,), F32, (i,), (j,))
+def gated(m: int, n: int, k: int, *, turned: bool = False) -> Kernel:
+    """(x · u) ∗ (x · v): two products share an operand; the others may be transposed in memory"""
+    x, place = load("x", k * i + r, F16), k * j + r if turned else n * r + j
+    first = Fold("up", "dot", (x, load("u", place, F16)), (r,), F32, (i,), (j,))
+    second = Fold("gate", "dot", (x, load("v", place, F16)), (r,), F32, (i,), (j,))
+    shape = (n, k) if turned else (k, n)
     params = (
-        *(param("x", F16, m, k), param("u", F16, k, n), param("v", F16, k, n)),
+        *(param("x", F16, m, k), param("u", F16, *shape), param("v", F16, *shape)),
         param("out", F32, m, n, written=True),
     )
     axes = {i: (m, GRID), j: (n, GRID), r: (k, LOOP)}
@@ -728,6 +730,18 @@ def matmul_top(m: int, n: int, k: int) -> Kernel:
     return replace(first, name="matmul_top", params=(*first.params, top), then=last)
 
 
+def packed(name: str, *kernels: Kernel) -> Kernel:
+    """Independent kernels in one launch; the parameters of each get its number."""
+    parts = []
+    for number, one in enumerate(kernels):
+        names = {p.name: f"{p.name}_{number}" for p in one.params}
+        params = tuple(replace(p, name=names[p.name]) for p in one.params)
+        parts.append(replace(one, params=params, body=rename(one.body, names)))
+    params = tuple(p for part in parts for p in part.params)
+    sizes = tuple(sorted({size for part in parts for size in part.sizes}, key=str))
+    return replace(parts[0], name=name, params=params, sizes=sizes, beside=tuple(parts[1:]))
+
+
 # Tables ---------------------------------------------------------------------------------------------------------------
 
 SMALL: dict[str, Kernel] = {
@@ -769,6 +783,11 @@ SMALL: dict[str, Kernel] = {
     "gathered_rows": gathered_rows(9, 20, 21),
     "rms_linear": rms_linear(20, 35, 45),
     "gated": gated(20, 35, 45),
+    "gated turned": gated(20, 35, 45, turned=True),
+    "packed pointwise": packed("packed", add(1000), bias_gelu(7, 40, F16), add(3), transposed_add(40, 50)),
+    "packed rows": packed("packed", softmax(5, 300, WHOLE), layernorm(3, 700, BF16), fold("sum", 7, 21, WHOLE)),
+    "packed walks": packed("packed", softmax(5, 300, LOOP), fold("max", 7, 2100, LOOP)),
+    "packed products": packed("packed", matmul(20, 35, 45), matmul(40, 17, 33, batch=2), gated(20, 35, 45)),
     "matmul_softmax": matmul_softmax(20, 35, 45),
     "attention": attention(2, 20, 21, 12),
     "online attention": online_attention(2, 20, 150, 12),

@@ -51,6 +51,7 @@ from tests.codegen.triton_kernels import (
     norm_backward,
     online_attention,
     online_logsumexp,
+    packed,
     padded,
     permuted,
     rms_linear,
@@ -110,6 +111,14 @@ LARGE: dict[str, Kernel] = {
     "gathered_rows": gathered_rows(300, 200, 100),
     "rms_linear": rms_linear(300, 500, 700),
     "gated": gated(300, 500, 700),
+    "gated aligned": gated(1000, 1024, 512),
+    "gated turned": gated(1000, 1024, 512, turned=True),
+    "packed pointwise": packed("packed", add(100_000), bias_gelu(70, 400, F16), add(3), transposed_add(400, 50)),
+    "packed rows": packed("packed", softmax(50, 300, WHOLE), layernorm(30, 700, BF16), softmax(9, 1000, WHOLE)),
+    "packed products": packed("packed", matmul(200, 35, 45), matmul(40, 170, 33, batch=2), gated(20, 35, 45)),
+    "packed persistent": packed(
+        "packed", matmul(1024, 2048, 512, BF16, out=BF16), gated(1000, 1024, 256, turned=True), matmul(640, 1024, 512)
+    ),
     "matmul_softmax": matmul_softmax(300, 500, 200),
     "attention": attention(6, 300, 128, 64),
     "online attention": online_attention(6, 300, 700, 64, scale=0.125),

@@ -33,10 +33,12 @@ from tests.codegen.triton_kernels import (
     convert,
     expected,
     fold,
+    gated,
     in_place,
     matmul,
     matmul_top,
     online_attention,
+    packed,
     partial_sums,
     scalar,
     softmax,
@@ -228,6 +230,29 @@ def test_a_persistent_or_symbolic_grid_has_a_last_program() -> None:
         want = expected(kernel, given, sizes)
         run(kernel, given, *sizes, config=chosen)
         assert_same(kernel, given, want)
+
+
+def test_parts_of_symbolic_size_share_a_grid() -> None:
+    rows, columns = sympy.symbols("s0 s1", integer=True, positive=True)
+    kernel = packed("packed", add(rows), add(columns), add(700))
+    for sizes in ((1, 5000), (1024, 3)):
+        given = tensors(kernel, sizes=dict(zip((rows, columns), sizes, strict=True)))
+        want = expected(kernel, given, sizes)
+        run(kernel, given, *sizes)
+        assert_same(kernel, given, want)
+
+
+@pytest.mark.parametrize("programs", [1, 7, 30, 64])
+def test_persistent_parts_go_on_where_the_part_before_ended(programs: int) -> None:
+    one, other = matmul(640, 1024, 128, out=torch.float16), matmul(1024, 640, 192, turned=(True, False))
+    kernel = packed("packed", one, gated(600, 1024, 128, turned=True), other)
+    given = tensors(kernel)
+    want = expected(kernel, given)
+    source = TARGET.emit(kernel)
+    assert source.count("tl.range(program, ") == 3
+    generated = load(kernel, source)
+    generated.function[(programs,)](*given, **generated.constants, **generated.options)
+    assert_same(kernel, given, want)
 
 
 def test_unaligned_and_aliased_tensors() -> None:

@@ -350,6 +350,30 @@ def test_what_follows_in_a_launch_runs_after_the_whole_grid(monkeypatch: pytest.
     torch.testing.assert_close(out, x.sum())
 
 
+def test_what_stands_beside_in_a_launch_runs_too() -> None:
+    params = [param("x", (6,)), param("a", (6,), written=True), param("y", (2, LENGTH)), param("b", (2,), written=True)]
+    total = Fold("total", "sum", (Load("y", (LENGTH * I0 + R0,), F32),), (R0,), F32)
+    sums = kernel(params[2:], {I0: (2, Role.GRID), R0: (LENGTH, Role.WHOLE)}, total, Store("b", I0, total.ref))
+    sums = replace(sums, sizes=(LENGTH,))
+    first = kernel(params, {I0: (6, Role.GRID)}, Store("a", I0, op("neg", Load("x", (I0,), F32))))
+    x, a, y, b = torch.randn(6), torch.empty(6), torch.randn(2, 5), torch.empty(2)
+    run_kernel(replace(first, sizes=(LENGTH,), beside=(sums,)), [x, a, y, b], [5])
+    torch.testing.assert_close(a, -x)
+    torch.testing.assert_close(b, y.sum(1))
+
+
+def test_what_follows_reads_what_the_one_before_it_does_not() -> None:
+    params = [param("x", (6,)), *(param(name, (), written=True) for name in ("total", "top"))]
+    total = Fold("total", "sum", (Load("x", (R0,), F32),), (R0,), F32)
+    sums = kernel(params[:2], {R0: (6, Role.WHOLE)}, total, Store("total", sympy.Integer(0), total.ref))
+    most = Fold("most", "max", (Load("x", (R0,), F32),), (R0,), F32)
+    last = kernel([params[0], params[2]], {R0: (6, Role.WHOLE)}, most, Store("top", sympy.Integer(0), most.ref))
+    whole = kernel(params, {R0: (6, Role.WHOLE)}, total, Store("total", sympy.Integer(0), total.ref))
+    x, out, top = torch.randn(6), torch.empty(()), torch.empty(())
+    run_kernel(replace(whole, then=replace(sums, then=last)), [x, out, top])
+    torch.testing.assert_close([out, top], [x.sum(), x.max()])
+
+
 def test_a_kernel_that_scatters() -> None:
     made = kernel(
         [param("where", (5,), I64), param("out", (5,), written=True)],

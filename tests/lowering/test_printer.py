@@ -283,6 +283,19 @@ then k(out)
     )
 
 
+def test_what_stands_beside_in_a_launch() -> None:
+    store = Store("out", 5 * I0, Load("x", (I0,), F32))
+    other = replace(kernel(softmax().params, {I0: (8, Role.GRID)}, store), name="other")
+    assert (
+        format_kernel(replace(softmax(), beside=(other,)))
+        == format_kernel(softmax())
+        + """
+beside other(x, out)
+  grid  i0: 8
+  store out[5*i0] = x[i0]"""
+    )
+
+
 def test_equal_kernels_have_equal_text_and_different_ones_do_not() -> None:
     assert softmax() == softmax()
     assert format_kernel(softmax()) == format_kernel(softmax())
@@ -298,5 +311,6 @@ def test_equal_kernels_have_equal_text_and_different_ones_do_not() -> None:
         replace(first, params=(columns, out)),
         replace(first, params=(replace(x, dtype=BF16), out)),
         replace(first, then=replace(first, params=first.params[1:])),
+        replace(first, beside=(replace(first, params=first.params[1:]),)),
     ]
     assert len({format_kernel(made) for made in different}) == len(different)

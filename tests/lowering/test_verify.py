@@ -430,6 +430,26 @@ def test_what_follows_in_a_launch_has_no_grid_and_nothing_of_its_own() -> None:
     refused_kernel(replace(first, then=grid), "header: it follows in a launch, but has grid axes")
 
 
+def test_what_shares_a_launch_is_independent_and_has_nothing_of_its_own() -> None:
+    def scaled(source: str, target: str, size: int) -> Kernel:
+        value = Op("mul", (Load(source, (I0,), F32), Const(2.0, F32)), F32)
+        params = [param(source, (size,)), param(target, (size,), written=True)]
+        return kernel(params, {I0: (size, Role.GRID)}, Store(target, I0, value))
+
+    one, two, three = scaled("x", "a", 4), scaled("x", "b", 4), scaled("y", "c", 9)
+    params = (*one.params, two.params[1], *three.params)
+    whole = replace(one, params=params, beside=(two, three))
+    verify_kernel(whole)
+    assert [part.params for part in whole.parts] == [one.params, two.params, three.params]
+    refused_kernel(replace(whole, params=params[:-1]), "it stands beside others in a launch that does not take c")
+    refused_kernel(replace(one, params=params, beside=(two, scaled("b", "c", 4))), "one of them writes b")
+    refused_kernel(replace(whole, beside=(two, two, three)), "it stands beside itself")
+    refused_kernel(replace(whole, beside=(two, replace(two, name="again"), three)), "one of them writes b")
+    refused_kernel(replace(one, params=params, beside=(replace(two, beside=(three,)), three)), "others stand beside it")
+    last = kernel(three.params, {R0: (9, Role.WHOLE)}, Store("c", sympy.Integer(0), Const(0.0, F32)))
+    refused_kernel(replace(whole, then=last), "it stands beside others in a launch that goes on")
+
+
 def test_names_in_the_header_are_distinct() -> None:
     store = Store("out", I0, Load("x", (I0,), F32))
     params = [param("x", (4,)), param("out", (4,), written=True)]

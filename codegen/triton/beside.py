@@ -1,0 +1,153 @@
+"""Beside: independent kernels in one launch, each on its own range of programs.
+
+What enters is a kernel with others beside it; what leaves are the parts, laid out for the warps and stages that they
+have in common, and the lines of the launched function, which finds the part that its program belongs to:
+
+    program = tl.program_id(0)
+    if program < 48:
+        first(program, in0_ptr, out0_ptr, XBLOCK=1024)
+    if (program >= 48) & (program < 60):
+        second(program - 48, in1_ptr, out1_ptr, XBLOCK=512)
+
+Persistent parts have no ranges: every program walks its share of the blocks of one part after the other, and goes on
+in the next part where the count of blocks left it, so that all programs end together.
+
+`alike` says which kernels may share a launch: those that need about as many registers, and contractions only in the
+same form.  A part that wants fewer warps than the others takes larger blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from codegen.triton import configs, contract, descriptors, products
+from codegen.triton.blocks import Blocked, Dim, block
+from codegen.triton.configs import Config
+from codegen.triton.indices import Layout, index_code, lay_out
+from codegen.triton.spell import PRODUCT, UNARY
+from lowering.kernel import Kernel, Role
+
+PROGRAM = "program"
+"""The parameter of a part that says which of its programs runs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the kernels of a launch.
+
+    Attributes:
+        name: of its function.
+    """
+
+    name: str
+    layout: Layout
+
+    @property
+    def kernel(self) -> Kernel:
+        return self.layout.blocked.kernel
+
+    @property
+    def blocks(self) -> str:
+        """The number of its blocks, as text that Python and Triton read alike."""
+        return " * ".join(_blocks(self.layout, dim) for dim in self.layout.blocked.grid()) or "1"
+
+    def call(self, program: str) -> str:
+        """The line that runs it."""
+        config = self.layout.config
+        given = [program, *(f"{param.name}_ptr" for param in self.kernel.params)]
+        given += [size.name for size in self.kernel.sizes]
+        tiled = [dim for dim in self.layout.blocked.dims if dim in self.layout.tiled]
+        given += [f"{dim.constant}={config.block(dim.name)}" for dim in tiled]
+        return f"{self.name}({', '.join(given)})"
+
+
+def parts_of(kernel: Kernel, arch: str, *, tf32: bool) -> list[Part]:
+    """The parts of `kernel`, laid out for the warps and stages that they have in common."""
+    found: list[Part] = []
+    taken = {kernel.name}
+    blocked = [block(part) for part in kernel.parts]
+    picked = _configs(blocked, arch, tf32)
+    warps, stages = max(config.num_warps for config in picked), min(config.num_stages for config in picked)
+    for number, (part, config) in enumerate(zip(blocked, picked, strict=True)):
+        config = replace(config, num_warps=warps, num_stages=stages)
+        name = part.kernel.name if part.kernel.name not in taken else f"{part.kernel.name}_{number}"
+        taken.add(name)
+        found.append(Part(name, lay_out(part, config, grid_depth=int(config.persistent))))
+    return found
+
+
+def dispatch(parts: Sequence[Part]) -> list[str]:
+    """The lines of the launched function."""
+    lines = [f"{PROGRAM} = tl.program_id(0)"]
+    if parts[0].layout.config.persistent:
+        lines.append("programs = tl.num_programs(0)")
+        lines.append(parts[0].call(PROGRAM))
+        before = parts[0].blocks
+        for part in parts[1:]:
+            lines.append(part.call(f"({PROGRAM} + programs - ({before}) % programs) % programs"))
+            before += f" + {part.blocks}"
+        return lines
+    lines.append(f"end = {parts[0].blocks}")
+    lines += [f"if {PROGRAM} < end:", f"    {parts[0].call(PROGRAM)}"]
+    for part in parts[1:]:
+        lines += ["start = end", f"end = start + {part.blocks}"]
+        lines += [f"if ({PROGRAM} >= start) & ({PROGRAM} < end):", f"    {part.call(f'{PROGRAM} - start')}"]
+    return lines
+
+
+def alike(first: Kernel, second: Kernel, arch: str, *, tf32: bool) -> bool:
+    """May two kernels share a launch without one of them losing registers or warps to the other?"""
+    a, b = block(first), block(second)
+    if a.contraction != b.contraction or a.chained or b.chained:
+        return False
+    if a.contraction and descriptors.applies(a, arch) is not descriptors.applies(b, arch):
+        return False
+    if a.contraction:
+        return len({_family(config) for config in _configs([a, b], arch, tf32)}) == 1
+    ours, theirs = (_default(blocked) for blocked in (a, b))
+    most, least = max(ours.num_warps, theirs.num_warps), min(ours.num_warps, theirs.num_warps)
+    walked = {any(dim.role is not Role.GRID for dim in blocked.dims) for blocked in (a, b)}
+    return len(walked) == 1 and (most <= 4 or most <= 2 * least)
+
+
+# Configurations -------------------------------------------------------------------------------------------------------
+
+
+def _configs(parts: Sequence[Blocked], arch: str, tf32: bool) -> list[Config]:
+    """A configuration for each of `parts`, as good as there is on the same warps and stages."""
+    if all(descriptors.applies(part, arch) for part in parts):
+        return descriptors.together(parts)
+    if parts[0].contraction:
+        return [(*products.narrow(part), *contract.candidates(part, arch, tf32=tf32))[0] for part in parts]
+    found = [_default(part) for part in parts]
+    warps = max(config.num_warps for config in found)
+    return [_widened(part, config, warps) for part, config in zip(parts, found, strict=True)]
+
+
+def _default(blocked: Blocked) -> Config:
+    return (*products.candidates(blocked), configs.configure(blocked))[0]
+
+
+def _family(config: Config) -> tuple[int, int, bool, int]:
+    return config.num_warps, config.num_stages, config.persistent, config.per_processor
+
+
+def _widened(blocked: Blocked, config: Config, warps: int) -> Config:
+    """`config` on more warps, with as much larger a block of what is spread over programs, if it has one to enlarge."""
+    factor, dim = warps // config.num_warps, next((dim for dim in blocked.dims if dim.role is Role.GRID), None)
+    if factor == 1 or dim is None:
+        return replace(config, num_warps=warps)
+    most = configs.power_of_two(configs.extent(dim.size))
+    size = max(config.block(dim.name), min(most, config.block(dim.name) * factor))
+    blocks = tuple((name, size if name == dim.name else length) for name, length in config.blocks)
+    return replace(config, num_warps=warps, blocks=blocks)
+
+
+def _blocks(layout: Layout, dim: Dim) -> str:
+    size = index_code(dim.size, layout, lambda symbol: symbol.name)
+    if dim not in layout.tiled:
+        return size.at(PRODUCT if dim.size.is_Integer else UNARY)
+    if dim.size.is_Integer:
+        return str(-(-int(dim.size) // layout.config.block(dim.name)))
+    return f"(({size.text} + {layout.config.block(dim.name) - 1}) // {layout.config.block(dim.name)})"

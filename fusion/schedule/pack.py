@@ -1,0 +1,131 @@
+"""Packing: independent kernels share a launch, each on programs of its own.
+
+The leaves of an optimizer step, the queries, keys and values of a layer with grouped heads, a weight gradient and a
+bias gradient: kernels with other axes, of which none needs another.  `clusters.py` puts small pointwise work of equal
+axes into one body; here bodies stay apart, and what is saved is the launch, and the time in which the end of one
+kernel leaves a device idle before the next one begins.
+
+What enters are steps in order; what leaves are steps in an order that serves their dependences as well, fewer of them.
+Two kernels are packed if no path leads from one to the other, if the target says that they need about the same
+resources, and if the launch costs more than what sharing may slow down.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+import networkx as nx
+
+from codegen.target import Capabilities, Target
+from fusion.schedule.kernels import KernelCall
+from fusion.schedule.launch import share
+from lowering.kernel import Fold, Kernel, statements
+from lowering.program import Extern, Program, writes
+
+WINDOW = 64
+"""How many steps apart kernels may be: what is computed early takes memory until it is needed."""
+
+MOST = 16
+"""Kernels in one launch.  More save little and make one long compilation."""
+
+OPEN = 8
+"""How many launches of other kinds a kernel is compared with."""
+
+
+def pack_launches(
+    steps: Sequence[KernelCall | Extern], program: Program, target: Target
+) -> tuple[KernelCall | Extern, ...]:
+    """The steps with independent kernels in shared launches; in the same order where nothing is packed."""
+    return _Packing(steps, program, target).run()
+
+
+@dataclass(slots=True)
+class _Packing:
+    """The state of one packing: the steps, and what must come before what."""
+
+    steps: Sequence[KernelCall | Extern]
+    program: Program
+    target: Target
+    graph: nx.DiGraph[int] = field(default_factory=nx.DiGraph)
+    calls: dict[int, KernelCall] = field(default_factory=dict)  # position of the first → the launch
+
+    def run(self) -> tuple[KernelCall | Extern, ...]:
+        self._order()
+        self.calls = {number: step for number, step in enumerate(self.steps) if isinstance(step, KernelCall)}
+        open_launches: deque[int] = deque(maxlen=OPEN)
+        for number, call in list(self.calls.items()):
+            host = next((h for h in open_launches if number - h <= WINDOW and self._fits(h, number)), None)
+            if host is None:
+                if call.kernel.then is None:
+                    open_launches.appendleft(number)
+                continue
+            self._merge(host, number)
+        order = nx.lexicographical_topological_sort(self.graph)
+        return tuple(self.calls.get(number, self.steps[number]) for number in order)
+
+    def _order(self) -> None:
+        """Edges from what makes a tensor to what reads it; what is impure keeps its place among all steps."""
+        ready: dict[str, int] = {}
+        fence: int | None = None
+        for number, step in enumerate(self.steps):
+            self.graph.add_node(number)
+            for name in step.buffers if isinstance(step, KernelCall) else step.reads:
+                if name in ready:
+                    self.graph.add_edge(ready[name], number)
+            if fence is not None:
+                self.graph.add_edge(fence, number)
+            if isinstance(step, Extern) and step.impure:
+                self.graph.add_edges_from((before, number) for before in range(fence or 0, number))
+                fence = number
+            ready.update(dict.fromkeys(step.written if isinstance(step, KernelCall) else writes(step), number))
+
+    def _fits(self, host: int, number: int) -> bool:
+        first, second = self.calls[host], self.calls[number]
+        if second.kernel.then is not None or len(first.kernel.beside) + 2 > MOST:
+            return False
+        if self._device(first) != self._device(second):
+            return False
+        capabilities = self.target.capabilities
+        if len({*first.buffers, *second.buffers}) > capabilities.max_params:
+            return False
+        if capabilities.launch_us < capabilities.crowding * (_time(first, capabilities) + _time(second, capabilities)):
+            return False
+        # What leads to the host comes before the kernels in it, and these before this one: no path leads back.
+        return not nx.has_path(self.graph, host, number) and self.target.packs(first.kernel.parts[0], second.kernel)
+
+    def _device(self, call: KernelCall) -> object:
+        return self.program.buffers[call.written[0]].device
+
+    def _merge(self, host: int, number: int) -> None:
+        self.calls[host] = _beside(self.calls[host], self.calls.pop(number))
+        self.graph.add_edges_from((before, host) for before in self.graph.predecessors(number))
+        self.graph.add_edges_from((host, after) for after in self.graph.successors(number))
+        self.graph.remove_node(number)
+
+
+def _beside(first: KernelCall, second: KernelCall) -> KernelCall:
+    call, kernel = share(first, second)
+    beside = (*first.kernel.beside, kernel)
+    return replace(call, kernel=replace(call.kernel, name=_name(first.kernel, second.kernel), beside=beside))
+
+
+def _name(first: Kernel, second: Kernel) -> str:
+    """`matmul_matmul`; of many, the number of those that have one name: `mul_add_x12`."""
+    if not first.beside:
+        return f"{first.name}_x2" if first.name == second.name else f"{first.name}_{second.name}"
+    stem, _, count = first.name.rpartition("_x")
+    if stem == second.name and count.isdigit():
+        return f"{stem}_x{int(count) + 1}"
+    return f"{first.name}_{second.name}" if len(first.beside) < 3 else first.name
+
+
+def _time(call: KernelCall, capabilities: Capabilities) -> float:
+    """Microseconds of which others in its launch may cost a kernel some: contractions of one form lose nothing."""
+    if any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in statements(call.kernel.body)):
+        return 0.0
+    return max((call.bytes_read + call.bytes_written) / capabilities.bandwidth, call.flops / capabilities.flops)
+
+
+__all__ = ["pack_launches"]

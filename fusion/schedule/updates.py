@@ -1,0 +1,149 @@
+"""Updates: a tensor of the caller that is overwritten is written where it lies, without a copy.
+
+A step of an optimizer, a cache that grows, a running mean: the functional graph computes the new value and ends with a
+copy of it into the input.  What enters are the steps of a schedule; what leaves are steps in which kernels write their
+results into the inputs themselves, where nothing is lost by it; what is left of the copies at the end is one call.
+
+A kernel may write into an input if the two lie alike, nobody else needs the result as a tensor of its own or the input
+after it, and each point of the input is read, if at all, only where and before it is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import networkx as nx
+import torch
+
+from fusion.schedule.kernels import KernelCall, rename
+from lowering.expr import loads
+from lowering.kernel import Kernel, Role, Stmt, Store, loaded, stored, values_of
+from lowering.program import BufferRef, Extern, Program, writes
+
+aten = torch.ops.aten
+
+
+def update(steps: Sequence[KernelCall | Extern], program: Program) -> tuple[KernelCall | Extern, ...]:
+    """The steps without the copies into inputs that kernels can do without, and with the others in one call."""
+    found = list(steps)
+    for copy in [step for step in steps if _is_copy(step, program)]:
+        assert isinstance(copy, Extern)
+        target, source = (arg.name for arg in copy.args if isinstance(arg, BufferRef))
+        written = _written_in_place(found, program, copy, target, source)
+        if written is not None:
+            position, call = written
+            found[position] = call
+            found.remove(copy)
+    return tuple(_as_one_call(found, program))
+
+
+def _is_copy(step: KernelCall | Extern, program: Program) -> bool:
+    """Is this a copy into an input, of which nobody takes the result?"""
+    if not isinstance(step, Extern) or step.target is not aten.copy_.default or step.kwargs or len(step.args) != 2:
+        return False
+    target, source = step.args
+    if not isinstance(target, BufferRef) or not isinstance(source, BufferRef) or target.name not in program.inputs:
+        return False
+    return not {out for out in step.outs if out is not None} & program.output_names()
+
+
+def _written_in_place(
+    steps: Sequence[KernelCall | Extern], program: Program, copy: Extern, target: str, source: str
+) -> tuple[int, KernelCall] | None:
+    """The step that makes `source`, by its position, as one that writes it into `target`."""
+    old, new = program.buffers[target], program.buffers[source]
+    alike = (old.dtype, old.shape, old.strides, old.device) == (new.dtype, new.shape, new.strides, new.device)
+    if not alike or source in program.output_names() or target in program.output_names():
+        return None
+    made, views = None, {target}
+    for position, step in enumerate(steps):
+        if step is copy:
+            continue
+        touched = step.buffers if isinstance(step, KernelCall) else step.reads
+        if isinstance(step, KernelCall) and source in step.written:
+            made = position
+        elif source in touched or (made is not None and not views.isdisjoint(touched)):
+            return None
+        elif isinstance(step, Extern) and step.is_view and not views.isdisjoint(touched):
+            views.update(writes(step))
+    if made is None:
+        return None
+    host = steps[made]
+    assert isinstance(host, KernelCall)
+    if not (views - {target}).isdisjoint(host.buffers):  # the kernel reads the input by another name
+        return None
+    call = _into(host, target, source)
+    return None if call is None else (made, call)
+
+
+def _into(call: KernelCall, target: str, source: str) -> KernelCall | None:
+    """`call`, with what it writes to `source` written to `target`; None where that would change what it reads."""
+    names = dict(zip(call.buffers, (param.name for param in call.kernel.params), strict=True))
+    written = tuple(name for name in call.written if name != source)
+    if target not in names:
+        buffers = tuple(target if name == source else name for name in call.buffers)
+        return replace(call, buffers=buffers, written=written)
+    kernel, old, new = call.kernel, names[target], names[source]
+    touching = [part for part in kernel.parts if {old, new} & (loaded(part) | stored(part))]
+    if len(touching) != 1 or kernel.then is not None:
+        return None
+    part = _part_into(touching[0], old, new)
+    if part is None:
+        return None
+    params = tuple(replace(p, written=p.written or p.name == old) for p in kernel.params if p.name != new)
+    if touching[0].params == kernel.parts[0].params and touching[0].body == kernel.body:
+        kernel = replace(kernel, params=params, body=part.body)
+    else:
+        others = tuple(part if other is touching[0] else other for other in kernel.beside)
+        kernel = replace(kernel, params=params, beside=others)
+    return replace(call, kernel=kernel, buffers=tuple(b for b in call.buffers if b != source), written=written)
+
+
+def _part_into(part: Kernel, old: str, new: str) -> Kernel | None:
+    """One kernel that writes to the parameter `old` instead of `new`, after all that reads it."""
+    stores = [stmt for stmt in part.body if isinstance(stmt, Store)]
+    writing = [stmt for stmt in stores if stmt.param == new]
+    if len(stores) != len(part.body) or len(writing) != 1 or any(axis.role is not Role.GRID for axis in part.axes):
+        return None
+    offset = writing[0].offset
+    read = [load for stmt in stores for load in loads(*values_of(stmt)) if load.buffer == old]
+    if any(load.index != (offset,) for load in read):
+        return None
+    names = {param.name: old if param.name == new else param.name for param in part.params}
+    body = _readers_first(rename(part.body, names), {p.name for p in part.params if p.written} | {old})
+    if body is None:
+        return None
+    params = tuple(replace(p, written=p.written or p.name == old) for p in part.params if p.name != new)
+    return replace(part, params=params, body=body)
+
+
+def _readers_first(body: Sequence[Stmt], written: set[str]) -> tuple[Stmt, ...] | None:
+    """The stores in an order in which nothing is read that has been written; None if there is none."""
+    stores = [stmt for stmt in body if isinstance(stmt, Store)]
+    read = [{load.buffer for load in loads(*values_of(stmt))} & written for stmt in stores]
+    graph: nx.DiGraph[int] = nx.DiGraph()
+    graph.add_nodes_from(range(len(stores)))
+    for first, names in enumerate(read):
+        graph.add_edges_from((first, k) for k, stmt in enumerate(stores) if k != first and stmt.param in names)
+    if not nx.is_directed_acyclic_graph(graph):
+        return None
+    return tuple(stores[k] for k in nx.lexicographical_topological_sort(graph))
+
+
+def _as_one_call(steps: list[KernelCall | Extern], program: Program) -> list[KernelCall | Extern]:
+    """The copies at the end of `steps` as one call; one of them, or one whose source is overwritten, stays."""
+    count = 0
+    while count < len(steps) and _is_copy(steps[-1 - count], program):
+        count += 1
+    pairs = [step.args for step in steps[len(steps) - count :] if isinstance(step, Extern)]
+    targets, sources = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    if count < 2 or any(source in targets for source in sources):
+        return steps
+    last = steps[-1]
+    assert isinstance(last, Extern)
+    call = replace(last, outs=(), target=aten._foreach_copy_.default, args=(targets, sources))
+    return [*steps[: len(steps) - count], call]
+
+
+__all__ = ["update"]

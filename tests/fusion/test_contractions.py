@@ -1,0 +1,242 @@
+"""Contractions that share an operand: which of them become one kernel, which do not, and what they give."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F  # the name everyone knows it by
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from codegen.triton import TritonTarget
+from fusion.compile import schedule_graph
+from fusion.inspect.trace import Trace
+from fusion.schedule import Schedule, grow, plan
+from fusion.schedule.contractions import divided
+from fusion.schedule.inline import inline_cheap_maps
+from fusion.schedule.kernels import KernelCall
+from lowering.decompositions import decompositions
+from lowering.interpret import run_kernel
+from lowering.kernel import Fold, Kernel, Loop, statements
+from lowering.lower import lower
+from lowering.program import Extern
+from lowering.verify import verify_kernel
+
+Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
+BF16 = torch.bfloat16
+
+
+def gated(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+    return F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def gated_and_kept(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What training keeps for its backward."""
+    first, second = F.linear(x, gate), F.linear(x, up)
+    return first, second, F.silu(first) * second
+
+
+def side_by_side(x: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return F.linear(x, keys), torch.relu(F.linear(x, values))
+
+
+def one_matrix(weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The right operand is shared."""
+    return a @ weight - torch.tanh(b @ weight)
+
+
+def batched(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (x @ a) * (x @ b)
+
+
+def from_either_side(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """The shared operand is the left one of one product and the right one of the other."""
+    return F.linear(x, a), b @ x.T
+
+
+SHARED: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "gated": (gated, ((20, 35), (45, 35), (45, 35))),
+    "gated, three dimensions": (gated, ((2, 10, 35), (45, 35), (45, 35))),
+    "gated and kept": (gated_and_kept, ((20, 35), (45, 35), (45, 35))),
+    "gated vector": (gated, ((1, 35), (45, 35), (45, 35))),
+    "gated, few rows": (gated, ((3, 64), (45, 64), (45, 64))),
+    "side by side": (side_by_side, ((20, 35), (45, 35), (45, 35))),
+    "one matrix": (one_matrix, ((35, 45), (20, 35), (20, 35))),
+    "batched": (batched, ((3, 20, 35), (3, 35, 45), (3, 35, 45))),
+    "from either side": (from_either_side, ((20, 35), (45, 35), (45, 35))),
+}
+
+
+def made(shapes: Sequence[Sequence[int]], dtype: torch.dtype = torch.float32) -> list[torch.Tensor]:
+    """Random tensors; every second one is not contiguous, as a weight that is stored transposed."""
+    tensors = [torch.randn(*shape).to(dtype) for shape in shapes]
+    return [t.mT.contiguous().mT if number % 2 else t for number, t in enumerate(tensors)]
+
+
+def grown(function: Function, given: Sequence[torch.Tensor]) -> Schedule:
+    """The schedule of a program of which no product is left to the library."""
+    graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*given)
+    program = inline_cheap_maps(lower(graph))
+    return plan(program, grow(program, TritonTarget("sm_90").capabilities))
+
+
+def kernels(schedule: Schedule) -> list[Kernel]:
+    found = [step.kernel for step in schedule.steps if isinstance(step, KernelCall)]
+    for kernel in found:
+        verify_kernel(kernel)
+    return found
+
+
+def only_kernel(function: Function, given: Sequence[torch.Tensor]) -> Kernel:
+    schedule = grown(function, given)
+    (kernel,) = kernels(schedule)
+    assert len(schedule.steps) == 1
+    return kernel
+
+
+def scheduled(function: Function, *shapes: tuple[int, ...]) -> Schedule:
+    """The schedule for an H200, of bfloat16 tensors that are never made."""
+    target = TritonTarget("sm_90")
+    with FakeTensorMode():
+        given = [torch.empty(shape, dtype=BF16) for shape in shapes]
+        graph = make_fx(function, decomposition_table=decompositions())(*given)
+    return schedule_graph(graph, target, Trace(None, "forward", target))[1]
+
+
+def launches(schedule: Schedule) -> list[KernelCall | Extern]:
+    return [step for step in schedule.steps if isinstance(step, KernelCall) or not step.is_view]
+
+
+def dots(kernel: Kernel) -> list[Fold]:
+    return [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
+
+
+def error(got: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> float:
+    return max(float((a.double() - b).norm() / b.norm()) for a, b in zip(got, want, strict=True))
+
+
+def listed(result: torch.Tensor | tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    return (result,) if isinstance(result, torch.Tensor) else result
+
+
+def outputs(kernel: Kernel) -> list[torch.Tensor]:
+    """Empty tensors for what a kernel writes."""
+    return [
+        torch.empty_strided([int(n) for n in p.shape], [int(n) for n in p.strides], dtype=p.dtype).fill_(float("nan"))
+        for p in kernel.params
+        if p.written
+    ]
+
+
+# One kernel -----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHARED)
+def test_products_of_one_operand_are_one_loop(name: str) -> None:
+    function, shapes = SHARED[name]
+    kernel = only_kernel(function, made(shapes))
+    (loop,) = [stmt for stmt in kernel.body if isinstance(stmt, Loop)]
+    first, second = dots(kernel)
+    assert set(loop.body) == {first, second}
+    assert len(set(first.args) & set(second.args)) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, BF16, torch.float16], ids=str)
+@pytest.mark.parametrize("name", SHARED)
+def test_what_they_give(name: str, dtype: torch.dtype) -> None:
+    function, shapes = SHARED[name]
+    given = made(shapes, dtype)
+    kernel = only_kernel(function, given)
+    outs = outputs(kernel)
+    run_kernel(kernel, [*ordered(kernel, given), *outs])
+    want = listed(function(*(tensor.double() for tensor in given)))
+    assert error(outs, want) <= 2 * error(listed(function(*given)), want) + 1e-7
+
+
+def ordered(kernel: Kernel, given: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors in the order of the parameters; those of equal layout keep their order."""
+    left = list(given)
+    found = []
+    for param in kernel.params:
+        if not param.written:
+            layout = (tuple(map(int, param.shape)), tuple(map(int, param.strides)))
+            position = next(k for k, t in enumerate(left) if (tuple(t.shape), t.stride()) == layout)
+            found.append(left.pop(position))
+    return found
+
+
+@pytest.mark.parametrize("tokens", [1, 512, 4096])
+def test_gated_mlp_is_two_launches(tokens: int) -> None:
+    def mlp(x: torch.Tensor, gate: torch.Tensor, up: torch.Tensor, down: torch.Tensor) -> torch.Tensor:
+        return F.linear(gated(x, gate, up), down)
+
+    first, _ = launches(scheduled(mlp, (tokens, 2048), (5632, 2048), (5632, 2048), (2048, 5632)))
+    assert isinstance(first, KernelCall)
+    assert len(dots(first.kernel)) == 2
+
+
+def test_every_product_is_left_to_the_library_where_none_gains() -> None:
+    """Large ones in one launch gain less than the library is faster."""
+
+    def f(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return x.T @ a, x.T @ b
+
+    found = launches(scheduled(f, *[(4096, 4096)] * 3))
+    assert [isinstance(step, Extern) for step in found] == [True, True]
+
+
+# No kernel of their own -----------------------------------------------------------------------------------------------
+
+
+def other_width(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return F.linear(x, a), F.linear(x, b)
+
+
+def other_axis(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x @ a, x.T @ b
+
+
+def one_after_the_other(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ a) @ b
+
+
+def feeding_through_a_map(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """The sum of both products reads the first one, and so does the operand of the second."""
+    first = x @ a
+    return first + (torch.relu(first) * b) @ a
+
+
+def nothing_shared(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return (x @ a) * ((x + 1.0) @ b)
+
+
+SQUARE = ((32, 32), (32, 32), (32, 32))
+REFUSED: dict[str, tuple[Function, tuple[tuple[int, ...], ...], str]] = {
+    "other width": (other_width, ((32, 32), (48, 32), (64, 32)), ""),
+    "other axis": (other_axis, SQUARE, ""),
+    "one after the other": (one_after_the_other, SQUARE, ""),
+    "feeding through a map": (feeding_through_a_map, SQUARE, ""),
+    "nothing shared": (nothing_shared, SQUARE, "two contractions that share no operand"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_products_that_cannot_share_a_loop_do_not(name: str) -> None:
+    function, shapes, reason = REFUSED[name]
+    schedule = grown(function, made(shapes))
+    found = [len(dots(kernel)) for kernel in kernels(schedule)]
+    assert (max(found), sum(found)) == (1, 2)
+    assert not reason or any(reason in refusal.reason for refusal in schedule.refusals)
+
+
+def test_a_loop_takes_no_more_products_than_registers_hold() -> None:
+    def many(x: torch.Tensor, *weights: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(F.linear(x, weight) for weight in weights)
+
+    with FakeTensorMode():
+        given = [torch.empty(shape, dtype=BF16) for shape in [(4096, 1024), *[(1024, 1024)] * 12]]
+    counts = [len(dots(kernel)) for kernel in kernels(grown(many, given))]
+    assert sum(counts) == 12 and 2 <= max(counts) <= 4
+    assert divided(16) > divided(8) > divided(4)

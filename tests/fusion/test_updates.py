@@ -1,0 +1,171 @@
+"""Tensors of the caller that are overwritten: written where they lie if that is right, and right in any case."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fusion import fuse, report
+from fusion.inspect.report import Report
+
+Function = Callable[..., object]
+TARGETS = pytest.mark.parametrize("target", ["c", "reference"])
+
+
+def scaled(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.mul_(2).add_(y)
+    return y + 1
+
+
+def momentum(x: torch.Tensor, y: torch.Tensor) -> None:
+    """Each update reads both tensors as they were."""
+    x.mul_(0.9).add_(y)
+    y.sub_(x * 0.1)
+
+
+def averaged(x: torch.Tensor, y: torch.Tensor) -> None:
+    """The second update reads the first tensor, which has to wait for it."""
+    x.lerp_(torch.ones(5), 0.1)
+    y.sub_(x * 0.1)
+
+
+def overwritten(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.copy_(torch.tanh(y) * 2)
+
+
+def crossed(x: torch.Tensor, y: torch.Tensor) -> None:
+    old = x.clone()
+    x.add_(y)
+    y.sub_(old)
+
+
+def turned(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.copy_(x.flip(0) + y)
+
+
+def centred(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.sub_(x.mean(1, keepdim=True))
+    y.copy_(torch.softmax(y, -1))
+
+
+def returned(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    x.add_(y)
+    return x * 1
+
+
+def read_later(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What the extern reads is the tensor as it was, by way of a view."""
+    old = x.t().clone()
+    x.mul_(y)
+    return torch.cumsum(old, 0) + x.t()
+
+
+def partly(x: torch.Tensor, y: torch.Tensor) -> None:
+    x[1:].mul_(y[1:])
+
+
+def other_layout(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.copy_((y.t() + 1).t())
+
+
+def lower_precision(x: torch.Tensor, y: torch.Tensor) -> None:
+    x.copy_((x.double() + y).bfloat16())
+
+
+IN_PLACE = {"scaled": scaled, "averaged": averaged, "overwritten": overwritten}
+OTHERS = {
+    function.__name__: function
+    for function in (momentum, crossed, turned, centred, returned, read_later, partly, other_layout, lower_precision)
+}
+
+
+def run(function: Function, target: str, *, turned: bool = False) -> Report:
+    """Compare everything that a call gives and leaves behind with eager; returns what was compiled last."""
+    given = [torch.randn(7, 5) for _ in range(2)]
+    if turned:
+        given = [tensor.t().contiguous().t() for tensor in given]
+    ours, theirs = ([tensor.clone() for tensor in given] for _ in range(2))
+    places = [tensor.data_ptr() for tensor in ours]
+    fused = fuse(function, options={"target": target, "strict": True})
+    with torch.no_grad():
+        for _ in range(2):
+            got, want = fused(*ours), function(*theirs)
+            torch.testing.assert_close(ours, theirs)
+            assert (got is None) == (want is None)
+            if isinstance(got, torch.Tensor):
+                torch.testing.assert_close(got, want)
+    assert places == [tensor.data_ptr() for tensor in ours]
+    return report(fused).graphs[-1]
+
+
+@TARGETS
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("name", IN_PLACE)
+def test_is_written_where_it_lies(name: str, turned: bool, target: str) -> None:
+    found = run(IN_PLACE[name], target, turned=turned)
+    assert len(found.kernels) == 1 and not found.externs
+
+
+@TARGETS
+@pytest.mark.parametrize("turned", [False, True], ids=["rows", "columns"])
+@pytest.mark.parametrize("name", OTHERS)
+def test_is_right_in_any_case(name: str, turned: bool, target: str) -> None:
+    assert run(OTHERS[name], target, turned=turned).kernels
+
+
+@TARGETS
+def test_copies_that_stay_are_one_call(target: str) -> None:
+    found = run(crossed, target)
+    assert [extern.name for extern in found.externs] in (["aten.copy_.default"], ["aten._foreach_copy_.default"])
+
+
+@TARGETS
+def test_the_step_of_an_optimizer_is_a_few_launches(target: str) -> None:
+    sizes = [(64,), (1000,), (33, 77), (5,), (128, 129), (3, 3, 3), (1,), (20, 10), (300,), (7, 9)] * 2
+
+    def made() -> tuple[list[torch.nn.Parameter], torch.optim.AdamW]:
+        torch.manual_seed(1)
+        parameters = [torch.nn.Parameter(torch.randn(size)) for size in sizes]
+        for parameter in parameters:
+            parameter.grad = torch.randn_like(parameter)
+        optimizer = torch.optim.AdamW(parameters, lr=1e-2, foreach=True)
+        optimizer.step()
+        return parameters, optimizer
+
+    (ours, optimizer), (theirs, eager) = made(), made()
+    fused = fuse(optimizer.step, options={"target": target, "strict": True})
+    for _ in range(2):
+        fused()
+        eager.step()
+    torch.testing.assert_close(ours, theirs)
+    for one, other in zip(ours, theirs, strict=True):
+        assert optimizer.state[one].keys() == eager.state[other].keys()
+        for key, value in optimizer.state[one].items():
+            torch.testing.assert_close(value, eager.state[other][key])
+    found = report(fused)
+    assert len(found.kernels) <= 4
+    assert [extern.name for extern in found.externs] == ["aten._foreach_copy_.default"]  # the counts of steps
+
+
+@TARGETS
+def test_autograd_notices_what_was_overwritten(target: str) -> None:
+    x, y, weight = torch.randn(5), torch.randn(5), torch.randn(5, requires_grad=True)
+    product = weight * x
+    fuse(scaled, options={"target": target, "strict": True})(x, y)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        product.sum().backward()
+
+
+@TARGETS
+def test_tensors_that_overlap(target: str) -> None:
+    def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        x.mul_(2)
+        return y + 1
+
+    ours = torch.randn(10)
+    theirs = ours.clone()
+    got = fuse(f, options={"target": target, "strict": True})(ours[:6], ours[2:8])
+    torch.testing.assert_close(got, f(theirs[:6], theirs[2:8]))
+    torch.testing.assert_close(ours, theirs)

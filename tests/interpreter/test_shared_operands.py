@@ -1,0 +1,78 @@
+"""Generated products that share an operand, under Triton's interpreter, against float64.
+
+Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
+pytest.importorskip("triton")
+
+import torch
+
+from codegen.triton import Config, TritonTarget
+from tests.fusion.test_contractions import SHARED, error, gated, listed, made, only_kernel, ordered, outputs
+
+TARGET = TritonTarget("sm_90")
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("name", SHARED)
+def test_products_of_one_operand(name: str, dtype: torch.dtype) -> None:
+    function, shapes = SHARED[name]
+    given = made(shapes, dtype)
+    kernel = only_kernel(function, given)
+    outs = outputs(kernel)
+    TARGET.build(kernel, TARGET.emit(kernel))(*ordered(kernel, given), *outs)
+    want = listed(function(*(tensor.double() for tensor in given)))
+    assert error(outs, want) <= 2 * error(listed(function(*given)), want) + 1e-6
+
+
+PERSISTENT = Config((("m", 128), ("k", 64), ("n", 64)), num_warps=8, num_stages=3, persistent=True)
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["up first", "gate first"])
+@pytest.mark.parametrize("shapes", [(160, 1024, 128), (200, 1000, 136)], ids=str)
+def test_two_products_of_the_same_rows_are_one(order: tuple[int, int], shapes: tuple[int, int, int]) -> None:
+    """Wherever their matrices lie."""
+    rows, columns, along = shapes
+    weights = torch.randn(2, columns, along).half()
+    given = [torch.randn(rows, along).half(), weights[order[0]], weights[order[1]]]
+    kernel = only_kernel(gated, given)
+    source = TARGET.emit(kernel, PERSISTENT)
+    assert source.count("tl.make_tensor_descriptor(") == 3 and source.count("tl.dot(") == 1
+    outs = outputs(kernel)
+    TARGET.build(kernel, source)(*given, *outs)
+    want = listed(gated(*(tensor.double() for tensor in given)))
+    assert error(outs, want) <= 2 * error(listed(gated(*given)), want)
+
+
+def test_descriptors_fetch_a_shared_matrix_once() -> None:
+    function, _ = SHARED["one matrix"]
+    given = [torch.randn(shape).half() for shape in ((128, 1024), (160, 128), (160, 128))]
+    kernel = only_kernel(function, given)
+    source = TARGET.emit(kernel, PERSISTENT)
+    assert source.count("tl.make_tensor_descriptor(") == 4 and source.count("in1_desc.load(") == 1
+    outs = outputs(kernel)
+    TARGET.build(kernel, source)(*ordered(kernel, given), *outs)
+    want = listed(function(*(tensor.double() for tensor in given)))
+    assert error(outs, want) <= 2 * error(listed(function(*given)), want)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_few_rows_are_sums_of_products(rows: int) -> None:
+    given = [torch.randn(shape).bfloat16() for shape in ((rows, 531), (77, 531), (77, 531))]
+    kernel = only_kernel(gated, given)
+    source = TARGET.emit(kernel)
+    assert "tl.dot" not in source
+    outs = outputs(kernel)
+    TARGET.build(kernel, source)(*given, *outs)
+    want = listed(gated(*(tensor.double() for tensor in given)))
+    assert error(outs, want) <= 2 * error(listed(gated(*given)), want)
