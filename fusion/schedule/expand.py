@@ -49,6 +49,15 @@ def expand(dependences: Dependences, cluster: Cluster) -> Expanded:
     return _Expansion(dependences, cluster).run()
 
 
+def values_of(dependences: Dependences, cluster: Cluster) -> tuple[tuple[Fold, ...], Mapping[str, Expr]]:
+    """The folds of `cluster`, and what each of its placed members is, by buffer.
+
+    As in `expand`, but what is loaded from outside keeps its name and one index for each dimension.
+    """
+    expansion = _Expansion(dependences, cluster, flat=False)
+    return expansion.run().folds, expansion.values
+
+
 def _symbols(axes: Iterable[sympy.Symbol], placement: Placement) -> tuple[sympy.Symbol, ...]:
     """The axes of the space that `axes` of a node are made of, in order."""
     found = (symbol for axis in axes for symbol in sorted(placement[axis].free_symbols, key=str))
@@ -56,8 +65,8 @@ def _symbols(axes: Iterable[sympy.Symbol], placement: Placement) -> tuple[sympy.
 
 
 class _Expansion:
-    def __init__(self, dependences: Dependences, cluster: Cluster) -> None:
-        self.dependences = dependences
+    def __init__(self, dependences: Dependences, cluster: Cluster, *, flat: bool = True) -> None:
+        self.dependences, self.flat = dependences, flat
         self.cluster = cluster
         self.sizes = cluster.space.sizes
         self.spread = {axis.symbol for axis in cluster.space.parallel} - cluster.space.held
@@ -82,8 +91,10 @@ class _Expansion:
                 value = exprs[0]
             elif isinstance(node, Contract):
                 left, right = map(self._spanned, exprs)
-                rows = tuple(axis for axis in _symbols(node.rows, placement) if axis not in right)
-                columns = tuple(axis for axis in _symbols(node.columns, placement) if axis not in left)
+                kept = _symbols((axis.symbol for axis in node.axes), placement)
+                named = ({*_symbols(node.rows, placement)} | left, {*_symbols(node.columns, placement)} | right)
+                rows = tuple(axis for axis in kept if axis in named[0] - right)  # a part of a batch axis may be one
+                columns = tuple(axis for axis in kept if axis in named[1] - left)
                 own = _symbols((axis.symbol for axis in node.over), placement)
                 if self.spread.intersection(columns) and not self.spread.intersection(rows):
                     exprs, rows, columns = exprs[::-1], columns, rows  # rows are what is spread over programs
@@ -117,6 +128,8 @@ class _Expansion:
                 return None
             member = self.inside.get(node.buffer)
             if member is None:
+                if not self.flat:
+                    return None
                 buffer = self.dependences.program.buffers[node.buffer]
                 offset = flatten(node.index, buffer.strides, self.sizes)
                 return Load(f"{FLAT}{node.buffer}", (offset,), node.dtype, node.mask)

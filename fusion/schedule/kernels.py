@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import sympy
 
@@ -18,7 +18,7 @@ from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
 from fusion.schedule.profit import Prices
 from fusion.schedule.pull import HELD
-from fusion.schedule.walks import walk
+from fusion.schedule.walks import follow, replaced, walk
 from lowering.errors import Origin
 from lowering.expr import Expr, Index, Load, TileRef, free_axes, postorder, rewrite
 from lowering.indexing import axis_symbol, over_symbol
@@ -28,7 +28,10 @@ from lowering.program import Axis, Contract
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One launch: the kernel, the buffers and sizes it is called with, and what it does for the report."""
+    """One launch: the kernel, the buffers and sizes it is called with, and what it does for the report.
+
+    `written` are the buffers that it allocates, `over` says of others in the memory of which operand they are written.
+    """
 
     kernel: Kernel
     buffers: tuple[str, ...]
@@ -37,6 +40,7 @@ class KernelCall:
     bytes_read: int
     bytes_written: int
     flops: int
+    over: Mapping[str, str] = field(default_factory=dict)
 
 
 def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
@@ -205,6 +209,17 @@ def _body(expanded: Expanded, reduced: Sequence[Axis], role: Role) -> tuple[Stmt
 
 
 def _looped(folds: Sequence[Fold], stores: Sequence[Store], over: tuple[sympy.Symbol, ...]) -> tuple[Stmt, ...]:
+    """As few walks as will do: one for all folds where the online rule holds, then one for what is written whole."""
+    followed = follow(folds, over, ()) if len(folds) > 1 else "nothing to follow"
+    if isinstance(followed, str):
+        return _walk_by_walk(folds, stores, over)
+    after = [replace(store, value=replaced([store.value], followed.results)[0]) for store in stores]
+    whole = [store for store in after if set(over) & _symbols(store.offset)]
+    rows = [store for store in after if store not in whole]
+    return (Loop(over, followed.body), *rows, *([Loop(over, tuple(whole))] if whole else []))
+
+
+def _walk_by_walk(folds: Sequence[Fold], stores: Sequence[Store], over: tuple[sympy.Symbol, ...]) -> tuple[Stmt, ...]:
     """One walk per level of dependence between folds; a store joins the first walk that follows all it needs."""
     level: dict[str, int] = {}
     loops: dict[int, list[Stmt]] = {}

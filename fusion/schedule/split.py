@@ -1,23 +1,30 @@
-"""Splitting: a reduction with too few rows to fill the device is done in two stages.
+"""Splitting: reductions with too few rows to fill the device are done in two stages.
 
-`Program → Program`.  The first stage folds chunks of the longest reduced axis, one more parallel axis; the second
-folds the chunks.  Chunks are whole where the length has a fitting divisor, and guarded at the end where it has none.
+`Program → Program`.  The first stage folds parts of the longest reduced axis, one more parallel axis; the second folds
+the parts (`cutting.py`).  Parts are whole where the length has a fitting divisor, and guarded at the end where it has
+none.  A reduction that needs the result of another one over the same axis (the sum of a softmax, its maximum) is
+split together with it where the online rule allows it: so what both read is read once.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
 
 import sympy
-import torch
 
 from codegen.target import Capabilities
-from lowering.expr import Expr, IndexValue, Load, Op, const, guarded, postorder
-from lowering.indexing import axis_symbol, coefficient, flatten, over_symbol, substitute_all
-from lowering.program import Axis, Buffer, Node, Program, Reduce, axis_sizes
-from lowering.scalar_ops import identity
-from lowering.value import contiguous_strides
+from fusion.schedule.cutting import Cut, cut, with_cuts
+from fusion.schedule.graph import Dependences
+from fusion.schedule.legality import Cluster
+from fusion.schedule.online.merge import MERGEABLE
+from fusion.schedule.space import Placement, Space
+from lowering.expr import Expr, Load, postorder
+from lowering.indexing import coefficient, flatten, replace_axes
+from lowering.program import Map, Program, Reduce, axis_sizes
+
+LONG = 1 << 13
+"""Elements of a contiguous part above which more parts are better, within bounds (measured on an H200)."""
 
 SMALL = 1 << 17
 """Elements below which a second launch costs more than an idle device."""
@@ -25,45 +32,121 @@ SMALL = 1 << 17
 LANES = 32
 """Columns that one program takes at least when the reduced axis is not the contiguous one."""
 
-SPLITTABLE = frozenset({"sum", "prod", "max", "min", "any", "all"})
 
+def split_reductions(program: Program, capabilities: Capabilities, streams: Sequence[Cluster] = ()) -> Program:
+    """The program with long, few-rowed reductions in two stages; the same object when there are none.
 
-def split_reductions(program: Program, capabilities: Capabilities) -> Program:
-    """The program with long, few-rowed reductions in two stages; the same object when there are none."""
-    buffers = dict(program.buffers)
-    origins, inlined = dict(program.origins), dict(program.inlined)
-    nodes: list[Node] = []
-    for node in program.nodes:
-        chunks = _chunks(program, node, capabilities) if isinstance(node, Reduce) else 1
-        if chunks == 1:
-            nodes.append(node)
-            continue
-        assert isinstance(node, Reduce)
-        first, second, part = _split(program, node, chunks)
-        buffers[part.name] = part
-        origins[part.name] = program.origins[node.out]
-        inlined[part.name] = inlined.pop(node.out, ())
-        nodes += [first, second]
-    if len(nodes) == len(program.nodes):
+    Args:
+        streams: clusters whose nodes stay as they are.
+    """
+    walked = {member for cluster in streams for member in cluster.members}
+    chunks = {
+        position: count
+        for position, node in enumerate(program.nodes)
+        if isinstance(node, Reduce) and position not in walked and (count := _chunks(program, node, capabilities)) > 1
+    }
+    if not chunks:
         return program
-    return replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins, inlined=inlined)
+    dependences = Dependences(program)
+    cuts: list[Cut] = []
+    done: set[int] = set()
+    for position in sorted(chunks, reverse=True):  # those that need the results of others come last
+        if position in done:
+            continue
+        family = _family(dependences, position, chunks)
+        for cluster in (family, _alone(dependences, position)):
+            made = None if done.intersection(cluster.members) else _cut(dependences, cluster, chunks[position])
+            if made is not None:
+                cuts.append(made)
+                done.update(cluster.members)
+                break
+    return with_cuts(program, cuts)
+
+
+def _cut(dependences: Dependences, cluster: Cluster, count: int) -> Cut | None:
+    longest = max(cluster.space.reduced, key=lambda axis: int(axis.size))
+    length = -(-int(longest.size) // count)
+    return cut(dependences, cluster, longest, sympy.Integer(length), -(-int(longest.size) // length))
+
+
+def _alone(dependences: Dependences, position: int) -> Cluster:
+    node = dependences.compute(position)
+    places = {position: {axis.symbol: axis.symbol for axis in (*node.axes, *node.over)}}
+    return Cluster((position,), Space(node.axes, node.over), places)
+
+
+def _family(dependences: Dependences, position: int, chunks: Mapping[int, int]) -> Cluster:
+    """A reduction with those over the same axes whose results it needs, and the maps in between."""
+    alone = _alone(dependences, position)
+    space, places = alone.space, dict(alone.places)
+    todo = [position]
+    while todo:
+        member = todo.pop()
+        for load in dependences.loads[member]:
+            producer = dependences.writer.get(load.buffer)
+            if producer is None or not _leads(dependences, producer, chunks):
+                continue
+            placement = _placement(dependences, producer, load, places[member], space)
+            if placement is None or places.get(producer, placement) != placement:
+                return alone
+            if producer not in places:
+                places[producer] = placement
+                todo.append(producer)
+    return Cluster(tuple(sorted(places)), space, places)
+
+
+def _leads(dependences: Dependences, position: int, chunks: Mapping[int, int]) -> bool:
+    """Is this made of a reduction that is split, by maps alone?"""
+    stack, seen = [position], {position}
+    while stack:
+        here = stack.pop()
+        if here in chunks:
+            return True
+        if isinstance(dependences.node(here), Map):
+            more = set(dependences.producers(here)) - seen
+            seen |= more
+            stack.extend(more)
+    return False
+
+
+def _placement(dependences: Dependences, producer: int, load: Load, at: Placement, space: Space) -> Placement | None:
+    """The axes of a map or reduction over those of the space, where it is read."""
+    node = dependences.compute(producer)
+    found: dict[sympy.Symbol, sympy.Expr] = {}
+    for axis, index in zip(node.axes, load.index, strict=True):
+        moved = index if isinstance(index, Expr) else replace_axes(index, at, space.sizes)
+        if isinstance(moved, Expr):
+            return None
+        found[axis.symbol] = moved
+    if isinstance(node, Reduce):
+        walked = {axis.symbol for axis in space.reduced}
+        if [axis.size for axis in node.over] != [axis.size for axis in space.reduced]:
+            return None
+        if any(expr.free_symbols & walked for expr in found.values()):
+            return None
+        found.update({axis.symbol: other.symbol for axis, other in zip(node.over, space.reduced, strict=True)})
+    return found
 
 
 def _chunks(program: Program, node: Reduce, capabilities: Capabilities) -> int:
     """Into how many parts the longest reduced axis is cut; 1 leaves the node as it is."""
     sizes = [axis.size for axis in (*node.axes, *node.over)]
-    if node.op not in SPLITTABLE or not all(size.is_Integer for size in sizes):
+    if node.op not in MERGEABLE or not all(size.is_Integer for size in sizes):
         return 1
     rows = math.prod(int(axis.size) for axis in node.axes)
     length = math.prod(int(axis.size) for axis in node.over)
-    if _walks_contiguously(program, node):
+    contiguous = _walks_contiguously(program, node)
+    if contiguous:
         programs, enough, shortest = rows, capabilities.parallelism, 1024
     else:  # a program that takes a few columns has little in flight: it takes many of them
         programs, enough, shortest = -(-rows // LANES), 4 * capabilities.parallelism, 64
     if rows * length < SMALL or programs >= enough:
         return 1
     longest = max(int(axis.size) for axis in node.over)
-    wanted = min(-(-2 * enough // programs), length // shortest or 1, longest)
+    wanted = -(-2 * enough // programs)
+    if contiguous:  # long parts are held by so many threads that few share a processor
+        wanted = max(wanted, min(length // LONG, 4 * wanted))
+    wanted = min(wanted, length // shortest or 1, longest)
     if wanted < 2:
         return 1
     near = [d for d in range(max(2, wanted // 2), 2 * wanted + 1) if longest % d == 0 and d <= longest]
@@ -82,29 +165,3 @@ def _walks_contiguously(program: Program, node: Reduce) -> bool:
         if not isinstance(offset, Expr) and any(coefficient(offset, axis.symbol) == 1 for axis in node.over):
             return True
     return False
-
-
-def _split(program: Program, node: Reduce, chunks: int) -> tuple[Reduce, Reduce, Buffer]:
-    cut = max(node.over, key=lambda axis: int(axis.size))
-    length = -(-int(cut.size) // chunks)
-    chunk = Axis(axis_symbol(len(node.axes)), sympy.Integer(chunks))
-    inner = Axis(cut.symbol, sympy.Integer(length))
-    over = tuple(inner if axis is cut else axis for axis in node.over)
-    position = chunk.symbol * length + inner.symbol
-    sizes = {**axis_sizes(node), chunk.symbol: chunk.size, inner.symbol: inner.size}
-    args = substitute_all(node.args, {cut.symbol: position}, sizes)
-    if length * chunks != cut.size:
-        limit = IndexValue(cut.size)
-        inside = Op("lt", (IndexValue(position), limit), torch.bool)
-        neutral = identity(node.op, node.dtype)
-        args = [Op("where", (inside, guarded(arg, inside), const(neutral, arg.dtype)), arg.dtype) for arg in args]
-    old = program.buffers[node.out]
-    rows = tuple(axis.size for axis in node.axes)
-    # Chunks lie outermost in memory: neighbouring columns stay neighbours in what the first stage writes.
-    strides = (*contiguous_strides(rows), sympy.Mul(*rows))
-    part = Buffer(f"{node.out}_part", node.dtype, (*rows, chunk.size), strides, old.device)
-    first = replace(node, out=part.name, axes=(*node.axes, chunk), over=over, args=tuple(args))
-    last = Axis(over_symbol(0), chunk.size)
-    index = (*(axis.symbol for axis in node.axes), last.symbol)
-    second = replace(node, over=(last,), args=(Load(part.name, index, node.dtype),))
-    return first, second, part

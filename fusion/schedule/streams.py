@@ -9,7 +9,9 @@ whole), the axis it runs over is walked, the short axes are private to the tiles
 
 A reduction on the way (a row maximum) is pulled in too if it runs over the walked axis, and lives there as a running
 value by the online rule; if that refuses, it stays a sink of its own and is read from memory.  Tiles that several
-kernels need are made again by each: their nodes are copied.
+kernels need are made again by each: their nodes are copied.  A tile of few rows is smaller than what it is made of; it
+is one where that is predicted to be faster.  Rows of other programs join it (`rows.py`), and a walk that would leave
+the device idle is cut into parts (`parts.py`).
 
 Source: the idea of FlashAttention (Dao et al. 2022) as a rule over axes.
 """
@@ -26,9 +28,12 @@ from codegen.target import Capabilities
 from fusion.schedule.copies import apart, positions_in
 from fusion.schedule.expand import expand
 from fusion.schedule.graph import Dependences
-from fusion.schedule.inline import cost, inline_cheap_maps
+from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.legality import Cluster
+from fusion.schedule.occupancy import parts_of, time_alone, time_in_parts
+from fusion.schedule.parts import in_parts
 from fusion.schedule.pull import HELD, Pull, Stream, fresh
+from fusion.schedule.rows import FEW, with_shared_columns
 from fusion.schedule.space import place
 from fusion.schedule.walks import walk
 from lowering.indexing import invert
@@ -53,6 +58,7 @@ def stream(
     if not streams:
         return program, ()
     changed, clusters = apart(program, streams)
+    changed, clusters = in_parts(changed, clusters, capabilities, hints)
     inlined = inline_cheap_maps(changed)
     return inlined, positions_in(inlined, changed, clusters)
 
@@ -77,6 +83,7 @@ class _Finder:
                 found = self._beside(found, made)
                 pulled |= {p for p in made.places if not isinstance(self.program.nodes[p], (Map, Contract))}
                 pulled.add(sink)
+        found = [with_shared_columns(self.dependences, made) for made in found]
         return [made for part in self._connected(found) if self._is_worthwhile(part) for made in part]
 
     # What is a tile, what is a sink -----------------------------------------------------------------------------------
@@ -105,8 +112,14 @@ class _Finder:
         estimate = self.dependences.estimate
         size = math.prod(estimate(axis.size) for axis in node.axes)
         short = all(axis.size.is_Integer for axis in node.over) and math.prod(int(a.size) for a in node.over) <= HELD
+        if not short or len(node.over) != 1:
+            return False
         taken = sum(self.dependences.bytes(name) for name in reads(node))
-        return short and len(node.over) == 1 and size >= SMALL and self.dependences.bytes(node.out) > taken
+        if self.dependences.bytes(node.out) > taken:
+            return size >= SMALL
+        sizes = {axis.symbol: estimate(axis.size) for axis in node.axes}
+        sides = [math.prod(sizes[symbol] for symbol in side) for side in (node.rows, node.columns)]
+        return min(sides) <= FEW and taken >= SMALL * node.lhs.dtype.itemsize
 
     def _is_sink(self, position: int) -> bool:
         node = self.program.nodes[position]
@@ -218,25 +231,9 @@ class _Finder:
         tiles = {p for made in found for p in made.places if p in self.tiles}
         capabilities, dependences = self.capabilities, self.dependences
         apart = sum(2 * dependences.bytes(dependences.compute(p).out) for p in tiles) / capabilities.bandwidth
-        apart += sum(self._products(p) for p in tiles) + capabilities.launch_us * len(tiles)
-        apart += sum(self._products(sink) for made in found for sink in made.sinks)
-        together = 0.0
-        for made in found:
-            together += capabilities.launch_us
-            together += sum(self._products(p) / capabilities.streamed + self._work(p) for p in made.places)
+        apart += sum(time_alone(dependences, p, capabilities) for p in tiles) + capabilities.launch_us * len(tiles)
+        apart += sum(time_alone(dependences, sink, capabilities) for made in found for sink in made.sinks)
+        together = sum(
+            time_in_parts(dependences, made, parts_of(dependences, made, capabilities), capabilities) for made in found
+        )
         return together < apart
-
-    def _products(self, position: int) -> float:
-        node = self.program.nodes[position]
-        if not isinstance(node, Contract):
-            return 0.0
-        points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
-        share = self.capabilities.matrix_share[node.lhs.dtype.itemsize]
-        return 2 * points / (self.capabilities.matrix_flops * share)
-
-    def _work(self, position: int) -> float:
-        node = self.dependences.compute(position)
-        if isinstance(node, Contract):
-            return 0.0
-        points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
-        return cost(*node.exprs) * points / self.capabilities.flops

@@ -8,7 +8,7 @@ the result of another one over the walked axes follows its running value, by the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -27,12 +27,45 @@ def walk(expanded: Expanded, walked: Sequence[sympy.Symbol], inner: Sequence[sym
         inner: axes that are walked inside the walk.
     """
     loops = set(walked)
+    found = follow(expanded.folds, walked, inner)
+    if isinstance(found, str):
+        return found
+    stores: list[Stmt] = []
+    for write in expanded.writes:
+        value, offset = write.value, write.offset
+        roots = [value, offset] if isinstance(offset, Expr) else [value]
+        indices = [*indices_of(roots), *([] if isinstance(offset, Expr) else [offset])]
+        if any(index.free_symbols & loops for index in indices):
+            return f"{write.buffer} is needed whole, and would be written in a second walk"
+        stores.append(Store(write.buffer, offset, replaced([value], found.results)[0]))
+    where = counts_where(tuple(found.running.values()), walked)
+    return (Loop(tuple(walked), found.body, where), *stores)
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """The folds of one walk.
+
+    Attributes:
+        body: what stands in the loop, in order.
+        running: the folds among it that run over the walked axes.
+        results: what each of the original folds comes to.
+    """
+
+    body: tuple[Stmt, ...]
+    running: Mapping[str, Fold]
+    results: Mapping[str, Expr]
+
+
+def follow(folds: Sequence[Fold], walked: Sequence[sympy.Symbol], inner: Sequence[sympy.Symbol]) -> Followed | str:
+    """`folds` as they stand in one loop over `walked`, or the reason why one walk does not do."""
+    loops = set(walked)
     body: list[Stmt] = []
     running: dict[str, Fold] = {}
     results: dict[str, Expr] = {}
     made: dict[tuple[object, ...], Expr] = {}  # what two folds would both compute
-    for original in expanded.folds:
-        fold = replace(original, args=_replaced(original.args, results))
+    for original in folds:
+        fold = replace(original, args=replaced(original.args, results))
         key = (fold.op, fold.args, fold.over, fold.dtype)
         if key in made:
             results[fold.name] = made[key]
@@ -43,7 +76,7 @@ def walk(expanded: Expanded, walked: Sequence[sympy.Symbol], inner: Sequence[sym
                 return f"{fold.op} inside a block of what is known only after the walk"
             body.append(Loop(fold.over, (fold,)) if set(fold.over) & set(inner) else fold)
             continue
-        if len(fold.args) > 1 and fold.op != "dot" and len(expanded.folds) > 1 and running:
+        if len(fold.args) > 1 and fold.op != "dot" and len(folds) > 1 and running:
             return f"{fold.op} keeps a position, which cannot be followed beside running values"
         found = online(fold, running)
         if isinstance(found, str):
@@ -52,23 +85,14 @@ def walk(expanded: Expanded, walked: Sequence[sympy.Symbol], inner: Sequence[sym
             body.append(part)
             running[part.name] = part
         results[fold.name] = found.value
-    stores: list[Stmt] = []
-    for write in expanded.writes:
-        value, offset = write.value, write.offset
-        roots = [value, offset] if isinstance(offset, Expr) else [value]
-        indices = [*indices_of(roots), *([] if isinstance(offset, Expr) else [offset])]
-        if any(index.free_symbols & loops for index in indices):
-            return f"{write.buffer} is needed whole, and would be written in a second walk"
-        stores.append(Store(write.buffer, offset, _replaced([value], results)[0]))
-    where = counts_where(tuple(running.values()), walked)
-    return (Loop(tuple(walked), tuple(body), where), *stores)
+    return Followed(tuple(body), running, results)
 
 
 def _names(values: Sequence[Expr]) -> set[str]:
     return {node.name for node in postorder(*values) if isinstance(node, TileRef)}
 
 
-def _replaced(values: Sequence[Expr], results: Mapping[str, Expr]) -> tuple[Expr, ...]:
+def replaced(values: Sequence[Expr], results: Mapping[str, Expr]) -> tuple[Expr, ...]:
     """`values` with folds replaced by what they come to."""
 
     def rule(node: Expr) -> Expr | None:

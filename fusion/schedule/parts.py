@@ -1,0 +1,52 @@
+"""Parts: a stream that is walked by few programs is cut into parts of the walked axis, which run side by side.
+
+What enters are a Program and its streams as clusters; what leaves is an equal Program in which every stream that would
+leave the device idle is cut (`cutting.py`), and the walks of single parts as clusters.  A part is as long as some whole
+blocks; a symbolic length is cut into as many parts as its hint calls for.  A stream stays whole where cutting it is not
+predicted to be faster (`occupancy.py`), or its folds refuse it.
+
+Source: flash-decoding (Dao et al. 2023), as a rule over axes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import sympy
+
+from codegen.target import Capabilities
+from fusion.schedule.cutting import Cut, cut, with_cuts
+from fusion.schedule.graph import Dependences
+from fusion.schedule.legality import Cluster
+from fusion.schedule.occupancy import length_of_part, parts_of
+from lowering.program import Program, writes
+
+
+def in_parts(
+    program: Program,
+    clusters: Sequence[Cluster],
+    capabilities: Capabilities,
+    hints: Mapping[sympy.Symbol, int] | None = None,
+) -> tuple[Program, tuple[Cluster, ...]]:
+    """`program` with the walks of `clusters` in parts where that is predicted to be faster, and the clusters in it."""
+    dependences = Dependences(program, hints)
+    cuts: dict[int, Cut] = {}
+    for number, cluster in enumerate(clusters):
+        count = parts_of(dependences, cluster, capabilities)
+        if count > 1:
+            (axis,) = cluster.space.reduced
+            made = cut(dependences, cluster, axis, length_of_part(axis.size, count), count)
+            cuts |= {} if made is None else {number: made}
+    if not cuts:
+        return program, tuple(clusters)
+    changed = with_cuts(program, list(cuts.values()))
+    position_of = {name: k for k, node in enumerate(changed.nodes) for name in writes(node)}
+    moved = []
+    for number, cluster in enumerate(clusters):
+        if number in cuts:
+            space, named = cuts[number].space, cuts[number].places
+        else:
+            space, named = cluster.space, {writes(program.nodes[p])[0]: at for p, at in cluster.places.items()}
+        places = {position_of[name]: placement for name, placement in named.items()}
+        moved.append(Cluster(tuple(sorted(places)), space, places))
+    return changed, tuple(moved)

@@ -1,0 +1,259 @@
+"""Parts of a walk: what is merged of them, when they are made, and decoding end to end."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import sympy
+import torch
+
+import fusion
+from codegen.c import CTarget
+from fusion.schedule.occupancy import length_of_part
+from fusion.schedule.online.merge import brought, merged_op
+from lowering.expr import Load
+from lowering.indexing import substitute_all
+from lowering.interpret import run_kernel
+from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Store
+from lowering.verify import verify_kernel
+from tests.fusion.test_online import (
+    ACCUMULATORS,
+    COLUMN,
+    COLUMNS,
+    DIFFERENCES,
+    F64,
+    LENGTH,
+    ROW,
+    ROWS,
+    Body,
+    Folds,
+    S,
+    _param,
+    attention,
+    inputs,
+    kernel_of,
+    streamed,
+    walk_by_walk,
+)
+from tests.fusion.test_programs import assert_as_eager
+
+# What is merged -------------------------------------------------------------------------------------------------------
+
+PARTS = 3
+P = sympy.Symbol("p", integer=True, nonnegative=True)
+
+
+def in_parts(folds: Folds, given: dict[str, torch.Tensor]) -> torch.Tensor:
+    """The last of `folds`: accumulators of parts of the axis in one kernel, merged in another one."""
+    accumulators, value, _ = streamed(folds)
+    length = LENGTH // PARTS
+    sizes = {ROW: ROWS, COLUMN: COLUMNS, P: PARTS, S: length}
+    symbols = {symbol: sympy.Integer(size) for symbol, size in sizes.items()}
+    inner = []
+    for fold in accumulators:
+        *args, carry = substitute_all([*fold.args, fold.carry or fold.ref], {S: P * length + S}, symbols)
+        inner.append(replace(fold, args=tuple(args), carry=carry if fold.carry is not None else None))
+    at = (PARTS * COLUMNS) * ROW + PARTS * COLUMN + P
+    base = kernel_of((), accumulators[0].ref, F64, F64)
+    workspace = [_param(fold.name, fold.dtype, (ROWS, COLUMNS, PARTS), True) for fold in accumulators]
+    body = (Loop((S,), tuple(inner)), *(Store(fold.name, at, fold.ref) for fold in accumulators))
+    first = Kernel("parts", (*base.params[:-1], *workspace), (), _axes(symbols, Role.LOOP), body)
+    verify_kernel(first)
+    kept = [torch.full((ROWS, COLUMNS, PARTS), 7.0, dtype=F64) for _ in workspace]
+    run_kernel(first, [*given.values(), *kept])
+
+    parts = {fold.name: Load(fold.name, (at,), fold.dtype) for fold in accumulators}
+    wholes = {fold.name: fold.ref for fold in accumulators}
+    merged = [Fold(f.name, merged_op(f), (brought(f, parts, wholes),), (P,), f.dtype) for f in accumulators]
+    params = (*(replace(param, written=False) for param in workspace), *base.params)
+    store = Store("out", COLUMNS * ROW + COLUMN, value)
+    axes = tuple(axis for axis in _axes(symbols, Role.WHOLE) if axis.symbol != S)
+    second = Kernel("merge", params, (), axes, (*merged, store))
+    verify_kernel(second)
+    out = torch.full((ROWS, COLUMNS), 7.0, dtype=F64)
+    run_kernel(second, [*kept, *given.values(), out])
+    return out
+
+
+def _axes(sizes: dict[sympy.Symbol, sympy.Integer], walked: Role) -> tuple[KernelAxis, ...]:
+    roles = {ROW: Role.GRID, COLUMN: Role.GRID, P: Role.GRID if walked is Role.LOOP else walked, S: walked}
+    return tuple(KernelAxis(symbol, size, roles[symbol]) for symbol, size in sizes.items())
+
+
+@pytest.mark.parametrize("special", ["", "rising", "low", "masked", "infinite", "nan"])
+@pytest.mark.parametrize("body", ACCUMULATORS, ids=lambda body: body.__name__)
+def test_merged_parts_are_the_whole(body: Callable[[Body], Folds], special: str) -> None:
+    """Also where a part has only seen what is masked out (its maximum is -inf), and where all of them have."""
+    folds, given = body(Body()), inputs(special)
+    want, got = walk_by_walk(folds, given), in_parts(folds, given)
+    size = max(1.0, float(want[want.isfinite()].abs().max())) if want.isfinite().any() else 1.0
+    if body in DIFFERENCES:  # of infinite sums, where the sum of differences is NaN
+        assert torch.equal(got.isfinite(), want.isfinite())
+        got, want = got[want.isfinite()], want[want.isfinite()]
+    torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9 * size, equal_nan=True)
+
+
+def test_a_part_that_has_seen_nothing_counts_nothing() -> None:
+    """Of row 1 the first part is masked out, of row 2 the last one, of row 0 all of them."""
+    got = in_parts(attention(Body()), inputs("masked"))
+    assert got[1:].isfinite().all() and got[0].isnan().all()
+
+
+@pytest.mark.parametrize(("size", "parts"), [(4096, 16), (4099, 16), (300, 7), (64, 64)])
+def test_parts_cover_the_axis(size: int, parts: int) -> None:
+    length = length_of_part(sympy.Integer(size), parts)
+    n = sympy.Symbol("n", integer=True, positive=True)
+    assert length * parts >= size
+    assert length_of_part(n, parts).xreplace({n: sympy.Integer(size)}) * parts >= size
+
+
+# Decoding -------------------------------------------------------------------------------------------------------------
+
+
+def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    scores = q @ k.mT / q.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return torch.softmax(scores, -1) @ v
+
+
+def repeated(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    group = q.shape[1] // k.shape[1]
+    return attend(q, k.repeat_interleave(group, 1), v.repeat_interleave(group, 1), mask)
+
+
+def expanded(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    batch, heads, _, width = q.shape
+    there = k.shape[1]
+    q = q.view(batch, there, heads // there, 1, width)
+    mask = None if mask is None else mask[:, :, None]
+    return attend(q, k[:, :, None], v[:, :, None], mask).reshape(batch, heads, 1, width)
+
+
+def as_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+    batch, heads, _, width = q.shape
+    return attend(q.view(batch, k.shape[1], -1, width), k, v, mask).reshape(batch, heads, 1, width)
+
+
+def decoding(
+    heads: int, shared: int, keys: int, dtype: torch.dtype = torch.float32, batch: int = 1
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One query for each head, and a cache of keys and values that is not contiguous."""
+    generator = torch.Generator().manual_seed(0)
+    q = torch.randn(batch, heads, 1, 64, generator=generator).to(dtype)
+    cache = torch.randn(2, batch, keys, shared, 64, generator=generator).to(dtype)
+    return q, cache[0].transpose(1, 2), cache[1].transpose(1, 2)
+
+
+@pytest.fixture
+def many_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A CPU with so many cores that a few heads do not keep them busy."""
+    few = CTarget().capabilities
+    monkeypatch.setattr(CTarget, "capabilities", property(lambda self: replace(few, parallelism=16, launch_us=0.1)))
+
+
+def kernels(function: Callable[..., object], *args: object, target: str = "c") -> list[str]:
+    """The kernels of `function`, which leaves nothing to the library."""
+    found = fusion.explain(function, options={"target": target, "strict": True})(*args)
+    assert not [extern for extern in found.externs if "mm" in str(extern)], str(found)
+    return [kernel.source for kernel in found.kernels]
+
+
+def check(function: Callable[..., torch.Tensor], *args: torch.Tensor, target: str = "c") -> None:
+    fused = fusion.fuse(function, options={"target": target, "strict": True})
+    exact = function(*(x.double() if x.dtype.is_floating_point else x for x in args))
+    assert_as_eager(fused(*args), function(*args), exact)
+
+
+@pytest.mark.usefixtures("many_cores")
+@pytest.mark.parametrize(
+    ("keys", "dtype"), [(2048, torch.float16), (2111, torch.float32), (2111, torch.bfloat16)], ids=str
+)
+def test_decoding(keys: int, dtype: torch.dtype) -> None:
+    """One kernel walks parts of the keys, another one merges them; 2111 is no multiple of a part."""
+    given = decoding(4, 4, keys, dtype)
+    walk, merge = kernels(attend, *given)
+    assert "dot" in walk and "dot" not in merge
+    check(attend, *given)
+
+
+@pytest.mark.usefixtures("many_cores")
+@pytest.mark.parametrize("function", [repeated, expanded, as_rows], ids=lambda function: function.__name__)
+def test_heads_that_share_keys_are_rows_of_a_tile(function: Callable[..., torch.Tensor]) -> None:
+    given = decoding(8, 2, 4096, batch=2)
+    walk, _ = kernels(function, *given, target="reference")
+    scores = next(line for line in walk.splitlines() if " dot over " in line)
+    assert "//4" not in scores and "rows none" not in scores, scores
+    check(function, *given)
+
+
+@pytest.mark.usefixtures("many_cores")
+@pytest.mark.parametrize("keys", [1024, 1500])
+def test_masked_parts(keys: int) -> None:
+    """Ragged lengths: of one batch most parts are masked out, of another one everything."""
+    given = decoding(4, 2, keys, batch=3)
+    lengths = torch.tensor([keys - 5, 70, 0]).view(3, 1, 1, 1)
+    mask = torch.arange(keys).view(1, 1, 1, keys) < lengths
+    check(repeated, *given, mask)
+
+
+def with_symbolic_keys(given: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    for tensor in given[1:]:
+        torch._dynamo.mark_dynamic(tensor, 2)
+    return given
+
+
+def test_a_symbolic_length_is_cut_by_its_hint() -> None:
+    (walk, _) = kernels(attend, *with_symbolic_keys(decoding(8, 8, 4099)), target="reference")
+    assert "loop  r0: 64*((s" in walk
+    fused = fusion.fuse(attend, options={"target": "reference", "strict": True})
+    for keys in (4099, 2048, 300, 70):
+        given = with_symbolic_keys(decoding(8, 8, keys))
+        assert_as_eager(fused(*given), attend(*given), attend(*(x.double() for x in given)))
+
+
+def test_a_full_device_is_left_as_it_is() -> None:
+    """On two cores, two heads are enough."""
+    given = decoding(2, 2, 2048)
+    assert len(kernels(attend, *given)) == 1 or torch.get_num_threads() > 2
+    assert len(kernels(attend, *decoding(128, 128, 512), target="reference")) == 1
+
+
+# Reductions that need one another -------------------------------------------------------------------------------------
+
+
+def entropy(x: torch.Tensor) -> torch.Tensor:
+    p = torch.softmax(x, -1)
+    return -(p * torch.log_softmax(x, -1)).sum(-1)
+
+
+LONG_ROWS = {
+    "softmax": (lambda x: torch.softmax(x, -1), 3),
+    "log_softmax": (lambda x: torch.log_softmax(x, -1), 3),
+    "logsumexp": (lambda x: torch.logsumexp(x, -1), 2),
+    "of columns": (lambda x: torch.softmax(x.T, 0), 3),
+}
+
+
+@pytest.mark.parametrize("length", [1 << 17, 131_101])
+@pytest.mark.parametrize("name", LONG_ROWS)
+def test_few_long_rows(name: str, length: int) -> None:
+    """The maximum and the sum of exponentials of a part are made in one kernel, which reads it once."""
+    function, count = LONG_ROWS[name]
+    x = torch.randn(3, length, generator=torch.Generator().manual_seed(0))
+    x[0, : length // 2] = -float("inf")  # many parts are nothing but that
+    x[1] = -float("inf")
+    x[2, 7] = 50.0
+    found = kernels(function, x, target="reference")
+    assert len(found) == count, found
+    check(function, x, target="reference")
+
+
+def test_what_cannot_be_merged_is_split_alone() -> None:
+    """A variance about the mean needs the mean of everything first."""
+    x = torch.randn(2, 1 << 18, generator=torch.Generator().manual_seed(0)) + 30
+    assert len(kernels(lambda x: x.var(-1), x, target="reference")) == 4
+    check(lambda x: x.var(-1), x, target="reference")
+    check(entropy, x, target="reference")

@@ -1,0 +1,42 @@
+"""Decoding in parts in generated Triton, under Triton's interpreter, against float64.
+
+Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
+pytest.importorskip("triton")
+
+import torch
+
+import fusion
+from tests.fusion.test_parts import attend, check, decoding, kernels, repeated, with_symbolic_keys
+from tests.fusion.test_programs import assert_as_eager
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
+
+
+@pytest.mark.parametrize(("keys", "dtype"), [(1024, torch.float32), (1111, torch.bfloat16)])
+def test_one_query_for_each_head(keys: int, dtype: torch.dtype) -> None:
+    given = decoding(4, 4, keys, dtype)
+    assert len(kernels(attend, *given, target="triton")) == 2
+    check(attend, *given, target="triton")
+
+
+def test_grouped_heads_with_ragged_lengths() -> None:
+    """Of one batch most parts are masked out, of another one everything."""
+    given = decoding(4, 2, 1111, torch.bfloat16, batch=3)
+    mask = torch.arange(1111).view(1, 1, 1, 1111) < torch.tensor([1100, 70, 0]).view(3, 1, 1, 1)
+    check(repeated, *given, mask, target="triton")
+
+
+def test_a_symbolic_number_of_keys() -> None:
+    fused = fusion.fuse(attend, options={"target": "triton", "strict": True})
+    given = with_symbolic_keys(decoding(4, 4, 1111))
+    assert_as_eager(fused(*given), attend(*given), attend(*(x.double() for x in given)))
