@@ -142,9 +142,9 @@ class _Blocked:
             lines += self._start(fold)
         blocks = [self.scope.blocks.of[symbol] for symbol in loop.axes]
         inner = [line for block in blocks for line in block.inside]
-        condition = ALWAYS if loop.where is None else possible(loop.where, self.scope.blocks, self.scope.names)
+        needed, condition = ([], ALWAYS) if loop.where is None else possible(loop.where, self.scope)
         if condition != ALWAYS:
-            inner.append(f"if (!{condition}) continue;")
+            inner += [*needed, f"if (!{condition}) continue;"]
         inner += self._copies(loop)
         outside = self.open
         self.open = outside.union(loop.axes)

@@ -1,52 +1,109 @@
 """Whether a block of a loop can change anything: `Loop.where` over a whole block, as a C condition.
 
 What enters is a bool expression and how far each axis runs; what leaves is a C text that is false only where the
-expression is false throughout.  Comparisons of affine indices are settled by the corner of the block that favours them,
-`and` and `or` by their parts; anything else counts as true.
+expression is false throughout, and the lines that it needs before it.  Comparisons of affine indices are settled by the
+corner of the block that favours them.  What is read from memory along one axis of the block is an interval, from its
+least to its greatest value: `==` does not hold where two of them are disjoint.  `and` and `or` go by their parts;
+anything else counts as true.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import sympy
+import torch
 
 from codegen.c.blocks import Blocks
 from codegen.c.indices import Names, index_text
-from lowering.expr import Cast, Const, Expr, IndexValue, Op
+from codegen.c.nest import Level
+from codegen.c.scope import Scope
+from lowering.expr import Cast, Const, Expr, IndexValue, Op, Random, TileRef, loads, postorder
 from lowering.indexing import ZERO, coefficient, symbols_of
 
 ALWAYS = "1"
 
 _SWAPPED = {"ge": "le", "gt": "lt"}
 _SIGNS = {"le": "<=", "lt": "<"}
+_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+_APART = {  # of the intervals {0} … {1} and {2} … {3}
+    "eq": "({0} <= {3}) & ({2} <= {1})",
+    "ne": "({0} != {3}) | ({2} != {1})",
+    "lt": "{0} < {3}",
+    "le": "{0} <= {3}",
+    "gt": "{1} > {2}",
+    "ge": "{1} >= {2}",
+}
 
 
-def possible(where: Expr, blocks: Blocks, names: Names) -> str:
-    """C text: may `where` be true somewhere in the current block?  `ALWAYS` where that is not known to be decidable.
+def possible(where: Expr, scope: Scope) -> tuple[list[str], str]:
+    """Lines, and C text: may `where` be true somewhere in the current block?  `ALWAYS` where that cannot be decided.
 
     Each cut axis `i` runs from `i_0` up to `i_end`; every other GRID or LOOP axis stands at one point.
     """
-    if isinstance(where, Const):
-        return ALWAYS if where.value else "0"
-    if not isinstance(where, Op):
+    known, found = dict(scope.known), _Possible(scope)
+    text = found.text(where)
+    scope.known = known
+    return found.lines, text
+
+
+class _Possible:
+    """Writes one condition; `lines` are to stand before it."""
+
+    def __init__(self, scope: Scope) -> None:
+        self.scope, self.blocks, self.names = scope, scope.blocks, scope.names
+        self.lines: list[str] = []
+
+    def text(self, where: Expr) -> str:
+        if isinstance(where, Const):
+            return ALWAYS if where.value else "0"
+        if isinstance(where, Op) and where.name in ("and", "or"):
+            parts = [self.text(arg) for arg in where.args]
+            if where.name == "or":
+                return ALWAYS if ALWAYS in parts else f"({parts[0]} | {parts[1]})"
+            kept = [part for part in parts if part != ALWAYS]
+            return f"({' & '.join(kept)})" if len(kept) > 1 else kept[0] if kept else ALWAYS
+        if isinstance(where, Op) and where.name in _APART and where.args[0].dtype in _INTEGERS:
+            left, right = (_affine(arg) for arg in where.args)
+            if left is not None and right is not None:
+                return self._of_indices(where.name, left, right)
+            if all(self._is_vector(arg) for arg in where.args):
+                (low, high), (other_low, other_high) = (self._interval(arg) for arg in where.args)
+                return f"({_APART[where.name].format(low, high, other_low, other_high)})"
+        elif self._is_vector(where):
+            return f"({self._interval(where)[1]} != 0)"
         return ALWAYS
-    if where.name in ("and", "or"):
-        parts = [possible(arg, blocks, names) for arg in where.args]
-        if where.name == "or":
-            return ALWAYS if ALWAYS in parts else f"({parts[0]} | {parts[1]})"
-        kept = [part for part in parts if part != ALWAYS]
-        return f"({' & '.join(kept)})" if len(kept) > 1 else kept[0] if kept else ALWAYS
-    if where.name in ("le", "lt", "ge", "gt", "eq"):
-        left, right = (_affine(arg) for arg in where.args)
-        if left is None or right is None:
+
+    def _of_indices(self, name: str, left: sympy.Expr, right: sympy.Expr) -> str:
+        blocks, names = self.blocks, self.names
+        if name == "ne":
             return ALWAYS
-        if where.name == "eq":
+        if name == "eq":
             return _both(_below(left - right, "<=", blocks, names), _below(right - left, "<=", blocks, names))
-        if where.name in _SWAPPED:
-            return _below(right - left, _SIGNS[_SWAPPED[where.name]], blocks, names)
-        return _below(left - right, _SIGNS[where.name], blocks, names)
-    return ALWAYS
+        if name in _SWAPPED:
+            return _below(right - left, _SIGNS[_SWAPPED[name]], blocks, names)
+        return _below(left - right, _SIGNS[name], blocks, names)
+
+    def _is_vector(self, expr: Expr) -> bool:
+        """Does `expr` vary along at most one axis of a block, and is it known before anything in it is computed?"""
+        if expr.dtype not in _INTEGERS or any(isinstance(node, (TileRef, Random)) for node in postorder(expr)):
+            return False
+        return len(self.scope.tiled(expr)) <= 1 and all(load.buffer not in self.scope.written for load in loads(expr))
+
+    def _interval(self, expr: Expr) -> tuple[str, str]:
+        """The names of the least and the greatest value of `expr` in the current block."""
+        axes = self.scope.tiled(expr)
+        low, high = self.scope.space.fresh("least"), self.scope.space.fresh("greatest")
+
+        def write(texts: Sequence[str], inner: Level) -> None:
+            inner.before += [f"{low} = imin({low}, {texts[0]});", f"{high} = imax({high}, {texts[0]});"]
+
+        def reduced(levels: list[Level]) -> None:
+            levels[-1].clauses += [f"reduction(min:{low})", f"reduction(max:{high})"] if axes else []
+
+        self.lines.append(f"int64_t {low} = INT64_MAX, {high} = INT64_MIN;")
+        self.lines += self.scope.nest([expr], axes, write, wrap=reduced, named=frozenset([expr]))
+        return low, high
 
 
 def _both(left: str, right: str) -> str:

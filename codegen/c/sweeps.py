@@ -15,7 +15,7 @@ import sympy
 import torch
 
 from codegen.c.storage import NARROW_FLOATS
-from lowering.expr import Expr, Index, Load, Op, TileRef, index_of, make_cast, postorder, rewrite
+from lowering.expr import Cast, Expr, Index, Load, Op, TileRef, index_of, make_cast, postorder, rewrite
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, spans, statements, values_of
 
 Spans = Mapping[Expr, frozenset[sympy.Symbol]]
@@ -60,7 +60,8 @@ def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> K
     """`kernel` with only folds that C has a type for.
 
     A fold of bfloat16 or float16 values becomes one of float32 that is rounded when it is complete.  The factors of a
-    `dot` become of its own type; unless that is one of `products`, it becomes the sum of products that it means.
+    `dot` become of its own type; unless that is one of `products`, it becomes the sum of products that it means.  A
+    factor that is stored too stays rounded as it is stored: who reads it multiplies by the same number.
     """
     narrow = {
         stmt.name: stmt.dtype
@@ -68,10 +69,15 @@ def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> K
         if isinstance(stmt, Fold) and stmt.dtype in NARROW_FLOATS
     }
 
+    stored = {stmt.value for stmt in statements(kernel.body) if isinstance(stmt, Store)}
+
     def widen(node: Expr) -> Expr | None:
         if isinstance(node, TileRef) and node.name in narrow:
             return make_cast(TileRef(node.name, torch.float32, node.before), narrow[node.name])
         return None
+
+    def rounded(arg: Expr) -> Expr:
+        return make_cast(arg.arg, arg.dtype) if isinstance(arg, Cast) and arg in stored else arg
 
     def rewritten(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Loop):
@@ -82,7 +88,7 @@ def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> K
             return Store(stmt.param, offset, rewrite([stmt.value], widen)[0])
         dtype = torch.float32 if stmt.name in narrow else stmt.dtype
         carry = None if stmt.carry is None else make_cast(rewrite([stmt.carry], widen)[0], dtype)
-        args = rewrite(stmt.args, widen)
+        args = rewrite([*map(rounded, stmt.args)], widen)
         if stmt.op == "dot":
             args = [make_cast(arg, dtype) for arg in args]
             args = args if dtype in products else [Op("mul", tuple(args), dtype)]

@@ -18,6 +18,7 @@ from codegen.triton.blocks import Blocked
 from codegen.triton.configs import PROGRAMS, Config, extent, power_of_two
 from codegen.triton.contract import on_matrix_units, programs
 from codegen.triton.spell import HALF
+from lowering.expr import loads
 from lowering.kernel import Loop, Role
 
 _SHORT = 1024  # steps of a walk that is over before descriptors have paid for being made
@@ -48,6 +49,17 @@ _TWO_SKIPPING: _Table = {
     128: (_walk(64, 64, 4, 3), _walk(128, 64, 8, 3), _walk(128, 64, 8, 3, by="pointers", split=True)),
     256: (_walk(64, 32, 4, 3), _walk(64, 64, 4, 2), _walk(128, 32, 8, 2)),
 }
+_TWO_SCANNED: _Table = {  # a scan leaves few blocks, so that what comes before them counts
+    64: (
+        *(_walk(64, 64, 4, 3, by="pointers", split=True), _walk(128, 64, 8, 3, by="pointers", split=True)),
+        *(_walk(128, 32, 4, 3, by="pointers", split=True), _walk(64, 64, 4, 3, by="pointers")),
+    ),
+    128: (
+        *(_walk(64, 32, 4, 3, by="pointers", split=True), _walk(128, 64, 8, 3, by="pointers", split=True)),
+        *(_walk(128, 32, 4, 3, by="pointers", split=True), _walk(64, 64, 4, 3, by="pointers", split=True)),
+    ),
+    256: (_walk(64, 32, 4, 3), _walk(64, 64, 4, 2), _walk(128, 32, 8, 2)),
+}
 _THREE: _Table = {  # the gradient of the queries
     64: (_walk(128, 64, 8, 3), _walk(64, 64, 4, 2), _walk(64, 64, 4, 2, split=True)),
     128: (_walk(128, 32, 8, 3), _walk(128, 64, 8, 3), _walk(64, 64, 4, 2), _walk(128, 128, 8, 2, split=True)),
@@ -57,6 +69,14 @@ _FOUR: _Table = {  # the gradients of keys and values: twice the sums
     64: (_walk(64, 64, 4, 3), _walk(64, 64, 4, 2), _walk(128, 64, 8, 2, by="pointers", split=True)),
     128: (_walk(64, 64, 4, 2), _walk(128, 64, 8, 3), _walk(128, 64, 8, 2, by="pointers", split=True)),
     256: (_walk(64, 32, 8, 2), _walk(32, 32, 4, 2)),
+}
+_THREE_SCANNED: _Table = {
+    128: (_walk(64, 32, 4, 3, by="pointers", split=True), _walk(64, 64, 4, 2, by="pointers", split=True)),
+    256: _THREE[256],
+}
+_FOUR_SCANNED: _Table = {
+    128: (_walk(64, 64, 4, 2, by="pointers", split=True), _walk(64, 32, 4, 3, by="pointers", split=True)),
+    256: _FOUR[256],
 }
 _EXACT: _Table = {  # operands of 32 or 64 bits; more than two products take as much room as twice the width
     64: (_walk(64, 32, 4, 2), _walk(32, 32, 4, 2), _walk(16, 32, 4, 1)),
@@ -91,9 +111,10 @@ def _listed(blocked: Blocked, arch: str) -> tuple[Config, ...]:
     elif products == 1 and not width:
         return _ONE
     elif products <= 2:
-        table = _TWO_SKIPPING if _skips(blocked) else _TWO
+        table = _TWO_SCANNED if _scans(blocked) else _TWO_SKIPPING if _skips(blocked) else _TWO
     else:
-        table = _THREE if products == 3 else _FOUR
+        plain, scanned = (_THREE, _THREE_SCANNED) if products == 3 else (_FOUR, _FOUR_SCANNED)
+        table = scanned if _scans(blocked) else plain
         if not descriptors.on_tensor_memory(arch):
             width *= 2  # operands are held in registers too
     return next((configs for held, configs in table.items() if width <= held), _WIDER)
@@ -101,6 +122,11 @@ def _listed(blocked: Blocked, arch: str) -> tuple[Config, ...]:
 
 def _skips(blocked: Blocked) -> bool:
     return any(isinstance(stmt, Loop) and stmt.where is not None for stmt in blocked.body)
+
+
+def _scans(blocked: Blocked) -> bool:
+    """Is it looked up in memory which blocks of a walk count?"""
+    return any(isinstance(s, Loop) and s.where is not None and any(loads(s.where)) for s in blocked.body)
 
 
 def _steps(blocked: Blocked) -> int:

@@ -13,13 +13,14 @@ thread loads in one word of 16 bytes: a thread then keeps one running sum for al
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import sympy
 
-from lowering.expr import index_of, postorder
+from lowering.expr import index_of, loads, postorder
 from lowering.hoist import hoist
-from lowering.indexing import over_symbol, split_points, substitute_all
+from lowering.indexing import coefficient, over_symbol, split_points, substitute_all
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
 
 LEAST, MOST = 16, 1024
@@ -39,6 +40,8 @@ def grouped(kernel: Kernel) -> Kernel:
     axis = walked[0]
     if any(fold.op != "sum" or fold.over != (axis.symbol,) for fold in found) or set(found) != set(loops[0].body):
         return kernel
+    if not _is_contiguous(kernel, found, axis):  # a sum per column: its group is one number, no shorter sum
+        return kernel
     length = _group(found, axis) or _word(kernel, axis)
     if length is None:
         return kernel
@@ -56,6 +59,13 @@ def grouped(kernel: Kernel) -> Kernel:
     walk = replace(loops[0], body=(*parts, *sums))
     body = tuple(walk if isinstance(stmt, Loop) else stmt for stmt in kernel.body)
     return replace(kernel, axes=axes, body=body)
+
+
+def _is_contiguous(kernel: Kernel, found: Sequence[Fold], axis: KernelAxis) -> bool:
+    """Is a load that varies along GRID axes, of the matrix, contiguous along the walked one?"""
+    grid = {other.symbol for other in kernel.with_role(Role.GRID)}
+    offsets = [index for fold in found for load in loads(*fold.args) for index in index_of(load)]
+    return any(coefficient(offset, axis.symbol) == 1 for offset in offsets if grid & offset.free_symbols)
 
 
 def _group(found: list[Fold], axis: KernelAxis) -> int | None:

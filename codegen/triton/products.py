@@ -31,6 +31,8 @@ def candidates(blocked: Blocked) -> tuple[Config, ...]:
     from bytes takes longer, and is spread over more threads; what is summed up in groups, over fewer.
     """
     dims = {dim.name: dim for dim in blocked.dims}
+    if list(dims) == ["r", "x"] and dims["r"].role is Role.LOOP and _is_product(blocked):
+        return _columns(dims["r"], dims["x"], _itemsize(blocked))
     if list(dims) not in (["x", "r"], ["x", "r", "q"]) or dims["r"].role is not Role.LOOP or not _is_product(blocked):
         return ()
     size = _itemsize(blocked)
@@ -48,9 +50,30 @@ def candidates(blocked: Blocked) -> tuple[Config, ...]:
     return tuple(dict.fromkeys(found))
 
 
+# (rows, bytes along each, warps) of a matrix whose columns are summed; fastest on an H200 first.
+_COLUMNS = ((128, 32, 8), (256, 16, 8), (512, 32, 16))
+
+
+def _columns(r: Dim, x: Dim, size: int) -> tuple[Config, ...]:
+    """Neighbouring threads take neighbouring columns, a word each; narrow blocks where there are few programs."""
+    found = []
+    for rows, along, warps in _COLUMNS:
+        blocks = (
+            ("r", min(rows, power_of_two(extent(r.size)))),
+            ("x", min(along // size, power_of_two(extent(x.size)))),
+        )
+        found.append(Config(blocks, num_warps=warps))
+    if extent(x.size) < 2 * PROGRAMS * found[0].block("x"):
+        found[:2] = found[1::-1]
+    return tuple(dict.fromkeys(found))
+
+
 # (rows of the matrix, bytes along each, warps, stages); fastest on an H200 first.  Where warps share rows (32 rows and
 # 4 warps, each with 8 of the columns), each of them converts the matrix for itself.
 _NARROW_SHAPES = ((32, 256, 2, 4), (32, 256, 4, 5), (64, 256, 4, 4), (32, 256, 2, 3), (16, 256, 4, 6), (64, 128, 4, 5))
+# (columns of the matrix, rows of it, warps, stages), where it is contiguous along its columns, [k, n].
+_ACROSS_BYTES = ((128, 64, 4, 4), (32, 256, 4, 3), (64, 64, 4, 5), (64, 32, 4, 6))
+_ACROSS_HALVES = ((64, 128, 4, 4), (32, 128, 4, 5), (64, 64, 4, 5), (32, 256, 4, 3))
 _PACKED_SHAPES = ((64, 256, 4, 4), (64, 256, 4, 3), (32, 256, 2, 4), (16, 256, 1, 4), (32, 256, 4, 5))
 
 
@@ -62,8 +85,9 @@ def narrow(blocked: Blocked) -> tuple[Config, ...]:
     columns, rows, along = (extent(dims[name].size) for name in ("n", "m", "k"))
     if columns > NARROW or rows <= NARROW or any(dot.args[0].dtype not in HALF for dot in blocked.dots):
         return ()
-    if not _along([load for dot in blocked.dots for load in loads(*dot.args)], dims["m"], dims["k"]):
-        return ()
+    operands = [load for dot in blocked.dots for load in loads(*dot.args)]
+    if not _along(operands, dims["m"], dims["k"]):
+        return _across(blocked, dims["k"]) if _along(operands, dims["m"], dims["m"]) else ()
     size, group = _itemsize(blocked), _group(blocked, dims["k"])
     found = []
     for m, k, warps, stages in _NARROW_SHAPES if len(blocked.dots) == 1 else _PACKED_SHAPES:
@@ -73,6 +97,18 @@ def narrow(blocked: Blocked) -> tuple[Config, ...]:
     if len(blocked.dots) == 1 and programs(blocked, found[0]) < 2 * PROGRAMS:
         found[:2] = found[1::-1]  # alone on its multiprocessor, a program needs more warps and more under way
     return tuple(dict.fromkeys(found))
+
+
+def _across(blocked: Blocked, k: Dim) -> tuple[Config, ...]:
+    """Configurations for a matrix that is contiguous along its columns, the first that keeps the device busy first."""
+    columns = next(dim for dim in blocked.dims if dim.name == "n")
+    group = _group(blocked, k)
+    found = []
+    for m, rows, warps, stages in _ACROSS_BYTES if _itemsize(blocked) == 1 else _ACROSS_HALVES:
+        rows = max(16, min(rows // len(blocked.dots), power_of_two(extent(k.size)), group))
+        blocks = (("m", m), ("k", rows), ("n", max(16, power_of_two(extent(columns.size)))))
+        found.append(Config(blocks, num_warps=warps, num_stages=stages))
+    return tuple(dict.fromkeys(sorted(found, key=lambda config: programs(blocked, config) * 10 < PROGRAMS * 7)))
 
 
 def _along(found: Iterable[Load], rows: Dim, along: Dim) -> bool:
@@ -96,7 +132,7 @@ def _itemsize(blocked: Blocked) -> int:
 
 
 def _is_product(blocked: Blocked) -> bool:
-    """Does a kernel only sum products of vectors and the rows of a matrix, contiguous along what is summed?"""
+    """Does a kernel only sum products of vectors and the rows of a matrix, contiguous along the last dimension?"""
     grid, last = {dim.symbol for dim in blocked.grid()}, blocked.dims[-1].symbol
     for fold in _sums(blocked):
         if fold.op != "sum" or not all(isinstance(term, Op) and term.name == "mul" for term in _terms(fold.args[0])):

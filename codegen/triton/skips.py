@@ -3,19 +3,22 @@
 What enters is a loop with a `where` over linear indices; what leaves is the text of its first and last index in this
 program, rounded to blocks, and of the part in between in which the condition holds for every row, so that it need not
 be computed there.  What is understood are comparisons that are linear in the index of the loop and in those of the
-program, joined by `and` and `or`; anything else is taken to hold.
+program, joined by `and` and `or`; what the condition asks of memory is looked up before the loop (`scan`); anything
+else is taken to hold.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import sympy
+import torch
 
+from codegen.triton import scan
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.indices import index_code
-from codegen.triton.interior import unconditional
+from codegen.triton.interior import conjuncts, unconditional
 from codegen.triton.spell import PRODUCT
 from codegen.triton.values import Values
 from lowering.expr import Cast, Const, Expr, IndexValue, Op
@@ -36,12 +39,18 @@ class Reach:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A loop over the blocks from `start` to before `end`; `full`: none of them reaches past the end of the axis."""
+    """A loop over the blocks from `start` to before `end`.
+
+    Attributes:
+        full: none of the blocks reaches past the end of the axis.
+        gap: where given, (first index, length) of blocks in between that are left out; `end` is less by this length.
+    """
 
     loop: Loop
     start: str
     end: str
     full: bool = False
+    gap: tuple[str, str] | None = None
 
 
 def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, ...]:
@@ -50,13 +59,27 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
     split &= not any(isinstance(stmt, Loop) for stmt in loop.body)
     if loop.where is None:
         return _with_ragged_end(values, loop, dim, size) if split else (Part(loop, "0", size),)
-    some, every = _reach(values, loop.where, dim, every=False), _reach(values, loop.where, dim, every=True)
+    every_part = [p for p in conjuncts(loop.where) if not (isinstance(p, Op) and p.name == "and")]
+    asked = [part for part in every_part if scan.decides(values.layout, part, dim)]
+    plain = _conjunction([part for part in every_part if part not in asked])
+    some, every = (Reach() if plain is None else _reach(values, plain, dim, every=flag) for flag in (False, True))
     start, end, block = "0", size, dim.constant
     if some.start is not None:
         start = _named(values, f"{dim.name}_start", f"tl.maximum({some.start}, 0) // {block} * {block}")
     if some.end is not None:
         end = _named(values, f"{dim.name}_end", f"tl.minimum({some.end}, {size})")
     inside = unconditional(loop)
+    where = _conjunction(asked)
+    if where is not None:
+        split &= plain is None or every != Reach()
+        found = scan.scan(values, where, dim, start, end, runs=split)
+        end = _named(values, f"{dim.name}_end", f"tl.minimum({found.end}, {end})")
+        if not split:
+            return (Part(loop, found.start, end),)
+        first, after = _run(values, found, every, dim)
+        length = _named(values, f"{dim.name}_run", f"{after} - {first}")
+        rest = Part(loop, found.start, f"{end} - {length}", gap=(first, length))
+        return Part(inside, first, after, full=True), rest
     if split and every.end is not None and some.start is None:
         text = f"tl.maximum(tl.minimum({every.end}, {size}), 0) // {block} * {block}"
         middle = _named(values, f"{dim.name}_middle", text)
@@ -66,6 +89,25 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
         middle = _named(values, f"{dim.name}_middle", text)
         return Part(loop, start, middle), Part(inside, middle, end)
     return (Part(loop, start, end),)
+
+
+def _conjunction(parts: Sequence[Expr]) -> Expr | None:
+    whole = parts[0] if parts else None
+    for part in parts[1:]:
+        assert whole is not None
+        whole = Op("and", (whole, part), torch.bool)
+    return whole
+
+
+def _run(values: Values, found: scan.Found, every: Reach, dim: Dim) -> tuple[str, str]:
+    """From where to where whole blocks stand in which all of the condition holds: what a scan found, within `every`."""
+    block, first, after = dim.constant, found.first, found.after
+    if every.start is not None:
+        first = f"tl.maximum({first}, tl.cdiv(tl.maximum({every.start}, 0), {block}) * {block})"
+    if every.end is not None:
+        after = f"tl.minimum({after}, tl.maximum({every.end}, 0))"
+    first = _named(values, f"{dim.name}_first", first) if first != found.first else first
+    return first, _named(values, f"{dim.name}_after", f"tl.maximum({after} // {block} * {block}, {first})")
 
 
 def _with_ragged_end(values: Values, loop: Loop, dim: Dim, size: str) -> tuple[Part, ...]:

@@ -1,16 +1,21 @@
 """Inlining: maps that cost less to recompute than to store are read through by everyone.
 
-`Program → Program`.  A map that loads nothing (a mask made of indices, a constant) or only converts, moves or lightly
-changes one other tensor is substituted into every generated reader.  It stays a node only where an extern or the caller
-needs the tensor itself, or where a library may be called with it: an operand is taken into a contraction by
-`clusters.py`, if that pays.
+`Program → Program`.  A map that loads nothing (a mask made of indices, a constant), only converts, moves or lightly
+changes one other tensor, or combines vectors to something larger (a mask of equal documents) is substituted into every
+generated reader; any map is, into one that looks at few of its points (the loss of a class, among the probabilities of
+all).  It stays a node only where an extern or the caller needs the tensor itself, or where a library may be called with
+it: an operand is taken into a contraction by `clusters.py`, if that pays.
 """
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lowering.expr import Cast, Expr, Load, Op, Random, guarded, loads, postorder, rewrite
+import sympy
+
+from lowering.expr import Cast, Expr, Load, Op, Random, free_axes, guarded, loads, postorder, rewrite
 from lowering.indexing import substitute
 from lowering.program import Compute, Contract, Extern, Map, Node, Program, Reduce, axis_sizes, reads, writes
 from lowering.scalar_ops import SCALAR_OPS
@@ -18,24 +23,29 @@ from lowering.scalar_ops import SCALAR_OPS
 FREE_LOADLESS, FREE_SINGLE = 40, 4
 """How costly a map may be (in additions) to be recomputed by all readers: without any load, and with one."""
 
+FEW = 64
+"""A reader with this many times fewer points than a map computes the ones it needs itself."""
+
 
 def inline_cheap_maps(program: Program) -> Program:
     """The program with cheap maps substituted into their readers; the same object when there are none."""
     cheap: dict[str, Map] = {}
+    maps: dict[str, Map] = {}
     nodes: list[Node] = []
     taken_in: dict[str, tuple[str, ...]] = dict(program.inlined)
     changed = False
     for node in program.nodes:
         if not isinstance(node, Extern) and not (isinstance(node, Contract) and node.library):
-            inlined = inline(node, cheap)
-            if inlined is not node:
+            while (inlined := inline(node, known := {**cheap, **_seen_at_few_points(node, maps)})) is not node:
                 changed = True
-                read = [load.buffer for load in loads(*node.exprs) if load.buffer in cheap]
+                read = [load.buffer for load in loads(*node.exprs) if load.buffer in known]
                 names = (name for buffer in read for name in (*taken_in.get(buffer, ()), buffer))
-                taken_in[node.out] = tuple(dict.fromkeys(names))
-            node = inlined
-            if isinstance(node, Map) and _is_cheap(node):
-                cheap[node.out] = node
+                taken_in[node.out] = tuple(dict.fromkeys((*taken_in.get(node.out, ()), *names)))
+                node = inlined
+            if isinstance(node, Map) and not any(isinstance(part, Random) for part in postorder(node.expr)):
+                maps[node.out] = node
+                if _is_cheap(node):
+                    cheap[node.out] = node
         nodes.append(node)
     if not changed:
         return program
@@ -46,6 +56,20 @@ def inline_cheap_maps(program: Program) -> Program:
             kept.append(node)
             needed.update(reads(node))
     return replace(program, nodes=tuple(reversed(kept)), inlined=taken_in)
+
+
+def _seen_at_few_points(node: Compute, maps: Mapping[str, Map]) -> dict[str, Map]:
+    """The maps of which a node reads few points."""
+    read = {name: maps[name] for name in reads(node) if name in maps}
+    if not read:
+        return {}
+    points = sympy.Mul(FEW, *(axis.size for axis in (*node.axes, *node.over)))
+    found = {}
+    for name, made in read.items():
+        whole = sympy.Mul(*(axis.size for axis in made.axes))
+        if points.is_Integer and whole.is_Integer and points <= whole:
+            found[name] = made
+    return found
 
 
 def inline(node: Compute, producers: dict[str, Map]) -> Compute:
@@ -89,6 +113,20 @@ def _is_cheap(node: Map) -> bool:
     work = cost(node.expr)
     if not reading:
         return work <= FREE_LOADLESS
+    if work <= FREE_SINGLE and _is_spread(node, reading):
+        return True
     widened = any(part.dtype.itemsize > node.expr.dtype.itemsize for part in reading)
     casts_only = work == 0 and all(isinstance(part, (Load, Cast)) for part in parts)
     return len(reading) == 1 and (casts_only or (work <= FREE_SINGLE and not widened))
+
+
+def _is_spread(node: Map, reading: Sequence[Load]) -> bool:
+    """Does `node` make much of little: does it store at least as many bytes as it loads, each element once?"""
+    for load in reading:
+        if load.mask is not None or any(isinstance(index, Expr) for index in load.index):
+            return False
+        within = free_axes(load)
+        times = math.prod((axis.size for axis in node.axes if axis.symbol not in within), start=sympy.Integer(1))
+        if times.is_Integer and times * node.expr.dtype.itemsize < len(reading) * load.dtype.itemsize:
+            return False
+    return True

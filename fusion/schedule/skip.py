@@ -1,8 +1,12 @@
 """Skipping: where a walk may pass over whole blocks, because nothing in them counts.
 
-What enters are the folds of a walk; what leaves is a condition over axes (a bool expression), false only at points
-where every fold sees its identity: what a causal mask leaves out, or a sliding window.  A `where` that chooses a
-constant is a candidate; with the constant in its place, the folds are evaluated on samples.
+What enters are the folds of a walk; what leaves is a condition (a bool expression), false only at points where every
+fold sees its identity: what a causal mask leaves out, a sliding window, another document, or padding.  A `where` that
+chooses a constant is a candidate; with the constant in its place, the folds are evaluated on samples.
+
+A condition asks indices, and integers and bools in memory that a block of the walk has a few of: a vector along the
+walk or along the rows, a number.  A mask with an element for every row and every point of the walk is as large as what
+it would save, and is left out.
 
 What the tensors hold at a point that is masked out is taken not to count, even if it is infinite or NaN, as in every
 kernel for attention.  Eager multiplies it by 0, which would be NaN.
@@ -10,22 +14,28 @@ kernel for attention.  Eager multiplies it by 0, which would be NaN.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 import sympy
 import torch
 
-from lowering.expr import Cast, Const, Expr, Op, free_axes, loads, postorder, rewrite
+from lowering.expr import Cast, Const, Expr, Load, Op, Random, TileRef, free_axes, loads, postorder, rewrite
 from lowering.kernel import Fold
 from lowering.scalar_ops import SCALAR_OPS, identity
 
 SAMPLES = 64
 
 
-def counts_where(folds: Sequence[Fold], walked: Sequence[sympy.Symbol]) -> Expr | None:
-    """The condition under which a point of the walk counts for any of `folds`; None where all points may."""
+def counts_where(
+    folds: Sequence[Fold], walked: Sequence[sympy.Symbol], spread: Collection[sympy.Symbol] = ()
+) -> Expr | None:
+    """The condition under which a point of the walk counts for any of `folds`; None where all points may.
+
+    Args:
+        spread: the other axes of the tiles that are folded: the rows.
+    """
     found: list[Expr] = []
-    for node, condition in _candidates(folds, walked):
+    for node, condition in _candidates(folds, frozenset(walked), frozenset(spread)):
         if condition not in found and all(_is_identity(fold, node) for fold in folds):
             found.append(condition)
     if not found:
@@ -36,25 +46,37 @@ def counts_where(folds: Sequence[Fold], walked: Sequence[sympy.Symbol]) -> Expr 
     return whole
 
 
-def _candidates(folds: Sequence[Fold], walked: Sequence[sympy.Symbol]) -> Iterator[tuple[Op, Expr]]:
+def _candidates(
+    folds: Sequence[Fold], walked: frozenset[sympy.Symbol], spread: frozenset[sympy.Symbol]
+) -> Iterator[tuple[Op, Expr]]:
     """Every `where` with a constant branch, and the condition under which the other branch is taken."""
+
+    def usable(load: Load) -> bool:
+        index = load.index[0]
+        if load.mask is not None or load.dtype.is_floating_point or isinstance(index, Expr):
+            return False
+        return not (index.free_symbols & walked and index.free_symbols & spread)
+
     for node in postorder(*(arg for fold in folds for arg in fold.args)):
         if not isinstance(node, Op) or node.name != "where":
             continue
         condition, first, second = node.args
         if isinstance(first, Const) == isinstance(second, Const):
             continue
-        kept = _computed(plain(condition if isinstance(second, Const) else Op("not", (condition,), torch.bool)))
-        if kept is not None and not free_axes(kept).isdisjoint(walked):
+        kept = _known(plain(condition if isinstance(second, Const) else Op("not", (condition,), torch.bool)), usable)
+        if kept is not None and (any(loads(kept)) or not free_axes(kept).isdisjoint(walked)):
             yield node, kept
 
 
-def _computed(condition: Expr) -> Expr | None:
-    """What `condition` asks of indices alone; None if it asks only what is in memory."""
+def _known(condition: Expr, usable: Callable[[Load], bool]) -> Expr | None:
+    """What `condition` asks of indices and of `usable` loads; None if that is nothing."""
     if isinstance(condition, Op) and condition.name == "and":
-        parts = [part for part in map(_computed, condition.args) if part is not None]
+        parts = [part for part in (_known(arg, usable) for arg in condition.args) if part is not None]
         return Op("and", tuple(parts), torch.bool) if len(parts) == 2 else parts[0] if parts else None
-    return None if any(True for _ in loads(condition)) else condition
+    within = postorder(condition)
+    if any(isinstance(node, (TileRef, Random)) for node in within):
+        return None
+    return condition if all(usable(load) for load in loads(condition)) else None
 
 
 def plain(condition: Expr) -> Expr:
@@ -96,25 +118,30 @@ def _negated(condition: Expr) -> Expr:
 
 
 def _is_identity(fold: Fold, node: Op) -> bool:
-    """Does `fold` see its identity wherever `node` chooses its constant?"""
-    constant = next(arg for arg in node.args[1:] if isinstance(arg, Const))
+    """Does `fold` see its identity wherever `node` chooses its constant?
 
-    def rule(expr: Expr) -> Expr | None:
-        return constant if expr is node else None
-
+    Samples that are NaN whatever it chooses say nothing: the logarithm of a sum is not taken of a negative number.
+    """
+    first, second = node.args[1:]
+    constant, other = (first, second) if isinstance(first, Const) else (second, first)
     wanted = 0 if fold.op == "dot" else identity(fold.op, fold.dtype)
-    for arg in rewrite(fold.args, rule):
-        value = _sampled(arg)
-        if bool((value == wanted).all()):
+    for arg in fold.args:
+        chosen, usual = _sampled([_with(arg, node, each) for each in (constant, other)])
+        told = ~usual.isnan()
+        if int(told.sum()) * 4 >= SAMPLES and bool((chosen == wanted)[told].all()):
             return True
     return False
 
 
-def _sampled(root: Expr) -> torch.Tensor:
-    """`root` with finite samples in place of what it loads and of folds."""
+def _with(arg: Expr, node: Expr, value: Expr) -> Expr:
+    return rewrite([arg], lambda expr: value if expr is node else None)[0]
+
+
+def _sampled(roots: Sequence[Expr]) -> list[torch.Tensor]:
+    """`roots` with finite samples in place of what they load and of folds, the same in all of them."""
     generator = torch.Generator().manual_seed(0)
     values: dict[Expr, torch.Tensor] = {}
-    for node in postorder(root):
+    for node in postorder(*roots):
         floating = node.dtype.is_floating_point
         if isinstance(node, Const):
             values[node] = torch.full((SAMPLES,), node.value, dtype=torch.float64 if floating else node.dtype)
@@ -128,7 +155,7 @@ def _sampled(root: Expr) -> torch.Tensor:
             values[node] = torch.randint(0, 100, (SAMPLES,), generator=generator).to(node.dtype)
         else:
             values[node] = torch.randn(SAMPLES, generator=generator, dtype=torch.float64)
-    return values[root]
+    return [values[root] for root in roots]
 
 
 __all__ = ["counts_where", "plain"]

@@ -114,6 +114,29 @@ def documents(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ids: torch.Tens
     return torch.softmax(torch.where(same, s, float("-inf")), -1) @ v
 
 
+def documents_of_batch(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    same = (ids[:, None, :, None] == ids[:, None, None, :]) & (ids[:, None, None, :] >= 0)
+    return torch.softmax(scores(q, k).masked_fill(~same, float("-inf")), -1) @ v
+
+
+def across_documents(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, queries: torch.Tensor, keys: torch.Tensor
+) -> torch.Tensor:
+    return torch.softmax(torch.where(queries[:, None] == keys, scores(q, k), float("-inf")), -1) @ v
+
+
+def key_lengths(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    s = scores(q, k)
+    _, j = positions(s)
+    return torch.softmax(s.masked_fill(j >= lengths[:, None, None, None], float("-inf")), -1) @ v
+
+
+def key_flags(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor) -> torch.Tensor:
+    s = scores(q, k)
+    i, j = positions(s)
+    return torch.softmax(s.masked_fill(~(seen[:, None, None, :] & (j <= i)), float("-inf")), -1) @ v
+
+
 def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     repeat = q.shape[1] // k.shape[1]
     return plain(q, k.repeat_interleave(repeat, 1), v.repeat_interleave(repeat, 1))
@@ -154,6 +177,15 @@ def _mask(device: torch.device) -> tuple[torch.Tensor, ...]:
     return (torch.rand(517, 517, generator=generator).gt(0.3).fill_diagonal_(True).to(device),)
 
 
+def _ids(documents: int, length: int) -> torch.Tensor:
+    """Documents in any order."""
+    return torch.randint(0, documents, (length,), generator=torch.Generator().manual_seed(1))
+
+
+def _lengths(*lengths: int) -> torch.Tensor:
+    return torch.tensor(lengths)
+
+
 ATTENTIONS = (
     Attention("plain", plain),
     Attention("by hand", by_hand),
@@ -166,6 +198,32 @@ ATTENTIONS = (
     Attention("sliding window", sliding_window),
     Attention("prefix", prefix),
     Attention("documents", documents, more=lambda device: (torch.arange(517, device=device) // 90,)),
+    Attention("documents, unordered", documents, more=lambda device: (_ids(5, 517).to(device),)),
+    Attention("one document", documents, more=lambda device: (torch.zeros(517, dtype=torch.int32, device=device),)),
+    Attention(
+        *("all distinct", documents_of_batch, (1, 2, 517, 40), (2, 517)),
+        more=lambda device: (torch.randperm(517, generator=torch.Generator().manual_seed(2))[None].to(device),),
+        differentiable=False,  # a gradient of 0, which only eager's order of summation gives exactly
+    ),
+    Attention(
+        *("documents of batch", documents_of_batch, (2, 1, 517, 40), (1, 517)),
+        more=lambda device: ((torch.arange(517) // torch.tensor([[90], [517]])).int().to(device),),
+    ),
+    Attention(
+        *("rows without documents", across_documents, (1, 2, 517, 40), (2, 600)),
+        more=lambda device: (torch.arange(517, device=device) // 70, _ids(6, 600).sort()[0].to(device)),
+        differentiable=False,
+    ),
+    Attention("lengths", key_lengths, (3, 1, 517, 40), (1, 517), lambda device: (_lengths(40, 300, 517).to(device),)),
+    Attention(
+        *("length 0", key_lengths, (2, 1, 517, 40), (1, 517)),
+        more=lambda device: (_lengths(0, 517).to(device),),
+        differentiable=False,
+    ),
+    Attention(
+        *("key flags", key_flags, (2, 1, 517, 40), (1, 517)),
+        more=lambda device: ((torch.arange(517, device=device) // torch.tensor([[99], [7]], device=device)) % 2 == 0,),
+    ),
     Attention("grouped", grouped, queries=(1, 4, 517, 32)),
     Attention("expanded", expanded, queries=(1, 4, 517, 32)),
     Attention("cross", plain, queries=(2, 2, 333, 64), keys=(2, 700)),

@@ -193,16 +193,17 @@ def test_few_rows_are_sums_that_share_the_weight() -> None:
     assert [folds(block(only_kernel(per_channel, *inputs(per_channel, 5, 4096, 4096))).kernel)[0].op] == ["dot"]
 
 
-def test_a_weight_that_is_contiguous_along_its_columns_stays_a_contraction() -> None:
+@pytest.mark.parametrize(("m", "form"), [(1, ["sum"]), (2, ["dot"])])
+def test_a_weight_that_is_contiguous_along_its_columns_is_summed_for_one_row(m: int, form: list[str]) -> None:
     def turned(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
         return x @ (w.to(x.dtype) * scale)
 
     given = [
-        torch.randn(1, 4096).to(BF16),
+        torch.randn(m, 4096).to(BF16),
         torch.randint(-9, 9, (4096, 4096), dtype=torch.int8),
         torch.rand(4096).to(BF16),
     ]
-    assert [fold.op for fold in folds(block(only_kernel(turned, *given)).kernel)] == ["dot"]
+    assert [fold.op for fold in folds(block(only_kernel(turned, *given)).kernel)] == form
 
 
 def test_the_larger_operand_fills_the_rows_of_the_matrix_units() -> None:

@@ -6,6 +6,7 @@ Triton decides on import whether it interprets, so these run only in a process s
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 
 import pytest
 
@@ -18,6 +19,7 @@ import torch.nn.functional as F  # the name everyone knows it by
 
 from codegen.triton import Config, TritonTarget
 from lowering.kernel import Kernel
+from tests.codegen.triton_kernels import BF16, matmul
 from tests.fusion.test_quantised import LINEARS, error, inputs, only_kernel
 
 TARGET = TritonTarget("sm_90")
@@ -59,3 +61,61 @@ def test_a_vector_times_ragged_rows(dtype: torch.dtype) -> None:
     kernel = only_kernel(F.linear, *given)
     assert "tl.dot" not in TARGET.emit(kernel)
     assert error(run(kernel, given), F.linear, given) <= 2 * error(F.linear(*given), F.linear, given)
+
+
+# Weights that are contiguous along the columns of the result, [k, n] --------------------------------------------------
+
+
+def columns(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.relu(x @ w)
+
+
+def bytes_in_columns(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (x @ w.to(x.dtype)) * scale
+
+
+def groups_in_columns(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    groups, n = scale.shape
+    return x @ (w.to(x.dtype).view(groups, -1, n) * scale[:, None]).view(-1, n)
+
+
+def four_bits_in_columns(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    wide = torch.stack((w & 15, w >> 4), 1).reshape(-1, w.shape[1]).to(torch.int8) - 8
+    return x @ (wide.to(x.dtype) * scale)
+
+
+COLUMNS = (columns, bytes_in_columns, groups_in_columns, four_bits_in_columns)
+
+
+def in_columns(function: Callable[..., torch.Tensor], m: int, n: int, k: int) -> list[torch.Tensor]:
+    x = torch.randn(m, k).bfloat16()
+    if function is columns:
+        return [x, torch.randn(k, n).bfloat16()]
+    packed, grouped = function is four_bits_in_columns, function is groups_in_columns
+    w = torch.randint(0, 256, (k // 2, n), dtype=torch.uint8)
+    w = w if packed else torch.randint(-128, 128, (k, n), dtype=torch.int8)
+    return [x, w, (torch.rand((k // 64, n) if grouped else (n,)) / 50 + 0.01).bfloat16()]
+
+
+@pytest.mark.parametrize("m", [1, 3, 16])
+@pytest.mark.parametrize("function", COLUMNS, ids=lambda function: function.__name__)
+def test_weights_along_the_columns(function: Callable[..., torch.Tensor], m: int) -> None:
+    """Every configuration, of columns and a sum that are no multiple of a block."""
+    for n, k in ((200, 192), (72, 320)):
+        given = in_columns(function, m, n, k)
+        kernel = generated(function, *given)
+        assert ("tl.dot" in TARGET.emit(kernel)) == (m > 1 or function is columns)
+        limit = 2 * error(function(*given), function, given)
+        for config in TARGET.configs(kernel):
+            out = torch.full((m, n), float("nan"), dtype=torch.bfloat16)
+            TARGET.build(kernel, TARGET.emit(kernel, config))(*given, out)
+            assert error(out, function, given) <= limit, config
+
+
+def generated(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> Kernel:
+    """The kernel of the product, whatever the library does as well."""
+    return (
+        only_kernel(function, *given)
+        if function is not columns
+        else matmul(len(given[0]), *reversed(given[1].shape), BF16)
+    )

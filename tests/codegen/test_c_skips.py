@@ -1,0 +1,51 @@
+"""Blocks that a walk in C passes over because of what lies in memory, against the evaluator."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from codegen.c import CTarget
+from lowering.kernel import Kernel
+from tests.codegen.masked_kernels import DOCUMENTS, MASKS, WALKS, given, masked
+from tests.codegen.triton_kernels import assert_same, expected
+
+TARGET = CTarget()
+SIZES = (1, 450, 500)  # in blocks of at most 192
+
+
+def run(kernel: Kernel, tensors: list[torch.Tensor]) -> None:
+    TARGET.build(kernel, TARGET.emit(kernel))(*tensors)
+
+
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("walk", WALKS)
+def test_masks_in_memory(walk: str, mask: str) -> None:
+    kernel = masked(walk, mask, SIZES)
+    assert ") continue;" in TARGET.emit(kernel)
+    ids = torch.arange(500) // 150 if mask != "no document twice in a row" else torch.arange(500) // 400
+    tensors = given(kernel, SIZES, ids)
+    want = expected(kernel, tensors)
+    run(kernel, tensors)
+    assert_same(kernel, tensors, want)
+
+
+@pytest.mark.parametrize("ids", DOCUMENTS)
+def test_documents_in_any_order(ids: str) -> None:
+    kernel = masked("forward", "causal documents", SIZES)
+    tensors = given(kernel, SIZES, DOCUMENTS[ids](500))
+    want = expected(kernel, tensors)
+    run(kernel, tensors)
+    assert_same(kernel, tensors, want)
+
+
+def test_other_documents_are_not_read() -> None:
+    sizes = (1, 576, 576)
+    kernel = masked("forward", "documents", sizes)
+    tensors = given(kernel, sizes, torch.arange(576) // 192)
+    value, out = tensors[-2:]
+    value[:, 192:384] = float("nan")
+    run(kernel, tensors)
+    seen = out.isfinite().all(-1)[0]
+    # Blocks of rows are 192 or less, by the number of threads: what stands at the ends is of one document.
+    assert seen[:96].all() and seen[568:].all() and not seen[192:384].any()

@@ -1,0 +1,90 @@
+"""Walks that skip by what lies in memory, under Triton's interpreter, against the evaluator.
+
+Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import replace
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
+pytest.importorskip("triton")
+
+import torch
+
+from codegen.triton import Config, TritonTarget
+from lowering.kernel import Kernel
+from tests.codegen.masked_kernels import DOCUMENTS, MASKS, WALKS, given, masked
+from tests.codegen.triton_kernels import assert_same, expected
+
+TARGET = TritonTarget()
+BLOCKS = Config((("m", 32), ("k", 16), ("n", 16), ("r", 16)))
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
+
+
+def run(kernel: Kernel, tensors: list[torch.Tensor], config: Config) -> str:
+    source = TARGET.emit(kernel, config)
+    TARGET.build(kernel, source)(*tensors)
+    return source
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["one loop", "split"])
+@pytest.mark.parametrize("mask", MASKS)
+@pytest.mark.parametrize("walk", WALKS)
+def test_masks_in_memory(walk: str, mask: str, split: bool) -> None:
+    for sizes in ((2, 96, 128), (2, 150, 90)):
+        kernel = masked(walk, mask, sizes)
+        tensors = given(kernel, sizes)
+        want = expected(kernel, tensors)
+        source = run(kernel, tensors, replace(BLOCKS, split=split))
+        assert ("_lower" in source) == (walk != "dkv" or mask not in ("lengths", "flags")) and "_upper" in source
+        assert_same(kernel, tensors, want)
+
+
+@pytest.mark.parametrize("ids", DOCUMENTS)
+def test_documents_in_any_order(ids: str) -> None:
+    sizes = (1, 150, 150)
+    for walk in WALKS:
+        for mask in ("documents", "causal documents"):
+            kernel = masked(walk, mask, sizes)
+            tensors = given(kernel, sizes, DOCUMENTS[ids](150))
+            want = expected(kernel, tensors)
+            run(kernel, tensors, replace(BLOCKS, split=True))
+            assert_same(kernel, tensors, want)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["one loop", "split"])
+def test_other_documents_are_not_read(split: bool) -> None:
+    sizes = (1, 192, 192)
+    kernel = masked("forward", "documents", sizes)
+    tensors = given(kernel, sizes, torch.arange(192) // 64)
+    value, out = tensors[-2:]
+    value[:, 64:128] = float("nan")
+    source = run(kernel, tensors, replace(BLOCKS, split=split))
+    assert source.count("tl.dot(") == (4 if split else 2)
+    seen = out.isfinite().all(-1)[0]
+    assert seen[:64].all() and seen[128:].all() and not seen[64:128].any()
+
+
+def test_rows_that_see_nothing() -> None:
+    """Some rows see no key, and some blocks of rows none at all."""
+    sizes = (1, 128, 128)
+    kernel = masked("forward", "documents", sizes)
+    tensors = given(kernel, sizes)
+    position = [p.name for p in kernel.params].index("query_ids")
+    tensors[position] = torch.where(torch.arange(128) % 3 == 0, 99, tensors[position])
+    tensors[position][32:64] = 99
+    want = expected(kernel, tensors)
+    run(kernel, tensors, replace(BLOCKS, split=True))
+    assert want[-1].isnan().any() and want[-1].isfinite().any()
+    assert_same(kernel, tensors, want)
+
+
+def test_a_short_loop_is_not_scanned() -> None:
+    kernel = masked("forward", "documents", (1, 128, 128))
+    assert "_lower" not in TARGET.emit(kernel, replace(BLOCKS, blocks=(("m", 32), ("k", 16), ("n", 64), ("r", 16))))
