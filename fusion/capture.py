@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import sympy
 import torch
@@ -19,6 +19,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.joint import prepare
+from fusion.options import WORKSPACE
+from fusion.saved import widen_statistics
 from lowering.builder import size_of
 from lowering.decompositions import decompositions
 from lowering.errors import Unsupported
@@ -29,19 +31,24 @@ CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
 
 
 def aot_backend(
-    compile_one: CompileOne, streams: Callable[[torch.device], bool]
+    compile_one: CompileOne, streams: Callable[[torch.device], bool], workspace: int = WORKSPACE
 ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
     """A Dynamo backend that gives every functional ATen graph to `compile_one`.
 
     Args:
         streams: can contractions be part of generated kernels on a device?
+        workspace: bytes above which a product is made in chunks, where that can be done.
     """
 
     def partition(
         joint: fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        prepare(joint, streams=streams(main_device(joint)))
-        return min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
+        kept = prepare(joint, streams=streams(main_device(joint)), workspace=workspace)
+        returned = num_fwd_outputs + add_results(joint, kept, num_fwd_outputs)
+        parted = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=returned, **others)
+        drop_results(parted[0], num_fwd_outputs, returned)
+        widen_statistics(*parted, num_fwd_outputs)
+        return parted
 
     def labelled(label: str) -> Callable[[fx.GraphModule, Sequence[object]], Boxed]:
         def compiler(graph: fx.GraphModule, example_inputs: Sequence[object]) -> Boxed:
@@ -56,10 +63,43 @@ def aot_backend(
         fw_compiler=labelled("forward"),
         bw_compiler=labelled("backward"),
         inference_compiler=labelled("inference"),
+        keep_inference_input_mutations=True,
         decompositions=decompositions(),
         partition_fn=partition,
     )
     return backend
+
+
+def add_results(joint: fx.GraphModule, kept: Sequence[fx.Node], position: int) -> int:
+    """Have the graph return `kept`, too, before its result at `position`; returns how many they are.
+
+    A partition computes in forward what forward returns, whatever it would make of it otherwise.
+    """
+    if kept:
+        _results(joint, lambda results: [*results[:position], *kept, *results[position:]])
+        _described(joint, lambda found: [*found[:position], *(found[0] for _ in kept), *found[position:]])
+        joint.recompile()
+    return len(kept)
+
+
+def drop_results(graph: fx.GraphModule, start: int, stop: int) -> None:
+    """Have the graph not return its results from `start` to `stop`; what backward needs of them comes after these."""
+    if start < stop:
+        _results(graph, lambda results: [*results[:start], *results[stop:]])
+        _described(graph, lambda found: [*found[:start], *found[stop:]])
+        graph.recompile()
+
+
+def _results(graph: fx.GraphModule, change: Callable[[list[fx.Node | None]], list[fx.Node | None]]) -> None:
+    output = graph.graph.output_node()
+    output.args = (tuple(change(list(cast("Sequence[fx.Node | None]", output.args[0])))),)
+
+
+def _described(graph: fx.GraphModule, change: Callable[[list[object]], list[object]]) -> None:
+    """AOTAutograd says of each result what it is, where it does."""
+    output = graph.graph.output_node()
+    if "desc" in output.meta:
+        output.meta["desc"] = change(list(output.meta["desc"]))
 
 
 def main_device(graph: fx.GraphModule) -> torch.device:

@@ -9,7 +9,9 @@ inside the result; a failure of the compiler itself is raised, and whoever calle
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 
 import sympy
@@ -20,71 +22,110 @@ from codegen.targets import builder_for
 from fusion.capture import main_device, size_hints
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
-from fusion.options import Options
+from fusion.options import WORKSPACE, Options
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule, grow, plan
+from fusion.schedule.chunks import Chunks, in_chunks
 from fusion.schedule.copies import positions_in
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.library import prefer_library
+from fusion.schedule.library import leave_lone_products, prefer_library
+from fusion.schedule.select import select_terms
 from fusion.schedule.split import split_reductions
 from fusion.schedule.streams import stream
 from lowering.lower import lower
-from lowering.program import Contract, Program
+from lowering.program import Contract, Extern, Program
 from lowering.verify import verify_kernel, verify_program
 
 Compiled = Callable[[list[object]], tuple[object, ...]]
 
 
 def schedule_graph(
-    graph: fx.GraphModule, target: Target, trace: Trace, hints: Mapping[sympy.Symbol, int] | None = None
+    graph: fx.GraphModule,
+    target: Target,
+    trace: Trace,
+    hints: Mapping[sympy.Symbol, int] | None = None,
+    workspace: int = WORKSPACE,
 ) -> tuple[Program, Schedule]:
     """The first half of the path, which needs neither a device nor a compiler: lower and schedule.
+
+    Args:
+        workspace: bytes above which a product is made in chunks.
 
     Returns:
         The program as lowered, and the schedule of what became of it.
     """
-    capabilities = target.capabilities
-    program = lower(graph, device=main_device(graph), contractions=_products(graph, capabilities, hints))
+    wanted = _products(graph, target.capabilities, hints, workspace)
+    program = lower(graph, device=main_device(graph), contractions=wanted)
     lowered = trace.program("program", program)
     verify_program(program)
+    return lowered, _schedule(program, target, trace, hints, workspace)
 
+
+def _schedule(
+    program: Program, target: Target, trace: Trace, hints: Mapping[sympy.Symbol, int] | None, workspace: int
+) -> Schedule:
+    """The passes, in their order."""
+    capabilities = target.capabilities
+    streams = "dot" in capabilities.fold_ops
     for name, transform in (
         ("inlined", inline_cheap_maps),
-        # after inlining, so that what feeds a split reduction is already part of it
-        ("split", partial(split_reductions, capabilities=capabilities)),
+        ("selected", select_terms),
+        ("chunks", partial(in_chunks, workspace=workspace, streams=streams, hints=hints)),
     ):
         program = trace.program(name, transform(program))
         verify_program(program)
 
-    program, streams = stream(program, capabilities, hints)
+    program, walked = stream(program, capabilities, hints)
+    if not capabilities.lone_products:
+        program, walked = leave_lone_products(program, walked)
     verify_program(trace.program("streamed", program))
-    clustering = grow(program, capabilities, hints, streams)
+    # after inlining, so that what feeds a split reduction is part of it, and after streams, which have their own parts
+    split = split_reductions(program, capabilities, walked)
+    program, walked = split, positions_in(split, program, walked)
+    verify_program(trace.program("split", program))
+    clustering = grow(program, capabilities, hints, walked)
     left = prefer_library(program, clustering, target)
     if left is not program:
-        program, clustering = left, grow(left, capabilities, hints, positions_in(left, program, streams))
-    schedule = plan(program, trace.clustering(program, clustering))
+        program, clustering = left, grow(left, capabilities, hints, positions_in(left, program, walked))
+    schedule = plan(program, trace.clustering(program, clustering), target)
     for step in schedule.steps:
         if isinstance(step, KernelCall):
             verify_kernel(step.kernel)
-    return lowered, schedule
+    return replace(schedule, bodies=dict(_bodies(program, target, trace, hints)))
+
+
+def _bodies(
+    program: Program, target: Target, trace: Trace, hints: Mapping[sympy.Symbol, int] | None
+) -> Iterator[tuple[Chunks, tuple[Schedule, ...]]]:
+    """What is called in chunks, with the schedules of its bodies."""
+    calls = [node.target for node in program.nodes if isinstance(node, Extern) and isinstance(node.target, Chunks)]
+    for number, chunks in enumerate(calls):
+        traces = [trace.within(f"chunks_{number}_{k}") for k in range(len(chunks.bodies))]
+        bodies = zip(chunks.bodies, traces, strict=True)
+        yield chunks, tuple(_schedule(body, target, inner, hints, sys.maxsize) for body, inner in bodies)
 
 
 def _products(
-    graph: fx.GraphModule, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None
+    graph: fx.GraphModule, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None, workspace: int
 ) -> Collection[str] | None:
     """The matrix products to lower as contractions, by the names of their nodes; None for all.
 
-    Where the library multiplies faster than what is generated, only those that something walks at once.
+    Where the library multiplies faster than what is generated, only those that something walks at once, or that are
+    made in chunks.
     """
-    if "dot" not in capabilities.fold_ops:
-        return ()
-    if capabilities.lone_products:
+    if capabilities.lone_products and "dot" in capabilities.fold_ops:
         return None
-    program = inline_cheap_maps(lower(graph, device=main_device(graph)))
-    program, streams = stream(program, capabilities, hints)
-    members = (program.nodes[member] for cluster in streams for member in cluster.members)
-    return {program.origins[node.out].name for node in members if isinstance(node, Contract)}
+    streams = "dot" in capabilities.fold_ops
+    whole = select_terms(inline_cheap_maps(lower(graph, device=main_device(graph))))
+    program = in_chunks(whole, workspace, streams, hints)
+    outside = {node.out for node in program.nodes if isinstance(node, Contract)}
+    made = [node for node in whole.nodes if isinstance(node, Contract) and node.out not in outside]
+    program, walked = stream(program, capabilities, hints)
+    nodes = (program.nodes[member] for cluster in walked for member in cluster.members)
+    made += [node for node in nodes if isinstance(node, Contract)]
+    origins = {**whole.origins, **program.origins}  # streams make their tiles under other names
+    return {origins[node.out].name for node in made}
 
 
 def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph") -> tuple[Compiled, Report]:
@@ -104,11 +145,11 @@ def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph")
     hints = size_hints(graph)
     trace = Trace(options.dump, label, builder.target)
     trace.graph(graph)
-    lowered, schedule = schedule_graph(graph, builder.target, trace, hints)
+    lowered, schedule = schedule_graph(graph, builder.target, trace, hints, options.workspace)
 
-    calls = {k: step for k, step in enumerate(schedule.steps) if isinstance(step, KernelCall)}
-    built = dict(zip(calls, builder.build([call.kernel for call in calls.values()]), strict=True))
-    trace.kernels({k: (calls[k], built[k]) for k in calls})
+    kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
+    built = dict(zip(kernels, builder.build(kernels), strict=True))
+    trace.kernels([built[kernel] for kernel in kernels])
 
     module = trace.module(splice(schedule, built))
     report = Report.of(label, lowered, schedule, built, builder.target.name, hints)

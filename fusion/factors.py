@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import TypeAlias, cast
@@ -22,6 +22,8 @@ from lowering.builder import sizes_of
 aten = torch.ops.aten
 
 Shape: TypeAlias = tuple[sympy.Expr, ...]
+Runs: TypeAlias = tuple[tuple[bool, sympy.Expr], ...]
+"""A shape as lengths in row-major order, each with whether a tensor varies along it: how it is repeated."""
 
 VIEWS = (
     *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default),
@@ -30,6 +32,7 @@ VIEWS = (
 )
 """Give the elements of their argument in the same order, where they give as many."""
 CONSTANTS = (aten.scalar_tensor.default, aten.full.default)
+PRODUCTS = (aten.mm.default, aten.bmm.default)
 PERMUTATIONS = (aten.permute.default, aten.transpose.int, aten.t.default)
 
 
@@ -43,7 +46,7 @@ class Factor:
     """
 
     root: fx.Node
-    runs: tuple[tuple[bool, sympy.Expr], ...]
+    runs: Runs
     inverted: bool = False
 
     @property
@@ -95,6 +98,37 @@ def count(shape: Shape) -> sympy.Expr:
 
 def is_tensor(node: object) -> bool:
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
+
+
+def is_row_sum(node: fx.Node) -> bool:
+    """Is this a sum of floats over the last axis, which is not of size 1?"""
+    return node.target is aten.sum.dim_IntList and _is_over_rows(node)
+
+
+def is_row_mean(node: fx.Node) -> bool:
+    """Is this a mean over the last axis, which is not of size 1?"""
+    return node.target is aten.mean.dim and _is_over_rows(node)
+
+
+def _is_over_rows(node: fx.Node) -> bool:
+    if not is_tensor(node.args[0]):
+        return False
+    summand, dims = cast(fx.Node, node.args[0]), node.args[1]
+    rank = value_of(summand).ndim
+    last = isinstance(dims, (list, tuple)) and len(dims) == 1 and rank > 0 and cast(int, dims[0]) % rank == rank - 1
+    return last and value_of(summand).dtype.is_floating_point and shape_of(summand)[-1] != 1
+
+
+def operands(product: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """The two sides of a matrix product."""
+    left, right = product.args
+    return cast(fx.Node, left), cast(fx.Node, right)
+
+
+def constant_of(part: object) -> int | float | None:
+    """The number that a part is everywhere; None if it is not known to be one."""
+    made_of = part.args[-1] if isinstance(part, fx.Node) and part.target in CONSTANTS else part
+    return made_of if isinstance(made_of, (int, float)) else None
 
 
 # Where elements come from ---------------------------------------------------------------------------------------------
@@ -158,16 +192,22 @@ def matrix_root(operand: fx.Node) -> tuple[fx.Node, bool]:
 def factor_of(node: fx.Node, shape: Shape, *, inverted: bool = False) -> Factor:
     """A tensor as one factor of a product of some shape, to which it is broadcast."""
     own = shape_of(node)
-    runs: list[tuple[bool, sympy.Expr]] = []
-    for given, size in zip((*[sympy.Integer(1)] * (len(shape) - len(own)), *own), shape, strict=True):
-        varies = bool(given == size)
+    given = (*[sympy.Integer(1)] * (len(shape) - len(own)), *own)
+    runs = [(bool(mine == size), size) for mine, size in zip(given, shape, strict=True)]
+    return Factor(root(node), joined(runs), inverted)
+
+
+def joined(runs: Iterable[tuple[bool, sympy.Expr]]) -> Runs:
+    """Runs without those of length 1, in which neighbours differ."""
+    made: list[tuple[bool, sympy.Expr]] = []
+    for varies, size in runs:
         if size == 1:
             continue
-        if runs and runs[-1][0] == varies:
-            runs[-1] = (varies, runs[-1][1] * size)
+        if made and made[-1][0] == varies:
+            made[-1] = (varies, made[-1][1] * size)
         else:
-            runs.append((varies, size))
-    return Factor(root(node), tuple(runs), inverted)
+            made.append((varies, size))
+    return tuple(made)
 
 
 Part: TypeAlias = "Factor | fx.Node | int | float"
@@ -186,7 +226,7 @@ def product_of(part: Part, shape: Shape) -> Product:
             if count(shape_of(part)) == count(shape):
                 part = root(part)
                 shape = shape_of(part)
-                if parts := _multiplied(part):
+                if parts := multiplied(part):
                     todo += [(each, shape, divides != below) for each, below in parts]
                     continue
                 if part.target is aten.expand.default:
@@ -196,7 +236,7 @@ def product_of(part: Part, shape: Shape) -> Product:
     return Product(scale, over, under)
 
 
-def _multiplied(node: fx.Node) -> list[tuple[Part, bool]]:
+def multiplied(node: fx.Node) -> list[tuple[Part, bool]]:
     """What a tensor is the product of, each with whether it divides; nothing if it is no product."""
     target, shape = node.target, shape_of(node)
     args = [cast(Part, arg) for arg in node.args if is_tensor(arg) or isinstance(arg, (int, float))]
@@ -212,6 +252,10 @@ def _multiplied(node: fx.Node) -> list[tuple[Part, bool]]:
         return [(args[0], False), (args[1], True)]
     if target is aten.neg.default:
         return [(args[0], False), (-1, False)]
+    if target is aten.reciprocal.default:
+        return [(args[0], True)]
+    if target is aten.pow.Tensor_Scalar and args[1] in (2, 3):
+        return [(args[0], False)] * int(cast(float, args[1]))
     return _masked(node, args, shape)
 
 
@@ -223,9 +267,9 @@ def _masked(node: fx.Node, args: list[Part], shape: Shape) -> list[tuple[Part, b
     target = node.target
     if target is aten.masked_fill.Scalar and args[2] == 0:
         return [(args[0], False), (factor_of(cast(fx.Node, args[1]), shape, inverted=True), False)]
-    if target is aten.where.self and _is_zero(args[2]):
+    if target is aten.where.self and constant_of(args[2]) == 0:
         return [(args[1], False), (factor_of(cast(fx.Node, args[0]), shape), False)]
-    if target is aten.where.self and _is_zero(args[1]):
+    if target is aten.where.self and constant_of(args[1]) == 0:
         return [(args[2], False), (factor_of(cast(fx.Node, args[0]), shape, inverted=True), False)]
     if target is aten.native_dropout_backward.default:
         return [(args[0], False), (args[1], False), (args[2], False)]
@@ -242,8 +286,3 @@ def _dropped_out(node: fx.Node) -> list[tuple[Part, bool]]:
     if not masks or training is False or not isinstance(probability, (int, float)) or probability >= 1:
         return []
     return [(cast(fx.Node, given), False), (masks[0], False), (1 - probability, True)]
-
-
-def _is_zero(part: Part) -> bool:
-    made_of = part.args[-1] if isinstance(part, fx.Node) and part.target in CONSTANTS else None
-    return isinstance(made_of, (int, float)) and made_of == 0

@@ -1,8 +1,9 @@
 """The joint graph: what is decided about forward and backward together, before they are parted.
 
 What enters is the functional ATen graph of both, as AOTAutograd traces it.  It is changed in place and computes the
-same, up to rounding: sums that the graph already holds in another order are taken from there (`reassociate.py`), and
-what backward makes again, rather than forward saving it, is marked.
+same, up to rounding: gradients of maxima that cancel are not computed (`maxima.py`), sums that the graph already holds
+in another order are taken from there (`reassociate.py`), gradients of what is too large to keep are computed in forward
+(`ahead.py`), and what backward makes again, rather than forward saving it, is marked.
 """
 
 from __future__ import annotations
@@ -14,7 +15,11 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusion.reassociate import PRODUCTS, reassociate
+from fusion.ahead import compute_ahead
+from fusion.factors import PRODUCTS
+from fusion.maxima import drop_vanishing_gradients
+from fusion.options import WORKSPACE
+from fusion.reassociate import reassociate
 
 EXACT = frozenset(
     overload for packet in (torch.ops.aten.eq, torch.ops.aten.ne) for overload in (packet.Tensor, packet.Scalar)
@@ -25,20 +30,27 @@ MAX_RECOMPUTED = 256
 """The longest axis that a product may run over to be made again rather than saved."""
 
 
-def prepare(joint: fx.GraphModule, *, streams: bool) -> None:
+def prepare(joint: fx.GraphModule, *, streams: bool, workspace: int = WORKSPACE) -> list[fx.Node]:
     """Ready a joint graph for its partition.
 
     Args:
         streams: can contractions be part of generated kernels, and so be made again where they are needed?
+        workspace: bytes above which a product is not to be kept.
+
+    Returns:
+        What forward has to compute and keep, though only backward needs it.
     """
+    drop_vanishing_gradients(joint)
+    kept = compute_ahead(joint, workspace)
     reassociate(joint)
     if streams:
         prefer_recomputation(joint)
+    return kept
 
 
 def prefer_recomputation(joint: fx.GraphModule) -> None:
-    """Mark what backward had better make again: products that are much larger than their operands, maps of them, and
-    what is made of constants alone (masks).
+    """Mark what backward had better make again: products that are larger than their operands, maps of them, and what
+    is made of constants alone (masks).
 
     Not what is compared for equality, as the gradient of a maximum does: made again by another kernel, it may differ in
     its last bit from the maximum that was saved, and nothing would be equal to it.
@@ -80,9 +92,10 @@ def _is_map_of(node: fx.Node, tiles: Collection[fx.Node]) -> bool:
 
 
 def _grows(node: fx.Node) -> bool:
-    """Is this a product over a short axis, much larger than its operands?
+    """Is this a product over a short axis, larger than its operands together?
 
-    It is not worth saving between forward and backward: a kernel that needs a tile of it makes it again.
+    It is not worth saving between forward and backward, which has the operands in any case: a kernel that needs a tile
+    of it makes it again.  (Products that are to be streamed are told by the same measure.)
     """
     if node.target not in PRODUCTS:
         return False
@@ -90,4 +103,4 @@ def _grows(node: fx.Node) -> bool:
     short, size = left.shape[-1], node.meta["val"].numel()
     if not isinstance(short, int) or short > MAX_RECOMPUTED:
         return False
-    return bool(guard_or_false(size >= 4 * (left.numel() + right.numel())))
+    return bool(guard_or_false(size > left.numel() + right.numel()))

@@ -19,6 +19,9 @@ from codegen.targets import TARGETS
 
 MODES = ("default",)
 
+WORKSPACE = 1 << 29
+"""Bytes: a larger product that nobody needs whole is made a few rows at a time."""
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -29,12 +32,14 @@ class Options:
         target: name of the target to generate for; None picks by device.
         dump: directory for dumps, or None.
         strict: raise instead of falling back to eager.
+        workspace: bytes above which a product that nobody needs whole is made in chunks.
     """
 
     mode: str = "default"
     target: str | None = None
     dump: Path | None = None
     strict: bool = False
+    workspace: int = WORKSPACE
 
     @classmethod
     def read(cls, mode: str | None = None, options: Mapping[str, object] | None = None) -> Options:
@@ -71,6 +76,12 @@ def _checked(key: str, value: object) -> object:
         if value is not None and not isinstance(value, (str, Path)):
             raise TypeError(f"dump must be a path, got {type(value).__name__}")
         return None if value is None else Path(value)
+    if key == "workspace":
+        if not isinstance(value, int) or isinstance(value, bool):
+            raise TypeError(f"workspace must be a number of bytes, got {type(value).__name__}")
+        if value <= 0:
+            raise ValueError(f"workspace must be positive, got {value}")
+        return value
     if not isinstance(value, bool):
         raise TypeError(f"{key} must be a bool, got {type(value).__name__}")
     return value

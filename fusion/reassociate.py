@@ -27,7 +27,21 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from fusion.factors import Factor, Part, Product, Shape, count, is_tensor, matrix_root, product_of, shape_of, value_of
+from fusion.factors import (
+    PRODUCTS,
+    Factor,
+    Part,
+    Product,
+    Shape,
+    count,
+    is_row_sum,
+    is_tensor,
+    matrix_root,
+    operands,
+    product_of,
+    shape_of,
+    value_of,
+)
 from lowering.builder import size_of
 
 aten = torch.ops.aten
@@ -36,7 +50,6 @@ MIN_SHRINKAGE = 4
 """How many times as large as Y a tensor X must be."""
 MAX_NESTED = 2
 """How many sums within each other a summand is spread over."""
-PRODUCTS = (aten.mm.default, aten.bmm.default)
 NOT_INHERITED = ("val", "tensor_meta", "original_aten", "eager_input_vals", "recompute")
 """What says how a node was made, where the rest says what for."""
 
@@ -69,7 +82,7 @@ def reassociate(joint: fx.GraphModule) -> None:
             known.sizes.setdefault(size_of(node.meta["val"]), node)
         elif node.target in PRODUCTS:
             known.add_product(node)
-        elif _is_row_sum(node):
+        elif is_row_sum(node):
             found = known.sum_of(node)
             made = None if found is None else _Writer(joint.graph, node, known.sizes).write(found)
             if made is not None:
@@ -81,16 +94,6 @@ def reassociate(joint: fx.GraphModule) -> None:
         joint.recompile()
 
 
-def _is_row_sum(node: fx.Node) -> bool:
-    """Is this a sum of floats over the last axis, which is not of size 1?"""
-    if node.target is not aten.sum.dim_IntList or not is_tensor(node.args[0]):
-        return False
-    summand, dims = cast(fx.Node, node.args[0]), node.args[1]
-    rank = value_of(summand).ndim
-    last = isinstance(dims, (list, tuple)) and len(dims) == 1 and rank > 0 and cast(int, dims[0]) % rank == rank - 1
-    return last and value_of(summand).dtype.is_floating_point and shape_of(summand)[-1] != 1
-
-
 class _Known:
     """What the part of a graph that was walked so far holds."""
 
@@ -100,7 +103,7 @@ class _Known:
         self._sums: list[tuple[Product, Shape, fx.Node]] = []
 
     def add_product(self, node: fx.Node) -> None:
-        self._products[matrix_root(_operands(node)[1])].append(node)
+        self._products[matrix_root(operands(node)[1])].append(node)
 
     def add_sum(self, node: fx.Node, value: fx.Node) -> None:
         """Remember what the sum `node`, now to be had as `value`, sums."""
@@ -131,10 +134,10 @@ class _Known:
             if x.target not in PRODUCTS or not factor.is_whole or shape_of(x)[-1] != shape[-1]:
                 continue
             rest = term.without(Product(over=Counter([factor])))
-            left, right = _operands(x)
+            left, right = operands(x)
             source, transposed = matrix_root(right)
             for y in self._products[source, not transposed]:
-                p = _operands(y)[0]
+                p = operands(y)[0]
                 if rest is None or not _can_replace(y, x):
                     continue
                 before = rest.without(product_of(p, shape_of(p)))
@@ -152,11 +155,6 @@ class _Known:
         return None
 
 
-def _operands(product: fx.Node) -> tuple[fx.Node, fx.Node]:
-    left, right = product.args
-    return cast(fx.Node, left), cast(fx.Node, right)
-
-
 def _summand(node: fx.Node) -> fx.Node:
     return cast(fx.Node, node.args[0])
 
@@ -164,7 +162,7 @@ def _summand(node: fx.Node) -> fx.Node:
 def _can_replace(y: fx.Node, x: fx.Node) -> bool:
     """Has Y the shape of A, the precision of X, and much fewer elements?"""
     small, large = value_of(y), value_of(x)
-    fits = shape_of(y) == shape_of(_operands(x)[0]) and small.dtype is large.dtype
+    fits = shape_of(y) == shape_of(operands(x)[0]) and small.dtype is large.dtype
     return fits and bool(guard_or_false(large.numel() >= MIN_SHRINKAGE * small.numel()))
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -10,9 +10,11 @@ from torch import fx
 
 from codegen.build import Built
 from fusion.schedule import Refusal, Schedule
+from fusion.schedule.chunks import Chunks
 from fusion.schedule.graph import Dependences
 from fusion.schedule.kernels import KernelCall
 from lowering.errors import Origin
+from lowering.kernel import Kernel
 from lowering.program import Contract, Extern, Map, Program, Reduce, reads, writes
 
 
@@ -61,6 +63,7 @@ class Report:
         label: "forward", "backward" or "inference".
         operations: pointwise, reduction and contraction nodes of the lowered graph.
         failure: why the whole region runs eagerly; empty if it was compiled.
+        notes: what was decided about the graph as a whole.
     """
 
     label: str
@@ -71,6 +74,7 @@ class Report:
     traffic_before: Traffic
     traffic_after: Traffic
     failure: str = ""
+    notes: tuple[str, ...] = ()
 
     @classmethod
     def of(
@@ -78,35 +82,31 @@ class Report:
         label: str,
         lowered: Program,
         schedule: Schedule,
-        built: Mapping[int, Built],
+        built: Mapping[Kernel, Built],
         target: str,
         hints: Mapping[sympy.Symbol, int],
     ) -> Report:
         """The report of a compiled graph: `lowered` before any pass, `schedule` after all."""
         kernels: list[KernelReport] = []
         externs: list[ExternReport] = []
+        notes: list[str] = []
         after = Traffic(0, 0)
-        dependences = Dependences(schedule.program, hints)
-        for position, step in enumerate(schedule.steps):
+        for part, step, runs in _steps(schedule):
             if isinstance(step, KernelCall):
-                kernels.append(
-                    KernelReport(
-                        step.kernel.name,
-                        built[position].source,
-                        target,
-                        step.origins,
-                        step.bytes_read,
-                        step.bytes_written,
-                        step.flops,
-                    )
-                )
-                after += Traffic(step.bytes_read, step.bytes_written)
-            else:
-                after += _extern_traffic(dependences, step)
-                if not step.is_view:
-                    out = next((name for name in step.outs if name is not None), "")
-                    name = str(step.target)
-                    externs.append(ExternReport(name, step.reason, lowered.origins.get(out, Origin(out))))
+                moved = step.bytes_read * runs, step.bytes_written * runs
+                source = built[step.kernel].source
+                kernels.append(KernelReport(step.kernel.name, source, target, step.origins, *moved, step.flops * runs))
+                after += Traffic(*moved)
+                continue
+            out = next((name for name in step.outs if name is not None), "")
+            if isinstance(step.target, Chunks):
+                notes.append(f"in chunks: {step.reason}")
+                continue
+            traffic = _extern_traffic(Dependences(part.program, hints), step)
+            after += Traffic(traffic.read * runs, traffic.written * runs)
+            if not step.is_view:
+                origin = part.program.origins.get(out, lowered.origins.get(out, Origin(out)))
+                externs.append(ExternReport(str(step.target), step.reason, origin))
         before_dependences = Dependences(lowered, hints)
         before = Traffic(0, 0)
         for node in lowered.nodes:
@@ -116,7 +116,8 @@ class Report:
                 read = sum(before_dependences.bytes(name) for name in reads(node))
                 before += Traffic(read, sum(before_dependences.bytes(name) for name in writes(node)))
         operations = sum(isinstance(node, (Map, Reduce, Contract)) for node in lowered.nodes)
-        return cls(label, operations, tuple(kernels), tuple(externs), schedule.refusals, before, after)
+        refusals = tuple(refusal for part in _schedules(schedule) for refusal in part.refusals)
+        return cls(label, operations, tuple(kernels), tuple(externs), refusals, before, after, notes=tuple(notes))
 
     @classmethod
     def eager(cls, label: str, graph: fx.GraphModule, failure: Exception) -> Report:
@@ -134,6 +135,7 @@ class Report:
             f"{_count(len(self.externs), 'extern call')}; "
             f"{_size(self.traffic_before.total)} moved before, {_size(self.traffic_after.total)} after"
         ]
+        lines += [f"  {note}" for note in self.notes]
         for kernel in self.kernels:
             lines.append(
                 f"  kernel {kernel.name}: reads {_size(kernel.bytes_read)}, writes {_size(kernel.bytes_written)}, "
@@ -174,6 +176,24 @@ class Explanation:
 
     def __str__(self) -> str:
         return "\n".join(map(str, self.graphs)) or "nothing was compiled: no tensor operations were captured"
+
+
+def _schedules(schedule: Schedule) -> Iterator[Schedule]:
+    """A schedule and those of the bodies that it calls."""
+    yield schedule
+    for bodies in schedule.bodies.values():
+        for body in bodies:
+            yield from _schedules(body)
+
+
+def _steps(schedule: Schedule, runs: int = 1) -> Iterator[tuple[Schedule, KernelCall | Extern, int]]:
+    """Every step with the schedule it belongs to and how often it runs."""
+    for step in schedule.steps:
+        yield schedule, step, runs
+        if isinstance(step, Extern) and isinstance(step.target, Chunks):
+            which = [body for _, _, body in step.target.starts()]
+            for number, body in enumerate(schedule.bodies[step.target]):
+                yield from _steps(body, runs * which.count(number))
 
 
 def _extern_traffic(dependences: Dependences, call: Extern) -> Traffic:

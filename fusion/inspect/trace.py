@@ -9,7 +9,7 @@ Files are numbered in the order of the path, so that reading a directory from to
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Sequence
 from pathlib import Path
 
 from torch import fx
@@ -18,8 +18,6 @@ from codegen.build import Built
 from codegen.target import Target
 from fusion.inspect.report import Report
 from fusion.schedule import Clustering
-from fusion.schedule.kernels import KernelCall
-from lowering.kernel import Kernel
 from lowering.printer import format_kernel, format_program
 from lowering.program import Program, reads, writes
 
@@ -37,6 +35,14 @@ class Trace:
             self.folder = root / f"{next(_numbers):03d}_{label}"
             self.folder.mkdir(parents=True, exist_ok=True)
 
+    def within(self, name: str) -> Trace:
+        """The trace of a part, in a directory of its own below this one."""
+        inner = Trace(None, name, self.target)
+        if self.folder is not None:
+            inner.folder = self.folder / name
+            inner.folder.mkdir(exist_ok=True)
+        return inner
+
     def graph(self, graph: fx.GraphModule) -> None:
         if self.folder is not None:
             self._write("00_graph.py", graph.print_readable(print_output=False))
@@ -52,15 +58,11 @@ class Trace:
             self._write("10_clusters.dot", _clusters_dot(program, clustering))
         return clustering
 
-    def kernels(self, calls: Mapping[int, tuple[KernelCall, Built]]) -> None:
+    def kernels(self, kernels: Sequence[Built]) -> None:
         if self.folder is None:
             return
-        written: set[Kernel] = set()
-        for number, (call, built) in enumerate(calls.values()):
-            if built.kernel in written:
-                continue
-            written.add(built.kernel)
-            stem = f"{20 + number:02d}_{call.kernel.name}"
+        for number, built in enumerate(kernels):
+            stem = f"{20 + number:02d}_{built.kernel.name}"
             self._write(f"{stem}.txt", format_kernel(built.kernel))
             self._write(f"{stem}.{SUFFIXES.get(self.target.name, 'txt')}", built.source)
             for suffix, content in self.target.stages(built.kernel, built.source):

@@ -15,9 +15,12 @@ import torch
 from torch import fx
 
 from codegen.build import Built
+from fusion.runtime.chunks import InChunks
 from fusion.schedule import Schedule
+from fusion.schedule.chunks import Chunks
 from fusion.schedule.kernels import KernelCall
 from lowering.indexing import FloorDiv, Mod
+from lowering.kernel import Kernel
 from lowering.program import BufferRef, Extern, ExternArg, Program
 
 
@@ -32,29 +35,33 @@ class _Boxed(fx.graph.CodeGen):
         return lines
 
 
-def splice(schedule: Schedule, built: Mapping[int, Built]) -> fx.GraphModule:
+def splice(schedule: Schedule, built: Mapping[Kernel, Built]) -> fx.GraphModule:
     """The callable module of a schedule.
 
     Args:
-        built: position of a step in `schedule.steps` → the kernel it launches.
+        built: kernel → what launches it.
 
     Returns:
         A module whose `forward(args: list) -> tuple` empties `args` and returns the program's outputs.
     """
-    return _Splicer(schedule.program).run(schedule.steps, built)
+    calls = {
+        chunks: _named(InChunks(chunks, [splice(body, built).forward for body in bodies]), "in_chunks")
+        for chunks, bodies in schedule.bodies.items()
+    }
+    return _Splicer(schedule.program, calls).run(schedule.steps, built)
 
 
 class _Splicer:
     """The graph under construction, and the fx node that holds each buffer and size."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, calls: Mapping[Chunks, Callable[..., object]]) -> None:
+        self.program, self.calls = program, calls
         self.graph = fx.Graph()
         self.tensors: dict[str, fx.Node] = {}
         self.sizes: dict[sympy.Expr, fx.Node | int] = {}
         self.root = torch.nn.Module()
 
-    def run(self, steps: Sequence[KernelCall | Extern], built: Mapping[int, Built]) -> fx.GraphModule:
+    def run(self, steps: Sequence[KernelCall | Extern], built: Mapping[Kernel, Built]) -> fx.GraphModule:
         for position, name in enumerate(self.program.inputs):
             node = self.graph.placeholder(_identifier(str(name)) if name is not None else f"unused_{position}")
             if isinstance(name, str):
@@ -65,16 +72,16 @@ class _Splicer:
             attribute = f"constant_{_identifier(name)}"
             self.root.register_buffer(attribute, tensor, persistent=False)
             self.tensors[name] = self.graph.get_attr(attribute)
-        for position, step in enumerate(steps):
+        for step in steps:
             if isinstance(step, Extern):
                 self._extern(step)
             else:
-                self._launch(step, _named(built[position].launch, step.kernel.name))
+                self._launch(step, _named(built[step.kernel].launch, step.kernel.name))
         self.graph.output(tuple(self._output(out) for out in self.program.outputs))
         self.graph.set_codegen(_Boxed())
         return fx.GraphModule(self.root, self.graph)
 
-    def _launch(self, call: KernelCall, launch: Callable[..., None]) -> None:
+    def _launch(self, call: KernelCall, launch: Callable[..., object]) -> None:
         for name in call.written:
             buffer = self.program.buffers[name]
             layout = (tuple(map(self.size, buffer.shape)), tuple(map(self.size, buffer.strides)))
@@ -85,11 +92,13 @@ class _Splicer:
             self.tensors[name] = node
         sizes = tuple(self.size(symbol) for symbol in call.kernel.sizes)
         self.graph.call_function(launch, (*(self.tensors[name] for name in call.buffers), *sizes))
+        self.tensors.update({name: self.tensors[operand] for name, operand in call.over.items()})
 
     def _extern(self, call: Extern) -> None:
         args = tuple(self._argument(arg) for arg in call.args)
         kwargs = {key: self._argument(arg) for key, arg in call.kwargs.items()}
-        node = self.graph.call_function(call.target, args, kwargs)
+        target = self.calls[call.target] if isinstance(call.target, Chunks) else call.target
+        node = self.graph.call_function(target, args, kwargs)
         if not call.multiple:
             if call.outs and call.outs[0] is not None:
                 self.tensors[call.outs[0]] = node
@@ -142,16 +151,16 @@ class _Splicer:
         raise AssertionError(f"size {expr} is computed from no input")
 
 
-def _named(launch: Callable[..., None], name: str) -> Callable[..., None]:
-    """The launcher under the kernel's name, for the generated code to read well."""
+def _named(launch: Callable[..., object], name: str) -> Callable[..., object]:
+    """What is called under a name of its own, for the generated code to read well."""
     try:
         launch.__name__ = launch.__qualname__ = name
         launch.__module__ = "kernels"
         return launch
     except AttributeError:
 
-        def call(*args: object) -> None:
-            launch(*args)
+        def call(*args: object) -> object:
+            return launch(*args)
 
         call.__name__ = call.__qualname__ = name
         call.__module__ = "kernels"

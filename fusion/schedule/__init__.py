@@ -7,12 +7,18 @@ fused comes back as refusals with reasons.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from codegen.target import Target
 from fusion.schedule.chain import chain_last_steps
+from fusion.schedule.chunks import Chunks
 from fusion.schedule.clusters import Clustering, Refusal, grow
 from fusion.schedule.kernels import KernelCall, kernel_of
+from fusion.schedule.pack import pack_launches
+from fusion.schedule.reuse import reuse
+from fusion.schedule.updates import update
 from lowering.program import Extern, Program
 
 Step: TypeAlias = "KernelCall | Extern"
@@ -20,19 +26,35 @@ Step: TypeAlias = "KernelCall | Extern"
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Steps in execution order over the buffers of `program`, and the edges that were not fused."""
+    """Steps in execution order over the buffers of `program`, and the edges that were not fused.
+
+    `bodies` holds, for each call in chunks among the steps, the schedules of its bodies.
+    """
 
     program: Program
     steps: tuple[Step, ...]
     clustering: Clustering
+    bodies: Mapping[Chunks, tuple[Schedule, ...]] = field(default_factory=dict)
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
         return self.clustering.refusals
 
+    def launches(self) -> Iterator[KernelCall]:
+        """Every kernel call, also those inside chunks."""
+        for step in self.steps:
+            if isinstance(step, KernelCall):
+                yield step
+        for bodies in self.bodies.values():
+            for body in bodies:
+                yield from body.launches()
 
-def plan(program: Program, clustering: Clustering) -> Schedule:
-    """Turn clusters into steps: a kernel each, or the call of an extern."""
+
+def plan(program: Program, clustering: Clustering, target: Target | None = None) -> Schedule:
+    """Turn clusters into steps: a kernel each, or the call of an extern.
+
+    With a target, independent kernels that it can run side by side share a launch.
+    """
     steps: list[Step] = []
     for cluster in clustering.clusters:
         node = program.nodes[cluster.members[0]]
@@ -40,7 +62,10 @@ def plan(program: Program, clustering: Clustering) -> Schedule:
             steps.append(node)
         else:
             steps.append(kernel_of(clustering.prices, cluster))
-    return Schedule(program, tuple(chain_last_steps(steps)), clustering)
+    steps = chain_last_steps(steps)
+    if target is not None:
+        steps = list(pack_launches(steps, program, target))
+    return Schedule(program, reuse(update(steps, program), program), clustering)
 
 
 __all__ = ["Clustering", "Refusal", "Schedule", "Step", "grow", "plan"]

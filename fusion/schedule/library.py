@@ -1,38 +1,60 @@
 """Library or generated: who computes a contraction, priced with everything that was fused with it.
 
-`Program → Program`.  A cluster around a contraction is one generated kernel.  The alternative is the library's
-product between kernels of their own for what leads to its operands and for what follows it.  These pay their launches,
-and move operands and product through memory: a weight stored in 8 bits is read, written and read again in 16.  But the
-library may multiply faster.  Where the alternative wins, the contraction is replaced by the library's call, and the
-rest is clustered anew.
+`Program → Program`.  A cluster around contractions is one generated kernel.  The alternative is the library's
+product of each, between kernels of their own for what leads to its operands and for what follows it.  These pay their
+launches, and move operands and product through memory: a weight stored in 8 bits is read, written and read again in
+16.  But the library may multiply faster.  Where the alternative wins, contractions are replaced by the library's calls,
+and the rest is clustered anew.  Products of one operand that can share a launch (`pack.py`) are priced as that one.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import networkx as nx
 
 from codegen.target import Target
 from fusion.schedule.clusters import Clustering
+from fusion.schedule.contractions import leading_to
+from fusion.schedule.copies import positions_in
 from fusion.schedule.kernels import kernel_of
 from fusion.schedule.legality import Cluster
 from fusion.schedule.profit import Prices
+from lowering.kernel import Kernel
 from lowering.program import Contract, Node, Program
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A cluster around contractions, with the microseconds of either way to compute it."""
+
+    cluster: Cluster
+    products: Mapping[int, Contract]
+    kernel: Kernel
+    generated: float
+    library: float
+
+    @property
+    def best(self) -> float:
+        return min(self.generated, self.library)
 
 
 def prefer_library(program: Program, clustering: Clustering, target: Target) -> Program:
     """The program with contractions left to the library where that is predicted to be faster; else the same object."""
     prices = clustering.prices
-    replaced: set[int] = set()
+    offers: list[_Offer] = []
     for cluster in clustering.clusters:
         if not cluster.space.rigid or cluster.space.streamed:
             continue
-        position = next(m for m in cluster.members if isinstance(program.nodes[m], Contract))
-        contract = program.nodes[position]
-        assert isinstance(contract, Contract)
-        if not contract.library:
-            continue
-        if _apart(prices, cluster, position) <= _together(prices, cluster, contract, target):
-            replaced.add(position)
+        products = {m: node for m in cluster.members if isinstance(node := program.nodes[m], Contract)}
+        if all(contract.library for contract in products.values()):
+            offers.append(_offer(prices, cluster, products, target))
+    kept = {offer.cluster.members for group in _groups(prices, offers, target) for offer in group}
+    replaced: set[int] = set()
+    for offer in offers:
+        if offer.library <= offer.generated and offer.cluster.members not in kept:
+            replaced.update(offer.products)
     if not replaced:
         return program
     nodes: list[Node] = []
@@ -45,37 +67,71 @@ def prefer_library(program: Program, clustering: Clustering, target: Target) -> 
     return replace(program, nodes=tuple(nodes))
 
 
-def _together(prices: Prices, cluster: Cluster, contract: Contract, target: Target) -> float:
-    """Microseconds of the generated kernel: the larger of its products and its traffic, at its share of the speed."""
+def leave_lone_products(program: Program, walked: Sequence[Cluster]) -> tuple[Program, tuple[Cluster, ...]]:
+    """The program with contractions that no kernel walks left to the library, and what is walked by position in it."""
+    inside = {member for cluster in walked for member in cluster.members}
+    nodes: list[Node] = []
+    for position, node in enumerate(program.nodes):
+        alone = isinstance(node, Contract) and node.library and position not in inside
+        nodes.extend(node.library if alone and isinstance(node, Contract) else [node])
+    if len(nodes) == len(program.nodes):
+        return program, tuple(walked)
+    left = replace(program, nodes=tuple(nodes))
+    return left, positions_in(left, program, walked)
+
+
+def _groups(prices: Prices, offers: Sequence[_Offer], target: Target) -> list[list[_Offer]]:
+    """Offers that share an operand, and are predicted to be faster in one launch than each in its best way."""
+    groups: list[list[_Offer]] = []
+    for offer in offers:
+        group = next((g for g in groups if all(_beside(prices, other, offer, target) for other in g)), None)
+        if group is None:
+            groups.append([offer])
+        else:
+            group.append(offer)
+    launch = prices.capabilities.launch_us
+    return [
+        group
+        for group in groups
+        if len(group) > 1 and launch + sum(o.generated - launch for o in group) < sum(o.best for o in group)
+    ]
+
+
+def _beside(prices: Prices, first: _Offer, second: _Offer, target: Target) -> bool:
+    """May two clusters share a launch, in which they read the same operand?"""
+    dependences = prices.dependences
+    operands = [{load.buffer for m in o.products for load in dependences.loads[m]} for o in (first, second)]
+    if not operands[0] & operands[1] or not target.packs(first.kernel, second.kernel):
+        return False
+    ends = ((first, second), (second, first))
+    return not any(set(b.cluster.members) & _following(prices, a.cluster) for a, b in ends)
+
+
+def _following(prices: Prices, cluster: Cluster) -> set[int]:
+    """The nodes that need a cluster to be done."""
+    return set[int]().union(*(nx.descendants(prices.dependences.graph, member) for member in cluster.members))
+
+
+def _offer(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> _Offer:
+    """Both prices.  A generated kernel takes the larger of its products and its traffic, at its share of the speed."""
     moved = sum(prices.traffic(cluster)) / prices.capabilities.bandwidth
-    share = target.efficiency(kernel_of(prices, cluster).kernel)
-    return prices.capabilities.launch_us + max(prices.contraction(cluster, contract), moved) / share
+    multiplied = sum(prices.contraction(cluster, contract) for contract in products.values())
+    kernel = kernel_of(prices, cluster).kernel
+    generated = prices.capabilities.launch_us + max(multiplied, moved) / target.efficiency(kernel)
+    return _Offer(cluster, products, kernel, generated, _apart(prices, cluster, products))
 
 
-def _apart(prices: Prices, cluster: Cluster, position: int) -> float:
-    """Microseconds of the library's product and of the kernels before and after it."""
-    before = _leading_to(prices, cluster, position)
-    after = tuple(m for m in cluster.members if m != position and m not in before)
+def _apart(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
+    """Microseconds of the library's products, one by one, and of the kernels before and after them."""
+    leading = (leading_to(prices.dependences, cluster.members, position) for position in products)
+    before = frozenset[int]().union(*leading)
+    after = [member for member in cluster.members if member not in before and member not in products]
     total = 0.0
-    for members in (before, (position,), after):
+    for members in (before, *({position} for position in products), after):
         if not members:
             continue
-        moved = sum(prices.traffic(replace(cluster, members=members))) / prices.capabilities.bandwidth
-        contract = prices.dependences.compute(position)
-        assert isinstance(contract, Contract)
-        product = prices.contraction(cluster, contract) if position in members else 0.0
-        total += prices.capabilities.launch_us + max(product, moved)
+        part = tuple(sorted(members))
+        moved = sum(prices.traffic(replace(cluster, members=part))) / prices.capabilities.bandwidth
+        multiplied = sum(prices.contraction(cluster, products[member]) for member in part if member in products)
+        total += prices.capabilities.launch_us + max(multiplied, moved)
     return total
-
-
-def _leading_to(prices: Prices, cluster: Cluster, position: int) -> tuple[int, ...]:
-    """The members of a cluster that make the operands of the contraction at `position`."""
-    dependences = prices.dependences
-    makers = {dependences.compute(m).out: m for m in cluster.members}
-    found: set[int] = set()
-    pending = [position]
-    while pending:
-        read = {makers[load.buffer] for load in dependences.loads[pending.pop()] if load.buffer in makers}
-        pending.extend(read - found)
-        found |= read
-    return tuple(sorted(found))

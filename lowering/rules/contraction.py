@@ -7,11 +7,14 @@ from __future__ import annotations
 
 import sympy
 import torch
+from torch.utils.checkpoint import CheckpointPolicy
 
-from lowering.builder import Builder
+from lowering.builder import Builder, load_of
 from lowering.errors import Unsupported
+from lowering.expr import Load
+from lowering.program import BufferRef, Extern
 from lowering.registry import lowers
-from lowering.rules.promotion import Argument, combine, convert, pointwise, widen
+from lowering.rules.promotion import HALVES, Argument, combine, convert, pointwise, widen
 from lowering.rules.reduction import fold
 from lowering.value import Value, reshape
 
@@ -22,7 +25,30 @@ aten = torch.ops.aten
 def product(ctx: Builder, lhs: Value, rhs: Value) -> Value:
     """lhs [b?, m, k] · rhs [b?, k, n] → [b?, m, n]."""
     _check(lhs, rhs)
+    if lhs.dtype in HALVES and _is_left_and_made_again(ctx):
+        return convert(_wide_call(ctx, lhs, rhs), lhs.dtype, implicit=True)
     return ctx.contract(lhs, rhs, lhs.dtype)
+
+
+def _is_left_and_made_again(ctx: Builder) -> bool:
+    """Is the current product left to the library, and computed by both forward and backward rather than kept?"""
+    assert ctx.current is not None
+    generated = ctx.contractions is None or ctx.current.name in ctx.contractions
+    return not generated and ctx.current.meta.get("recompute") is CheckpointPolicy.PREFER_RECOMPUTE
+
+
+def _wide_call(ctx: Builder, lhs: Value, rhs: Value) -> Value:
+    """A library's product in float32.
+
+    Of forward and backward, one may generate a product that the other leaves to the library.  What forward keeps of its
+    rows (their maximum) has to fit what backward makes again, so neither may round it to halves.
+    """
+    operands = [ctx.map(widen(operand)).expr for operand in (lhs, rhs)]
+    names = [BufferRef(operand.buffer) for operand in operands if isinstance(operand, Load)]
+    out = ctx.buffer(torch.float32, (*lhs.shape[:-1], rhs.shape[-1]), None, lhs.device)
+    target = aten.mm.default if lhs.rank == 2 else aten.bmm.default
+    ctx.nodes.append(Extern((out.name,), target, tuple(names), reason="the other pass generates it in float32"))
+    return load_of(out)
 
 
 def _check(lhs: Value, rhs: Value) -> None:

@@ -15,6 +15,9 @@ from lowering.value import Value, broadcast_to
 
 aten, prims = torch.ops.aten, torch.ops.prims
 
+ONLY_STORED = "only_stored"
+"""The mark, in a node's meta, of a conversion that no user wrote: its rounding is as that of any stored value."""
+
 
 @lowers(aten.clone.default, aten.lift_fresh_copy.default, aten.contiguous.default, prims.clone.default)
 def copy(ctx: Builder, x: Value, *, memory_format: torch.memory_format | None = None) -> Value:
@@ -41,7 +44,8 @@ def to_copy(
         raise Unsupported(f"copy from {x.device} to {device}")
     if layout not in (None, torch.strided) or pin_memory:
         raise Unsupported("copy to another layout or to pinned memory")
-    return x if dtype is None else convert(x, dtype)
+    implicit = ctx.current is not None and bool(ctx.current.meta.get(ONLY_STORED))
+    return x if dtype is None else convert(x, dtype, implicit=implicit)
 
 
 @lowers(prims.convert_element_type.default)

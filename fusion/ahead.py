@@ -1,0 +1,196 @@
+"""Ahead: gradients that only wait for a number are computed where what they are made of still is.
+
+The gradient of a scalar loss is linear in the one number, g, that comes back for it.  Where a large product leads to
+the loss (the logits of a language model), its gradient is g times something that forward knows already; computed in
+forward, right after the loss and in the same chunks (`schedule/chunks`), neither the product nor its gradient has to
+be kept, nor made twice.  Only what is left of them is: the gradients of the product's operands, multiplied by g when it
+comes.
+
+What enters is a functional joint graph, which is changed in place.  It is left alone where the product is small, its
+gradient depends on more than one number or on it in any way not known to be linear, and where anything on the way has
+float16: its range is why losses are scaled, and g would come too late.  What is computed ahead is rounded once before
+it is multiplied by g.
+
+Source: computing the gradient of a linear layer and its loss together, in chunks, is what Liger Kernel (Hsu et al.
+2024) does by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fusion.factors import PRODUCTS, value_of
+
+aten = torch.ops.aten
+
+EACH = frozenset(
+    {
+        *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default),
+        *(aten.permute.default, aten.t.default, aten.transpose.int, aten.unsqueeze.default, aten.clone.default),
+        *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int),
+        *(aten.detach.default, aten.alias.default, aten._to_copy.default, aten.neg.default, aten.mul.Scalar),
+        *(aten.div.Scalar, aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim),
+        *(aten.new_zeros.default, aten.zeros_like.default),
+    }
+)
+"""Linear in their one tensor."""
+EITHER = frozenset({aten.mul.Tensor, *PRODUCTS})
+"""Linear in either of two tensors, not in both."""
+FIRST = frozenset({aten.div.Tensor, aten.masked_fill.Scalar})
+"""Linear in their first tensor, as are all operations that say they are gradients."""
+TOGETHER = frozenset(
+    {
+        *(aten.add.Tensor, aten.sub.Tensor, aten.where.self, aten.cat.default, aten.scatter_add.default),
+        *(aten.scatter.src, aten.slice_scatter.default, aten.select_scatter.default),
+    }
+)
+"""Linear in all their tensors of numbers at once: none may stand still, unless it is zero."""
+
+
+def compute_ahead(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
+    """Move the gradient of every product of more than `workspace` bytes before the loss, where that can be done.
+
+    Returns:
+        What forward has to compute and keep.
+    """
+    kept: list[fx.Node] = []
+    for product in list(joint.graph.nodes):
+        if product.target in PRODUCTS and product.users and _bytes(product) > workspace:
+            waiting = _waiting(joint.graph)
+            ends = _ends(product, waiting) if product not in waiting else []
+            path = _path(ends, waiting)
+            number = _linear_in(path)
+            if ends and number is not None:
+                kept += _move(ends, path, number)
+                joint.graph.eliminate_dead_code()
+    joint.recompile()
+    return kept
+
+
+def _bytes(node: fx.Node) -> int:
+    val = value_of(node)
+    size = val.numel() * val.dtype.itemsize
+    return size if isinstance(size, int) else 0
+
+
+def _waiting(graph: fx.Graph) -> set[fx.Node]:
+    """What cannot be computed before a tangent is there."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        is_tangent = node.op == "placeholder" and "tangents" in str(node.target)
+        if is_tangent or (node.op == "call_function" and any(arg in found for arg in node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
+def _ends(product: fx.Node, waiting: set[fx.Node]) -> list[fx.Node]:
+    """Where the gradient of a product leaves its size behind: products with it, and sums of it that go elsewhere."""
+    size = value_of(product).numel()
+
+    def is_wide(node: fx.Node) -> bool:
+        val = node.meta.get("val")
+        return isinstance(val, torch.Tensor) and node.target not in PRODUCTS and val.numel() >= size
+
+    forward = _reached([product], lambda node: node not in waiting and is_wide(node))
+    if any(user.op == "output" for node in forward for user in node.users):
+        return []
+    first = [user for node in forward for user in node.users if user in waiting and is_wide(user)]
+    after = _reached(first, lambda node: node in waiting and node.target not in PRODUCTS)
+    wide = {node for node in after if is_wide(node)}
+    back = {node for node in after if any(user in wide for user in _reached([node], after.__contains__))}
+    inner = wide | back
+    ends = dict.fromkeys(user for node in inner for user in node.users if user not in inner)
+    return [] if any(node.op == "output" for node in ends) else list(ends)
+
+
+def _reached(start: Iterable[fx.Node], wanted: Callable[[fx.Node], bool]) -> dict[fx.Node, None]:
+    """Nodes that can be reached from `start` over wanted ones, with it."""
+    found = dict.fromkeys(start)
+    todo = list(found)
+    while todo:
+        for user in todo.pop().users:
+            if user not in found and user.op == "call_function" and wanted(user):
+                found[user] = None
+                todo.append(user)
+    return found
+
+
+def _path(ends: Iterable[fx.Node], waiting: set[fx.Node]) -> list[fx.Node]:
+    """All that `ends` wait for, with them, in the order of the graph."""
+    found: set[fx.Node] = set()
+    todo = list(ends)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(arg for arg in node.all_input_nodes if arg in waiting)
+    return [node for node in next(iter(found)).graph.nodes if node in found] if found else []
+
+
+def _linear_in(path: list[fx.Node]) -> fx.Node | None:
+    """The one number, a tangent, that everything on `path` is linear in; None if there is none."""
+    tangents = [node for node in path if node.op == "placeholder"]
+    if len(tangents) != 1 or value_of(tangents[0]).ndim:
+        return None
+    inside = set(path)
+    for node in path:
+        if node.op == "placeholder":
+            continue
+        if value_of(node).dtype is torch.float16 or not value_of(node).is_floating_point():
+            return None
+        if not _is_linear(node, inside):
+            return None
+    return tangents[0]
+
+
+def _is_linear(node: fx.Node, inside: set[fx.Node]) -> bool:
+    """Is a node linear in those of its arguments that are `inside`?"""
+    args = node.all_input_nodes
+    linear = [arg in inside for arg in args]
+    if node.target in EACH:
+        return True
+    if node.target in EITHER:
+        return linear.count(True) == 1
+    if node.target in FIRST or _is_gradient(node):
+        fills = node.target is aten.masked_fill.Scalar and node.args[2] != 0
+        return linear[0] and not any(linear[1:]) and not fills
+    if node.target in TOGETHER:
+        if node.target in (aten.add.Tensor, aten.sub.Tensor) and len(args) < 2:
+            return False  # something and a number
+        return all(arg in inside or _is_zero(arg) or not value_of(arg).is_floating_point() for arg in args)
+    return False
+
+
+def _is_gradient(node: fx.Node) -> bool:
+    """Does an operation give a gradient from one?  (The first argument is what comes back; in it, it is linear.)"""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and "_backward" in schema.name and schema.arguments[0].name.startswith("grad")
+
+
+def _is_zero(node: fx.Node) -> bool:
+    filled = {aten.full.default: 1, aten.scalar_tensor.default: 0}
+    return node.target in filled and bool(node.args[filled[node.target]] == 0)
+
+
+def _move(ends: list[fx.Node], path: list[fx.Node], number: fx.Node) -> list[fx.Node]:
+    """Compute `path` for a number of 1, and multiply its ends, which are given back, by what the number is."""
+    graph = number.graph
+    copies: dict[fx.Node, fx.Node] = {}
+    with graph.inserting_after(number):
+        val = value_of(number)
+        copies[number] = graph.call_function(aten.full.default, ([], 1.0), {"dtype": val.dtype, "device": val.device})
+    copies[number].meta = {**number.meta, "val": val}
+    for node in path[1:]:
+        with graph.inserting_after(node):
+            copies[node] = graph.node_copy(node, lambda arg: copies.get(arg, arg))
+    for node in ends:
+        with graph.inserting_after(copies[node]):
+            scaled = graph.call_function(aten.mul.Tensor, (copies[node], number))
+        scaled.meta = dict(node.meta)
+        copies[node].meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        node.replace_all_uses_with(scaled)
+    return [copies[node] for node in ends]

@@ -1,0 +1,197 @@
+"""Maxima: the gradient of a maximum that cancels is not computed.
+
+A softmax does not change when its row is shifted.  Written by hand it subtracts the row's maximum, for range alone, and
+what its backward sends through that maximum is 0: but as a sum whose terms cancel only in the algebra of reals, and
+spread over the row by a comparison with the maximum (`amax`) or by its index (`max` along a dimension), for which the
+whole row has to be there again, to the last bit.  Here such a tensor is taken out where its polynomial has no terms.
+
+What enters is the functional ATen graph of forward and backward, and it is changed in place.  A gradient stays if its
+terms do not cancel exactly, as where the maximum is used for something else too, or if what it is added to is not NaN
+wherever the maximum is: then the NaN that eager has in all of the row's gradient would be lost.  Rows with an infinity,
+or of nothing but -∞, are NaN from their exponentials.  One difference is left: where the gradient that comes in is not
+finite, eager has NaN at the maximum, and here there may be an infinity.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from operator import getitem
+from typing import cast
+
+import torch
+from torch import fx
+
+from fusion.factors import (
+    VIEWS,
+    Factor,
+    count,
+    factor_of,
+    is_tensor,
+    joined,
+    multiplied,
+    root,
+    shape_of,
+    value_of,
+)
+from fusion.normal_forms import Forms
+from lowering.builder import sizes_of
+
+aten = torch.ops.aten
+
+VALUES = (aten.amax.default, aten.amin.default)
+WITH_INDEX = (aten.max.dim, aten.min.dim)
+LINEAR = frozenset({*VIEWS, aten._to_copy.default, aten.neg.default})
+"""Operations of one tensor that give 0 for 0."""
+SCALINGS = (aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar)
+SPREADING = LINEAR | {
+    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.maximum.default),
+    *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar),
+    *(aten.exp.default, aten.exp2.default, aten.log.default, aten.reciprocal.default, aten.abs.default),
+    *(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default),
+}
+"""Operations whose result is NaN wherever one of their tensors is."""
+FALSE_OF_NAN = (aten.eq.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.isinf.default)
+
+
+def drop_vanishing_gradients(joint: fx.GraphModule) -> None:
+    """Take out what flows through a maximum over the last axis and cancels, and what it alone needed.
+
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> def f(s, g):
+    ...     m = s.amax(-1, keepdim=True)
+    ...     e = torch.exp(s - m)
+    ...     ds = e * (g - (g * e).sum(-1, keepdim=True) / e.sum(-1, keepdim=True))
+    ...     return ds + (s == m) * -ds.sum(-1, keepdim=True)
+    >>> graph = make_fx(f, tracing_mode="fake")(torch.ones(3, 5), torch.ones(3, 5))
+    >>> drop_vanishing_gradients(graph)
+    >>> [node.name for node in graph.graph.nodes if node.op == "call_function"]
+    ['amax', 'sub', 'exp', 'mul', 'sum_1', 'sum_2', 'div', 'sub_1', 'mul_1']
+    """
+    forms = Forms()
+    changed = False
+    for node in list(joint.graph.nodes):
+        spread = _compared(node) or _scattered(node)
+        if spread is None:
+            continue
+        gradient, maximum = spread
+        sums = list(_sums(node))
+        if sums and any(_follows(other, maximum) for _, other in sums) and forms.vanishes(gradient):
+            total, other = sums[0]
+            total.replace_all_uses_with(other)
+            changed = True
+    if changed:
+        joint.graph.eliminate_dead_code()
+        joint.recompile()
+
+
+# What is spread by a maximum ------------------------------------------------------------------------------------------
+
+
+def _compared(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """A gradient that is spread by comparing with a maximum: what has to be 0, and the maximum."""
+    if node.op != "call_function" or not is_tensor(node):
+        return None
+    for part, divides in multiplied(node):
+        mask = part.root if isinstance(part, Factor) else root(part) if isinstance(part, fx.Node) else None
+        if mask is None or divides or mask.target is not aten.eq.Tensor:
+            continue
+        for side in mask.args:
+            maximum = root(cast(fx.Node, side))
+            if maximum.target in VALUES or _result_of(maximum, 0) is not None:
+                return node, maximum
+    return None
+
+
+def _scattered(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """A gradient that is scattered to where a maximum is: what has to be 0, and the maximum."""
+    if node.target is not aten.scatter.src:
+        return None
+    zeros, _, index, gradient = (cast(fx.Node, arg) for arg in node.args)
+    source = _result_of(root(index), 1)
+    values = [] if source is None else [user for user in source.users if user.args[1] == 0]
+    if not values or not _is_zeros(zeros):
+        return None
+    return gradient, values[0]
+
+
+def _result_of(node: fx.Node, place: int) -> fx.Node | None:
+    """The maximum along a dimension that a node is a result of; None of anything else."""
+    if node.target is not getitem or node.args[1] != place:
+        return None
+    source = cast(fx.Node, node.args[0])
+    return source if source.target in WITH_INDEX else None
+
+
+def _is_zeros(node: fx.Node) -> bool:
+    if node.target is aten.full.default:
+        return bool(node.args[1] == 0)
+    return node.target in (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
+
+
+# What it is added to --------------------------------------------------------------------------------------------------
+
+
+def _sums(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
+    """The sums that a tensor is a term of, each with what else is in it, while nothing else reads the tensor or them.
+
+    The first of them is as its other term where the tensor is 0; if it is not of the same shape, dtype and strides,
+    there are none.
+    """
+    first = True
+    while len(node.users) == 1:
+        (user,) = node.users
+        if user.target is aten.add.Tensor and not user.kwargs:
+            left, right = user.args
+            other = right if left is node else left
+            if other is node or not is_tensor(other):
+                return
+            if first and not _alike(user, cast(fx.Node, other)):
+                return
+            first = False
+            yield user, cast(fx.Node, other)
+        elif not (user.target in LINEAR or _is_scaled(user, node)):
+            return
+        node = user
+
+
+def _is_scaled(user: fx.Node, node: fx.Node) -> bool:
+    """Is this a tensor times or by a number?"""
+    by_number = user.target in SCALINGS and isinstance(user.args[1], (int, float)) and user.args[1] != 0
+    return by_number and user.args[0] is node
+
+
+def _alike(one: fx.Node, other: fx.Node) -> bool:
+    a, b = value_of(one), value_of(other)
+    return a.dtype is b.dtype and shape_of(one) == shape_of(other) and sizes_of(a.stride()) == sizes_of(b.stride())
+
+
+def _follows(node: fx.Node, maximum: fx.Node) -> bool:
+    """Is every number of a tensor NaN where the maximum of its row is?"""
+    size = count(shape_of(node)) / count(shape_of(maximum))
+    rows = joined([(True, count(shape_of(maximum))), (False, size)])
+    todo, seen = [(node, rows)], {node}  # tensors, with how the maximum is repeated to them
+    while todo and size.is_integer:
+        node, rows = todo.pop()
+        shape = shape_of(node)
+        if node is maximum and rows == factor_of(node, shape).runs:
+            return True
+        for part in _spreading(node):
+            whole = count(shape_of(part)) == count(shape)
+            if part not in seen and (whole or factor_of(part, shape).runs == rows):
+                todo.append((part, rows if whole else factor_of(part, shape_of(part)).runs))
+                seen.add(part)
+    return False
+
+
+def _spreading(node: fx.Node) -> list[fx.Node]:
+    """The tensors where one of which is NaN a tensor that is made of them is too."""
+    if node.target in SPREADING:
+        return [cast(fx.Node, arg) for arg in node.args if is_tensor(arg)]
+    if node.target is not aten.where.self:
+        return []
+    condition, _, other = (cast(fx.Node, arg) for arg in node.args)
+    if condition.target not in FALSE_OF_NAN:
+        return []
+    compared = root(cast(fx.Node, condition.args[0]))
+    compared = root(cast(fx.Node, compared.args[0])) if compared.target is aten.abs.default else compared
+    return [other] if compared is root(other) else []

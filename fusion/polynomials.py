@@ -1,0 +1,164 @@
+"""Polynomials: sums of products of atoms, with exact coefficients, in which like terms are one.
+
+An atom is a tensor that is not taken apart, a sum over a row, or Σ_s Σ_d a[d]·B[d, s]·p[s], in whichever order it is
+summed; `normal_forms.py` says which polynomial a tensor of a graph is.  What enters and leaves here is data.
+
+Only what cancels exactly does so: coefficients are fractions and never rounded.  Powers cancel, so what divides is
+taken not to be 0; `factors.Product`, which is computed as it stands, cancels nothing.  Refused is what would get long.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from typing import TypeAlias
+
+import sympy
+import torch
+from torch import fx
+
+from fusion.factors import Runs, joined, value_of
+
+MAX_TERMS = 48
+"""The longest polynomial: what would be longer is not spread."""
+
+
+@dataclass(frozen=True)
+class Summed:
+    """Σ of a monomial over a row of some length, nothing of which goes before the sum."""
+
+    over: Monomial
+    size: sympy.Expr
+
+
+@dataclass(frozen=True)
+class Bilinear:
+    """Σ_r Σ_c along_rows[r]·matrix[r, c]·along_columns[c]."""
+
+    matrix: fx.Node
+    rows: sympy.Expr
+    columns: sympy.Expr
+    along_rows: Monomial
+    along_columns: Monomial
+
+
+@dataclass(frozen=True)
+class Atom:
+    """What is not taken apart, repeated as its runs say (see `factors.Factor`).  A mask stands for 1 and 0."""
+
+    source: fx.Node | Summed | Bilinear
+    runs: Runs
+    inverted: bool = False
+
+    @property
+    def is_mask(self) -> bool:
+        return isinstance(self.source, fx.Node) and value_of(self.source).dtype is torch.bool
+
+
+Monomial: TypeAlias = "frozenset[tuple[Atom, int]]"
+"""A product of atoms, each with its power, which is not 0."""
+Polynomial: TypeAlias = Mapping[Monomial, Fraction]
+"""A sum of monomials, each with its coefficient, which is not 0."""
+
+ONE: Monomial = frozenset()
+
+
+# The algebra ----------------------------------------------------------------------------------------------------------
+
+
+def times(left: Monomial, right: Monomial) -> Monomial | None:
+    """The product of two monomials; None if it is 0, as that of a mask and its inverse."""
+    powers = dict(left)
+    for atom, power in right:
+        powers[atom] = powers.get(atom, 0) + power
+        if atom.is_mask and powers[atom] > 1:
+            powers[atom] = 1
+        if atom.is_mask and Atom(atom.source, atom.runs, not atom.inverted) in powers:
+            return None
+    return frozenset((atom, power) for atom, power in powers.items() if power)
+
+
+def plus(left: Polynomial, right: Polynomial) -> Polynomial:
+    """The sum of two polynomials."""
+    terms = dict(left)
+    for monomial, coefficient in right.items():
+        terms[monomial] = terms.get(monomial, Fraction(0)) + coefficient
+    return {monomial: coefficient for monomial, coefficient in terms.items() if coefficient}
+
+
+def product(left: Polynomial, right: Polynomial) -> Polynomial | None:
+    """The product of two polynomials, spread; None if it is too long."""
+    if len(left) * len(right) > MAX_TERMS:
+        return None
+    made: Polynomial = {}
+    for a, scale in left.items():
+        for b, other in right.items():
+            if (both := times(a, b)) is not None:
+                made = plus(made, {both: scale * other})
+    return made
+
+
+def inverse(of: Polynomial) -> Polynomial | None:
+    """1 / a single term without masks, which are 0 in places; None of any other polynomial."""
+    if len(of) != 1:
+        return None
+    ((monomial, scale),) = of.items()
+    if any(atom.is_mask for atom, _ in monomial):
+        return None
+    return {frozenset((atom, -power) for atom, power in monomial): 1 / scale}
+
+
+def repeated(runs: Runs, outer: Runs) -> Runs | None:
+    """The runs of a tensor within one to which it is repeated, within a larger one; None if that cannot be told."""
+    left = list(runs)
+    made: list[tuple[bool, sympy.Expr]] = []
+    for varies, size in outer:
+        if not varies:
+            made.append((False, size))
+            continue
+        while size != 1:
+            if not left:
+                return None
+            along, given = left.pop(0)
+            if (size / given).is_integer:
+                made.append((along, given))
+                size = size / given
+            elif (given / size).is_integer:
+                left.insert(0, (along, given / size))
+                made.append((along, size))
+                size = sympy.Integer(1)
+            else:
+                return None
+    return joined(made)
+
+
+def lifted(of: Polynomial, outer: Runs) -> Polynomial | None:
+    """The polynomial of a tensor that is repeated to a larger one; None if it cannot be told how."""
+    made: dict[Monomial, Fraction] = {}
+    for monomial, scale in of.items():
+        atoms: dict[Atom, int] = {}
+        for atom, power in monomial:
+            if (runs := repeated(atom.runs, outer)) is None:
+                return None
+            atoms[Atom(atom.source, runs, atom.inverted)] = power
+        made[frozenset(atoms.items())] = scale
+    return made
+
+
+def before(runs: Runs, size: sympy.Expr) -> Runs | None:
+    """The runs without a last axis of some size; None if they vary along it."""
+    if not runs:
+        return ()
+    varies, last = runs[-1]
+    if varies or not (last / size).is_integer:
+        return None
+    return joined([*runs[:-1], (False, last / size)])
+
+
+def split(monomial: Monomial, size: sympy.Expr) -> tuple[Monomial, Monomial]:
+    """What stands before a sum over the last axis, in terms of its rows, and what is summed."""
+    rows = {
+        (Atom(a.source, runs, a.inverted), p): (a, p) for a, p in monomial if (runs := before(a.runs, size)) is not None
+    }
+    return frozenset(rows), monomial - frozenset(rows.values())

@@ -1,0 +1,97 @@
+"""What is kept between forward and backward, and how exactly.
+
+A forward kernel has the maximum or the sum of a row in float32; where the row is of halves, eager stores it as a half.
+There it is as exact as the row, which was stored as well.  Here backward makes the row again, to float32, and a maximum
+that was rounded is not the maximum of that row: exp(s - m) would be off by up to exp(|m| / 256), and the whole row with
+it.  So statistics of rows of halves are kept in float32.
+
+What enters are the graphs of forward and backward, as they were parted, and both are changed in place.  What is no
+statistic of a row, or no half, or is given to the graph, is kept as it is.
+"""
+
+from __future__ import annotations
+
+from operator import getitem
+from typing import cast
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import guard_or_false
+
+from fusion.factors import VIEWS, is_tensor, value_of
+from lowering.rules.conversion import ONLY_STORED
+
+aten = torch.ops.aten
+
+HALVES = (torch.float16, torch.bfloat16)
+REDUCTIONS = (
+    *(aten.amax.default, aten.amin.default, aten.max.dim, aten.min.dim, aten.logsumexp.default),
+    *(aten.sum.dim_IntList, aten.mean.dim, aten.var.correction, aten.linalg_vector_norm.default),
+)
+MIN_ROW = 4
+"""How many times as large as its statistic a row must be for the statistic to count as small."""
+
+
+def widen_statistics(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
+    """Keep statistics of rows of halves in float32.
+
+    Args:
+        outputs: how many results of forward are the program's own; those that follow are kept for backward.
+    """
+    output = forward.graph.output_node()
+    results = list(cast("list[fx.Node]", output.args[0]))
+    taken = {node.name: node for node in backward.graph.nodes if node.op == "placeholder"}
+    changed = False
+    for place, node in enumerate(results):
+        if place < outputs or not is_tensor(node) or node.name not in taken or not _is_statistic(node):
+            continue
+        with forward.graph.inserting_before(output):
+            results[place] = _converted(node, torch.float32)
+        _take_wide(taken[node.name], value_of(results[place]))
+        changed = True
+    if changed:
+        output.args = (tuple(results),)
+        for graph in (forward, backward):
+            graph.graph.lint()
+            graph.recompile()
+
+
+def _take_wide(given: fx.Node, wide: torch.Tensor) -> None:
+    """Let backward take a statistic in float32, and read it as the half that eager has."""
+    dtype = value_of(given).dtype
+    users = list(given.users)
+    given.meta = {**given.meta, "val": wide}
+    given.meta.pop("tensor_meta", None)
+    with given.graph.inserting_after(given):
+        narrow = _converted(given, dtype)
+    narrow.meta[ONLY_STORED] = True
+    for user in users:
+        user.replace_input_with(given, narrow)
+
+
+def _converted(node: fx.Node, dtype: torch.dtype) -> fx.Node:
+    made = node.graph.create_node("call_function", aten._to_copy.default, (node,), {"dtype": dtype}, name="to_copy")
+    made.meta = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta", "recompute")}
+    with torch.no_grad():
+        made.meta["val"] = value_of(node).to(dtype)
+    return made
+
+
+def _is_statistic(node: fx.Node) -> bool:
+    """Is this a half that is made of reductions of larger tensors, by maps?"""
+    if value_of(node).dtype not in HALVES:
+        return False
+    size = value_of(node).numel()
+    todo, seen = [node], {node}
+    while todo:
+        node = todo.pop()
+        source = cast(fx.Node, node.args[0]) if node.target is getitem else node
+        if source.target in REDUCTIONS:
+            row = cast(fx.Node, source.args[0])
+            if row.op != "placeholder" and guard_or_false(value_of(row).numel() >= MIN_ROW * size):
+                return True
+        elif node.target in VIEWS or torch.Tag.pointwise in getattr(node.target, "tags", ()):
+            fresh = [arg for arg in node.all_input_nodes if is_tensor(arg) and arg not in seen]
+            seen.update(fresh)
+            todo += fresh
+    return False

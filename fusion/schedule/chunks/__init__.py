@@ -1,0 +1,207 @@
+"""Chunks: a product too large to keep is made a few rows at a time, and all that reads it runs on these rows.
+
+    Program → Program
+
+The logits of a language model are the case in mind: eight thousand tokens times a hundred thousand words, read by a
+softmax, and by the two products of its gradient.  Nothing here knows of them.  A contraction whose result exceeds the
+workspace becomes part of a *region* (`region.py`), all of which can run for some points of one axis at a time; the
+region becomes one call whose target is `Chunks`, with a Program of its own for a chunk (`body.py`), scheduled as any
+other.  The result that was too large is then never there; what is left of it, rows, sums and extremes, is put together.
+
+Tiles that a kernel walks where it makes them (`streams.py`) need no memory at all, and are left to it.  A product with
+a long axis cannot be one: made again in each tile it would cost more than memory does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import networkx as nx
+import sympy
+import torch
+
+from fusion.schedule.chunks.body import Cut, body_of, cut, product_calls, strided_view
+from fusion.schedule.chunks.collapse import collapse
+from fusion.schedule.chunks.region import ADDED_UP, Region, find_region, is_short
+from fusion.schedule.graph import Dependences
+from lowering.expr import Expr, Load
+from lowering.program import Buffer, BufferRef, Contract, Extern, Node, Program, axis_sizes, reads
+
+ROWS = 16
+"""Chunks start at multiples of this, so that slices are as aligned as what they are slices of."""
+
+MAX_ROUNDED = 8
+"""Into how many chunks a region is cut at most where sums over them are rounded to half precision each time."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chunks:
+    """The target of a call that runs a region in chunks.
+
+    Attributes:
+        bodies: the program of a chunk, and that of a last, shorter one.
+        length, step: points of the cut axis, of all and of a chunk.
+        cut: how tensors are cut and results are put together; tensors are passed in the order of `cut.sliced`, results
+            come in the order of `cut.rows`, `cut.sums`, `cut.folds`.
+        results: the layout of each result.
+    """
+
+    bodies: tuple[Program, ...]
+    length: int
+    step: int
+    cut: Cut
+    results: tuple[Buffer, ...]
+
+    __name__ = "in_chunks"
+
+    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        raise AssertionError("chunks run once their bodies are built")
+
+    def starts(self) -> Iterator[tuple[int, int, int]]:
+        """Each chunk: its first point, how many it has, and which of the bodies computes it."""
+        for start in range(0, self.length, self.step):
+            points = min(self.step, self.length - start)
+            yield start, points, int(points < self.step)
+
+
+def in_chunks(
+    program: Program, workspace: int, streams: bool, hints: Mapping[sympy.Symbol, int] | None = None
+) -> Program:
+    """The program with regions of products larger than `workspace` bytes in chunks; the same object if there are none.
+
+    Args:
+        streams: can contractions be part of generated kernels?
+    """
+    refused: set[str] = set()
+    while (seed := _too_large(program, workspace, streams, refused, hints)) is not None:
+        for form in (program, collapse(program, seed)):
+            changed = _cut_at(Dependences(form, hints), seed, workspace)
+            if changed is not None:
+                program = changed
+                break
+        else:
+            refused.add(seed)
+    return program
+
+
+def _too_large(
+    program: Program,
+    workspace: int,
+    streams: bool,
+    refused: Collection[str],
+    hints: Mapping[sympy.Symbol, int] | None,
+) -> str | None:
+    """The first contraction with a result of more than `workspace` bytes, of sizes that are known."""
+    dependences = Dependences(program, hints)
+    for node in program.nodes:
+        if not isinstance(node, Contract) or node.out in refused or (streams and is_short(node)):
+            continue
+        known = all(axis.size.is_Integer for axis in (*node.axes, *node.over))
+        if known and node.out not in dependences.outputs and dependences.bytes(node.out) > workspace:
+            return node.out
+    return None
+
+
+def _cut_at(dependences: Dependences, seed: str, workspace: int) -> Program | None:
+    region = find_region(dependences, dependences.writer[seed])
+    return None if region is None else _replaced(dependences, region, workspace)
+
+
+def _replaced(dependences: Dependences, region: Region, workspace: int) -> Program | None:
+    """The program with the region as one call; None if a product in it is not one that the library computes."""
+    members = region.axes.keys()
+    before = set[int]().union(*(nx.ancestors(dependences.graph, member) for member in members)) - members
+    dependences, views = _with_views(dependences, region)
+    program = dependences.program
+    buffers = dict(program.buffers)
+    contractions = [node for m in members if isinstance(node := program.nodes[m], Contract)]
+    if not all(product_calls(node, dict(buffers)) for node in contractions):
+        return None
+    parts = cut(dependences, region)
+    if any(not _is_copied(program.buffers[name]) for name in (*parts.rows, *parts.sums, *parts.folds)):
+        return None
+    step = _step(program, region, parts, workspace)
+    rest = region.length % step
+    bodies = tuple(body_of(dependences, region, parts, points) for points in (step, rest) if points)
+    outs = (*parts.rows, *parts.sums, *parts.folds)
+    chunks = Chunks(bodies, region.length, step, parts, tuple(program.buffers[out] for out in outs))
+    reason = f"a product of {region.bytes >> 20} MiB is made {step} rows at a time"
+    call = Extern(outs, chunks, tuple(map(BufferRef, parts.sliced)), multiple=True, reason=reason)
+    first = [node for position, node in enumerate(program.nodes) if position in before]
+    last = [node for position, node in enumerate(program.nodes) if position not in before and position not in members]
+    return _without_unread(replace(program, nodes=(*first, *views, call, *last)))
+
+
+def _with_views(dependences: Dependences, region: Region) -> tuple[Dependences, list[Node]]:
+    """Operands that are read at the cut axis through a split of it, as in hidden[i // S, i % S], as matrices.
+
+    Returns:
+        The program in which the region's contractions read these, and the calls that make them.
+    """
+    program = dependences.program
+    nodes, buffers, origins = list(program.nodes), dict(program.buffers), dict(program.origins)
+    views: list[Node] = []
+    for position, axis in region.axes.items():
+        node = nodes[position]
+        if not isinstance(node, Contract):
+            continue
+        operands: list[Expr] = []
+        for operand in (node.lhs, node.rhs):
+            inner = tuple(a.symbol for a in (*node.axes, *node.over) if a.symbol in _axes_of(operand))
+            view = None
+            if isinstance(operand, Load) and axis in inner and axis not in operand.index:
+                view = strided_view(operand, inner, axis_sizes(node), buffers, f"{operand.buffer}_rows")
+            if view is None:
+                operands.append(operand)
+                continue
+            (name,) = view.outs
+            assert isinstance(operand, Load) and name is not None
+            views.append(view)
+            origins[name] = origins[operand.buffer]
+            operands.append(Load(name, inner, operand.dtype))
+        nodes[position] = replace(node, lhs=operands[0], rhs=operands[1])
+    if not views:
+        return dependences, []
+    changed = replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins)
+    return Dependences(changed, dependences.hints), views
+
+
+def _axes_of(operand: Expr) -> Collection[sympy.Basic]:
+    if not isinstance(operand, Load):
+        return ()
+    return set().union(*(index.free_symbols for index in operand.index if not isinstance(index, Expr)))
+
+
+def _is_copied(buffer: Buffer) -> bool:
+    """Has a result a layout that can be allocated now?"""
+    return all(size.is_Integer for size in (*buffer.shape, *buffer.strides))
+
+
+def _step(program: Program, region: Region, parts: Cut, workspace: int) -> int:
+    """Points of a chunk: as many as fit into the workspace, in chunks of about equal size."""
+    fitting = max(ROWS, workspace * region.length // region.bytes)
+    count = -(-region.length // fitting)
+    if any(program.buffers[name].dtype.itemsize < 4 for name in parts.sums):
+        count = min(count, MAX_ROUNDED)
+    return -(-region.length // (count * ROWS)) * ROWS
+
+
+def _without_unread(program: Program) -> Program:
+    """The program with the buffers that its nodes, inputs and outputs name."""
+    used = {name for node in program.nodes for name in reads(node)}
+    used |= {name for node in program.nodes for name in _made(node)}
+    used |= {name for name in program.inputs if isinstance(name, str)}
+    used |= {*program.constants, *program.output_names()}
+    for node in program.nodes:
+        if isinstance(node, Contract):
+            used |= {name for call in node.library for name in (*reads(call), *_made(call))}
+    buffers = {name: buffer for name, buffer in program.buffers.items() if name in used}
+    return replace(program, buffers=buffers)
+
+
+def _made(node: Node) -> Sequence[str]:
+    return [out for out in node.outs if out is not None] if isinstance(node, Extern) else [node.out]
+
+
+__all__ = ["ADDED_UP", "Chunks", "in_chunks"]

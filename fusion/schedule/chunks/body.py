@@ -1,0 +1,253 @@
+"""Bodies: the program that computes one chunk of a region.
+
+What enters is a region and how many points of the cut axis a chunk has; what leaves is a Program over slices: tensors
+that are read at the cut axis alone are sliced along it, everything else is read whole, at the chunk's start plus the
+axis.  Products that run over the cut axis are added into their result by the library, in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import sympy
+import torch
+
+from fusion.runtime.products import add_aligned_product, aligned_product, is_aligned
+from fusion.schedule.chunks.pick import pick
+from fusion.schedule.chunks.region import Region
+from fusion.schedule.graph import Dependences
+from lowering.expr import Expr, IndexValue, Load, Random, rewrite
+from lowering.indexing import coefficient, flatten, simplify
+from lowering.program import (
+    Axis,
+    Buffer,
+    BufferRef,
+    Compute,
+    Contract,
+    Extern,
+    Map,
+    Node,
+    Program,
+    Reduce,
+    axis_sizes,
+    reads,
+)
+from lowering.value import contiguous_strides
+
+START = sympy.Symbol("chunk_start", integer=True, nonnegative=True)
+"""The first point of a chunk."""
+BETA = sympy.Symbol("chunk_beta", integer=True, nonnegative=True)
+"""1 where a chunk is added to those before it, 0 in the first one."""
+
+ALIGNED, LINE, LONG = 16, 128, 1024
+"""Bytes: what a row should start at a multiple of, what it is padded to, and how long it is at least."""
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    """How a region is cut: what is read in slices, and what is put together in which way.
+
+    Attributes:
+        sliced: buffers read from outside → the dimension that is sliced, or None.
+        rows: results made in slices → the dimension.
+        sums: results of products, added up in place.
+        folds: results of reductions → the reduction that joins chunks.
+    """
+
+    sliced: Mapping[str, int | None]
+    rows: Mapping[str, int]
+    sums: tuple[str, ...]
+    folds: Mapping[str, str]
+
+
+def cut(dependences: Dependences, region: Region) -> Cut:
+    """What a region reads and leaves behind."""
+    made = {dependences.compute(position).out: position for position in region.axes}
+    loads = [(load, axis) for position, axis in region.axes.items() for load in dependences.loads[position]]
+    sliced: dict[str, int | None] = {}
+    for load, axis in loads:
+        if load.buffer in made:
+            continue
+        dimension = _dimension(load, axis)
+        sliced[load.buffer] = dimension if sliced.setdefault(load.buffer, dimension) == dimension else None
+    rows: dict[str, int] = {}
+    folds: dict[str, str] = {}
+    sums: list[str] = []
+    for out, position in made.items():
+        node, axis = dependences.compute(position), region.axes[position]
+        if not dependences.stored(position, region.axes.keys()):
+            continue
+        symbols = [each.symbol for each in node.axes]
+        if axis in symbols:
+            rows[out] = symbols.index(axis)
+        elif isinstance(node, Reduce):
+            folds[out] = node.op
+        else:
+            sums.append(out)
+    return Cut(sliced, rows, tuple(sums), folds)
+
+
+def _dimension(load: Load, axis: sympy.Symbol) -> int | None:
+    """The dimension that a load reads at the cut axis, if nothing else in it depends on the axis."""
+    at = [k for k, index in enumerate(load.index) if index == axis]
+    others = [index for k, index in enumerate(load.index) if k not in at]
+    plain = [index for index in others if not isinstance(index, Expr)]
+    return at[0] if len(at) == 1 and not any(axis in index.free_symbols for index in plain) else None
+
+
+def body_of(dependences: Dependences, region: Region, parts: Cut, points: int) -> Program:
+    """The program of a chunk of `points` points.
+
+    Its inputs are START, BETA, what it reads in the order of `parts.sliced`, and the sums so far; its outputs are
+    slices in the order of `parts.rows`, and then the folds of this chunk.
+    """
+    return _Body(dependences, region, parts, points).run()
+
+
+class _Body:
+    def __init__(self, dependences: Dependences, region: Region, parts: Cut, points: int) -> None:
+        self.program, self.dependences = dependences.program, dependences
+        self.region, self.parts, self.points = region, parts, points
+        self.cut = dict(parts.sliced)
+        for position, axis in region.axes.items():
+            node = dependences.compute(position)
+            symbols = [each.symbol for each in node.axes]
+            self.cut[node.out] = symbols.index(axis) if axis in symbols else None
+        self.buffers: dict[str, Buffer] = {}
+        self.nodes: list[Node] = []
+
+    def run(self) -> Program:
+        for name in self.parts.sliced:
+            self.buffers[name] = self._sliced(self.program.buffers[name], dense=False)
+        for position in sorted(self.region.axes):
+            node = self.dependences.compute(position)
+            self.buffers[node.out] = self._sliced(self.program.buffers[node.out], dense=True)
+        origins = dict(self.program.origins)
+        made = [self._node(position) for position in sorted(self.region.axes)]
+        rows = {node.out for node in made if self.cut[node.out] is not None and len(node.axes) > 1}
+        for node in pick(made, rows, self.buffers):
+            if node.out not in origins:  # an element is picked where its row is read
+                origins[node.out] = origins[next(name for name in reads(node) if name in rows)]
+            if not isinstance(node, Contract):
+                self.nodes.append(node)
+                continue
+            library = product_calls(node, self.buffers)
+            if node.out in self.parts.sums:
+                *views, call = library
+                assert isinstance(call, Extern)
+                self.nodes += [*views, _added(call, node.out)]
+            else:
+                self.nodes.append(replace(node, library=library))
+        outputs = tuple(BufferRef(name) for name in (*self.parts.rows, *self.parts.folds))
+        inputs = (START, BETA, *self.parts.sliced, *self.parts.sums)
+        return Program(inputs, self.buffers, tuple(self.nodes), outputs, origins, inlined=self.program.inlined)
+
+    def _sliced(self, buffer: Buffer, *, dense: bool) -> Buffer:
+        """A buffer with as many points along its cut dimension as a chunk has; `dense` where it is made here."""
+        dimension = self.cut[buffer.name]
+        if dimension is None:
+            return buffer
+        shape = tuple(sympy.Integer(self.points) if k == dimension else size for k, size in enumerate(buffer.shape))
+        return replace(buffer, shape=shape, strides=_aligned(buffer, shape) if dense else buffer.strides)
+
+    def _node(self, position: int) -> Compute:
+        node, axis = self.dependences.compute(position), self.region.axes[position]
+        sizes = {**axis_sizes(node), axis: sympy.Integer(self.points)}
+        moved = {axis: axis + START}
+
+        def at(index: sympy.Expr) -> sympy.Expr:
+            return simplify(index.xreplace(moved), sizes) if axis in index.free_symbols else index
+
+        def rule(expr: Expr) -> Expr | None:
+            if isinstance(expr, Load):
+                kept = self.cut.get(expr.buffer)
+                index = tuple(i if k == kept or isinstance(i, Expr) else at(i) for k, i in enumerate(expr.index))
+                return Load(expr.buffer, index, expr.dtype, expr.mask)
+            if isinstance(expr, IndexValue):
+                return IndexValue(at(expr.index), expr.dtype)
+            return Random(expr.kind, expr.seed, at(expr.offset)) if isinstance(expr, Random) else None
+
+        def shorter(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+            return tuple(replace(each, size=sizes[each.symbol]) for each in axes)
+
+        exprs = rewrite(node.exprs, rule)
+        if isinstance(node, Map):
+            return replace(node, axes=shorter(node.axes), expr=exprs[0])
+        if isinstance(node, Reduce):
+            return replace(node, axes=shorter(node.axes), over=shorter(node.over), args=tuple(exprs))
+        return replace(node, axes=shorter(node.axes), over=shorter(node.over), lhs=exprs[0], rhs=exprs[1], library=())
+
+
+def product_calls(node: Contract, buffers: dict[str, Buffer]) -> tuple[Node, ...]:
+    """Views of the operands and the library's product of them; empty where an operand is not a strided matrix.
+
+    The buffers of the views are added to `buffers`.
+    """
+    symbols = [axis.symbol for axis in node.axes]
+    sides = (node.rows, node.columns, tuple(axis.symbol for axis in node.over))
+    if [len(side) for side in sides] != [1, 1, 1] or len(symbols) > 3 or symbols[-2:] != [*node.rows, *node.columns]:
+        return ()
+    (row,), (column,), (over,) = sides
+    made: list[Extern] = []
+    for expr, matrix in ((node.lhs, (row, over)), (node.rhs, (over, column))):
+        view = strided_view(expr, (*symbols[:-2], *matrix), axis_sizes(node), buffers, f"{node.out}_{len(made)}")
+        if view is None:
+            return ()
+        made.append(view)
+    target = aten.mm.default if len(symbols) == 2 else aten.bmm.default
+    args = tuple(BufferRef(str(view.outs[0])) for view in made)
+    call = Extern((node.out,), target, args, reason="the library is faster here")
+    out, sizes = buffers[node.out], axis_sizes(node)
+    if not is_aligned(tuple(int(sizes[symbol]) for symbol in (row, column, over)), out.dtype):
+        call = replace(call, target=aligned_product, args=(*args, [*out.strides]))
+    return (*made, call)
+
+
+def _added(call: Extern, out: str) -> Extern:
+    """The call of a product as one that adds it to `out`, or overwrites that in the first chunk."""
+    into: Callable[..., object] = add_aligned_product
+    if call.target in (aten.mm.default, aten.bmm.default):
+        into = aten.addmm_.default if call.target is aten.mm.default else aten.baddbmm_.default
+    args = (BufferRef(out), *call.args[:2])
+    reason = "chunks are added up in place"
+    return replace(call, outs=(None,), target=into, args=args, kwargs={"beta": BETA}, impure=True, reason=reason)
+
+
+def strided_view(
+    expr: Expr,
+    axes: tuple[sympy.Symbol, ...],
+    sizes: Mapping[sympy.Symbol, sympy.Expr],
+    buffers: dict[str, Buffer],
+    name: str,
+) -> Extern | None:
+    """A load as a view with one dimension for each of `axes`, its buffer added to `buffers`; None if it is not one."""
+    if not isinstance(expr, Load) or expr.mask is not None:
+        return None
+    source = buffers[expr.buffer]
+    offset = flatten(expr.index, source.strides, sizes)
+    if isinstance(offset, Expr):
+        return None
+    strides = tuple(stride for axis in axes if (stride := coefficient(offset, axis)) is not None and stride.is_Integer)
+    if len(strides) != len(axes) or offset != sum(stride * axis for stride, axis in zip(strides, axes, strict=True)):
+        return None
+    shape = tuple(sizes[axis] for axis in axes)
+    while name in buffers:
+        name += "_"
+    buffers[name] = Buffer(name, source.dtype, shape, strides, source.device)
+    args = (BufferRef(source.name), [*shape], [*strides])
+    return Extern((name,), aten.as_strided.default, args, is_view=True)
+
+
+def _aligned(buffer: Buffer, shape: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
+    """Strides for `shape` in the order that the dimensions of `buffer` have in memory, with rows padded to start at
+    aligned addresses where they are long."""
+    order = sorted(range(len(shape)), key=lambda k: (-int(buffer.strides[k]), k))
+    sizes = [shape[k] for k in order]
+    row = int(sizes[-1]) * buffer.dtype.itemsize
+    if len(sizes) > 1 and row >= LONG and row % ALIGNED:
+        sizes[-1] = sympy.Integer(-(-row // LINE) * LINE // buffer.dtype.itemsize)
+    strides = contiguous_strides(tuple(sizes))
+    return tuple(strides[order.index(k)] for k in range(len(shape)))

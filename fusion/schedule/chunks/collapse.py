@@ -1,0 +1,137 @@
+"""Collapsing: nodes that read the rows of a matrix through two axes read them through one.
+
+    out[i, j, k] = f(x[S·i + j, k])      becomes      out[i, k] = f(x[i, k])
+
+A model sees its logits as [batch, position, word], a product makes them as [row, word].  What is to be cut along rows
+must see rows.  What enters is a program and a buffer; what leaves is an equal program in which everything that reads
+the buffer in this way, or what was made so, has one axis for its rows, and tensors in between have one dimension for
+them.  A node whose result a call or the caller needs in its own shape stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+import sympy
+
+from lowering.expr import Expr, IndexValue, Load, Random, loads, rewrite
+from lowering.indexing import FloorDiv, Mod, simplify
+from lowering.program import Axis, Buffer, Compute, Contract, Extern, Map, Node, Program, Reduce, axis_sizes, reads
+
+
+def collapse(program: Program, buffer: str) -> Program:
+    """The program with the readers of `buffer` in terms of its rows; the same object if there is nothing to do."""
+    kept = {name for node in program.nodes if isinstance(node, Extern) for name in reads(node)}
+    kept |= program.output_names()
+    buffers = dict(program.buffers)
+    merged: dict[str, tuple[int, sympy.Expr]] = {}  # buffer → its dimension that is two now, and the size of the second
+    rows = {buffer}  # what is made of it
+    nodes: list[Node] = []
+    for node in program.nodes:
+        if isinstance(node, Extern):
+            nodes.append(node)
+            continue
+        node = _reading(node, merged)
+        pair = _pair(node, rows)
+        position = _position(node.axes, pair) if pair is not None else None
+        if pair is not None and (position is None or node.out not in kept):
+            node = _collapsed(node, pair)
+            if position is not None:
+                smaller = _without(buffers[node.out], position)
+                if smaller is None:
+                    return program
+                merged[node.out] = (position, buffers[node.out].shape[position + 1])
+                buffers[node.out] = smaller
+        if any(name in rows for name in reads(node)):
+            rows.add(node.out)
+        nodes.append(node)
+    if all(new is old for new, old in zip(nodes, program.nodes, strict=True)):
+        return program
+    return replace(program, nodes=tuple(nodes), buffers=buffers)
+
+
+def _pair(node: Compute, rows: set[str]) -> tuple[Axis, Axis] | None:
+    """The two axes through which a node reads rows: neighbours, over all of them."""
+    for load in loads(*node.exprs):
+        if load.buffer not in rows:
+            continue
+        for index in load.index:
+            for axes in (node.axes, node.over):
+                for first, second in pairwise(axes):
+                    if not isinstance(index, Expr) and index == first.symbol * second.size + second.symbol:
+                        return first, second
+    return None
+
+
+def _position(axes: Sequence[Axis], pair: tuple[Axis, Axis]) -> int | None:
+    return axes.index(pair[0]) if pair[0] in axes else None
+
+
+def _collapsed(node: Compute, pair: tuple[Axis, Axis]) -> Compute:
+    """The node with the first axis of `pair` for both."""
+    first, second = pair
+    whole = Axis(first.symbol, first.size * second.size)
+    at = {first.symbol: FloorDiv(first.symbol, second.size), second.symbol: Mod(first.symbol, second.size)}
+
+    def merged(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
+        return tuple(whole if axis == first else axis for axis in axes if axis != second)
+
+    sizes = {**axis_sizes(node), whole.symbol: whole.size}
+    exprs = [_at(expr, at, sizes) for expr in node.exprs]
+    if isinstance(node, Map):
+        return replace(node, axes=merged(node.axes), expr=exprs[0])
+    if isinstance(node, Reduce):
+        return replace(node, axes=merged(node.axes), over=merged(node.over), args=tuple(exprs))
+    return replace(node, axes=merged(node.axes), over=merged(node.over), lhs=exprs[0], rhs=exprs[1], library=())
+
+
+def _at(root: Expr, axes: Mapping[sympy.Symbol, sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:
+    def moved(index: sympy.Expr) -> sympy.Expr:
+        return simplify(index.xreplace(dict(axes)), sizes) if index.free_symbols & axes.keys() else index
+
+    def rule(expr: Expr) -> Expr | None:
+        if isinstance(expr, Load):
+            index = tuple(i if isinstance(i, Expr) else moved(i) for i in expr.index)
+            return Load(expr.buffer, index, expr.dtype, expr.mask)
+        if isinstance(expr, IndexValue):
+            return IndexValue(moved(expr.index), expr.dtype)
+        return Random(expr.kind, expr.seed, moved(expr.offset)) if isinstance(expr, Random) else None
+
+    return rewrite([root], rule)[0]
+
+
+def _reading(node: Compute, merged: Mapping[str, tuple[int, sympy.Expr]]) -> Compute:
+    """The node with loads of buffers that have one dimension where they had two."""
+    if not any(name in merged for name in reads(node)):
+        return node
+    sizes = axis_sizes(node)
+
+    def rule(expr: Expr) -> Expr | None:
+        if not isinstance(expr, Load) or expr.buffer not in merged:
+            return None
+        position, size = merged[expr.buffer]
+        first, second = expr.index[position : position + 2]
+        if isinstance(first, Expr) or isinstance(second, Expr):
+            return None
+        index = (*expr.index[:position], simplify(first * size + second, sizes), *expr.index[position + 2 :])
+        return Load(expr.buffer, index, expr.dtype, expr.mask)
+
+    exprs = rewrite(node.exprs, rule)
+    if isinstance(node, Map):
+        return replace(node, expr=exprs[0])
+    if isinstance(node, Reduce):
+        return replace(node, args=tuple(exprs))
+    assert isinstance(node, Contract)
+    return replace(node, lhs=exprs[0], rhs=exprs[1], library=())
+
+
+def _without(buffer: Buffer, position: int) -> Buffer | None:
+    """The buffer with the dimensions at `position` and after it as one; None if they are apart in memory."""
+    if buffer.strides[position] != buffer.strides[position + 1] * buffer.shape[position + 1]:
+        return None
+    shape, strides = list(buffer.shape), list(buffer.strides)
+    shape[position : position + 2] = [shape[position] * shape[position + 1]]
+    del strides[position]
+    return replace(buffer, shape=tuple(shape), strides=tuple(strides))

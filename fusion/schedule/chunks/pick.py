@@ -1,0 +1,76 @@
+"""Picking: one element of a row, found while the row is walked.
+
+    x[i, e(i)]      becomes      Σ_r where(r == e(i), x[i, r], 0)
+
+What enters are the nodes of a chunk and the tensors that exist only there; what leaves are nodes in which these are
+read at the index alone at which they are made.  The kernel that reads the row anyway finds the element on its way, and
+may write something else in the place of the row.  An e outside of the row gives 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+
+import sympy
+import torch
+
+from lowering.expr import Expr, IndexValue, Load, Op, const, free_axes, make_cast, rewrite
+from lowering.indexing import axis_symbol, over_symbol, substitute
+from lowering.program import Axis, Buffer, Compute, Map, Reduce, axis_sizes
+from lowering.value import contiguous_strides
+
+
+def pick(nodes: Sequence[Compute], rows: Collection[str], buffers: dict[str, Buffer]) -> list[Compute]:
+    """The nodes with elements picked from the tensors `rows`; new tensors are added to `buffers`."""
+    result: list[Compute] = []
+    for node in nodes:
+        made: list[Reduce] = []
+
+        def rule(expr: Expr, made: list[Reduce] = made, node: Compute = node) -> Expr | None:
+            if not isinstance(expr, Load) or expr.buffer not in rows:
+                return None
+            found = _picked(expr, axis_sizes(node), buffers)
+            if found is None:
+                return None
+            reduce, load = found
+            made.append(reduce)
+            return make_cast(load, expr.dtype)
+
+        if isinstance(node, Map):
+            node = replace(node, expr=rewrite([node.expr], rule)[0])
+        result += [*made, node]
+    return result
+
+
+def _picked(
+    load: Load, sizes: Mapping[sympy.Symbol, sympy.Expr], buffers: dict[str, Buffer]
+) -> tuple[Reduce, Load] | None:
+    """The sum that finds what `load` reads, and the load of its result; None if it does not look for one element."""
+    looked_for = [k for k, index in enumerate(load.index) if isinstance(index, Expr)]
+    plain = [index for index in load.index if not isinstance(index, Expr)]
+    if len(looked_for) != 1 or load.mask is not None or not load.dtype.is_floating_point:
+        return None
+    (place,) = looked_for
+    wanted = load.index[place]
+    if not isinstance(wanted, Expr) or len(set(plain)) != len(plain) or not all(index in sizes for index in plain):
+        return None
+    if not free_axes(wanted) <= set(plain):
+        return None
+    axes = tuple(Axis(axis_symbol(k), sizes[symbol]) for k, symbol in enumerate(plain))
+    moved = {old: axis.symbol for old, axis in zip(plain, axes, strict=True)}
+    source = buffers[load.buffer]
+    over = Axis(over_symbol(0), source.shape[place])
+    inner = {axis.symbol: axis.size for axis in (*axes, over)}
+    index = tuple(over.symbol if k == place else moved[i] for k, i in enumerate(load.index))
+    here = Op("eq", (IndexValue(over.symbol), substitute(wanted, moved, inner)), torch.bool)
+    dtype = torch.float64 if load.dtype is torch.float64 else torch.float32
+    value = make_cast(Load(load.buffer, index, load.dtype), dtype)
+    name = f"{load.buffer}_picked"
+    while name in buffers:
+        name += "_"
+    shape = tuple(axis.size for axis in axes)
+    buffers[name] = Buffer(name, dtype, shape, contiguous_strides(shape), source.device)
+    term = Op("where", (here, value, const(0, dtype)), dtype)
+    reduce = Reduce(name, axes, (over,), "sum", (term,), dtype)
+    return reduce, Load(name, tuple(sympy.sympify(symbol) for symbol in plain), dtype)

@@ -1,0 +1,158 @@
+"""Regions: what must run together so that a large product never exists whole.
+
+What enters is a program and a contraction whose result is too large to keep; what leaves are the nodes that can run
+for a few points of one of its axes at a time, each with the axis of its own that is cut.  A node that runs over the cut
+axis *closes*: its result is summed up over the chunks.
+
+Everything as wide as the product is taken in, with all that reads it and, where it is computed, what makes it; and what
+lies on a path between two nodes of the region.  Refused, by None: a reader that looks at another point of the cut axis,
+or needs the product whole; a sum over the cut axis that something inside waits for.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import networkx as nx
+import sympy
+
+from fusion.schedule.graph import Dependences
+from fusion.schedule.pull import HELD
+from lowering.expr import Expr, Load
+from lowering.program import Contract, Extern, Reduce
+
+ADDED_UP = {"sum": "add", "max": "maximum", "min": "minimum"}
+"""Reduction → what joins the results of two chunks."""
+
+
+@dataclass(frozen=True, slots=True)
+class Region:
+    """Nodes that run in chunks.
+
+    Attributes:
+        axes: node → the axis of it that is cut.
+        length: points of that axis.
+        bytes: size of the product for which this is done.
+    """
+
+    axes: Mapping[int, sympy.Symbol]
+    length: int
+    bytes: int
+
+
+def find_region(dependences: Dependences, seed: int) -> Region | None:
+    """The region of the contraction at `seed`, cut along the first of its axes that allows it; None if none does."""
+    node = dependences.compute(seed)
+    for axis in node.axes:
+        found = _Growth(dependences, seed, axis.symbol).run()
+        if found is not None:
+            return Region(found, int(axis.size), dependences.bytes(node.out))
+    return None
+
+
+def is_short(node: Contract) -> bool:
+    """May a kernel make the result of this contraction again wherever it needs a tile of it?"""
+    return all(axis.size.is_Integer for axis in node.over) and math.prod(int(axis.size) for axis in node.over) <= HELD
+
+
+class _Growth:
+    """The region of one contraction and one of its axes."""
+
+    def __init__(self, dependences: Dependences, seed: int, axis: sympy.Symbol) -> None:
+        self.dependences = dependences
+        self.axes: dict[int, sympy.Symbol] = {seed: axis}
+        self.wide = self._elements(dependences.compute(seed).out)
+
+    def run(self) -> dict[int, sympy.Symbol] | None:
+        todo = list(self.axes)
+        while todo:
+            added = [position for member in todo for position in (*self._readers(member), *self._makers(member))]
+            todo = []
+            for position in sorted(set(added or self._between())):
+                if position not in self.axes:
+                    if not self._add(position):
+                        return None
+                    todo.append(position)
+        return self.axes if all(map(self._is_sound, self.axes)) else None
+
+    def cut(self, buffer: str) -> int | None:
+        """The dimension of a region's buffer that is cut; None if no node of the region makes it in chunks."""
+        position = self.dependences.writer.get(buffer)
+        if position is None or position not in self.axes or self._closes(position):
+            return None
+        symbols = [axis.symbol for axis in self.dependences.compute(position).axes]
+        return symbols.index(self.axes[position])
+
+    def _closes(self, position: int) -> bool:
+        return self.axes[position] in {axis.symbol for axis in self.dependences.compute(position).over}
+
+    def _is_wide(self, buffer: str) -> bool:
+        """Has a buffer as many elements as the product?"""
+        return self._elements(buffer) >= self.wide
+
+    def _elements(self, buffer: str) -> int:
+        return self.dependences.estimate(self.dependences.program.buffers[buffer].numel)
+
+    def _readers(self, position: int) -> list[int]:
+        """Who reads a wide result of a node: all of them belong to the region."""
+        out = self.dependences.compute(position).out
+        if self._closes(position) or not self._is_wide(out):
+            return []
+        return [reader for reader in self.dependences.readers.get(out, ()) if reader not in self.axes]
+
+    def _makers(self, position: int) -> list[int]:
+        """Who computes what a node reads, if that is wide and read at the cut axis."""
+        found: list[int] = []
+        for load in self.dependences.loads[position]:
+            writer = self.dependences.writer.get(load.buffer)
+            if writer is None or writer in self.axes or not self._is_wide(load.buffer):
+                continue
+            if self.axes[position] in load.index and not isinstance(self.dependences.node(writer), Extern):
+                found.append(writer)
+        return found
+
+    def _between(self) -> list[int]:
+        """What lies on a path from one node of the region to another one, outside it."""
+        graph = self.dependences.graph
+        first, last = min(self.axes), max(self.axes)
+        inside = graph.subgraph(range(first, last + 1))
+        after = set().union(*(nx.descendants(inside, position) for position in self.axes))
+        before = set().union(*(nx.ancestors(inside, position) for position in self.axes))
+        return sorted((after & before) - self.axes.keys())
+
+    def _add(self, position: int) -> bool:
+        """Take a node in, with the axis at which it reads, or is read by, what the region has."""
+        node = self.dependences.node(position)
+        if isinstance(node, Extern):
+            return False
+        found = {index for load in self.dependences.loads[position] for index in self._cut_at(load)}
+        for reader in self.dependences.readers.get(node.out, ()):
+            if reader not in self.axes:
+                continue
+            for load in self.dependences.loads[reader]:
+                if load.buffer == node.out and self.axes[reader] in load.index:
+                    found.add(node.axes[load.index.index(self.axes[reader])].symbol)
+        known = {axis.symbol for axis in (*node.axes, *node.over)}
+        if len(found) != 1 or not found <= known:
+            return False
+        self.axes[position] = sympy.sympify(found.pop())
+        return True
+
+    def _cut_at(self, load: Load) -> list[sympy.Expr | Expr]:
+        dimension = self.cut(load.buffer)
+        return [] if dimension is None else [load.index[dimension]]
+
+    def _is_sound(self, position: int) -> bool:
+        """Does a node read only its own points of what is cut, and can its result be put together?"""
+        node, axis = self.dependences.compute(position), self.axes[position]
+        for load in self.dependences.loads[position]:
+            writer = self.dependences.writer.get(load.buffer)
+            if writer in self.axes and self._cut_at(load) != [axis]:
+                return False
+        if not self._closes(position):
+            return not (node.out in self.dependences.outputs and self._is_wide(node.out))
+        if isinstance(node, Reduce):
+            return node.op in ADDED_UP and (node.dtype.itemsize >= 4 or node.op != "sum")
+        return isinstance(node, Contract)

@@ -1,0 +1,101 @@
+"""Reuse: a result written over a tensor that nobody needs any more.
+
+What enters are the steps of a schedule; what leaves are steps in which kernels write such results into the memory of an
+operand.  A row of logits becomes a row of their gradient in its own place, and half of the memory is enough.
+
+Only where it is certain: the operand was made in the same program, is read by no later step and has no views, both
+tensors are laid out alike, and the kernel loads from the operand at the very index at which it stores, and not after
+that.  Whoever stores an element is then the one that has loaded it; a fold over a row in between waits for all who load
+from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from fusion.runtime.products import aligned_product
+from fusion.schedule.kernels import KernelCall, rename
+from lowering.expr import loads
+from lowering.kernel import Fold, Kernel, Store, statements, values_of
+from lowering.program import Buffer, Extern, Program, writes
+
+FRESH = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, aligned_product)
+"""Calls whose results are tensors of their own, of which nobody else has a view."""
+
+SMALL = 1 << 16
+"""Bytes below which memory is not worth a kernel of its own."""
+
+
+def reuse(steps: Sequence[KernelCall | Extern], program: Program) -> tuple[KernelCall | Extern, ...]:
+    """The steps with results written over operands where that is certain to change nothing."""
+    last: dict[str, int] = {}  # buffer → the last step that reads it
+    made: dict[str, int] = {}  # buffers that a step allocates
+    kept = set(program.output_names())
+    for position, step in enumerate(steps):
+        for name in _read(step):
+            last[name] = position
+        if isinstance(step, KernelCall) or step.target in FRESH:
+            made.update(dict.fromkeys(_written(step), position))
+        if isinstance(step, Extern) and (step.is_view or step.impure or step.multiple):
+            kept.update(step.reads)
+    result: list[KernelCall | Extern] = []
+    for position, step in enumerate(steps):
+        if isinstance(step, KernelCall):
+            dying = {name for name in _read(step) if last[name] == position and name in made and name not in kept}
+            step = _over(program.buffers, step, dying)
+        result.append(step)
+    return tuple(result)
+
+
+def _read(step: KernelCall | Extern) -> Iterable[str]:
+    if isinstance(step, Extern):
+        return step.reads
+    return [name for name in step.buffers if name not in step.written]
+
+
+def _written(step: KernelCall | Extern) -> Iterable[str]:
+    return writes(step) if isinstance(step, Extern) else step.written
+
+
+def _over(buffers: Mapping[str, Buffer], call: KernelCall, dying: set[str]) -> KernelCall:
+    """The call with results written over operands."""
+    for out in call.written:
+        for name in sorted(dying - set(call.over.values())):
+            kernel = _into(call, out, name) if _alike(buffers[out], buffers[name]) else None
+            if kernel is not None:
+                left = tuple(buffer for buffer in call.buffers if buffer != out)
+                written = tuple(buffer for buffer in call.written if buffer != out)
+                call = replace(call, kernel=kernel, buffers=left, written=written, over={**call.over, out: name})
+                break
+    return call
+
+
+def _into(call: KernelCall, out: str, operand: str) -> Kernel | None:
+    """The kernel that writes to the parameter of `operand` instead of that of `out`; None where that is not certain."""
+    kernel = call.kernel
+    names = dict(zip(call.buffers, (param.name for param in kernel.params), strict=True))
+    new, old = names[out], names[operand]
+    every = list(statements(kernel.body))
+    if kernel.then is not None or kernel.beside or any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in every):
+        return None
+    stores = [position for position, stmt in enumerate(every) if isinstance(stmt, Store) and stmt.param == new]
+    if len(stores) != 1:
+        return None
+    store = every[stores[0]]
+    assert isinstance(store, Store)
+    for position, stmt in enumerate(every):
+        read = [load for load in loads(*values_of(stmt)) if load.buffer == old]
+        if any(load.index != (store.offset,) for load in read) or (read and position > stores[0]):
+            return None
+    renamed = {param.name: old if param.name == new else param.name for param in kernel.params}
+    params = tuple(replace(p, written=p.written or p.name == old) for p in kernel.params if p.name != new)
+    return replace(kernel, params=params, body=rename(kernel.body, renamed))
+
+
+def _alike(a: Buffer, b: Buffer) -> bool:
+    fixed = all(size.is_Integer for size in a.shape)
+    same = (a.dtype, a.shape, a.strides, a.device) == (b.dtype, b.shape, b.strides, b.device)
+    return same and fixed and int(a.numel) * a.dtype.itemsize >= SMALL

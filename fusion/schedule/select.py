@@ -1,0 +1,76 @@
+"""Selecting: a sum with one term that is not zero is that term.
+
+    Σ_r where(r == e, a, 0) · c  =  where(0 ≤ e < size, a, 0) · c      with e, a and c the same for all r
+
+`Program → Program`.  A one-hot row summed up (the gradient of a loss, of a gather) costs a walk over the row, and would
+have the row made where nothing else needs it.  Only sums over one axis, and terms that are made of the one-hot value by
+conversions, signs, factors and divisors without r.  An infinite c gives an infinity where zeros times it gave NaN.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+import torch
+
+from lowering.expr import Cast, Const, Expr, IndexValue, Op, const, free_axes, make_cast
+from lowering.program import Map, Node, Program, Reduce
+
+
+def select_terms(program: Program) -> Program:
+    """The program with sums of one term as maps; the same object if there are none."""
+    nodes: list[Node] = [_selected(node) if isinstance(node, Reduce) else node for node in program.nodes]
+    if all(new is old for new, old in zip(nodes, program.nodes, strict=True)):
+        return program
+    return replace(program, nodes=tuple(nodes))
+
+
+def _selected(node: Reduce) -> Map | Reduce:
+    if node.op != "sum" or len(node.over) != 1 or len(node.args) != 1:
+        return node
+    (axis,) = node.over
+    term = _term(node.args[0], axis.symbol, axis.size)
+    return node if term is None else Map(node.out, node.axes, make_cast(term, node.dtype))
+
+
+def _term(expr: Expr, axis: sympy.Symbol, size: sympy.Expr) -> Expr | None:
+    """The one term of the sum of `expr` over `axis`; None if there may be more."""
+    if axis not in free_axes(expr):
+        return None
+    if isinstance(expr, Cast) and expr.dtype.is_floating_point and expr.arg.dtype.is_floating_point:
+        inner = _term(expr.arg, axis, size)
+        return None if inner is None else make_cast(inner, expr.dtype, implicit=expr.implicit)
+    if not isinstance(expr, Op):
+        return None
+    if expr.name == "where":
+        return _chosen(expr, axis, size)
+    if expr.name == "neg":
+        inner = _term(expr.args[0], axis, size)
+        return None if inner is None else expr.rebuild((inner,))
+    if expr.name not in ("mul", "truediv") or not expr.dtype.is_floating_point:
+        return None
+    for position, other in ((0, 1), (1, 0)) if expr.name == "mul" else ((0, 1),):
+        if axis in free_axes(expr.args[other]):
+            continue
+        inner = _term(expr.args[position], axis, size)
+        if inner is not None:
+            pair = (inner, expr.args[1]) if position == 0 else (expr.args[0], inner)
+            return expr.rebuild(pair)
+    return None
+
+
+def _chosen(expr: Op, axis: sympy.Symbol, size: sympy.Expr) -> Expr | None:
+    """The term of `where(axis == e, a, 0)`, if e is a position on the axis."""
+    condition, value, other = expr.args
+    if not (isinstance(condition, Op) and condition.name == "eq" and isinstance(other, Const) and other.value == 0):
+        return None
+    for place, wanted in (condition.args, condition.args[::-1]):
+        if not isinstance(place, IndexValue) or place.index != axis or wanted.dtype is not torch.int64:
+            continue
+        if axis in free_axes(wanted, value):
+            return None
+        inside = [Op("ge", (wanted, const(0, torch.int64)), torch.bool)]
+        inside.append(Op("lt", (wanted, IndexValue(sympy.sympify(size))), torch.bool))
+        return Op("where", (Op("and", tuple(inside), torch.bool), value, other), expr.dtype)
+    return None

@@ -1,0 +1,221 @@
+"""Products too large to keep: made some rows at a time, with all that reads them, forward and backward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F  # the name everyone knows it by
+
+from fusion.backend import Backend
+from fusion.capture import Boxed, aot_backend
+from fusion.compile import compile_graph
+from fusion.inspect.report import Report
+from fusion.options import Options
+
+Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
+BATCH, LENGTH, WIDTH, WORDS = 4, 70, 260, 1003
+WORKSPACE = 1 << 17
+"""Bytes: a fraction of the logits here, and not a divisor of anything."""
+
+
+def cross_entropy(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(F.linear(x, w).view(-1, WORDS), t.view(-1))
+
+
+def summed(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy((x.view(-1, WIDTH) @ w.T).float(), t.view(-1), reduction="sum") / 7
+
+
+def smoothed(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(F.linear(x, w).view(-1, WORDS), t.view(-1), label_smoothing=0.1)
+
+
+def with_z_loss(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    logits = F.linear(x, w).float().view(-1, WORDS)
+    z = torch.logsumexp(logits, -1)
+    return F.cross_entropy(logits, t.view(-1)) + 1e-3 * (z * z).mean()
+
+
+def capped(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    logits = torch.tanh(F.linear(x, w) / 30) * 30  # still in batches
+    return F.cross_entropy(logits.view(-1, WORDS).float(), t.view(-1))
+
+
+def by_hand(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    logits = F.linear(x, w).view(-1, WORDS).float()
+    top = logits.amax(-1, keepdim=True).detach()
+    total = torch.log(torch.exp(logits - top).sum(-1)) + top[:, 0]
+    return (total - logits.gather(1, t.view(-1).clamp(min=0)[:, None])[:, 0]).mean()
+
+
+def biased(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    logits = F.linear(x, w).float() + w.float().mean(-1)  # a gradient that is a sum over rows
+    return F.cross_entropy(logits.view(-1, WORDS), t.view(-1))
+
+
+def contrastive(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    a = F.normalize(x.view(-1, WIDTH), dim=-1)
+    b = F.normalize(w[: len(a)], dim=-1)
+    return F.cross_entropy(a @ b.T * 10, torch.arange(len(a)))
+
+
+def after_a_layer(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return cross_entropy(torch.tanh(x @ w[:WIDTH]), w, t)  # its gradient goes on
+
+
+def row_by_row(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    each = F.cross_entropy(F.linear(x, w).view(-1, WORDS), t.view(-1), reduction="none")
+    return (each * each).sum() / len(each)
+
+
+CHUNKED: list[Loss] = [
+    *(cross_entropy, summed, smoothed, with_z_loss, capped, by_hand, biased, contrastive, after_a_layer, row_by_row),
+]
+
+
+def both_ways(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    a, b = F.normalize(x.view(-1, WIDTH), dim=-1), F.normalize(w[: BATCH * LENGTH], dim=-1)
+    scores, y = a @ b.T * 10, torch.arange(len(a))
+    return (F.cross_entropy(scores, y) + F.cross_entropy(scores.T, y)) / 2
+
+
+def shifted(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    logits = F.linear(x, w).float()
+    return F.cross_entropy(logits[:, :-1].reshape(-1, WORDS), t[:, 1:].reshape(-1))
+
+
+def unreduced(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return F.cross_entropy(F.linear(x, w).view(-1, WORDS), t.view(-1), reduction="none")
+
+
+def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(3)
+    x = torch.randn(BATCH, LENGTH, WIDTH, generator=generator).to(dtype)
+    w = (torch.randn(WORDS, WIDTH, generator=generator) * 0.1).to(dtype)
+    t = torch.randint(0, WORDS, (BATCH, LENGTH), generator=generator)
+    t[1, 5:9] = -100
+    return x, w, t
+
+
+def run(loss: Loss, dtype: torch.dtype, given: torch.dtype, scale: float = 3.0) -> list[torch.Tensor]:
+    """The loss and the gradients of x and w, of inputs of type `given`, computed in `dtype`."""
+    x, w, t = inputs(given)
+    x, w = (each.to(dtype).requires_grad_() for each in (x, w))
+    result = loss(x, w, t)
+    (result * scale).sum().backward()
+    assert x.grad is not None and w.grad is not None
+    return [result.detach(), x.grad, w.grad]
+
+
+def compiled(loss: Loss, workspace: int = WORKSPACE) -> tuple[Loss, list[Report]]:
+    backend = Backend(Options(strict=True, workspace=workspace))
+    return torch.compile(loss, backend=backend, dynamic=False), backend.reports
+
+
+def check(loss: Loss, fused: Loss, dtype: torch.dtype) -> None:
+    """Errors are no larger than twice eager's own."""
+    want, eager, got = run(loss, torch.float64, dtype), run(loss, dtype, dtype), run(fused, dtype, dtype)
+    floor = 8 * torch.finfo(torch.float32).eps
+    for exact, theirs, ours in zip(want, eager, got, strict=True):
+        allowed = 2 * (theirs.double() - exact).norm() + floor * exact.norm()
+        assert (ours.double() - exact).norm() <= allowed
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("loss", CHUNKED, ids=lambda loss: loss.__name__)
+def test_loss_of_a_large_product_runs_in_chunks(loss: Loss, dtype: torch.dtype) -> None:
+    fused, reports = compiled(loss)
+    check(loss, fused, dtype)
+    assert any("rows at a time" in note for note in reports[0].notes)
+
+
+@pytest.mark.parametrize("loss", CHUNKED[:4], ids=lambda loss: loss.__name__)
+def test_chunks_without_gradients(loss: Loss) -> None:
+    fused, reports = compiled(loss)
+    x, w, t = inputs(torch.float32)
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x, w, t), loss(x, w, t))
+    assert any("rows at a time" in note for note in reports[0].notes)
+
+
+def test_backward_only_scales_what_forward_made() -> None:
+    fused, reports = compiled(cross_entropy)
+    run(fused, torch.float32, torch.float32)
+    (backward,) = [report for report in reports if report.label == "backward"]
+    assert not backward.externs
+    largest = max(kernel.bytes_read for kernel in backward.kernels)
+    assert largest <= 2 * 4 * WIDTH * (WORDS + BATCH * LENGTH)
+
+
+def test_nothing_as_large_as_the_product_is_moved_at_once() -> None:
+    fused, reports = compiled(cross_entropy)
+    run(fused, torch.float32, torch.float32)
+    assert reports[0].kernels
+    assert all(kernel.bytes_written < 4 * WORDS * BATCH * LENGTH * 2 for kernel in reports[0].kernels)
+
+
+@pytest.mark.parametrize("loss", [both_ways, shifted, unreduced], ids=lambda loss: loss.__name__)
+def test_what_cannot_be_cut_stays_whole_and_right(loss: Loss) -> None:
+    fused, reports = compiled(loss)
+    check(loss, fused, torch.float32)
+    assert not any("rows at a time" in note for report in reports for note in report.notes)
+
+
+def test_gradients_are_ahead_and_right_without_chunks_too() -> None:
+    """Loss and gradient in one graph: clusters of either lie between each other, and none may wait for itself."""
+    kept_whole = Options(strict=True, workspace=1 << 40)
+    labels: list[str] = []
+
+    def compile_one(graph: torch.fx.GraphModule, label: str) -> Boxed:
+        compiled, report = compile_graph(graph, kept_whole, label)
+        assert not report.notes
+        labels.append(label)
+        return compiled
+
+    def as_batches(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(F.linear(x, w).float().view(-1, WORDS), t.view(-1))
+
+    backend = aot_backend(compile_one, lambda device: True, WORKSPACE)
+    check(as_batches, torch.compile(as_batches, backend=backend, dynamic=False), torch.bfloat16)
+    assert labels == ["forward", "backward"]
+
+
+def test_float16_keeps_the_scale_of_its_loss() -> None:
+    fused, _ = compiled(summed)
+    exact = run(summed, torch.float64, torch.float16, 2.0**12)
+    ours = run(fused, torch.float16, torch.float16, 2.0**12)
+    for a, b in zip(ours, exact, strict=True):
+        assert (a.double() - b).norm() <= 4e-3 * b.norm()
+
+
+def test_logits_that_are_returned_are_whole() -> None:
+    def both(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = F.linear(x, w)
+        return F.cross_entropy(logits.view(-1, WORDS), t.view(-1)), logits
+
+    backend = Backend(Options(strict=True, workspace=WORKSPACE))
+    x, w, t = inputs(torch.float32)
+    x.requires_grad_()
+    got, want = torch.compile(both, backend=backend, dynamic=False)(x, w, t), both(x, w, t)
+    torch.testing.assert_close(got, want)
+    (gradient,) = torch.autograd.grad(got[0] + got[1].sum(), x)
+    (expected,) = torch.autograd.grad(want[0] + want[1].sum(), x)
+    torch.testing.assert_close(gradient, expected)
+
+
+def test_gradients_can_be_taken_twice() -> None:
+    fused, _ = compiled(cross_entropy)
+    x, w, t = inputs(torch.float32)
+    x.requires_grad_()
+    result = fused(x, w, t)
+    first = torch.autograd.grad(result, x, retain_graph=True)[0].clone()
+    second = torch.autograd.grad(result, x)[0]
+    torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def test_large_enough_workspace_keeps_products_whole() -> None:
+    fused, reports = compiled(cross_entropy, 1 << 30)
+    check(cross_entropy, fused, torch.float32)
+    assert not reports[0].notes

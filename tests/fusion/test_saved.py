@@ -1,0 +1,112 @@
+"""What is kept between forward and backward: statistics of rows of halves in float32, all else as it is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import fusion
+from fusion.capture import aot_backend
+from lowering.expr import Cast, postorder
+from lowering.lower import lower
+from lowering.program import Map
+from tests.fusion.attentions import by_hand, normalised_last
+
+HALVES = (torch.bfloat16, torch.float16)
+OPTIONS = {"target": "reference", "strict": True}
+
+
+def normalised_rows(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    y = x * w
+    e = torch.exp(y - y.amax(-1, keepdim=True).detach())
+    return e / e.sum(-1, keepdim=True)
+
+
+def kept(function: Callable[..., torch.Tensor], *given: torch.Tensor) -> list[torch.Tensor]:
+    found: list[torch.Tensor] = []
+
+    def pack(x: torch.Tensor) -> torch.Tensor:
+        found.append(x)
+        return x
+
+    torch._dynamo.reset()
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda x: x):
+        fusion.fuse(function, options=OPTIONS)(*given)
+    return found
+
+
+def heads(dtype: torch.dtype) -> tuple[torch.Tensor, ...]:
+    return tuple(torch.randn(2, 3, 70, 8).to(dtype).requires_grad_() for _ in range(3))
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+@pytest.mark.parametrize("function", [by_hand, normalised_last])
+def test_statistics_of_rows_are_kept_in_float32(function: Callable[..., torch.Tensor], dtype: torch.dtype) -> None:
+    saved = kept(function, *heads(dtype))
+    rows = [x for x in saved if x.numel() == 2 * 3 * 70]
+    assert len(rows) == 2 and all(x.dtype is torch.float32 for x in rows)  # the maximum and the sum
+    assert all(x.dtype is dtype for x in saved if x.numel() > 2 * 3 * 70)
+
+
+def test_other_dtypes_are_kept_as_they_are() -> None:
+    assert {x.dtype for x in kept(by_hand, *heads(torch.float64))} == {torch.float64}
+
+
+def test_what_is_given_is_kept_as_it_is() -> None:
+    """A row's statistic that somebody else has made, and one that is a result too."""
+
+    def divide(x: torch.Tensor, most: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        total = (x * x).sum(-1, keepdim=True)
+        return x * most / total, total
+
+    given = torch.rand(6, 50).bfloat16().requires_grad_(), torch.rand(6, 1).bfloat16().requires_grad_()
+    torch._dynamo.reset()
+    made = fusion.fuse(divide, options=OPTIONS)(*given)
+    assert [x.dtype for x in made] == [torch.bfloat16] * 2
+    assert {x.dtype for x in kept(lambda x, most: x * most, *given)} == {torch.bfloat16}
+
+
+def test_backward_reads_the_statistic_unrounded() -> None:
+    """The narrow value that stands for it says that no user asked for its rounding."""
+    graphs: dict[str, torch.fx.GraphModule] = {}
+
+    def compile_one(graph: torch.fx.GraphModule, label: str) -> Callable[[list[object]], tuple[object, ...]]:
+        graphs[label] = graph
+        return lambda given: tuple(graph(*given))
+
+    torch._dynamo.reset()
+    given = torch.randn(6, 50).bfloat16().requires_grad_(), torch.rand(50).bfloat16().requires_grad_()
+    result = torch.compile(normalised_rows, backend=aot_backend(compile_one, lambda device: True))(*given)
+    result.sum().backward()
+    wide = [node for node in graphs["backward"].graph.nodes if node.op == "placeholder"]
+    assert any(node.meta["val"].dtype is torch.float32 for node in wide)
+    program = lower(graphs["backward"], device=torch.device("cpu"))
+    casts = [
+        expr
+        for node in program.nodes
+        if isinstance(node, Map)
+        for expr in postorder(node.expr)
+        if isinstance(expr, Cast) and expr.dtype is torch.bfloat16
+    ]
+    assert casts and all(cast.implicit for cast in casts)
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_rows_of_large_numbers(dtype: torch.dtype) -> None:
+    """The maximum of a row of halves, rounded, would be another one than that of the row that backward makes again."""
+    generator = torch.Generator().manual_seed(0)
+    given = [(20 * torch.randn(shape, generator=generator)).to(dtype) for shape in ((40, 60), (60,))]
+    weights = torch.randn(40, 60, generator=generator).to(dtype)
+
+    def gradients(function: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> list[torch.Tensor]:
+        leaves = [x.clone().requires_grad_() for x in inputs]
+        function(*leaves).backward(weights.to(inputs[0].dtype))
+        return [leaf.grad.double() for leaf in leaves if leaf.grad is not None]
+
+    torch._dynamo.reset()
+    fused = gradients(fusion.fuse(normalised_rows, options=OPTIONS), *given)
+    eager, exact = gradients(normalised_rows, *given), gradients(normalised_rows, *(x.double() for x in given))
+    for got, rounded, want in zip(fused, eager, exact, strict=True):
+        assert float((got - want).abs().max()) <= 2 * float((rounded - want).abs().max()) + 1e-6
