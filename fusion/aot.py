@@ -24,6 +24,8 @@ from torch.utils import _pytree as pytree
 
 from codegen.target import Target
 from codegen.targets import DEFAULTS, TARGETS
+from fusion.attention import Chooser
+from fusion.attention.ahead import ChosenAhead
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import SUFFIXES, Trace
 from fusion.schedule.kernels import KernelCall
@@ -100,20 +102,24 @@ def export_kernels(
         raise ValueError(f"unknown target {target!r}; known: {', '.join(sorted(TARGETS))}")
     machine = TARGETS[target](arch)
     present = torch.cuda.is_available() and DEFAULTS["cuda"] == target
-    graph = _capture(program, args, kwargs, torch.device("cuda" if present else "cpu"))
+    graph = _capture(program, args, kwargs, torch.device("cuda" if present else "cpu"), machine)
     _, schedule = schedule_graph(graph, machine, Trace(None, "export", machine))
     steps = [step.kernel.name if isinstance(step, KernelCall) else str(step.target) for step in schedule.steps]
     distinct: dict[Kernel, KernelCall] = {}
-    for step in schedule.steps:
-        if isinstance(step, KernelCall):
-            distinct.setdefault(step.kernel, step)
+    for call in schedule.launches():
+        distinct.setdefault(call.kernel, call)
     return Export(tuple(steps), tuple(_export(machine, call) for call in distinct.values()))
 
 
 def _capture(
-    program: Callable[..., object], args: tuple[object, ...], kwargs: dict[str, object], device: torch.device
+    program: Callable[..., object],
+    args: tuple[object, ...],
+    kwargs: dict[str, object],
+    device: torch.device,
+    machine: Target,
 ) -> GraphModule:
     """The functional ATen graph of one call, over fake tensors on `device`; parameters and buffers become inputs."""
+    attention = ChosenAhead(Chooser(lambda device: machine))
     leaves, spec = pytree.tree_flatten((args, kwargs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
     state: dict[str, torch.Tensor] = {}
@@ -135,8 +141,11 @@ def _capture(
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
         inputs = {name: fake(tensor) for name, tensor in state.items()}, [fake(leaves[place]) for place in places]
+        with attention:
+            call(*inputs)
         functional = torch.func.functionalize(call, remove="mutations")
-        graph: GraphModule = make_fx(functional, decomposition_table=decompositions())(*inputs)
+        with attention:
+            graph: GraphModule = make_fx(functional, decomposition_table=decompositions())(*inputs)
     return graph
 
 

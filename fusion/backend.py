@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import lru_cache
 from types import CodeType
 from typing import ClassVar
@@ -18,6 +19,7 @@ import torch
 from torch import fx
 
 from codegen.targets import builder_for
+from fusion.attention import Chooser
 from fusion.capture import Boxed, aot_backend
 from fusion.compile import compile_graph
 from fusion.inspect.report import Report
@@ -52,13 +54,17 @@ class Backend:
         self.options = options
         self.reports: list[Report] = []
         self._lock = threading.Lock()
-        self._aot = aot_backend(self._compile, self._streams)
+        self._attention = Chooser(lambda device: builder_for(device.type, options.target).target)
+        self._noted = threading.local()
+        self._aot = aot_backend(self._compile, self._streams, options.workspace)
 
     def __reduce__(self) -> tuple[type[Backend], tuple[Options]]:
         """Pickled as its options: a module saved with `torch.save` compiles anew where it is loaded."""
         return Backend, (self.options,)
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
+        choices = self._attention(graph)
+        self._noted.notes = tuple(map(str, choices))
         return self._aot(graph, example_inputs)
 
     def _streams(self, device: torch.device) -> bool:
@@ -74,8 +80,9 @@ class Backend:
             with self._lock:
                 self.reports.append(Report.eager(label, graph, failure))
             return _boxed(graph)
+        notes, self._noted.notes = getattr(self._noted, "notes", ()), ()  # of the first graph of a region
         with self._lock:
-            self.reports.append(report)
+            self.reports.append(replace(report, notes=(*notes, *report.notes)))
         return compiled
 
 

@@ -1,0 +1,126 @@
+"""Who computes attention that was asked for in one piece: the library's kernel, or kernels generated for its parts.
+
+What enters is Dynamo's graph, in which the calls whose parts are predicted to be faster are replaced by them; what
+leaves is a `Choice` for each call, with both prices.  What is not understood stays the library's.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
+
+from codegen.target import Target
+from fusion.attention.call import Call, calls, read
+from fusion.attention.price import generated_time, least_time, library_kernel, library_time
+from lowering.attention import attention
+from lowering.builder import origin_of
+from lowering.errors import Origin, Unsupported
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who computes one call.
+
+    Attributes:
+        kernel: the library's kernel for it; empty if unknown.
+        library_us: predicted microseconds of that kernel, None if unknown.
+        generated_us: predicted microseconds of what would be generated, None if nothing would be.
+        reason: why there is nothing to choose between.
+
+    >>> print(Choice(Origin("out", "", "model.py:3"), True, "efficient", 90.0, 41.5))
+    attention out (model.py:3): generated, 41.5 µs against 90.0 µs of the library's efficient kernel
+    """
+
+    origin: Origin
+    generated: bool
+    kernel: str = ""
+    library_us: float | None = None
+    generated_us: float | None = None
+    reason: str = ""
+
+    def __str__(self) -> str:
+        kernel = f"the library's {self.kernel} kernel".replace("  ", " ")
+        if self.reason:
+            return f"attention {self.origin}: {kernel} ({self.reason})"
+        parts, whole = f"{self.generated_us:.1f} µs", f"{self.library_us:.1f} µs"
+        if self.generated:
+            return f"attention {self.origin}: generated, {parts} against {whole} of {kernel}"
+        return f"attention {self.origin}: {kernel}, {whole} against {parts} generated"
+
+
+class Chooser:
+    """Chooses for whole graphs; calls alike are priced once.
+
+    Args:
+        target_of: the target that serves a device.
+    """
+
+    def __init__(self, target_of: Callable[[torch.device], Target]) -> None:
+        self._target_of = target_of
+        self._known: dict[tuple[object, ...], Choice] = {}
+        self._lock = threading.Lock()
+
+    def __call__(self, graph: fx.GraphModule) -> tuple[Choice, ...]:
+        """Choose for every call in `graph`, and replace those that are to be generated."""
+        with unset_fake_temporarily():
+            return tuple(self._choices(graph))
+
+    def _choices(self, graph: fx.GraphModule) -> Iterator[Choice]:
+        changed: set[fx.GraphModule] = set()
+        for found in list(calls(graph)):
+            node = found.node
+            mode = FakeTensorMode(allow_non_fake_inputs=True)  # the library makes numbers of its own
+            origin = origin_of(node)
+            try:
+                call = read(found, mode)
+            except Exception as failure:  # as in `choose`
+                yield Choice(origin, False, reason=_reason(failure))
+                continue
+            choice = self._choice(call, origin)
+            if choice.generated:
+                node.target = attention
+                node.kwargs = {**node.kwargs, "order": call.order}
+                owner = node.graph.owning_module
+                if owner is not None:
+                    changed.add(owner)
+            yield choice
+        for module in changed:
+            module.recompile()
+
+    def _choice(self, call: Call, origin: Origin) -> Choice:
+        target = self._target_of(call.query.device)
+        key = (target.name, *call.signature())
+        with self._lock:
+            known = self._known.get(key)
+        if known is None:
+            known = choose(call, origin, target)
+            with self._lock:
+                self._known[key] = known
+        return Choice(origin, known.generated, known.kernel, known.library_us, known.generated_us, known.reason)
+
+
+def choose(call: Call, origin: Origin, target: Target) -> Choice:
+    """Price one call on `target`, and choose."""
+    capabilities = target.capabilities
+    if "dot" not in capabilities.fold_ops:
+        return Choice(origin, False, reason=f"{target.name} generates no products")
+    kernel = ""
+    try:
+        kernel = library_kernel(call, target)
+        library = library_time(call, kernel, capabilities)
+        least = least_time(call, capabilities)
+        if least >= library:
+            return Choice(origin, False, kernel, library, least)
+        generated = generated_time(call, target)
+    except Exception as failure:  # whatever is wrong with the parts, the library's kernel is right
+        return Choice(origin, False, kernel, reason=_reason(failure))
+    return Choice(origin, generated < library, kernel, library, generated)
+
+
+def _reason(failure: Exception) -> str:
+    return str(failure) if isinstance(failure, Unsupported) else f"{type(failure).__name__}: {failure}"

@@ -1,0 +1,155 @@
+"""Scaled dot-product attention in parts: what `F.scaled_dot_product_attention` computes, forward and backward.
+
+What enters is a call as eager takes it; what leaves is the same result from products, maps and reductions over rows,
+which the rules lower like attention written by hand.  Backward is given by formula from the logarithm of each row's
+sum, one number per row: what a library kernel keeps too.
+
+A row in which nothing is attended gives zeros and takes no gradient, as in eager: its maximum is -inf, and the
+logarithm of its sum counts as 0, so that every exp(score - 0) = exp(-inf) is 0.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def attention(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    order: Sequence[int] | None = None,
+) -> Tensor:
+    """softmax(query · keyᵀ · scale + mask) · value, dropout on the weights between.
+
+    Args:
+        query: [..., heads, l, e]; key: [..., heads of keys, s, e]; value: [..., heads of keys, s, ev].
+        attn_mask: what broadcasts to [..., heads, l, s]: bool (True attends) or added to the scores.
+        is_causal: row l attends to 0 … l, whatever s is; instead of a mask.
+        scale: of the scores; by default 1/√e.
+        enable_gqa: each head of the keys serves as many heads of the query, in order, as there are more of them.
+        order: the dimensions of the result from the outermost in memory to the innermost; by default as they come.
+
+    >>> q, k, v = torch.ones(2, 4, 3, 8), torch.ones(2, 2, 5, 8), torch.ones(2, 2, 5, 6)
+    >>> attention(q, k, v, is_causal=True, enable_gqa=True).shape
+    torch.Size([2, 4, 3, 6])
+    """
+    device = query.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        query, key, value = (_autocast(x, dtype) for x in (query, key, value))
+        attn_mask = None if attn_mask is None else _autocast(attn_mask, dtype)
+    with torch.autocast(device, enabled=False):
+        if enable_gqa:
+            key, value = (_shared(x, query.shape[-3]) for x in (key, value))
+        shapes = (query.shape[:-2], key.shape[:-2], value.shape[:-2])
+        batch: tuple[int, ...] = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
+        if is_causal:
+            attn_mask = _causal(query.shape[-2], key.shape[-2], query.device)
+        scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+        order = tuple(range(query.dim()) if order is None else order)
+        given = query, key, value, attn_mask, dropout_p, scale, order
+        if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given):
+            return _Attention.apply(*given)[0]  # type: ignore[no-any-return, no-untyped-call]
+        return _forward(*given)[0]
+
+
+def _autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """What autocast makes of an argument: float64 and what is not floating point stay."""
+    return x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x
+
+
+def _shared(x: Tensor, heads: int) -> Tensor:
+    """[..., g, s, e] → [..., heads, s, e], each of the g heads repeated."""
+    *batch, groups, rows, width = x.shape
+    repeats = heads // groups
+    return x.unsqueeze(-3).expand(*batch, groups, repeats, rows, width).reshape(*batch, heads, rows, width)
+
+
+def _causal(rows: int, columns: int, device: torch.device) -> Tensor:
+    return torch.arange(rows, device=device)[:, None] >= torch.arange(columns, device=device)
+
+
+def _laid_out(x: Tensor, order: Sequence[int]) -> Tensor:
+    """`x` with its dimensions in memory in `order`.
+
+    >>> _laid_out(torch.zeros(2, 3, 4), (1, 0, 2)).stride()
+    (4, 8, 1)
+    """
+    back = [list(order).index(dim) for dim in range(x.dim())]
+    return x.permute(*order).contiguous().permute(*back)
+
+
+def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
+    """The scores [..., l, s] that softmax takes, in float32 at least."""
+    wide = torch.promote_types(query.dtype, torch.float32)
+    scores = (query @ key.mT).to(wide) * scale
+    if mask is None:
+        return scores
+    return scores.masked_fill(~mask, -math.inf) if mask.dtype is torch.bool else scores + mask.to(wide)
+
+
+def _forward(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float, order: tuple[int, ...]
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    """The result, the logarithm of each row's sum, and which weights dropout keeps."""
+    scores = _scores(query, key, mask, scale)
+    largest = scores.amax(-1, keepdim=True)
+    if mask is not None:
+        largest = largest.masked_fill(largest == -math.inf, 0)
+    weights = torch.exp(scores - largest)
+    total = weights.sum(-1, keepdim=True)
+    if mask is not None:
+        total = total.masked_fill(total == 0, 1)
+    weights = weights / total
+    kept = torch.rand_like(weights) >= dropout if dropout else None
+    if kept is not None:
+        weights = weights * _factor(kept, dropout)
+    return _laid_out(weights.to(value.dtype) @ value, order), largest + total.log(), kept
+
+
+def _factor(kept: Tensor, dropout: float) -> Tensor:
+    return kept * (0.0 if dropout == 1 else 1 / (1 - dropout))
+
+
+class _Attention(torch.autograd.Function):
+    """`_forward` with its gradient by formula (Dao et al. 2022, appendix B)."""
+
+    generate_vmap_rule = True
+
+    @staticmethod
+    def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor | None]:
+        return _forward(*given)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor | None]) -> None:
+        query, key, value, mask, ctx.dropout, ctx.scale, _ = inputs
+        ctx.mark_non_differentiable(*(x for x in output[1:] if x is not None))
+        ctx.save_for_backward(query, key, value, mask, *output)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+        query, key, value, mask, out, logarithm, kept = ctx.saved_tensors
+        weights = torch.exp(_scores(query, key, mask, ctx.scale) - logarithm)
+        wide = weights.dtype
+        slopes, dropped = (grad @ value.mT).to(wide), weights
+        if kept is not None:
+            slopes, dropped = slopes * _factor(kept, ctx.dropout), weights * _factor(kept, ctx.dropout)
+        shared = (grad.to(wide) * out.to(wide)).sum(-1, keepdim=True)
+        slopes = weights * (slopes - shared)
+        of_mask = None
+        if mask is not None and ctx.needs_input_grad[3]:
+            of_mask = slopes.sum_to_size(mask.shape).to(mask.dtype)
+        slopes = (slopes * ctx.scale).to(query.dtype)
+        return slopes @ key, slopes.mT @ query, dropped.to(grad.dtype).mT @ grad, of_mask, None, None, None

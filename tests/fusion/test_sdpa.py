@@ -1,0 +1,364 @@
+"""`F.scaled_dot_product_attention`: who computes it, and that its parts give what eager gives, in one kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+
+import pytest
+import torch
+import torch.nn.functional as F  # the name everyone knows it by
+from torch import fx
+from torch._functorch import config
+from torch.utils.checkpoint import checkpoint
+
+import fusion
+from codegen.c import CTarget
+from codegen.target import AttentionSpeed, Capabilities, Target
+from codegen.targets import TARGETS
+from fusion.attention import Choice, Chooser, choose
+from fusion.attention.call import Call
+from fusion.backend import Backend
+from fusion.capture import Boxed, aot_backend
+from fusion.compile import schedule_graph
+from fusion.inspect.trace import Trace
+from fusion.options import Options
+from fusion.schedule.kernels import KernelCall
+from lowering.attention import attention
+from lowering.kernel import Kernel, Loop
+from tests.fusion.test_programs import assert_as_eager, error
+
+Program = Callable[..., torch.Tensor]
+STRICT = {"target": "c", "strict": True}
+
+
+# Programs -------------------------------------------------------------------------------------------------------------
+
+
+def plain(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v)
+
+
+def causal(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+
+
+def grouped(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True, scale=0.2)
+
+
+def masked(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return F.scaled_dot_product_attention(q, k, v, mask)
+
+
+def triangle(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    mask = torch.ones(q.shape[-2], k.shape[-2], dtype=torch.bool, device=q.device).tril()
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=mask)
+
+
+def window(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    i, j = torch.arange(q.shape[-2], device=q.device)[:, None], torch.arange(k.shape[-2], device=q.device)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=(j <= i) & (i - j < 100))
+
+
+def alibi(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    i, j = torch.arange(q.shape[-2], device=q.device)[:, None], torch.arange(k.shape[-2], device=q.device)
+    slopes = torch.exp2(-torch.arange(1, q.shape[1] + 1, device=q.device))[:, None, None]
+    bias = torch.where(j <= i, slopes * (j - i), float("-inf")).to(q.dtype)
+    return F.scaled_dot_product_attention(q, k, v, attn_mask=bias[None])
+
+
+def operands(
+    heads: int = 2, rows: int = 517, columns: int = 517, width: int = 40, out: int = 40, keys: int | None = None
+) -> tuple[torch.Tensor, ...]:
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((1, heads, rows, width), (1, keys or heads, columns, width), (1, keys or heads, columns, out))
+    return tuple(torch.randn(shape, generator=generator) for shape in shapes)
+
+
+def some(dtype: torch.dtype = torch.bool) -> torch.Tensor:
+    """A mask of [517, 517] that leaves two rows with nothing."""
+    kept = torch.rand(517, 517, generator=torch.Generator().manual_seed(1)) > 0.3
+    kept[3], kept[516] = False, False
+    return kept if dtype is torch.bool else torch.zeros(517, 517).masked_fill(~kept, float("-inf")).to(dtype)
+
+
+# Values ---------------------------------------------------------------------------------------------------------------
+
+
+def with_attention(capabilities: Capabilities, share: float) -> Capabilities:
+    """A target on which the library's attention reaches `share`, and generated attention all of the speed."""
+    slow, fast = (AttentionSpeed(*[{64: (each, each)}] * 3) for each in (share, 1.0))
+    kernels = {(name, size): slow for name in ("flash", "math", "efficient") for size in (2, 4, 8)}
+    return replace(capabilities, attention={**kernels, **{("generated", size): fast for size in (2, 4, 8)}})
+
+
+@pytest.fixture
+def slow_library(monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = CTarget.capabilities.fget
+    monkeypatch.setattr(CTarget, "capabilities", property(lambda target: with_attention(whole(target), 1e-4)))
+
+
+CASES: dict[str, tuple[Program, tuple[torch.Tensor, ...]]] = {
+    "plain": (plain, operands()),
+    "cross, uneven widths": (plain, operands(rows=333, columns=900, out=24)),
+    "causal": (causal, operands()),
+    "causal, more rows": (causal, operands(rows=900, columns=333)),
+    "grouped": (grouped, operands(heads=4, keys=2, width=32, out=32)),
+    "bool": (masked, (*operands(), some())),
+    "float": (masked, (*operands(), some(torch.float32))),
+    "per head": (masked, (*operands(), torch.randn(1, 2, 517, 517, generator=torch.Generator().manual_seed(2)))),
+    "one row": (masked, (*operands(), torch.arange(517)[None] % 3 > 0)),
+    "triangle": (triangle, operands()),
+    "window": (window, operands()),
+    "alibi": (alibi, operands()),
+    "three dimensions": (causal, tuple(x[0] for x in operands())),
+    "other layout": (causal, tuple(x.transpose(1, 2).contiguous().transpose(1, 2) for x in operands())),
+}
+WHAT = [(name, torch.float32) for name in CASES]
+WHAT += [(name, torch.bfloat16) for name in ("causal", "grouped", "bool", "float", "alibi")]
+
+
+@pytest.mark.usefixtures("slow_library")
+@pytest.mark.parametrize(("name", "dtype"), WHAT, ids=lambda value: str(value).removeprefix("torch."))
+def test_values(name: str, dtype: torch.dtype) -> None:
+    program, inputs = CASES[name]
+    inputs = tuple(x if x.dtype is torch.bool else x.to(dtype) for x in inputs)
+    torch._dynamo.reset()
+    backend = Backend(Options.read(options=STRICT))
+    got = torch.compile(program, backend=backend)(*inputs)
+    (report,) = backend.reports
+    assert "generated" in str(report) and not report.externs
+    scores = inputs[0].numel() // inputs[0].shape[-1] * inputs[1].shape[-2]
+    assert all(kernel.bytes_written < scores * dtype.itemsize for kernel in report.kernels), str(report)
+    exact = program(*(x if x.dtype is torch.bool else x.double() for x in inputs))
+    assert not exact.isnan().any()
+    assert_as_eager(got, program(*inputs), exact)
+
+
+@pytest.mark.parametrize("name", ["grouped", "float", "window"])
+def test_gradients_of_the_parts(name: str) -> None:
+    """As they are compiled where they are chosen for training; rows with nothing to attend to take none."""
+    program, inputs = CASES[name]
+
+    def step(function: Program, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        leaves = [x.detach().clone().requires_grad_() for x in inputs[:3]]
+        out = function(*leaves, *inputs[3:])
+        weights = torch.linspace(-1, 1, out.numel(), dtype=torch.float64).view(out.shape).to(out.dtype)
+        return torch.autograd.grad(out, leaves, weights)
+
+    def parts(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        (call,) = (node for node in graph.graph.nodes if node.target is F.scaled_dot_product_attention)
+        call.target = attention
+        graph.recompile()
+        return Backend(Options.read(options=STRICT))(graph, inputs)
+
+    torch._dynamo.reset()
+    got, eager = step(torch.compile(program, backend=parts), *inputs), step(program, *inputs)
+    exact = step(program, *(x.double() for x in inputs))
+    for mine, theirs, true in zip(got, eager, exact, strict=True):
+        assert error(mine, true) <= 2 * error(theirs, true) + 1e-6 * float(true.abs().max())
+
+
+@pytest.mark.usefixtures("slow_library")
+def test_under_autocast() -> None:
+    inputs = operands()
+    with torch.autocast("cpu", torch.bfloat16):
+        got = fusion.fuse(causal, options=STRICT)(*inputs)
+        eager = causal(*inputs)
+    assert got.dtype is eager.dtype is torch.bfloat16 and got.stride() == eager.stride()
+    assert_as_eager(got, eager, causal(*(x.double() for x in inputs)))
+
+
+@pytest.mark.usefixtures("slow_library")
+def test_sizes_that_vary() -> None:
+    torch._dynamo.reset()
+    backend = Backend(Options.read(options=STRICT))
+    fused = torch.compile(window, backend=backend, dynamic=True)
+    for rows in (517, 640):
+        inputs = operands(rows=rows, columns=rows)
+        assert_as_eager(fused(*inputs), window(*inputs), window(*(x.double() for x in inputs)))
+    (report,) = backend.reports
+    assert "generated" in str(report) and not report.externs
+
+
+@pytest.mark.usefixtures("slow_library")
+def test_dropout_in_inference_is_drawn_in_the_walk() -> None:
+    def dropping(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.3)
+
+    inputs = operands()
+    found = fusion.explain(dropping, options=STRICT)(*inputs)
+    assert not any(kernel.bytes_written >= 2 * 517 * 517 for kernel in found.kernels), str(found)
+    fused = fusion.fuse(dropping, options=STRICT)
+    results = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        results.append(fused(*inputs))
+    assert torch.equal(results[0], results[1]) and not torch.equal(results[0], results[2])
+    mean, exact = torch.stack([fused(*inputs) for _ in range(30)]).mean(0), plain(*inputs)
+    assert float((mean - exact).abs().mean()) < 0.3 * float((results[0] - exact).abs().mean())
+
+
+# The choice -----------------------------------------------------------------------------------------------------------
+
+
+class Chosen:
+    """A Dynamo backend that chooses for a GPU, and runs what is left of the graph eagerly."""
+
+    def __init__(self) -> None:
+        self.choices: list[Choice] = []
+        self.chooser = Chooser(lambda device: TARGETS["triton"]("sm_90"))
+
+    def __call__(self, graph: fx.GraphModule, inputs: object) -> Callable[..., object]:
+        self.choices.extend(self.chooser(graph))
+        return graph.forward
+
+    @property
+    def only(self) -> Choice:
+        (choice,) = self.choices
+        return choice
+
+
+@pytest.fixture
+def chosen() -> Iterator[Chosen]:
+    torch._dynamo.reset()
+    yield Chosen()
+    torch._dynamo.reset()
+
+
+def large(dtype: torch.dtype = torch.bfloat16, width: int = 64, *, training: bool = False) -> tuple[torch.Tensor, ...]:
+    return tuple(x.to(dtype).requires_grad_(training) for x in operands(8, 1024, 1024, width, width))
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("program", [plain, causal])
+def test_the_library_keeps_what_it_is_best_at(program: Program, training: bool, chosen: Chosen) -> None:
+    torch.compile(program, backend=chosen)(*large(training=training))
+    choice = chosen.only
+    assert not choice.generated and choice.kernel == "flash" and not choice.reason
+    assert choice.library_us is not None and choice.generated_us is not None
+    assert 0 < choice.library_us <= choice.generated_us
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("program", [window, alibi, triangle])
+def test_masks_that_are_computed_are_generated(program: Program, training: bool, chosen: Chosen) -> None:
+    torch.compile(program, backend=chosen)(*large(training=training))
+    assert chosen.only.generated and chosen.only.kernel == "efficient", str(chosen.only)
+
+
+def test_a_triangle_skips_what_is_causal_skips(chosen: Chosen) -> None:
+    """The mask is seen as made of indices: its blocks are not computed, where those of a tensor are."""
+    for program in (triangle, window):
+        torch.compile(program, backend=chosen)(*large())
+    torch.compile(masked, backend=chosen)(*large(), torch.ones(1024, 1024, dtype=torch.bool))
+    halved, narrow, whole = (choice.generated_us for choice in chosen.choices)
+    assert narrow < halved < whole
+
+
+def test_calls_alike_are_priced_once(chosen: Chosen, monkeypatch: pytest.MonkeyPatch) -> None:
+    priced: list[object] = []
+    inner = choose.generated_time
+
+    def counting(call: Call, target: Target) -> float:
+        priced.append(call)
+        return inner(call, target)
+
+    monkeypatch.setattr(choose, "generated_time", counting)
+
+    def layers(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        for _ in range(3):
+            q = window(q, k, v)
+        return q
+
+    torch.compile(layers, backend=chosen)(*large())
+    assert len(chosen.choices) == 3 and all(choice.generated for choice in chosen.choices) and len(priced) == 1
+
+
+def test_what_would_write_its_scores_is_the_library_s(chosen: Chosen) -> None:
+    """Few scores are not worth a walk; made in memory, they are not worth leaving the library's kernel."""
+    torch.compile(masked, backend=chosen)(*(x.bfloat16() for x in operands(1, 64, 64)), some()[:64, :64])
+    assert not chosen.only.generated and chosen.only.reason
+
+
+def test_refusals_are_named(chosen: Chosen) -> None:
+    def dropping(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(q, k, v, dropout_p=0.1)
+
+    torch.compile(dropping, backend=chosen)(*large(training=True))
+    torch.compile(plain, backend=chosen)(*large(torch.float64))
+    dropped, double = chosen.choices
+    assert not dropped.generated and "drop" in str(dropped)
+    assert not double.generated and "float64" in str(double)
+
+
+@pytest.mark.parametrize("program", [window, alibi])
+def test_what_is_chosen_runs_forward_and_backward(program: Program, chosen: Chosen) -> None:
+    results = []
+    for function in (torch.compile(program, backend=chosen), program):
+        leaves = [x.detach().requires_grad_() for x in large(torch.bfloat16)]
+        leaves = leaves if function is not program else [x.detach().double().requires_grad_() for x in leaves]
+        out = function(*leaves)
+        results.append((out, *torch.autograd.grad(out.double().square().sum(), leaves)))
+    assert chosen.only.generated
+    for mine, exact in zip(*results, strict=True):
+        assert float((mine.double() - exact).norm()) < 0.03 * float(exact.norm())
+
+
+def test_a_checkpointed_region_keeps_the_library(chosen: Chosen) -> None:
+    """Its backward makes forward again, rows and all, and is not what was priced; without a backward there is none."""
+
+    def region(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return checkpoint(window, q, k, v, use_reentrant=False)
+
+    for training in (True, False):
+        torch.compile(region, backend=chosen)(*large(training=training))
+    trained, ran = chosen.choices
+    assert not trained.generated and "checkpoint" in str(trained)
+    assert ran.generated
+
+
+def test_under_vmap_it_is_not_asked_for(chosen: Chosen) -> None:
+    """A call that is mapped over a dimension is one of more dimensions than its arguments show."""
+    inputs = tuple(x.expand(3, *x.shape) for x in operands())
+    got = torch.compile(torch.vmap(causal), backend=chosen)(*inputs)
+    torch.testing.assert_close(got, causal(*inputs))
+    assert chosen.only.reason == "the result is not a plain tensor"
+
+
+def test_ahead_of_time() -> None:
+    inputs = (*large(), torch.ones(1024, 1024, dtype=torch.bool))
+    export = fusion.export_kernels(masked, *inputs, arch="sm_90")
+    assert export.kernels and all(kernel.artefacts["cubin"] for kernel in export.kernels)
+    assert not any("scaled_dot_product" in step or "mm." in step for step in export.steps)
+    (step,) = fusion.export_kernels(causal, *large(), arch="sm_90").steps
+    assert "scaled_dot_product" in step
+
+
+def test_both_kernels_of_backward_skip() -> None:
+    """Forward, and the gradients of the queries and of keys and values, walk only what is not masked out."""
+    target = TARGETS["triton"]("sm_90")
+    found: list[Kernel] = []
+
+    def compile_one(graph: fx.GraphModule, label: str) -> Boxed:
+        _, schedule = schedule_graph(graph, target, Trace(None, label, target))
+        found.extend(step.kernel for step in schedule.steps if isinstance(step, KernelCall))
+        return lambda args: ()
+
+    graph = fx.Graph()
+    graph.output((graph.call_function(attention, tuple(map(graph.placeholder, "qkv")), {"is_causal": True}),))
+    module = fx.GraphModule({}, graph)
+    with config.patch(force_non_lazy_backward_lowering=True):
+        aot_backend(compile_one, lambda device: True)(module, large(training=True))
+    loops = [stmt for kernel in found for stmt in kernel.body if isinstance(stmt, Loop)]
+    assert len(loops) == 3 and all(loop.where is not None for loop in loops)
+
+
+def test_the_report_says_what_was_chosen() -> None:
+    torch._dynamo.reset()
+    backend = Backend(Options.read(options=STRICT))
+    inputs = operands(2, 517, 517)
+    torch.compile(lambda q, k, v: plain(window(q, k, v), k, v), backend=backend)(*inputs)
+    lines = [line for line in str(backend.reports[0]).splitlines() if "attention scaled_dot" in line]
+    assert len(lines) == 2 and all("µs against" in line and "flash kernel" in line for line in lines)
