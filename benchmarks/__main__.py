@@ -1,4 +1,4 @@
-"""`python -m benchmarks [cpu|gpu|scheduling] [--only NAME] [--quick]`.
+"""`python -m benchmarks [cpu|gpu|scheduling] [--only NAME] [--quick]`, or `python -m benchmarks opinfo [options]`.
 
 Without a suite: `gpu` where there is a device, else `cpu`.
 """
@@ -10,6 +10,10 @@ import torch
 
 
 def main() -> int:
+    if sys.argv[1:2] == ["opinfo"]:
+        from benchmarks.opinfo.table import main as opinfo
+
+        return opinfo(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", nargs="?", choices=("cpu", "gpu", "scheduling"))
     parser.add_argument("--only", default="", metavar="NAME", help="only the cases whose name contains NAME")

@@ -265,3 +265,15 @@ def logit_backward(grad: Term, x: Term, eps: float | None = None) -> Term:
     """Of logit: 0 (NaN if no eps was given) outside the held range."""
     low, high, outside = (0.0, 1.0, math.nan) if eps is None else (eps, 1.0 - eps, 0.0)
     return where((x < low) | (x > high), outside, grad / (x * (1 - x)))
+
+
+@formula(aten.hardshrink_backward.default)
+def hardshrink_backward(grad: Term, x: Term, lambd: float) -> Term:
+    """Of hardshrink."""
+    return where((x >= -lambd) & (x <= lambd), 0.0, grad)
+
+
+@formula(aten.softshrink_backward.default)
+def softshrink_backward(grad: Term, x: Term, lambd: float) -> Term:
+    """Of softshrink."""
+    return where((x >= -lambd) & (x <= lambd), 0.0, grad)

@@ -1,6 +1,6 @@
 """Arithmetic with arguments of its own: scaled sums, divisions, powers, bounds, selection, repairs of special values.
 
-Integer powers with a negative or tensor exponent are refused: eager computes (or rejects) them value by value.
+Integers to a fixed negative power are refused: eager rejects them.
 """
 
 from __future__ import annotations
@@ -235,9 +235,7 @@ def pow_of_scalar(ctx: Builder, base: Argument, x: Value) -> Value:
 
 @lowers(aten.pow.Tensor_Tensor)
 def pow_tensor(ctx: Builder, base: Argument, exponent: Argument) -> Value:
-    """base to the power of exponent, element by element; floats only."""
-    if not promote((base, exponent), Kind.BOOL_TO_LONG)[0].is_floating_point:
-        raise Unsupported("integer power with a tensor exponent")
+    """base to the power of exponent, element by element; a negative power of an integer is 0 but for 1 and -1."""
     return pointwise("pow", base, exponent, kind=Kind.BOOL_TO_LONG)
 
 
@@ -377,3 +375,9 @@ def sinc(ctx: Builder, x: Value) -> Value:
         return select(eq(a, 0), 1, call("sin", math.pi * a) / (math.pi * a))
 
     return compose(formula, x, kind=Kind.INT_TO_FLOAT)
+
+
+@lowers(aten.angle.default)
+def angle(ctx: Builder, x: Value) -> Value:
+    """The argument of a real number: π below 0, 0 else, NaN for NaN."""
+    return compose(lambda a: select(isnan(a), a, select(a < 0, math.pi, a * 0)), x, kind=Kind.INT_TO_FLOAT)

@@ -14,7 +14,7 @@ from torch import fx
 
 from lowering.builder import Builder, sizes_of
 from lowering.errors import Unsupported
-from lowering.expr import Expr, IndexValue, guarded
+from lowering.expr import Expr, Index, IndexValue, guarded
 from lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
 from lowering.registry import lowers
 from lowering.rules.formula import Term, eq, literal, where
@@ -27,7 +27,7 @@ aten = torch.ops.aten
 MAX_PARTS = 16
 
 
-def placed(part: Value, shape: Shape, index: Sequence[sympy.Expr], mask: Term | None) -> Term:
+def placed(part: Value, shape: Shape, index: Sequence[Index], mask: Term | None) -> Term:
     """The element of `part` at `index` (over the axes of `shape`), read only where `mask` holds and 0 elsewhere."""
     read = part.view(shape, index).expr
     return Term(read if mask is None else guarded(read, mask.expr))

@@ -1,7 +1,7 @@
 """Tensors made from nothing: constants and ranges, which stay expressions and never cost memory.
 
 Shape, dtype and device are those that eager gave the fake tensor.  Uninitialised memory (`empty`) has no value to
-give and stays an extern.
+give, unless it has no elements, and stays an extern.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from lowering.expr import Expr, IndexValue, make_cast
 from lowering.indexing import axis_symbol
 from lowering.registry import lowers
 from lowering.rules.formula import Term, eq, literal, where
-from lowering.rules.promotion import Argument, convert, widened
+from lowering.rules.promotion import Argument, convert, term_of, widened
 from lowering.value import Value, broadcast_to
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -54,6 +54,19 @@ def new_full(ctx: Builder, like: Value, size: object, fill_value: Argument, **op
 )
 def zeros(ctx: Builder, like: object, *rest: object, **options: object) -> Value:
     """0 everywhere."""
+    return made(ctx, _number(ctx, 0))
+
+
+@lowers(
+    *(aten.empty.memory_format, aten.empty_permuted.default, aten.empty_strided.default),
+    *(aten.new_empty_strided.default,),
+    lazy=True,
+)
+def empty(ctx: Builder, like: object, *rest: object, **options: object) -> Value:
+    """A tensor without elements."""
+    assert ctx.current is not None
+    if 0 not in ctx.current.meta["val"].shape:
+        raise Unsupported("uninitialised memory has no value")
     return made(ctx, _number(ctx, 0))
 
 
@@ -109,20 +122,24 @@ def _progression(ctx: Builder, start: int | float | sympy.Expr, step: int | floa
     return made(ctx, IndexValue(first + axis_symbol(0) * by))
 
 
-@lowers(aten.linspace.default, lazy=True)
-def linspace(ctx: Builder, start: float, end: float, steps: int | sympy.Expr, **options: object) -> Value:
+@lowers(
+    *(aten.linspace.default, aten.linspace.Tensor_Tensor, aten.linspace.Tensor_Scalar, aten.linspace.Scalar_Tensor),
+    lazy=True,
+)
+def linspace(ctx: Builder, start: Argument, end: Argument, steps: int | sympy.Expr, **options: object) -> Value:
     """`steps` numbers from start to end, both exact: each half is counted from its own end."""
     assert ctx.current is not None
     dtype = ctx.current.meta["val"].dtype
-    if not dtype.is_floating_point or not all(isinstance(n, (int, float)) for n in (start, end)):
+    if not dtype.is_floating_point or any(isinstance(n, sympy.Expr) for n in (start, end)):
         raise Unsupported("linspace of integers, or between symbolic bounds")
-    compute = widened(dtype)
+    compute, shape = widened(dtype), (sympy.sympify(steps),)
+    first, last = (term_of(n, shape, compute) for n in (start, end))
     if steps == 1:
-        return made(ctx, literal(start, dtype))
+        return made(ctx, first.expr)
     count = Term(literal(sympy.sympify(steps), compute))
     place = Term(make_cast(IndexValue(axis_symbol(0)), compute))
-    step = (Term(literal(end, compute)) - start) / (count - 1)
-    return made(ctx, where(place * 2 < count, start + step * place, end - step * (count - place - 1)).expr)
+    step = (last - first) / (count - 1)
+    return made(ctx, where(place * 2 < count, first + step * place, last - step * (count - place - 1)).expr)
 
 
 @lowers(aten.eye.default, aten.eye.m, lazy=True)

@@ -1,13 +1,12 @@
-"""Reads at positions that are themselves loaded: indexing by tensors, gather, embedding; and scatters that are reads.
+"""Reads at positions that are themselves loaded: indexing by tensors, gather, embedding.
 
 Negative positions count from the end where eager lets them.  A position out of range is the caller's error: eager
-raises, a kernel cannot.  Masks (bool indices) have results of unknown size and stay externs, as do scatters in which
-several sources may meet in one place.
+raises, a kernel cannot.  Masks (bool indices) have results of unknown size and stay externs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import sympy
 import torch
@@ -17,8 +16,8 @@ from lowering.errors import Unsupported
 from lowering.expr import Expr, Index, IndexValue, make_cast
 from lowering.indexing import axis_symbol, bounds, substitute
 from lowering.registry import lowers
-from lowering.rules.formula import Term, eq, where
-from lowering.rules.promotion import Argument, convert, term_of, widened
+from lowering.rules.formula import Term, where
+from lowering.rules.promotion import convert
 from lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_shapes, broadcast_to, reshape
 
 aten = torch.ops.aten
@@ -77,7 +76,7 @@ def gather(ctx: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool 
     if x.rank == 0:
         return reshape(x, index.shape) if index.rank == 0 else x.view(index.shape, [])
     source: list[Index] = list(axes_of(index.shape)) or [axis_symbol(0)]
-    source[dim % x.rank] = position(index, x.shape[dim], wrap=False)
+    source[dim % x.rank] = position(convert(index, torch.int64), x.shape[dim], wrap=False)
     return x.view(index.shape, source)
 
 
@@ -115,56 +114,3 @@ def take(ctx: Builder, x: Value, index: Value) -> Value:
     """x laid flat, at the positions that `index` holds."""
     total = sympy.Mul(*x.shape)
     return reshape(x, (total,)).view(index.shape, [position(index, total, wrap=True)])
-
-
-# Scatters of one source per row -------------------------------------------------------------------------------------
-
-
-@lowers(aten.scatter.value)
-def scatter_value(ctx: Builder, x: Value, dim: int, index: Value, value: Argument) -> Value:
-    """x with `value` written at `index`, one place per row; see `_scattered`."""
-    return _scattered(x, dim, index, lambda old: term_of(value, old.shape, x.dtype))
-
-
-@lowers(aten.scatter.src)
-def scatter_src(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
-    """x with `src` written at `index`, one place per row; see `_scattered`."""
-    return _scattered(x, dim, index, lambda old: _row(src, dim, old))
-
-
-@lowers(aten.scatter_add.default)
-def scatter_add(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
-    """x with `src` added at `index`, one place per row; see `_scattered`."""
-    compute = widened(x.dtype)
-
-    def added(old: Value) -> Term:
-        total = Term(old.expr).to(compute) + _row(src, dim, old).to(compute)
-        return total.to(x.dtype, implicit=True)
-
-    return _scattered(x, dim, index, added)
-
-
-def _row(src: Value, dim: int, like: Value) -> Term:
-    if src.shape != _with_one(like.shape, dim):
-        raise Unsupported("scatter from a part of its source")
-    return Term(broadcast_to(src, like.shape).expr)
-
-
-def _with_one(shape: Shape, dim: int) -> Shape:
-    dim %= len(shape)
-    return (*shape[:dim], sympy.Integer(1), *shape[dim + 1 :])
-
-
-def _scattered(x: Value, dim: int, index: Value, written: Callable[[Value], Term]) -> Value:
-    """x with `written` where the position along `dim` is the one that `index`, of size 1 along `dim`, holds.
-
-    No two sources meet in one place then, and each element can tell by itself whether it is written to.
-
-    Raises:
-        Unsupported: `index` has another shape.
-    """
-    if x.rank == 0 or index.shape != _with_one(x.shape, dim):
-        raise Unsupported("scatter in which sources may meet, or that leaves rows out")
-    at = term_of(convert(index, torch.int64), x.shape, torch.int64)
-    hit = eq(Term(IndexValue(axis_symbol(dim % x.rank))), at)
-    return Value(x.shape, x.dtype, x.device, where(hit, written(x), Term(x.expr)).expr)

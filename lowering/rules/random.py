@@ -17,7 +17,7 @@ from lowering.errors import Unsupported
 from lowering.expr import Expr, Random
 from lowering.registry import lowers
 from lowering.rules.creation import made
-from lowering.rules.formula import Term, call, literal, log1p, sqrt
+from lowering.rules.formula import Term, call, exp, literal, log1p, maximum, sqrt
 from lowering.rules.promotion import Argument, compose, term_of, widened
 from lowering.rules.view import result_shape
 from lowering.value import Shape, Value, axes_of, contiguous_strides
@@ -100,6 +100,15 @@ def normal_like(ctx: Builder, x: Value, mean: float = 0.0, std: float = 1.0, *, 
     return _rounded(ctx, normal_term(seed, shape, dtype) * std + mean, dtype)
 
 
+@lowers(aten.normal.float_float)
+def normal_of(
+    ctx: Builder, mean: float, std: float, size: object, *, generator: object = None, **options: object
+) -> Value:
+    """Normal with one mean and deviation."""
+    seed, shape, dtype = _fresh(ctx, generator)
+    return _rounded(ctx, normal_term(seed, shape, dtype) * std + mean, dtype)
+
+
 @lowers(aten.normal.Tensor_Tensor, aten.normal.Tensor_float, aten.normal.float_Tensor)
 def normal(ctx: Builder, mean: Argument, std: Argument = 1.0, *, generator: object = None) -> Value:
     """Normal with a mean and a deviation per element."""
@@ -107,6 +116,45 @@ def normal(ctx: Builder, mean: Argument, std: Argument = 1.0, *, generator: obje
     compute = widened(dtype)
     scaled = normal_term(seed, shape, dtype) * term_of(std, shape, compute)
     return _rounded(ctx, scaled + term_of(mean, shape, compute), dtype)
+
+
+# By inversion ------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.exponential.default)
+def exponential(ctx: Builder, x: Value, lambd: float = 1.0, *, generator: object = None) -> Value:
+    """Exponential with rate `lambd`."""
+    seed, shape, dtype = _fresh(ctx, generator)
+    return _rounded(ctx, -log1p(-_open(seed, shape, dtype)) / lambd, dtype)
+
+
+@lowers(aten.cauchy.default)
+def cauchy(ctx: Builder, x: Value, median: float = 0.0, sigma: float = 1.0, *, generator: object = None) -> Value:
+    """Cauchy around `median`."""
+    seed, shape, dtype = _fresh(ctx, generator)
+    return _rounded(ctx, call("tan", math.pi * (_open(seed, shape, dtype) - 0.5)) * sigma + median, dtype)
+
+
+@lowers(aten.log_normal.default)
+def log_normal(ctx: Builder, x: Value, mean: float = 1.0, std: float = 2.0, *, generator: object = None) -> Value:
+    """exp of a normal number."""
+    seed, shape, dtype = _fresh(ctx, generator)
+    return _rounded(ctx, exp(normal_term(seed, shape, dtype) * std + mean), dtype)
+
+
+@lowers(aten.geometric.default)
+def geometric(ctx: Builder, x: Value, p: float, *, generator: object = None) -> Value:
+    """How many coins of probability p it takes to the first success, at least one."""
+    seed, shape, dtype = _fresh(ctx, generator)
+    compute = torch.float64 if dtype is torch.float64 else torch.float32
+    trials = call("ceil", log1p(-_open(seed, shape, compute)) / math.log1p(-p))
+    return made(ctx, maximum(trials, 1).expr)
+
+
+def _open(seed: Expr, shape: Shape, dtype: torch.dtype) -> Term:
+    """Uniform between 0 and 1 and neither of them, in the dtype that `dtype` is computed in."""
+    compute = widened(dtype)
+    return uniform_term(seed, shape, compute) * (1 - 2.0**-23) + 2.0**-24
 
 
 # Coins --------------------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowering.decompositions import FOR_TRAINING, decompositions, softmax_backward
+from lowering.decompositions import FOR_TRAINING, addbmm, decompositions, softmax_backward
 from lowering.registry import RULES
 
 aten = torch.ops.aten
@@ -73,3 +73,10 @@ def test_backward_shows_its_sums():
     assert targets.count(aten.sum.dim_IntList) == 4
     assert not {aten._softmax_backward_data.default, aten._log_softmax_backward_data.default} & set(targets)
     torch.testing.assert_close(graph(x, g), gradients(x, g))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
+def test_a_sum_of_products_is_one_product(dtype: torch.dtype):
+    x, a, b = torch.arange(4), torch.arange(30).view(2, 3, 5) % 7, torch.arange(40).view(2, 5, 4) % 5
+    operands = [tensor.to(dtype) for tensor in (x, a, b)]
+    assert torch.equal(addbmm(*operands, beta=3, alpha=2), torch.addbmm(*operands, beta=3, alpha=2))

@@ -49,6 +49,10 @@ def test_uninitialised_memory_is_the_librarys():
     assert list(calls(program)) == ["empty_permuted.default"] or list(calls(program)) == ["empty.memory_format"]
 
 
+def test_memory_of_no_elements_is_not():
+    check(lambda x: (torch.empty(0), torch.empty_strided((2, 0), (1, 1)), x + 1), torch.randn(3))
+
+
 # Random numbers -------------------------------------------------------------------------------------------------------
 
 SIZE = 20_000
@@ -165,12 +169,40 @@ def test_what_is_drawn_does_not_depend_on_how_it_is_read():
     torch.testing.assert_close([turned, part, total], [noise.t() + 1, noise[2:], noise.sum(0)])
 
 
+DISTRIBUTED: dict[str, tuple[Callable[[torch.Tensor], torch.Tensor], Callable[[float], float], tuple[float, ...]]] = {
+    "exponential": (lambda x: aten.exponential(x, 2.0), lambda v: 1 - math.exp(-2 * v), (0.1, 0.5, 1.5)),
+    "cauchy": (
+        lambda x: aten.cauchy(x, 1.0, 2.0),
+        lambda v: 0.5 + math.atan((v - 1) / 2) / math.pi,
+        (-9.0, 0.0, 1.0, 7.0),
+    ),
+    "log_normal": (
+        lambda x: aten.log_normal(x, 0.5, 1.5),
+        lambda v: 0.5 * (1 + math.erf((math.log(v) - 0.5) / (1.5 * math.sqrt(2)))),
+        (0.3, 1.6, 6.0),
+    ),
+    "geometric": (lambda x: aten.geometric(x, 0.3), lambda v: 1 - 0.7 ** math.floor(v), (1.0, 2.5, 6.0)),
+}
+"""A draw, its distribution function, and where to look at that."""
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("name", DISTRIBUTED)
+def test_distributions_by_inversion(name: str, dtype: torch.dtype):
+    draw, below, points = DISTRIBUTED[name]
+    (numbers,) = drawn(draw, torch.empty(SIZE, dtype=dtype))
+    assert numbers.dtype is dtype and bool(numbers.isfinite().all())
+    for point in points:
+        share = (numbers.double() <= point).double().mean().item()
+        assert abs(share - below(point)) < 0.02  # five deviations, and the rounding of a bfloat16
+
+
 def test_other_draws_are_the_librarys():
     for function in (
         lambda x: torch.randint(0, 5, (3,)),
         lambda x: torch.randperm(5),
         lambda x: torch.multinomial(x + 1, 2),
-        lambda x: aten.exponential(x),
+        lambda x: aten.poisson(x),
     ):
         assert len(calls(lowered(function, torch.zeros(3)))) == 1
 

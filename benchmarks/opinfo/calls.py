@@ -1,0 +1,125 @@
+"""One sample as a function of its tensors, and the ways to run it: eagerly, through AOTAutograd, through the compiler.
+
+What Dynamo would capture is one call here, so it is left out: a sample enters where Dynamo's graphs do, at the backend.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch.testing._internal.opinfo.core import OpInfo, SampleInput
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
+
+from fusion.backend import Backend
+from fusion.inspect.report import Report
+from fusion.options import Options
+
+Capture: TypeAlias = Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]
+
+
+class Call(nn.Module):
+    """An operation on one sample, whose tensors are the arguments and whose results are a flat list of tensors."""
+
+    def __init__(self, op: OpInfo, sample: SampleInput) -> None:
+        super().__init__()
+        self.op, self.process = op, sample.output_process_fn_grad
+        self.leaves, self.spec = tree_flatten((sample.input, sample.args, sample.kwargs))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The sample's own tensors."""
+        return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
+
+    def forward(self, *tensors: Tensor) -> list[Tensor]:
+        """The tensors of the result."""
+        rest = iter(tensors)
+        leaves = [next(rest) if isinstance(leaf, Tensor) else leaf for leaf in self.leaves]
+        input_, args, kwargs = tree_unflatten(leaves, self.spec)
+        result = self.process(self.op.op(input_, *args, **kwargs))
+        return [leaf for leaf in tree_leaves(result) if isinstance(leaf, Tensor)]
+
+    def graph(self) -> fx.GraphModule:
+        """A graph of this one call."""
+        graph = fx.Graph()
+        holders = tuple(graph.placeholder(f"x{k}") for k in range(len(self.tensors)))
+        graph.output(graph.call_module("call", holders))
+        return fx.GraphModule({"call": self}, graph)
+
+
+@dataclass
+class Run:
+    """What a way to run gave: results, then gradients (None for an input without one)."""
+
+    outputs: list[Tensor]
+    grads: list[Tensor | None]
+    reports: list[Report] = field(default_factory=list)
+
+
+def run(function: Callable[..., object], tensors: Sequence[Tensor], backward: bool, seed: int = 0) -> Run:
+    """Results, and with `backward` the gradients of their product with a fixed tensor each."""
+    torch.manual_seed(seed)
+    leaves = [copied(t).requires_grad_(t.requires_grad and backward) for t in tensors]
+    with torch.set_grad_enabled(backward):
+        outputs = [out for out in function(*leaves) if isinstance(out, Tensor)]  # type: ignore[attr-defined]
+    inputs = [leaf for leaf in leaves if leaf.requires_grad]
+    ends = [out for out in outputs if out.requires_grad]
+    grads: list[Tensor | None] = []
+    if backward and inputs and ends:
+        weights = [cotangent(end) for end in ends]
+        grads = list(torch.autograd.grad(ends, inputs, weights, allow_unused=True))
+    return Run([out.detach() for out in outputs], grads)
+
+
+def copied(tensor: Tensor) -> Tensor:
+    """The same numbers in the same layout in memory of its own: some operations of the table write to their input."""
+    own = tensor.detach()
+    if own.is_conj() or own.is_neg():
+        return own.clone()
+    memory = own.untyped_storage().clone()
+    return torch.empty(0, dtype=own.dtype, device=own.device).set_(
+        memory, own.storage_offset(), own.size(), own.stride()
+    )
+
+
+def cotangent(end: Tensor) -> Tensor:
+    """A fixed gradient of numbers between 0.5 and 1.5, the same for equal shapes."""
+    steps = torch.arange(end.numel(), device=end.device, dtype=torch.float64)
+    return (0.5 + (steps * 0.6180339887498949) % 1.0).view(end.shape).to(end.dtype)
+
+
+def captured(capture: Capture, call: Call, backward: bool) -> Callable[..., object]:
+    """The call as a compiled function of its tensors."""
+    leaves = [t.detach().requires_grad_(t.requires_grad and backward) for t in call.tensors]
+    with torch.set_grad_enabled(backward):
+        return capture(call.graph(), leaves)
+
+
+def aot_eager(call: Call, backward: bool) -> tuple[Run, bool]:
+    """Through AOTAutograd alone, and whether the results are random.  What fails here is not the compiler's.
+
+    The table sets the seed of random operations in each call, which leaves no trace in a graph: the graph run under two
+    seeds shows what is random.
+    """
+
+    def as_it_is(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        return graph.forward
+
+    capture = aot_autograd(fw_compiler=as_it_is, partition_fn=min_cut_rematerialization_partition)
+    function = captured(capture, call, backward)
+    first, second = (run(function, call.tensors, backward, seed) for seed in (0, 99))
+    pairs = zip(first.outputs, second.outputs, strict=True)
+    return first, not all(torch.equal(a.nan_to_num(), b.nan_to_num()) for a, b in pairs)
+
+
+def compiled(call: Call, backward: bool, target: str | None) -> Run:
+    """Through the compiler, with its reports; its own failures are raised."""
+    backend = Backend(Options(strict=True, target=target))
+    result = run(captured(backend, call, backward), call.tensors, backward)
+    result.reports = list(backend.reports)
+    return result

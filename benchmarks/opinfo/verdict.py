@@ -1,0 +1,254 @@
+"""What became of one (operation, dtype): right or not, and by whose kernels.
+
+A result is right if it is within the tolerance that PyTorch's own tests use for its dtype, against eager or against
+eager in float64, or no further from float64 than twice eager's own error; shapes, dtypes and strides are eager's, and
+NaNs stand where eager's or float64's do.  Of random results only shape, dtype and strides count.  What AOTAutograd
+alone cannot run, or runs differently from eager, is not counted.
+"""
+
+from __future__ import annotations
+
+import signal
+import time
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from types import FrameType
+
+import torch
+from torch import Tensor
+from torch.testing._internal.opinfo.core import SampleInput
+
+from benchmarks.opinfo.calls import Call, Run, aot_eager, compiled, run
+from benchmarks.opinfo.pairs import Pair, samples
+
+TOLERANCE = {
+    torch.float16: (1e-3, 1e-5),
+    torch.bfloat16: (1.6e-2, 1e-5),
+    torch.float32: (1.3e-6, 1e-5),
+    torch.float64: (1e-7, 1e-7),
+    torch.complex64: (1.3e-6, 1e-5),
+    torch.complex32: (1e-3, 1e-5),
+    torch.complex128: (1e-7, 1e-7),
+}
+"""Relative and absolute, as in `torch.testing`; everything else is compared exactly."""
+
+UNINITIALISED = ("empty",)
+"""Operations with this in their name return whatever the memory holds."""
+
+
+@dataclass
+class Verdict:
+    """One (operation, dtype).
+
+    Attributes:
+        status: "pass", "mismatch", "error" or "skipped".
+        reason: why it is none of the first, with the sample it happened in.
+        samples: how many were run.
+        random: only shapes, dtypes and strides were compared.
+        externs: operation left to the library → why.
+        kernels: generated kernels launched.
+    """
+
+    op: str
+    dtype: str
+    status: str = "pass"
+    reason: str = ""
+    samples: int = 0
+    random: bool = False
+    kernels: int = 0
+    externs: dict[str, str] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    @property
+    def native(self) -> bool:
+        """Does everything run in generated kernels?"""
+        return self.status == "pass" and not self.externs
+
+
+class TimeUp(BaseException):
+    """A pair has used up its time."""
+
+
+@contextmanager
+def limited(seconds: int) -> Iterator[None]:
+    """Raise `TimeUp` in the body after `seconds`; only in the main thread."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        raise TimeUp
+
+    previous = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, previous)
+
+
+def judge(pair: Pair, device: str, *, count: int = 3, backward: bool = True, target: str | None = None) -> Verdict:
+    """Run the samples of a pair and say what became of them; the first failure decides, mismatches before errors."""
+    verdict, start = Verdict(pair.name, pair.dtype), time.perf_counter()
+    backward = backward and pair.differentiable(device)
+    try:
+        chosen = samples(pair, device, count, backward)
+    except Exception as failure:
+        chosen, verdict.reason = [], f"no samples: {_first_line(failure)}"
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for position, sample in enumerate(chosen):
+            torch._dynamo.reset()
+            _one(verdict, pair, sample, position, backward, target)
+    if not verdict.samples and verdict.status == "pass":
+        verdict.status = "skipped"
+    verdict.seconds = round(time.perf_counter() - start, 2)
+    return verdict
+
+
+def _one(verdict: Verdict, pair: Pair, sample: SampleInput, position: int, backward: bool, target: str | None) -> None:
+    call = Call(pair.op, sample)
+    try:
+        expected = run(call, call.tensors, backward)
+        captured, random = aot_eager(call, backward)
+    except Exception as failure:
+        verdict.reason = verdict.reason or f"without the compiler: {_first_line(failure)}"
+        return
+    if not expected.outputs:
+        verdict.reason = verdict.reason or "no tensor comes out"
+        return
+    random |= any(word in pair.op.name for word in UNINITIALISED)
+    if not random and _difference(captured, expected, None):
+        verdict.reason = verdict.reason or "without the compiler: the results differ"
+        return
+    verdict.random |= random
+    verdict.samples += 1
+    try:
+        found = compiled(call, backward, target)
+    except Exception as failure:
+        if verdict.status == "pass":
+            verdict.status, verdict.reason = "error", f"sample {position}: {_cause(failure)}"
+        return
+    for report in found.reports:
+        verdict.kernels += len(report.kernels)
+        # A call without a reason is the compiler's own: it draws a seed.
+        verdict.externs.update({extern.name: extern.reason for extern in report.externs if extern.reason})
+    differs = _layout(found, captured)
+    if not differs and not random:
+        differs = _difference(found, expected, lambda: _exact(pair, sample, backward))
+    if differs and verdict.status != "mismatch":
+        verdict.status, verdict.reason = "mismatch", f"sample {position} {_shapes(call)}: {differs}"
+
+
+def _exact(pair: Pair, sample: SampleInput, backward: bool) -> Run | None:
+    """Eager in float64, where it can be had."""
+
+    def wide(leaf: object) -> object:
+        if isinstance(leaf, Tensor) and leaf.is_floating_point():
+            return leaf.detach().double().requires_grad_(leaf.requires_grad)
+        return torch.float64 if leaf in (torch.float16, torch.bfloat16, torch.float32) else leaf
+
+    try:
+        call = Call(pair.op, sample.transform(wide))
+        return run(call, call.tensors, backward)
+    except Exception:
+        return None
+
+
+def _layout(found: Run, expected: Run) -> str:
+    """How shapes, dtypes and strides differ; empty if they do not.  Strides are compared for the results alone."""
+    named = [*_named("result", found.outputs, expected.outputs), *_named("gradient", found.grads, expected.grads)]
+    for name, ours, theirs in named:
+        if (ours is None) != (theirs is None):
+            return f"{name} is {'missing' if ours is None else 'too many'}"
+        if ours is None or theirs is None:
+            continue
+        if ours.shape != theirs.shape or ours.dtype is not theirs.dtype:
+            return f"{name} is {ours.dtype}{list(ours.shape)}, eager's {theirs.dtype}{list(theirs.shape)}"
+        if name.startswith("result") and _walked(ours) != _walked(theirs):
+            return f"{name} of shape {list(ours.shape)} has strides {ours.stride()}, eager's {theirs.stride()}"
+    return ""
+
+
+def _walked(tensor: Tensor) -> list[int]:
+    """The strides that matter."""
+    return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1 and tensor.numel() > 0]
+
+
+def _named(
+    kind: str, ours: Sequence[Tensor | None], theirs: Sequence[Tensor | None]
+) -> list[tuple[str, Tensor | None, Tensor | None]]:
+    if len(ours) != len(theirs):
+        return [(f"one {kind} of {len(theirs)}", None, torch.empty(()))]
+    return [(f"{kind} {k}", a, b) for k, (a, b) in enumerate(zip(ours, theirs, strict=True))]
+
+
+def _difference(found: Run, expected: Run, exact: Callable[[], Run | None] | None) -> str:
+    """How numbers differ, in the first tensor in which they do; empty if they do not."""
+    pairs = [*_named("result", found.outputs, expected.outputs), *_named("gradient", found.grads, expected.grads)]
+    off = [k for k, (_, a, b) in enumerate(pairs) if a is not None and b is not None and not _close(a, b)]
+    if not off:
+        return ""
+    wide = None if exact is None else exact()
+    truth: list[Tensor | None] = [] if wide is None else [*wide.outputs, *wide.grads]
+    for k in off:
+        name, ours, theirs = pairs[k]
+        assert ours is not None and theirs is not None
+        reference = truth[k] if len(truth) == len(pairs) else None
+        if reference is None or not _no_worse(ours, theirs, reference):
+            return f"{name} of {theirs.dtype}{list(theirs.shape)} is off by {_worst(ours, theirs)}"
+    return ""
+
+
+def _close(ours: Tensor, theirs: Tensor) -> bool:
+    if ours.shape != theirs.shape or ours.dtype is not theirs.dtype:
+        return False
+    relative, absolute = TOLERANCE.get(theirs.dtype, (0.0, 0.0))
+    return torch.allclose(ours, theirs, rtol=relative, atol=absolute, equal_nan=True)
+
+
+def _no_worse(ours: Tensor, theirs: Tensor, exact: Tensor) -> bool:
+    """Is our error against float64 within tolerance, or no more than twice eager's largest?"""
+    if ours.shape != exact.shape or not ours.is_floating_point():
+        return False
+    truth = exact.to(torch.float64)
+    nan = ours.isnan()
+    if not ((nan == theirs.isnan()) | (nan == truth.isnan())).all():
+        return False
+    relative, absolute = TOLERANCE[ours.dtype]
+    error = _error(ours, truth.to(ours.dtype).double())
+    own = _error(theirs, truth.to(ours.dtype).double()).max()
+    finite = torch.where(truth.isfinite(), truth, 0.0).abs()
+    return bool((error <= absolute + relative * finite + 2 * own).all())
+
+
+def _error(tensor: Tensor, truth: Tensor) -> Tensor:
+    """|tensor - truth|, equal infinities and NaNs of the tensor counting as none."""
+    wide = tensor.double()
+    return torch.where((wide == truth) | wide.isnan(), 0.0, (wide - truth).abs()).nan_to_num(nan=0.0)
+
+
+def _worst(ours: Tensor, theirs: Tensor) -> str:
+    if ours.shape != theirs.shape or ours.dtype is not theirs.dtype:
+        return f"its form: {ours.dtype}{list(ours.shape)}"
+    a, b = (t.detach().to(torch.complex128 if t.is_complex() else torch.float64).flatten() for t in (ours, theirs))
+    gap = torch.where((a == b) | (a.isnan() & b.isnan()), 0.0, (a - b).abs())
+    at = int(gap.nan_to_num(nan=torch.inf).argmax())
+    return f"{gap[at].item():.3g} (is {a[at].item():.7g}, eager {b[at].item():.7g})"
+
+
+def _shapes(call: Call) -> str:
+    return ", ".join(f"{list(t.shape)}" for t in call.tensors)
+
+
+def _cause(failure: Exception) -> str:
+    """The innermost failure."""
+    cause: BaseException = failure
+    while cause.__cause__ not in (None, cause):
+        assert cause.__cause__ is not None
+        cause = cause.__cause__
+    return f"{type(cause).__name__}: {' '.join(str(cause).split())[:400]}"
+
+
+def _first_line(failure: BaseException) -> str:
+    return (str(failure).strip().splitlines() or [type(failure).__name__])[0][:300]

@@ -1,0 +1,46 @@
+"""The gradient of replicated edges: each element sums up its copies.  Sizes have to be known."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from lowering.builder import Builder
+from lowering.expr import IndexValue
+from lowering.registry import lowers
+from lowering.rules.formula import Term, eq
+from lowering.rules.promotion import convert, widened
+from lowering.rules.reduction import fold
+from lowering.rules.windows import Along, fixed, windows
+from lowering.value import Value
+
+aten = torch.ops.aten
+
+
+@lowers(
+    *(aten.replication_pad1d_backward.default, aten.replication_pad2d_backward.default),
+    *(aten.replication_pad3d_backward.default,),
+)
+def replication_pad_backward(ctx: Builder, grad: Value, x: Value, padding: Sequence[int]) -> Value:
+    """Σ of the gradients of the copies; an element at the edge has some on either side."""
+    count = len(padding) // 2
+    sizes = fixed(x.shape[-count:])
+    fixed(grad.shape[-count:])
+    dims = [_copies(size, int(padding[-2 * k - 2]), int(padding[-2 * k - 1])) for k, size in enumerate(sizes)]
+    taps = windows(grad.shape, dims)
+    term = taps.read(grad).to(widened(grad.dtype))
+    return convert(fold(ctx, "sum", [taps.value(grad, term)], taps.over), grad.dtype, implicit=True)
+
+
+def _copies(size: int, before: int, after: int) -> Along:
+    """Position i became i + before; those at the edges also what lies outside.  Negative counts crop."""
+    left, right = max(before, 0), max(after, 0)
+
+    def tests(i: sympy.Symbol, t: sympy.Symbol) -> list[Term]:
+        own, at, tap = eq(Term(IndexValue(t)), left), Term(IndexValue(i)), Term(IndexValue(t))
+        first, last = eq(at, 0) & (tap < left), eq(at, size - 1) & (tap > left)
+        return [own | first | last] if left or right else []
+
+    return Along(size, left + right + 1, lambda i, t: i + before - left + t, tests)

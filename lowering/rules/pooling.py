@@ -1,0 +1,339 @@
+"""Pooling: a reduction over the taps of each window; its gradient, over the windows that each element is part of.
+
+Averages are taken in float32 for halves and rounded once.  A maximum keeps its first position; a NaN is the largest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from lowering.builder import Builder, sizes_of
+from lowering.errors import Unsupported
+from lowering.expr import IndexValue
+from lowering.indexing import FloorDiv, Mod, axis_symbol
+from lowering.registry import lowers
+from lowering.rules.assembly import choose
+from lowering.rules.formula import Term, eq, literal, maximum, minimum, where
+from lowering.rules.promotion import convert, widen, widened
+from lowering.rules.reduction import fold
+from lowering.rules.windows import Along, Windows, covering, each, fixed, proportional, strided, windows
+from lowering.scalar_ops import identity
+from lowering.value import Shape, Value, reshape
+
+aten = torch.ops.aten
+
+NEVER = torch.iinfo(torch.int64).max
+"""The position of a tap that does not count: any other one comes before it."""
+
+
+def _result_sizes(ctx: Builder, count: int) -> list[int]:
+    """The last `count` sizes of the (first) result of the call being lowered."""
+    assert ctx.current is not None
+    val = ctx.current.meta["val"]
+    meta = val[0] if isinstance(val, (tuple, list)) else val
+    return fixed(sizes_of(meta.shape)[-count:])
+
+
+def _rounded(value: Value, dtype: torch.dtype) -> Value:
+    return convert(value, dtype, implicit=True)
+
+
+def _summed(ctx: Builder, x: Value, dims: Windows, term: Term) -> Value:
+    return fold(ctx, "sum", [dims.value(x, term)], dims.over)
+
+
+def _floats(x: Value) -> torch.dtype:
+    if not x.dtype.is_floating_point:
+        raise Unsupported(f"an average of {x.dtype}")
+    return widened(x.dtype)
+
+
+# Averages of windows of one size ------------------------------------------------------------------------------------
+
+
+def _average_pool(count: int) -> None:
+    forward = {2: aten.avg_pool2d, 3: aten.avg_pool3d}[count]
+    backward = {2: aten.avg_pool2d_backward, 3: aten.avg_pool3d_backward}[count]
+
+    @lowers(forward.default)
+    def rule(
+        ctx: Builder,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        ceil_mode: bool = False,
+        count_include_pad: bool = True,
+        divisor_override: int | None = None,
+    ) -> Value:
+        """Σ of each window over the number of its elements."""
+        compute, sizes, results = _floats(x), fixed(x.shape[-count:]), _result_sizes(ctx, count)
+        k, s, p = each(kernel, count), each(stride or kernel, count), each(padding, count)
+        taps = windows(x.shape, [strided(*numbers) for numbers in zip(results, k, s, p, strict=True)])
+        total = _summed(ctx, x, taps, taps.read(x).to(compute))
+        at = [axis_symbol(x.rank - count + d) for d in range(count)]
+        divisor = _elements(at, sizes, results, k, s, p, count_include_pad, divisor_override, compute)
+        return _rounded(Value(total.shape, compute, x.device, (Term(total.expr) / divisor).expr), x.dtype)
+
+    @lowers(backward.default)
+    def gradient(
+        ctx: Builder,
+        grad: Value,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        ceil_mode: bool,
+        count_include_pad: bool,
+        divisor_override: int | None,
+    ) -> Value:
+        """Σ of the gradients of the windows that an element is part of, each over its number of elements."""
+        compute, sizes, results = _floats(grad), fixed(x.shape[-count:]), fixed(grad.shape[-count:])
+        k, s, p = each(kernel, count), each(stride or kernel, count), each(padding, count)
+        dims = [_member(*numbers) for numbers in zip(sizes, k, s, p, strict=True)]
+        taps = windows(grad.shape, dims)
+        divisor = _elements(taps.index[-count:], sizes, results, k, s, p, count_include_pad, divisor_override, compute)
+        return _rounded(_summed(ctx, grad, taps, taps.counted(taps.read(grad).to(compute) / divisor)), grad.dtype)
+
+
+def _member(inputs: int, kernel: int, stride: int, padding: int) -> Along:
+    """The windows that an element is part of: of those that begin before it, the ones that reach it."""
+    candidates = covering(inputs, kernel, stride, padding)
+
+    def tests(i: sympy.Symbol, t: sympy.Symbol) -> list[Term]:
+        if kernel % stride == 0:
+            return []  # each candidate reaches it
+        return [Term(IndexValue(i + padding - candidates.place(i, t) * stride)) < kernel]
+
+    return Along(candidates.results, candidates.taps, candidates.place, tests)
+
+
+def _elements(
+    at: Sequence[sympy.Expr],
+    sizes: Sequence[int],
+    results: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    include_pad: bool,
+    override: int | None,
+    dtype: torch.dtype,
+) -> Term:
+    """What the window at `at` is divided by."""
+    if override is not None:
+        return Term(literal(override, dtype))
+    number, whole = Term(literal(1, dtype)), 1
+    for o, size, n, k, s, p in zip(at, sizes, results, kernel, stride, padding, strict=True):
+        inside = (n - 1) * s + k <= size + 2 * p
+        if inside and (include_pad or p == 0):
+            whole *= k
+            continue
+        start = Term(IndexValue(o * s - p))
+        end = minimum(start + k, size + p)  # a window may hang over the padding, but that does not count
+        if not include_pad:
+            start, end = maximum(start, 0), minimum(end, size)
+        number = number * (end - start).to(dtype)
+    return number * whole
+
+
+# Averages of windows that share the input ---------------------------------------------------------------------------
+
+
+def _adaptive_average_pool(count: int) -> None:
+    forward = {2: aten._adaptive_avg_pool2d, 3: aten._adaptive_avg_pool3d}[count]
+    backward = {2: aten._adaptive_avg_pool2d_backward, 3: aten._adaptive_avg_pool3d_backward}[count]
+
+    @lowers(forward.default)
+    def rule(ctx: Builder, x: Value, output_size: Sequence[int]) -> Value:
+        """The mean of each window."""
+        compute, sizes, results = _floats(x), fixed(x.shape[-count:]), _result_sizes(ctx, count)
+        dims = [proportional(*numbers) for numbers in zip(results, sizes, strict=True)]
+        taps = windows(x.shape, dims)
+        total = _summed(ctx, x, taps, taps.read(x).to(compute))
+        at = [axis_symbol(x.rank - count + d) for d in range(count)]
+        divisor = _lengths(at, results, sizes, compute)
+        return _rounded(Value(total.shape, compute, x.device, (Term(total.expr) / divisor).expr), x.dtype)
+
+    @lowers(backward.default)
+    def gradient(ctx: Builder, grad: Value, x: Value) -> Value:
+        """Σ of the gradients of the windows that an element is part of, each over its length."""
+        compute, sizes, results = _floats(grad), fixed(x.shape[-count:]), fixed(grad.shape[-count:])
+        dims = [proportional(*numbers) for numbers in zip(sizes, results, strict=True)]
+        taps = windows(grad.shape, dims)
+        divisor = _lengths(taps.index[-count:], results, sizes, compute)
+        return _rounded(_summed(ctx, grad, taps, taps.counted(taps.read(grad).to(compute) / divisor)), grad.dtype)
+
+
+def _lengths(at: Sequence[sympy.Expr], results: Sequence[int], sizes: Sequence[int], dtype: torch.dtype) -> Term:
+    """How many elements the window at `at` has."""
+    number, whole = Term(literal(1, dtype)), 1
+    for o, n, size in zip(at, results, sizes, strict=True):
+        if size % n == 0:
+            whole *= size // n
+            continue
+        start, end = (FloorDiv(at_, sympy.Integer(n)) for at_ in (o * size, (o + 1) * size + n - 1))
+        number = number * Term(IndexValue(end - start)).to(dtype)
+    return number * whole
+
+
+# Maxima -------------------------------------------------------------------------------------------------------------
+
+
+def _largest(ctx: Builder, x: Value, taps: Windows, sizes: Sequence[int]) -> tuple[Value, Value]:
+    """(the largest element of each window, its position in the last dimensions of x)."""
+    wide = widen(x)
+    lowest = Term(literal(identity("max", wide.dtype), wide.dtype))
+    values = taps.value(x, choose(taps.mask, taps.read(wide), lowest))
+    position = Term(IndexValue(taps.flat(sizes)))
+    positions = taps.value(x, position if taps.mask is None else where(taps.mask, position, NEVER))
+    largest = fold(ctx, "max", [values], taps.over)
+    return _rounded(largest, x.dtype), fold(ctx, "argmax", [values, positions], taps.over)
+
+
+def _where_largest(ctx: Builder, grad: Value, indices: Value, taps: Windows, sizes: Sequence[int]) -> Value:
+    """Σ of the gradients of those windows whose largest element is this one."""
+    own: sympy.Expr = sympy.Integer(0)
+    for d, size in enumerate(sizes):
+        own = own * size + axis_symbol(grad.rank - len(sizes) + d)
+    hit = eq(taps.read(indices), Term(IndexValue(own)))
+    term = where(hit, taps.read(widen(grad)), 0)
+    return _rounded(_summed(ctx, grad, taps, term), grad.dtype)
+
+
+def _max_pool(count: int) -> None:
+    forward = {2: aten.max_pool2d_with_indices, 3: aten.max_pool3d_with_indices}[count]
+    backward = {2: aten.max_pool2d_with_indices_backward, 3: aten.max_pool3d_with_indices_backward}[count]
+
+    @lowers(forward.default)
+    def rule(
+        ctx: Builder,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int] = (),
+        padding: Sequence[int] = (0,),
+        dilation: Sequence[int] = (1,),
+        ceil_mode: bool = False,
+    ) -> tuple[Value, ...]:
+        """(the largest element of each window, its position)."""
+        sizes, results = fixed(x.shape[-count:]), _result_sizes(ctx, count)
+        k, s, p, d = (each(a, count) for a in (kernel, stride or kernel, padding, dilation))
+        dims = [strided(*numbers) for numbers in zip(results, k, s, p, d, strict=True)]
+        return _largest(ctx, x, windows(x.shape, dims), sizes)
+
+    @lowers(backward.default)
+    def gradient(
+        ctx: Builder,
+        grad: Value,
+        x: Value,
+        kernel: Sequence[int],
+        stride: Sequence[int],
+        padding: Sequence[int],
+        dilation: Sequence[int],
+        ceil_mode: bool,
+        indices: Value,
+    ) -> Value:
+        """The gradients of the windows whose largest element this is."""
+        sizes = fixed(x.shape[-count:])
+        k, s, p, d = (each(a, count) for a in (kernel, stride or kernel, padding, dilation))
+        extents = [(taps - 1) * apart + 1 for taps, apart in zip(k, d, strict=True)]
+        dims = [covering(*numbers) for numbers in zip(sizes, extents, s, p, strict=True)]
+        return _where_largest(ctx, grad, indices, windows(grad.shape, dims), sizes)
+
+
+def _adaptive_max_pool(count: int) -> None:
+    forward = {2: aten.adaptive_max_pool2d, 3: aten.adaptive_max_pool3d}[count]
+    backward = {2: aten.adaptive_max_pool2d_backward, 3: aten.adaptive_max_pool3d_backward}[count]
+
+    @lowers(forward.default)
+    def rule(ctx: Builder, x: Value, output_size: Sequence[int]) -> tuple[Value, ...]:
+        """(the largest element of each window, its position)."""
+        sizes, results = fixed(x.shape[-count:]), _result_sizes(ctx, count)
+        dims = [proportional(*numbers) for numbers in zip(results, sizes, strict=True)]
+        return _largest(ctx, x, windows(x.shape, dims), sizes)
+
+    @lowers(backward.default)
+    def gradient(ctx: Builder, grad: Value, x: Value, indices: Value) -> Value:
+        """The gradients of the windows whose largest element this is."""
+        sizes, results = fixed(x.shape[-count:]), fixed(grad.shape[-count:])
+        dims = [proportional(*numbers) for numbers in zip(sizes, results, strict=True)]
+        return _where_largest(ctx, grad, indices, windows(grad.shape, dims), sizes)
+
+
+for _count in (2, 3):
+    _average_pool(_count)
+    _adaptive_average_pool(_count)
+    _max_pool(_count)
+    _adaptive_max_pool(_count)
+
+
+# Windows laid side by side, and put together again ------------------------------------------------------------------
+
+
+@lowers(aten.col2im.default)
+def col2im(
+    ctx: Builder,
+    x: Value,
+    output_size: Sequence[int],
+    kernel: Sequence[int],
+    dilation: Sequence[int],
+    padding: Sequence[int],
+    stride: Sequence[int],
+) -> Value:
+    """Windows [n, c·kh·kw, windows] summed up where they lay in an image [n, c, h, w]."""
+    sizes = [int(size) for size in output_size]
+    k, d, p, s = (each(a, 2) for a in (kernel, dilation, padding, stride))
+    counts = [(n + 2 * q - e * (t - 1) - 1) // f + 1 for n, t, e, q, f in zip(sizes, k, d, p, s, strict=True)]
+    *batch, rows, _ = x.shape
+    fixed((rows,))
+    channels = rows / sympy.Mul(*k)
+    # [n, c, kh, kw, windows down, windows across]
+    apart = reshape(x, (*batch, channels, *map(sympy.Integer, (*k, *counts))))
+    lead = len(batch) + 1
+    shape: Shape = (*batch, channels, *map(sympy.Integer, (*sizes, *k)))
+    index: list[sympy.Expr] = [axis_symbol(n) for n in range(lead)]
+    index += [axis_symbol(lead + 2), axis_symbol(lead + 3)]
+    mask: Term | None = None
+    for axis in range(2):
+        reach = axis_symbol(lead + axis) + p[axis] - axis_symbol(lead + 2 + axis) * d[axis]
+        place, tests = _window_of(reach, s[axis], counts[axis])
+        index.append(place)
+        for test in tests:
+            mask = test if mask is None else mask & test
+    taps = Windows(shape, tuple(index), mask, (lead + 2, lead + 3))
+    return _rounded(_summed(ctx, x, taps, taps.read(apart).to(widened(x.dtype))), x.dtype)
+
+
+def _window_of(reach: sympy.Expr, stride: int, count: int) -> tuple[sympy.Expr, list[Term]]:
+    """The window that begins at `reach`, and whether there is one."""
+    at = Term(IndexValue(reach))
+    tests = [at >= 0, at < stride * count]
+    if stride == 1:
+        return reach, tests
+    return FloorDiv(reach, sympy.Integer(stride)), [*tests, eq(Term(IndexValue(Mod(reach, sympy.Integer(stride)))), 0)]
+
+
+@lowers(aten.unfold_backward.default)
+def unfold_backward(
+    ctx: Builder, grad: Value, input_sizes: Sequence[int | sympy.Expr], dim: int, size: int, step: int
+) -> Value:
+    """The gradient of `unfold`: Σ over the windows that a position is part of."""
+    shape = tuple(map(sympy.sympify, input_sizes))
+    if not shape:  # one window of one element
+        return _rounded(fold(ctx, "sum", [widen(grad)], [0]), grad.dtype)
+    dim %= len(shape)
+    length, count = fixed((shape[dim], grad.shape[dim])) if 0 not in grad.shape else (0, 0)
+    if count == 0:
+        return Value(shape, grad.dtype, grad.device, literal(0, grad.dtype))
+    candidates = _member(length, size, step, 0)
+    tap, here = axis_symbol(len(shape)), axis_symbol(dim)
+    place = candidates.place(here, tap)
+    index: list[sympy.Expr] = [axis_symbol(k) for k in range(len(shape))]
+    index[dim] = place
+    mask: Term | None = (Term(IndexValue(place)) >= 0) & (Term(IndexValue(place)) < count)
+    for test in candidates.tests(here, tap):
+        mask = test if mask is None else mask & test
+    taps = Windows((*shape, sympy.Integer(candidates.taps)), (*index, here - place * step), mask, (len(shape),))
+    return _rounded(_summed(ctx, grad, taps, taps.read(grad).to(widened(grad.dtype))), grad.dtype)

@@ -1,0 +1,83 @@
+"""Searching a sorted sequence: a halving search per element, its steps spelled out.
+
+A sequence of n numbers takes ⌈log₂(n + 1)⌉ loads, each at a position that depends on the one before.  NaN comes after
+every number.  A sequence of symbolic length is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from lowering.builder import Builder
+from lowering.errors import Unsupported
+from lowering.expr import Expr, guarded
+from lowering.indexing import ZERO
+from lowering.registry import lowers
+from lowering.rules.formula import Term, literal, where
+from lowering.rules.promotion import Argument, Kind, convert, promote, term_of
+from lowering.value import Shape, Value, axes_of
+
+aten = torch.ops.aten
+
+
+@lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
+def bucketize(ctx: Builder, x: Argument, boundaries: Value, *, out_int32: bool = False, right: bool = False) -> Value:
+    """For each element how many of the ascending boundaries lie below it; with `right`, or equal it."""
+    return _places(boundaries, x, [], None, out_int32=out_int32, right=right)
+
+
+@lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
+def searchsorted(
+    ctx: Builder,
+    sequence: Value,
+    x: Argument,
+    *,
+    out_int32: bool = False,
+    right: bool = False,
+    side: str | None = None,
+    sorter: Value | None = None,
+) -> Value:
+    """The same in sequences of their own for each row of x; `sorter` says in which order they ascend."""
+    rows = axes_of(sequence.shape)[:-1]
+    return _places(sequence, x, rows, sorter, out_int32=out_int32, right=right or side == "right")
+
+
+def _places(
+    sequence: Value,
+    x: Argument,
+    rows: Sequence[sympy.Symbol],
+    sorter: Value | None,
+    *,
+    out_int32: bool,
+    right: bool,
+) -> Value:
+    length = sequence.shape[-1]
+    if not length.is_Integer:
+        raise Unsupported(f"search in a sequence of length {length}")
+    compute, _ = promote((sequence, x), Kind.DEFAULT)
+    shape = x.shape if isinstance(x, Value) else ()
+    sought = term_of(x, shape, compute)
+    found = Term(literal(0, torch.int64))
+    for bit in reversed(range(int(length).bit_length())):
+        further = found + (1 << bit)
+        exists = further <= length
+        element = _element(sequence, shape, rows, further - 1, exists, sorter).to(compute)
+        after = element > sought if right else element >= sought
+        found = where(exists & ~after, further, found)
+    result = Value(shape, torch.int64, sequence.device, found.expr)
+    return convert(result, torch.int32) if out_int32 else result
+
+
+def _element(
+    sequence: Value, shape: Shape, rows: Sequence[sympy.Symbol], place: Term, exists: Term, sorter: Value | None
+) -> Term:
+    """The element at `place` of the row's sequence, looked at only where it exists."""
+
+    def read(source: Value, at: Term) -> Expr:
+        bound = {s: ZERO if size == 1 else s for s, size in zip(rows, source.shape, strict=False)}
+        return guarded(source.view(shape, [*(bound[s] for s in rows), at.expr]).expr, exists.expr)
+
+    return Term(read(sequence, place if sorter is None else Term(read(sorter, place)).to(torch.int64)))

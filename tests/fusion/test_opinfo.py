@@ -1,0 +1,128 @@
+"""A slice of PyTorch's own table of operations through the compiler, forward and backward, against eager.
+
+The slice is every so many of each kind of operation that the table knows (unary, binary, reductions, shapes, …), in its
+order; nothing is chosen by whether it passes.  All of the table: `python -m benchmarks opinfo`.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+import torch
+
+pytest.importorskip("expecttest", reason="PyTorch's table of operations needs expecttest")
+
+from benchmarks.opinfo import calls, verdict
+from benchmarks.opinfo.pairs import Pair, pairs
+from benchmarks.opinfo.table import Record, report
+from benchmarks.opinfo.verdict import Verdict, judge
+
+WIDE, NARROW = 40, 120
+"""One operation of this many is run by the evaluator, one of this many is compiled by the C target."""
+
+KNOWN: dict[tuple[str, str], str] = {}
+"""(operation, dtype) → why it fails."""
+
+
+def every(step: int, dtypes: tuple[str, ...]) -> list[object]:
+    """One pair of `step` of each kind of operation, the first of each kind among them."""
+    kinds: dict[str, list[Pair]] = defaultdict(list)
+    for pair in pairs(dtypes, "cpu"):
+        kinds[f"{type(pair.op).__name__} {pair.dtype}"].append(pair)
+    chosen = [pair for members in kinds.values() for pair in members[::step]]
+    return [
+        pytest.param(
+            pair,
+            id=f"{pair.name}-{pair.dtype}",
+            marks=[pytest.mark.xfail(reason=KNOWN[pair.name, pair.dtype], strict=True)]
+            if (pair.name, pair.dtype) in KNOWN
+            else [],
+        )
+        for pair in chosen
+    ]
+
+
+@pytest.mark.parametrize("pair", every(WIDE, ("float32", "bfloat16")))
+def test_by_the_evaluator(pair: Pair):
+    found = judge(pair, "cpu", count=1, target="reference")
+    assert found.status in ("pass", "skipped"), found.reason
+
+
+@pytest.mark.parametrize("pair", every(NARROW, ("float32",)))
+def test_compiled(pair: Pair):
+    found = judge(pair, "cpu", count=1)
+    assert found.status in ("pass", "skipped"), found.reason
+
+
+# The judge itself -----------------------------------------------------------------------------------------------------
+
+
+def pair_of(name: str, dtype: str = "float32") -> Pair:
+    (found,) = pairs([dtype], "cpu", f"{name}$")
+    return found
+
+
+def test_native_operations_leave_nothing_to_the_library():
+    found = judge(pair_of("sigmoid"), "cpu", count=1, target="reference")
+    assert found.native and found.samples > 1 and not found.random
+    found = judge(pair_of("sort"), "cpu", count=1, target="reference")
+    assert found.status == "pass" and not found.native and "aten.sort" in "".join(found.externs)
+
+
+def test_a_wrong_number_is_a_mismatch(monkeypatch):
+    def slightly_off(call, backward, target):
+        found = calls.run(call, call.tensors, backward)
+        found.outputs[0] = found.outputs[0] * (1 + 1e-4)
+        return found
+
+    monkeypatch.setattr(verdict, "compiled", slightly_off)
+    found = judge(pair_of("exp"), "cpu", count=1)
+    assert found.status == "mismatch" and "result 0" in found.reason
+
+
+def test_a_wrong_gradient_is_a_mismatch(monkeypatch):
+    def no_gradient(call, backward, target):
+        found = calls.run(call, call.tensors, backward)
+        found.grads = [None if grad is None else torch.zeros_like(grad) for grad in found.grads]
+        return found
+
+    monkeypatch.setattr(verdict, "compiled", no_gradient)
+    assert "gradient 0" in judge(pair_of("exp"), "cpu", count=1).reason
+
+
+def test_a_failure_is_an_error_and_its_cause_is_named(monkeypatch):
+    def broken(call, backward, target):
+        raise ValueError("no such thing")
+
+    monkeypatch.setattr(verdict, "compiled", broken)
+    found = judge(pair_of("exp"), "cpu", count=1)
+    assert found.status == "error" and "ValueError: no such thing" in found.reason
+
+
+def test_other_strides_are_a_mismatch(monkeypatch):
+    def turned(call, backward, target):
+        found = calls.run(call, call.tensors, backward)
+        found.outputs = [out.mT.contiguous().mT if out.ndim > 1 else out for out in found.outputs]
+        return found
+
+    monkeypatch.setattr(verdict, "compiled", turned)
+    assert "strides" in judge(pair_of("softmax"), "cpu", count=3).reason
+
+
+def test_random_operations_are_compared_by_form():
+    found = judge(pair_of("randn_like"), "cpu", count=1, target="reference")
+    assert found.status == "pass" and found.random and found.native
+
+
+def test_a_record_is_resumed(tmp_path):
+    first = Record(tmp_path / "verdicts.jsonl")
+    first.begin(pair_of("exp"))
+    first.add(Verdict("exp", "float32", samples=3))
+    first.begin(pair_of("sin"))
+    again = Record(tmp_path / "verdicts.jsonl")
+    assert not again.wants(pair_of("exp")) and again.wants(pair_of("cos"))
+    assert again.verdicts["sin", "float32"].reason == "took the process down"
+    lines = report(list(again.verdicts.values()))
+    assert lines[1].split()[:5] == ["float32", "2", "1", "0", "1"]
+    assert "sin" in lines[2]
