@@ -104,7 +104,7 @@ def export_kernels(
     present = torch.cuda.is_available() and DEFAULTS["cuda"] == target
     graph = _capture(program, args, kwargs, torch.device("cuda" if present else "cpu"), machine)
     _, schedule = schedule_graph(graph, machine, Trace(None, "export", machine))
-    steps = [step.kernel.name if isinstance(step, KernelCall) else str(step.target) for step in schedule.steps]
+    steps = [step.kernel.name if isinstance(step, KernelCall) else step.name for step in schedule.steps]
     distinct: dict[Kernel, KernelCall] = {}
     for call in schedule.launches():
         distinct.setdefault(call.kernel, call)

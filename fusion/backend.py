@@ -75,7 +75,10 @@ class Backend:
             compiled, report = compile_graph(graph, self.options, label)
         except Exception as failure:  # any defect of ours must leave the user's program running
             if self.options.strict:
-                raise _located(failure, graph) from failure
+                located = _located(failure, graph)
+                if located is failure:
+                    raise
+                raise located from failure
             _warn_once(f"running eagerly: {type(failure).__name__}: {failure}")
             with self._lock:
                 self.reports.append(Report.eager(label, graph, failure))

@@ -19,8 +19,8 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.joint import prepare
+from fusion.joint.saved import widen_statistics
 from fusion.options import WORKSPACE
-from fusion.saved import widen_statistics
 from lowering.builder import size_of
 from lowering.decompositions import decompositions
 from lowering.errors import Unsupported

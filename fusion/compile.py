@@ -152,6 +152,9 @@ def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph")
     trace.kernels([built[kernel] for kernel in kernels])
 
     module = trace.module(splice(schedule, built))
+    for name, body in module.named_children():
+        assert isinstance(body, fx.GraphModule)
+        trace.within(name).module(body)
     report = Report.of(label, lowered, schedule, built, builder.target.name, hints)
     trace.report(report)
     return partial(module.forward), report

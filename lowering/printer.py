@@ -272,7 +272,7 @@ def _node_lines(node: Node, program: Program, described: Mapping[str, str]) -> l
         arguments += [f"{key}={_argument(arg)}" for key, arg in node.kwargs.items()]
         notes = [note for note, on in (("view", node.is_view), ("impure", node.impure)) if on]
         notes += [node.reason] if node.reason else []
-        body = f"{outs} = {node.target}({', '.join(arguments)})" + (f"  ({'; '.join(notes)})" if notes else "")
+        body = f"{outs} = {node.name}({', '.join(arguments)})" + (f"  ({'; '.join(notes)})" if notes else "")
         names = _Names([])
     else:
         names = _Names(node.exprs)

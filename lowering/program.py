@@ -14,12 +14,13 @@ exactly the tensor eager would have made.  Origins are kept beside the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 import sympy
 import torch
+from torch._ops import OpOverload
 
 from lowering.errors import Origin
 from lowering.expr import Expr, loads
@@ -148,6 +149,11 @@ class Extern:
     reason: str = ""
 
     @property
+    def name(self) -> str:
+        """What is called: `aten.mm.default`, or the name of a function."""
+        return str(self.target) if isinstance(self.target, OpOverload) else getattr(self.target, "__name__", "call")
+
+    @property
     def reads(self) -> tuple[str, ...]:
         found: dict[str, None] = {}
 
@@ -212,6 +218,15 @@ def writes(node: Node) -> tuple[str, ...]:
     if isinstance(node, Extern):
         return tuple(out for out in node.outs if out is not None)
     return (node.out,)
+
+
+def with_exprs(node: Compute, exprs: Sequence[Expr]) -> Compute:
+    """`node` with other expressions in the place of its own, in the order of `node.exprs`."""
+    if isinstance(node, Map):
+        return replace(node, expr=exprs[0])
+    if isinstance(node, Reduce):
+        return replace(node, args=tuple(exprs))
+    return replace(node, lhs=exprs[0], rhs=exprs[1])
 
 
 def axis_sizes(node: Compute) -> dict[sympy.Symbol, sympy.Expr]:

@@ -106,7 +106,7 @@ class Report:
             after += Traffic(traffic.read * runs, traffic.written * runs)
             if not step.is_view:
                 origin = part.program.origins.get(out, lowered.origins.get(out, Origin(out)))
-                externs.append(ExternReport(str(step.target), step.reason, origin))
+                externs.append(ExternReport(step.name, step.reason, origin))
         before_dependences = Dependences(lowered, hints)
         before = Traffic(0, 0)
         for node in lowered.nodes:

@@ -42,13 +42,19 @@ def splice(schedule: Schedule, built: Mapping[Kernel, Built]) -> fx.GraphModule:
         built: kernel → what launches it.
 
     Returns:
-        A module whose `forward(args: list) -> tuple` empties `args` and returns the program's outputs.
+        A module whose `forward(args: list) -> tuple` empties `args` and returns the outputs of the program.  Its
+        children are the modules of what it calls in chunks.
     """
-    calls = {
-        chunks: _named(InChunks(chunks, [splice(body, built).forward for body in bodies]), "in_chunks")
-        for chunks, bodies in schedule.bodies.items()
-    }
-    return _Splicer(schedule.program, calls).run(schedule.steps, built)
+    modules: dict[str, fx.GraphModule] = {}
+    calls: dict[Chunks, Callable[..., object]] = {}
+    for number, (chunks, bodies) in enumerate(schedule.bodies.items()):
+        made = {f"chunks_{number}_{k}": splice(body, built) for k, body in enumerate(bodies)}
+        calls[chunks] = _named(InChunks(chunks, [module.forward for module in made.values()]), "in_chunks")
+        modules.update(made)
+    result = _Splicer(schedule.program, calls).run(schedule.steps, built)
+    for name, module in modules.items():
+        result.add_module(name, module)
+    return result
 
 
 class _Splicer:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from fusion.schedule.legality import Cluster
 from fusion.schedule.pull import Stream
 from lowering.expr import Expr, Load, rewrite
-from lowering.program import Compute, Contract, Extern, Map, Node, Program, Reduce, reads, writes
+from lowering.program import Compute, Contract, Extern, Node, Program, reads, with_exprs, writes
 
 
 def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[Cluster, ...]]:
@@ -70,12 +70,7 @@ def _reading(node: Compute, names: Mapping[str, str]) -> Compute:
             return Load(names[expr.buffer], expr.index, expr.dtype, expr.mask)
         return None
 
-    exprs = rewrite(node.exprs, rule)
-    if isinstance(node, Map):
-        return replace(node, expr=exprs[0])
-    if isinstance(node, Reduce):
-        return replace(node, args=tuple(exprs))
-    return replace(node, lhs=exprs[0], rhs=exprs[1])
+    return with_exprs(node, rewrite(node.exprs, rule))
 
 
 def positions_in(changed: Program, program: Program, clusters: Sequence[Cluster]) -> tuple[Cluster, ...]:

@@ -17,7 +17,7 @@ import sympy
 
 from lowering.expr import Cast, Expr, Load, Op, Random, free_axes, guarded, loads, postorder, rewrite
 from lowering.indexing import substitute
-from lowering.program import Compute, Contract, Extern, Map, Node, Program, Reduce, axis_sizes, reads, writes
+from lowering.program import Compute, Contract, Extern, Map, Node, Program, axis_sizes, reads, with_exprs, writes
 from lowering.scalar_ops import SCALAR_OPS
 
 FREE_LOADLESS, FREE_SINGLE = 40, 4
@@ -86,12 +86,7 @@ def inline(node: Compute, producers: dict[str, Map]) -> Compute:
         value = substitute(producer.expr, at, sizes)
         return value if expr.mask is None else guarded(value, expr.mask)
 
-    exprs = rewrite(node.exprs, rule)
-    if isinstance(node, Map):
-        return replace(node, expr=exprs[0])
-    if isinstance(node, Reduce):
-        return replace(node, args=tuple(exprs))
-    return replace(node, lhs=exprs[0], rhs=exprs[1])
+    return with_exprs(node, rewrite(node.exprs, rule))
 
 
 def cost(*exprs: Expr) -> int:

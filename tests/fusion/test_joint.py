@@ -15,9 +15,9 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 import fusion
-from fusion.factors import matrix_root, product_of, shape_of
 from fusion.joint import prepare
-from fusion.reassociate import reassociate
+from fusion.joint.factors import matrix_root, product_of, shape_of
+from fusion.joint.reassociate import reassociate
 from lowering.decompositions import decompositions
 from tests.fusion import attentions
 

@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 import fusion
-from fusion.maxima import drop_vanishing_gradients
+from fusion.joint.maxima import drop_vanishing_gradients
 from tests.fusion.attentions import scores
 from tests.fusion.test_joint import check_values, gradients, joint_graph, run
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusion.normal_forms import Forms
+from fusion.joint.normal_forms import Forms
 from lowering.decompositions import decompositions
 
 GENERATOR = torch.Generator().manual_seed(0)

@@ -32,6 +32,7 @@ from lowering.program import (
     Reduce,
     axis_sizes,
     reads,
+    with_exprs,
 )
 from lowering.value import contiguous_strides
 
@@ -173,12 +174,12 @@ class _Body:
         def shorter(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
             return tuple(replace(each, size=sizes[each.symbol]) for each in axes)
 
-        exprs = rewrite(node.exprs, rule)
+        node = with_exprs(node, rewrite(node.exprs, rule))
         if isinstance(node, Map):
-            return replace(node, axes=shorter(node.axes), expr=exprs[0])
-        if isinstance(node, Reduce):
-            return replace(node, axes=shorter(node.axes), over=shorter(node.over), args=tuple(exprs))
-        return replace(node, axes=shorter(node.axes), over=shorter(node.over), lhs=exprs[0], rhs=exprs[1], library=())
+            return replace(node, axes=shorter(node.axes))
+        if isinstance(node, Contract):
+            node = replace(node, library=())
+        return replace(node, axes=shorter(node.axes), over=shorter(node.over))
 
 
 def product_calls(node: Contract, buffers: dict[str, Buffer]) -> tuple[Node, ...]:

@@ -18,7 +18,7 @@ import sympy
 
 from lowering.expr import Expr, IndexValue, Load, Random, loads, rewrite
 from lowering.indexing import FloorDiv, Mod, simplify
-from lowering.program import Axis, Buffer, Compute, Contract, Extern, Map, Node, Program, Reduce, axis_sizes, reads
+from lowering.program import Axis, Buffer, Compute, Contract, Extern, Map, Node, Program, axis_sizes, reads, with_exprs
 
 
 def collapse(program: Program, buffer: str) -> Program:
@@ -79,12 +79,10 @@ def _collapsed(node: Compute, pair: tuple[Axis, Axis]) -> Compute:
         return tuple(whole if axis == first else axis for axis in axes if axis != second)
 
     sizes = {**axis_sizes(node), whole.symbol: whole.size}
-    exprs = [_at(expr, at, sizes) for expr in node.exprs]
+    node = _own(with_exprs(node, [_at(expr, at, sizes) for expr in node.exprs]))
     if isinstance(node, Map):
-        return replace(node, axes=merged(node.axes), expr=exprs[0])
-    if isinstance(node, Reduce):
-        return replace(node, axes=merged(node.axes), over=merged(node.over), args=tuple(exprs))
-    return replace(node, axes=merged(node.axes), over=merged(node.over), lhs=exprs[0], rhs=exprs[1], library=())
+        return replace(node, axes=merged(node.axes))
+    return replace(node, axes=merged(node.axes), over=merged(node.over))
 
 
 def _at(root: Expr, axes: Mapping[sympy.Symbol, sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:
@@ -118,13 +116,12 @@ def _reading(node: Compute, merged: Mapping[str, tuple[int, sympy.Expr]]) -> Com
         index = (*expr.index[:position], simplify(first * size + second, sizes), *expr.index[position + 2 :])
         return Load(expr.buffer, index, expr.dtype, expr.mask)
 
-    exprs = rewrite(node.exprs, rule)
-    if isinstance(node, Map):
-        return replace(node, expr=exprs[0])
-    if isinstance(node, Reduce):
-        return replace(node, args=tuple(exprs))
-    assert isinstance(node, Contract)
-    return replace(node, lhs=exprs[0], rhs=exprs[1], library=())
+    return _own(with_exprs(node, rewrite(node.exprs, rule)))
+
+
+def _own(node: Compute) -> Compute:
+    """`node` without the library's form, which reads tensors as they were."""
+    return replace(node, library=()) if isinstance(node, Contract) else node
 
 
 def _without(buffer: Buffer, position: int) -> Buffer | None:

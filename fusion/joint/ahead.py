@@ -23,7 +23,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusion.factors import PRODUCTS, value_of
+from fusion.joint.factors import PRODUCTS, value_of
 
 aten = torch.ops.aten
 

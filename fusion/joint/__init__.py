@@ -15,11 +15,11 @@ from torch import fx
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusion.ahead import compute_ahead
-from fusion.factors import PRODUCTS
-from fusion.maxima import drop_vanishing_gradients
+from fusion.joint.ahead import compute_ahead
+from fusion.joint.factors import PRODUCTS
+from fusion.joint.maxima import drop_vanishing_gradients
+from fusion.joint.reassociate import reassociate
 from fusion.options import WORKSPACE
-from fusion.reassociate import reassociate
 
 EXACT = frozenset(
     overload for packet in (torch.ops.aten.eq, torch.ops.aten.ne) for overload in (packet.Tensor, packet.Scalar)

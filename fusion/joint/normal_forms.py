@@ -22,7 +22,7 @@ import sympy
 import torch
 from torch import fx
 
-from fusion.factors import (
+from fusion.joint.factors import (
     PRODUCTS,
     Factor,
     Part,
@@ -41,7 +41,7 @@ from fusion.factors import (
     shape_of,
     value_of,
 )
-from fusion.polynomials import (
+from fusion.joint.polynomials import (
     MAX_TERMS,
     ONE,
     Atom,

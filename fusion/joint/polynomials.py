@@ -18,7 +18,7 @@ import sympy
 import torch
 from torch import fx
 
-from fusion.factors import Runs, joined, value_of
+from fusion.joint.factors import Runs, joined, value_of
 
 MAX_TERMS = 48
 """The longest polynomial: what would be longer is not spread."""

@@ -18,7 +18,7 @@ import torch
 from torch import fx
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from fusion.factors import VIEWS, is_tensor, value_of
+from fusion.joint.factors import VIEWS, is_tensor, value_of
 from lowering.rules.conversion import ONLY_STORED
 
 aten = torch.ops.aten

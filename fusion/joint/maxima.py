@@ -21,7 +21,7 @@ from typing import cast
 import torch
 from torch import fx
 
-from fusion.factors import (
+from fusion.joint.factors import (
     VIEWS,
     Factor,
     count,
@@ -33,7 +33,7 @@ from fusion.factors import (
     shape_of,
     value_of,
 )
-from fusion.normal_forms import Forms
+from fusion.joint.normal_forms import Forms
 from lowering.builder import sizes_of
 
 aten = torch.ops.aten

@@ -27,7 +27,7 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import guard_or_false
 
-from fusion.factors import (
+from fusion.joint.factors import (
     PRODUCTS,
     Factor,
     Part,
