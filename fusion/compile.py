@@ -26,13 +26,13 @@ from fusion.options import WORKSPACE, Options
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.chunks import Chunks, in_chunks
-from fusion.schedule.copies import positions_in
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library import leave_lone_products, prefer_library
 from fusion.schedule.select import select_terms
 from fusion.schedule.split import split_reductions
 from fusion.schedule.streams import stream
+from fusion.schedule.streams.copies import positions_in
 from lowering.lower import lower
 from lowering.program import Contract, Extern, Program
 from lowering.verify import verify_kernel, verify_program

@@ -17,13 +17,14 @@ program's batch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import sympy
 
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.configs import PROGRAMS, Config
 from codegen.triton.contract import place, programs
+from codegen.triton.matrices import Matrix, Stack
 from codegen.triton.scopes import Tile, Transfer
 from codegen.triton.spell import HALF, Code
 from codegen.triton.values import Values
@@ -40,37 +41,6 @@ _SPEEDS = {_LARGE: 1.0, _SMALL: 0.93, _WIDE: 0.92, _NARROW: 0.85}
 An epilogue that loads tiles leaves the largest block too few registers: it falls to 0.6."""
 _APART_SPEEDS = {_LARGE: 1.0, _SMALL: 0.69, _WIDE: 0.65, _NARROW: 0.73}
 """The same for several products that are not one (`stacked`): each has too few columns for the matrix units."""
-
-
-@dataclass(frozen=True, slots=True)
-class Matrix:
-    """A parameter seen as base + rows · stride + columns; `base` is one number per program."""
-
-    param: str
-    rows: Dim
-    columns: Dim
-    stride: sympy.Expr
-    base: sympy.Expr
-
-
-@dataclass(frozen=True, slots=True)
-class Stack:
-    """Two folds as one product.
-
-    Attributes:
-        shared: the operand that both have, of dimensions `rows` and `over`.
-        matrices: the other operands, rows along `columns`.
-        descriptor, swapped: names of what holds both matrices, and of whether the second one comes first.
-    """
-
-    folds: tuple[Fold, Fold]
-    shared: Expr
-    matrices: tuple[Matrix, Matrix]
-    rows: Dim
-    columns: Dim
-    over: Dim
-    descriptor: str = ""
-    swapped: str = ""
 
 
 def candidates(blocked: Blocked, arch: str) -> tuple[Config, ...]:

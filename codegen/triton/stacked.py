@@ -21,7 +21,8 @@ from dataclasses import replace
 import torch
 
 from codegen.triton.contract import operand
-from codegen.triton.descriptors import Stack, stack_of
+from codegen.triton.descriptors import stack_of
+from codegen.triton.matrices import Stack
 from codegen.triton.scopes import Tile, Transfer
 from codegen.triton.spell import TYPES, Code, cast
 from codegen.triton.values import Values

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import sympy
 import torch
@@ -18,15 +17,13 @@ import torch
 from codegen.triton.blocks import Dim
 from codegen.triton.indices import Layout, expand, index_code, start_symbol
 from codegen.triton.interior import unconditional
+from codegen.triton.matrices import Stack
 from codegen.triton.scopes import Names, Scope, Tile, Transfer
 from codegen.triton.spell import AND, ATOM, COMPARE, SUM, Code, cast, literal, spell, typed
 from codegen.triton.widths import int32_ranges
 from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, loads, postorder
 from lowering.kernel import Loop, Store, statements, values_of
 from lowering.scalar_ops import SCALAR_OPS
-
-if TYPE_CHECKING:
-    from codegen.triton.descriptors import Stack
 
 _INLINE = 48  # characters of an expression that is used once and written in place
 

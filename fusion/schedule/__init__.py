@@ -12,13 +12,13 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from codegen.target import Target
-from fusion.schedule.chain import chain_last_steps
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.clusters import Clustering, Refusal, grow
 from fusion.schedule.kernels import KernelCall, kernel_of
-from fusion.schedule.pack import pack_launches
-from fusion.schedule.reuse import reuse
-from fusion.schedule.updates import update
+from fusion.schedule.launches.chain import chain_last_steps
+from fusion.schedule.launches.pack import pack_launches
+from fusion.schedule.launches.reuse import reuse
+from fusion.schedule.launches.updates import update
 from lowering.program import Extern, Program
 
 Step: TypeAlias = "KernelCall | Extern"

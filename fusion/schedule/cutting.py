@@ -23,9 +23,9 @@ from fusion.schedule.expand import values_of
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
 from fusion.schedule.online.merge import MERGEABLE, brought, merged_op
-from fusion.schedule.pull import fresh
 from fusion.schedule.space import Placement, Space, place
-from fusion.schedule.walks import follow, replaced
+from fusion.schedule.streams.pull import fresh
+from fusion.schedule.streams.walks import follow, replaced
 from lowering.expr import Expr, IndexValue, Load, Op, TileRef, const, free_axes, guarded, postorder, rewrite
 from lowering.indexing import axis_symbol, invert, over_symbol, substitute_all
 from lowering.kernel import Fold

@@ -17,8 +17,8 @@ from fusion.schedule.expand import FLAT, Expanded, Write, expand
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
 from fusion.schedule.profit import Prices
-from fusion.schedule.pull import HELD
-from fusion.schedule.walks import follow, replaced, walk
+from fusion.schedule.streams.pull import HELD
+from fusion.schedule.streams.walks import follow, replaced, walk
 from lowering.errors import Origin
 from lowering.expr import Expr, Index, Load, TileRef, free_axes, postorder, rewrite
 from lowering.indexing import axis_symbol, over_symbol

@@ -17,10 +17,10 @@ import networkx as nx
 from codegen.target import Target
 from fusion.schedule.clusters import Clustering
 from fusion.schedule.contractions import leading_to
-from fusion.schedule.copies import positions_in
 from fusion.schedule.kernels import kernel_of
 from fusion.schedule.legality import Cluster
 from fusion.schedule.profit import Prices
+from fusion.schedule.streams.copies import positions_in
 from lowering.kernel import Kernel
 from lowering.program import Contract, Node, Program
 

@@ -15,7 +15,7 @@ from codegen.target import Capabilities
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import cost
 from fusion.schedule.legality import Cluster
-from fusion.schedule.pull import Stream
+from fusion.schedule.streams.pull import Stream
 from lowering.expr import free_axes
 from lowering.indexing import FloorDiv, substitute_all
 from lowering.program import Contract, Extern

@@ -19,7 +19,7 @@ import networkx as nx
 import sympy
 
 from fusion.schedule.graph import Dependences
-from fusion.schedule.pull import HELD
+from fusion.schedule.streams.pull import HELD
 from lowering.expr import Expr, Load
 from lowering.program import Contract, Extern, Reduce
 

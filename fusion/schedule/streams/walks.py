@@ -15,7 +15,7 @@ import sympy
 from fusion.schedule.axes import indices_of
 from fusion.schedule.expand import Expanded
 from fusion.schedule.online import online
-from fusion.schedule.skip import counts_where
+from fusion.schedule.streams.skip import counts_where
 from lowering.expr import Expr, TileRef, postorder, rewrite
 from lowering.kernel import Fold, Loop, Stmt, Store
 

@@ -25,17 +25,17 @@ from dataclasses import replace
 import sympy
 
 from codegen.target import Capabilities
-from fusion.schedule.copies import apart, positions_in
 from fusion.schedule.expand import expand
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.legality import Cluster
 from fusion.schedule.occupancy import parts_of, time_alone, time_in_parts
-from fusion.schedule.parts import in_parts
-from fusion.schedule.pull import HELD, Pull, Stream, fresh
-from fusion.schedule.rows import FEW, with_shared_columns
 from fusion.schedule.space import place
-from fusion.schedule.walks import walk
+from fusion.schedule.streams.copies import apart, positions_in
+from fusion.schedule.streams.parts import in_parts
+from fusion.schedule.streams.pull import HELD, Pull, Stream, fresh
+from fusion.schedule.streams.rows import FEW, with_shared_columns
+from fusion.schedule.streams.walks import walk
 from lowering.indexing import invert
 from lowering.program import Axis, Contract, Extern, Map, Program, Reduce, reads
 

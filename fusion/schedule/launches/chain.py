@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.launch import share
+from fusion.schedule.launches.launch import share
 from lowering.kernel import Kernel, Role
 from lowering.program import Extern, writes
 

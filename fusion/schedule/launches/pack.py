@@ -20,7 +20,7 @@ import networkx as nx
 
 from codegen.target import Capabilities, Target
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.launch import share
+from fusion.schedule.launches.launch import share
 from lowering.kernel import Fold, Kernel, statements
 from lowering.program import Extern, Program, writes
 

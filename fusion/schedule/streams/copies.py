@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fusion.schedule.legality import Cluster
-from fusion.schedule.pull import Stream
+from fusion.schedule.streams.pull import Stream
 from lowering.expr import Expr, Load, rewrite
 from lowering.program import Compute, Contract, Extern, Node, Program, reads, with_exprs, writes
 

@@ -1,0 +1,42 @@
+"""Matrices: what a descriptor needs to know of an operand, and of two operands that are fetched as one."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+
+from codegen.triton.blocks import Dim
+from lowering.expr import Expr
+from lowering.kernel import Fold
+
+
+@dataclass(frozen=True, slots=True)
+class Matrix:
+    """A parameter seen as base + rows · stride + columns; `base` is one number per program."""
+
+    param: str
+    rows: Dim
+    columns: Dim
+    stride: sympy.Expr
+    base: sympy.Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Stack:
+    """Two folds as one product.
+
+    Attributes:
+        shared: the operand that both have, of dimensions `rows` and `over`.
+        matrices: the other operands, rows along `columns`.
+        descriptor, swapped: names of what holds both matrices, and of whether the second one comes first.
+    """
+
+    folds: tuple[Fold, Fold]
+    shared: Expr
+    matrices: tuple[Matrix, Matrix]
+    rows: Dim
+    columns: Dim
+    over: Dim
+    descriptor: str = ""
+    swapped: str = ""
