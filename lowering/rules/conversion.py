@@ -1,6 +1,8 @@
 """Copies and conversions: what changes dtype or makes a tensor of its own without computing anything.
 
-A conversion that the user wrote is explicit, its rounding is kept.  Copies between devices are refused.
+A conversion that the user wrote is explicit, its rounding is kept.  One that PyTorch wrote, taking another operation
+apart, stands for the rounding of that operation's result, which any operation has that eager stores: it is implicit.
+Copies between devices are refused.
 """
 
 from __future__ import annotations
@@ -14,6 +16,9 @@ from lowering.rules.promotion import convert
 from lowering.value import Value, broadcast_to
 
 aten, prims = torch.ops.aten, torch.ops.prims
+
+CONVERSIONS = frozenset({aten._to_copy, aten.to, aten.type_as, aten.copy, aten.copy_, prims.convert_element_type})
+"""What a user calls to convert."""
 
 ONLY_STORED = "only_stored"
 """The mark, in a node's meta, of a conversion that no user wrote: its rounding is as that of any stored value."""
@@ -44,8 +49,15 @@ def to_copy(
         raise Unsupported(f"copy from {x.device} to {device}")
     if layout not in (None, torch.strided) or pin_memory:
         raise Unsupported("copy to another layout or to pinned memory")
-    implicit = ctx.current is not None and bool(ctx.current.meta.get(ONLY_STORED))
-    return x if dtype is None else convert(x, dtype, implicit=implicit)
+    return x if dtype is None else convert(x, dtype, implicit=_is_implicit(ctx))
+
+
+def _is_implicit(ctx: Builder) -> bool:
+    """Is the current conversion part of another operation, or one that only stores a value?"""
+    meta = {} if ctx.current is None else ctx.current.meta
+    whole = meta.get("original_aten")
+    part = whole is not None and getattr(whole, "overloadpacket", whole) not in CONVERSIONS
+    return part or bool(meta.get(ONLY_STORED))
 
 
 @lowers(prims.convert_element_type.default)
