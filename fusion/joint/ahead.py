@@ -21,6 +21,7 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.factors import PRODUCTS, value_of
@@ -93,7 +94,7 @@ def _ends(product: fx.Node, waiting: set[fx.Node]) -> list[fx.Node]:
 
     def is_wide(node: fx.Node) -> bool:
         val = node.meta.get("val")
-        return isinstance(val, torch.Tensor) and node.target not in PRODUCTS and val.numel() >= size
+        return isinstance(val, torch.Tensor) and node.target not in PRODUCTS and guard_or_false(val.numel() >= size)
 
     forward = _reached([product], lambda node: node not in waiting and is_wide(node))
     if any(user.op == "output" for node in forward for user in node.users):
@@ -140,16 +141,19 @@ def _linear_in(path: list[fx.Node]) -> fx.Node | None:
     for node in path:
         if node.op == "placeholder":
             continue
-        if value_of(node).dtype is torch.float16 or not value_of(node).is_floating_point():
-            return None
-        if not _is_linear(node, inside):
+        if not _holds_numbers(node) or value_of(node).dtype is torch.float16 or not _is_linear(node, inside):
             return None
     return tangents[0]
 
 
+def _holds_numbers(node: fx.Node) -> bool:
+    val = node.meta.get("val")
+    return isinstance(val, torch.Tensor) and val.is_floating_point()
+
+
 def _is_linear(node: fx.Node, inside: set[fx.Node]) -> bool:
     """Is a node linear in those of its arguments that are `inside`?"""
-    args = node.all_input_nodes
+    args = _tensors(node)
     linear = [arg in inside for arg in args]
     if node.target in EACH:
         return True
@@ -161,8 +165,15 @@ def _is_linear(node: fx.Node, inside: set[fx.Node]) -> bool:
     if node.target in TOGETHER:
         if node.target in (aten.add.Tensor, aten.sub.Tensor) and len(args) < 2:
             return False  # something and a number
-        return all(arg in inside or _is_zero(arg) or not value_of(arg).is_floating_point() for arg in args)
+        return all(arg in inside or _is_zero(arg) or not _holds_numbers(arg) for arg in args)
     return False
+
+
+def _tensors(node: fx.Node) -> list[fx.Node]:
+    """The arguments of a node, one that is given twice twice."""
+    found: list[fx.Node] = []
+    fx.node.map_arg((node.args, node.kwargs), found.append)
+    return found
 
 
 def _is_gradient(node: fx.Node) -> bool:

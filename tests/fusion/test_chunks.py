@@ -90,6 +90,23 @@ def unreduced(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor
     return F.cross_entropy(F.linear(x, w).view(-1, WORDS), t.view(-1), reduction="none")
 
 
+class Squared(torch.autograd.Function):
+    """The identity, with a gradient that is not linear in what comes back."""
+
+    @staticmethod
+    def forward(ctx: torch.autograd.function.FunctionCtx, x: torch.Tensor) -> torch.Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: torch.autograd.function.FunctionCtx, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]  # one gradient
+        return gradient * gradient
+
+
+def not_linear(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    each: torch.Tensor = Squared.apply(F.cross_entropy(F.linear(x, w).view(-1, WORDS), t.view(-1)))
+    return each
+
+
 def inputs(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     generator = torch.Generator().manual_seed(3)
     x = torch.randn(BATCH, LENGTH, WIDTH, generator=generator).to(dtype)
@@ -156,7 +173,7 @@ def test_nothing_as_large_as_the_product_is_moved_at_once() -> None:
     assert all(kernel.bytes_written < 4 * WORDS * BATCH * LENGTH * 2 for kernel in reports[0].kernels)
 
 
-@pytest.mark.parametrize("loss", [both_ways, shifted, unreduced], ids=lambda loss: loss.__name__)
+@pytest.mark.parametrize("loss", [both_ways, shifted, unreduced, not_linear], ids=lambda loss: loss.__name__)
 def test_what_cannot_be_cut_stays_whole_and_right(loss: Loss) -> None:
     fused, reports = compiled(loss)
     check(loss, fused, torch.float32)
