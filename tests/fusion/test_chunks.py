@@ -70,8 +70,14 @@ def row_by_row(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tenso
     return (each * each).sum() / len(each)
 
 
+def with_neighbours(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    rows = x.view(-1, WIDTH)
+    return F.cross_entropy(F.linear(rows, w) + rows.roll(1, 0).sum(-1, keepdim=True), t.view(-1))
+
+
 CHUNKED: list[Loss] = [
-    *(cross_entropy, summed, smoothed, with_z_loss, capped, by_hand, biased, contrastive, after_a_layer, row_by_row),
+    *(cross_entropy, summed, smoothed, with_z_loss, capped, by_hand, biased),
+    *(contrastive, after_a_layer, row_by_row, with_neighbours),
 ]
 
 

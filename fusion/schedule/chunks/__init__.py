@@ -21,7 +21,7 @@ import networkx as nx
 import sympy
 import torch
 
-from fusion.schedule.chunks.body import Cut, body_of, cut, product_calls, strided_view
+from fusion.schedule.chunks.body import Cut, body_of, cut, strided_view
 from fusion.schedule.chunks.collapse import collapse
 from fusion.schedule.chunks.region import ADDED_UP, Region, find_region, is_short
 from fusion.schedule.graph import Dependences
@@ -114,16 +114,15 @@ def _replaced(dependences: Dependences, region: Region, workspace: int) -> Progr
     before = set[int]().union(*(nx.ancestors(dependences.graph, member) for member in members)) - members
     dependences, views = _with_views(dependences, region)
     program = dependences.program
-    buffers = dict(program.buffers)
-    contractions = [node for m in members if isinstance(node := program.nodes[m], Contract)]
-    if not all(product_calls(node, dict(buffers)) for node in contractions):
-        return None
     parts = cut(dependences, region)
     if any(not _is_copied(program.buffers[name]) for name in (*parts.rows, *parts.sums, *parts.folds)):
         return None
     step = _step(program, region, parts, workspace)
     rest = region.length % step
-    bodies = tuple(body_of(dependences, region, parts, points) for points in (step, rest) if points)
+    made = [body_of(dependences, region, parts, points) for points in (step, rest) if points]
+    bodies = tuple(body for body in made if body is not None)
+    if len(bodies) < len(made):
+        return None
     outs = (*parts.rows, *parts.sums, *parts.folds)
     chunks = Chunks(bodies, region.length, step, parts, tuple(program.buffers[out] for out in outs))
     reason = f"a product of {region.bytes >> 20} MiB is made {step} rows at a time"

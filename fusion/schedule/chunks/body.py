@@ -99,8 +99,8 @@ def _dimension(load: Load, axis: sympy.Symbol) -> int | None:
     return at[0] if len(at) == 1 and not any(axis in index.free_symbols for index in plain) else None
 
 
-def body_of(dependences: Dependences, region: Region, parts: Cut, points: int) -> Program:
-    """The program of a chunk of `points` points.
+def body_of(dependences: Dependences, region: Region, parts: Cut, points: int) -> Program | None:
+    """The program of a chunk of `points` points; None if it has a product that the library does not compute.
 
     Its inputs are START, BETA, what it reads in the order of `parts.sliced`, and the sums so far; its outputs are
     slices in the order of `parts.rows`, and then the folds of this chunk.
@@ -120,7 +120,7 @@ class _Body:
         self.buffers: dict[str, Buffer] = {}
         self.nodes: list[Node] = []
 
-    def run(self) -> Program:
+    def run(self) -> Program | None:
         for name in self.parts.sliced:
             self.buffers[name] = self._sliced(self.program.buffers[name], dense=False)
         for position in sorted(self.region.axes):
@@ -136,6 +136,8 @@ class _Body:
                 self.nodes.append(node)
                 continue
             library = product_calls(node, self.buffers)
+            if not library:
+                return None
             if node.out in self.parts.sums:
                 *views, call = library
                 assert isinstance(call, Extern)
