@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks cpu|gpu|scheduling`."""
+"""Benchmarks: `python -m benchmarks cpu|gpu|scheduling|opinfo`."""

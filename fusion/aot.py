@@ -25,7 +25,7 @@ from torch.utils import _pytree as pytree
 from codegen.target import Target
 from codegen.targets import DEFAULTS, TARGETS
 from fusion.attention import Chooser
-from fusion.attention.ahead import ChosenAhead
+from fusion.attention.export import ChosenAhead
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import SUFFIXES, Trace
 from fusion.schedule.kernels import KernelCall

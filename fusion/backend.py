@@ -54,7 +54,7 @@ class Backend:
         self.options = options
         self.reports: list[Report] = []
         self._lock = threading.Lock()
-        self._attention = Chooser(lambda device: builder_for(device.type, options.target).target)
+        self._attention = Chooser(lambda device: builder_for(device.type, options.target).target, strict=options.strict)
         self._noted = threading.local()
         self._aot = aot_backend(self._compile, self._streams, options.workspace)
 

@@ -53,7 +53,7 @@ def attention(
         if enable_gqa:
             key, value = (_shared(x, query.shape[-3]) for x in (key, value))
         shapes = (query.shape[:-2], key.shape[:-2], value.shape[:-2])
-        batch: tuple[int, ...] = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]
+        batch: tuple[int, ...] = torch.broadcast_shapes(*shapes)  # type: ignore[no-untyped-call]  # PyTorch does not say
         query, key, value = (x.expand(*batch, *x.shape[-2:]) for x in (query, key, value))
         if is_causal:
             attn_mask = _causal(query.shape[-2], key.shape[-2], query.device)
@@ -61,7 +61,7 @@ def attention(
         order = tuple(range(query.dim()) if order is None else order)
         given = query, key, value, attn_mask, dropout_p, scale, order
         if torch.is_grad_enabled() and any(isinstance(x, Tensor) and x.requires_grad for x in given):
-            return _Attention.apply(*given)[0]  # type: ignore[no-any-return, no-untyped-call]
+            return _Attention.apply(*given)[0]  # type: ignore[no-any-return, no-untyped-call]  # nor here
         return _forward(*given)[0]
 
 

@@ -58,10 +58,11 @@ class Chooser:
 
     Args:
         target_of: the target that serves a device.
+        strict: raise where a trial fails by a defect, rather than leave the call to the library and say so.
     """
 
-    def __init__(self, target_of: Callable[[torch.device], Target]) -> None:
-        self._target_of = target_of
+    def __init__(self, target_of: Callable[[torch.device], Target], *, strict: bool = False) -> None:
+        self._target_of, self._strict = target_of, strict
         self._known: dict[tuple[object, ...], Choice] = {}
         self._lock = threading.Lock()
 
@@ -79,6 +80,8 @@ class Chooser:
             try:
                 call = read(found, mode)
             except Exception as failure:  # as in `choose`
+                if self._strict and not isinstance(failure, Unsupported):
+                    raise
                 yield Choice(origin, False, reason=_reason(failure))
                 continue
             choice = self._choice(call, origin)
@@ -98,14 +101,14 @@ class Chooser:
         with self._lock:
             known = self._known.get(key)
         if known is None:
-            known = choose(call, origin, target)
+            known = choose(call, origin, target, strict=self._strict)
             with self._lock:
                 self._known[key] = known
         return Choice(origin, known.generated, known.kernel, known.library_us, known.generated_us, known.reason)
 
 
-def choose(call: Call, origin: Origin, target: Target) -> Choice:
-    """Price one call on `target`, and choose."""
+def choose(call: Call, origin: Origin, target: Target, *, strict: bool = False) -> Choice:
+    """Price one call on `target`, and choose; see `Chooser` for `strict`."""
     capabilities = target.capabilities
     if "dot" not in capabilities.fold_ops:
         return Choice(origin, False, reason=f"{target.name} generates no products")
@@ -118,6 +121,8 @@ def choose(call: Call, origin: Origin, target: Target) -> Choice:
             return Choice(origin, False, kernel, library, least)
         generated = generated_time(call, target)
     except Exception as failure:  # whatever is wrong with the parts, the library's kernel is right
+        if strict and not isinstance(failure, Unsupported):
+            raise
         return Choice(origin, False, kernel, reason=_reason(failure))
     return Choice(origin, generated < library, kernel, library, generated)
 

@@ -30,7 +30,7 @@ class ChosenAhead(TorchFunctionMode):
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]
+        super().__exit__(kind, value, trace)  # type: ignore[no-untyped-call]  # PyTorch does not say
         self._made = 0
 
     def __torch_function__(
