@@ -135,16 +135,16 @@ def _capture(
             return torch.func.functional_call(program, state, args, kwargs)
         return program(*args, **kwargs)
 
-    with FakeTensorMode(), torch.no_grad(), traceback.preserve_node_meta(), _UserLines():
+    with FakeTensorMode(), torch.no_grad(), traceback.preserve_node_meta():
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
             return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
 
         inputs = {name: fake(tensor) for name, tensor in state.items()}, [fake(leaves[place]) for place in places]
-        with attention:
+        with attention, _UserLines():  # the last one sees the user's frames
             call(*inputs)
         functional = torch.func.functionalize(call, remove="mutations")
-        with attention:
+        with attention, _UserLines():
             graph: GraphModule = make_fx(functional, decomposition_table=decompositions())(*inputs)
     return graph
 

@@ -19,7 +19,7 @@ def test_a_function_becomes_triton_and_ptx():
     (kernel,) = export.kernels
     assert "@triton.jit" in kernel.source
     assert ".target sm_90" in kernel.artefacts["ptx"]
-    assert kernel.origins
+    assert kernel.origins and all("test_aot.py:" in str(origin) for origin in kernel.origins)
 
 
 def test_the_architecture_is_the_one_asked_for():
@@ -64,3 +64,12 @@ def test_files_are_written_for_every_artefact(tmp_path):
 def test_an_unknown_target_is_refused_by_name():
     with pytest.raises(ValueError, match=r"unknown target 'metal'; known: c"):
         export_kernels(normalised, torch.empty(2, 3), torch.empty(3), target="metal")
+
+
+def test_parts_of_attention_keep_the_line_that_asked_for_it():
+    def attend(x):
+        y = x * 2  # something to fuse with
+        return nn.functional.scaled_dot_product_attention(y, y, y, attn_mask=torch.ones(512, 512).tril() > 0).relu()
+
+    export = export_kernels(attend, torch.empty(2, 8, 512, 64, dtype=torch.bfloat16), target="triton", arch="sm_90")
+    assert all("test_aot.py:" in str(origin) for kernel in export.kernels for origin in kernel.origins)
