@@ -107,6 +107,15 @@ def input_precision(arch: str, tf32: bool) -> str:
     return "tf32x3" if arch.startswith("sm_") and int(arch[3:].rstrip("a")) >= 80 else "ieee"
 
 
+def full_rounds(blocks: int, slots: int) -> float:
+    """The share of the device that so many blocks keep busy, of which so many run at once.
+
+    >>> full_rounds(264, 132), full_rounds(198, 132)
+    (1.0, 0.75)
+    """
+    return blocks / (slots * -(-blocks // slots)) if blocks else 1.0
+
+
 def programs(blocked: Blocked, config: Config) -> int:
     """How many blocks the result has."""
     count = 1
@@ -152,11 +161,11 @@ def place(values: Values, number: str) -> None:
             size = values.index_tile(grid[name].size).code.text
             code = Code(f"tl.cdiv({size}, {grid[name].constant})")
             counts[name] = values.name(f"{name}_blocks", Tile(code, depth=values.depth)).code.text
-    if "b" in grid:
+    if "b" in grid and len(counts) == 1 and layout.config.group > 1 and layout.blocked.chained:
+        number = _in_turn(values, grid["b"], next(iter(counts.values())), number)
+    elif "b" in grid:
         both = Code(" * ".join(counts.values()) or "1", PRODUCT if len(counts) == 2 else ATOM).at(ATOM)
-        batch = Code(f"{number} // {both}", PRODUCT)
-        wide = grid["b"] in layout.wide
-        values.starts[grid["b"]] = f"{batch.at(ATOM)}.to(tl.int64)" if wide else batch.text
+        _start_batch(values, grid["b"], Code(f"{number} // {both}", PRODUCT))
         number = values.name("block", Tile(Code(f"{number} % {both}", PRODUCT), depth=values.depth)).code.text
     if len(counts) == 2:
         m, n = counts["m"], counts["n"]
@@ -175,6 +184,26 @@ def place(values: Values, number: str) -> None:
     for name, block in blocks.items():
         text = Code(f"{block} * {grid[name].constant}", PRODUCT)
         values.starts[grid[name]] = values.name(f"{name}0", Tile(text, depth=values.depth)).code.text
+
+
+def _in_turn(values: Values, batch: Dim, blocks: str, number: str) -> str:
+    """Add the lines by which a few points of `batch` take their blocks in turn; returns the block."""
+    group = values.layout.config.group
+    values.line("# The first blocks of all that fit the cache together, then their second blocks, and so on.")
+    size = values.index_tile(batch.size).code
+    if extent(batch.size) <= group:
+        _start_batch(values, batch, Code(f"{number} % {size.at(ATOM)}", PRODUCT))
+        return values.name("block", Tile(Code(f"{number} // {size.at(ATOM)}", PRODUCT), depth=values.depth)).code.text
+    point, block = (values.fresh(name, values.depth) for name in ("batch", "block"))
+    where = f"{number} // {blocks}, {number} % {blocks}"
+    values.line(f"{point}, {block} = tl.swizzle2d({where}, {size.text}, {blocks}, {group})")
+    _start_batch(values, batch, Code(point))
+    return block
+
+
+def _start_batch(values: Values, batch: Dim, point: Code) -> None:
+    wide = batch in values.layout.wide
+    values.starts[batch] = f"{point.at(ATOM)}.to(tl.int64)" if wide else point.text
 
 
 # The fold -------------------------------------------------------------------------------------------------------------

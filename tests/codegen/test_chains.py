@@ -1,0 +1,71 @@
+"""Which block a program of a walk computes, and how the walk is configured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from codegen.triton import TritonTarget
+from codegen.triton.blocks import block
+from codegen.triton.chains import candidates
+from lowering.kernel import Kernel
+from tests.codegen.triton_kernels import attention_dkv, attention_dq, online_attention
+
+TARGET = TritonTarget("sm_90")
+
+
+@pytest.mark.parametrize("make", [online_attention, attention_dq, attention_dkv])
+def test_heads_that_fit_the_cache_take_their_blocks_in_turn(make: object) -> None:
+    kernel: Kernel = make(32, 1024, 1024, 64, causal=True)  # type: ignore[operator]
+    config = TARGET.configs(kernel)[0]
+    assert config.group == 32 and not config.descriptors
+    source = TARGET.emit(kernel)
+    assert "block = pid // 32" in source and "bi = pid % 32" in source
+
+
+def test_longer_walks_share_the_cache_in_groups_of_one_size() -> None:
+    kernel = online_attention(30, 16384, 16384, 64, causal=True)  # 4 MiB of keys and values per head, of 32
+    config = next(c for c in candidates(block(kernel), "sm_90") if not c.descriptors)
+    assert config.group == 8  # 8, 8, 8 and 6
+    lines = TARGET.emit(kernel, config)
+    assert "batch, block = tl.swizzle2d(pid // m_blocks, pid % m_blocks, 30, m_blocks, 8)" in lines
+    assert all(c.group == 1 for c in candidates(block(kernel), "sm_90") if c.descriptors)
+
+
+def test_walks_of_one_length_come_head_by_head() -> None:
+    kernel = online_attention(32, 1024, 1024, 64)
+    assert {c.group for c in candidates(block(kernel), "sm_90")} == {1}
+    assert "bi = pid // m_blocks" in TARGET.emit(kernel)
+
+
+@pytest.mark.parametrize(("heads", "group"), [(7, 3), (8, 4), (3, 64)])
+def test_every_block_is_computed_once(heads: int, group: int) -> None:
+    """The order of programs, as the source computes it."""
+    kernel = online_attention(heads, 640, 640, 64, causal=True)
+    config = replace(TARGET.configs(kernel)[0], group=group)
+    blocks = 640 // config.block("m")
+    source = TARGET.emit(kernel, config)
+    lines = [line.strip() for line in source.splitlines()]
+    start = lines.index("pid = tl.program_id(0)")
+    stop = next(i for i, line in enumerate(lines) if line.startswith("m0 = "))
+    place = "\n".join(lines[start + 1 : stop + 1])
+
+    def swizzle2d(i: int, j: int, rows: int, columns: int, group: int) -> tuple[int, int]:
+        number, first = i * columns + j, (i * columns + j) // (group * columns) * group
+        size, rest = min(rows - first, group), number - first * columns
+        return first + rest % size, rest // size
+
+    class Language:
+        cdiv = staticmethod(lambda a, b: -(-a // b))
+
+    Language.swizzle2d = staticmethod(swizzle2d)  # type: ignore[attr-defined]
+    seen, works = set(), []
+    for pid in range(heads * blocks):
+        names: dict[str, object] = {"pid": pid, "tl": Language, "MBLOCK": config.block("m"), "NBLOCK": 64}
+        exec(place, names)
+        head = names["batch"] if "batch" in names else pid % heads
+        seen.add((head, names["m0"]))
+        works.append(names["m0"])
+    assert len(seen) == heads * blocks == len(works)
+    assert works[: min(group, heads)] == [640 - config.block("m")] * min(group, heads)  # the longest of each come first
