@@ -19,6 +19,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.joint import prepare
+from fusion.joint.layout import lay_out_gradients
 from fusion.joint.saved import widen_statistics
 from fusion.options import WORKSPACE
 from lowering.builder import size_of
@@ -43,6 +44,7 @@ def aot_backend(
     def partition(
         joint: fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        lay_out_gradients(joint, num_fwd_outputs)
         kept = prepare(joint, streams=streams(main_device(joint)), workspace=workspace)
         returned = num_fwd_outputs + add_results(joint, kept, num_fwd_outputs)
         parted = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=returned, **others)

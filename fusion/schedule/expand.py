@@ -98,7 +98,7 @@ class _Expansion:
                 own = _symbols((axis.symbol for axis in node.over), placement)
                 if self.spread.intersection(columns) and not self.spread.intersection(rows):
                     exprs, rows, columns = exprs[::-1], columns, rows  # rows are what is spread over programs
-                hoisted = Hoisted(exprs) if self.cluster.space.streamed else hoist(exprs, own)
+                hoisted = self._hoisted(exprs, own)
                 fold = Fold(f"dot{len(folds)}", "dot", hoisted.operands, own, node.accumulate, rows, columns)
                 folds.append(fold)
                 self.spans[fold.name] = (left | right) - {*own}
@@ -114,6 +114,16 @@ class _Expansion:
                 offset = flatten(index, buffers[node.out].strides, self.sizes)
                 writes.append(Write(node.out, offset, value))
         return Expanded(tuple(folds), tuple(writes))
+
+    def _hoisted(self, operands: tuple[Expr, ...], own: tuple[sympy.Symbol, ...]) -> Hoisted:
+        """Factors out of a product; in a stream only out of one that is walked, and only what no fold makes."""
+        if not self.cluster.space.streamed:
+            return hoist(operands, own)
+        if not {*own} <= {axis.symbol for axis in self.cluster.space.reduced}:
+            return Hoisted(operands)  # made where it is read, in every block: a factor is applied to an operand once
+        found = hoist(operands, own)
+        followed = any(isinstance(node, TileRef) for _, factor in found.scales for node in postorder(factor))
+        return Hoisted(operands) if followed else found
 
     def _spanned(self, *exprs: Expr) -> frozenset[sympy.Symbol]:
         """The axes that the values of `exprs` vary over."""

@@ -1,0 +1,71 @@
+"""Layout: gradients are made in the memory layout of what they are gradients of.
+
+Autograd keeps the gradient of a leaf in the leaf's own strides: given other ones, it copies.  Written by the kernel
+that makes the gradient, the layout costs nothing.  (A gradient that arrives at a graph in front of this one is brought
+into the layout of that graph's result in the same way.)
+
+What enters is the joint graph, with its number of forward results; it is changed in place.  Left as they are: what has
+its place already, symbolic strides, and tensors with gaps or overlaps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import cast
+
+import torch
+from torch import fx
+
+aten = torch.ops.aten
+
+
+def lay_out_gradients(joint: fx.GraphModule, results: int) -> None:
+    """Give every gradient the strides of its input; `results` are those of forward, gradients follow them."""
+    output = joint.graph.output_node()
+    returned = list(cast("Sequence[fx.Node | None]", output.args[0]))
+    inputs = [node for node in joint.graph.nodes if node.op == "placeholder"]
+    if len(returned) - results > len(inputs):
+        return
+    for place, given in zip(range(results, len(returned)), inputs, strict=False):
+        gradient = returned[place]
+        if isinstance(gradient, fx.Node) and _differs(gradient, given):
+            with joint.graph.inserting_before(output):
+                returned[place] = _like(gradient, given)
+    output.args = (tuple(returned),)
+    joint.graph.lint()
+    joint.recompile()
+
+
+def _differs(gradient: fx.Node, given: fx.Node) -> bool:
+    """Are both tensors of known, dense strides that are not the same?"""
+    made, wanted = gradient.meta.get("val"), given.meta.get("val")
+    if not isinstance(made, torch.Tensor) or not isinstance(wanted, torch.Tensor) or made.layout is not torch.strided:
+        return False
+    numbers = (*made.shape, *wanted.shape, *made.stride(), *wanted.stride())
+    if not all(isinstance(number, int) for number in numbers) or made.shape != wanted.shape or made.numel() == 0:
+        return False
+    apart = any(a != b for a, b, size in zip(made.stride(), wanted.stride(), made.shape, strict=True) if size > 1)
+    return apart and _is_dense(wanted)
+
+
+def _is_dense(tensor: torch.Tensor) -> bool:
+    return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+
+
+def _like(gradient: fx.Node, given: fx.Node) -> fx.Node:
+    """A copy with the strides of `given`: its dimensions in the order of these, contiguous, and put back."""
+    strides = cast(torch.Tensor, given.meta["val"]).stride()
+    order = sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
+    back = sorted(range(len(order)), key=order.__getitem__)
+    node = _called(gradient, aten.permute.default, order)
+    node = _called(node, aten.clone.default, memory_format=torch.contiguous_format)
+    return _called(node, aten.permute.default, back)
+
+
+def _called(node: fx.Node, target: torch._ops.OpOverload, *args: object, **kwargs: object) -> fx.Node:
+    name = target.overloadpacket.__name__
+    made = node.graph.create_node("call_function", target, (node, *args), kwargs, name=name)  # type: ignore[arg-type]
+    made.meta = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta", "recompute")}
+    with torch.no_grad():
+        made.meta["val"] = target(node.meta["val"], *args, **kwargs)
+    return made
