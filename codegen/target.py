@@ -6,12 +6,13 @@ there.  Nothing outside a target's folder names it; `TARGETS` below is the only 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
 import torch
 
+from codegen.numerics import Numerics
 from lowering.kernel import Kernel
 
 Launcher: TypeAlias = Callable[..., None]
@@ -21,6 +22,15 @@ written in place.
 
 Stage: TypeAlias = tuple[str, "str | bytes"]
 """A named artefact on the way from source to binary: (file suffix such as "ptx", content)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Alternative:
+    """One way to compute a kernel: in words, as source, and its predicted share of the speed of the device."""
+
+    name: str
+    source: str
+    speed: float = 1.0
 
 
 Shares: TypeAlias = Mapping[int, tuple[float, float]]
@@ -43,6 +53,11 @@ class AttentionSpeed:
     skipping: Shares
     masked: Shares
 
+    def scaled(self, factor: float) -> AttentionSpeed:
+        """The same speed as a share of products that are so much slower."""
+        kinds = (self.plain, self.skipping, self.masked)
+        return AttentionSpeed(*({w: (f * factor, b * factor) for w, (f, b) in kind.items()} for kind in kinds))
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -64,8 +79,13 @@ class Capabilities:
         lone_products: is a contraction generated where nothing walks its result?  Else it is the library's.
         attention: ("generated" or the library's kernel, bytes of an element) → how fast it is; what was not measured
             is not there.  Generated kernels of backward make the scores twice, which counts as arithmetic.
+        follows: may a fold follow the running value of another one over the same axis, at the price of other
+            roundings (the online rule)?
         crowding: the share of its time that a kernel may lose to others in its launch, whose needs it has to meet.
         max_params: how many tensors one kernel may take.
+        scatters: operations of `program.SCATTER_OPS` with which elements are updated at which sources may meet.
+        ordered: are sources that meet taken in the order of a loop, so that the result is always the same?  Else each
+            update is atomic.
     """
 
     dtypes: frozenset[torch.dtype]
@@ -81,14 +101,18 @@ class Capabilities:
     streamed: float = 0.5
     lone_products: bool = True
     attention: Mapping[tuple[str, int], AttentionSpeed] = field(default_factory=dict)
+    follows: bool = True
     crowding: float = 0.0
     max_params: int = 64
+    scatters: frozenset[str] = frozenset()
+    ordered: bool = True
 
 
 class Target(Protocol):
     """One way to run kernels."""
 
     name: str
+    numerics: Numerics
 
     @property
     def capabilities(self) -> Capabilities:
@@ -96,6 +120,9 @@ class Target(Protocol):
 
     def emit(self, kernel: Kernel) -> str:
         """Source text of `kernel`.  Equal kernels give equal text."""
+
+    def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
+        """Ways to compute `kernel` that are worth timing, the default first."""
 
     def efficiency(self, kernel: Kernel) -> float:
         """The share of a library's speed at which a contraction `kernel` runs here; 1 where they are equal."""

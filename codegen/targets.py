@@ -5,29 +5,33 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import torch
+
 from codegen.build import Builder
+from codegen.numerics import DEFAULT, Numerics
 from codegen.target import Target
+from codegen.tuning import Tuner
 from lowering.errors import Unsupported
 
 
-def _triton(arch: str | None = None) -> Target:
+def _triton(arch: str | None = None, numerics: Numerics = DEFAULT) -> Target:
     from codegen.triton import TritonTarget
 
-    return TritonTarget(arch)
+    return TritonTarget(arch, numerics)
 
 
-def _c(arch: str | None = None) -> Target:
+def _c(arch: str | None = None, numerics: Numerics = DEFAULT) -> Target:
     from codegen.c import CTarget
 
     _no_choice("c", arch)
-    return CTarget()
+    return CTarget(numerics)
 
 
-def _reference(arch: str | None = None) -> Target:
+def _reference(arch: str | None = None, numerics: Numerics = DEFAULT) -> Target:
     from codegen.reference import ReferenceTarget
 
     _no_choice("reference", arch)
-    return ReferenceTarget()
+    return ReferenceTarget(numerics)
 
 
 def _no_choice(name: str, arch: str | None) -> None:
@@ -36,17 +40,28 @@ def _no_choice(name: str, arch: str | None) -> None:
 
 
 TARGETS: dict[str, Callable[..., Target]] = {"triton": _triton, "c": _c, "reference": _reference}
-"""Target name → constructor, which takes an architecture (or None for the one at hand).  Imported on first use: no
-target is needed to use another."""
+"""Target name → constructor, which takes an architecture (or None for the one at hand) and numerics.  Imported on
+first use: no target is needed to use another."""
 
 DEFAULTS = {"cuda": "triton", "cpu": "c"}
 """Device type → the target that serves it unless the user names another."""
 
-_builders: dict[str, Builder] = {}
+_builders: dict[tuple[str, Numerics], Builder] = {}
 _lock = threading.Lock()
 
 
-def builder_for(device_type: str, name: str | None = None) -> Builder:
+_tuners: dict[tuple[Builder, torch.device], Tuner] = {}
+
+
+def tuner_for(device: torch.device, builder: Builder) -> Tuner:
+    """What picks the fastest configurations on `device` of the kernels that `builder` builds."""
+    if device.type == "cuda" and device.index is None:
+        device = torch.device("cuda", torch.cuda.current_device())
+    with _lock:
+        return _tuners.setdefault((builder, device), Tuner(builder, device))
+
+
+def builder_for(device_type: str, name: str | None = None, numerics: Numerics = DEFAULT) -> Builder:
     """The builder (and with it the target) for tensors of `device_type`; `name` picks one other than the default.
 
     Raises:
@@ -58,6 +73,7 @@ def builder_for(device_type: str, name: str | None = None) -> Builder:
             f"no target generates code for {device_type!r} tensors", hint=f"supported devices: {sorted(DEFAULTS)}"
         )
     with _lock:
-        if chosen not in _builders:
-            _builders[chosen] = Builder(TARGETS[chosen]())
-        return _builders[chosen]
+        key = chosen, numerics
+        if key not in _builders:
+            _builders[key] = Builder(TARGETS[chosen](None, numerics))
+        return _builders[key]

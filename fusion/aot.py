@@ -22,6 +22,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
+from codegen.numerics import current
 from codegen.target import Target
 from codegen.targets import DEFAULTS, TARGETS
 from fusion.attention import Chooser
@@ -100,7 +101,7 @@ def export_kernels(
     """
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}; known: {', '.join(sorted(TARGETS))}")
-    machine = TARGETS[target](arch)
+    machine = TARGETS[target](arch, current(strict=False))
     present = torch.cuda.is_available() and DEFAULTS["cuda"] == target
     graph = _capture(program, args, kwargs, torch.device("cuda" if present else "cpu"), machine)
     _, schedule = schedule_graph(graph, machine, Trace(None, "export", machine))

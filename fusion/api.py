@@ -10,6 +10,7 @@ from types import CodeType
 from typing import ParamSpec, TypeVar, overload
 
 import torch
+from torch._dynamo import trace_rules
 
 from fusion.backend import Backend
 from fusion.inspect.report import Explanation
@@ -50,15 +51,16 @@ def fuse(
     """The same module or function, run on generated kernels.
 
     Args:
-        target: an `nn.Module` or a function of tensors.  Without it, returns a decorator.
-        mode: "default".
+        target: an `nn.Module`, a function of tensors, or what `torch.export.export` returned.  Without it, returns a
+            decorator.
+        mode: "default"; "max-autotune" times several configurations of each kernel and keeps the fastest.
         dynamic: True compiles once for all sizes, False once per size; None lets sizes that change become dynamic.
         options: see `fusion.options.Options`.
 
     Returns:
         For a module, a module of the same type that shares parameters, buffers and submodules with the given one, which
-        itself is not changed.  For a function, a function of the same signature.  Compilation happens at the first
-        call.
+        itself is not changed; for an exported program, that of its module.  For a function, a function of the same
+        signature.  Compilation happens at the first call.
 
     Raises:
         TypeError: `target` is neither a module nor a function.
@@ -76,6 +78,8 @@ def fuse(
         return functools.partial(fuse, mode=mode, dynamic=dynamic, options=options)
     if isinstance(target, type):
         raise TypeError(f"fuse takes an instance or a function, not the class {target.__name__}; fuse its instance")
+    if isinstance(target, torch.export.ExportedProgram):
+        target = target.module()
     if isinstance(target, torch.nn.Module):
         return _fuse_module(target, read, dynamic)
     if not callable(target):
@@ -98,19 +102,53 @@ class _Duplicate:
         self.module, self.options, self.dynamic = module, options, dynamic
 
     def __call__(self, memo: dict[int, object]) -> torch.nn.Module:
-        plain = copy.copy(self.module)
-        plain.__dict__.pop("__deepcopy__", None)
-        duplicate = _fuse_module(copy.deepcopy(plain, memo), self.options, self.dynamic)
+        duplicate = _fuse_module(copy.deepcopy(_plain(self.module), memo), self.options, self.dynamic)
         memo[id(self.module)] = duplicate
         return duplicate
+
+
+class _Saved:
+    """How a fused module is pickled: as the module, which is fused in the same way where it is loaded."""
+
+    def __init__(self, module: torch.nn.Module, options: Options, dynamic: bool | None) -> None:
+        self.module, self.options, self.dynamic = module, options, dynamic
+
+    def __call__(self, protocol: int) -> tuple[Callable[..., torch.nn.Module], tuple[object, ...]]:
+        return _fuse_module, (_plain(self.module), self.options, self.dynamic)
+
+
+def _plain(module: Module) -> Module:
+    """The module without what makes it a fused one."""
+    marks = ("__deepcopy__", "__reduce_ex__", "_fusion_backend", "_compiled_call_impl")
+    plain = type(module).__new__(type(module))
+    plain.__dict__.update({name: value for name, value in vars(module).items() if name not in marks})
+    return plain
 
 
 def _fuse_module(module: Module, options: Options, dynamic: bool | None) -> Module:
     fused = copy.copy(module)  # parameters, buffers, submodules and hooks are shared; only the call differs
     fused.__dict__["__deepcopy__"] = _Duplicate(fused, options, dynamic)
+    fused.__dict__["__reduce_ex__"] = _Saved(fused, options, dynamic)
+    if trace_rules.check(module.forward):
+        fused.__dict__["_fusion_backend"] = backend = Backend(options)
+        fused._compiled_call_impl = torch.compile(_frame_of(fused), backend=backend, dynamic=dynamic)
+        return fused
     fused.__dict__["_fusion_backend"] = backend = Backend.shared(_code_of(module.forward), options)
     fused.compile(backend=backend, dynamic=dynamic)
     return fused
+
+
+def _frame_of(module: torch.nn.Module) -> Callable[..., object]:
+    """A call of `module` for Dynamo to begin at, which does not look into frames of PyTorch's own modules.
+
+    Its code is new each time: what Dynamo compiles belongs to the code, and for one code that is not many programs.
+    """
+
+    def call(*args: object, **kwargs: object) -> object:
+        return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # PyTorch's own
+
+    call.__code__ = call.__code__.replace()
+    return call
 
 
 def report(fused: Callable[..., object]) -> Explanation:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache
 from types import CodeType
@@ -17,15 +18,23 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import fx
+from torch._dynamo.exc import TorchDynamoException
 
+from codegen.numerics import current
+from codegen.target import Target
 from codegen.targets import builder_for
 from fusion.attention import Chooser
-from fusion.capture import Boxed, aot_backend
+from fusion.capture import Boxed, aot_backend, main_device
 from fusion.compile import compile_graph
 from fusion.inspect.report import Report
+from fusion.joint.seeds import has_seeds
+from fusion.joint.widths import fix_widths
 from fusion.options import Options
+from fusion.runtime.overlaps import watch_overlaps
 from lowering.builder import origin_of
 from lowering.errors import FusionError
+from lowering.interpret import run_program
+from lowering.lower import lower
 
 
 class FusionWarning(UserWarning):
@@ -54,24 +63,39 @@ class Backend:
         self.options = options
         self.reports: list[Report] = []
         self._lock = threading.Lock()
-        self._attention = Chooser(lambda device: builder_for(device.type, options.target).target, strict=options.strict)
+        self._attention = Chooser(self._target, strict=options.strict)
         self._noted = threading.local()
-        self._aot = aot_backend(self._compile, self._streams, options.workspace)
+        self._aot = aot_backend(self._compile, self._streams, options.workspace, exact=options.exact)
 
     def __reduce__(self) -> tuple[type[Backend], tuple[Options]]:
         """Pickled as its options: a module saved with `torch.save` compiles anew where it is loaded."""
         return Backend, (self.options,)
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
-        choices = self._attention(graph)
+        choices = () if self.options.exact else self._attention(graph)
         self._noted.notes = tuple(map(str, choices))
-        return self._aot(graph, example_inputs)
+        try:
+            with _compiling():
+                compiled = self._aot(graph, example_inputs)
+        except TorchDynamoException:  # Dynamo's own, some of which only ask it to begin anew
+            raise
+        except Exception as failure:  # AOTAutograd does not take all that Dynamo captures
+            if self.options.strict:
+                raise
+            self._gave_up(graph, "captured", failure)
+            return graph.forward
+        return watch_overlaps(compiled, _of_other_inputs(graph), example_inputs)
+
+    def _target(self, device: torch.device) -> Target:
+        return builder_for(device.type, self.options.target, current(strict=self.options.exact)).target
 
     def _streams(self, device: torch.device) -> bool:
-        return "dot" in builder_for(device.type, self.options.target).target.capabilities.fold_ops
+        return "dot" in self._target(device).capabilities.fold_ops
 
     def _compile(self, graph: fx.GraphModule, label: str) -> Boxed:
         try:
+            if label == "inference" and self._streams(main_device(graph)):  # others were one joint graph, and prepared
+                fix_widths(graph)
             compiled, report = compile_graph(graph, self.options, label)
         except Exception as failure:  # any defect of ours must leave the user's program running
             if self.options.strict:
@@ -79,14 +103,17 @@ class Backend:
                 if located is failure:
                     raise
                 raise located from failure
-            _warn_once(f"running eagerly: {type(failure).__name__}: {failure}")
-            with self._lock:
-                self.reports.append(Report.eager(label, graph, failure))
-            return _boxed(graph)
+            self._gave_up(graph, label, failure)
+            return _evaluated(graph) if has_seeds(graph) else _boxed(graph)
         notes, self._noted.notes = getattr(self._noted, "notes", ()), ()  # of the first graph of a region
         with self._lock:
             self.reports.append(replace(report, notes=(*notes, *report.notes)))
         return compiled
+
+    def _gave_up(self, graph: fx.GraphModule, label: str, failure: Exception) -> None:
+        _warn_once(f"running eagerly: {type(failure).__name__}: {failure}")
+        with self._lock:
+            self.reports.append(Report.eager(label, graph, failure))
 
 
 @lru_cache(maxsize=256)
@@ -95,12 +122,47 @@ def _warn_once(message: str) -> None:
     warnings.warn(message, FusionWarning, stacklevel=3)
 
 
+@contextmanager
+def _compiling() -> Iterator[None]:
+    """Say that PyTorch compiles, as later releases do themselves.
+
+    While one thread traces, the call of a compiled function in another one is else taken for a part of what is traced,
+    and refused.  Dynamo has one thread compile at a time, so that what was said before can be restored.
+    """
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before
+
+
+def _of_other_inputs(graph: fx.GraphModule) -> Callable[..., object]:
+    def run(*args: object) -> object:
+        _warn_once("running eagerly: the inputs overlap otherwise than those that this was compiled for")
+        return graph(*args)
+
+    return run
+
+
 def _boxed(graph: fx.GraphModule) -> Boxed:
     def run(args: list[object]) -> tuple[object, ...]:
         inputs = tuple(args)
         args.clear()
         result: tuple[object, ...] = graph(*inputs)
         return result
+
+    return run
+
+
+def _evaluated(graph: fx.GraphModule) -> Boxed:
+    """The graph, drawing the numbers that generated kernels draw: those of the other half of a checkpoint."""
+    program = lower(graph, contractions=())
+
+    def run(args: list[object]) -> tuple[object, ...]:
+        inputs = [arg if isinstance(arg, (torch.Tensor, int)) else None for arg in args]
+        args.clear()
+        return tuple(run_program(program, inputs))
 
     return run
 

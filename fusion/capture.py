@@ -8,7 +8,7 @@ graph; what leaves is a Dynamo backend.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import sympy
@@ -21,10 +21,11 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 from fusion.joint import prepare
 from fusion.joint.layout import lay_out_gradients
 from fusion.joint.saved import widen_statistics
+from fusion.joint.seeds import share_seeds
 from fusion.options import WORKSPACE
-from lowering.builder import size_of
 from lowering.decompositions import decompositions
 from lowering.errors import Unsupported
+from lowering.sizes import size_of
 
 Boxed: TypeAlias = Callable[[list[object]], tuple[object, ...]]
 CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
@@ -32,19 +33,25 @@ CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
 
 
 def aot_backend(
-    compile_one: CompileOne, streams: Callable[[torch.device], bool], workspace: int = WORKSPACE
+    compile_one: CompileOne,
+    streams: Callable[[torch.device], bool],
+    workspace: int = WORKSPACE,
+    *,
+    exact: bool = False,
 ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
     """A Dynamo backend that gives every functional ATen graph to `compile_one`.
 
     Args:
         streams: can contractions be part of generated kernels on a device?
         workspace: bytes above which a product is made in chunks, where that can be done.
+        exact: what is computed stays as eager computes it; forward and backward are only parted.
     """
 
     def partition(
         joint: fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         lay_out_gradients(joint, num_fwd_outputs)
+        share_seeds(joint)
         kept = prepare(joint, streams=streams(main_device(joint)), workspace=workspace)
         returned = num_fwd_outputs + add_results(joint, kept, num_fwd_outputs)
         parted = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=returned, **others)
@@ -52,10 +59,20 @@ def aot_backend(
         widen_statistics(*parted, num_fwd_outputs)
         return parted
 
+    def partition_exactly(
+        joint: fx.GraphModule, inputs: Sequence[object], **others: Any
+    ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        share_seeds(joint)
+        parted: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(joint, inputs, **others)
+        return parted
+
     def labelled(label: str) -> Callable[[fx.GraphModule, Sequence[object]], Boxed]:
         def compiler(graph: fx.GraphModule, example_inputs: Sequence[object]) -> Boxed:
+            passed = pass_objects(graph)
             with unset_fake_temporarily():  # what the compiler computes while it compiles is real
                 compiled = compile_one(graph, label)
+            if passed:
+                compiled = _passing(compiled, passed)
             compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark of the list convention
             return compiled
 
@@ -67,7 +84,7 @@ def aot_backend(
         inference_compiler=labelled("inference"),
         keep_inference_input_mutations=True,
         decompositions=decompositions(),
-        partition_fn=partition,
+        partition_fn=partition_exactly if exact else partition,
     )
     return backend
 
@@ -102,6 +119,35 @@ def _described(graph: fx.GraphModule, change: Callable[[list[object]], list[obje
     output = graph.graph.output_node()
     if "desc" in output.meta:
         output.meta["desc"] = change(list(output.meta["desc"]))
+
+
+def pass_objects(graph: fx.GraphModule) -> dict[int, int]:
+    """Have the graph return None where it returns what it was given and is no tensor or number (a device mesh).
+
+    Returns:
+        The position among the inputs of what belongs at a position among the results.
+    """
+    places = {node: k for k, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    results = list(cast("Sequence[fx.Node | None]", graph.graph.output_node().args[0]))
+    known = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+    passed = {
+        k: places[node]
+        for k, node in enumerate(results)
+        if isinstance(node, fx.Node) and node in places and not isinstance(node.meta.get("val"), known)
+    }
+    if passed:
+        _results(graph, lambda found: [None if k in passed else node for k, node in enumerate(found)])
+        graph.recompile()
+    return passed
+
+
+def _passing(compiled: Boxed, passed: Mapping[int, int]) -> Boxed:
+    def run(args: list[object]) -> tuple[object, ...]:
+        objects = {k: args[position] for k, position in passed.items()}
+        results = compiled(args)
+        return tuple(objects.get(k, result) for k, result in enumerate(results))
+
+    return run
 
 
 def main_device(graph: fx.GraphModule) -> torch.device:

@@ -15,24 +15,34 @@ from dataclasses import replace
 from functools import partial
 
 import sympy
+import torch
 from torch import fx
 
+from codegen.numerics import current
 from codegen.target import Capabilities, Target
-from codegen.targets import builder_for
+from codegen.targets import builder_for, tuner_for
+from codegen.tuning import Tuning
 from fusion.capture import main_device, size_hints
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
 from fusion.options import WORKSPACE, Options
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule, grow, plan
+from fusion.schedule.alignment import align_rows
 from fusion.schedule.chunks import Chunks, in_chunks
+from fusion.schedule.chunks.body import POINTS
+from fusion.schedule.destinations import own_destinations
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library import leave_lone_products, prefer_library
+from fusion.schedule.scans import split_scans
 from fusion.schedule.select import select_terms
+from fusion.schedule.sources import own_sources
 from fusion.schedule.split import split_reductions
 from fusion.schedule.streams import stream
 from fusion.schedule.streams.copies import positions_in
+from fusion.schedule.ways import Measure
+from fusion.trials import Trials
 from lowering.lower import lower
 from lowering.program import Contract, Extern, Program
 from lowering.verify import verify_kernel, verify_program
@@ -46,32 +56,46 @@ def schedule_graph(
     trace: Trace,
     hints: Mapping[sympy.Symbol, int] | None = None,
     workspace: int = WORKSPACE,
+    measure: Measure | None = None,
 ) -> tuple[Program, Schedule]:
     """The first half of the path, which needs neither a device nor a compiler: lower and schedule.
 
     Args:
         workspace: bytes above which a product is made in chunks.
+        measure: what times the ways to compute a product; without it, predictions decide.
 
     Returns:
         The program as lowered, and the schedule of what became of it.
     """
-    wanted = _products(graph, target.capabilities, hints, workspace)
-    program = lower(graph, device=main_device(graph), contractions=wanted)
+    strict = target.numerics.strict
+    wanted = () if strict else _products(graph, target.capabilities, hints, workspace)
+    scatters = frozenset[str]() if strict else _scatters(target.capabilities)
+    small = 0 if strict else _small(target.capabilities)
+    place = main_device(graph)
+    program = lower(graph, device=place, contractions=wanted, scatters=scatters, rounded=strict, small=small)
     lowered = trace.program("program", program)
     verify_program(program)
-    return lowered, _schedule(program, target, trace, hints, workspace)
+    return lowered, _schedule(program, target, trace, hints, sys.maxsize if strict else workspace, measure)
 
 
 def _schedule(
-    program: Program, target: Target, trace: Trace, hints: Mapping[sympy.Symbol, int] | None, workspace: int
+    program: Program,
+    target: Target,
+    trace: Trace,
+    hints: Mapping[sympy.Symbol, int] | None,
+    workspace: int,
+    measure: Measure | None,
 ) -> Schedule:
     """The passes, in their order."""
     capabilities = target.capabilities
     streams = "dot" in capabilities.fold_ops
     for name, transform in (
+        ("sources", own_sources),
         ("inlined", inline_cheap_maps),
+        ("destinations", own_destinations),
         ("selected", select_terms),
         ("chunks", partial(in_chunks, workspace=workspace, streams=streams, hints=hints)),
+        ("scans", partial(split_scans, capabilities=capabilities)),
     ):
         program = trace.program(name, transform(program))
         verify_program(program)
@@ -84,26 +108,38 @@ def _schedule(
     split = split_reductions(program, capabilities, walked)
     program, walked = split, positions_in(split, program, walked)
     verify_program(trace.program("split", program))
+    program = trace.program("aligned", align_rows(program, capabilities))
     clustering = grow(program, capabilities, hints, walked)
-    left = prefer_library(program, clustering, target)
+    left, choices = prefer_library(program, clustering, target, measure)
     if left is not program:
         program, clustering = left, grow(left, capabilities, hints, positions_in(left, program, walked))
     schedule = plan(program, trace.clustering(program, clustering), target)
     for step in schedule.steps:
         if isinstance(step, KernelCall):
             verify_kernel(step.kernel)
-    return replace(schedule, bodies=dict(_bodies(program, target, trace, hints)))
+    return replace(schedule, choices=choices, bodies=dict(_bodies(program, target, trace, hints, measure)))
 
 
 def _bodies(
-    program: Program, target: Target, trace: Trace, hints: Mapping[sympy.Symbol, int] | None
+    program: Program,
+    target: Target,
+    trace: Trace,
+    hints: Mapping[sympy.Symbol, int] | None,
+    measure: Measure | None,
 ) -> Iterator[tuple[Chunks, tuple[Schedule, ...]]]:
     """What is called in chunks, with the schedules of its bodies."""
     calls = [node.target for node in program.nodes if isinstance(node, Extern) and isinstance(node.target, Chunks)]
     for number, chunks in enumerate(calls):
         traces = [trace.within(f"chunks_{number}_{k}") for k in range(len(chunks.bodies))]
         bodies = zip(chunks.bodies, traces, strict=True)
-        yield chunks, tuple(_schedule(body, target, inner, hints, sys.maxsize) for body, inner in bodies)
+        sizes = {**(hints or {}), POINTS: chunks.even(chunks.traced)}
+        yield chunks, tuple(_schedule(body, target, inner, sizes, sys.maxsize, measure) for body, inner in bodies)
+
+
+def _small(capabilities: Capabilities) -> int:
+    """How many multiplications the scalar units do while the library's call of a product begins."""
+    behind = 1 / capabilities.flops - 1 / capabilities.matrix_flops
+    return int(capabilities.launch_us / behind / 2)
 
 
 def _products(
@@ -117,7 +153,8 @@ def _products(
     if capabilities.lone_products and "dot" in capabilities.fold_ops:
         return None
     streams = "dot" in capabilities.fold_ops
-    whole = select_terms(inline_cheap_maps(lower(graph, device=main_device(graph))))
+    scatters = _scatters(capabilities)
+    whole = select_terms(inline_cheap_maps(lower(graph, device=main_device(graph), scatters=scatters)))
     program = in_chunks(whole, workspace, streams, hints)
     outside = {node.out for node in program.nodes if isinstance(node, Contract)}
     made = [node for node in whole.nodes if isinstance(node, Contract) and node.out not in outside]
@@ -126,6 +163,13 @@ def _products(
     made += [node for node in nodes if isinstance(node, Contract)]
     origins = {**whole.origins, **program.origins}  # streams make their tiles under other names
     return {origins[node.out].name for node in made}
+
+
+def _scatters(capabilities: Capabilities) -> frozenset[str]:
+    """What may be done where sources meet: nothing that depends on their order, if the caller forbids that."""
+    if capabilities.ordered or not torch.are_deterministic_algorithms_enabled():
+        return capabilities.scatters
+    return capabilities.scatters & {"max", "min"}
 
 
 def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph") -> tuple[Compiled, Report]:
@@ -141,14 +185,21 @@ def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph")
     Raises:
         FusionError: the region cannot be compiled as a whole.
     """
-    builder = builder_for(main_device(graph).type, options.target)
+    builder = builder_for(main_device(graph).type, options.target, current(strict=options.exact))
     hints = size_hints(graph)
     trace = Trace(options.dump, label, builder.target)
     trace.graph(graph)
-    lowered, schedule = schedule_graph(graph, builder.target, trace, hints, options.workspace)
+    tuner = tuner_for(main_device(graph), builder) if options.mode == "max-autotune" else None
+    measure = None if tuner is None else Trials(builder.target, tuner, hints)
+    lowered, schedule = schedule_graph(graph, builder.target, trace, hints, options.workspace, measure)
 
     kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
-    built = dict(zip(kernels, builder.build(kernels), strict=True))
+    tunings: list[Tuning] = []
+    if tuner is None:
+        built = dict(zip(kernels, builder.build(kernels), strict=True))
+    else:
+        found = tuner.build(kernels)
+        built, tunings = {each.kernel: each for each, _ in found}, [tuning for _, tuning in found]
     trace.kernels([built[kernel] for kernel in kernels])
 
     module = trace.module(splice(schedule, built))
@@ -156,6 +207,7 @@ def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph")
         assert isinstance(body, fx.GraphModule)
         trace.within(name).module(body)
     report = Report.of(label, lowered, schedule, built, builder.target.name, hints)
+    report = replace(report, tunings=(*report.tunings, *tunings))
     trace.report(report)
     return partial(module.forward), report
 

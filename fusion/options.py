@@ -17,7 +17,10 @@ from pathlib import Path
 
 from codegen.targets import TARGETS
 
-MODES = ("default",)
+MODES = ("default", "max-autotune")
+
+NUMERICS = ("default", "strict")
+"""How results are rounded: see docs/numerics.md."""
 
 WORKSPACE = 1 << 29
 """Bytes: a larger product that nobody needs whole is made a few rows at a time."""
@@ -28,11 +31,12 @@ class Options:
     """What a compilation was asked for.
 
     Attributes:
-        mode: "default".
+        mode: "default", or "max-autotune", which times configurations on the device.
         target: name of the target to generate for; None picks by device.
         dump: directory for dumps, or None.
         strict: raise instead of falling back to eager.
         workspace: bytes above which a product that nobody needs whole is made in chunks.
+        numerics: "default", or "strict": every value is rounded as eager rounds it.
     """
 
     mode: str = "default"
@@ -40,6 +44,12 @@ class Options:
     dump: Path | None = None
     strict: bool = False
     workspace: int = WORKSPACE
+    numerics: str = "default"
+
+    @property
+    def exact(self) -> bool:
+        """Is every value to be rounded as eager rounds it?"""
+        return self.numerics == "strict"
 
     @classmethod
     def read(cls, mode: str | None = None, options: Mapping[str, object] | None = None) -> Options:
@@ -71,6 +81,10 @@ def _checked(key: str, value: object) -> object:
     if key == "target":
         if value is not None and value not in TARGETS:
             raise ValueError(f"unknown target {value!r}; known: {', '.join(sorted(TARGETS))}")
+        return value
+    if key == "numerics":
+        if value not in NUMERICS:
+            raise ValueError(f"unknown numerics {value!r}; known: {', '.join(NUMERICS)}")
         return value
     if key == "dump":
         if value is not None and not isinstance(value, (str, Path)):

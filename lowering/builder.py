@@ -12,13 +12,14 @@ from collections.abc import Collection, Sequence
 import sympy
 import torch
 from torch import fx
-from torch.utils._sympy import functions as torch_sympy
 
 from lowering.errors import Origin, Unsupported
-from lowering.expr import Load
-from lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol
-from lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Reduce
-from lowering.scalar_ops import FOLD_OPS, accumulator
+from lowering.expr import Expr, Index, IndexValue, Load
+from lowering.indexing import axis_symbol, over_symbol
+from lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Reduce, Scan, Scatter
+from lowering.scalar_ops import FOLD_OPS, SCAN_OPS, accumulator
+from lowering.seeded import LIMITS
+from lowering.sizes import sizes_of
 from lowering.value import Shape, Value, axes_of, contiguous_strides
 
 GENERATED_DTYPES = frozenset(
@@ -39,14 +40,22 @@ GENERATED_DTYPES = frozenset(
 
 
 class Builder:
-    """Buffers and nodes so far, and the fx node being lowered."""
+    """Buffers and nodes so far, and the fx node being lowered.
 
-    def __init__(self, contractions: Collection[str] | None) -> None:
-        self.contractions = contractions
+    `rounded`: every result is rounded as eager rounds it, also where it is not stored.  `small`: how many
+    multiplications of a matrix product take less time than the call of a library.
+    """
+
+    rounded: bool = False
+    small: int = 0
+
+    def __init__(self, contractions: Collection[str] | None, scatters: Collection[str] | None = None) -> None:
+        self.contractions, self.scatters = contractions, scatters
         self.buffers: dict[str, Buffer] = {}
         self.nodes: list[Node] = []
         self.origins: dict[str, Origin] = {}
         self.current: fx.Node | None = None
+        self.given_seed: Value | None = None  # of the call being lowered
 
     def library(self, out: Buffer, lhs: Value, rhs: Value) -> tuple[Node, ...]:
         """Nodes that give the product of two operands by a library call; empty where there is no such call."""
@@ -78,6 +87,39 @@ class Builder:
         dtype = torch.int64 if FOLD_OPS[op].result == "int64" else args[0].dtype
         out = self.buffer(dtype, tuple(shape[k] for k in kept), self._kept_strides(shape, kept), args[0].device)
         self.nodes.append(Reduce(out.name, axes, over, op, exprs, dtype))
+        return load_of(out)
+
+    def scan(self, op: str, args: Sequence[Value], dim: int) -> Value:
+        """Fold `args` (all of one shape) up to each point of dimension `dim`."""
+        shape = args[0].shape
+        assert all(arg.shape == shape for arg in args)
+        if not 0 <= dim < len(shape):
+            raise Unsupported(f"scan along {dim} of a tensor with {len(shape)} dimensions")
+        axes = tuple(Axis(s, n) for s, n in zip(axes_of(shape), shape, strict=True))
+        dtype = torch.int64 if SCAN_OPS[op].result == "int64" else args[0].dtype
+        out = self.buffer(dtype, shape, self._meta_strides(shape), args[0].device)
+        self.nodes.append(Scan(out.name, axes, axes[dim].symbol, op, tuple(arg.expr for arg in args), dtype))
+        return load_of(out)
+
+    def scatter(
+        self, op: str, start: Value, shape: Shape, index: Sequence[Index], value: Expr, where: Expr | None
+    ) -> Value:
+        """`start`, to which each point of `shape` at which `where` holds does `op` with `value` at `index`.
+
+        `index` (one for each dimension of `start`), `value` and `where` are over the axes of `shape`.
+        """
+        if self.scatters is not None and op not in self.scatters:
+            raise Unsupported(f"a scatter ({op}) in which sources may meet")
+        if 0 in shape:
+            return start
+        axes = tuple(Axis(s, n) for s, n in zip(axes_of(shape), shape, strict=True))
+        strides = self._meta_strides(start.shape)
+        apart = strides is not None and all(n == 1 or s != 0 for n, s in zip(start.shape, strides, strict=True))
+        begun = self.map(start, strides if apart else None).buffer()
+        assert begun is not None
+        out = self.buffer(start.dtype, start.shape, self.buffers[begun].strides, start.device)
+        places = tuple(i if isinstance(i, Expr) else IndexValue(i) for i in index)
+        self.nodes.append(Scatter(out.name, axes, begun, op, places, value, where))
         return load_of(out)
 
     def contract(self, lhs: Value, rhs: Value, dtype: torch.dtype) -> Value:
@@ -114,11 +156,23 @@ class Builder:
             raise Unsupported("matrix products are left to the library on this target")
 
     def seed(self, device: torch.device) -> Value:
-        """A fresh int64 seed, 0-d, drawn from the device's default generator each time the program runs."""
+        """An int64 seed, 0-d: the call's own, or one drawn from the device's default generator each time."""
+        if self.given_seed is not None:
+            return self.given_seed
         out = self.buffer(torch.int64, (), None, device)
-        limits: tuple[object, ...] = (-(2**62), 2**62, [])
+        limits: tuple[object, ...] = (*LIMITS, [])
         kwargs = {"dtype": torch.int64, "device": device}
         self.nodes.append(Extern((out.name,), torch.ops.aten.randint.low, limits, kwargs, impure=True))
+        return load_of(out)
+
+    def memory(self) -> Value:
+        """New memory, with whatever it holds, in the shape and layout of the result of the current node."""
+        meta = self._meta()
+        assert meta is not None
+        out = self.buffer(meta.dtype, sizes_of(meta.shape), sizes_of(meta.stride()), meta.device)
+        kwargs = {"dtype": meta.dtype, "device": meta.device}
+        target = torch.ops.aten.empty_strided.default
+        self.nodes.append(Extern((out.name,), target, (list(out.shape), list(out.strides)), kwargs))
         return load_of(out)
 
     # Layouts --------------------------------------------------------------------------------------------------------
@@ -170,24 +224,7 @@ def load_of(buffer: Buffer) -> Value:
     return Value(buffer.shape, buffer.dtype, buffer.device, expr)
 
 
-# Sizes and origins --------------------------------------------------------------------------------------------------
-
-
-def size_of(size: int | torch.SymInt | torch.SymFloat) -> sympy.Expr:
-    """A dimension, stride or size argument, or a number computed from sizes, as an expression over size symbols."""
-    if isinstance(size, int):
-        return sympy.Integer(size)
-    expr = size.node.expr
-    if expr.is_Symbol or expr.is_Integer:
-        return expr
-    return (
-        expr.replace(torch_sympy.FloorDiv, FloorDiv).replace(torch_sympy.Mod, Mod).replace(torch_sympy.PythonMod, Mod)
-    )
-
-
-def sizes_of(sizes: Sequence[int | torch.SymInt]) -> Shape:
-    """`size_of` each."""
-    return tuple(size_of(size) for size in sizes)
+# Origins ------------------------------------------------------------------------------------------------------------
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')

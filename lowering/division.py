@@ -45,6 +45,9 @@ class FloorDiv(_Division):
     (i, 3, 2*i)
     >>> 4 * FloorDiv(i, 8), FloorDiv(i + 4, 8)
     (4*(i//8), (i + 4)//8)
+    >>> s = sympy.Symbol("s", integer=True, positive=True)
+    >>> FloorDiv(s * s, s), FloorDiv(s * i + s, 2 * s), Mod(3 * s * i, s)
+    (s, (i + 1)//2, 0)
     """
 
     __slots__ = ()
@@ -64,6 +67,8 @@ class FloorDiv(_Division):
                 return FloorDiv(_over(a, common), b // common)
         if isinstance(a, FloorDiv):
             return FloorDiv(a.args[0], a.args[1] * b)
+        if not b.is_Integer and (common := _common(a, b)) != ONE:  # (s·a) // (s·b) for a size s > 0
+            return FloorDiv(sympy.expand_mul(a / common), b / common)
         return None
 
     def _sympystr(self, printer: object) -> str:
@@ -89,6 +94,8 @@ class Mod(_Division):
             return sympy.Integer(int(a) % int(b))
         if isinstance(a, Mod) and a.args[1].is_Integer and b.is_Integer and a.args[1] % b == 0:
             return Mod(a.args[0], b)
+        if not b.is_Integer and _common(a, b) == b:
+            return ZERO
         return None
 
 
@@ -103,9 +110,42 @@ def _content(expr: sympy.Expr) -> int:
     return result
 
 
+def _common(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    """The positive symbols, with their powers, that every term of `a` has in common with the product `b`."""
+    found = {base: power for base, power in _powers(b).items() if base.is_positive}
+    for term in sympy.Add.make_args(a) if found else ():
+        there = _powers(term)
+        found = {base: min(power, there[base]) for base, power in found.items() if base in there}
+    return sympy.Mul(*(base**power for base, power in found.items()))
+
+
+def _powers(product: sympy.Expr) -> dict[sympy.Symbol, int]:
+    """The symbols of a product, and how often each is a factor."""
+    factors = (factor.as_base_exp() for factor in sympy.Mul.make_args(product))
+    return {base: int(power) for base, power in factors if base.is_Symbol and power.is_Integer and power > 0}
+
+
 def _over(expr: sympy.Expr, by: int) -> sympy.Expr:
     terms = []
     for term in sympy.Add.make_args(expr):
         coefficient, rest = term.as_coeff_Mul()
         terms.append(coefficient / by * rest)
     return sympy.Add(*terms)
+
+
+@lru_cache(maxsize=1 << 16)
+def may_be_negative(expr: sympy.Expr) -> bool:
+    """Is an index not certain to be at least 0, by its form alone?  Axis and size symbols are not negative.
+
+    >>> i = sympy.Symbol("i", integer=True)
+    >>> may_be_negative(2 * i + 1), may_be_negative(7 - i), may_be_negative(Mod(7 - i, 4))
+    (False, True, False)
+    """
+    if expr.is_Integer:
+        return bool(expr < 0)
+    if expr.is_Symbol or isinstance(expr, Mod):
+        return False
+    if isinstance(expr, FloorDiv):
+        return may_be_negative(expr.args[0])
+    known = expr.is_Add or expr.is_Mul or isinstance(expr, (sympy.Max, sympy.Min))
+    return may_be_negative(expr.base) if expr.is_Pow else not known or any(map(may_be_negative, expr.args))

@@ -21,6 +21,7 @@ from lowering.errors import VerifyError
 from lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, postorder
 from lowering.indexing import FloorDiv, Mod
 from lowering.scalar_ops import SCALAR_OPS, accumulator, identity
+from lowering.sizes import with_values
 
 Ranges = dict[sympy.Symbol, range]
 """A box: each axis with the part of it that is looked at, in the order of the dimensions."""
@@ -190,7 +191,7 @@ def size_value(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, int]) -> int:
     Raises:
         VerifyError: it holds a symbol that has no value.
     """
-    found = expr if expr.is_Integer else expr.xreplace({s: sympy.Integer(n) for s, n in sizes.items()})
+    found = expr if expr.is_Integer else with_values(expr, sizes)
     if not found.is_Integer:
         raise VerifyError(f"no value for the symbols of {found}")
     return int(found)
@@ -211,6 +212,29 @@ def scatter(flat: torch.Tensor, offset: torch.Tensor, value: torch.Tensor) -> No
     if flat.itemsize in _BITS:
         flat, value = flat.view(_BITS[flat.itemsize]), value.view(_BITS[flat.itemsize])
     flat[offset] = value
+
+
+_UPDATES = {"sum": "sum", "prod": "prod", "max": "amax", "min": "amin"}
+
+
+def update(
+    op: str, flat: torch.Tensor, offset: torch.Tensor, value: torch.Tensor, where: torch.Tensor | None = None
+) -> None:
+    """`flat[offset] op= value` at every point of `offset` at which `where` holds, one after the other.
+
+    >>> total = torch.zeros(3)
+    >>> update("sum", total, torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 3.0]))
+    >>> total
+    tensor([2., 0., 4.])
+    """
+    value = value.expand(offset.shape)
+    if where is not None:
+        held = where.expand(offset.shape)
+        offset, value = offset[held], value[held]
+    if op == "store":
+        scatter(flat, offset.reshape(-1), value.reshape(-1))
+    else:
+        flat.scatter_reduce_(0, offset.reshape(-1), value.reshape(-1), _UPDATES[op])
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
@@ -299,6 +323,29 @@ def fold_over(
         return parts[0][-1]
     joined = [torch.cat([part[k] for part in parts], dim=dims[0]) for k in range(len(parts[0]))]
     return fold("sum" if op == "dot" else op, joined, dims)[-1]
+
+
+def scan_along(op: str, exprs: Sequence[Expr], along: sympy.Symbol, axes: Ranges, scope: Scope) -> torch.Tensor:
+    """`op` of `exprs` up to each point of `along`, all of which `axes` holds."""
+    args = torch.broadcast_tensors(*evaluate(exprs, axes, scope))  # type: ignore[no-untyped-call]  # as in torch
+    dim = list(axes).index(along)
+    whole = [len(axes[along]) if d == dim else -1 for d in range(len(axes))]
+    return scan(op, [arg.expand(whole) for arg in args], dim)
+
+
+def scan(op: str, args: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+    """`args` (of one shape) folded up to each point of `dim`.
+
+    >>> scan("argmax", [torch.tensor([1.0, 3.0, 3.0]), torch.tensor([0, 1, 2])], 0)
+    tensor([0, 1, 2])
+    """
+    value = args[0]
+    if op in ("sum", "prod"):
+        return (torch.cumsum if op == "sum" else torch.cumprod)(value, dim, dtype=value.dtype)
+    if op == "logsumexp":
+        return torch.logcumsumexp(value, dim)
+    found = (torch.cummax if op in ("max", "argmax") else torch.cummin)(value, dim)
+    return found.values if op in ("max", "min") else args[1].gather(dim, found.indices)
 
 
 def _part(tile: torch.Tensor, axes: Ranges, box: Ranges) -> torch.Tensor:

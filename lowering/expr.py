@@ -222,6 +222,11 @@ def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
     return Cast(arg, dtype, implicit)
 
 
+def as_stored(expr: Expr) -> Expr:
+    """`expr` with its own rounding, if it has one, as explicit as a store would be: nothing drops it."""
+    return Cast(expr.arg, expr.dtype) if isinstance(expr, Cast) and expr.implicit else expr
+
+
 def guarded(expr: Expr, mask: Expr) -> Expr:
     """`expr` where `mask` is true and 0 elsewhere; where it is false, nothing that `expr` loads is touched."""
 

@@ -14,7 +14,7 @@ import torch
 
 from lowering.expr import Const, Expr, Index, Load, Op, Random, TileRef, index_of, postorder
 from lowering.indexing import FloorDiv, Mod, Sizes, bounds, symbols_of
-from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS, accumulator, result_dtype
+from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS, SCAN_OPS, SCANNED, accumulator, result_dtype
 
 
 class Broken(Exception):
@@ -182,6 +182,21 @@ def check_fold(op: str, args: Sequence[Expr], dtype: torch.dtype) -> None:
     elif fold.result == "int64":
         require(not args[1].dtype.is_floating_point, "the index of {} is {}", op, args[1].dtype)
     expected = accumulator(op, first) if op == "dot" else torch.int64 if fold.result == "int64" else first
+    require(dtype is expected, "{} of {} gives {}, not {}", op, first, expected, dtype)
+
+
+def check_scan(op: str, args: Sequence[Expr], dtype: torch.dtype) -> None:
+    """A scan takes the operands its operation asks for, in a dtype that is scanned, and gives what they make."""
+    scan = SCAN_OPS.get(op)
+    if scan is None:
+        raise Broken(f"no scan {op!r}")
+    require(len(args) == scan.arity, "{} takes {} values, not {}", op, scan.arity, len(args))
+    first = args[0].dtype
+    require(first in SCANNED, "values of {} are not scanned", first)
+    require(op != "logsumexp" or first.is_floating_point, "{} of {}", op, first)
+    if scan.result == "int64":
+        require(args[1].dtype is torch.int64, "the index of {} is {}", op, args[1].dtype)
+    expected = torch.int64 if scan.result == "int64" else first
     require(dtype is expected, "{} of {} gives {}, not {}", op, first, expected, dtype)
 
 

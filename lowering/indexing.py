@@ -22,6 +22,7 @@ import torch
 
 from lowering.division import ONE, ZERO, FloorDiv, Mod
 from lowering.expr import AxisMap, Const, Expr, Index, IndexValue, Load, Op, Random, make_cast, rewrite
+from lowering.sizes import where_there_are_elements
 
 Sizes: TypeAlias = Mapping[sympy.Symbol, sympy.Expr]
 
@@ -118,7 +119,7 @@ def _expanded(expr: sympy.Expr) -> sympy.Expr:
     return expr if expr.is_Atom else sympy.expand(expr)
 
 
-def _within(expr: sympy.Expr, size: sympy.Expr, sizes: Sizes) -> bool:
+def within(expr: sympy.Expr, size: sympy.Expr, sizes: Sizes) -> bool:
     """Is `0 ≤ expr < size` certain?"""
     if expr == 0 or (isinstance(expr, Mod) and expr.args[1] == size):
         return True  # a divisor is positive
@@ -196,7 +197,7 @@ def _common_factors(rest: sympy.Expr, b: sympy.Expr) -> list[sympy.Expr]:
 
 def _simplify_floordiv(a: sympy.Expr, b: sympy.Expr, sizes: Sizes) -> sympy.Expr:
     quotient, rest = _split_multiple(a, b)
-    if _within(rest, b, sizes):
+    if within(rest, b, sizes):
         return quotient
     if b.is_Integer and (found := _interval(rest, sizes)) and found[0] // int(b) == found[1] // int(b):
         return quotient + found[0] // int(b)
@@ -204,14 +205,14 @@ def _simplify_floordiv(a: sympy.Expr, b: sympy.Expr, sizes: Sizes) -> sympy.Expr
         return quotient + simplify(Mod(FloorDiv(rest.args[0], b), rest.args[1] // b), sizes)
     for g in _common_factors(rest, b):  # (g·x + y) // (g·c) = x // c when 0 ≤ y < g
         inner, small = _split_multiple(rest, g)
-        if inner != 0 and _within(small, g, sizes):
+        if inner != 0 and within(small, g, sizes):
             return quotient + _simplify_floordiv(inner, b / g, sizes)
     return quotient + FloorDiv(rest, b)
 
 
 def _simplify_mod(a: sympy.Expr, b: sympy.Expr, sizes: Sizes) -> sympy.Expr:
     _, rest = _split_multiple(a, b)
-    if _within(rest, b, sizes):
+    if within(rest, b, sizes):
         return rest
     if b.is_Integer:
         if (found := _interval(rest, sizes)) and found[0] // int(b) == found[1] // int(b):
@@ -221,7 +222,7 @@ def _simplify_mod(a: sympy.Expr, b: sympy.Expr, sizes: Sizes) -> sympy.Expr:
             return _simplify_mod(reduced, b, sizes)
     for g in _common_factors(rest, b):  # (g·x + y) % (g·c) = g·(x % c) + y when 0 ≤ y < g
         inner, small = _split_multiple(rest, g)
-        if inner != 0 and _within(small, g, sizes):
+        if inner != 0 and within(small, g, sizes):
             return sympy.expand_mul(g * _simplify_mod(inner, b / g, sizes)) + small
     return Mod(rest, b)
 
@@ -343,7 +344,7 @@ def invert(
     """Solve `values[j] = exprs[j]` for `axes`; None unless the map is a bijection onto the box of `value_sizes`.
 
     Each expression must be a mixed-radix number of whole axes (or an axis must be spread over several expressions as
-    its digits), which is what reshapes, transposes and splits produce.
+    its digits), which is what reshapes, transposes and splits produce, or such a number counted from the other end.
 
     >>> b, s, n = (axis_symbol(k) for k in range(3))
     >>> v, w = sympy.symbols("v w", integer=True, nonnegative=True)
@@ -358,12 +359,16 @@ def invert(
     for expr, value, extent in zip(exprs, values, value_sizes, strict=True):
         used = symbols_of(expr)
         solved.update((axis, ZERO) for axis in used if axis in single)
-        terms = _radix_terms(simplify(expr.xreplace(single) if single else expr, sizes), sizes)
+        expr = simplify(expr.xreplace(single) if single else expr, sizes)
+        terms = _radix_terms(expr, sizes)
+        place: sympy.Expr = value
+        if terms is None:  # of a flipped tensor
+            terms, place = _radix_terms(simplify(extent - 1 - expr, sizes), sizes), extent - 1 - value
         if terms is None or _radix_extent(terms) != _expanded(extent):
             return None
         weight: sympy.Expr = ONE
         for term in terms:
-            digit = FloorDiv(value, weight)
+            digit = FloorDiv(place, weight)
             weight = weight * term.size
             if term is not terms[-1]:
                 digit = Mod(digit, term.size)
@@ -471,12 +476,13 @@ def flatten(index: Sequence[Index], strides: Sequence[sympy.Expr], sizes: Sizes)
     plain: sympy.Expr = ZERO
     indirect: list[Expr] = []
     for position, stride in zip(index, strides, strict=True):
+        step = where_there_are_elements(stride)
         if isinstance(position, Expr):
-            scaled = position if stride == 1 else Op("mul", (position, IndexValue(sympy.sympify(stride))), torch.int64)
+            scaled = position if step == 1 else Op("mul", (position, IndexValue(step)), torch.int64)
             if not (isinstance(position, Const) and position.value == 0):
                 indirect.append(scaled)
         else:
-            plain += position * stride
+            plain += position * step
     plain = simplify(sympy.expand_mul(plain), sizes)
     if not indirect:
         return plain
@@ -525,4 +531,5 @@ __all__ = [
     "substitute",
     "substitute_all",
     "symbols_of",
+    "within",
 ]

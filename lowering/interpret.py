@@ -29,13 +29,40 @@ from lowering.evaluate import (
     fold_over,
     pieces,
     points_of,
+    scan_along,
     scatter,
     size_value,
+    update,
 )
 from lowering.expr import Expr, IndexValue, free_axes
 from lowering.indexing import symbols_of
-from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, running, spans, statements, values_of, walked_folds
-from lowering.program import Buffer, BufferRef, Contract, Extern, ExternArg, Map, Program, Reduce
+from lowering.kernel import (
+    Fold,
+    Kernel,
+    Loop,
+    Prefix,
+    Role,
+    Stmt,
+    Store,
+    running,
+    spans,
+    statements,
+    values_of,
+    walked_folds,
+)
+from lowering.program import (
+    Buffer,
+    BufferRef,
+    Compute,
+    Contract,
+    Extern,
+    ExternArg,
+    Map,
+    Program,
+    Reduce,
+    Scan,
+    Scatter,
+)
 from lowering.scalar_ops import identity
 
 # Programs -------------------------------------------------------------------------------------------------------------
@@ -69,7 +96,11 @@ def run_program(
             else:
                 out = program.buffers[node.out]
                 scope = Scope(values, sizes, {}, exact, out.device)
-                values[node.out] = _compute(node, out, scope)
+                values[node.out] = (
+                    _scattered(node, scope, own=node.start in given)
+                    if isinstance(node, Scatter)
+                    else _compute(node, out, scope)
+                )
     results: list[torch.Tensor | int | None] = []
     for output in program.outputs:
         if output is None or isinstance(output, BufferRef):
@@ -109,7 +140,7 @@ def bind_sizes(program: Program, inputs: Sequence[torch.Tensor | int | None]) ->
     return sizes
 
 
-def _compute(node: Map | Reduce | Contract, out: Buffer, scope: Scope) -> torch.Tensor:
+def _compute(node: Compute, out: Buffer, scope: Scope) -> torch.Tensor:
     shape = [size_value(size, scope.sizes) for size in out.shape]
     strides = [size_value(stride, scope.sizes) for stride in out.strides]
     result = torch.empty_strided(shape, strides, dtype=scope.dtype(out.dtype), device=out.device)
@@ -123,12 +154,17 @@ def _compute(node: Map | Reduce | Contract, out: Buffer, scope: Scope) -> torch.
     if not isinstance(node, Contract):
         varies = [frozenset().union(*varies)]
     varies.append(frozenset(axes))
-    stated = node.expr.dtype if isinstance(node, Map) else node.dtype if isinstance(node, Reduce) else out.dtype
+    made = node.dtype if isinstance(node, (Reduce, Scan)) else out.dtype
+    stated = node.expr.dtype if isinstance(node, Map) else made
     if stated is not out.dtype:
         raise VerifyError(f"{node.out} holds {out.dtype}, its node gives {stated}")
-    for box in boxes(axes, pieces(points_of(varies, {**axes, **over}))):
+    cut = {axis: span for axis, span in axes.items() if not isinstance(node, Scan) or axis != node.along}
+    for cut_box in boxes(cut, pieces(points_of(varies, {**axes, **over}))):
+        box = {axis: cut_box.get(axis, span) for axis, span in axes.items()}
         if isinstance(node, Map):
             value = evaluate([node.expr], box, scope)[0]
+        elif isinstance(node, Scan):
+            value = scan_along(node.op, node.args, node.along, box, scope)
         else:
             op, inside = "dot" if isinstance(node, Contract) else node.op, {**box, **over}
             value = fold_over(op, node.exprs, list(over), inside, scope, points_of(varies, inside))
@@ -138,11 +174,32 @@ def _compute(node: Map | Reduce | Contract, out: Buffer, scope: Scope) -> torch.
     return result
 
 
+def _scattered(node: Scatter, scope: Scope, *, own: bool) -> torch.Tensor:
+    """The result in the memory of its start, which is the caller's `own` tensor, or in a copy."""
+    result = scope.buffers[node.start]
+    if not own:
+        like = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
+        result = like.copy_(result)
+    axes = {axis.symbol: range(size_value(axis.size, scope.sizes)) for axis in node.axes}
+    if any(not len(span) for span in axes.values()):
+        return result
+    flat = flat_view(result)
+    for box in boxes(axes, pieces(points_of([frozenset(axes)], axes))):
+        value, *rest = evaluate(node.exprs, box, scope)
+        held = rest.pop() if node.where is not None else None
+        offset = torch.zeros([len(span) for span in box.values()], dtype=torch.int64, device=scope.device)
+        for position, size, stride, index in zip(rest, result.shape, result.stride(), node.index, strict=True):
+            check_positions(node.out, [index], position, size, held)
+            offset = offset + position * stride
+        update(node.op, flat, offset, value, held)
+    return result
+
+
 def _call(
     program: Program,
     node: Extern,
     values: Mapping[str, torch.Tensor],
-    sizes: Mapping[sympy.Symbol, int],
+    sizes: dict[sympy.Symbol, int],
     exact: bool,
 ) -> dict[str, torch.Tensor]:
     """The tensors an extern returns, by buffer.
@@ -163,7 +220,7 @@ def _called(
     program: Program,
     node: Extern,
     values: Mapping[str, torch.Tensor],
-    sizes: Mapping[sympy.Symbol, int],
+    sizes: dict[sympy.Symbol, int],
     double: bool,
 ) -> dict[str, torch.Tensor]:
     def real(arg: ExternArg) -> object:
@@ -182,6 +239,9 @@ def _called(
     args = [real(arg) for arg in node.args]
     returned = node.target(*args, **{key: real(arg) for key, arg in node.kwargs.items()})
     results = returned if node.multiple and isinstance(returned, (list, tuple)) else (returned,)
+    sizes.update(
+        {size: results[place] if dim is None else results[place].shape[dim] for size, place, dim in node.sizes}
+    )
     found: dict[str, torch.Tensor] = {}
     for name, result in zip(node.outs, results, strict=True):
         if name is None:
@@ -244,7 +304,7 @@ def _run_body(
     body: Sequence[Stmt],
     axes: Ranges,
     scope: Scope,
-    varies: Mapping[Fold | Store, list[frozenset[sympy.Symbol]]],
+    varies: Mapping[Fold | Prefix | Store, list[frozenset[sympy.Symbol]]],
     walked: frozenset[str] = frozenset(),
 ) -> dict[str, torch.Tensor]:
     """Run statements over a box; returns the tiles of `scope` and those of the folds that ran.
@@ -270,6 +330,8 @@ def _run_body(
                 both = torch.stack([old.expand(value.shape), value.to(stmt.dtype)])
                 value = fold("sum" if stmt.op == "dot" else stmt.op, [both], [0])[0][0]
             tiles[stmt.name] = value.to(stmt.dtype)
+        elif isinstance(stmt, Prefix):
+            tiles[stmt.name] = scan_along(stmt.op, stmt.args, stmt.along, axes, scope)
         elif points_of(varies[stmt], axes):
             _store(kernel, stmt, axes, scope)
     return tiles
@@ -311,7 +373,10 @@ def _varies(stmt: Stmt, found: Mapping[Expr, frozenset[sympy.Symbol]]) -> list[f
     if isinstance(stmt, Fold):
         each = [axes.union(stmt.over) for axes in each]
         return each if stmt.op == "dot" else [frozenset().union(*each)]
+    if isinstance(stmt, Prefix):
+        return [frozenset({stmt.along}).union(*each)]
     assert isinstance(stmt, Store)
+    each.append(frozenset(stmt.axes or ()))
     if not isinstance(stmt.offset, Expr):
         each.append(frozenset(stmt.offset.free_symbols))
     return [frozenset().union(*each)]
@@ -319,11 +384,19 @@ def _varies(stmt: Stmt, found: Mapping[Expr, frozenset[sympy.Symbol]]) -> list[f
 
 def _store(kernel: Kernel, stmt: Store, axes: Ranges, scope: Scope) -> None:
     target = stmt.offset if isinstance(stmt.offset, Expr) else IndexValue(stmt.offset)
-    value, offset = evaluate([stmt.value, target], axes, scope)
+    value, offset, *rest = evaluate([stmt.value, target, *([] if stmt.where is None else [stmt.where])], axes, scope)
+    held = rest[0] if rest else None
     flat = scope.buffers[stmt.param]
     if value.dtype is not flat.dtype:
         raise VerifyError(f"kernel {kernel.name}: {value.dtype} is stored to {stmt.param}, which holds {flat.dtype}")
-    if any(n not in (1, m) for n, m in zip(value.shape, offset.shape, strict=True)):
+    spread = stmt.axes is None and any(n not in (1, m) for n, m in zip(value.shape, offset.shape, strict=True))
+    if spread:
         raise VerifyError(f"kernel {kernel.name}: the value stored to {stmt.param} varies where its offset does not")
-    check_positions(stmt.param, [stmt.offset], offset, flat.numel())
-    scatter(flat, offset, value)
+    check_positions(stmt.param, [stmt.offset], offset, flat.numel(), held)
+    if stmt.axes is None:
+        scatter(flat, offset, value)
+        return
+    points = [len(span) if axis in stmt.axes else 1 for axis, span in axes.items()]
+    if any(n not in (1, m) for n, m in zip(offset.shape, points, strict=True)):
+        raise VerifyError(f"kernel {kernel.name}: the offset into {stmt.param} varies where it is not updated")
+    update(stmt.op, flat, offset.expand(points), value, held)

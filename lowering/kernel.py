@@ -6,8 +6,9 @@
            | LOOP   walked in blocks inside one program
            | WHOLE  held entirely in the tile
     Stmt   = Fold(name, op, args, over, dtype)     a tile reduced over axes; later statements name it by TileRef
+           | Prefix(name, op, args, along, dtype)  a tile whose points hold the fold of all up to them
            | Loop(axes, body)                      walk these LOOP axes; folds inside accumulate over all blocks
-           | Store(param, offset, value)           write a tile
+           | Store(param, offset, value)           write a tile, or update elements at which points may meet
     value  = Expr                                  loads are `Load(param, (offset,))`, offset in elements
 
 `beside` are kernels that have nothing to do with this one, each with axes of its own, over some of the same parameters:
@@ -113,12 +114,39 @@ class Fold:
 
 
 @dataclass(frozen=True, slots=True)
+class Prefix:
+    """`name = op over all points of `along` up to and including the current one of args`; args as in `program.Scan`.
+
+    `along` is held whole, or a LOOP axis: then it stands inside a loop over that axis alone, whose blocks are walked in
+    their order, and it is known in that loop only.
+    """
+
+    name: str
+    op: str
+    args: tuple[Expr, ...]
+    along: sympy.Symbol
+    dtype: torch.dtype
+
+    @property
+    def ref(self) -> Expr:
+        return TileRef(self.name, self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
 class Store:
-    """`param[offset] = value` for every point of the axes that `offset` spans."""
+    """`param[offset] = value` for every point of the axes that `offset` spans.
+
+    Or, where `axes` are given, `param[offset] op= value` at every point of these at which `where` holds (as
+    `program.Scatter`).  Points that meet are taken one after the other within LOOP axes; across GRID axes each update
+    is atomic.
+    """
 
     param: str
     offset: Index
     value: Expr
+    op: str = "store"
+    axes: tuple[sympy.Symbol, ...] | None = None
+    where: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +162,7 @@ class Loop:
     where: Expr | None = None
 
 
-Stmt: TypeAlias = "Fold | Loop | Store"
+Stmt: TypeAlias = "Fold | Prefix | Loop | Store"
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +215,10 @@ def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
 
 
 def loaded(kernel: Kernel) -> frozenset[str]:
-    """The parameters that the statements of a kernel read."""
-    return frozenset(load.buffer for stmt in statements(kernel.body) for load in loads(*values_of(stmt)))
+    """The parameters that the statements of a kernel read, or update."""
+    updated = (stmt.param for stmt in statements(kernel.body) if isinstance(stmt, Store) and stmt.axes is not None)
+    read = (load.buffer for stmt in statements(kernel.body) for load in loads(*values_of(stmt)))
+    return frozenset((*updated, *read))
 
 
 def stored(kernel: Kernel) -> frozenset[str]:
@@ -203,11 +233,20 @@ def folds(kernel: Kernel) -> dict[str, Fold]:
 
 def values_of(stmt: Stmt) -> tuple[Expr, ...]:
     """The expressions that a statement evaluates itself, not those of the statements in a loop."""
+    if isinstance(stmt, Prefix):
+        return stmt.args
     if isinstance(stmt, Fold):
         return stmt.args if stmt.carry is None else (*stmt.args, stmt.carry)
     if isinstance(stmt, Store):
-        return (stmt.value, stmt.offset) if isinstance(stmt.offset, Expr) else (stmt.value,)
+        values = (stmt.value, stmt.offset) if isinstance(stmt.offset, Expr) else (stmt.value,)
+        return values if stmt.where is None else (*values, stmt.where)
     return () if stmt.where is None else (stmt.where,)
+
+
+def with_values(store: Store, values: Sequence[Expr]) -> Store:
+    """A store of other expressions, in the order of `values_of`."""
+    offset = values[1] if isinstance(store.offset, Expr) else store.offset
+    return replace(store, value=values[0], offset=offset, where=None if store.where is None else values[-1])
 
 
 def running(loop: Loop) -> frozenset[str]:
@@ -242,8 +281,9 @@ def spans(kernel: Kernel) -> Mapping[Expr, frozenset[sympy.Symbol]]:
 
     for stmt in statements(kernel.body):
         add(stmt.args if isinstance(stmt, Fold) else values_of(stmt))
-        if isinstance(stmt, Fold):
+        if isinstance(stmt, (Fold, Prefix)):
             joined: frozenset[sympy.Symbol] = frozenset().union(*(found[arg] for arg in stmt.args))
-            fold_spans[stmt.name] = joined - frozenset(stmt.over)
+            walked = joined - frozenset(stmt.over) if isinstance(stmt, Fold) else joined | {stmt.along}
+            fold_spans[stmt.name] = walked
             add(values_of(stmt))  # what it carries names the fold itself
     return found

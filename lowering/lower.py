@@ -8,7 +8,7 @@ arguments its rule does not take, becomes an Extern that says why.
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import TypeAlias
 
@@ -18,12 +18,14 @@ from torch import fx
 from torch._ops import OpOverload
 
 from lowering import rules
-from lowering.builder import GENERATED_DTYPES, Builder, load_of, origin_of, size_of, sizes_of
+from lowering.builder import GENERATED_DTYPES, Builder, load_of, origin_of
 from lowering.errors import Origin, Unsupported
-from lowering.expr import Load
+from lowering.expr import Load, as_stored
 from lowering.indexing import ONE
-from lowering.program import Buffer, BufferRef, Contract, Extern, ExternArg, Node, Program, reads, writes
+from lowering.program import Buffer, BufferRef, Contract, Extern, ExternArg, Node, Program, memory_of, reads, writes
 from lowering.registry import RULES
+from lowering.seeded import seeded
+from lowering.sizes import given_by, size_of, sizes_of, truth_of, write_over
 from lowering.value import Shape, Value
 
 assert rules.__all__, "importing the rules registers them"
@@ -32,7 +34,13 @@ FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
 
 
 def lower(
-    graph: fx.GraphModule, *, device: torch.device | None = None, contractions: Collection[str] | None = None
+    graph: fx.GraphModule,
+    *,
+    device: torch.device | None = None,
+    contractions: Collection[str] | None = None,
+    scatters: Collection[str] | None = None,
+    rounded: bool = False,
+    small: int = 0,
 ) -> Program:
     """Lower a functional ATen graph.
 
@@ -40,22 +48,33 @@ def lower(
         device: the device to generate for; calls that touch another one stay externs.  None takes any.
         contractions: names of the fx nodes whose matrix products become Contract nodes, others stay library calls;
             None takes all.
+        scatters: operations (of `SCATTER_OPS`) that may be done where sources meet; None takes all.
+        rounded: the result of each call is rounded to its dtype also where it is not stored.
+        small: matrix products of at most so many multiplications that are no contractions become sums of products.
 
     Raises:
         Unsupported: the graph as a whole cannot be represented (a value that is neither tensor nor known integer).
     """
-    return Lowering(graph, device, contractions).run()
+    return Lowering(graph, device, contractions, scatters, rounded=rounded, small=small).run()
 
 
 class Lowering(Builder):
     """One walk over an fx graph: what each fx node's value is, and which buffers hold it as eager would."""
 
     def __init__(
-        self, graph: fx.GraphModule, device: torch.device | None, contractions: Collection[str] | None
+        self,
+        graph: fx.GraphModule,
+        device: torch.device | None,
+        contractions: Collection[str] | None,
+        scatters: Collection[str] | None,
+        *,
+        rounded: bool = False,
+        small: int = 0,
     ) -> None:
         self.graph = graph
         self.device = device
-        super().__init__(contractions)
+        self.rounded, self.small = rounded, small
+        super().__init__(contractions, scatters)
         self.inputs: list[str | sympy.Symbol | None] = []
         self.symbols: set[sympy.Symbol] = set()  # sizes that the inputs tell
         self.constants: dict[str, torch.Tensor] = {}
@@ -65,18 +84,25 @@ class Lowering(Builder):
 
     def run(self) -> Program:
         outputs: tuple[BufferRef | sympy.Expr | None, ...] = ()
+        last_writes: list[fx.Node] = []
+        given = (node.meta.get("val") for node in self.graph.graph.nodes if node.op == "placeholder")
+        write_over(val for val in given if isinstance(val, torch.SymInt))
         for node in self.graph.graph.nodes:
             self.current = node
             if node.op == "placeholder":
                 self.values[node] = self._placeholder(node)
             elif node.op == "get_attr":
                 self.values[node] = self._constant(node)
+            elif node.op == "call_function" and _is_last_write(node):
+                last_writes.append(node)
             elif node.op == "call_function":
                 self.values[node] = self._call(node)
             elif node.op == "output":
                 returned = node.args[0]
                 several = returned if isinstance(returned, (tuple, list)) else (returned,)
                 outputs = tuple(self._output(arg) for arg in several)
+                outputs = self._told_apart(several, outputs)
+                self._write_last(last_writes)
             else:
                 raise Unsupported(f"fx node of kind {node.op!r}", origin=origin_of(node))
         for name, buffer in self.buffers.items():
@@ -147,17 +173,27 @@ class Lowering(Builder):
             parts = self.values[whole]  # type: ignore[index]  # getitem's first argument is always a node
             assert isinstance(parts, tuple) and isinstance(position, int)
             return parts[position]
-        if isinstance(val, (torch.SymBool, bool)):
+        if isinstance(val, torch.SymBool):
+            return truth_of(val)
+        if isinstance(val, bool):
             return None
+        if isinstance(val, torch.SymInt) and node.all_input_nodes and size_of(val).is_Symbol:
+            self._told_by(node, size_of(val))
         if isinstance(val, (torch.SymInt, torch.SymFloat, int)):
             return self._known(size_of(val), origin_of(node))
-        registered = RULES.get(node.target) if isinstance(node.target, OpOverload) else None
+        target, args, self.given_seed = node.target, node.args, None
+        if target is seeded:
+            target, seed, *rest = node.args  # type: ignore[assignment]  # the call whose seed is given
+            given = self.values[seed]  # type: ignore[index]  # a node
+            assert isinstance(given, Value)
+            args, self.given_seed = tuple(rest), given
+        registered = RULES.get(target) if isinstance(target, OpOverload) else None
         if registered is None:
             return self._extern(node, "no rule")
         before = len(self.nodes), set(self.buffers)
         try:
             self._check_tensors(node)
-            result = registered.rule(self, *self._rule_args(node.args), **self._rule_kwargs(node.kwargs))
+            result = registered.rule(self, *self._rule_args(args), **self._rule_kwargs(node.kwargs))
         except Unsupported as refusal:
             del self.nodes[before[0] :]
             for name in set(self.buffers) - before[1]:
@@ -183,6 +219,8 @@ class Lowering(Builder):
         )
         if value.shape != shape:  # the same symbolic sizes in the form that guards have given them
             value = replace(value, shape=shape)
+        if self.rounded:
+            value = replace(value, expr=as_stored(value.expr))
         if lazy or (isinstance(value.expr, Load) and value.expr.mask is None):
             return value
         return self.map(value, sizes_of(meta.stride()))
@@ -214,9 +252,18 @@ class Lowering(Builder):
 
     def _known(self, size: sympy.Expr, origin: Origin) -> sympy.Expr:
         """`size`, if the inputs determine it."""
-        if not size.free_symbols <= self.symbols:
+        if not given_by(size) <= self.symbols:
             raise Unsupported(f"the inputs do not tell the size {size}", origin=origin)
         return size
+
+    def _told_by(self, node: fx.Node, size: sympy.Symbol) -> None:
+        """Call what gives a number that nothing tells beforehand."""
+        if size in self.symbols or not isinstance(node.target, OpOverload):
+            return
+        args = tuple(self._extern_arg(arg) for arg in node.args)
+        reason = "a number that the host waits for"
+        self.nodes.append(Extern((None,), node.target, args, impure=True, reason=reason, sizes=((size, 0, None),)))
+        self.symbols.add(size)
 
     # Externs and outputs --------------------------------------------------------------------------------------------
 
@@ -229,8 +276,13 @@ class Lowering(Builder):
         multiple = isinstance(val, (tuple, list))
         outs: list[str | None] = []
         results: list[Value | None] = []
-        for part in val if isinstance(val, (tuple, list)) else (val,):
+        told: list[tuple[sympy.Symbol, int, int | None]] = []
+        for place, part in enumerate(val if isinstance(val, (tuple, list)) else (val,)):
             if isinstance(part, torch.Tensor):
+                for dim, size in enumerate(sizes_of(part.shape)):
+                    if size.is_Symbol and size not in self.symbols:
+                        told.append((size, place, dim))
+                        self.symbols.add(size)
                 strides = sizes_of(part.stride()) if part.layout is torch.strided else None
                 shape = tuple(self._known(size, origin_of(node)) for size in sizes_of(part.shape))
                 buffer = self.buffer(part.dtype, shape, strides, part.device, node.name)
@@ -239,13 +291,34 @@ class Lowering(Builder):
             else:
                 outs.append(None)
                 results.append(None)
-        impure = not isinstance(node.target, OpOverload) or _impure(node.target)
-        self.nodes.append(Extern(tuple(outs), node.target, args, kwargs, multiple, is_view, impure, reason))
+        impure = bool(told) or not isinstance(node.target, OpOverload) or _impure(node.target)
+        self.nodes.append(
+            Extern(tuple(outs), node.target, args, kwargs, multiple, is_view, impure, reason, tuple(told))
+        )
         if multiple:
             return tuple(results)
         if outs[0] is not None:
             self.realised[node] = outs[0]
         return results[0]
+
+    def _write_last(self, calls: Sequence[fx.Node]) -> None:
+        """The calls that write to inputs, once all that reads these is made: also what is read lazily, as views are.
+
+        What one of them copies and an earlier one overwrites is put aside first.
+        """
+        targets: set[str] = set()
+        for call in calls:
+            self.current = call
+            target, source = call.args
+            assert isinstance(target, fx.Node) and isinstance(source, fx.Node)
+            name = self.tensor(source)
+            if memory_of(self.nodes).get(name, name) in targets:
+                buffer = self.buffers[name]
+                self.realised[source] = self.map(load_of(buffer), buffer.strides).buffer() or name
+            targets.add(self.realised[target])
+        for call in calls:
+            self.current = call
+            self.values[call] = self._extern(call, "no rule")
 
     def _extern_arg(self, arg: object) -> ExternArg:
         if isinstance(arg, fx.Node):
@@ -331,6 +404,21 @@ class Lowering(Builder):
             return sympy.Integer(arg)
         raise Unsupported(f"the graph returns {arg!r}")
 
+    def _told_apart(
+        self, args: Sequence[object], outputs: Sequence[BufferRef | sympy.Expr | None]
+    ) -> tuple[BufferRef | sympy.Expr | None, ...]:
+        """The outputs, with a tensor of its own for each node: what is detached shares memory, but is no one object."""
+        owners: dict[str, object] = {}
+        told: list[BufferRef | sympy.Expr | None] = []
+        for arg, out in zip(args, outputs, strict=True):
+            if isinstance(out, BufferRef) and owners.setdefault(out.name, arg) is not arg:
+                buffer = self.buffers[out.name]
+                alias = self.buffer(buffer.dtype, buffer.shape, buffer.strides, buffer.device)
+                self.nodes.append(Extern((alias.name,), torch.ops.aten.alias.default, (out,), {}, False, True))
+                out = BufferRef(alias.name)
+            told.append(out)
+        return tuple(told)
+
 
 def _same_layout(buffer: Buffer, shape: Shape, strides: Shape) -> bool:
     """Does the buffer have this shape, and these strides wherever they matter?"""
@@ -351,8 +439,17 @@ def _is_view(target: object) -> bool:
     return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
 
 
+def _is_last_write(node: fx.Node) -> bool:
+    """Is this a copy into an input, as a functional graph has them at its end?"""
+    if node.target is not torch.ops.aten.copy_.default or node.users or node.kwargs or len(node.args) != 2:
+        return False
+    target, source = node.args
+    return isinstance(target, fx.Node) and isinstance(source, fx.Node) and target.op == "placeholder"
+
+
 def _impure(target: OpOverload) -> bool:
-    return torch.Tag.nondeterministic_seeded in target.tags or target._schema.is_mutable
+    seeded = torch.Tag.nondeterministic_seeded in target.tags
+    return seeded or target._schema.is_mutable or target is torch.ops.aten._assert_scalar.default
 
 
 def _without_dead_nodes(program: Program) -> Program:

@@ -22,8 +22,21 @@ import torch
 
 from lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, postorder
 from lowering.indexing import FloorDiv, Mod
-from lowering.kernel import Fold, Kernel, Loop, Param, Stmt, statements, values_of
-from lowering.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, Program, Reduce, writes
+from lowering.kernel import Fold, Kernel, Loop, Param, Prefix, Stmt, statements, values_of
+from lowering.program import (
+    Axis,
+    Buffer,
+    BufferRef,
+    Compute,
+    Extern,
+    Map,
+    Node,
+    Program,
+    Reduce,
+    Scan,
+    Scatter,
+    writes,
+)
 from lowering.scalar_ops import FOLD_OPS, accumulator
 
 SHORT = 16
@@ -276,14 +289,15 @@ def _node_lines(node: Node, program: Program, described: Mapping[str, str]) -> l
         names = _Names([])
     else:
         names = _Names(node.exprs)
-        values = ", ".join([names.text(expr) for expr in node.exprs])
+        texts = [names.text(expr) for expr in node.exprs]
+        values = _update(node, texts) if isinstance(node, Scatter) else ", ".join(texts)
         body = f"{described[node.out]} = {_head(node)} {values}"
     origin = next((program.origins[name] for name in writes(node) if name in program.origins), None)
     lines = [f"  {line}" for line in names.lines]
     return [*lines, f"{body}   # {origin}" if origin else body]
 
 
-def _head(node: Map | Reduce | Contract) -> str:
+def _head(node: Compute) -> str:
     spaces = [", ".join(map(_axis, node.axes))] if node.axes else []
     if node.over:
         spaces.append(f"over {', '.join(map(_axis, node.over))}")
@@ -292,8 +306,23 @@ def _head(node: Map | Reduce | Contract) -> str:
         return f"map({inside})"
     if isinstance(node, Reduce):
         return f"{node.op}({inside})"
+    if isinstance(node, Scatter):
+        return f"scatter({inside}; into {node.start})"
+    if isinstance(node, Scan):
+        return f"running {node.op}({inside} along {node.along})"
     sides = f"rows {_symbols(node.rows)}, columns {_symbols(node.columns)}"
     return f"contract({inside}; {sides}; in {format_dtype(node.accumulate)})"
+
+
+def _update(node: Scatter, texts: Sequence[str]) -> str:
+    """What happens at a point of a scatter."""
+    index = ", ".join(texts[1 : 1 + len(node.index)])
+    condition = "" if node.where is None else f" where {texts[-1]}"
+    return f"[{index}] {_assign(node.op)} {texts[0]}{condition}"
+
+
+def _assign(op: str) -> str:
+    return {"store": "=", "sum": "+=", "prod": "*="}.get(op, f"{op}=")
 
 
 def _axis(axis: Axis) -> str:
@@ -370,12 +399,16 @@ def _body_lines(body: Sequence[Stmt], names: _Names, indent: str) -> list[str]:
             lines.extend(_body_lines(stmt.body, names, indent + "  "))
             continue
         values = [names.text(value) for value in values_of(stmt)]
-        if isinstance(stmt, Fold):
+        if isinstance(stmt, Prefix):
+            text = f"{stmt.name} = running {stmt.op} along {stmt.along} of {', '.join(values)}"
+        elif isinstance(stmt, Fold):
             text = f"{stmt.name} = {stmt.op} over {_symbols(stmt.over)} of {', '.join(values[: len(stmt.args)])}"
             text += _fold_notes(stmt)
             text += "" if stmt.carry is None else f"   carrying {values[-1]}"
         else:
-            text = f"store {stmt.param}[{names.index(stmt.offset)}] = {values[0]}"
+            text = f"store {stmt.param}[{names.index(stmt.offset)}] {_assign(stmt.op)} {values[0]}"
+            text += "" if stmt.axes is None else f"   at each {_symbols(stmt.axes)}"
+            text += "" if stmt.where is None else f" where {values[-1]}"
         lines.extend(indent + line for line in names.lines)
         names.lines.clear()
         lines.append(indent + text)

@@ -3,7 +3,9 @@
     Program = inputs, constants, buffers, nodes, outputs
     Node    = Map(out, axes, expr)                    out[axes] = expr                      pointwise, gathers
             | Reduce(out, axes, over, op, args)       out[axes] = op over `over` of args    sum max argmax …
+            | Scan(out, axes, along, op, args)        out[axes] = op up to here, along `along`, of args
             | Contract(out, axes, over, lhs, rhs)     out[axes] = Σ_over lhs·rhs            matrix units where they fit
+            | Scatter(out, axes, start, op, …)        out = start, then out[index] op= value at every point of axes
             | Extern(outs, target, args, kwargs)      any operation without a rule: called as it is
 
 A node is a value over named axes.  Its axes are `i0, i1, …` in the order of the dimensions of its output buffer and
@@ -14,7 +16,7 @@ exactly the tensor eager would have made.  Origins are kept beside the nodes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
@@ -23,7 +25,8 @@ import torch
 from torch._ops import OpOverload
 
 from lowering.errors import Origin
-from lowering.expr import Expr, loads
+from lowering.expr import Expr, IndexValue, loads
+from lowering.indexing import coefficient
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +53,11 @@ class Buffer:
     @property
     def numel(self) -> sympy.Expr:
         return sympy.Mul(*self.shape)
+
+    @property
+    def moving(self) -> tuple[sympy.Expr, ...]:
+        """The strides of dimensions that have a second element: those of size 1 may be anything."""
+        return tuple(stride for size, stride in zip(self.shape, self.strides, strict=True) if size != 1)
 
     @property
     def extent(self) -> sympy.Expr:
@@ -97,6 +105,34 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Scan:
+    """`out[axes] = op over all points of the axis `along` up to and including this one of args`.
+
+    `op` is one of `scalar_ops.SCAN_OPS`; `args` is (value,) or, for argmax/argmin, (value, index).
+    """
+
+    out: str
+    axes: tuple[Axis, ...]
+    along: sympy.Symbol
+    op: str
+    args: tuple[Expr, ...]
+    dtype: torch.dtype  # of the result; the out buffer holds it as it is
+
+    @property
+    def over(self) -> tuple[Axis, ...]:
+        return ()
+
+    @property
+    def walked(self) -> Axis:
+        """The axis that is walked in its order."""
+        return next(axis for axis in self.axes if axis.symbol == self.along)
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        return self.args
+
+
+@dataclass(frozen=True, slots=True)
 class Contract:
     """`out[axes] = Σ_over lhs·rhs`, accumulated in `accumulate` and converted to the out buffer's dtype.
 
@@ -121,10 +157,66 @@ class Contract:
 
 
 @dataclass(frozen=True, slots=True)
+class Scatter:
+    """`out` begins as `start`; then every point of `axes` where `where` holds does `out[index] op= value`.
+
+    `axes` are those of the sources.  `index` has one int64 for each dimension of `out`.  `op` is one of `SCATTER_OPS`:
+    a fold, to which points that meet contribute in any order, or "store", of which any one of them stays.
+
+    `out` takes the memory of `start`, which is laid out alike and which nobody else reads; an input that is a `start`
+    is updated for the caller.  Where `op` is max or min, `start` holds no NaN; a value that is NaN stays.
+    """
+
+    out: str
+    axes: tuple[Axis, ...]
+    start: str
+    op: str
+    index: tuple[Expr, ...]
+    value: Expr
+    where: Expr | None = None
+
+    @property
+    def over(self) -> tuple[Axis, ...]:
+        return ()
+
+    @property
+    def exprs(self) -> tuple[Expr, ...]:
+        return (self.value, *self.index) if self.where is None else (self.value, *self.index, self.where)
+
+    @property
+    def meeting(self) -> tuple[Axis, ...]:
+        """The axes along which points may meet: those that no index into `out` follows alone, step by step."""
+        own = {axis.symbol for axis in self.axes}
+        apart: set[sympy.Symbol] = set()
+        for place in self.index:
+            symbols = place.index.free_symbols & own if isinstance(place, IndexValue) else set()
+            if isinstance(place, IndexValue) and len(symbols) == 1:
+                (symbol,) = symbols
+                step = coefficient(place.index, symbol)
+                apart |= symbols if step is not None and step.is_Integer and step != 0 else set()
+        return tuple(axis for axis in self.axes if axis.symbol not in apart)
+
+
+SCATTER_OPS = ("store", "sum", "prod", "max", "min")
+"""What a scatter may do at an element."""
+
+
+@dataclass(frozen=True, slots=True)
 class BufferRef:
     """A tensor argument of an extern."""
 
     name: str
+
+
+def leaves(arg: object) -> Iterator[object]:
+    """What the containers of an argument hold."""
+    if isinstance(arg, (list, tuple)):
+        for part in arg:
+            yield from leaves(part)
+    elif isinstance(arg, Mapping):
+        yield from leaves(list(arg.values()))
+    else:
+        yield arg
 
 
 ExternArg: TypeAlias = "BufferRef | sympy.Expr | object"
@@ -137,6 +229,8 @@ class Extern:
 
     `outs` names the tensors it returns, in order, None where it returns something that is not a tensor or not used.
     `is_view`: the result is a view of its first argument; nothing is moved.  `reason` says why there is no rule.
+    `sizes`: those that only its results tell (how many numbers are not zero), each with the result and its dimension
+    that has this size, or None for a result that is the number itself.
     """
 
     outs: tuple[str | None, ...]
@@ -145,8 +239,9 @@ class Extern:
     kwargs: Mapping[str, ExternArg] = field(default_factory=dict)
     multiple: bool = False  # returns a tuple or list
     is_view: bool = False
-    impure: bool = False  # draws random numbers or mutates: keeps its place among its kind
+    impure: bool = False  # draws random numbers, mutates or tells sizes: keeps its place among its kind
     reason: str = ""
+    sizes: tuple[tuple[sympy.Symbol, int, int | None], ...] = ()
 
     @property
     def name(self) -> str:
@@ -155,25 +250,23 @@ class Extern:
 
     @property
     def reads(self) -> tuple[str, ...]:
-        found: dict[str, None] = {}
+        found = (arg.name for arg in leaves((self.args, self.kwargs)) if isinstance(arg, BufferRef))
+        return tuple(dict.fromkeys(found))
 
-        def visit(arg: object) -> None:
-            if isinstance(arg, BufferRef):
-                found[arg.name] = None
-            elif isinstance(arg, (list, tuple)):
-                for part in arg:
-                    visit(part)
-            elif isinstance(arg, Mapping):
-                for part in arg.values():
-                    visit(part)
-
-        visit(self.args)
-        visit(self.kwargs)
-        return tuple(found)
+    @property
+    def overwrites(self) -> tuple[str, ...]:
+        """The tensors it is given and writes to, as far as the signature of an ATen operation says."""
+        if not (self.impure and isinstance(self.target, OpOverload)):
+            return ()
+        arguments = self.target._schema.arguments
+        given = [*zip(arguments, self.args, strict=False)]
+        given += [(argument, self.kwargs[argument.name]) for argument in arguments if argument.name in self.kwargs]
+        written = [arg for argument, arg in given if argument.alias_info is not None and argument.alias_info.is_write]
+        return Extern((), self.target, tuple(written)).reads
 
 
-Compute: TypeAlias = "Map | Reduce | Contract"
-Node: TypeAlias = "Map | Reduce | Contract | Extern"
+Compute: TypeAlias = "Map | Reduce | Scan | Contract | Scatter"
+Node: TypeAlias = "Map | Reduce | Scan | Contract | Scatter | Extern"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,7 +303,8 @@ def reads(node: Node) -> tuple[str, ...]:
     """The buffers a node reads, each once, in order of appearance."""
     if isinstance(node, Extern):
         return node.reads
-    return tuple(dict.fromkeys(load.buffer for load in loads(*node.exprs)))
+    loaded = (load.buffer for load in loads(*node.exprs))
+    return tuple(dict.fromkeys((node.start, *loaded) if isinstance(node, Scatter) else loaded))
 
 
 def writes(node: Node) -> tuple[str, ...]:
@@ -220,12 +314,25 @@ def writes(node: Node) -> tuple[str, ...]:
     return (node.out,)
 
 
+def memory_of(nodes: Sequence[Node]) -> dict[str, str]:
+    """The tensors that are views, each with the one whose memory it lies in."""
+    found: dict[str, str] = {}
+    for node in nodes:
+        if isinstance(node, Extern) and node.is_view and node.reads:
+            whole = found.get(node.reads[0], node.reads[0])
+            found.update((out, whole) for out in node.outs if out is not None)
+    return found
+
+
 def with_exprs(node: Compute, exprs: Sequence[Expr]) -> Compute:
     """`node` with other expressions in the place of its own, in the order of `node.exprs`."""
     if isinstance(node, Map):
         return replace(node, expr=exprs[0])
-    if isinstance(node, Reduce):
+    if isinstance(node, (Reduce, Scan)):
         return replace(node, args=tuple(exprs))
+    if isinstance(node, Scatter):
+        index, where = exprs[1 : 1 + len(node.index)], exprs[1 + len(node.index) :]
+        return replace(node, value=exprs[0], index=tuple(index), where=where[0] if where else None)
     return replace(node, lhs=exprs[0], rhs=exprs[1])
 
 

@@ -125,6 +125,20 @@ FOLD_OPS: dict[str, FoldOp] = {
     "dot": FoldOp(2, "float32"),
 }
 
+SCAN_OPS: dict[str, FoldOp] = {
+    # Folds of all that came so far and the current value.
+    "sum": FoldOp(1, "same"),
+    "prod": FoldOp(1, "same"),
+    "max": FoldOp(1, "same"),  # NaN wins, then the later value (-0.0 or 0.0)
+    "min": FoldOp(1, "same"),
+    "argmax": FoldOp(2, "int64"),  # (value, index): NaN wins, then the later index
+    "argmin": FoldOp(2, "int64"),
+    "logsumexp": FoldOp(1, "same"),  # log Σ exp, of floats
+}
+
+SCANNED = (torch.float32, torch.float64, torch.int32, torch.int64)
+"""The dtypes of what is scanned: what is narrower is widened before and rounded after."""
+
 
 def identity(op: str, dtype: torch.dtype) -> bool | int | float:
     """The value that leaves a fold unchanged, in `dtype`.
@@ -138,7 +152,7 @@ def identity(op: str, dtype: torch.dtype) -> bool | int | float:
         return 1.0 if dtype.is_floating_point else 1
     if op in ("any", "all"):
         return op == "all"
-    largest = op in ("max", "argmax")
+    largest = op in ("max", "argmax", "logsumexp")
     if dtype.is_floating_point:
         return float("-inf") if largest else float("inf")
     if dtype is torch.bool:

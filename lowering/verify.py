@@ -20,6 +20,7 @@ from lowering.expression_rules import (
     ExpressionRules,
     check_bounds,
     check_fold,
+    check_scan,
     check_sides,
     check_symbols,
     require,
@@ -29,6 +30,7 @@ from lowering.kernel import (
     Fold,
     Kernel,
     Loop,
+    Prefix,
     Role,
     Stmt,
     Store,
@@ -39,7 +41,24 @@ from lowering.kernel import (
     values_of,
     walked_folds,
 )
-from lowering.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, Program, Reduce, reads, writes
+from lowering.program import (
+    SCATTER_OPS,
+    Axis,
+    Buffer,
+    BufferRef,
+    Contract,
+    Extern,
+    Map,
+    Node,
+    Program,
+    Reduce,
+    Scan,
+    Scatter,
+    leaves,
+    reads,
+    writes,
+)
+from lowering.sizes import given_by
 
 # Programs -------------------------------------------------------------------------------------------------------------
 
@@ -97,6 +116,9 @@ class _ProgramRules:
         require(node.out in self.program.buffers, "{} is not among the buffers", node.out)
         out = self.program.buffers[node.out]
         sizes = _sizes_of((*node.axes, *node.over))
+        if isinstance(node, Scatter):
+            self._check_scatter(node, out, sizes)
+            return
         _check_shape([axis.size for axis in node.axes], out)
         loaded = self.expressions.check(node.exprs, sizes, self.symbols)
         self._read(loaded)
@@ -106,8 +128,27 @@ class _ProgramRules:
             require(node.op != "dot", "a dot is a Contract, not a Reduce")
             check_fold(node.op, node.args, node.dtype)
             require(node.dtype is out.dtype, "{} is written to a buffer of {}", node.dtype, out.dtype)
+        elif isinstance(node, Scan):
+            check_scan(node.op, node.args, node.dtype)
+            require(node.dtype is out.dtype, "{} is written to a buffer of {}", node.dtype, out.dtype)
+            require(node.along in sizes, "it runs along {}, which is no axis of it", node.along)
         else:
             self._check_contract(node)
+        self._make(node.out)
+
+    def _check_scatter(self, node: Scatter, out: Buffer, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> None:
+        self._read([node.start, *self.expressions.check(node.exprs, sizes, self.symbols)])
+        start = self.program.buffers[node.start]
+        alike = (start.dtype, start.shape, start.moving) == (out.dtype, out.shape, out.moving)
+        require(alike, "it begins as {}, which is laid out otherwise", node.start)
+        readers = [each for each in self.program.nodes if node.start in reads(each)]
+        kept = node.start in (*self.program.constants, *self.program.output_names())
+        require(readers == [node] and not kept, "{} is needed elsewhere, but is overwritten", node.start)
+        require(node.op in SCATTER_OPS, "a scatter has no operation {}", node.op)
+        require(node.value.dtype is out.dtype, "{} is written to a buffer of {}", node.value.dtype, out.dtype)
+        require(len(node.index) == len(out.shape), "it has {} indices into {}", len(node.index), node.out)
+        require(all(index.dtype is torch.int64 for index in node.index), "an index is no int64")
+        require(node.where is None or node.where.dtype is torch.bool, "its condition is no bool")
         self._make(node.out)
 
     def _check_contract(self, node: Contract) -> None:
@@ -125,9 +166,10 @@ class _ProgramRules:
     def _check_extern(self, node: Extern) -> None:
         self._read(node.reads)
         require(callable(node.target), "{!r} cannot be called", node.target)
-        for part in _leaves([node.args, node.kwargs]):
+        for part in leaves([node.args, node.kwargs]):
             if isinstance(part, sympy.Expr):
                 self._check_symbols(part)
+        self.symbols.update(size for size, _, _ in node.sizes)
         for name in writes(node):
             self._make(name)
             self._learn_sizes(self.program.buffers[name])  # a call may return a size that nothing tells beforehand
@@ -150,21 +192,11 @@ class _ProgramRules:
 
     def _learn_sizes(self, buffer: Buffer) -> None:
         for size in (*buffer.shape, *buffer.strides):
-            self.symbols.update(symbols_of(size))
+            self.symbols.update((*symbols_of(size), *given_by(size)))
 
     def _check_symbols(self, expr: sympy.Expr) -> None:
-        for symbol in symbols_of(expr):
+        for symbol in given_by(expr):
             require(symbol in self.symbols, "the size {} is unknown", symbol)
-
-
-def _leaves(arg: object) -> Iterable[object]:
-    if isinstance(arg, (list, tuple)):
-        for part in arg:
-            yield from _leaves(part)
-    elif isinstance(arg, Mapping):
-        yield from _leaves(list(arg.values()))
-    else:
-        yield arg
 
 
 def _sizes_of(axes: Sequence[Axis]) -> dict[sympy.Symbol, sympy.Expr]:
@@ -214,8 +246,9 @@ class _KernelRules:
         self.roles = {axis.symbol: axis.role for axis in kernel.axes}
         self.sizes = kernel.axis_sizes()
         self.expressions = ExpressionRules({p.name: (p.dtype, (p.extent,)) for p in kernel.params}, tiles=True)
-        self.folds: dict[str, Fold] = {}
+        self.folds: dict[str, Fold | Prefix] = {}
         self.running: set[str] = set()
+        self.closed: set[str] = set()  # prefixes whose loop is over
         self.place = "header"
 
     def check_shares(self, first: Kernel, *, follows: bool) -> None:
@@ -251,6 +284,7 @@ class _KernelRules:
 
     def check_body(self, body: Sequence[Stmt], loop: tuple[sympy.Symbol, ...]) -> None:
         walked: set[str] = set()
+        scanned: set[str] = set()
         for stmt in body:
             if isinstance(stmt, Loop):
                 self.place = f"loop over {', '.join(map(str, stmt.axes))}"
@@ -263,10 +297,18 @@ class _KernelRules:
                 if running(stmt):
                     ordered = {fold.op for fold in walked_folds(stmt) if len(fold.args) > 1}
                     require(ordered <= {"dot"}, "positions of extremes cannot be followed from block to block")
+                    scans = any(isinstance(inner, Prefix) for inner in stmt.body)
+                    require(not scans, "a scan stands beside running values")
                 self.check_body(stmt.body, stmt.axes)
                 continue
-            self.place = f"fold {stmt.name}" if isinstance(stmt, Fold) else f"store to {stmt.param}"
-            if isinstance(stmt, Fold):
+            self.place = _place_of(stmt)
+            if isinstance(stmt, Prefix):
+                self._check_prefix(stmt, loop)
+                self._check_values(stmt)
+                self.folds[stmt.name] = stmt
+                if loop:
+                    scanned.add(stmt.name)
+            elif isinstance(stmt, Fold):
                 self._check_fold(stmt, loop)
                 self._check_values(replace(stmt, carry=None))
                 self.folds[stmt.name] = stmt
@@ -281,6 +323,7 @@ class _KernelRules:
                 self._check_values(stmt)
                 self._check_store(stmt)
         self.running -= walked
+        self.closed |= scanned
 
     def _check_values(self, stmt: Stmt) -> None:
         values = values_of(stmt)
@@ -288,6 +331,7 @@ class _KernelRules:
         for node in postorder(*values):
             if isinstance(node, TileRef):
                 require(node.name in self.folds, "{} is named before its fold", node.name)
+                require(node.name not in self.closed, "{} is named after the loop in which it is known", node.name)
                 inside = not node.before or node.name in self.running
                 require(inside, "{} is named as it was before a block, outside of its loop", node.name)
                 dtype = self.folds[node.name].dtype
@@ -303,6 +347,14 @@ class _KernelRules:
         if roles == {Role.LOOP}:
             require(set(stmt.over) == set(loop), "a fold over loop axes stands in a loop over exactly these")
 
+    def _check_prefix(self, stmt: Prefix, loop: tuple[sympy.Symbol, ...]) -> None:
+        require(stmt.name not in self.folds, "two folds have the same name")
+        check_scan(stmt.op, stmt.args, stmt.dtype)
+        role = self.roles.get(stmt.along)
+        require(role in (Role.WHOLE, Role.LOOP), "it runs along what is no reduced axis")
+        inside = loop == (stmt.along,) if role is Role.LOOP else stmt.along not in loop
+        require(inside, "a scan along a loop axis stands in a loop over exactly this axis")
+
     def _is_walked(self, stmt: Fold) -> bool:
         return any(self.roles[axis] is Role.LOOP for axis in stmt.over)
 
@@ -311,11 +363,15 @@ class _KernelRules:
         param = self.params[stmt.param]
         require(param.written, "{} is not a param that may be written", param.name)
         require(stmt.value.dtype is param.dtype, "{} is stored to a param of {}", stmt.value.dtype, param.dtype)
+        require(stmt.op in SCATTER_OPS, "a store has no operation {}", stmt.op)
+        plain = stmt.op == "store" and stmt.where is None
+        require(plain or stmt.axes is not None, "an update of elements says at which points")
+        require(stmt.where is None or stmt.where.dtype is torch.bool, "its condition is no bool")
         if isinstance(stmt.offset, Expr):
             require(stmt.offset.dtype is torch.int64, "its offset is {}, not int64", stmt.offset.dtype)
             return
         check_symbols(stmt.offset, self.sizes, self.kernel.sizes)
-        if not any(size == 0 for size in self.sizes.values()):
+        if stmt.where is None and not any(size == 0 for size in self.sizes.values()):
             check_bounds(param.name, stmt.offset, param.extent, self.sizes)
 
     def _check_carries(self, loop: Loop) -> None:
@@ -324,7 +380,7 @@ class _KernelRules:
         for stmt in loop.body:
             if isinstance(stmt, Loop):
                 continue
-            self.place = f"fold {stmt.name}" if isinstance(stmt, Fold) else f"store to {stmt.param}"
+            self.place = _place_of(stmt)
             named = {node.name for node in postorder(*values_of(stmt)) if isinstance(node, TileRef)}
             carries = isinstance(stmt, Fold) and stmt.carry is not None
             require(carries or not named & own, "it is made of running values, but carries nothing")
@@ -342,7 +398,7 @@ class _KernelRules:
                     self._check_carries(stmt)
                 self._check_body_spans(stmt.body, found, walked.union(stmt.axes))
                 continue
-            self.place = f"fold {stmt.name}" if isinstance(stmt, Fold) else f"store to {stmt.param}"
+            self.place = _place_of(stmt)
             used = frozenset().union(*(found[value] for value in values_of(stmt)))
             if isinstance(stmt, Fold):
                 if stmt.op == "dot":
@@ -350,15 +406,26 @@ class _KernelRules:
                     check_sides(
                         stmt.rows, stmt.columns, [axis for axis in self.roles if axis not in stmt.over], left, right
                     )
-            else:
+            elif isinstance(stmt, Store):
                 offset = stmt.offset
                 target = found[offset] if isinstance(offset, Expr) else self.sizes.keys() & symbols_of(offset)
                 varies = {axis for axis in found[stmt.value] if self.sizes[axis] != 1}
+                if stmt.axes is not None:
+                    where = found[stmt.where] if stmt.where is not None else frozenset[sympy.Symbol]()
+                    varies |= {axis for axis in target | where if self.sizes[axis] != 1}
+                    target = frozenset(stmt.axes)
                 require(varies <= target, "the value varies along an axis that the offset does not")
                 used |= target
             for axis in used:
                 outside = self.roles[axis] is Role.LOOP and axis not in walked
                 require(not outside, "it varies along {}, which is walked only inside a loop", axis)
+
+
+def _place_of(stmt: Fold | Prefix | Store) -> str:
+    """What a message calls a statement."""
+    if isinstance(stmt, Store):
+        return f"store to {stmt.param}"
+    return f"{'fold' if isinstance(stmt, Fold) else 'scan'} {stmt.name}"
 
 
 __all__ = ["verify_kernel", "verify_program"]

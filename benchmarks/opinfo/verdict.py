@@ -131,7 +131,7 @@ def _one(verdict: Verdict, pair: Pair, sample: SampleInput, position: int, backw
         return
     for report in found.reports:
         verdict.kernels += len(report.kernels)
-        # A call without a reason is the compiler's own: it draws a seed.
+        # A call without a reason is the compiler's own: it draws a seed, or allocates memory.
         verdict.externs.update({extern.name: extern.reason for extern in report.externs if extern.reason})
     differs = _layout(found, captured)
     if not differs and not random:

@@ -7,7 +7,7 @@ merely element-wise around them, they are left to the library, whose calls take 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -15,8 +15,10 @@ from codegen.c.build import assembly, build_kernel
 from codegen.c.emit import emit_kernel
 from codegen.c.spell import SPELLED
 from codegen.c.storage import MEMORY
-from codegen.target import AttentionSpeed, Capabilities, Launcher, Stage
+from codegen.numerics import DEFAULT, Numerics
+from codegen.target import Alternative, AttentionSpeed, Capabilities, Launcher, Stage
 from lowering.kernel import Fold, Kernel, statements
+from lowering.program import SCATTER_OPS
 from lowering.scalar_ops import FOLD_OPS
 
 ONE_FOLD, SEVERAL_FOLDS = 0.05, 0.6
@@ -38,6 +40,9 @@ class CTarget:
 
     name = "c"
 
+    def __init__(self, numerics: Numerics = DEFAULT) -> None:
+        self.numerics = numerics
+
     @property
     def capabilities(self) -> Capabilities:
         """What can be written in C; the rates are per core times the threads PyTorch uses."""
@@ -56,6 +61,8 @@ class CTarget:
             streamed=1.0,
             lone_products=False,
             attention=_ATTENTION,
+            follows=not self.numerics.strict,
+            scatters=frozenset(SCATTER_OPS),
         )
 
     def emit(self, kernel: Kernel) -> str:
@@ -65,6 +72,10 @@ class CTarget:
             BuildError: the kernel cannot be written in C.
         """
         return emit_kernel(kernel)
+
+    def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
+        """One: the compiler chooses what there is to choose."""
+        return (Alternative("default", self.emit(kernel)),)
 
     def efficiency(self, kernel: Kernel) -> float:
         """Several folds in one kernel pay for themselves; a product alone is what the library is for."""

@@ -28,6 +28,7 @@ from codegen.c.skips import ALWAYS, possible
 from codegen.c.storage import HELD, constant, operand
 from codegen.c.sweeps import extend_spans, with_plain_folds
 from codegen.c.threads import ENOUGH
+from codegen.c.updates import statement
 from codegen.c.values import Speller
 from lowering.expr import Expr, Load, TileRef, make_cast, postorder
 from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, running, statements, values_of, walked_folds
@@ -115,6 +116,7 @@ class _Blocked:
             elif isinstance(stmt, Store):
                 lines += self._store(stmt)
             else:
+                assert isinstance(stmt, Fold), "no scan stands beside products and running values"
                 lines += self._fold(stmt)
         results: dict[Expr, Tile] = {node: tile for node, tile in self.scope.known.items() if isinstance(node, TileRef)}
         self.scope.shared, self.scope.known, self.products.packed = outside
@@ -207,7 +209,9 @@ class _Blocked:
         extend_spans(self.scope.where, [value])
         offset = store.offset
         roots = [value, offset] if isinstance(offset, Expr) else [value]
+        roots += [] if store.where is None else [store.where]
         symbols = frozenset(offset.free_symbols) if isinstance(offset, sympy.Expr) else frozenset()
+        symbols |= frozenset(store.axes or ())
         direct = [offset] if isinstance(offset, sympy.Expr) else []
         span = self.scope.blocks.tiled(symbols.union(*(self.scope.where[root] for root in roots)))
         axes = self.scope.order(span, roots, direct)
@@ -219,9 +223,12 @@ class _Blocked:
 
         def write(texts: Sequence[str], inner: Level) -> None:
             position = positions[0] if positions else texts[1]
-            inner.before.append(f"{self.scope.params[store.param]}[{position}] = {texts[0]};")
+            element = f"{self.scope.params[store.param]}[{position}]"
+            held = None if store.where is None else texts[-1]
+            inner.before.append(statement(store, self.kernel.param(store.param).dtype, element, texts[0], held))
 
-        return [*lines, *self.scope.nest(roots, axes, write, lanes=bool(direct), place=place)]
+        lanes = bool(direct) and store.axes is None
+        return [*lines, *self.scope.nest(roots, axes, write, lanes=lanes, place=place)]
 
     # Folds -------------------------------------------------------------------------------------------------------
 

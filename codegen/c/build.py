@@ -38,6 +38,8 @@ NATIVE = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": (
 FLAGS = (
     *("-std=gnu11", "-O3", *NATIVE.get(platform.machine(), ()), "-fPIC", "-fopenmp"),
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w"),
+    # GCC 12 loses the `!= 0` of a loaded bool that is an index, where it moves a condition out of the loop around it.
+    "-fno-unswitch-loops",
 )
 LINK_FLAGS = ("-shared", "-nostdlib")
 

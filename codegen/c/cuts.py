@@ -14,7 +14,7 @@ import torch
 
 from codegen.c.sweeps import Sweep
 from lowering.expr import Const, Expr, IndexValue, Load, Op, const, postorder, rewrite
-from lowering.kernel import KernelAxis, Store
+from lowering.kernel import KernelAxis, Store, values_of, with_values
 
 SHORTEST = 64
 """Points of the least axis that is cut: the pieces have to fill registers."""
@@ -39,7 +39,7 @@ class Piece:
 
 def cut(sweep: Sweep, lane: KernelAxis) -> tuple[Piece, ...]:
     """The pieces of `lane`; none if it is better left whole."""
-    if sweep.folds or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST:
+    if sweep.folds or sweep.scans or sweep.keeps or not lane.size.is_Integer or lane.size < SHORTEST:
         return ()
     order = postorder(*sweep.roots)
     sides = {node: side for node in order if (side := _side(node, lane)) is not None}
@@ -75,8 +75,7 @@ def _piece(sweep: Sweep, sides: dict[Expr, tuple[int, bool]], start: int, end: i
         return _settled(node)
 
     def rewritten(store: Store) -> Store:
-        offset = rewrite([store.offset], rule)[0] if isinstance(store.offset, Expr) else store.offset
-        return replace(store, offset=offset, value=rewrite([store.value], rule)[0])
+        return with_values(store, rewrite(values_of(store), rule))
 
     return Piece(start, end, replace(sweep, stores=tuple(map(rewritten, sweep.stores))))
 

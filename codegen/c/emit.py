@@ -23,15 +23,17 @@ from codegen.c.frame import Frame, called_by
 from codegen.c.grid import Array, Grid
 from codegen.c.lanes import choose_lanes, loop_order
 from codegen.c.nest import Extent, Level, chunk_headers, flat, render
+from codegen.c.prefixes import write_scan
 from codegen.c.prelude import prelude
 from codegen.c.scratch import plan_scratch
 from codegen.c.storage import HELD
 from codegen.c.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
 from codegen.c.threads import may_share, team
 from codegen.c.tiles import stage_tiles
+from codegen.c.updates import statement
 from codegen.c.values import Speller
 from lowering.expr import Expr, Load, make_cast
-from lowering.kernel import Kernel, KernelAxis, Role, spans
+from lowering.kernel import Kernel, KernelAxis, Role, Store, spans
 
 
 def emit_kernel(kernel: Kernel) -> str:
@@ -59,6 +61,10 @@ def _function(kernel: Kernel) -> str:
     if any(axis.size == 0 for axis in kernel.with_role(Role.GRID)):  # no point of the grid: nothing is stored
         return Frame(kernel).function([])
     return blocked_function(kernel) if needs_blocks(kernel) else _Function(with_plain_folds(kernel)).text()
+
+
+def _may_meet(store: Store) -> bool:
+    return store.axes is not None or isinstance(store.offset, Expr)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,13 +129,18 @@ class _Function:
         self.speller.open(nest.levels, nest.depth)
         for load, text in staged.items():
             self.speller.learn_here(load, text)
+        place = self._place(nest)
+        for scan in sweep.scans:
+            scanned = self.speller.spell(scan.args, named=frozenset(scan.args))
+            self.speller.learn_here(scan.ref, write_scan(scan, scanned, place, self.space))
         kept = [keep.value for keep in sweep.keeps]
         folded = [arg for fold in sweep.folds for arg in fold.args]
         repeated = frozenset(arg for fold in sweep.folds if fold.op in REPEATING for arg in fold.args)
         values = [make_cast(store.value, self.kernel.param(store.param).dtype) for store in sweep.stores]
         extend_spans(self.where, values)
         offsets = [store.offset for store in sweep.stores if isinstance(store.offset, Expr)]
-        texts = iter(self.speller.spell([*kept, *folded, *values, *offsets], named=repeated))
+        conditions = [store.where for store in sweep.stores if store.where is not None]
+        texts = iter(self.speller.spell([*kept, *folded, *values, *offsets, *conditions], named=repeated))
         inner = nest.levels[-1].before
         learned: list[tuple[Expr, str]] = []
         for keep in sweep.keeps:
@@ -140,10 +151,14 @@ class _Function:
             arguments = [next(texts) for _ in fold.args]
             learned.append((fold.ref, write_fold(fold, arguments, self._place(nest), self.space)))
             self._spread(fold.ref, nest)
-        statements = [next(texts) for _ in values]
-        for store, statement in zip(sweep.stores, statements, strict=True):
-            position = next(texts) if isinstance(store.offset, Expr) else self.speller.position(store.offset)
-            inner.append(f"{self.params[store.param]}[{position}] = {statement};")
+        written = [next(texts) for _ in values]
+        positions = [
+            next(texts) if isinstance(s.offset, Expr) else self.speller.position(s.offset) for s in sweep.stores
+        ]
+        for store, text, position in zip(sweep.stores, written, positions, strict=True):
+            held = None if store.where is None else next(texts)
+            element = f"{self.params[store.param]}[{position}]"
+            inner.append(statement(store, self.kernel.param(store.param).dtype, element, text, held))
         for value, element in learned:
             self.speller.learn(value, element)
         return render(nest.levels)
@@ -171,7 +186,8 @@ class _Function:
                 part = levels[-1]
             levels.append(Level(header))
             depth[axis.symbol] = len(levels) - 1
-        if lane is not None and not any(isinstance(store.offset, Expr) for store in sweep.stores):
+        ordered = across and bool(sweep.scans)  # each point needs the one before it
+        if lane is not None and not ordered and not any(_may_meet(store) for store in sweep.stores):
             levels[-1].pragma = self.grid.lane_pragma()  # stores that might meet must stay in order
         kept = tuple(axis for axis in order if axis.symbol not in sweep.over)
         chunked = chunk is not None or part is not outer

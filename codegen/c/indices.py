@@ -1,6 +1,7 @@
 """Index expressions in C: sympy over axis and size symbols becomes int64_t arithmetic.
 
-Index values are not negative, so C's truncating `/` and `%` are the flooring ones of the IR.
+Index values are not negative, so C's truncating `/` and `%` are the flooring ones of the IR; where a part that is
+divided may be negative (a flipped and rolled axis), more is written.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from collections.abc import Mapping
 
 import sympy
 
+from lowering.division import may_be_negative
 from lowering.errors import BuildError
 from lowering.indexing import FloorDiv, Mod
 
@@ -21,6 +23,8 @@ def index_text(expr: sympy.Expr, names: Names) -> str:
     >>> i, j = sympy.symbols("i j", integer=True)
     >>> index_text(12 * i + j - 3, {i: "i0", j: "i1"}), index_text(FloorDiv(i + 1, 4) * j, {i: "i0", j: "i1"})
     ('12*i0 + i1 - 3', '((i0 + 1)/4)*i1')
+    >>> index_text(Mod(1 - i, 8), {i: "i0"})
+    '((1 - i0)%8 + 8)%8'
 
     Raises:
         BuildError: an unknown symbol or function.
@@ -58,8 +62,12 @@ def _factor(expr: sympy.Expr, names: Names) -> str:
     if expr.is_Mul:
         return _product(expr, names)
     if isinstance(expr, (FloorDiv, Mod)):
-        sign = "/" if isinstance(expr, FloorDiv) else "%"
-        return f"{_operand(expr.args[0], names)}{sign}{_operand(expr.args[1], names)}"
+        whole, divisor = (_operand(arg, names) for arg in expr.args)
+        rest = f"{whole}%{divisor}"
+        if may_be_negative(expr.args[0]):
+            rest = f"({rest} + {divisor})%{divisor}"
+            return f"({whole} - {rest})/{divisor}" if isinstance(expr, FloorDiv) else rest
+        return f"{whole}/{divisor}" if isinstance(expr, FloorDiv) else rest
     if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
         return "*".join([_operand(expr.base, names)] * int(expr.exp))
     if isinstance(expr, (sympy.Max, sympy.Min)):

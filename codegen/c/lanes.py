@@ -170,6 +170,7 @@ def loop_order(sweep: Sweep, lanes: Lanes, where: Spans) -> tuple[tuple[KernelAx
     """
     symbols = {s for root in sweep.roots for s in where[root]}
     symbols |= {s for store in sweep.stores if isinstance(store.offset, sympy.Expr) for s in store.offset.free_symbols}
+    symbols |= {symbol for store in sweep.stores for symbol in store.axes or ()}
     lane: KernelAxis | None = None
     if lanes.axis is not None and lanes.axis.symbol in symbols:
         lane = lanes.axis

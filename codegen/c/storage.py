@@ -41,15 +41,15 @@ COMPUTED: dict[torch.dtype, str] = {**HELD, **dict.fromkeys(NARROW_FLOATS, "floa
 def operand(text: str) -> str:
     """`text` such that any operator may be applied to it.
 
-    >>> operand("a[i + 1]"), operand("a + b"), operand("-a")
-    ('a[i + 1]', '(a + b)', '(-a)')
+    >>> operand("a[i + 1]"), operand("a + b"), operand("-a"), operand("i0/4")
+    ('a[i + 1]', '(a + b)', '(-a)', '(i0/4)')
     """
     if re.fullmatch(r"[\d.]+(e[-+]?\d+)?[fL]?", text):
         return text
     level = 0
     for letter in text:
         level += (letter in "([") - (letter in ")]")
-        if level == 0 and letter in " *-!~":
+        if level == 0 and letter in " */%-!~":
             return f"({text})"
     return text
 

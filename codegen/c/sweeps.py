@@ -15,8 +15,22 @@ import sympy
 import torch
 
 from codegen.c.storage import NARROW_FLOATS
-from lowering.expr import Cast, Expr, Index, Load, Op, TileRef, index_of, make_cast, postorder, rewrite
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, spans, statements, values_of
+from lowering.expr import Cast, Expr, Index, Load, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
+from lowering.kernel import (
+    Fold,
+    Kernel,
+    KernelAxis,
+    Loop,
+    Prefix,
+    Role,
+    Stmt,
+    Store,
+    spans,
+    statements,
+    values_of,
+    with_values,
+)
+from lowering.prefixes import named
 
 Spans = Mapping[Expr, frozenset[sympy.Symbol]]
 Symbols = frozenset[sympy.Symbol]
@@ -33,7 +47,7 @@ class Keep:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """One walk over `axes` (none: once per grid point): keep values, accumulate folds, write stores.
+    """One walk over `axes` (none: once per grid point): carry scans, keep values, accumulate folds, write stores.
 
     `resident`: the axes are held whole, so that values may be kept for later sweeps over them.
     """
@@ -43,17 +57,22 @@ class Sweep:
     stores: tuple[Store, ...] = ()
     keeps: tuple[Keep, ...] = ()
     resident: bool = True
+    scans: tuple[Prefix, ...] = ()
 
     @property
     def over(self) -> Symbols:
-        """The axes folded away; all folds of a sweep agree on them."""
+        """The axes folded away or scanned; all folds and scans of a sweep agree on them."""
+        if self.scans:
+            return frozenset({self.scans[0].along})
         return frozenset(self.folds[0].over) if self.folds else frozenset()
 
     @property
     def roots(self) -> tuple[Expr, ...]:
         """Everything this sweep evaluates."""
+        scanned = (arg for scan in self.scans for arg in scan.args)
         folded = (arg for fold in self.folds for arg in fold.args)
-        return (*(keep.value for keep in self.keeps), *folded, *(v for s in self.stores for v in values_of(s)))
+        stored = (value for store in self.stores for value in values_of(store))
+        return (*scanned, *(keep.value for keep in self.keeps), *folded, *stored)
 
 
 def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> Kernel:
@@ -84,8 +103,9 @@ def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> K
             where = None if stmt.where is None else rewrite([stmt.where], widen)[0]
             return Loop(stmt.axes, tuple(map(rewritten, stmt.body)), where)
         if isinstance(stmt, Store):
-            offset = rewrite([stmt.offset], widen)[0] if isinstance(stmt.offset, Expr) else stmt.offset
-            return Store(stmt.param, offset, rewrite([stmt.value], widen)[0])
+            return with_values(stmt, rewrite(values_of(stmt), widen))
+        if isinstance(stmt, Prefix):
+            return replace(stmt, args=tuple(rewrite(stmt.args, widen)))
         dtype = torch.float32 if stmt.name in narrow else stmt.dtype
         carry = None if stmt.carry is None else make_cast(rewrite([stmt.carry], widen)[0], dtype)
         args = rewrite([*map(rounded, stmt.args)], widen)
@@ -113,19 +133,32 @@ def sweeps_of(kernel: Kernel) -> tuple[Sweep, ...]:
     may_move = _updates_in_place(kernel, where)
     done: list[Sweep] = []
     producer: dict[str, int] = {}
+    last_read: dict[str, int] = {}  # by a statement before: no store to it may move ahead of that
+    scans = {stmt.name: stmt for stmt in statements(kernel.body) if isinstance(stmt, Prefix)}
     for stmt in kernel.body:
         if isinstance(stmt, Loop):
             start = len(done)
             for inner in stmt.body:
                 assert not isinstance(inner, Loop), "blocked writes loops inside loops"
+                if isinstance(inner, Prefix):
+                    continue
                 axes = _inner(kernel, where, inner) | frozenset(stmt.axes)
                 _join(kernel, done, start, Sweep(_ordered(kernel, axes), resident=False), inner, producer)
-        else:
+        elif not isinstance(stmt, Prefix):
             axes = _inner(kernel, where, stmt)
-            needs = [producer[node.name] for node in postorder(*values_of(stmt)) if isinstance(node, TileRef)]
+            needs = [producer[name] for name in named(values_of(stmt), scans) if name not in scans]
             start = max(needs, default=-1) + 1 if may_move else len(done)
-            _join(kernel, done, start, Sweep(_ordered(kernel, axes)), stmt, producer)
-    return tuple(done)
+            if isinstance(stmt, Store):
+                start = max(start, last_read.get(stmt.param, 0))
+            found = _join(kernel, done, start, Sweep(_ordered(kernel, axes)), stmt, producer)
+            for load in loads(*values_of(stmt)):
+                last_read[load.buffer] = max(found, last_read.get(load.buffer, 0))
+    return tuple(_with_scans(sweep, scans) for sweep in done)
+
+
+def _with_scans(sweep: Sweep, scans: Mapping[str, Prefix]) -> Sweep:
+    """A sweep with the scans that it names, which every sweep carries for itself."""
+    return replace(sweep, scans=tuple(scans[name] for name in named(sweep.roots, scans) if name in scans))
 
 
 def _updates_in_place(kernel: Kernel, where: Spans) -> bool:
@@ -140,8 +173,8 @@ def _updates_in_place(kernel: Kernel, where: Spans) -> bool:
 
 def _join(
     kernel: Kernel, done: list[Sweep], start: int, fresh: Sweep, stmt: Fold | Store, producer: dict[str, int]
-) -> None:
-    """Add `stmt` to the first sweep from `start` on that walks the same axes, else to a new one."""
+) -> int:
+    """Add `stmt` to the first sweep from `start` on that walks the same axes, else to a new one; its position."""
     over = frozenset(stmt.over) if isinstance(stmt, Fold) else None
     for k in range(start, len(done)):
         same = done[k].axes == fresh.axes and done[k].resident is fresh.resident
@@ -155,6 +188,7 @@ def _join(
         producer[stmt.name] = k
     else:
         done[k] = replace(done[k], stores=(*done[k].stores, stmt))
+    return k
 
 
 def _inner(kernel: Kernel, where: Spans, stmt: Fold | Store) -> Symbols:
@@ -164,8 +198,9 @@ def _inner(kernel: Kernel, where: Spans, stmt: Fold | Store) -> Symbols:
         symbols |= where[value]
     if isinstance(stmt, Fold):
         symbols |= set(stmt.over)
-    elif isinstance(stmt.offset, sympy.Expr):
-        symbols |= stmt.offset.free_symbols
+    else:
+        symbols |= set(stmt.axes or ())
+        symbols |= stmt.offset.free_symbols if isinstance(stmt.offset, sympy.Expr) else set()
     return frozenset(a.symbol for a in kernel.axes if a.role is not Role.GRID and a.symbol in symbols)
 
 

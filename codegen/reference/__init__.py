@@ -7,16 +7,18 @@ edited one is refused.  For tests, for checking configurations, and where no com
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 
-from codegen.target import Capabilities, Launcher, Stage
+from codegen.numerics import DEFAULT, Numerics
+from codegen.target import Alternative, Capabilities, Launcher, Stage
 from lowering.builder import GENERATED_DTYPES
 from lowering.errors import BuildError
 from lowering.interpret import run_kernel
 from lowering.kernel import Kernel
 from lowering.printer import format_kernel
+from lowering.program import SCATTER_OPS
 from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
 from lowering.verify import verify_kernel
 
@@ -29,6 +31,9 @@ class ReferenceTarget:
     """
 
     name = "reference"
+
+    def __init__(self, numerics: Numerics = DEFAULT) -> None:
+        self.numerics = numerics
 
     @property
     def capabilities(self) -> Capabilities:
@@ -44,11 +49,18 @@ class ReferenceTarget:
             flops=2e7,
             matrix_flops=2e8,
             streamed=1.0,
+            follows=not self.numerics.strict,
+            scatters=frozenset(SCATTER_OPS),
+            ordered=False,
         )
 
     def emit(self, kernel: Kernel) -> str:
         """The text form of `kernel`."""
         return format_kernel(kernel)
+
+    def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
+        """One: the evaluator."""
+        return (Alternative("default", self.emit(kernel)),)
 
     def efficiency(self, kernel: Kernel) -> float:
         """As fast as any library, so that schedules show what can be fused."""

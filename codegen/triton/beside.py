@@ -21,7 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from codegen.triton import configs, contract, descriptors, products
+from codegen.triton import configs, contract, descriptors, persistent, products
 from codegen.triton.blocks import Blocked, Dim, block
 from codegen.triton.configs import Config
 from codegen.triton.indices import Layout, index_code, lay_out
@@ -117,7 +117,7 @@ def alike(first: Kernel, second: Kernel, arch: str, *, tf32: bool) -> bool:
 def _configs(parts: Sequence[Blocked], arch: str, tf32: bool) -> list[Config]:
     """A configuration for each of `parts`, as good as there is on the same warps and stages."""
     if all(descriptors.applies(part, arch) for part in parts):
-        return descriptors.together(parts)
+        return persistent.together(parts)
     if parts[0].contraction:
         return [(*products.narrow(part), *contract.candidates(part, arch, tf32=tf32))[0] for part in parts]
     found = [_default(part) for part in parts]

@@ -30,11 +30,27 @@ from codegen.triton.walk import walked
 from lowering.errors import Unsupported
 from lowering.expr import Cast, Expr, Load, TileRef, postorder
 from lowering.indexing import ONE, ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, spans, statements, values_of
+from lowering.kernel import (
+    Fold,
+    Kernel,
+    KernelAxis,
+    Loop,
+    Prefix,
+    Role,
+    Stmt,
+    Store,
+    spans,
+    statements,
+    values_of,
+    with_values,
+)
 
 HELD_COLUMN, HELD_ONCE = 1024, 128
 """The longest column that is held whole, where it is needed again and where it is read once: times 16 columns it fills
 the registers of 16 warps, and a walk keeps wider rows of memory in flight."""
+
+RUN = 16
+"""Elements side by side in memory that are worth a thread each, at least."""
 
 _NAMES = ("r", "q", "u", "v", "w", "p", "o", "h")  # of reduced dimensions beyond those that have a name of their own
 
@@ -62,7 +78,9 @@ class Dim:
         return f"{self.name.upper()}BLOCK"
 
     def digits(self) -> dict[sympy.Symbol, sympy.Expr]:
-        """Each axis as a digit of the linear index."""
+        """Each axis as a digit of the linear index; of one without points, what keeps loads behind its mask."""
+        if self.size == 0:
+            return {axis.symbol: self.symbol for axis in self.axes}
         found: dict[sympy.Symbol, sympy.Expr] = {}
         weight = ONE
         for position, axis in reversed(list(enumerate(self.axes))):
@@ -203,6 +221,8 @@ def _memberships(kernel: Kernel, symbol: sympy.Symbol) -> Iterator[bool]:
     for stmt in statements(kernel.body):
         if isinstance(stmt, Fold):
             yield from (symbol in stmt.over, symbol in stmt.rows, symbol in stmt.columns)
+        elif isinstance(stmt, Prefix):
+            yield symbol == stmt.along
         elif isinstance(stmt, Loop):
             yield symbol in stmt.axes
 
@@ -327,10 +347,26 @@ def _store_offsets(kernel: Kernel) -> list[sympy.Expr]:
 
 def _contiguous_along(kernel: Kernel, dim: Dim) -> int:
     """How many of the largest loads, those that span the most axes, are contiguous along the last axis of `dim`."""
-    axes = {axis.symbol for axis in kernel.axes}
+    axes, last = {axis.symbol for axis in kernel.axes}, dim.axes[-1].symbol
     spans = [(len(offset.free_symbols & axes), offset) for offset in _loads(kernel)]
     widest = max((span for span, _ in spans), default=0)
-    return sum(coefficient(offset, dim.axes[-1].symbol) == 1 for span, offset in spans if span == widest)
+    return sum(coefficient(_within_run(offset, last), last) == 1 for span, offset in spans if span == widest)
+
+
+def _within_run(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:
+    """`offset` as it grows along `axis` until a digit carries: heads of 64 side by side are contiguous in runs.
+
+    >>> i = sympy.Symbol("i", integer=True, nonnegative=True)
+    >>> _within_run(65536 * FloorDiv(i, 64) + Mod(i, 64), i)
+    i
+    """
+
+    def is_long(expr: sympy.Basic) -> bool:
+        if not isinstance(expr, (FloorDiv, Mod)) or axis not in expr.free_symbols:
+            return False
+        return bool(expr.args[1].is_Integer and expr.args[1] >= RUN)
+
+    return offset.replace(is_long, lambda expr: ZERO if isinstance(expr, FloorDiv) else expr.args[0])
 
 
 def _by_stride(axes: Sequence[KernelAxis], kernel: Kernel) -> tuple[KernelAxis, ...]:
@@ -366,10 +402,12 @@ def _rewrite(
         if isinstance(stmt, Fold):
             carry = None if stmt.carry is None else rewritten[stmt.carry]
             return replace(stmt, args=tuple(rewritten[arg] for arg in stmt.args), carry=carry)
-        if isinstance(stmt.offset, Expr):
-            return replace(stmt, offset=rewritten[stmt.offset], value=rewritten[stmt.value])
-        offset = simplify(stmt.offset.xreplace(digits), sizes)
-        return replace(stmt, offset=offset, value=rewritten[stmt.value])
+        if isinstance(stmt, Prefix):
+            return replace(stmt, args=tuple(rewritten[arg] for arg in stmt.args))
+        moved = with_values(stmt, [rewritten[value] for value in values_of(stmt)])
+        if isinstance(moved.offset, Expr):
+            return moved
+        return replace(moved, offset=simplify(moved.offset.xreplace(digits), sizes))
 
     return tuple(rebuild(stmt) for stmt in body)
 

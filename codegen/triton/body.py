@@ -9,14 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from codegen.triton import contract, descriptors, follow, interleaved, reduce, skips, stacked
+from codegen.triton import contract, descriptors, finish, follow, interleaved, prefix, reduce, skips, stacked
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.indices import expand
 from codegen.triton.scopes import Tile
 from codegen.triton.spell import PRODUCT, UNARY, Code, typed
+from codegen.triton.updates import update
 from codegen.triton.values import Values
 from lowering.expr import Load, index_of, loads
-from lowering.kernel import Fold, Loop, Role, Stmt, Store, running, statements, values_of
+from lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, running, statements, values_of
 
 
 class _Walk:
@@ -53,7 +54,9 @@ class Body:
         if self.layout.config.persistent:
             stacked.describe(values)
             header = descriptors.open_program(values)
-            self._run(self.layout.blocked.body)
+            self._run([stmt for stmt in self.layout.blocked.body if not isinstance(stmt, Store)])
+            with finish.in_parts(values):
+                self._run([stmt for stmt in self.layout.blocked.body if isinstance(stmt, Store)])
             values.close(header)
         else:
             self._place()
@@ -99,6 +102,8 @@ class Body:
                 self._loop(stmt)
             elif isinstance(stmt, Store):
                 self._store(stmt)
+            elif isinstance(stmt, Prefix):
+                prefix.scan_now(self.values, stmt)
             else:
                 later.extend(self._fold(stmt))
         return later
@@ -155,12 +160,20 @@ class Body:
 
     def _store(self, stmt: Store) -> None:
         values = self.values
+        if stmt.axes is not None:
+            update(values, stmt)
+            return
         tile = values.widened(values.value(stmt.value))
         transfer = values.store_through.get(stmt.param)
         tile = Tile(typed(tile.code, stmt.value.dtype), tile.dims, tile.depth)
         if transfer is not None:
             dims, corner, turn = values.moved(transfer)
-            values.line(f"{transfer.name}.store({corner}, {values.spread(tile, dims).code.text}{turn})")
+            text = f"{values.spread(tile, dims).code.text}{turn}"
+            if transfer.batch is not None:
+                shape = values.layout.shape((transfer.rows, transfer.columns))
+                block = Tile(Code(f"tl.reshape({text}, [1, {shape[1:]})"), dims, values.depth)
+                text = values.name(stmt.param, block).code.text
+            values.line(f"{transfer.name}.store({corner}, {text})")
         else:
             pointer = values.pointer(stmt.param, stmt.offset)
             padding = [dim for dim in tile.dims if dim not in pointer.dims]

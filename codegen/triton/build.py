@@ -184,21 +184,31 @@ def _static_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> La
     return launch
 
 
+MOST_SIZES = 4096
+"""Sets of sizes for which a launcher remembers what it launches."""
+
+
 def _dynamic_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> Launcher:
     runs: dict[tuple[int, bool, tuple[bool, ...]], Run] = {}
+    known: dict[tuple[int, ...], tuple[Run, int]] = {}  # sizes that were there before cost no more than fixed ones
     current, kept = torch._C._cuda_getDevice, promise(kernel.params, near=near)
     count = len(kernel.params)
 
-    def first(device: int, aligned: bool, multiples: tuple[bool, ...]) -> Run:
-        runs[device, aligned, multiples] = ready.run(device, aligned, multiples)
-        return runs[device, aligned, multiples]
+    def first(device: int, aligned: bool, sizes: tuple[int, ...]) -> tuple[Run, int]:
+        key = (device, aligned, tuple([size % 16 == 0 for size in sizes]))
+        if key not in runs:
+            runs[key] = ready.run(*key)
+        if len(known) >= MOST_SIZES:
+            known.clear()
+        asked = (device, aligned, *sizes)
+        known[asked] = runs[key], ready.programs(device, aligned, *sizes)
+        return known[asked]
 
     def launch(*args: Any) -> None:
         device, sizes = args[0].get_device(), args[count:]
         pointers = [tensor.data_ptr() for tensor in args[:count]]
-        aligned, multiples = kept(pointers), tuple([size % 16 == 0 for size in sizes])
-        run = runs.get((device, aligned, multiples)) or first(device, aligned, multiples)
-        programs = ready.programs(device, aligned, *sizes)
+        aligned = kept(pointers)
+        run, programs = known.get((device, aligned, *sizes)) or first(device, aligned, sizes)
         if device == current():
             run(programs, [*pointers, *sizes])
         else:

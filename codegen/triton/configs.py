@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import sympy
 
 from codegen.triton.blocks import Blocked, Dim
-from lowering.kernel import Param, Role
+from lowering.kernel import Param, Prefix, Role, statements
 
 PROGRAMS = 132  # streaming multiprocessors of an H100 or H200: with fewer programs some are idle
 _UNKNOWN = 1 << 20  # stands for a symbolic size: most are large
@@ -29,6 +29,7 @@ class Config:
         persistent: contractions only: tensor descriptors, and no more programs than run at once.
         descriptors: contractions whose rows or columns are walked: tensor descriptors for the operands that allow it.
         registers: at most so many per thread, so that more programs share a multiprocessor; 0: as the compiler likes.
+        parts: persistent programs only: the columns of a block are finished, loaded for and stored in so many parts.
         per_processor: how many persistent programs share a multiprocessor; the products of one hide the end of another.
         tf32: contractions only: float32 operands may be rounded to 19 bits.
         split: a loop is two loops, of which one has the blocks in which its condition holds and nothing is masked.
@@ -44,9 +45,28 @@ class Config:
     split: bool = False
     descriptors: bool = False
     registers: int = 0
+    parts: int = 1
 
     def block(self, name: str) -> int:
         return dict(self.blocks).get(name, 1)
+
+
+def describe(config: Config) -> str:
+    """A configuration in words.
+
+    >>> describe(Config((("x", 1), ("r", 4096)), num_warps=8))
+    'r 4096, 8 warps'
+    """
+    words = [f"{name} {size}" for name, size in config.blocks if size > 1]
+    words.append("1 warp" if config.num_warps == 1 else f"{config.num_warps} warps")
+    words += [f"{config.num_stages} stages"] if config.num_stages > 1 else []
+    if config.persistent:
+        words.append("persistent" if config.per_processor == 1 else f"{config.per_processor} persistent")
+    words += [f"finished in {config.parts} parts"] if config.parts > 1 else []
+    words += ["descriptors"] if config.descriptors else []
+    words += ["split"] if config.split else []
+    words += [f"{config.registers} registers"] if config.registers else []
+    return ", ".join(words)
 
 
 def extent(size: sympy.Expr) -> int:
@@ -135,6 +155,9 @@ def _tile(blocked: Blocked, y: Dim, x: Dim) -> Config:
 
 # Reductions -----------------------------------------------------------------------------------------------------------
 
+SECTOR = 32
+"""Bytes: the least that memory is asked for."""
+
 _ROW_WARPS = {1024: 2, 2048: 2, 4096: 8, 8192: 8, 16384: 16}  # padded length of a row held whole → warps; above: 32
 
 
@@ -144,7 +167,8 @@ def _rows(blocked: Blocked, r: Dim, x: Dim | None) -> Config:
     rows = extent(x.size) if x is not None else 1
     if r.role is Role.LOOP and length > 1024:
         warps = 16 if length >= 16384 else 8
-        return Config((("r", min(length, warps * 512)),), num_warps=warps)
+        each = 1024 if _scans(blocked) else 512  # the blocks of a scan wait for each other
+        return Config((("r", min(length, warps * each)),), num_warps=warps)
     if length <= 128:  # several rows per warp
         block = max(1, min(2048 // length, power_of_two(rows)))
         while block > 1 and -(-rows // block) < 2 * PROGRAMS:
@@ -159,12 +183,21 @@ def _rows(blocked: Blocked, r: Dim, x: Dim | None) -> Config:
 def _columns(blocked: Blocked, r: Dim, x: Dim) -> Config:
     """The grid axis is contiguous: neighbouring threads take neighbouring columns, at least 64 bytes of them."""
     columns, length = extent(x.size), power_of_two(extent(r.size))
+    if length >= 256 and _scans(blocked):  # many rows at once: the next ones wait for them
+        block = min(max(1, SECTOR // _itemsize(blocked, least=True)), power_of_two(columns))
+        steps = length if r.role is Role.WHOLE else 256
+        return Config((("r", steps), ("x", block)), num_warps=max(4, steps * block // 1024))
     wanted = min(1024, 4096 // length) if r.role is Role.WHOLE else 256 // _itemsize(blocked)
     block = min(max(32, wanted), power_of_two(columns))
     while block > 32 and -(-columns // block) < 2 * PROGRAMS:
         block //= 2
     steps = length if r.role is Role.WHOLE else min(length, max(1, 4096 // block))
     return Config((("r", steps), ("x", block)), num_warps=min(16, _warps(steps * block, 16)))
+
+
+def _scans(blocked: Blocked) -> bool:
+    """Does the kernel scan?"""
+    return any(isinstance(stmt, Prefix) for stmt in statements(blocked.body))
 
 
 def _several(blocked: Blocked, reduced: list[Dim]) -> Config:

@@ -6,8 +6,9 @@ computes an address or a mask, and a 16-bit result leaves the same way.  On an H
 which pointers never are.
 
 The rule, all of it in `applies`: 16-bit operands loaded as they are, each a matrix whose rows are contiguous and start
-at multiples of 16 bytes; known sizes, no batch axes; enough blocks to keep the device busy.  Several products of one
-loop share an operand, and the columns of the block between them; two of them may be one (`stacked`).
+at multiples of 16 bytes; known sizes; enough blocks to keep the device busy.  The matrices of a batch, or the parts of
+a long sum, lie evenly apart and come through one descriptor of three dimensions.  Several products of one loop share an
+operand, and the columns of the block between them; two of them may be one (`stacked`).
 
 Contractions whose rows or columns are walked have a form of their own: one block of the result per program, as with
 pointers, but every operand that allows it (`matrices`) comes through a descriptor, which begins at the matrix of this
@@ -16,7 +17,7 @@ program's batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import replace
 
 import sympy
@@ -24,6 +25,7 @@ import sympy
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.configs import PROGRAMS, Config
 from codegen.triton.contract import place, programs
+from codegen.triton.indices import Layout
 from codegen.triton.matrices import Matrix, Stack
 from codegen.triton.scopes import Tile, Transfer
 from codegen.triton.spell import HALF, Code
@@ -32,49 +34,13 @@ from lowering.expr import Expr, Load, loads
 from lowering.indexing import coefficient
 from lowering.kernel import Fold, Loop, Role, Store, statements, values_of
 
-_LARGE = Config((("m", 128), ("k", 64), ("n", 256)), num_warps=8, num_stages=3, persistent=True)
-_SMALL = Config((("m", 128), ("k", 64), ("n", 128)), num_warps=8, num_stages=4, persistent=True)
-_WIDE = Config((("m", 64), ("k", 64), ("n", 256)), num_warps=4, num_stages=4, persistent=True)
-_NARROW = Config((("m", 64), ("k", 64), ("n", 128)), num_warps=4, num_stages=4, persistent=True, per_processor=2)
-_SPEEDS = {_LARGE: 1.0, _SMALL: 0.93, _WIDE: 0.92, _NARROW: 0.85}
-"""Configuration → speed with every multiprocessor busy, as measured on an H200 over the shapes of transformer layers.
-An epilogue that loads tiles leaves the largest block too few registers: it falls to 0.6."""
-_APART_SPEEDS = {_LARGE: 1.0, _SMALL: 0.69, _WIDE: 0.65, _NARROW: 0.73}
-"""The same for several products that are not one (`stacked`): each has too few columns for the matrix units."""
-
-
-def candidates(blocked: Blocked, arch: str) -> tuple[Config, ...]:
-    """Configurations of the persistent form, best first; none where the rule does not hold."""
-    return tuple(_divided(config, len(blocked.dots)) for config in _ranked([blocked])) if applies(blocked, arch) else ()
-
-
-def together(parts: Sequence[Blocked]) -> list[Config]:
-    """The best of the persistent form for each of several kernels to which it `applies`, walked in one launch."""
-    best = _ranked(parts)[0]
-    return [_divided(best, len(part.dots)) for part in parts]
-
-
-def _ranked(parts: Sequence[Blocked]) -> list[Config]:
-    """Configurations for one product, best first.
-
-    Ranked by the speed of each on a full device, times the share of the device that the last round of blocks leaves
-    busy.
-    """
-    speeds = _SPEEDS if all(len(part.dots) == 1 or stack_of(part) for part in parts) else _APART_SPEEDS
-    if any(loads_tiles(part) for part in parts):
-        speeds = {**speeds, _LARGE: 0.6}
-
-    def speed(config: Config) -> float:
-        blocks = sum(programs(part, _divided(config, len(part.dots))) for part in parts)
-        slots = PROGRAMS * config.per_processor
-        return speeds[config] * blocks / (slots * -(-blocks // slots))
-
-    return sorted(speeds, key=speed, reverse=True)
+NARROWEST = Config((("m", 64), ("k", 64), ("n", 128)), num_stages=4, persistent=True, per_processor=2)
+"""The configuration with the smallest blocks."""
 
 
 def loads_tiles(blocked: Blocked) -> bool:
     """Does the epilogue load whole tiles, rather than a row or column of numbers?"""
-    grid = {dim.symbol for dim in blocked.grid()}
+    grid = {dim.symbol for dim in blocked.grid() if dim.name != "b"}
     values = [value for stmt in blocked.body if isinstance(stmt, Store) for value in values_of(stmt)]
     spans = (
         {symbol for index in load.index if not isinstance(index, Expr) for symbol in index.free_symbols}
@@ -83,31 +49,41 @@ def loads_tiles(blocked: Blocked) -> bool:
     return any(len(span & grid) > 1 for span in spans)
 
 
+def loaded_tiles(blocked: Blocked) -> dict[Load, Matrix]:
+    """The loads of whole tiles after a contraction that can come through descriptors."""
+    grid = {dim.name: dim for dim in blocked.grid()}
+    found: dict[Load, Matrix] = {}
+    for stmt in blocked.body:
+        for load in loads(*values_of(stmt)) if isinstance(stmt, Store) else ():
+            if load.dtype in HALF and (matrix := matrix_of(blocked, load, grid["m"], grid["n"])) is not None:
+                found |= {load: matrix} if _steps_evenly(blocked, matrix) else {}
+    return found
+
+
 def applies(blocked: Blocked, arch: str) -> bool:
     """Does the persistent form compute this kernel, and is it worth it?"""
     if not on_tensor_memory(arch):
         return False
     grid = {dim.name: dim for dim in blocked.grid()}
     contracted = [dim for dim in blocked.dims if dim.role is not Role.GRID]
-    if set(grid) != {"m", "n"} or len(contracted) != 1 or contracted[0].role is not Role.LOOP:
+    if set(grid) - {"b"} != {"m", "n"} or len(contracted) != 1 or contracted[0].role is not Role.LOOP:
         return False
-    if not all(dim.size.is_Integer and int(dim.size) >= 128 for dim in blocked.dims):
+    if not all(dim.size.is_Integer and (int(dim.size) >= 128 or dim.name == "b") for dim in blocked.dims):
         return False
     loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
     folds = [stmt for loop in loops for stmt in loop.body]
     if len(loops) != 1 or not all(isinstance(fold, Fold) and fold.carry is None for fold in folds):
         return False
     operands = {factor for dot in blocked.dots for factor in dot.args}
-    if set(folds) != set(blocked.dots) or len(operands) != 1 + len(folds):
+    if set(folds) != set(blocked.dots) or len(operands) != 1 + len(folds) or ("b" in grid and len(folds) > 1):
         return False  # products that share no operand would need larger tiles than fit
     for factor, (first, second) in _factors(blocked):
-        if (
-            factor.dtype not in HALF
-            or not isinstance(factor, Load)
-            or matrix_of(blocked, factor, first, second) is None
-        ):
+        if factor.dtype not in HALF or not isinstance(factor, Load):
             return False
-    return programs(blocked, _divided(_NARROW, len(folds))) * 2 >= PROGRAMS
+        matrix = matrix_of(blocked, factor, first, second)
+        if matrix is None or not _steps_evenly(blocked, matrix):
+            return False
+    return programs(blocked, divided(NARROWEST, len(folds))) * 2 >= PROGRAMS
 
 
 def _factors(blocked: Blocked) -> Iterator[tuple[Expr, tuple[Dim, Dim]]]:
@@ -117,7 +93,7 @@ def _factors(blocked: Blocked) -> Iterator[tuple[Expr, tuple[Dim, Dim]]]:
         yield from zip(dot.args, ((rows, over), (over, columns)), strict=True)
 
 
-def _divided(config: Config, count: int) -> Config:
+def divided(config: Config, count: int) -> Config:
     """`config` with as many columns for each of `count` contractions as there are registers for."""
     columns = max(16, 1 << (config.block("n") // count).bit_length() - 1)
     return replace(config, blocks=tuple((name, columns if name == "n" else size) for name, size in config.blocks))
@@ -191,6 +167,19 @@ def matrices(blocked: Blocked, arch: str) -> dict[Load, Matrix]:
     return found
 
 
+def _batch(blocked: Blocked, matrix: Matrix) -> tuple[Dim, sympy.Expr | None] | None:
+    """The batch dimension that a matrix varies along, and how far apart its matrices lie (None: not evenly)."""
+    varied = [dim for dim in blocked.dims if dim.symbol in matrix.base.free_symbols]
+    return (varied[0], coefficient(matrix.base, varied[0].symbol)) if varied else None
+
+
+def _steps_evenly(blocked: Blocked, matrix: Matrix) -> bool:
+    """Can one descriptor hold a matrix for every point of the batch?"""
+    batch = _batch(blocked, matrix)
+    size = blocked.kernel.param(matrix.param).dtype.itemsize
+    return batch is None or (batch[1] is not None and int(batch[1]) > 0 and int(batch[1]) * size % 16 == 0)
+
+
 def on_tensor_memory(arch: str) -> bool:
     """Has this architecture a tensor memory accelerator?"""
     return arch.startswith("sm_") and int(arch[3:].rstrip("a")) >= 90
@@ -198,12 +187,16 @@ def on_tensor_memory(arch: str) -> bool:
 
 def _target(blocked: Blocked, stmt: Store, m: Dim, n: Dim) -> Matrix | None:
     """The matrix that `stmt` can write through a descriptor: 16-bit results, so that the tile fits shared memory."""
-    read = {load.buffer for inner in statements(blocked.body) for load in loads(*values_of(inner))}
-    if isinstance(stmt.offset, Expr) or stmt.param in read:
+    if isinstance(stmt.offset, Expr):
         return None
+    tiles = loaded_tiles(blocked)
+    reading = [load for s in statements(blocked.body) for load in loads(*values_of(s)) if load.buffer == stmt.param]
+    if any(load not in tiles or load.index[0] != stmt.offset for load in reading):
+        return None  # what is read has to be there before it is written over
     if blocked.kernel.param(stmt.param).dtype not in HALF or stmt.value.dtype not in HALF:
         return None
-    return _as_matrix(blocked, stmt.param, stmt.offset, m, n)
+    found = _as_matrix(blocked, stmt.param, stmt.offset, m, n)
+    return found if found is not None and _steps_evenly(blocked, found) else None
 
 
 # Lines ----------------------------------------------------------------------------------------------------------------
@@ -214,6 +207,7 @@ def open_program(values: Values) -> str:
     blocked = values.layout.blocked
     m, n = (next(dim for dim in blocked.dims if dim.name == name) for name in ("m", "n"))
     made: dict[Matrix, Transfer] = {}
+    end = values.layout.in_parts(n)
     for factor, (first, second) in _factors(blocked):
         assert isinstance(factor, Load)
         if factor in values.load_through:
@@ -221,16 +215,26 @@ def open_program(values: Values) -> str:
         matrix = matrix_of(blocked, factor, first, second)
         assert matrix is not None, "asked of a kernel that `applies` refuses"
         if matrix not in made:
-            made[matrix] = _describe(values, matrix)
+            made[matrix] = _describe(values, matrix, values.layout)
         values.load_through[factor] = made[matrix]
+    for load, matrix in loaded_tiles(blocked).items():
+        if matrix not in made:
+            made[matrix] = _describe(values, matrix, end)
+        values.load_through[load] = made[matrix]
     for stmt in blocked.body:
         target = _target(blocked, stmt, m, n) if isinstance(stmt, Store) else None
         if target is not None:
-            values.store_through[target.param] = _describe(values, target)
+            if target not in made:
+                made[target] = _describe(values, target, end)
+            values.store_through[target.param] = made[target]
     total = " * ".join(f"tl.cdiv({dim.size}, {dim.constant})" for dim in (m, n))
+    total = "".join(f"{dim.size} * " for dim in blocked.dims if dim.name == "b") + total
     blocks = values.name("blocks", Tile(Code(total))).code.text
     number = values.open("block")
     place(values, number)
+    for dim in blocked.dims:
+        if dim.name == "b":
+            values.starts[dim] = values.name("batch", Tile(Code(values.starts[dim]), depth=values.depth)).code.text
     return f"for {number} in tl.range({values.program}, {blocks}, tl.num_programs(0), flatten=True):"
 
 
@@ -239,14 +243,22 @@ def describe_operands(values: Values, arch: str) -> None:
     made: dict[Matrix, Transfer] = {}
     for load, matrix in matrices(values.layout.blocked, arch).items():
         if matrix not in made:
-            made[matrix] = _describe(values, matrix)
+            made[matrix] = _describe(values, matrix, values.layout)
         values.load_through[load] = made[matrix]
 
 
-def _describe(values: Values, matrix: Matrix) -> Transfer:
-    """Add the line that makes the descriptor of `matrix`."""
+def _describe(values: Values, matrix: Matrix, layout: Layout) -> Transfer:
+    """Add the line that makes the descriptor of `matrix`, in the blocks of `layout`."""
+    batch = _batch(values.layout.blocked, matrix) if values.layout.config.persistent else None
+    if batch is not None and batch[1] is not None:  # programs walk the matrices, which one descriptor holds
+        shape = f"[{batch[0].size}, {matrix.rows.size}, {matrix.columns.size}], [{batch[1]}, {matrix.stride}, 1]"
+        block = f"[1, {layout.shape((matrix.rows, matrix.columns))[1:]}"
+        pointer = values.pointer(matrix.param, sympy.expand(matrix.base - batch[1] * batch[0].symbol)).code.text
+        text = f"tl.make_tensor_descriptor({pointer}, {shape}, {block})"
+        name = values.name(f"{matrix.param}_desc", Tile(Code(text))).code.text
+        return Transfer(name, matrix.rows, matrix.columns, batch[0])
     shape = f"[{matrix.rows.size}, {matrix.columns.size}], [{matrix.stride}, 1]"
-    block = values.layout.shape((matrix.rows, matrix.columns))
+    block = layout.shape((matrix.rows, matrix.columns))
     pointer = values.pointer(matrix.param, matrix.base).code.text
     text = f"tl.make_tensor_descriptor({pointer}, {shape}, {block})"
     name = values.name(f"{matrix.param}_desc", Tile(Code(text))).code.text

@@ -2,13 +2,12 @@
 
 What enters is a contraction kernel over block dimensions; what leaves is a share of the library's speed.  The shares
 were measured on an H200 against cuBLAS, over the shapes of transformer layers (bfloat16 unless said).  With descriptors
-the end of a block takes as long as 64 elements of what is summed up; where it loads tiles of its own, 0.75 is reached.
-Aligned pointers reach 0.6.  Several products in one loop have 0.8 of that, unless they are computed as one.  Rows that
-do not start at multiples of 16 bytes defeat asynchronous copies, and the library even more: an odd vocabulary makes it
-seven times slower.  float32 by three TF32 products is as fast as cuBLAS in full float32.  A product of up to four rows
-is bound by memory: against the library, sums of products take 1.03 of its speed, 0.93 where rows are longer than
-16 KiB, given two rows of the matrix per multiprocessor.  Attention and its gradients reach 0.55 (64 wide) to 0.8 (128
-wide) of the speed of a plain product.
+it is as `persistent` says; aligned pointers reach 0.6.  Several products in one loop have 0.8 of that, unless they are
+computed as one.  Rows that do not start at multiples of 16 bytes defeat asynchronous copies, and the library even more:
+an odd vocabulary makes it seven times slower.  float32 by three TF32 products is 1.4 times as fast as cuBLAS in full
+float32.  A product of up to four rows is bound by memory: against the library, sums of products take 1.03 of its speed,
+0.93 where rows are longer than 16 KiB, given two rows of the matrix per multiprocessor.  Attention and its gradients
+reach 0.55 (64 wide) to 0.8 (128 wide) of the speed of a plain product.
 """
 
 from __future__ import annotations
@@ -17,22 +16,26 @@ import math
 
 import torch
 
-from codegen.triton import descriptors
+from codegen.triton import contract, descriptors, persistent, products
 from codegen.triton.blocks import Blocked
-from codegen.triton.configs import PROGRAMS, extent
+from codegen.triton.configs import PROGRAMS, Config, extent
+from codegen.triton.contract import full_rounds, programs
 from lowering.expr import Expr, Index, loads
 from lowering.indexing import coefficient
 from lowering.kernel import Role, Store
 
-DESCRIPTORS_LOADING, POINTERS, MISALIGNED = 0.75, 0.6, 0.25
-END, SEVERAL = 64, 0.8
+POINTERS, MISALIGNED, SEVERAL = 0.6, 0.25, 0.8
 LIBRARY_MISALIGNED = 0.15
 FEW_ROWS, FEW_LONG_ROWS, LONG = 1.03, 0.93, 16_384
 CHAINED, CHAINED_POINTERS = 0.6, 0.5
-OTHER_DTYPES = {torch.float32: 0.9, torch.float64: 0.25, torch.int8: 0.6}
+WARPS = 64  # that share a multiprocessor
+NARROW_TOGETHER = 3  # programs that must share one to hide how a narrow product converts what it loads
+UNPACKING = 0.5  # of its speed is left to a narrow product that takes two or more weights out of each byte
+TF32, TF32_CHAINED = 0.25, 0.37  # against cuBLAS in TF32, where descriptors are for halves only
+OTHER_DTYPES = {torch.float32: 1.4, torch.float64: 0.25, torch.int8: 0.6}
 
 
-def efficiency(blocked: Blocked, arch: str) -> float:
+def efficiency(blocked: Blocked, arch: str, *, tf32: bool = False) -> float:
     """The share of the library's speed at which this kernel's contraction runs.
 
     Where its rows or columns are walked, to be folded or contracted again, there is no library to compare with: then it
@@ -43,23 +46,61 @@ def efficiency(blocked: Blocked, arch: str) -> float:
         return _of_sums(blocked)
     if blocked.chained:
         share = CHAINED if descriptors.matrices(blocked, arch) else CHAINED_POINTERS
-        return share * OTHER_DTYPES.get(dots[0].args[0].dtype, 1.0)
+        return share * _others(tf32=tf32, chained=True).get(dots[0].args[0].dtype, 1.0)
     operands = [load for dot in dots for load in loads(*dot.args)]
     dtype, share = dots[0].args[0].dtype, POINTERS
-    if dtype in OTHER_DTYPES:
-        share = OTHER_DTYPES[dtype] * (SEVERAL if len(dots) > 1 else 1.0)
+    if dtype in _others(tf32=tf32):
+        share = _others(tf32=tf32)[dtype] * (SEVERAL if len(dots) > 1 else 1.0)
     if descriptors.applies(blocked, arch):
-        length = math.prod(extent(dim.size) for dim in blocked.of(dots[0].over))
-        share = DESCRIPTORS_LOADING if descriptors.loads_tiles(blocked) else length / (length + END)
+        share = persistent.reached(blocked)
         share *= SEVERAL if len(dots) > 1 and descriptors.stack_of(blocked) is None else 1.0
     elif not all(_aligned(blocked, load.index[0], load.dtype.itemsize) for load in operands):
         share = min(share, MISALIGNED)
+    share *= _occupied(blocked, arch, tf32=tf32)
     results = [stmt.offset for stmt in blocked.body if isinstance(stmt, Store) and not isinstance(stmt.offset, Expr)]
     size = operands[0].dtype.itemsize
     rows = [*(load.index[0] for load in operands if not isinstance(load.index[0], Expr)), *results]
     if size <= 2 and not all(_aligned(blocked, offset, size) for offset in rows):
         share /= LIBRARY_MISALIGNED
     return share
+
+
+def _occupied(blocked: Blocked, arch: str, *, tf32: bool) -> float:
+    """The share of its speed at which the device computes the blocks that there are; a library cuts long sums instead.
+
+    Of split float32 two programs share a multiprocessor, and hide half of what the last round leaves idle.
+    """
+    narrow = products.narrow(blocked)
+    config = (*narrow, *persistent.candidates(blocked, arch), *contract.candidates(blocked, arch, tf32=tf32))[0]
+    blocks, split = programs(blocked, config), blocked.dots[0].args[0].dtype is torch.float32 and not tf32
+    if narrow:
+        unpacking = UNPACKING if len(blocked.dots) > 1 else 1.0
+        return unpacking * min(1.0, math.sqrt(blocks / (NARROW_TOGETHER * PROGRAMS)))
+    if not split:
+        return min(1.0, blocks / PROGRAMS)
+    share = blocks / (2 * PROGRAMS)
+    return min(1.5 * share, 0.5 + 0.5 * share) if share < 1 else 0.5 + 0.5 * full_rounds(blocks, 2 * PROGRAMS)
+
+
+def speed(blocked: Blocked, config: Config) -> float:
+    """The share of the speed of the device, or of the library's, that is predicted for one configuration.
+
+    What is not a contraction is bound by memory, at the share of the device that its last round of blocks leaves busy.
+    """
+    blocks = programs(blocked, config)
+    if not blocked.dots:
+        return full_rounds(blocks, PROGRAMS * max(1, WARPS // config.num_warps))
+    if config.persistent:
+        return persistent.speed(blocked, config)
+    share = POINTERS * OTHER_DTYPES.get(blocked.dots[0].args[0].dtype, 1.0)
+    sums = config.block("m") * config.block("n")
+    share *= min(1.0, math.sqrt(sums) / 128)  # the smaller a block, the more often operands are fetched
+    return share * full_rounds(blocks, PROGRAMS)
+
+
+def _others(*, tf32: bool, chained: bool = False) -> dict[torch.dtype, float]:
+    """The dtypes that do not run as halves do."""
+    return {**OTHER_DTYPES, torch.float32: TF32_CHAINED if chained else TF32} if tf32 else OTHER_DTYPES
 
 
 def _of_sums(blocked: Blocked) -> float:

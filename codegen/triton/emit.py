@@ -9,8 +9,10 @@ comments on their origin).
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
-from codegen.triton import beside, chains, configs, contract, descriptors, prelude, products, tail
+from codegen.numerics import DEFAULT, Numerics
+from codegen.triton import beside, chains, configs, contract, persistent, prelude, products, tail
 from codegen.triton.beside import Part
 from codegen.triton.blocks import Blocked, Dim, block
 from codegen.triton.body import Body
@@ -18,6 +20,7 @@ from codegen.triton.configs import PROGRAMS, Config
 from codegen.triton.indices import Layout, index_code, lay_out
 from codegen.triton.rounding import is_rounded
 from codegen.triton.scopes import Names
+from codegen.triton.sigmoids import as_sigmoids
 from codegen.triton.spell import PRODUCT, UNARY
 from codegen.triton.tail import Follower
 from codegen.triton.values import Values
@@ -33,37 +36,43 @@ def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Conf
     if blocked.chained:
         return chains.candidates(blocked, arch, tf32=tf32)
     others = contract.candidates(blocked, arch, tf32=tf32)
-    return tuple(dict.fromkeys((*products.narrow(blocked), *descriptors.candidates(blocked, arch), *others)))
+    return tuple(dict.fromkeys((*products.narrow(blocked), *persistent.candidates(blocked, arch), *others)))
 
 
-def emit(kernel: Kernel, config: Config | None = None, *, arch: str = "sm_90", tf32: bool = False) -> str:
+def emit(kernel: Kernel, config: Config | None = None, *, arch: str = "sm_90", numerics: Numerics = DEFAULT) -> str:
     """The source of `kernel` for `arch`, in `config` or in the default configuration."""
+    tf32 = numerics.tf32
     if kernel.beside:
-        return _emit_together(kernel, beside.parts_of(kernel, arch, tf32=tf32), arch)
+        return _emit_together(kernel, beside.parts_of(kernel, arch, tf32=tf32), arch, strict=numerics.strict)
     blocked = block(kernel)
     chosen = config or tail.with_room(candidates(blocked, arch, tf32=tf32)[0], kernel)
     layout = lay_out(blocked, chosen, grid_depth=int(chosen.persistent))
     steps = tail.followers(kernel, chosen.num_warps, arch, tf32=tf32)
-    functions = [_function(step.layout, step.name, arch, behind=step.behind) for step in steps]
-    functions.append(_function(layout, kernel.name, arch, steps=steps))
+    strict = numerics.strict
+    functions = [_function(step.layout, step.name, arch, behind=step.behind, strict=strict) for step in steps]
+    functions.append(_function(layout, kernel.name, arch, steps=steps, strict=strict))
     count = " * ".join(_blocks(layout, dim) for dim in layout.blocked.grid()) or "1"
-    return _file(kernel, functions, layout.config, _constants(layout), count)
+    return _file(kernel, functions, layout.config, _constants(layout), count, strict=strict)
 
 
-def _emit_together(kernel: Kernel, parts: Sequence[Part], arch: str) -> str:
+def _emit_together(kernel: Kernel, parts: Sequence[Part], arch: str, *, strict: bool) -> str:
     """The source of a kernel with others beside it: a function for each, and the one that is launched."""
-    functions = [_function(part.layout, part.name, arch, part=True) for part in parts]
+    functions = [_function(part.layout, part.name, arch, part=True, strict=strict) for part in parts]
     lines = beside.dispatch(parts)
     functions.append("\n".join([*_signature(kernel, kernel.name, [], []), *(_INDENT + line for line in lines)]))
-    return _file(kernel, functions, parts[0].layout.config, {}, " + ".join(part.blocks for part in parts))
+    count = " + ".join(part.blocks for part in parts)
+    return _file(kernel, functions, parts[0].layout.config, {}, count, strict=strict)
 
 
-def _file(kernel: Kernel, functions: list[str], config: Config, constants: dict[str, int], count: str) -> str:
+def _file(
+    kernel: Kernel, functions: list[str], config: Config, constants: dict[str, int], count: str, *, strict: bool
+) -> str:
     """The whole text: `functions`, of which the last is launched on `count` programs."""
     helpers = prelude.needed("".join(functions))
     described = any("tl.make_tensor_descriptor(" in text for text in functions)
     head = f"{_docstring(kernel)}\n\n{_imports(described or kernel.then is not None, [*functions, *helpers])}"
-    sections = [head, *helpers, *functions, *_launching(kernel, config, constants, count, described=described)]
+    launching = _launching(kernel, config, constants, count, described=described, strict=strict)
+    sections = [head, *helpers, *functions, *launching]
     return "\n\n\n".join(section.strip("\n") for section in sections) + "\n"
 
 
@@ -75,6 +84,7 @@ def _function(
     steps: Sequence[Follower] = (),
     behind: frozenset[str] = frozenset(),
     part: bool = False,
+    strict: bool = False,
 ) -> str:
     """The `@triton.jit` function of one kernel, which `steps` follow; `behind`: see `Follower`.
 
@@ -86,7 +96,9 @@ def _function(
     taken = [*(f"{param.name}_ptr" for param in kernel.params), *(size.name for size in kernel.sizes), *constants]
     taken += [*told, *counted, *(["done"] if steps else []), *(step.name for step in steps)]
     names = Names([*taken, name, *prelude.FUNCTIONS])
-    fast, zero_fill = is_rounded(kernel), layout.blocked.contraction
+    fast, zero_fill = is_rounded(kernel) and not strict, layout.blocked.contraction
+    if fast:
+        layout = replace(layout, blocked=replace(layout.blocked, body=as_sigmoids(layout.blocked.body)))
     values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
     values.program = beside.PROGRAM if part else values.program
     lines = Body(values, arch).lines()
@@ -136,11 +148,14 @@ def _constants(layout: Layout) -> dict[str, int]:
     return {dim.constant: layout.config.block(dim.name) for dim in layout.blocked.dims if dim in layout.tiled}
 
 
-def _launching(kernel: Kernel, config: Config, constants: dict[str, int], count: str, *, described: bool) -> list[str]:
+def _launching(
+    kernel: Kernel, config: Config, constants: dict[str, int], count: str, *, described: bool, strict: bool
+) -> list[str]:
     """The configuration, the grid of `count` blocks and the function that launches the kernel."""
     sizes = [size.name for size in kernel.sizes]
     entries = {**constants, "num_warps": config.num_warps, "num_stages": config.num_stages}
     entries |= {"maxnreg": config.registers} if config.registers else {}
+    entries |= {"enable_fp_fusion": False, "enable_reflect_ftz": False} if strict else {}
     listed = ", ".join(f'"{name}": {value}' for name, value in entries.items())
     settings = f"CONFIG = {{{listed}}}"
     given, limit = ", ".join(sizes), ""

@@ -20,7 +20,7 @@ from dataclasses import replace
 import torch
 
 from lowering.expr import Const, Expr, Op, TileRef, postorder, rewrite
-from lowering.kernel import Fold, Loop, Stmt, Store, statements
+from lowering.kernel import Fold, Loop, Stmt, Store, statements, values_of, with_values
 
 _LOG2E = math.log2(math.e)
 
@@ -48,11 +48,9 @@ def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
             where = None if stmt.where is None else rewrite([stmt.where], rule)[0]
             return replace(stmt, body=tuple(rebuilt(inner) for inner in stmt.body), where=where)
         if isinstance(stmt, Store):
-            if isinstance(stmt.offset, Expr):
-                offset, value = rewrite([stmt.offset, stmt.value], rule)
-                return replace(stmt, offset=offset, value=value)
-            return replace(stmt, value=rewrite([stmt.value], rule)[0])
+            return with_values(stmt, rewrite(values_of(stmt), rule))
         args = tuple(rewrite(stmt.args, rule))
+        assert isinstance(stmt, Fold), "no scan stands beside a contraction"
         if stmt.op in ("max", "min") and stmt.carry is None and (scaled := _scaled(args[0])) is not None:
             factors[stmt.name] = scaled[1]
             return replace(stmt, args=(scaled[0],))

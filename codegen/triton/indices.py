@@ -9,13 +9,14 @@ block).
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.configs import Config
 from codegen.triton.spell import ATOM, PRODUCT, SUM, UNARY, Code
+from lowering.division import may_be_negative
 from lowering.expr import Expr, Load, index_of, postorder
 from lowering.indexing import ZERO, FloorDiv, Mod, bounds
 from lowering.kernel import Loop, Role, Stmt, Store, statements, values_of
@@ -31,6 +32,7 @@ class Layout:
         tiled: dimensions that tiles span; a GRID dimension in blocks of 1 is one value per program.
         depth: the loop depth at which the index of a dimension is defined.
         wide: dimensions whose index is an int64.
+        parted: dimensions of which a tile spans a part of the block.
     """
 
     blocked: Blocked
@@ -38,6 +40,17 @@ class Layout:
     tiled: tuple[Dim, ...]
     depth: Mapping[Dim, int]
     wide: frozenset[Dim]
+    parted: tuple[Dim, ...] = ()
+
+    def in_parts(self, dim: Dim) -> Layout:
+        """The same for the end of a block, where `dim` is taken in parts, in a loop over these."""
+        if self.config.parts == 1:
+            return self
+        return replace(self, parted=(dim,), depth={**self.depth, dim: self.depth[dim] + 1})
+
+    def width(self, dim: Dim) -> str:
+        """The elements of `dim` in a tile, as text."""
+        return f"{dim.constant} // {self.config.parts}" if dim in self.parted else dim.constant
 
     def dim(self, symbol: sympy.Symbol) -> Dim | None:
         """The dimension whose linear index `symbol` is."""
@@ -75,7 +88,7 @@ class Layout:
 
     def shape(self, dims: Sequence[Dim]) -> str:
         """The shape of a tile over `dims`, as text."""
-        return f"[{', '.join(dim.constant for dim in dims)}]"
+        return f"[{', '.join(self.width(dim) for dim in dims)}]"
 
     def parts(self, offset: sympy.Expr) -> list[sympy.Expr]:
         """`offset` as summands that are best added one after another to a pointer.
@@ -209,8 +222,14 @@ def index_code(index: sympy.Expr, layout: Layout, variable: Callable[[sympy.Symb
         if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
             return Code(" * ".join([spelled(expr.base).at(UNARY)] * int(expr.exp)), PRODUCT)
         assert isinstance(expr, (FloorDiv, Mod)), f"no text for index {expr}"
-        sign = "//" if isinstance(expr, FloorDiv) else "%"
-        return Code(f"{spelled(expr.args[0]).at(PRODUCT)} {sign} {spelled(expr.args[1]).at(UNARY)}", PRODUCT)
+        whole, divisor = expr.args
+        by = spelled(divisor).at(UNARY)
+        rest = Code(f"{spelled(whole).at(PRODUCT)} % {by}", PRODUCT)
+        if may_be_negative(whole):  # the device's own division rounds to zero
+            rest = Code(f"({rest.at(SUM)} + {by}) % {by}", PRODUCT)
+            whole_text = f"({spelled(whole).at(SUM)} - {rest.at(PRODUCT)})"
+            return Code(f"{whole_text} // {by}", PRODUCT) if isinstance(expr, FloorDiv) else rest
+        return Code(f"{spelled(whole).at(PRODUCT)} // {by}", PRODUCT) if isinstance(expr, FloorDiv) else rest
 
     return spelled(index)
 

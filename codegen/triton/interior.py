@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 
 from lowering.expr import Const, Expr, Op, rewrite
-from lowering.kernel import Fold, Loop, Stmt, Store, statements, values_of
+from lowering.kernel import Fold, Loop, Prefix, Stmt, statements, values_of, with_values
 
 _TRUE = Const(True, torch.bool)
 
@@ -59,6 +59,6 @@ def _rebuilt(stmt: Stmt, known: dict[Expr, Expr]) -> Stmt:
     if isinstance(stmt, Fold):
         carry = None if stmt.carry is None else known[stmt.carry]
         return replace(stmt, args=tuple(known[arg] for arg in stmt.args), carry=carry)
-    assert isinstance(stmt, Store)
-    offset = known[stmt.offset] if isinstance(stmt.offset, Expr) else stmt.offset
-    return replace(stmt, offset=offset, value=known[stmt.value])
+    if isinstance(stmt, Prefix):
+        return replace(stmt, args=tuple(known[arg] for arg in stmt.args))
+    return with_values(stmt, [known[value] for value in values_of(stmt)])

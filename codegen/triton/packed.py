@@ -20,7 +20,7 @@ import torch
 
 from lowering.expr import Const, Expr, IndexValue, Load, Op, TileRef, const, index_of, postorder, rewrite
 from lowering.indexing import split_points, substitute_all
-from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements, values_of
+from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of, with_values
 
 MOST = 8
 """The most positions in a stored element: bits of a byte."""
@@ -53,6 +53,8 @@ def unpacked(kernel: Kernel) -> Kernel:
 
 def _packing(kernel: Kernel) -> _Packing | None:
     folds = tuple(stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold))
+    if any(isinstance(stmt, Prefix) for stmt in statements(kernel.body)):
+        return None
     if kernel.then is not None or len({(fold.op, fold.over) for fold in folds}) != 1:
         return None
     if folds[0].op not in ("dot", "sum") or any(fold.carry is not None for fold in folds):
@@ -115,8 +117,8 @@ def _rebuilt(body: Sequence[Stmt], parts: Mapping[str, tuple[Fold, ...]]) -> tup
         elif isinstance(stmt, Loop):
             found.append(replace(stmt, body=_rebuilt(stmt.body, parts)))
         else:
-            offset = rewrite([stmt.offset], rule)[0] if isinstance(stmt.offset, Expr) else stmt.offset
-            found.append(replace(stmt, offset=offset, value=rewrite([stmt.value], rule)[0]))
+            assert isinstance(stmt, Store)
+            found.append(with_values(stmt, rewrite(values_of(stmt), rule)))
     return tuple(found)
 
 

@@ -38,6 +38,32 @@ def _argmin(a, i, b, j):
     left = (a < b) | ((a != a) & (b == b)) | (tie & (i < j))
     return tl.where(left, a, b), tl.where(left, i, j)
 """,
+    "_later_maximum": """
+def _later_maximum(a, b):
+    return tl.where((b >= a) | (b != b), b, a)
+""",
+    "_later_minimum": """
+def _later_minimum(a, b):
+    return tl.where((b <= a) | (b != b), b, a)
+""",
+    "_later_argmax": """
+def _later_argmax(a, i, b, j):
+    # NaN is above everything; among equals the later one wins.
+    later = (b >= a) | (b != b)
+    return tl.where(later, b, a), tl.where(later, j, i)
+""",
+    "_later_argmin": """
+def _later_argmin(a, i, b, j):
+    # NaN is below everything; among equals the later one wins.
+    later = (b <= a) | (b != b)
+    return tl.where(later, b, a), tl.where(later, j, i)
+""",
+    "_log_sum": """
+def _log_sum(a, s, b, t):
+    # s is Σ exp(x - a), t is Σ exp(x - b).  Of equal infinities the difference is 0.
+    scale = tl.where(a == b, 1.0, tl.exp(-tl.abs(a - b)))
+    return tl.where(b > a, b, a), tl.where(b > a, s * scale + t, s + t * scale)
+""",
     "_divide": """
 def _divide(a, b):
     # Rounded to nearest; Triton's `/` of float32 is two units off.
@@ -86,6 +112,20 @@ def _quick_tanh(x):
     square = x * x
     series = x * (1.0 - square * (0.33333333 - square * 0.13333333))
     return tl.where(tl.abs(x) < 0.0625, series, 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0))
+""",
+    "_halves": """
+def _halves(x):
+    # The first and the last columns.
+    return tl.split(tl.permute(tl.reshape(x, [x.shape[0], 2, x.shape[1] // 2]), (0, 2, 1)))
+""",
+    "_quick_erfc": """
+def _quick_erfc(x):
+    # t · 2^(p(t) - x² · log₂e) to 2.4e-6, with p fitted to the logarithm; below 0 by symmetry.
+    t = 1.0 / (1.0 + 0.4 * tl.abs(x))
+    p = 0.82760734 + t * (-1.0523509 + t * 0.33669224)
+    p = -2.1474079 + t * (1.4352558 + t * (0.67716397 + t * (-0.076957125 + t * p)))
+    right = t * tl.exp2(p - x * x * 1.4426950408889634)
+    return tl.where(x < 0, 2.0 - right, right)
 """,
     "_power": """
 def _power(base, exponent):

@@ -16,7 +16,7 @@ from codegen.triton.spell import HALF
 from codegen.triton.vectors import NARROW
 from lowering.expr import Expr, Load, Op, TileRef, index_of, loads, postorder
 from lowering.indexing import coefficient, split_points
-from lowering.kernel import Fold, Role, statements
+from lowering.kernel import Fold, Prefix, Role, statements
 
 # (rows of the matrix, bytes along each, words of 16 bytes that each thread loads in a step); fastest on an H200 first.
 _BYTES = ((2, 1024, 1), (2, 2048, 1), (2, 4096, 4), (4, 1024, 2))
@@ -80,7 +80,9 @@ _PACKED_SHAPES = ((64, 256, 4, 4), (64, 256, 4, 3), (32, 256, 2, 4), (16, 256, 1
 def narrow(blocked: Blocked) -> tuple[Config, ...]:
     """Configurations of contractions whose result has few columns and is thus as tall as the larger operand."""
     dims = {dim.name: dim for dim in blocked.dims}
-    if list(dims) != ["m", "k", "n"] or dims["k"].role is not Role.LOOP or dims["n"].role is not Role.GRID:
+    if [name for name in dims if name != "b"] != ["m", "k", "n"]:
+        return ()
+    if dims["k"].role is not Role.LOOP or dims["n"].role is not Role.GRID:
         return ()
     columns, rows, along = (extent(dims[name].size) for name in ("n", "m", "k"))
     if columns > NARROW or rows <= NARROW or any(dot.args[0].dtype not in HALF for dot in blocked.dots):
@@ -134,6 +136,8 @@ def _itemsize(blocked: Blocked) -> int:
 def _is_product(blocked: Blocked) -> bool:
     """Does a kernel only sum products of vectors and the rows of a matrix, contiguous along the last dimension?"""
     grid, last = {dim.symbol for dim in blocked.grid()}, blocked.dims[-1].symbol
+    if any(isinstance(stmt, Prefix) for stmt in statements(blocked.body)):
+        return False
     for fold in _sums(blocked):
         if fold.op != "sum" or not all(isinstance(term, Op) and term.name == "mul" for term in _terms(fold.args[0])):
             return False

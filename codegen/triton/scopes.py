@@ -30,11 +30,14 @@ class Tile:
 
 @dataclass(frozen=True, slots=True)
 class Transfer:
-    """A tensor descriptor called `name`: a matrix over two dimensions, moved a block at a time."""
+    """A tensor descriptor called `name`: a matrix over two dimensions, moved a block at a time; perhaps one for each
+    point of `batch`.
+    """
 
     name: str
     rows: Dim
     columns: Dim
+    batch: Dim | None = None
 
 
 @dataclass(slots=True)

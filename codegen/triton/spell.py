@@ -62,9 +62,11 @@ def literal(value: Scalar, dtype: torch.dtype) -> Code:
 
     >>> literal(2.5, torch.float32).text, literal(float("-inf"), torch.float32).text, literal(True, torch.bool).text
     ('2.5', '-float("inf")', 'True')
+    >>> literal(0.1, torch.bfloat16).text  # compared as float32
+    '0.10009765625'
     """
     if dtype.is_floating_point:
-        number = float(value)
+        number = float(torch.tensor(value, dtype=dtype)) if dtype in HALF else float(value)
         if math.isnan(number):
             return Code('float("nan")', ATOM, True)
         text = 'float("inf")' if math.isinf(number) else repr(abs(number))
@@ -255,7 +257,7 @@ SPELLING: dict[str, Spelling] = {
     "acosh": device("acosh"),
     "atanh": device("atanh"),
     "erf": device("erf"),
-    "erfc": device("erfc"),
+    "erfc": by_width(single="libdevice.erfc", double="libdevice.erfc", quick="_quick_erfc"),
     "lgamma": device("lgamma"),
     "floor": by_kind(floats=call("tl.floor"), integers=unchanged),
     "ceil": by_kind(floats=call("tl.ceil"), integers=unchanged),

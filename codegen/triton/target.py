@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 
 import torch
 
-from codegen.target import AttentionSpeed, Capabilities, Launcher, Stage
+from codegen.numerics import DEFAULT, Numerics
+from codegen.target import Alternative, AttentionSpeed, Capabilities, Launcher, Stage
 from codegen.triton.beside import alike
 from codegen.triton.blocks import block
-from codegen.triton.configs import Config
-from codegen.triton.efficiency import efficiency
+from codegen.triton.configs import Config, describe
+from codegen.triton.efficiency import efficiency, speed
 from codegen.triton.emit import candidates, emit
 from codegen.triton.load import POINTERS
 from codegen.triton.spell import SPELLING
+from codegen.triton.tail import with_room
+from codegen.triton.updates import ATOMIC
 from lowering.kernel import Kernel
 from lowering.scalar_ops import FOLD_OPS
 
@@ -62,7 +66,19 @@ _H200 = Capabilities(
     matrix_flops=7.5e8,  # bfloat16
     crowding=0.02,
     attention=_ATTENTION,
+    scatters=frozenset({"store", *ATOMIC}),
+    ordered=False,
 )
+
+_TF32_SHARE = {**_H200.matrix_share, 4: 0.5}
+"""The library's products of float32 where it may round their operands to 19 bits."""
+
+_TF32_ATTENTION = {
+    **_ATTENTION,
+    ("generated", 4): _ATTENTION["generated", 2].scaled(0.37),
+    ("efficient", 4): _ATTENTION["efficient", 4].scaled(_H200.matrix_share[4] / _TF32_SHARE[4]),
+}
+"""Generated attention runs 2.4 times as fast as with three products; the library's kernel keeps its precision."""
 
 
 class TritonTarget:
@@ -71,14 +87,13 @@ class TritonTarget:
     Args:
         arch: what to generate for, such as "sm_90", "sm_80" or "gfx942"; by default the current device, or "sm_90"
             where there is none.
-        allow_tf32: float32 contractions may round their operands to 19 bits, as
-            `torch.backends.cuda.matmul.allow_tf32` permits.
+        numerics: with `tf32`, float32 contractions round their operands to 19 bits.
     """
 
     name = "triton"
 
-    def __init__(self, arch: str | None = None, *, allow_tf32: bool = False) -> None:
-        self._arch, self.allow_tf32 = arch, allow_tf32
+    def __init__(self, arch: str | None = None, numerics: Numerics = DEFAULT) -> None:
+        self._arch, self.numerics = arch, numerics
 
     @property
     def arch(self) -> str:
@@ -96,23 +111,39 @@ class TritonTarget:
     @property
     def capabilities(self) -> Capabilities:
         """What can be generated, and what it costs on an H200."""
-        return _H200
+        found = replace(_H200, follows=False) if self.numerics.strict else _H200
+        return replace(found, matrix_share=_TF32_SHARE, attention=_TF32_ATTENTION) if self.numerics.tf32 else found
 
     def emit(self, kernel: Kernel, config: Config | None = None) -> str:
         """The source of `kernel`, in `config` or in the default configuration."""
-        return emit(kernel, config, arch=self.arch, tf32=self.allow_tf32)
+        return emit(kernel, config, arch=self.arch, numerics=self.numerics)
 
     def configs(self, kernel: Kernel) -> tuple[Config, ...]:
         """Configurations worth timing for `kernel`, the default first."""
-        return candidates(block(kernel), self.arch, tf32=self.allow_tf32)
+        return candidates(block(kernel), self.arch, tf32=self.numerics.tf32)
+
+    def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
+        """One for each of `configs`, the default first, then by predicted speed.  Kernels with others in their launch
+        have the default only.
+        """
+        if kernel.beside:
+            return (Alternative("default", self.emit(kernel)),)
+        blocked = block(kernel)
+        found: dict[str, tuple[str, float]] = {}
+        for config in self.configs(kernel):
+            config = with_room(config, kernel)
+            found.setdefault(self.emit(kernel, config), (describe(config), speed(blocked, config)))
+        (source, (name, default)), *others = found.items()
+        others.sort(key=lambda pair: -pair[1][1])
+        return (Alternative(name, source, default), *(Alternative(name, text, share) for text, (name, share) in others))
 
     def efficiency(self, kernel: Kernel) -> float:
         """The share of cuBLAS's speed that a contraction reaches, as measured on an H200."""
-        return efficiency(block(kernel), self.arch)
+        return efficiency(block(kernel), self.arch, tf32=self.numerics.tf32)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Those that need about as many registers and warps, and contractions in the same form."""
-        return alike(first, second, self.arch, tf32=self.allow_tf32)
+        return alike(first, second, self.arch, tf32=self.numerics.tf32)
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
         """Compile `source` for the current device and return what launches it.  Thread-safe.

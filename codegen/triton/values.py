@@ -133,7 +133,7 @@ class Values:
         depth, text = self.layout.depth[dim], self.starts.get(dim, "")
         is_tile = dim in self.layout.tiled
         if is_tile:
-            text = (f"{text} + " if text else "") + f"tl.arange(0, {dim.constant})"
+            text = (f"{text} + " if text else "") + f"tl.arange(0, {self.layout.width(dim)})"
             if dim in self.layout.wide and ".to(tl.int64)" not in text:
                 text = f"({text}).to(tl.int64)"
         tile = Tile(Code(text), (dim,) if is_tile else (), depth)
@@ -209,6 +209,8 @@ class Values:
         rows, columns = transfer.rows, transfer.columns
         dims = self.join(((rows,), (columns,)))
         corner = ", ".join(self.starts.get(dim, "0") for dim in (rows, columns))
+        if transfer.batch is not None:  # coordinates are int32
+            corner = f"{self.starts[transfer.batch]}{'.to(tl.int32)' * (transfer.batch in self.layout.wide)}, {corner}"
         return dims, f"[{corner}]", "" if dims[0] is rows else ".T"
 
     def _advance(self, pointer: Tile, step: Tile) -> Tile:
@@ -224,7 +226,10 @@ class Values:
         if transfer is not None:
             dims, corner, turn = self.moved(transfer)
             depth = max(self.layout.depth[dim] for dim in dims)
-            return Tile(Code(f"{transfer.name}.load({corner}){turn}"), dims, depth)
+            text = f"{transfer.name}.load({corner})"
+            if transfer.batch is not None:
+                text = f"tl.reshape({text}, {self.layout.shape((transfer.rows, transfer.columns))})"
+            return Tile(Code(f"{text}{turn}"), dims, depth)
         if node in self.load_by:
             return self.load_by[node]()
         offset = node.index[0]

@@ -128,6 +128,7 @@ def _unroll(
                 names = {fold.ref: _sum(folds, fold, number, len(points)) for fold in folds}
                 found.append(_stored(stmt, names, point, sizes))
             else:
+                assert isinstance(stmt, Fold), "no scan stands beside a contraction"
                 lhs, rhs = (widened(arg, stmt.dtype) for arg in substitute_all(stmt.args, point, sizes))
                 product = Op("mul", (lhs, rhs), stmt.dtype)
                 name = _sum(folds, stmt, number, len(points))

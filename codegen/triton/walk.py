@@ -8,12 +8,14 @@ kernel may have that others follow in its launch (`tail`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import sympy
 
-from lowering.expr import TileRef, index_of, postorder
-from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements, values_of
+from lowering.expr import index_of, postorder
+from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of
+from lowering.prefixes import named, placed
 
 
 def walked(kernel: Kernel, over: tuple[sympy.Symbol, ...] = ()) -> Kernel:
@@ -22,21 +24,26 @@ def walked(kernel: Kernel, over: tuple[sympy.Symbol, ...] = ()) -> Kernel:
     Each fold, and each store along a walked axis, joins the loop before it unless it needs a result of that loop.
     """
     over = over or tuple(axis.symbol for axis in kernel.axes if axis.role is not Role.GRID)
+    prefixes = [stmt for stmt in kernel.body if isinstance(stmt, Prefix)]
     axes = tuple(replace(axis, role=Role.LOOP) if axis.symbol in over else axis for axis in kernel.axes)
     body: list[Stmt] = []
     for stmt in kernel.body:
+        if isinstance(stmt, Prefix):  # it stands in every loop that names it
+            continue
         last = body[-1] if body else None
         if isinstance(stmt, Store) and not _varies(stmt, frozenset(over)):
             body.append(stmt)
-        elif isinstance(last, Loop) and not _needs(stmt, last):
+        elif isinstance(last, Loop) and not _needs(stmt, last, prefixes):
             body[-1] = replace(last, body=(*last.body, stmt))
         else:
             body.append(Loop(over, (stmt,)))
-    return replace(kernel, axes=axes, body=tuple(body))
+    return replace(kernel, axes=axes, body=placed(body, prefixes))
 
 
 def _varies(stmt: Store, over: frozenset[object]) -> bool:
-    """Does the offset of `stmt` depend on a reduced axis?"""
+    """Does `stmt` happen at the points of a reduced axis?"""
+    if stmt.axes is not None:
+        return not over.isdisjoint(stmt.axes)
     roots = [value for value in values_of(stmt) if value is not stmt.value]
     indices = [index for node in postorder(*roots) for index in index_of(node)]
     if not roots:
@@ -44,7 +51,7 @@ def _varies(stmt: Store, over: frozenset[object]) -> bool:
     return any(over & index.free_symbols for index in indices)
 
 
-def _needs(stmt: Stmt, loop: Loop) -> bool:
-    """Does `stmt` use the result of a fold of `loop`?"""
+def _needs(stmt: Stmt, loop: Loop, prefixes: Sequence[Prefix]) -> bool:
+    """Does `stmt` use the result of a fold of `loop`, itself or by way of scans?"""
     made = {inner.name for inner in statements(loop.body) if isinstance(inner, Fold)}
-    return any(isinstance(node, TileRef) and node.name in made for node in postorder(*values_of(stmt)))
+    return not made.isdisjoint(named(values_of(stmt), {prefix.name: prefix for prefix in prefixes}))

@@ -97,7 +97,7 @@ class Chooser:
 
     def _choice(self, call: Call, origin: Origin) -> Choice:
         target = self._target_of(call.query.device)
-        key = (target.name, *call.signature())
+        key = (target.name, target.numerics, *call.signature())
         with self._lock:
             known = self._known.get(key)
         if known is None:

@@ -9,13 +9,14 @@ import sympy
 from torch import fx
 
 from codegen.build import Built
+from codegen.tuning import Tuning
 from fusion.schedule import Refusal, Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.graph import Dependences
 from fusion.schedule.kernels import KernelCall
 from lowering.errors import Origin
 from lowering.kernel import Kernel
-from lowering.program import Contract, Extern, Map, Program, Reduce, reads, writes
+from lowering.program import Extern, Program, reads, writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,8 @@ class Report:
         operations: pointwise, reduction and contraction nodes of the lowered graph.
         failure: why the whole region runs eagerly; empty if it was compiled.
         notes: what was decided about the graph as a whole.
+        tunings: the ways to compute each product, as predicted; under `mode="max-autotune"` as measured, and the
+            configurations that were tried for each kernel.
     """
 
     label: str
@@ -75,6 +78,7 @@ class Report:
     traffic_after: Traffic
     failure: str = ""
     notes: tuple[str, ...] = ()
+    tunings: tuple[Tuning, ...] = ()
 
     @classmethod
     def of(
@@ -115,9 +119,11 @@ class Report:
             else:
                 read = sum(before_dependences.bytes(name) for name in reads(node))
                 before += Traffic(read, sum(before_dependences.bytes(name) for name in writes(node)))
-        operations = sum(isinstance(node, (Map, Reduce, Contract)) for node in lowered.nodes)
+        operations = sum(not isinstance(node, Extern) for node in lowered.nodes)
         refusals = tuple(refusal for part in _schedules(schedule) for refusal in part.refusals)
-        return cls(label, operations, tuple(kernels), tuple(externs), refusals, before, after, notes=tuple(notes))
+        choices = dict.fromkeys(choice for part in _schedules(schedule) for choice in part.choices)
+        found = tuple(kernels), tuple(externs), refusals, before, after
+        return cls(label, operations, *found, notes=tuple(notes), tunings=tuple(choices))
 
     @classmethod
     def eager(cls, label: str, graph: fx.GraphModule, failure: Exception) -> Report:
@@ -141,6 +147,7 @@ class Report:
                 f"  kernel {kernel.name}: reads {_size(kernel.bytes_read)}, writes {_size(kernel.bytes_written)}, "
                 f"{_count(len(kernel.origins), 'operation')}"
             )
+        lines += [f"  {line}" for tuning in self.tunings for line in str(tuning).splitlines()]
         for extern in self.externs:
             lines.append(f"  extern {extern.name}: {extern.reason or 'no rule'}; {extern.origin}")
         for refusal in sorted(self.refusals, key=lambda r: -r.bytes):
@@ -191,7 +198,7 @@ def _steps(schedule: Schedule, runs: int = 1) -> Iterator[tuple[Schedule, Kernel
     for step in schedule.steps:
         yield schedule, step, runs
         if isinstance(step, Extern) and isinstance(step.target, Chunks):
-            which = [body for _, _, body in step.target.starts()]
+            which = [body for _, _, body in step.target.starts(step.target.traced)]
             for number, body in enumerate(schedule.bodies[step.target]):
                 yield from _steps(body, runs * which.count(number))
 

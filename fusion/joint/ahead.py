@@ -21,10 +21,10 @@ from collections.abc import Callable, Iterable
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.factors import PRODUCTS, value_of
+from lowering.sizes import elements
 
 aten = torch.ops.aten
 
@@ -74,8 +74,7 @@ def compute_ahead(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
 
 def _bytes(node: fx.Node) -> int:
     val = value_of(node)
-    size = val.numel() * val.dtype.itemsize
-    return size if isinstance(size, int) else 0
+    return elements(val.shape) * val.dtype.itemsize
 
 
 def _waiting(graph: fx.Graph) -> set[fx.Node]:
@@ -90,11 +89,11 @@ def _waiting(graph: fx.Graph) -> set[fx.Node]:
 
 def _ends(product: fx.Node, waiting: set[fx.Node]) -> list[fx.Node]:
     """Where the gradient of a product leaves its size behind: products with it, and sums of it that go elsewhere."""
-    size = value_of(product).numel()
+    size = elements(value_of(product).shape)
 
     def is_wide(node: fx.Node) -> bool:
         val = node.meta.get("val")
-        return isinstance(val, torch.Tensor) and node.target not in PRODUCTS and guard_or_false(val.numel() >= size)
+        return isinstance(val, torch.Tensor) and node.target not in PRODUCTS and elements(val.shape) >= size
 
     forward = _reached([product], lambda node: node not in waiting and is_wide(node))
     if any(user.op == "output" for node in forward for user in node.users):

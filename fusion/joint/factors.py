@@ -17,7 +17,7 @@ import sympy
 import torch
 from torch import fx
 
-from lowering.builder import sizes_of
+from lowering.sizes import sizes_of
 
 aten = torch.ops.aten
 

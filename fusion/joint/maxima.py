@@ -34,7 +34,7 @@ from fusion.joint.factors import (
     value_of,
 )
 from fusion.joint.normal_forms import Forms
-from lowering.builder import sizes_of
+from lowering.sizes import sizes_of
 
 aten = torch.ops.aten
 

@@ -25,7 +25,6 @@ import sympy
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from fusion.joint.factors import (
     PRODUCTS,
@@ -42,7 +41,7 @@ from fusion.joint.factors import (
     shape_of,
     value_of,
 )
-from lowering.builder import size_of
+from lowering.sizes import elements, size_of
 
 aten = torch.ops.aten
 
@@ -163,7 +162,7 @@ def _can_replace(y: fx.Node, x: fx.Node) -> bool:
     """Has Y the shape of A, the precision of X, and much fewer elements?"""
     small, large = value_of(y), value_of(x)
     fits = shape_of(y) == shape_of(operands(x)[0]) and small.dtype is large.dtype
-    return fits and bool(guard_or_false(large.numel() >= MIN_SHRINKAGE * small.numel()))
+    return fits and elements(large.shape) >= MIN_SHRINKAGE * elements(small.shape)
 
 
 def _has_rows(product: Product, shape: Shape) -> bool:

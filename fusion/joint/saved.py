@@ -16,10 +16,10 @@ from typing import cast
 
 import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 from fusion.joint.factors import VIEWS, is_tensor, value_of
 from lowering.rules.conversion import ONLY_STORED
+from lowering.sizes import elements
 
 aten = torch.ops.aten
 
@@ -81,14 +81,14 @@ def _is_statistic(node: fx.Node) -> bool:
     """Is this a half that is made of reductions of larger tensors, by maps?"""
     if value_of(node).dtype not in HALVES:
         return False
-    size = value_of(node).numel()
+    size = elements(value_of(node).shape)
     todo, seen = [node], {node}
     while todo:
         node = todo.pop()
         source = cast(fx.Node, node.args[0]) if node.target is getitem else node
         if source.target in REDUCTIONS:
             row = cast(fx.Node, source.args[0])
-            if row.op != "placeholder" and guard_or_false(value_of(row).numel() >= MIN_ROW * size):
+            if row.op != "placeholder" and elements(value_of(row).shape) >= MIN_ROW * size:
                 return True
         elif node.target in VIEWS or torch.Tag.pointwise in getattr(node.target, "tags", ()):
             fresh = [arg for arg in node.all_input_nodes if is_tensor(arg) and arg not in seen]

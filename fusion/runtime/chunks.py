@@ -7,14 +7,14 @@ products added up in place by the body itself, reductions joined as they are def
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import cast
 
 import torch
 
 from fusion.schedule.chunks import ADDED_UP, Chunks
-from lowering.program import Buffer
 
 Body = Callable[[list[object]], tuple[torch.Tensor, ...]]
-"""The compiled program of a chunk: START, BETA and tensors in one list."""
+"""The compiled program of a chunk: START, BETA, POINTS, sizes and tensors in one list."""
 
 
 class InChunks:
@@ -23,25 +23,25 @@ class InChunks:
     def __init__(self, chunks: Chunks, bodies: Sequence[Body]) -> None:
         self.chunks, self.bodies = chunks, bodies
 
-    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def __call__(self, *args: object) -> tuple[torch.Tensor, ...]:
         parts = self.chunks.cut
-        results = {buffer.name: _empty(buffer) for buffer in self.chunks.results}
+        tensors = cast("tuple[torch.Tensor, ...]", args[:-1])
+        length, given, *layouts = cast("tuple[int, list[int], *tuple[tuple[list[int], list[int]], ...]]", args[-1])
+        results = {
+            buffer.name: torch.empty_strided(shape, strides, dtype=buffer.dtype, device=buffer.device)
+            for buffer, (shape, strides) in zip(self.chunks.results, layouts, strict=True)
+        }
         joins = {name: getattr(torch, ADDED_UP[op]) for name, op in parts.folds.items()}
         sums = [results[name] for name in parts.sums]
-        for start, points, body in self.chunks.starts():
+        for start, points, body in self.chunks.starts(length):
             slices = [
                 tensor if dimension is None else tensor.narrow(dimension, start, points)
                 for tensor, dimension in zip(tensors, parts.sliced.values(), strict=True)
             ]
-            made = iter(self.bodies[body]([start, int(start > 0), *slices, *sums]))
+            made = iter(self.bodies[body]([start, int(start > 0), points, *given, *slices, *sums]))
             for name, dimension in parts.rows.items():
                 results[name].narrow(dimension, start, points).copy_(next(made))
             for name, join in joins.items():
                 folded = next(made)
                 join(results[name], folded, out=results[name]) if start else results[name].copy_(folded)
         return tuple(results.values())
-
-
-def _empty(buffer: Buffer) -> torch.Tensor:
-    shape, strides = [*map(int, buffer.shape)], [*map(int, buffer.strides)]
-    return torch.empty_strided(shape, strides, dtype=buffer.dtype, device=buffer.device)

@@ -22,6 +22,7 @@ from fusion.schedule.kernels import KernelCall
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Kernel
 from lowering.program import BufferRef, Extern, ExternArg, Program
+from lowering.sizes import Computed, calculation
 
 
 class _Boxed(fx.graph.CodeGen):
@@ -105,6 +106,9 @@ class _Splicer:
         kwargs = {key: self._argument(arg) for key, arg in call.kwargs.items()}
         target = self.calls[call.target] if isinstance(call.target, Chunks) else call.target
         node = self.graph.call_function(target, args, kwargs)
+        for symbol, place, dim in call.sizes:
+            result = self.graph.call_function(operator.getitem, (node, place)) if call.multiple else node
+            self.sizes[symbol] = result if dim is None else self.graph.call_method("size", (result, dim))
         if not call.multiple:
             if call.outs and call.outs[0] is not None:
                 self.tensors[call.outs[0]] = node
@@ -135,13 +139,15 @@ class _Splicer:
             return int(expr)
         if expr in self.sizes:
             return self.sizes[expr]
+        if isinstance(expr, Computed):
+            given = tuple(self.size(symbol) for symbol in expr.given)
+            self.sizes[expr] = self.graph.call_function(_named(calculation(expr), expr.name), given)
+            return self.sizes[expr]
         functions: tuple[tuple[type[sympy.Basic], Callable[[int, int], int]], ...] = (
             (sympy.Add, operator.add),
             (sympy.Mul, operator.mul),
             (FloorDiv, operator.floordiv),
             (Mod, operator.mod),
-            (sympy.Max, max),
-            (sympy.Min, min),
         )
         for kind, function in functions:
             if isinstance(expr, kind):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from codegen.target import Target
+from codegen.tuning import Tuning
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.clusters import Clustering, Refusal, grow
 from fusion.schedule.kernels import KernelCall, kernel_of
@@ -28,12 +29,14 @@ Step: TypeAlias = "KernelCall | Extern"
 class Schedule:
     """Steps in execution order over the buffers of `program`, and the edges that were not fused.
 
-    `bodies` holds, for each call in chunks among the steps, the schedules of its bodies.
+    `choices` are the ways to compute each product, with their prices.  `bodies` holds, for each call in chunks
+    among the steps, the schedules of its bodies.
     """
 
     program: Program
     steps: tuple[Step, ...]
     clustering: Clustering
+    choices: tuple[Tuning, ...] = ()
     bodies: Mapping[Chunks, tuple[Schedule, ...]] = field(default_factory=dict)
 
     @property
@@ -65,7 +68,8 @@ def plan(program: Program, clustering: Clustering, target: Target | None = None)
     steps = chain_last_steps(steps)
     if target is not None:
         steps = list(pack_launches(steps, program, target))
-    return Schedule(program, reuse(update(steps, program), program), clustering)
+    updated, program = update(steps, program)
+    return Schedule(program, reuse(updated, program), clustering)
 
 
 __all__ = ["Clustering", "Refusal", "Schedule", "Step", "grow", "plan"]

@@ -10,10 +10,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
 
-from fusion.schedule.graph import DEFAULT_SIZE
 from lowering.expr import Expr, Index, Load, index_of, postorder
 from lowering.indexing import ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
 from lowering.program import Axis
+from lowering.sizes import estimate
 
 
 def drop_ones(axes: Sequence[Axis]) -> tuple[tuple[Axis, ...], dict[sympy.Symbol, sympy.Expr]]:
@@ -39,7 +39,7 @@ def _stride(access: sympy.Expr, symbol: sympy.Symbol) -> int:
     found = coefficient(access, symbol)
     if found is None:
         return 0
-    return abs(int(found.xreplace(dict.fromkeys(found.free_symbols, DEFAULT_SIZE))))
+    return abs(estimate(found, {}))
 
 
 def merge(

@@ -91,7 +91,7 @@ class _Growth:
     def run(self, given: Sequence[Cluster]) -> Clustering:
         program = self.dependences.program
         for position in range(len(program.nodes)):
-            self.clusters[position] = single(self.dependences, position)
+            self.clusters[position] = single(self.dependences, self.capabilities, position)
             self.owner[position] = position
         self.graph = self.dependences.graph.copy()
         self.ranked = list(self.clusters)

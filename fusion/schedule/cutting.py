@@ -26,6 +26,7 @@ from fusion.schedule.online.merge import MERGEABLE, brought, merged_op
 from fusion.schedule.space import Placement, Space, place
 from fusion.schedule.streams.pull import fresh
 from fusion.schedule.streams.walks import follow, replaced
+from fusion.schedule.ways import Way
 from lowering.expr import Expr, IndexValue, Load, Op, TileRef, const, free_axes, guarded, postorder, rewrite
 from lowering.indexing import axis_symbol, invert, over_symbol, substitute_all
 from lowering.kernel import Fold
@@ -57,8 +58,8 @@ def cut(dependences: Dependences, cluster: Cluster, axis: Axis, length: sympy.Ex
     return _Cutting(dependences, cluster, axis, length, count).run()
 
 
-def with_cuts(program: Program, cuts: Sequence[Cut]) -> Program:
-    """`program` with the nodes of cut clusters in their place."""
+def with_cuts(program: Program, cuts: Sequence[Cut | Way]) -> Program:
+    """`program` with other nodes in the place of those of cut clusters, or as ways to compute them say."""
     buffers, origins, inlined = dict(program.buffers), dict(program.origins), dict(program.inlined)
     instead: dict[int, tuple[Node, ...]] = {}
     for made in cuts:

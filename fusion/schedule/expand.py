@@ -7,46 +7,80 @@ it is read.  Interning makes what is shared one object again, so nothing is comp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import sympy
 
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
 from fusion.schedule.space import Placement
-from lowering.expr import Expr, Index, Load, TileRef, free_axes, guarded, make_cast, postorder, rewrite
+from lowering.expr import Expr, Index, IndexValue, Load, TileRef, free_axes, guarded, make_cast, postorder, rewrite
 from lowering.hoist import Hoisted, hoist
 from lowering.indexing import flatten, substitute, substitute_all
-from lowering.kernel import Fold
-from lowering.program import Contract, Map
+from lowering.kernel import Fold, Prefix
+from lowering.program import Contract, Map, Scan, Scatter, with_exprs
 
 FLAT = "@"
 
 
 @dataclass(frozen=True, slots=True)
 class Write:
-    """One output of a cluster: the buffer, the offset in elements, the value."""
+    """One output of a cluster: the buffer, the offset in elements, the value.
+
+    For a scatter also its operation, its axes over those of the space, and where it happens.
+    """
 
     buffer: str
     offset: Index
     value: Expr
+    op: str = "store"
+    points: tuple[sympy.Expr, ...] | None = None
+    where: Expr | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Expanded:
-    """What a cluster computes: folds in order, then writes.
+    """What a cluster computes: folds in order, then writes; prefixes, in order, stand where they are named first.
 
     Loads are of buffers outside, called `@name`, at flat offsets: the sign tells them from loads yet to be resolved.
     """
 
     folds: tuple[Fold, ...]
     writes: tuple[Write, ...]
+    prefixes: tuple[Prefix, ...] = ()
+
+    @property
+    def values(self) -> tuple[Expr, ...]:
+        """All that is evaluated: the operands of folds, those of prefixes, what is written, and where."""
+        args = [
+            *(arg for fold in self.folds for arg in fold.args),
+            *(arg for scan in self.prefixes for arg in scan.args),
+        ]
+        held = (write.where for write in self.writes if write.where is not None)
+        return (*args, *(write.value for write in self.writes), *held)
+
+    @property
+    def found(self) -> tuple[Expr, ...]:
+        """The offsets that are themselves computed."""
+        return tuple(write.offset for write in self.writes if isinstance(write.offset, Expr))
 
 
 def expand(dependences: Dependences, cluster: Cluster) -> Expanded:
     """Evaluate the members of `cluster` symbolically."""
-    return _Expansion(dependences, cluster).run()
+    return _without_dead_folds(_Expansion(dependences, cluster).run())
+
+
+def _without_dead_folds(expanded: Expanded) -> Expanded:
+    """What is stored may turn out not to need a fold: the position in a dimension of one element is known."""
+    kept: list[Fold] = []
+    roots = [*expanded.values[sum(len(fold.args) for fold in expanded.folds) :], *expanded.found]
+    named = {node.name for node in postorder(*roots) if isinstance(node, TileRef)}
+    for fold in reversed(expanded.folds):
+        if fold.name in named:
+            kept.append(fold)
+            named.update(node.name for node in postorder(*fold.args) if isinstance(node, TileRef))
+    return expanded if len(kept) == len(expanded.folds) else replace(expanded, folds=tuple(reversed(kept)))
 
 
 def values_of(dependences: Dependences, cluster: Cluster) -> tuple[tuple[Fold, ...], Mapping[str, Expr]]:
@@ -77,6 +111,7 @@ class _Expansion:
 
     def run(self) -> Expanded:
         folds: list[Fold] = []
+        prefixes: list[Prefix] = []
         writes: list[Write] = []
         together = frozenset(self.cluster.members)
         buffers = self.dependences.program.buffers
@@ -87,6 +122,9 @@ class _Expansion:
                 continue
             node = self.dependences.compute(member)
             exprs = tuple(self._resolve(e) for e in substitute_all(node.exprs, placement, self.sizes))
+            if isinstance(node, Scatter):
+                writes.append(self._scattered(node, exprs, placement))
+                continue
             if isinstance(node, Map):
                 value = exprs[0]
             elif isinstance(node, Contract):
@@ -103,6 +141,14 @@ class _Expansion:
                 folds.append(fold)
                 self.spans[fold.name] = (left | right) - {*own}
                 value = make_cast(hoisted.scaled(fold.ref), buffers[node.out].dtype, implicit=True)
+            elif isinstance(node, Scan):
+                along = placement[node.along]
+                prefix = Prefix(f"running_{node.op}{len(prefixes)}", node.op, exprs, along, node.dtype)
+                prefixes.append(prefix)
+                self.spans[prefix.name] = self._spanned(*exprs) | {along}
+                value = prefix.ref
+            elif not over:  # of one element
+                value = make_cast(exprs[-1], node.dtype)
             else:
                 fold = Fold(f"{node.op}{len(folds)}", node.op, exprs, over, node.dtype)
                 folds.append(fold)
@@ -113,7 +159,15 @@ class _Expansion:
                 index = tuple(placement[axis.symbol] for axis in node.axes)
                 offset = flatten(index, buffers[node.out].strides, self.sizes)
                 writes.append(Write(node.out, offset, value))
-        return Expanded(tuple(folds), tuple(writes))
+        return Expanded(tuple(folds), tuple(writes), tuple(prefixes))
+
+    def _scattered(self, node: Scatter, exprs: Sequence[Expr], placement: Placement) -> Write:
+        moved = with_exprs(node, exprs)
+        assert isinstance(moved, Scatter)
+        index = [place.index if isinstance(place, IndexValue) else place for place in moved.index]
+        offset = flatten(index, self.dependences.program.buffers[node.out].strides, self.sizes)
+        points = tuple(placement[axis.symbol] for axis in node.axes)
+        return Write(node.out, offset, moved.value, node.op, points, moved.where)
 
     def _hoisted(self, operands: tuple[Expr, ...], own: tuple[sympy.Symbol, ...]) -> Hoisted:
         """Factors out of a product; in a stream only out of one that is walked, and only what no fold makes."""

@@ -1,7 +1,7 @@
 """The dependence graph of a Program: who writes a buffer, who reads it, what must come before what.
 
 What enters is a verified Program; what leaves is a networkx DiGraph over node positions with data edges, ordering edges
-between impure externs, and look-ups by buffer.
+between impure externs and from what reads a tensor to what overwrites it, and look-ups by buffer.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ from collections.abc import Collection, Iterator, Mapping
 import networkx as nx
 import sympy
 
-from lowering.expr import Load, loads
-from lowering.program import Compute, Extern, Node, Program, reads, writes
-
-DEFAULT_SIZE = sympy.Integer(256)
-"""What an unknown symbolic size is taken for when costs are estimated."""
+from lowering.expr import Load, index_of, loads, postorder
+from lowering.program import Compute, Extern, Node, Program, axis_sizes, leaves, memory_of, reads, writes
+from lowering.sizes import estimate, given_by
 
 
 class Dependences:
@@ -30,6 +28,10 @@ class Dependences:
         self.graph: nx.DiGraph[int] = nx.DiGraph()
         self.loads: list[tuple[Load, ...]] = []
         last_impure: int | None = None
+        told: dict[sympy.Symbol, int] = {}  # size → the call whose result tells it
+        memory = memory_of(program.nodes)
+        touching: dict[str, list[int]] = {}  # memory → who reads or overwrites it
+        overwriter: dict[str, int] = {}
         for position, node in enumerate(program.nodes):
             self.graph.add_node(position)
             self.loads.append(() if isinstance(node, Extern) else tuple(loads(*node.exprs)))
@@ -37,12 +39,35 @@ class Dependences:
                 self.readers.setdefault(name, []).append(position)
                 if name in self.writer:
                     self.graph.add_edge(self.writer[name], position)
+                whole = memory.get(name, name)
+                touching.setdefault(whole, []).append(position)
+                if whole in overwriter:
+                    self.graph.add_edge(overwriter[whole], position)
+            for name in node.overwrites if isinstance(node, Extern) else ():
+                whole = memory.get(name, name)
+                self.graph.add_edges_from((before, position) for before in touching[whole] if before != position)
+                overwriter[whole], touching[whole] = position, [position]
+            for size in self._sizes(node) & told.keys() if told else ():
+                self.graph.add_edge(told[size], position)
             for name in writes(node):
                 self.writer[name] = position
+            if isinstance(node, Extern):
+                told.update((size, position) for size, _, _ in node.sizes)
             if isinstance(node, Extern) and node.impure:
                 if last_impure is not None:
                     self.graph.add_edge(last_impure, position)
                 last_impure = position
+
+    def _sizes(self, node: Node) -> set[sympy.Symbol]:
+        """The size symbols that have to be known for a node to run."""
+        buffers = (self.program.buffers[name] for name in writes(node))
+        found = [size for buffer in buffers for size in (*buffer.shape, *buffer.strides)]
+        if isinstance(node, Extern):
+            found += [arg for arg in leaves((node.args, node.kwargs)) if isinstance(arg, sympy.Expr)]
+        else:
+            found += [*axis_sizes(node).values()]
+            found += [index for expr in postorder(*node.exprs) for index in index_of(expr)]
+        return set().union(*(given_by(size) for size in found))
 
     def node(self, position: int) -> Node:
         return self.program.nodes[position]
@@ -66,10 +91,7 @@ class Dependences:
 
     def estimate(self, size: sympy.Expr) -> int:
         """`size` as a number, symbolic sizes at their hints."""
-        if size.is_Integer:
-            return int(size)
-        known = {s: sympy.Integer(self.hints.get(s, DEFAULT_SIZE)) for s in size.free_symbols}
-        return int(size.xreplace(known))
+        return estimate(size, self.hints)
 
     def bytes(self, buffer: str) -> int:
         return self.estimate(self.program.buffers[buffer].numel) * self.program.buffers[buffer].dtype.itemsize

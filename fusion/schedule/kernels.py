@@ -20,10 +20,25 @@ from fusion.schedule.profit import Prices
 from fusion.schedule.streams.pull import HELD
 from fusion.schedule.streams.walks import follow, replaced, walk
 from lowering.errors import Origin
-from lowering.expr import Expr, Index, Load, TileRef, free_axes, postorder, rewrite
-from lowering.indexing import axis_symbol, over_symbol
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Stmt, Store, statements, values_of
-from lowering.program import Axis, Contract
+from lowering.expr import Expr, Index, Load, free_axes, postorder, rewrite
+from lowering.indexing import axis_symbol, over_symbol, simplify
+from lowering.kernel import (
+    Fold,
+    Kernel,
+    KernelAxis,
+    Loop,
+    Param,
+    Prefix,
+    Role,
+    Stmt,
+    Store,
+    statements,
+    values_of,
+    with_values,
+)
+from lowering.prefixes import named, placed
+from lowering.program import Axis, Contract, Scatter
+from lowering.value import contiguous_strides
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,9 +66,9 @@ def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
         axes, body = _streamed(cluster, expanded)
         return _finish(prices, cluster, axes, body, expanded)
     parallel, reduced, expanded = _settle_axes(cluster, expanded)
-    role = _role(capabilities, cluster, reduced)
+    role = _role(capabilities, expanded, cluster, reduced)
     parallel, reduced, expanded = _canonical_axes(parallel, reduced, expanded)
-    body = _body(expanded, reduced, role)
+    body = _body(expanded, parallel, reduced, role, follows=capabilities.follows)
     axes = (
         *(KernelAxis(axis.symbol, axis.size, Role.GRID) for axis in parallel),
         *(KernelAxis(axis.symbol, axis.size, role) for axis in reduced),
@@ -74,20 +89,31 @@ def _settle_axes(cluster: Cluster, expanded: Expanded) -> tuple[tuple[Axis, ...]
         reduced = cluster.space.reduced[-1:]
         more_ones.pop(reduced[0].symbol)
     expanded = _change(expanded, {**ones, **more_ones}, parallel, reduced)
-    values = [*(arg for fold in expanded.folds for arg in fold.args), *(write.value for write in expanded.writes)]
+    values = (*expanded.values, *expanded.found)
     offsets = [write.offset for write in expanded.writes if not isinstance(write.offset, Expr)]
     accesses = [*offsets, *accesses_of(values)]
     parallel = order_by_stride(parallel, accesses)
     reduced = order_by_stride(reduced, accesses_of(values))
-    indices = [*offsets, *indices_of(values)]
+    indices = [*offsets, *indices_of(values), *_points(expanded, parallel)]
     parallel, change = merge(parallel, indices)
     expanded = _change(expanded, change, parallel, reduced)
-    values = [*(arg for fold in expanded.folds for arg in fold.args), *(write.value for write in expanded.writes)]
+    values = (*expanded.values, *expanded.found)
     offsets = [write.offset for write in expanded.writes if not isinstance(write.offset, Expr)]
-    reduced, change = merge(reduced, [*offsets, *indices_of(values)])
+    reduced, change = merge(reduced, [*offsets, *indices_of(values), *_points(expanded, reduced)])
     expanded = _change(expanded, change, parallel, reduced)
     over = tuple(axis.symbol for axis in reduced)
     return parallel, reduced, replace(expanded, folds=tuple(replace(fold, over=over) for fold in expanded.folds))
+
+
+def _points(expanded: Expanded, axes: Sequence[Axis]) -> list[sympy.Expr]:
+    """For each scatter the number of its point along the `axes` that it runs over, row by row."""
+    found: list[sympy.Expr] = []
+    for write in expanded.writes:
+        symbols = {symbol for point in write.points or () for symbol in point.free_symbols}
+        own = [axis for axis in axes if axis.symbol in symbols]
+        strides = contiguous_strides(tuple(axis.size for axis in own))
+        found.append(sympy.Add(*(axis.symbol * stride for axis, stride in zip(own, strides, strict=True))))
+    return found
 
 
 def _change(
@@ -97,15 +123,22 @@ def _change(
     if not change:
         return expanded
     sizes = {axis.symbol: axis.size for axis in (*parallel, *reduced)}
-    args = [arg for fold in expanded.folds for arg in fold.args]
-    values = [write.value for write in expanded.writes]
-    roots, offsets = replace_in([*args, *values], [write.offset for write in expanded.writes], change, sizes)
+    roots, offsets = replace_in(expanded.values, [write.offset for write in expanded.writes], change, sizes)
     rest = iter(roots)
     folds = tuple(replace(fold, args=tuple(next(rest) for _ in fold.args)) for fold in expanded.folds)
+    prefixes = tuple(replace(scan, args=tuple(next(rest) for _ in scan.args)) for scan in expanded.prefixes)
+    values = [next(rest) for _ in expanded.writes]
     writes = tuple(
-        Write(write.buffer, offset, value) for write, offset, value in zip(expanded.writes, offsets, rest, strict=True)
+        replace(
+            write,
+            offset=offset,
+            value=value,
+            points=None if write.points is None else tuple(simplify(p.xreplace(change), sizes) for p in write.points),
+            where=None if write.where is None else next(rest),
+        )
+        for write, offset, value in zip(expanded.writes, offsets, values, strict=True)
     )
-    return Expanded(folds, writes)
+    return Expanded(folds, writes, prefixes)
 
 
 def _canonical_axes(
@@ -127,11 +160,14 @@ def _canonical_axes(
         replace(fold, over=renamed(fold.over), rows=renamed(fold.rows), columns=renamed(fold.columns))
         for fold in expanded.folds
     )
-    return new_parallel, new_reduced, replace(expanded, folds=folds)
+    prefixes = tuple(replace(scan, along=names.get(scan.along, scan.along)) for scan in expanded.prefixes)
+    return new_parallel, new_reduced, replace(expanded, folds=folds, prefixes=prefixes)
 
 
-def _role(capabilities: Capabilities, cluster: Cluster, reduced: Sequence[Axis]) -> Role:
+def _role(capabilities: Capabilities, expanded: Expanded, cluster: Cluster, reduced: Sequence[Axis]) -> Role:
     length = sympy.Mul(*(axis.size for axis in reduced))
+    if capabilities.ordered and any(write.points is not None for write in expanded.writes):
+        return Role.LOOP
     if cluster.space.rigid or not length.is_Integer or length > capabilities.whole_limit:
         return Role.LOOP
     return Role.WHOLE
@@ -201,11 +237,29 @@ def _renamed(index: Index, old: Axis, new: Axis) -> Index:
     return index if isinstance(index, Expr) else index.xreplace({old.symbol: new.symbol})
 
 
-def _body(expanded: Expanded, reduced: Sequence[Axis], role: Role) -> tuple[Stmt, ...]:
-    stores = [Store(write.buffer, write.offset, write.value) for write in expanded.writes]
+def _body(
+    expanded: Expanded, parallel: Sequence[Axis], reduced: Sequence[Axis], role: Role, *, follows: bool
+) -> tuple[Stmt, ...]:
+    stores = [_store(write, (*parallel, *reduced)) for write in expanded.writes]
+    over = tuple(axis.symbol for axis in reduced)
     if role is Role.WHOLE or not reduced:
-        return (*expanded.folds, *stores)
-    return _looped(expanded.folds, stores, tuple(axis.symbol for axis in reduced))
+        return placed((*expanded.folds, *stores), expanded.prefixes)
+    if expanded.prefixes or not follows:
+        return _walk_by_walk(expanded.folds, stores, over, expanded.prefixes)
+    return _looped(expanded.folds, stores, over)
+
+
+def _store(write: Write, axes: Sequence[Axis]) -> Store:
+    if write.points is None:
+        return Store(write.buffer, write.offset, write.value)
+    walked = {symbol for point in write.points for symbol in point.free_symbols} & {axis.symbol for axis in axes}
+    own = tuple(sorted(walked, key=str))
+    return Store(write.buffer, write.offset, write.value, write.op, own, write.where)
+
+
+def _stored_at(store: Store) -> set[sympy.Symbol]:
+    """The axes at whose points a store happens."""
+    return _symbols(store.offset) if store.axes is None else set(store.axes)
 
 
 def _looped(folds: Sequence[Fold], stores: Sequence[Store], over: tuple[sympy.Symbol, ...]) -> tuple[Stmt, ...]:
@@ -213,27 +267,33 @@ def _looped(folds: Sequence[Fold], stores: Sequence[Store], over: tuple[sympy.Sy
     followed = follow(folds, over, ()) if len(folds) > 1 else "nothing to follow"
     if isinstance(followed, str):
         return _walk_by_walk(folds, stores, over)
-    after = [replace(store, value=replaced([store.value], followed.results)[0]) for store in stores]
-    whole = [store for store in after if set(over) & _symbols(store.offset)]
+    after = [with_values(store, replaced(values_of(store), followed.results)) for store in stores]
+    whole = [store for store in after if set(over) & _stored_at(store)]
     rows = [store for store in after if store not in whole]
     return (Loop(over, followed.body), *rows, *([Loop(over, tuple(whole))] if whole else []))
 
 
-def _walk_by_walk(folds: Sequence[Fold], stores: Sequence[Store], over: tuple[sympy.Symbol, ...]) -> tuple[Stmt, ...]:
+def _walk_by_walk(
+    folds: Sequence[Fold],
+    stores: Sequence[Store],
+    over: tuple[sympy.Symbol, ...],
+    prefixes: Sequence[Prefix] = (),
+) -> tuple[Stmt, ...]:
     """One walk per level of dependence between folds; a store joins the first walk that follows all it needs."""
     level: dict[str, int] = {}
+    scans = {prefix.name: prefix for prefix in prefixes}
     loops: dict[int, list[Stmt]] = {}
     after: dict[int, list[Stmt]] = {}
 
     def needs(*values: Expr) -> int:
-        return max((level[node.name] for node in postorder(*values) if isinstance(node, TileRef)), default=0)
+        return max((level[name] for name in named(values, scans) if name not in scans), default=0)
 
     for fold in folds:
         level[fold.name] = needs(*fold.args) + 1
         loops.setdefault(level[fold.name], []).append(fold)
     for store in stores:
-        ready = needs(store.value)
-        walked = set(over) & _symbols(store.offset)
+        ready = needs(*values_of(store))
+        walked = set(over) & _stored_at(store)
         if walked:
             loops.setdefault(ready + 1, []).append(store)
         else:
@@ -243,7 +303,7 @@ def _walk_by_walk(folds: Sequence[Fold], stores: Sequence[Store], over: tuple[sy
         if k in loops:
             body.append(Loop(over, tuple(loops[k])))
         body.extend(after.get(k, ()))
-    return tuple(body)
+    return placed(body, prefixes)
 
 
 def _symbols(offset: sympy.Expr | Expr) -> set[sympy.Symbol]:
@@ -263,7 +323,8 @@ def _finish(
 ) -> KernelCall:
     dependences = prices.dependences
     program = dependences.program
-    written = [write.buffer for write in expanded.writes]
+    over = _destinations(dependences, cluster)
+    written = list(dict.fromkeys(over.get(write.buffer, write.buffer) for write in expanded.writes))
     roots = [value for stmt in statements(body) for value in values_of(stmt)]
     loaded = dict.fromkeys(node.buffer for node in postorder(*roots) if isinstance(node, Load))
     read = [name.removeprefix(FLAT) for name in loaded]
@@ -272,7 +333,7 @@ def _finish(
     for name, param in zip((*read, *written), names.values(), strict=True):
         buffer = program.buffers[name]
         params.append(Param(param, buffer.dtype, buffer.shape, buffer.strides, name in written))
-    body = rename(body, names)
+    body = rename(body, {**names, **{out: names[start] for out, start in over.items()}})
     names_of = (name for m in cluster.members for name in program.made_of(dependences.compute(m).out))
     origins = tuple(dict.fromkeys(program.origins[name] for name in names_of))
     own = {axis.symbol for axis in axes}
@@ -283,8 +344,24 @@ def _finish(
     kernel = Kernel(_name(dependences, cluster), tuple(params), sizes, axes, body, origins=tuple(map(str, origins)))
     reads_bytes, written_bytes = prices.traffic(cluster)
     return KernelCall(
-        kernel, (*read, *written), tuple(written), origins, reads_bytes, written_bytes, prices.flops(cluster)
+        kernel,
+        (*read, *written),
+        tuple(name for name in written if name not in over.values()),
+        origins,
+        reads_bytes,
+        written_bytes,
+        prices.flops(cluster),
+        over,
     )
+
+
+def _destinations(dependences: Dependences, cluster: Cluster) -> dict[str, str]:
+    """What is scattered, and in the memory of which tensor from before this kernel."""
+    found: dict[str, str] = {}
+    for node in map(dependences.compute, cluster.members):
+        if isinstance(node, Scatter):
+            found[node.out] = found.get(node.start, node.start)
+    return found
 
 
 def rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
@@ -301,12 +378,13 @@ def rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
         if isinstance(stmt, Loop):
             where = None if stmt.where is None else value(stmt.where)
             result.append(Loop(stmt.axes, rename(stmt.body, names), where))
+        elif isinstance(stmt, Prefix):
+            result.append(replace(stmt, args=tuple(rewrite(stmt.args, rule))))
         elif isinstance(stmt, Fold):
             carry = None if stmt.carry is None else value(stmt.carry)
             result.append(replace(stmt, args=tuple(rewrite(stmt.args, rule)), carry=carry))
         else:
-            offset = value(stmt.offset) if isinstance(stmt.offset, Expr) else stmt.offset
-            result.append(Store(names[stmt.param], offset, value(stmt.value)))
+            result.append(replace(with_values(stmt, rewrite(values_of(stmt), rule)), param=names[stmt.param]))
     return tuple(result)
 
 

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 import sympy
 
 from codegen.target import Capabilities
-from fusion.schedule import contractions
+from fusion.schedule import contractions, scattered
 from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space, join, place
 from lowering.expr import Expr, Index, Load
-from lowering.indexing import invert, replace_axes
-from lowering.program import Compute, Contract, Extern, Map, Reduce
+from lowering.indexing import invert, replace_axes, within
+from lowering.program import Compute, Contract, Extern, Map, Reduce, Scan, Scatter
 
 MAX_MEMBERS = 64
 """Nodes per kernel.  Longer chains gain little more and make register pressure and compile time grow."""
@@ -57,12 +57,16 @@ class Cluster:
     extern: bool = False
 
 
-def single(dependences: Dependences, position: int) -> Cluster:
+def single(dependences: Dependences, capabilities: Capabilities, position: int) -> Cluster:
     """The cluster of one node."""
     node = dependences.node(position)
     if isinstance(node, Extern):
         return Cluster((position,), Space((), ()), {}, extern=True)
     space = Space(node.axes, node.over, rigid=isinstance(node, Contract))
+    if isinstance(node, Scatter):
+        space = scattered.space_of(node, ordered=capabilities.ordered)
+    if isinstance(node, Scan):  # its axis is walked as that of a row reduction is
+        space = Space(tuple(axis for axis in node.axes if axis.symbol != node.along), (node.walked,))
     return Cluster((position,), space, {position: {axis.symbol: axis.symbol for axis in space.axes}})
 
 
@@ -71,7 +75,7 @@ def may_join(
 ) -> Cluster | Refused:
     """The joined cluster, or the reason why there is none."""
     members = tuple(sorted((*first.members, *second.members)))
-    for rule in (_same_device, _small_enough, _no_other_fold):
+    for rule in (_same_device, _small_enough, _scatters_apart, _no_other_fold, _not_empty):
         reason = rule(dependences, capabilities, first, second, members)
         if reason is not None:
             return Refused(reason)
@@ -83,13 +87,14 @@ def may_join(
             continue
         space, places = found
         joined = Cluster(members, space, places)
-        reason = _check(dependences, joined, target, moved)
+        reason = _check(dependences, capabilities, joined, target, moved)
         if reason is None:
             return joined
         refused = Refused(reason)
-    if link.vertical and not first.space.reduced:  # read through at whatever index the readers use
+    maps = all(isinstance(dependences.node(member), Map) for member in first.members)
+    if link.vertical and maps:  # read through at whatever index the readers use
         joined = Cluster(members, second.space, second.places)
-        if _check(dependences, joined, second, first) is None:
+        if _check(dependences, capabilities, joined, second, first) is None:
             return joined
     assert refused is not None
     return refused
@@ -100,7 +105,7 @@ def may_stand_beside(
 ) -> Cluster | Refused:
     """Two clusters that share no tensor, as one that walks both: their axes have the same sizes, in order."""
     members = tuple(sorted((*first.members, *second.members)))
-    for rule in (_same_device, _small_enough, _no_other_fold):
+    for rule in (_same_device, _small_enough, _scatters_apart, _no_other_fold):
         reason = rule(dependences, capabilities, first, second, members)
         if reason is not None:
             return Refused(reason)
@@ -112,6 +117,13 @@ def may_stand_beside(
 
 
 # Rules that need no algebra -----------------------------------------------------------------------------------------
+
+
+def _not_empty(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
+) -> str | None:
+    empty = any(axis.size == 0 for axis in (*first.space.axes, *second.space.axes))
+    return "an axis has no elements: there is nothing to share" if empty else None
 
 
 def _same_device(
@@ -136,6 +148,12 @@ def _small_enough(
     if len(touched - inside) > capabilities.max_params:
         return f"the kernel would take more than {capabilities.max_params} tensors"
     return None
+
+
+def _scatters_apart(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
+) -> str | None:
+    return scattered.not_apart(dependences, members, (first.space, second.space))
 
 
 def _no_other_fold(
@@ -250,8 +268,14 @@ def _at(
 # Rules about the joined cluster -------------------------------------------------------------------------------------
 
 
-def _check(dependences: Dependences, joined: Cluster, target: Cluster, moved: Cluster) -> str | None:
-    reason = _folds_stay_whole(dependences, joined, moved)
+def _check(
+    dependences: Dependences, capabilities: Capabilities, joined: Cluster, target: Cluster, moved: Cluster
+) -> str | None:
+    reason = _folds_stay_whole(dependences, joined, moved) or _folds_stay_inside(dependences, joined, moved)
+    if reason is None and capabilities.ordered:
+        reason = scattered.out_of_order(dependences, joined.places, joined.space)
+    if reason is None:
+        reason = _scans_stay_whole(dependences, joined)
     if reason is None:
         reason = _reads_agree(dependences, joined, (target, moved))
     if reason is None:
@@ -279,6 +303,50 @@ def _folds_stay_whole(dependences: Dependences, joined: Cluster, moved: Cluster)
         walked = sympy.Mul(*(axis.size for axis in node.over))
         if walked != sympy.Mul(*(axis.size for axis in joined.space.reduced)):
             return "the reductions run over different lengths"
+        if not _walks_each_once(node, placement, joined.space):
+            return "a reduction would not meet each of its points once"
+    return None
+
+
+def _walks_each_once(node: Reduce, placement: Placement, space: Space) -> bool:
+    """Do the reduced axes of the space run through all points that a fold runs over?"""
+    over = [axis for axis in node.over if axis.size != 1]
+    places, axes = [placement[axis.symbol] for axis in over], [axis for axis in space.reduced if axis.size != 1]
+    if len(set(places)) == len(places) and {*places} == {axis.symbol for axis in axes}:
+        return True
+    values = [sympy.Symbol(f"v{k}", integer=True, nonnegative=True) for k in range(len(over))]
+    found = invert(places, values, [axis.size for axis in over], [axis.symbol for axis in axes], space.sizes)
+    return found is not None and not found.free
+
+
+def _folds_stay_inside(dependences: Dependences, joined: Cluster, moved: Cluster) -> str | None:
+    """A fold is made wherever its reader is, also where that looks past the ends (padding) and does not count it."""
+    sizes = joined.space.sizes
+    for member in moved.members:
+        node = dependences.node(member)
+        if isinstance(node, (Extern, Map)) or member not in joined.places:
+            continue
+        placement = joined.places[member]
+        for axis in (*node.axes, *node.over):
+            if axis.symbol in placement and not within(placement[axis.symbol], axis.size, sizes):
+                return "a reduction is read past its ends"
+    return None
+
+
+def _scans_stay_whole(dependences: Dependences, joined: Cluster) -> str | None:
+    """A scan walks the only reduced axis of the space, from its first point to its last."""
+    walked = [axis.symbol for axis in joined.space.reduced if axis.size != 1]
+    for member in joined.members:
+        node = dependences.node(member)
+        if not isinstance(node, Scan):
+            continue
+        if member not in joined.places:
+            return "a scan cannot be read at another index than its own"
+        at = joined.places[member]
+        if walked != [at[node.along]]:
+            return "a scan would not walk its axis alone, from the first point to the last"
+        if any(at[axis.symbol].free_symbols & {*walked} for axis in node.axes if axis.symbol != node.along):
+            return "a scan is read across the axis that it walks"
     return None
 
 
@@ -345,7 +413,7 @@ def _stores_once(dependences: Dependences, joined: Cluster) -> str | None:
     reduced = {axis.symbol for axis in joined.space.reduced if axis.size != 1}
     together = frozenset(joined.members)
     for member in joined.members:
-        if not dependences.stored(member, together):
+        if not dependences.stored(member, together) and not isinstance(dependences.node(member), Scatter):
             continue
         if member not in joined.places:
             return "the tensor is needed elsewhere too, and is read here at other points than it is made"

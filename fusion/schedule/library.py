@@ -15,33 +15,47 @@ from dataclasses import dataclass, replace
 import networkx as nx
 
 from codegen.target import Target
+from codegen.tuning import Tuning
 from fusion.schedule.clusters import Clustering
 from fusion.schedule.contractions import leading_to
+from fusion.schedule.cutting import with_cuts
 from fusion.schedule.kernels import kernel_of
 from fusion.schedule.legality import Cluster
+from fusion.schedule.long_sums import in_parts
 from fusion.schedule.profit import Prices
 from fusion.schedule.streams.copies import positions_in
+from fusion.schedule.ways import Measure, Way, weighed
 from lowering.kernel import Kernel
 from lowering.program import Contract, Node, Program
 
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A cluster around contractions, with the microseconds of either way to compute it."""
+    """A cluster around contractions, with the ways to compute it: one kernel, and the library."""
 
     cluster: Cluster
     products: Mapping[int, Contract]
     kernel: Kernel
-    generated: float
-    library: float
+    ways: tuple[Way, ...]
+    tried: Tuning
+
+    @property
+    def generated(self) -> float:
+        """Microseconds of one kernel, as measured or else as predicted."""
+        return self.tried.trials[0].microseconds
 
     @property
     def best(self) -> float:
-        return min(self.generated, self.library)
+        return min(trial.microseconds for trial in self.tried.trials)
 
 
-def prefer_library(program: Program, clustering: Clustering, target: Target) -> Program:
-    """The program with contractions left to the library where that is predicted to be faster; else the same object."""
+def prefer_library(
+    program: Program, clustering: Clustering, target: Target, measure: Measure | None = None
+) -> tuple[Program, tuple[Tuning, ...]]:
+    """The program with contractions left to the library where that is faster, and what was weighed for each cluster.
+
+    The same object where nothing is left.  Without `measure`, predictions decide.
+    """
     prices = clustering.prices
     offers: list[_Offer] = []
     for cluster in clustering.clusters:
@@ -49,22 +63,16 @@ def prefer_library(program: Program, clustering: Clustering, target: Target) -> 
             continue
         products = {m: node for m in cluster.members if isinstance(node := program.nodes[m], Contract)}
         if all(contract.library for contract in products.values()):
-            offers.append(_offer(prices, cluster, products, target))
+            offers.append(_offer(prices, cluster, products, target, measure))
     kept = {offer.cluster.members for group in _groups(prices, offers, target) for offer in group}
-    replaced: set[int] = set()
+    taken: list[Way] = []
+    choices: list[Tuning] = []
     for offer in offers:
-        if offer.library <= offer.generated and offer.cluster.members not in kept:
-            replaced.update(offer.products)
-    if not replaced:
-        return program
-    nodes: list[Node] = []
-    for position, node in enumerate(program.nodes):
-        if position in replaced:
-            assert isinstance(node, Contract)
-            nodes.extend(node.library)
-        else:
-            nodes.append(node)
-    return replace(program, nodes=tuple(nodes))
+        together = offer.cluster.members in kept and offer.best < offer.generated
+        chosen = 0 if together else offer.tried.chosen
+        taken += [offer.ways[chosen]] if chosen else []
+        choices.append(replace(offer.tried, chosen=chosen))
+    return (with_cuts(program, taken) if taken else program), tuple(choices)
 
 
 def leave_lone_products(program: Program, walked: Sequence[Cluster]) -> tuple[Program, tuple[Cluster, ...]]:
@@ -112,13 +120,26 @@ def _following(prices: Prices, cluster: Cluster) -> set[int]:
     return set[int]().union(*(nx.descendants(prices.dependences.graph, member) for member in cluster.members))
 
 
-def _offer(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> _Offer:
-    """Both prices.  A generated kernel takes the larger of its products and its traffic, at its share of the speed."""
+def _offer(
+    prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target, measure: Measure | None
+) -> _Offer:
+    """The ways to compute a cluster.
+
+    A generated kernel takes the larger of its products and its traffic, at its share of the library's speed.
+    """
     moved = sum(prices.traffic(cluster)) / prices.capabilities.bandwidth
     multiplied = sum(prices.contraction(cluster, contract) for contract in products.values())
     kernel = kernel_of(prices, cluster).kernel
     generated = prices.capabilities.launch_us + max(multiplied, moved) / target.efficiency(kernel)
-    return _Offer(cluster, products, kernel, generated, _apart(prices, cluster, products))
+    library = {position: contract.library for position, contract in products.items()}
+    parts = in_parts(prices, cluster, products, target)
+    ways = (
+        Way("one kernel", generated),
+        *([] if parts is None else [parts]),
+        Way("the library", _apart(prices, cluster, products), library),
+    )
+    tried = weighed(kernel, ways) if measure is None else measure(prices.dependences.program, cluster, kernel, ways)
+    return _Offer(cluster, products, kernel, ways, tried)
 
 
 def _apart(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:

@@ -15,7 +15,7 @@ from fusion.schedule.contractions import slowdown
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import cost
 from fusion.schedule.legality import Cluster
-from lowering.program import Contract, Extern
+from lowering.program import Contract, Extern, Scatter
 
 CONTRACTION_TILE = 128
 """Rows and columns of a contraction's tile: an operand is evaluated once per tile of the other side."""
@@ -58,17 +58,24 @@ class Prices:
         together = frozenset(cluster.members)
         outs = {self.dependences.compute(m).out for m in cluster.members}
         outside = {load.buffer for m in cluster.members for load in self.dependences.loads[m]} - outs
-        written = sum(
-            self.dependences.bytes(self.dependences.compute(m).out)
-            for m in cluster.members
-            if self.dependences.stored(m, together)
-        )
+        written = sum(self._written(m) for m in cluster.members if self._stored(m, together))
         points = self.dependences.estimate(cluster.space.points)
         read = 0
         for name in outside:  # a gather reads no more than one element per point
             whole = self.dependences.bytes(name)
             read += min(whole, points * self.dependences.program.buffers[name].dtype.itemsize)
         return read, written
+
+    def _stored(self, member: int, together: frozenset[int]) -> bool:
+        return isinstance(self.dependences.node(member), Scatter) or self.dependences.stored(member, together)
+
+    def _written(self, member: int) -> int:
+        """Bytes that a member writes; of what it updates, those it reads before too."""
+        node = self.dependences.compute(member)
+        if not isinstance(node, Scatter):
+            return self.dependences.bytes(node.out)
+        points = math.prod(self.dependences.estimate(axis.size) for axis in node.axes)
+        return points * node.value.dtype.itemsize * (1 if node.op == "store" else 2)
 
     def _busy(self, cluster: Cluster) -> float:
         """The share of the device that a reduction keeps busy: one program walks one row."""

@@ -21,7 +21,7 @@ from fusion.schedule.online.merge import MERGEABLE
 from fusion.schedule.space import Placement, Space
 from lowering.expr import Expr, Load, postorder
 from lowering.indexing import coefficient, flatten, replace_axes
-from lowering.program import Map, Program, Reduce, axis_sizes
+from lowering.program import Axis, Map, Program, Reduce, Scan, axis_sizes
 
 LONG = 1 << 13
 """Elements of a contiguous part above which more parts are better, within bounds (measured on an H200)."""
@@ -53,8 +53,8 @@ def split_reductions(program: Program, capabilities: Capabilities, streams: Sequ
     for position in sorted(chunks, reverse=True):  # those that need the results of others come last
         if position in done:
             continue
-        family = _family(dependences, position, chunks)
-        for cluster in (family, _alone(dependences, position)):
+        alone = _alone(dependences, position)
+        for cluster in (_family(dependences, position, chunks), alone) if capabilities.follows else (alone,):
             made = None if done.intersection(cluster.members) else _cut(dependences, cluster, chunks[position])
             if made is not None:
                 cuts.append(made)
@@ -135,26 +135,38 @@ def _chunks(program: Program, node: Reduce, capabilities: Capabilities) -> int:
         return 1
     rows = math.prod(int(axis.size) for axis in node.axes)
     length = math.prod(int(axis.size) for axis in node.over)
-    contiguous = _walks_contiguously(program, node)
+    contiguous = walks_contiguously(program, node, node.over)
+    longest = max(int(axis.size) for axis in node.over)
+    wanted = min(wanted_parts(rows, length, capabilities, contiguous=contiguous), longest)
+    return near_divisor(longest, wanted) or wanted if wanted >= 2 else 1
+
+
+def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguous: bool) -> int:
+    """Into how many parts `rows` of `length` elements are best cut; 1 where they fill the device as they are."""
     if contiguous:
         programs, enough, shortest = rows, capabilities.parallelism, 1024
     else:  # a program that takes a few columns has little in flight: it takes many of them
         programs, enough, shortest = -(-rows // LANES), 4 * capabilities.parallelism, 64
     if rows * length < SMALL or programs >= enough:
         return 1
-    longest = max(int(axis.size) for axis in node.over)
     wanted = -(-2 * enough // programs)
     if contiguous:  # long parts are held by so many threads that few share a processor
         wanted = max(wanted, min(length // LONG, 4 * wanted))
-    wanted = min(wanted, length // shortest or 1, longest)
-    if wanted < 2:
-        return 1
-    near = [d for d in range(max(2, wanted // 2), 2 * wanted + 1) if longest % d == 0 and d <= longest]
-    return min(near, key=lambda d: abs(d - wanted)) if near else wanted
+    return min(wanted, length // shortest or 1)
 
 
-def _walks_contiguously(program: Program, node: Reduce) -> bool:
-    """Is some reduced axis the one along which the largest tensor read is contiguous?"""
+def near_divisor(length: int, wanted: int) -> int | None:
+    """The divisor of `length` nearest to `wanted`, within a factor of two and at least 2; None if there is none.
+
+    >>> near_divisor(96, 7), near_divisor(97, 7), near_divisor(96, 1)
+    (6, None, 2)
+    """
+    near = [d for d in range(max(2, wanted // 2), 2 * wanted + 1) if length % d == 0 and d <= length]
+    return min(near, key=lambda d: abs(d - wanted), default=None)
+
+
+def walks_contiguously(program: Program, node: Reduce | Scan, walked: Sequence[Axis]) -> bool:
+    """Is one of the `walked` axes that along which the largest tensor read is contiguous?"""
     sizes = axis_sizes(node)
     found = [part for part in postorder(*node.args) if isinstance(part, Load)]
     largest = max((program.buffers[load.buffer].numel for load in found), key=int, default=sympy.Integer(0))
@@ -162,6 +174,6 @@ def _walks_contiguously(program: Program, node: Reduce) -> bool:
         if program.buffers[load.buffer].numel != largest:
             continue
         offset = flatten(load.index, program.buffers[load.buffer].strides, sizes)
-        if not isinstance(offset, Expr) and any(coefficient(offset, axis.symbol) == 1 for axis in node.over):
+        if not isinstance(offset, Expr) and any(coefficient(offset, axis.symbol) in (1, -1) for axis in walked):
             return True
     return False

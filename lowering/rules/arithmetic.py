@@ -1,4 +1,4 @@
-"""Arithmetic with arguments of its own: scaled sums, divisions, powers, bounds, selection, repairs of special values.
+"""Arithmetic with arguments of its own: products, divisions, powers, bounds, selection, repairs of special values.
 
 Integers to a fixed negative power are refused: eager rejects them.
 """
@@ -35,7 +35,6 @@ from lowering.rules.promotion import (
     common_place,
     compose,
     convert,
-    overloads,
     pointwise,
     promote,
     term_of,
@@ -46,24 +45,6 @@ from lowering.value import Value, reshape
 aten = torch.ops.aten
 
 # Sums and products --------------------------------------------------------------------------------------------------
-
-
-@lowers(*overloads(aten.add))
-def add(ctx: Builder, a: Argument, b: Argument, *, alpha: Argument = 1) -> Value:
-    """a + alpha·b."""
-    return compose(lambda x, y: x + _scaled(alpha, y), a, b)
-
-
-@lowers(*overloads(aten.sub))
-def sub(ctx: Builder, a: Argument, b: Argument, alpha: Argument = 1) -> Value:
-    """a - alpha·b."""
-    return compose(lambda x, y: x - _scaled(alpha, y), a, b)
-
-
-@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
-def rsub(ctx: Builder, a: Argument, b: Argument, alpha: Argument = 1) -> Value:
-    """b - alpha·a."""
-    return compose(lambda x, y: y - _scaled(alpha, x), a, b)
 
 
 def _scaled(alpha: Argument, term: Term) -> Term:
@@ -113,7 +94,11 @@ def square(ctx: Builder, x: Value) -> Value:
 
 @lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(ctx: Builder, a: Argument, b: Argument) -> Value:
-    """a / b; integers become floats."""
+    """a / b; integers become floats.  Eager multiplies by the inverse of a number on a GPU."""
+    if ctx.rounded and isinstance(a, Value) and a.device.type == "cuda" and isinstance(b, (int, float)) and b != 0:
+        compute, _ = promote((a, b), Kind.INT_TO_FLOAT)
+        divisor = torch.tensor(b, dtype=compute, device="cpu")
+        return pointwise("mul", a, divisor.reciprocal().item(), kind=Kind.INT_TO_FLOAT)
     return pointwise("truediv", a, b, kind=Kind.INT_TO_FLOAT)
 
 

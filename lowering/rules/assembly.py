@@ -12,14 +12,16 @@ import sympy
 import torch
 from torch import fx
 
-from lowering.builder import Builder, sizes_of
+from lowering.builder import Builder
 from lowering.errors import Unsupported
 from lowering.expr import Expr, Index, IndexValue, guarded
 from lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
 from lowering.registry import lowers
 from lowering.rules.formula import Term, eq, literal, where
+from lowering.rules.meeting import updates_input, written
 from lowering.rules.promotion import Argument, convert
 from lowering.rules.view import digits, is_dense, position_in, slice_start, unsqueeze
+from lowering.sizes import sizes_of
 from lowering.value import Shape, Value, axes_of, axis_bounds
 
 aten = torch.ops.aten
@@ -163,6 +165,8 @@ def slice_scatter(
     """x with a slice replaced by `src`."""
     dim %= x.rank
     low = slice_start(x.shape[dim], start, end, step, src.shape[dim])
+    if updates_input(ctx):
+        return written(ctx, x, _along(src.shape, dim, low + axis_symbol(dim) * step), convert(src, x.dtype))
     return _into_slice(Term(x.expr), x.shape, convert(src, x.dtype), dim, low, sympy.sympify(step))
 
 
@@ -201,10 +205,11 @@ def _into_slice(around: Term, shape: Shape, src: Value, dim: int, low: sympy.Exp
 @lowers(aten.select_scatter.default)
 def select_scatter(ctx: Builder, x: Value, src: Value, dim: int, index: int | sympy.Expr) -> Value:
     """x with one position of `dim` replaced by `src`."""
-    at = position_in(x.shape[dim % x.rank], index)
-    return _into_slice(
-        Term(x.expr), x.shape, unsqueeze(ctx, convert(src, x.dtype), dim % x.rank), dim % x.rank, at, ONE
-    )
+    dim %= x.rank
+    at, slices = position_in(x.shape[dim], index), unsqueeze(ctx, convert(src, x.dtype), dim)
+    if updates_input(ctx):
+        return written(ctx, x, _along(slices.shape, dim, at), slices)
+    return _into_slice(Term(x.expr), x.shape, slices, dim, at, ONE)
 
 
 @lowers(aten.select_backward.default)
@@ -256,7 +261,7 @@ def as_strided_scatter(
     source = ctx.current.args[0]
     assert isinstance(source, fx.Node)
     memory = source.meta["val"]
-    strides, steps = sizes_of(memory.stride()), sizes_of(stride)
+    strides, steps = sizes_of(memory.stride()), tuple(map(sympy.sympify, stride))
     everything = sympy.Mul(*src.shape) == sympy.Mul(*x.shape) and storage_offset in (None, memory.storage_offset())
     if not everything or not is_dense(x.shape, strides) or not is_dense(src.shape, steps):
         raise Unsupported("writing into a part of memory")

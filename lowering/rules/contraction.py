@@ -12,6 +12,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 from lowering.builder import Builder, load_of
 from lowering.errors import Unsupported
 from lowering.expr import Load
+from lowering.indexing import ONE
 from lowering.program import BufferRef, Extern
 from lowering.registry import lowers
 from lowering.rules.promotion import HALVES, Argument, combine, convert, pointwise, widen
@@ -25,16 +26,34 @@ aten = torch.ops.aten
 def product(ctx: Builder, lhs: Value, rhs: Value) -> Value:
     """lhs [b?, m, k] · rhs [b?, k, n] → [b?, m, n]."""
     _check(lhs, rhs)
-    if lhs.dtype in HALVES and _is_left_and_made_again(ctx):
+    left = ctx.contractions is not None and ctx.current is not None and ctx.current.name not in ctx.contractions
+    if left and _is_small(ctx, lhs, rhs):
+        return _summed(ctx, lhs, rhs)
+    if left and lhs.dtype in HALVES and _is_made_again(ctx):
         return convert(_wide_call(ctx, lhs, rhs), lhs.dtype, implicit=True)
     return ctx.contract(lhs, rhs, lhs.dtype)
 
 
-def _is_left_and_made_again(ctx: Builder) -> bool:
-    """Is the current product left to the library, and computed by both forward and backward rather than kept?"""
+def _is_small(ctx: Builder, lhs: Value, rhs: Value) -> bool:
+    """Does the product have so few multiplications that a call would take longer?"""
+    count = sympy.Mul(*lhs.shape, rhs.shape[-1])
+    return bool(count.is_Integer and count <= ctx.small and lhs.dtype.is_floating_point)
+
+
+def _summed(ctx: Builder, lhs: Value, rhs: Value) -> Value:
+    """A product as sums of products: lhs [b?, m, k, 1] · rhs [b?, 1, k, n], summed over k."""
+    if (*rhs.shape[:-2], rhs.shape[-2]) != (*lhs.shape[:-2], lhs.shape[-1]):
+        raise Unsupported(f"shapes {lhs.shape} and {rhs.shape} do not contract")
+    rows = reshape(widen(lhs), (*lhs.shape, ONE))
+    columns = reshape(widen(rhs), (*rhs.shape[:-2], ONE, *rhs.shape[-2:]))
+    products = combine(lambda a, b: a * b, rows, columns)
+    return convert(fold(ctx, "sum", [products], [products.rank - 2]), lhs.dtype, implicit=True)
+
+
+def _is_made_again(ctx: Builder) -> bool:
+    """Is the current product computed by both forward and backward rather than kept?"""
     assert ctx.current is not None
-    generated = ctx.contractions is None or ctx.current.name in ctx.contractions
-    return not generated and ctx.current.meta.get("recompute") is CheckpointPolicy.PREFER_RECOMPUTE
+    return ctx.current.meta.get("recompute") is CheckpointPolicy.PREFER_RECOMPUTE
 
 
 def _wide_call(ctx: Builder, lhs: Value, rhs: Value) -> Value:
@@ -87,7 +106,8 @@ def _plus(bias: Value, result: Value, beta: Argument, alpha: Argument) -> Value:
 @lowers(aten.mv.default)
 def matrix_vector(ctx: Builder, matrix: Value, vector: Value) -> Value:
     """matrix [m, k] · vector [k] → [m]."""
-    ctx.check_contraction()
+    if ctx.rounded:
+        ctx.check_contraction()
     _check(matrix, vector)
     if not matrix.dtype.is_floating_point:
         raise Unsupported(f"matrix product of {matrix.dtype}")

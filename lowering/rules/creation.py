@@ -1,7 +1,7 @@
 """Tensors made from nothing: constants and ranges, which stay expressions and never cost memory.
 
 Shape, dtype and device are those that eager gave the fake tensor.  Uninitialised memory (`empty`) has no value to
-give, unless it has no elements, and stays an extern.
+give: it is allocated, unless it has no elements.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 import sympy
 import torch
 
-from lowering.builder import Builder, sizes_of
+from lowering.builder import Builder
 from lowering.errors import Unsupported
 from lowering.expr import Expr, IndexValue, make_cast
 from lowering.indexing import axis_symbol
 from lowering.registry import lowers
 from lowering.rules.formula import Term, eq, literal, where
 from lowering.rules.promotion import Argument, convert, term_of, widened
+from lowering.sizes import sizes_of
 from lowering.value import Value, broadcast_to
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -63,10 +64,10 @@ def zeros(ctx: Builder, like: object, *rest: object, **options: object) -> Value
     lazy=True,
 )
 def empty(ctx: Builder, like: object, *rest: object, **options: object) -> Value:
-    """A tensor without elements."""
+    """Memory that nobody has written to."""
     assert ctx.current is not None
     if 0 not in ctx.current.meta["val"].shape:
-        raise Unsupported("uninitialised memory has no value")
+        return ctx.memory()
     return made(ctx, _number(ctx, 0))
 
 

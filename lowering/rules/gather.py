@@ -51,23 +51,26 @@ def _moved(index: Index, axes: dict[sympy.Symbol, sympy.Expr], shape: Shape) -> 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index_tensor(ctx: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
     """x[indices]: the broadcast index tensors' axes stand where the indices are adjacent, else in front."""
+    return x.view(*indexed(x.shape, indices)) if any(index is not None for index in indices) else x
+
+
+def indexed(whole: Shape, indices: Sequence[Value | None]) -> tuple[Shape, list[Index]]:
+    """The shape of x[indices], for an x of shape `whole`, and where each of its elements is in x."""
     given = [(k, index) for k, index in enumerate(indices) if index is not None]
-    if not given:
-        return x
     common = broadcast_shapes([index.shape for _, index in given])
     used = [k for k, _ in given]
     adjacent = used == list(range(used[0], used[0] + len(used)))
     front = used[0] if adjacent else 0
-    kept = [k for k in range(x.rank) if k not in used]
-    shape = (*(x.shape[k] for k in kept[:front]), *common, *(x.shape[k] for k in kept[front:]))
-    source: list[Index] = [axis_symbol(0)] * x.rank
+    kept = [k for k in range(len(whole)) if k not in used]
+    shape = (*(whole[k] for k in kept[:front]), *common, *(whole[k] for k in kept[front:]))
+    source: list[Index] = [axis_symbol(0)] * len(whole)
     for place, k in enumerate(kept):
         source[k] = axis_symbol(place if place < front else place + len(common))
     shifted = {axis_symbol(k): axis_symbol(front + k) for k in range(len(common))}
     for k, index in given:
-        at = position(broadcast_to(index, common), x.shape[k], wrap=True)
+        at = position(broadcast_to(index, common), whole[k], wrap=True)
         source[k] = _moved(at, shifted, shape)
-    return x.view(shape, source)
+    return shape, source
 
 
 @lowers(aten.gather.default)

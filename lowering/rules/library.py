@@ -27,14 +27,10 @@ REASONS: dict[str, tuple[OpOverloadPacket, ...]] = {
         aten._scaled_dot_product_fused_attention_overrideable,
         aten._scaled_dot_product_fused_attention_overrideable_backward,
     ),
-    "a scan carries a value along its dimension": (
-        *(aten.cumsum, aten.cumprod, aten.cummax, aten.cummin, aten.logcumsumexp),
-    ),
-    "a sort or a selection by rank": (*(aten.sort, aten.topk, aten.kthvalue, aten.median, aten.nanmedian, aten.mode),),
-    "a scatter in which sources may meet": (aten.index_fill, aten.masked_scatter),
+    "a sort or a selection by rank": (*(aten.topk, aten.kthvalue, aten.median, aten.nanmedian, aten.mode),),
     "the size of the result depends on the contents": (aten.nonzero, aten.masked_select),
     "a distribution that is drawn by rejection or in sequence": (
-        *(aten.randint, aten.randint_like, aten.randperm, aten.multinomial, aten.poisson, aten.binomial),
+        *(aten.randperm, aten.multinomial, aten.poisson, aten.binomial),
     ),
     "its parts would be library calls again": (aten._euclidean_dist, aten._chunk_cat),
 }

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from lowering.builder import Builder, sizes_of
+from lowering.builder import Builder
 from lowering.errors import Unsupported
 from lowering.expr import IndexValue
 from lowering.indexing import FloorDiv, Mod, axis_symbol
@@ -21,6 +21,7 @@ from lowering.rules.promotion import convert, widen, widened
 from lowering.rules.reduction import fold
 from lowering.rules.windows import Along, Windows, covering, each, fixed, proportional, strided, windows
 from lowering.scalar_ops import identity
+from lowering.sizes import sizes_of
 from lowering.value import Shape, Value, reshape
 
 aten = torch.ops.aten

@@ -17,7 +17,7 @@ from lowering.errors import Unsupported
 from lowering.expr import Expr, Random
 from lowering.registry import lowers
 from lowering.rules.creation import made
-from lowering.rules.formula import Term, call, exp, literal, log1p, maximum, sqrt
+from lowering.rules.formula import Term, call, exp, literal, log1p, maximum, sqrt, where
 from lowering.rules.promotion import Argument, compose, term_of, widened
 from lowering.rules.view import result_shape
 from lowering.value import Shape, Value, axes_of, contiguous_strides
@@ -155,6 +155,41 @@ def _open(seed: Expr, shape: Shape, dtype: torch.dtype) -> Term:
     """Uniform between 0 and 1 and neither of them, in the dtype that `dtype` is computed in."""
     compute = widened(dtype)
     return uniform_term(seed, shape, compute) * (1 - 2.0**-23) + 2.0**-24
+
+
+@lowers(aten.randint.default, aten.randint.low, aten.randint_like.default, aten.randint_like.low_dtype)
+def randint(ctx: Builder, *args: object, **options: object) -> Value:
+    """Integers from `low` (or 0) up to, and without, `high`: what 48 uniform bits leave modulo their number."""
+    bounds = [arg for arg in args if isinstance(arg, int)]
+    if len(bounds) != sum(not isinstance(arg, (Value, list)) for arg in args):
+        raise Unsupported("random integers between symbolic bounds")
+    low, high = bounds if len(bounds) > 1 else (0, *bounds)
+    if high - low > 2**32:
+        raise Unsupported("random integers from a range of more than 32 bits")
+    seed, shape, _ = _fresh(ctx, options.get("generator"))
+    first, second = ((draw("uniform", seed, shape, k, 2) * 2.0**24).to(torch.int64) for k in (0, 1))
+    return made(ctx, (call("remainder", first * 2**24 + second, high - low) + low).expr)
+
+
+@lowers(aten.rrelu_with_noise_functional.default)
+def rrelu(
+    ctx: Builder,
+    x: Value,
+    noise: Value,
+    lower: float = 0.125,
+    upper: float = 1 / 3,
+    training: bool = False,
+    generator: object = None,
+) -> tuple[Value, ...]:
+    """(x with negative elements scaled by a random slope, or in evaluation by the mean one; the slopes)."""
+    if not training:
+        return compose(lambda a: where(a > 0, a, a * ((lower + upper) / 2)), x), noise
+    if generator is not None:
+        raise Unsupported("a generator of the caller's own")
+    drawn = uniform_term(ctx.seed(x.device).expr, x.shape, x.dtype) * (upper - lower) + lower
+    slope = where(Term(x.expr).to(drawn.dtype) <= 0, drawn, 1.0).to(x.dtype)
+    slopes = ctx.map(Value(x.shape, x.dtype, x.device, slope.expr))
+    return compose(lambda a, s: a * s, x, slopes), slopes
 
 
 # Coins --------------------------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 Halves are accumulated in float32 and rounded once; integers and bools are summed as int64, as in eager.  Variances are
 taken in two passes, never from raw moments.  The position of an extreme over several dimensions counts in row-major
-order.  Scans, sorts and medians have no rule.
+order.  Sorts and medians have no rule.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Writes to places held in a tensor: each place finds the sources that name it, by looking at all that could.
+"""Writes to places held in a tensor.
 
-Where one place per row is written, an element sees by itself whether it is the one.  Else sources that meet are folded:
-the last one wins, or they are added up.  Everything is refused where that takes many comparisons for each place.
+Where few comparisons tell, each element looks for the sources that name it, so that nothing is written twice: where one
+place per row is written, an element sees by itself whether it is the one; else sources that meet are folded, the last
+one wins or they are added up.  Where that would take many comparisons, each source finds its place (`meeting`).
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from lowering.indexing import ONE, ZERO, axis_symbol
 from lowering.registry import lowers
 from lowering.rules.assembly import placed
 from lowering.rules.formula import Term, eq, literal, maximum, minimum, where
-from lowering.rules.gather import position
+from lowering.rules.gather import indexed, position
+from lowering.rules.masked import numbered_sources
+from lowering.rules.meeting import folded, updates_input, written
 from lowering.rules.promotion import Argument, combine, convert, term_of, widened
 from lowering.scalar_ops import identity
 from lowering.value import Shape, Value, axes_of, broadcast_to, reshape
@@ -32,20 +35,16 @@ MOST = 1 << 20
 FEW = 32
 """Sources that each element of a tensor of any size may be compared with."""
 
-MEETING = "a scatter in which sources may meet"
+
+def _is_few(work: sympy.Expr) -> bool:
+    """Is this a known number of comparisons that a call may cost?"""
+    return bool(work.is_Integer and work <= MOST)
 
 
 def last_source(ctx: Builder, index: Value, size: sympy.Expr) -> Value:
-    """For each of `size` places the last element of the 1-d `index` that names it, -1 where none does.
-
-    Raises:
-        Unsupported: that would be too many comparisons, or their number is not known.
-    """
+    """For each of `size` places the last element of the 1-d `index` that names it, -1 where none does."""
     if index.shape[0] == 0:
         return Value((size,), torch.int64, index.device, literal(-1, torch.int64))
-    work = index.shape[0] * size
-    if not work.is_Integer or work > MOST:
-        raise Unsupported(f"{MEETING}, {work} comparisons")
     places = (size, index.shape[0])
     whole = _wrapped(index, size)
     source = Term(IndexValue(axis_symbol(1)))
@@ -66,6 +65,8 @@ def index_copy(ctx: Builder, x: Value, dim: int, index: Value, source: Value) ->
     dim %= x.rank
     if source.rank == 0:
         source = reshape(source, (ONE,) * x.rank)
+    if updates_input(ctx) or not _is_few(source.shape[dim] * x.shape[dim]):
+        return written(ctx, x, _rows(_wrapped(_flat(index), x.shape[dim]), dim, source.shape), source)
     last = last_source(ctx, _flat(index), x.shape[dim])
     at = last.view(x.shape, [axis_symbol(dim)])
     named = Term(at.expr) >= 0
@@ -82,6 +83,11 @@ def index_fill(ctx: Builder, x: Value, dim: int, index: Value, value: Argument) 
     if x.rank == 0:
         return Value((), x.dtype, x.device, term_of(filler, (), x.dtype).expr)
     dim %= x.rank
+    count = sympy.Mul(*index.shape)
+    if updates_input(ctx) or not _is_few(count * x.shape[dim]):
+        shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
+        filling = Value(shape, x.dtype, x.device, term_of(filler, shape, x.dtype).expr)
+        return written(ctx, x, _rows(_wrapped(_flat(index), x.shape[dim]), dim, shape), filling)
     last = last_source(ctx, _flat(index), x.shape[dim])
     named = Term(last.view(x.shape, [axis_symbol(dim)]).expr) >= 0
     return Value(x.shape, x.dtype, x.device, where(named, term_of(filler, x.shape, x.dtype), Term(x.expr)).expr)
@@ -91,13 +97,19 @@ def index_fill(ctx: Builder, x: Value, dim: int, index: Value, value: Argument) 
 def index_put(
     ctx: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
 ) -> Value:
-    """x[indices] = values, or += with `accumulate`: masks with one number, and positions along one dimension."""
+    """x[indices] = values, or += with `accumulate`; of masks those with one number."""
     given = [(k, index) for k, index in enumerate(indices) if index is not None]
     if len(given) == 1 and given[0][1].dtype in (torch.bool, torch.uint8):
-        return _under_mask(x, given[0][0], given[0][1], values, accumulate)
-    if len(given) != 1:
-        raise Unsupported(MEETING)
+        return _under_mask(ctx, x, given[0][0], given[0][1], values, accumulate)
+    if not given:
+        raise Unsupported("no index")
     dim, index = given[0]
+    compared = sympy.Mul(*index.shape) * (sympy.Mul(*x.shape) if accumulate else x.shape[dim])
+    exact = not accumulate or x.dtype.itemsize >= 4  # else it is summed up in another tensor
+    if len(given) > 1 or (exact and updates_input(ctx)) or not _is_few(compared):
+        shape, place = indexed(x.shape, indices)
+        source = convert(broadcast_to(_aligned(values, shape), shape), x.dtype)
+        return folded(ctx, "sum", x, place, source) if accumulate else written(ctx, x, place, source)
     # the source's dimensions: those before `dim`, those of the index, those after
     shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
     source = broadcast_to(_aligned(values, shape), shape)
@@ -132,12 +144,15 @@ def _aligned(values: Value, shape: Shape) -> Value:
     return values.view(values.shape[extra:], index)
 
 
-def _under_mask(x: Value, first: int, mask: Value, values: Value, accumulate: bool) -> Value:
-    """One number written or added wherever a mask over some adjacent dimensions holds."""
-    if any(size != 1 for size in values.shape):
-        raise Unsupported("a source for each place that a mask holds")
+def _under_mask(ctx: Builder, x: Value, first: int, mask: Value, values: Value, accumulate: bool) -> Value:
+    """One number, or one after the other, written or added wherever a mask over some adjacent dimensions holds."""
+    if all(size == 1 for size in values.shape):
+        number = reshape(values, ())
+    elif mask.dtype is torch.bool:
+        number = numbered_sources(ctx, x, first, mask, values)
+    else:
+        raise Unsupported("a source for each place that a mask of bytes holds")
     spread = mask.view(x.shape, [axis_symbol(first + k) for k in range(mask.rank)])
-    number = reshape(values, ())
     if not accumulate:
         return combine(lambda m, v, old: where(m, v, old), convert(spread, torch.bool), number, x)
     compute = widened(x.dtype)
@@ -152,6 +167,9 @@ def _under_mask(x: Value, first: int, mask: Value, values: Value, accumulate: bo
 @lowers(aten.scatter.value)
 def scatter_value(ctx: Builder, x: Value, dim: int, index: Value, value: Argument) -> Value:
     """x with `value` written at `index`."""
+    if not _is_compared(x, dim, index):
+        source = Value(index.shape, x.dtype, x.device, term_of(value, index.shape, x.dtype).expr)
+        return written(ctx, x, _along(x, dim, index), source)
     named, _ = _sources(ctx, x, dim, index, None)
     hit = named if _is_one(x, dim, index) else _folded(ctx, "any", named, x)
     return combine(lambda h, old: where(h, term_of(value, x.shape, x.dtype), old), hit, x)
@@ -159,7 +177,9 @@ def scatter_value(ctx: Builder, x: Value, dim: int, index: Value, value: Argumen
 
 @lowers(aten.scatter.src)
 def scatter_src(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
-    """x with `src` written at `index`; of sources that meet the last one stays."""
+    """x with `src` written at `index`; of sources that meet one stays."""
+    if not _is_compared(x, dim, index):
+        return written(ctx, x, _along(x, dim, index), _sources_of(src, index))
     named, source = _sources(ctx, x, dim, index, src)
     if _is_one(x, dim, index):
         return combine(lambda h, new, old: where(h, new, old), named, source, x)
@@ -176,6 +196,8 @@ def scatter_src(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> V
 @lowers(aten.scatter_add.default)
 def scatter_add(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
     """x with `src` added at `index`."""
+    if not _is_compared(x, dim, index):
+        return folded(ctx, "sum", x, _along(x, dim, index), _sources_of(src, index))
     return _added(ctx, x, *_sources(ctx, x, dim, index, src), one=_is_one(x, dim, index))
 
 
@@ -206,9 +228,25 @@ def embedding_backward(
     count, width = sympy.Mul(*indices.shape), grad.shape[-1]
     rows, flat = reshape(grad, (count, width)), reshape(indices, (count,))
     named = convert(flat, torch.int64).view((count, width), [axis_symbol(0)])
-    rows = combine(lambda at, row: where(eq(at, padding_idx), 0, row), named, rows)
     zeros = Value((sympy.sympify(num_weights), width), grad.dtype, grad.device, literal(0, grad.dtype))
+    if not _is_compared(zeros, 0, named):
+        counted = None if padding_idx == -1 else ~eq(Term(named.expr), padding_idx)
+        return folded(ctx, "sum", zeros, _along(zeros, 0, named), rows, counted)
+    rows = combine(lambda at, row: where(eq(at, padding_idx), 0, row), named, rows)
     return index_add(ctx, zeros, 0, flat, rows)
+
+
+@lowers(aten.scatter.reduce, aten.scatter.value_reduce)
+def scatter_by(ctx: Builder, x: Value, dim: int, index: Value, src: Argument, *, reduce: str) -> Value:
+    """x with `src`, or one number, added to or multiplied into the elements at `index`."""
+    if x.dtype is torch.bool or reduce not in ("add", "multiply"):
+        raise Unsupported(f"{reduce} of {x.dtype} that is scattered")
+    source = (
+        src
+        if isinstance(src, Value)
+        else Value(index.shape, x.dtype, x.device, term_of(src, index.shape, x.dtype).expr)
+    )
+    return scatter_reduce(ctx, x, dim, index, source, "sum" if reduce == "add" else "prod")
 
 
 FOLDS = {"sum": "sum", "prod": "prod", "mean": "sum", "amax": "max", "amin": "min"}
@@ -221,15 +259,18 @@ def scatter_reduce(
     """x with the sources that name each element folded into it, or put in its place."""
     if (reduce == "mean" and not x.dtype.is_floating_point) or x.dtype is torch.bool:
         raise Unsupported(f"{reduce} of {x.dtype} that are scattered")
+    if not _is_compared(x, dim, index):
+        place, source = _along(x, dim, index), _sources_of(src, index)
+        return folded(ctx, FOLDS[reduce], x, place, source, include_self=include_self, mean=reduce == "mean")
     named, source = _sources(ctx, x, dim, index, src)
     one, op, compute = _is_one(x, dim, index), FOLDS[reduce], widened(x.dtype)
     nothing = literal(identity(op, compute), compute)
     parts = combine(lambda h, new: where(h, new.to(compute), Term(nothing)), named, source)
     hits = named if one else _folded(ctx, "any", named, x)
-    folded = parts if one else _folded(ctx, op, parts, x)
+    joined = parts if one else _folded(ctx, op, parts, x)
     join = {"sum": Term.__add__, "prod": Term.__mul__, "max": maximum, "min": minimum}[op]
     old = convert(x, compute)
-    total = combine(join, old, folded) if include_self else folded
+    total = combine(join, old, joined) if include_self else joined
     if reduce == "mean":
         counts = combine(lambda h: h.to(torch.int64), named)
         number = counts if one else _folded(ctx, "sum", counts, x)
@@ -271,6 +312,39 @@ def _added(ctx: Builder, x: Value, named: Value, source: Value, *, one: bool) ->
     return combine(lambda old, new: (old.to(compute) + new).to(x.dtype, implicit=True), x, total)
 
 
+def _is_compared(x: Value, dim: int, index: Value) -> bool:
+    """Does each element of x look for its sources?
+
+    Raises:
+        Unsupported: the index has another rank.
+    """
+    if _is_one(x, dim, index):
+        return True
+    if index.rank != x.rank:
+        raise Unsupported("a scatter by a number")
+    count = index.shape[dim]
+    return bool(count.is_Integer and count <= FEW) or _is_few(sympy.Mul(*x.shape) * count)
+
+
+def _along(x: Value, dim: int, index: Value) -> list[Index]:
+    """The places in x of sources in the shape of `index`, which holds where each is along `dim`."""
+    place: list[Index] = list(axes_of(index.shape))
+    place[dim] = position(convert(index, torch.int64), x.shape[dim], wrap=False)
+    return place
+
+
+def _rows(index: Value, dim: int, shape: Shape) -> list[Index]:
+    """The places of sources of this shape whose slices along `dim` are named by the 1-d `index`."""
+    place: list[Index] = list(axes_of(shape))
+    place[dim] = index.view(shape, [axis_symbol(dim)]).expr
+    return place
+
+
+def _sources_of(src: Value, index: Value) -> Value:
+    """The part of the sources that `index` has places for."""
+    return src if src.shape == index.shape else src.view(index.shape, axes_of(index.shape))
+
+
 def _is_one(x: Value, dim: int, index: Value) -> bool:
     """Is at most one place per row written?"""
     if x.rank == 0 or 0 in index.shape:
@@ -283,24 +357,16 @@ def _sources(ctx: Builder, x: Value, dim: int, index: Value, src: Value | None) 
     """(whether a source names an element of x, the source), each over the axes of x and, behind them, of the sources.
 
     One source per row has no axis.  The second is the first again where no sources are given.
-
-    Raises:
-        Unsupported: each element would be compared with too many.
     """
     if 0 in index.shape:
         never = Value(x.shape, torch.bool, x.device, literal(False, torch.bool))
         return never, never if src is None else Value(x.shape, src.dtype, x.device, literal(0, src.dtype))
-    if index.rank != x.rank and x.rank > 0:
-        raise Unsupported("a scatter by a number")
     if x.rank == 0:
         always = Value((), torch.bool, x.device, literal(True, torch.bool))
         return always, always if src is None else reshape(src, ())
     dim %= x.rank
     one = _is_one(x, dim, index)
     count = index.shape[dim]
-    work = sympy.Mul(*x.shape) * count
-    if not one and not (count.is_Integer and count <= FEW) and not (work.is_Integer and work <= MOST):
-        raise Unsupported(f"{MEETING}, {count} for each row")
     shape = x.shape if one else (*x.shape, count)
     place: list[sympy.Expr] = list(axes_of(x.shape))
     place[dim] = ZERO if one else axis_symbol(x.rank)

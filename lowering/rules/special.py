@@ -13,7 +13,6 @@ import torch
 from torch._ops import OpOverload
 
 from lowering.builder import Builder
-from lowering.errors import Unsupported
 from lowering.registry import lowers
 from lowering.rules import series
 from lowering.rules.formula import (
@@ -62,7 +61,7 @@ def clenshaw(coefficients: Sequence[float], x: Term, low: float, high: float) ->
     return place * newer - older + coefficients[0]
 
 
-def _polynomial(x: Term, coefficients: Sequence[float]) -> Term:
+def polynomial(x: Term, coefficients: Sequence[float]) -> Term:
     """Σ cₖ·xᵏ."""
     total: Term | None = None
     for coefficient in reversed(coefficients):
@@ -150,7 +149,7 @@ def scaled_k1(x: Term) -> Term:
 def spherical_j0(x: Term) -> Term:
     """sin(x) / x, by its series near 0."""
     square = x * x
-    near = _polynomial(square, [(-1) ** k / math.factorial(2 * k + 1) for k in range(8)])
+    near = polynomial(square, [(-1) ** k / math.factorial(2 * k + 1) for k in range(8)])
     inside = absolute(x) < 0.5
     beyond = where(call("isinf", x), 0.0, call("sin", x) / where(inside, 1, x))
     return where(inside, near, beyond)
@@ -211,7 +210,7 @@ def ndtri(p: Term) -> Term:
     return where(lower, -result, result)
 
 
-# Derivatives of the logarithm of the gamma function -----------------------------------------------------------------
+# The logarithmic derivative of the gamma function --------------------------------------------------------------------
 
 BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 """B₂, B₄, …"""
@@ -231,35 +230,12 @@ def digamma(x: Term) -> Term:
         total = total - where(small, 1 / at, 0)
         at = at + small.to(at.dtype)
     square = 1 / (at * at)
-    tail = _polynomial(square, [b / (2 * k) for k, b in enumerate(BERNOULLI, 1)]) * square
+    tail = polynomial(square, [b / (2 * k) for k, b in enumerate(BERNOULLI, 1)]) * square
     value = total + log(at) - 0.5 / at - tail
     part = x - call("round", x)
     turned = value - math.pi / call("tan", math.pi * part)
     below = where(eq(x, 0), -1 / x, where(eq(part, 0), math.nan, turned))
     return where(reflected, below, value)
-
-
-def trigamma(x: Term) -> Term:
-    """ψ′(x), in the same way."""
-    reflected = x < 0.5
-    start = where(reflected, 1 - x, x)
-    total, at = Term(literal(0, x.dtype)), start
-    for _ in range(ASYMPTOTIC):
-        small = at < ASYMPTOTIC
-        total = total + where(small, 1 / (at * at), 0)
-        at = at + small.to(at.dtype)
-    square = 1 / (at * at)
-    value = total + 1 / at + 0.5 * square + _polynomial(square, BERNOULLI) * square / at
-    sine = call("sin", math.pi * (x - call("round", x)))
-    return where(reflected, math.pi * math.pi / (sine * sine) - value, value)
-
-
-@lowers(aten.polygamma.default)
-def polygamma(ctx: Builder, n: int, x: Value) -> Value:
-    """The n-th derivative of ψ, for n up to 1."""
-    if n > 1:
-        raise Unsupported(f"derivative {n} of the digamma function")
-    return compose(trigamma if n else digamma, x, kind=Kind.INT_TO_FLOAT)
 
 
 @lowers(aten.special_log_ndtr.default)

@@ -12,10 +12,11 @@ import sympy
 import torch
 from torch import fx
 
-from lowering.builder import Builder, sizes_of
+from lowering.builder import Builder
 from lowering.errors import Unsupported
 from lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
 from lowering.registry import lowers
+from lowering.sizes import sizes_of
 from lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_to, contiguous_strides, reshape
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -149,7 +150,7 @@ def slice_start(
     highs = _readings(size if end is None else sympy.sympify(end), size)
     for low in lows:
         for high in highs:
-            if sympy.expand(FloorDiv(high - low + step - 1, sympy.sympify(step)) - length) == 0:
+            if sympy.expand(simplify(FloorDiv(high - low + step - 1, sympy.sympify(step)) - length, {})) == 0:
                 return low
     raise Unsupported(f"cannot place the slice {start}:{end}:{step} in a dimension of size {size}")
 

@@ -7,6 +7,7 @@ import sympy
 import torch
 
 from codegen.c.indices import index_text
+from lowering.errors import BuildError
 from lowering.expr import Expr, IndexValue, const
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Fold, Kernel, Loop, Param, Role, Stmt, Store
@@ -38,6 +39,28 @@ from tests.codegen.c_kernels import (
     sample,
     walked,
 )
+from tests.codegen.triton_kernels import expected, scattered, tensors
+
+# Updates ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [F32, F64, *INTEGERS])
+@pytest.mark.parametrize("name", ["store", "sum", "prod", "max", "min"])
+def test_sources_that_meet_are_taken_in_their_order(name, dtype):
+    """As the evaluator, which takes them one after the other too."""
+    kernel = scattered(name, 60, 5, 300, dtype, LOOP)
+    given = tensors(kernel)
+    if dtype.is_floating_point:
+        given[0][::20, 1] = torch.nan
+    want = expected(kernel, given)
+    TARGET.build(kernel, TARGET.emit(kernel))(*given)
+    torch.testing.assert_close(given[2], want[2], rtol=1e-5, atol=1e-5, equal_nan=True)
+
+
+def test_narrow_floats_are_not_summed_up_in_memory():
+    with pytest.raises(BuildError, match="joined in 32 bits"):
+        TARGET.emit(scattered("sum", 60, 5, 300, BF16, LOOP))
+
 
 # Rows ---------------------------------------------------------------------------------------------------
 

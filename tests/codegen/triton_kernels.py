@@ -17,7 +17,7 @@ from fusion.schedule.kernels import rename
 from lowering.expr import Cast, Expr, IndexValue, Load, Op, Random, const
 from lowering.indexing import ZERO, FloorDiv, axis_symbol, over_symbol
 from lowering.interpret import run_kernel
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Stmt, Store
+from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Prefix, Role, Stmt, Store
 from lowering.scalar_ops import SCALAR_OPS, result_dtype
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
@@ -264,6 +264,21 @@ def in_place(n: int) -> Kernel:
 # Reductions -----------------------------------------------------------------------------------------------------------
 
 
+def scattered(name: str, sources: int, rows: int, columns: int, dtype: torch.dtype = F32, role: Role = GRID) -> Kernel:
+    """out[at[i], j] op= x[i, j] where at[i] < 3; the sources are spread over programs or walked."""
+    source = i if role is GRID else r
+    at = load("at", source, I64)
+    offset = op("add", op("mul", at, IndexValue(sympy.Integer(columns))), IndexValue(j))
+    held = op("lt", at, const(3, I64))
+    update = Store("out", offset, load("x", columns * source + j, dtype), name, (source, j), held)
+    x, out = param("x", dtype, sources, columns), param("out", dtype, rows, columns, written=True)
+    axes: dict[sympy.Symbol, tuple[object, Role]] = {i: (sources, GRID), j: (columns, GRID)}
+    if role is not GRID:
+        axes = {j: (columns, GRID), r: (sources, role)}
+    body = Loop((r,), (update,)) if role is LOOP else update
+    return kernel(f"scatter_{name}", (x, param("at", I64, sources), out), axes, body)
+
+
 def softmax(rows: int | sympy.Expr, columns: int | sympy.Expr, role: Role, dtype: torch.dtype = F32) -> Kernel:
     """Three walks over each row, or the row held whole"""
     offset = columns * i + r
@@ -325,6 +340,39 @@ def fold(name: str, rows: int, columns: int, role: Role, dtype: torch.dtype = F3
     return kernel(f"fold_{name}", params, {i: (kept, GRID), r: (folded, role)}, *body, Store("out", i, f.ref))
 
 
+def scan(name: str, rows: int, columns: int, role: Role, dtype: torch.dtype = F32, *, along: int = 1) -> Kernel:
+    """One scan along either dimension of [rows, columns]; of extremes, values and positions"""
+    kept, walked = (rows, columns) if along == 1 else (columns, rows)
+    offset = columns * i + r if along == 1 else columns * r + i
+    x = load("x", offset, dtype)
+    found = [Prefix("p", name, (x,), r, dtype)]
+    if name in ("max", "min"):
+        place = Prefix("q", f"arg{name}", (x, IndexValue(r)), r, I64)
+        found = [place, *found] if along == 0 else [*found, place, replace(found[0], name="again")]
+    params = [param(f"out{k}", f.dtype, rows, columns, written=True) for k, f in enumerate(found)]
+    stores = [Store(f"out{k}", offset, f.ref) for k, f in enumerate(found)]
+    body: tuple[Stmt, ...] = (*found, *stores)
+    body = (Loop((r,), body),) if role is LOOP else body
+    axes = {i: (kept, GRID), r: (walked, role)}
+    return kernel(f"scan_{name}", (param("x", dtype, rows, columns), *params), axes, *body)
+
+
+def scan_normalised(rows: int, columns: int, role: Role) -> Kernel:
+    """A scan of exponentials relative to the row's maximum, divided by its own sum: before and after it are folds"""
+    offset = columns * i + r
+    top = Fold("top", "max", (load("x", offset),), (r,), F32)
+    args = (op("exp", op("sub", load("x", offset), top.ref)),)
+    p, again = (Prefix(name, "sum", args, r, F32) for name in ("p", "again"))
+    total = Fold("total", "sum", (p.ref,), (r,), F32)
+    params = (param("x", F32, rows, columns), param("out", F32, rows, columns, written=True))
+    last = again if role is LOOP else p
+    store = Store("out", offset, op("truediv", last.ref, total.ref))
+    body: tuple[Stmt, ...] = (top, p, total, store)
+    if role is LOOP:
+        body = (Loop((r,), (top,)), Loop((r,), (p, total)), Loop((r,), (again, store)))
+    return kernel("scan_normalised", params, {i: (rows, GRID), r: (columns, role)}, *body)
+
+
 def count(rows: int, columns: int) -> Kernel:
     """How many columns each row has, and how many elements are 0: folds of values that do not vary along the fold"""
     ones = Fold("ones", "sum", (const(1.0, F32),), (r,), F32)
@@ -366,13 +414,22 @@ def norm_backward(rows: int, columns: int) -> Kernel:
 
 def grouped_mean(batch: int, channels: int, size: int) -> Kernel:
     """Mean over channels and positions of [batch, channels, size] per half of the channels: several reduced axes"""
+    whole = sums_of_halves(batch, channels, size)
+    fold, store = whole.body
+    assert isinstance(fold, Fold)
+    assert isinstance(store, Store)
+    value = op("mul", fold.ref, const(1 / (channels // 2 * size), F32))
+    return replace(whole, name="grouped_mean", body=(fold, replace(store, value=value)))
+
+
+def sums_of_halves(batch: int, channels: int, size: int) -> Kernel:
+    """Sum over channels and positions of [batch, channels, size] per half of the channels: either axis may be empty"""
     half = channels // 2
     x = load("x", channels * size * i + half * size * j + size * r + q)
     total = Fold("total", "sum", (x,), (r, q), F32)
     params = (param("x", F32, batch, channels, size), param("out", F32, batch, 2, written=True))
     axes = {i: (batch, GRID), j: (2, GRID), r: (half, WHOLE), q: (size, WHOLE)}
-    value = op("mul", total.ref, const(1 / (half * size), F32))
-    return kernel("grouped_mean", params, axes, total, Store("out", 2 * i + j, value))
+    return kernel("sums_of_halves", params, axes, total, Store("out", 2 * i + j, total.ref))
 
 
 def total(n: int, parts: int) -> Kernel:
@@ -449,6 +506,18 @@ def linear(m: int, n: int, k: int, dtype: torch.dtype) -> Kernel:
     )
     axes = {i: (2, GRID), b: (half, GRID), j: (n, GRID), r: (k, LOOP)}
     return kernel("linear", params, axes, Loop((r,), (dot,)), Store("out", n * row + j, Cast(value, dtype)))
+
+
+def residual(m: int, n: int, k: int, dtype: torch.dtype = F16, *, over: bool = False) -> Kernel:
+    """a · bᵀ + bias + c, perhaps in the memory of c"""
+    dot = Fold("acc", "dot", (load("a", k * i + r, dtype), load("b", k * j + r, dtype)), (r,), F32, (i,), (j,))
+    terms = (Cast(load("bias", j, dtype), F32), Cast(load("c", n * i + j, dtype), F32))
+    total = op("add", op("add", dot.ref, terms[0]), terms[1])
+    params = [param("a", dtype, m, k), param("b", dtype, n, k), param("bias", dtype, n)]
+    params += [param("c", dtype, m, n, written=over), *([] if over else [param("out", dtype, m, n, written=True)])]
+    axes = {i: (m, GRID), j: (n, GRID), r: (k, LOOP)}
+    store = Store("c" if over else "out", n * i + j, Cast(total, dtype))
+    return kernel("residual", params, axes, Loop((r,), (dot,)), store)
 
 
 def gathered_rows(m: int, n: int, k: int) -> Kernel:
@@ -770,6 +839,20 @@ SMALL: dict[str, Kernel] = {
     "column softmax": column_softmax(12, 20),
     "column softmax, tall": column_softmax(1030, 3),
     "count": count(5, 12),
+    "scan of columns": scan("sum", 37, 12, WHOLE, along=0),
+    "scan of columns, tall": scan("max", 1030, 2, WHOLE, along=0),
+    "scan of columns, walked": scan("logsumexp", 90, 5, LOOP, along=0),
+    "scan of one": scan("max", 5, 1, WHOLE),
+    "scan, normalised": scan_normalised(5, 70, WHOLE),
+    "scan, normalised, walked": scan_normalised(3, 70, LOOP),
+    **{
+        f"scan {name} {str(dtype)[6:]} {role.value}": scan(name, 5, 70, role, dtype)
+        for role in (WHOLE, LOOP)
+        for name, dtype in (
+            *(("sum", F32), ("sum", F64), ("sum", I32), ("sum", I64), ("prod", F32), ("prod", I64)),
+            *(("max", F32), ("min", F64), ("max", I32), ("min", I64), ("logsumexp", F32), ("logsumexp", F64)),
+        )
+    },
     "two_folds": two_folds(6, 10),
     "norm_backward": norm_backward(20, 12),
     "grouped_mean": grouped_mean(3, 4, 10),

@@ -41,8 +41,10 @@ from tests.codegen.triton_kernels import (
     packed,
     partial_sums,
     scalar,
+    scattered,
     softmax,
     special,
+    sums_of_halves,
     tensors,
     total,
     total_of_rows,
@@ -265,12 +267,43 @@ def test_unaligned_and_aliased_tensors() -> None:
         torch.testing.assert_close(a, b)
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64])
+@pytest.mark.parametrize("name", ["sum", "max", "min"])
+def test_sources_that_meet(name: str, dtype: torch.dtype) -> None:
+    for role in (Role.GRID, Role.LOOP):
+        kernel = scattered(name, 300, 5, 7, dtype, role)
+        given = tensors(kernel)
+        if dtype.is_floating_point:
+            given[0][::50, 1], given[0][7::50, 2] = torch.nan, -torch.nan
+        want = expected(kernel, given)
+        run(kernel, given)
+        assert_same(kernel, given, want, factor=20.0)
+
+
+def test_sources_that_are_stored() -> None:
+    kernel = scattered("store", 3, 5, 7, torch.bfloat16)
+    given = tensors(kernel)
+    given[1].copy_(torch.tensor([2, 4, 0]))
+    want = given[2].clone()
+    want[[2, 0]] = given[0][[0, 2]]
+    run(kernel, given)
+    assert torch.equal(given[2], want)
+
+
 def test_empty_grid_and_empty_fold() -> None:
     run(add(0), [torch.empty(0), torch.empty(0), torch.empty(0)])
     for role in (Role.WHOLE, Role.LOOP):
         out = torch.full((3,), 7.0)
         run(fold("sum", 3, 0, role), [torch.empty(3, 0), out])
         assert torch.equal(out, torch.zeros(3))
+
+
+@pytest.mark.parametrize(("channels", "size"), [(0, 0), (0, 5), (4, 0)])
+def test_fold_over_two_axes_of_which_one_is_empty(channels: int, size: int) -> None:
+    kernel = sums_of_halves(3, channels, size)
+    out = torch.full((3, 2), 7.0)
+    run(kernel, [torch.empty(3, channels, size), out])
+    assert torch.equal(out, torch.zeros(3, 2))
 
 
 def test_an_edited_source_is_what_runs() -> None:

@@ -19,7 +19,7 @@ from tests.lowering.lowered import calls
 
 transformers = pytest.importorskip("transformers")
 
-LIBRARY = ("convolution", "_scaled_dot_product", "embedding_dense_backward", "max_pool", "cumsum", "index_put")
+LIBRARY = ("convolution", "_scaled_dot_product", "embedding_dense_backward", "max_pool", "index_put")
 
 
 def text(model: torch.nn.Module) -> tuple[torch.nn.Module, dict[str, torch.Tensor]]:

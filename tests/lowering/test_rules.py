@@ -346,7 +346,6 @@ def test_integers_to_the_power_of_integers(dtype: torch.dtype):
 REFUSED: dict[str, tuple[Callable[[torch.Tensor], object], torch.Tensor, str]] = {
     "mm.default": (lambda x: x @ x, torch.ones(2, 2, dtype=torch.int64), "int64"),
     "mul.Tensor": (lambda x: x * x, torch.ones(2, dtype=torch.complex64), "complex64"),
-    "cumsum.default": (lambda x: x.cumsum(0), torch.ones(2), "scan"),
     "sort.default": (lambda x: x.sort()[0], torch.ones(2), "sort"),
     "nextafter.default": (lambda x: torch.nextafter(x, -x), torch.ones(2) / 2, "no rule"),
     "view.dtype": (lambda x: x.view(torch.int32), torch.ones(2), "no rule"),

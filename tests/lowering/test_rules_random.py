@@ -44,9 +44,12 @@ def test_a_made_tensor_that_is_only_read_costs_no_node():
     assert len(program.nodes) == 3  # two products and their sum
 
 
-def test_uninitialised_memory_is_the_librarys():
-    program = lowered(lambda x: torch.empty_like(x), torch.randn(3))
-    assert list(calls(program)) == ["empty_permuted.default"] or list(calls(program)) == ["empty.memory_format"]
+def test_uninitialised_memory_is_allocated():
+    x = torch.randn(4, 3).t()
+    program = lowered(lambda x: torch.empty_like(x), x)
+    assert not calls(program)
+    (memory,) = run_program(program, [x])
+    assert (memory.shape, memory.stride(), memory.dtype) == (x.shape, x.stride(), x.dtype)
 
 
 def test_memory_of_no_elements_is_not():
@@ -199,7 +202,7 @@ def test_distributions_by_inversion(name: str, dtype: torch.dtype):
 
 def test_other_draws_are_the_librarys():
     for function in (
-        lambda x: torch.randint(0, 5, (3,)),
+        lambda x: torch.randint(0, 2**33, (3,)),
         lambda x: torch.randperm(5),
         lambda x: torch.multinomial(x + 1, 2),
         lambda x: aten.poisson(x),
@@ -210,3 +213,28 @@ def test_other_draws_are_the_librarys():
 def test_functional_dropout_is_lowered():
     (out,) = drawn(lambda x: F.alpha_dropout(x, 0.0, training=False) * 1, torch.ones(5))
     assert torch.equal(out, torch.ones(5))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8, torch.float32])
+def test_integers_are_drawn_evenly(dtype: torch.dtype):
+    (numbers,) = drawn(lambda: torch.randint(3, 8, (SIZE,), dtype=dtype))
+    assert numbers.dtype is dtype
+    counts = torch.bincount(numbers.long(), minlength=8)
+    assert counts[:3].sum() == 0
+    assert len(counts) == 8
+    assert bool(((counts[3:] / SIZE - 0.2).abs() < 0.02).all())
+    (like,) = drawn(lambda x: torch.randint_like(x, 2**32), torch.empty(SIZE, dtype=torch.int64))
+    assert abs(like.double().mean().item() / 2**31 - 1) < 0.05
+    assert like.unique().numel() > SIZE * 0.99
+
+
+def test_a_randomised_rectifier():
+    x = torch.linspace(-4, 4, SIZE)
+    out, slopes = drawn(lambda x: aten.rrelu_with_noise_functional(x, torch.ones_like(x), 0.25, 0.5, True), x)
+    torch.testing.assert_close(out, x * slopes)
+    slopes = slopes[x < 0]
+    assert torch.equal(out[x > 0], x[x > 0])
+    assert bool(((slopes >= 0.25 - 1e-6) & (slopes <= 0.5)).all())
+    assert abs(slopes.mean().item() - 0.375) < 0.01
+    even, _ = drawn(lambda x: aten.rrelu_with_noise_functional(x, torch.ones_like(x), 0.25, 0.5), x)
+    torch.testing.assert_close(even, F.rrelu(x, 0.25, 0.5))

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 
 from lowering.interpret import run_program
 from lowering.lower import lower
-from lowering.program import Contract, Map, Reduce
+from lowering.program import Contract, Extern, Map, Reduce
 from lowering.verify import verify_program
 from tests.lowering.lowered import TOLERANCE, calls, check, lowered, single_call, traced
 
@@ -293,7 +293,14 @@ def test_products_of_bytes():
 def test_products_are_library_calls_where_they_are_not_generated():
     a, b = torch.randn(4, 6), torch.randn(6, 5)
     check(torch.mm, a, b, contractions=(), leaves=["mm.default"])
-    check(torch.mv, a, b[:, 0], contractions=(), leaves=["mv.default"])
+
+
+def test_products_that_are_small_or_with_a_vector_are_sums():
+    a, b = torch.randn(4, 6), torch.randn(6, 5)
+    check(torch.mv, a, b[:, 0], contractions=())
+    program = lower(traced(torch.mm, [a, b]), contractions=(), small=4 * 6 * 5)
+    assert not any(isinstance(node, Extern) for node in program.nodes)
+    torch.testing.assert_close(run_program(program, [a, b])[0], a @ b)
 
 
 def test_the_library_form_of_a_product_is_made_of_calls():

@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.lowering.lowered import calls, check, lowered
+from lowering.interpret import run_program
+from lowering.lower import lower
+from lowering.rules import scatter
+from tests.lowering.lowered import calls, check, lowered, traced
 
 X = torch.arange(60, dtype=torch.float32).view(3, 4, 5) / 8
 SOURCE = -torch.arange(30, dtype=torch.float32).view(3, 2, 5)
@@ -69,6 +72,9 @@ MEETING = {
     "fewer_rows_of_one_number": lambda x, i, s: x.scatter(1, i[:2, :1], 1.0),
     "fewer_rows_added": lambda x, i, s: x.scatter_add(1, i[1:3], s),
     "along_the_first": lambda x, i, s: x.scatter_add(0, i.t() % 4, s.t().contiguous()),
+    "reduced_by_add": lambda x, i, s: x.scatter(1, i, s, reduce="add"),
+    "reduced_by_value_added": lambda x, i, s: x.scatter(1, i, 3, reduce="add"),
+    "reduced_by_product": lambda x, i, s: x.scatter(1, i, s, reduce="multiply"),
     "slices": lambda x, i, s: x.index_add(1, i[0], s[:, :2], alpha=2),
     "slices_along_the_first": lambda x, i, s: x.index_add(0, i[3].int() % 4, x[:2]),
     "gather_backward": lambda x, i, s: torch.ops.aten.gather_backward(s[:, :2], x, 1, i, False),
@@ -128,16 +134,71 @@ def test_elements_go_back_to_where_they_were_the_largest():
     check(lambda v, i: torch.nn.functional.max_unpool2d(v, i, 2), values, at)
 
 
-def test_what_needs_several_positions_is_left():
+def test_several_positions():
     aten, index = torch.ops.aten, torch.tensor([0, 0, 1])
-    program = lowered(lambda x, i, v: aten.index_put(x, [i, i], v, True), X, index, torch.ones(5))
-    assert calls(program) == {"index_put.default": "a scatter in which sources may meet"}
+    check(lambda x, i, v: aten.index_put(x, [i, i], v, True), X, index, torch.ones(5))
+    check(lambda x, i, v: aten.index_put(x, [i, i - 2], v), X, torch.tensor([0, 2, 1]), torch.arange(15.0).view(3, 5))
+    check(lambda x, i, v: aten.index_put(x, [i[:, None], None, i], v, True), X, index, torch.ones(3, 3, 4))
+    check(lambda x, i, v: aten.index_put(x, [i, None, i], v, True), X, index, torch.ones(3, 4))
 
 
-def test_many_places_are_left():
+@pytest.fixture
+def one_by_one(monkeypatch):
+    """No element looks for its sources, however few there are."""
+    monkeypatch.setattr(scatter, "MOST", 0)
+    monkeypatch.setattr(scatter, "FEW", 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
+@pytest.mark.usefixtures("one_by_one")
+def test_sources_find_their_places(dtype):
+    """Small whole numbers, so that no order of summation can be seen; where sources are stored, none meet."""
+    x, source = torch.arange(24).view(4, 6).to(dtype), torch.arange(12).view(4, 3).to(dtype)
+    for function in (MEETING[name] for name in MEETING if "add" in name or "value" in name):
+        check(lambda x, i, s, f=function: f(x, i, s), x.t().contiguous().t(), ROWS, source)
+    single = torch.tensor([3, 0, 5, 1])
+    check(lambda x, i, s: x.index_copy(1, i, s), x, single, x[:, :4] + 1)
+    check(lambda x, i: x.index_fill(1, i, 7), x, single - 6)
+    check(lambda x, i, s: x.put(i * 2, s), x, single, source[:, 0])
+    check(lambda x, i, s: x.put(i * 0 - 2, s, True), x, single, source[:, 0])
+    check(lambda x, i, s: x.scatter(1, i.expand(4, -1), s), x, single[:3], source)
+    check(lambda x, i, s: torch.ops.aten.index_put(x, [None, i], s[:, 0, None]), x, single, source)
+
+
+@pytest.mark.usefixtures("one_by_one")
+def test_bools_are_added_as_any():
+    x = torch.tensor([[True, False, False], [False, False, True]])
+    check(lambda x, i, s: x.scatter_add(1, i, s), x, torch.tensor([[1, 1], [2, 0]]), ~x[:, 1:])
+
+
+@pytest.mark.parametrize("include_self", [True, False])
+@pytest.mark.parametrize("reduce", REDUCED)
+@pytest.mark.usefixtures("one_by_one")
+def test_sources_that_find_their_places_are_folded(reduce, include_self):
+    x, source = torch.randn(4, 6), torch.randn(4, 3)
+    x[2, 5], source[0, 1] = -torch.nan, torch.nan
+    for dtype in (torch.float32, torch.bfloat16):
+        given = (x.to(dtype), ROWS, source.to(dtype))
+        check(lambda x, i, s: x.scatter_reduce(1, i, s, reduce, include_self=include_self), *given)
+    whole = (torch.arange(24, dtype=torch.int16).view(4, 6) * 1000, ROWS, torch.full((4, 3), 300, dtype=torch.int16))
+    if reduce != "mean":
+        check(lambda x, i, s: x.scatter_reduce(1, i, s, reduce, include_self=include_self), *whole)
+
+
+@pytest.mark.usefixtures("one_by_one")
+def test_places_out_of_range_are_left_alone():
+    """Eager raises; what is generated writes nowhere."""
+    program = lowered(lambda x, i, s: x.index_add(1, i, s), X, torch.tensor([1, 3]), SOURCE)
+    for index in (torch.tensor([1, 4]), torch.tensor([1, -1])):
+        (result,) = run_program(program, [X, index, SOURCE])
+        torch.testing.assert_close(result, X.index_add(1, index[:1], SOURCE[:, :1]))
+
+
+def test_an_operation_that_a_target_lacks_is_left():
     x, index = torch.zeros(1 << 12), torch.arange(1 << 11)
-    program = lowered(lambda x, i: x.index_fill(0, i, 1.0), x, index)
-    assert "comparisons" in calls(program)["index_fill.int_Scalar"]
+    graph = traced(lambda x, i: x.index_fill(0, i, 1.0), [x, index])
+    assert "store" in calls(lower(graph, scatters={"sum"}))["index_fill.int_Scalar"]
+    assert not calls(lower(graph, scatters={"store"}))
 
 
 @pytest.mark.parametrize("right", [False, True])

@@ -201,10 +201,10 @@ def test_writing_into_a_part_of_memory_is_left_to_the_library():
     check(lambda x: x.as_strided_scatter(x[0] + 9, (6,), (2,), 3), x, leaves=["as_strided_scatter.default"])
 
 
-def test_scatters_of_many_are_left_to_the_library():
+def test_scatters_of_many():
     x, many = torch.randn(4, 9000), torch.arange(40).expand(4, 40)
-    check(lambda x, i: x.scatter_add(1, i, x[:, :40]), x, many, leaves=["scatter_add.default"])
-    check(lambda x, i: x.index_add(1, i, x[:, :40]), x, many[0], leaves=["index_add.default"])
+    check(lambda x, i: x.scatter_add(1, i, x[:, :40]), x, many)
+    check(lambda x, i: x.index_add(1, i, x[:, :40]), x, many[0])
 
 
 @pytest.mark.parametrize("reduction", ["mean", "sum", "none"])

@@ -14,6 +14,7 @@ a long axis cannot be one: made again in each tile it would cost more than memor
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -21,12 +22,13 @@ import networkx as nx
 import sympy
 import torch
 
-from fusion.schedule.chunks.body import Cut, body_of, cut, strided_view
+from fusion.schedule.chunks.body import POINTS, Cut, body_of, cut, strided_view, symbols_in
 from fusion.schedule.chunks.collapse import collapse
 from fusion.schedule.chunks.region import ADDED_UP, Region, find_region, is_short
 from fusion.schedule.graph import Dependences
 from lowering.expr import Expr, Load
 from lowering.program import Buffer, BufferRef, Contract, Extern, Node, Program, axis_sizes, reads
+from lowering.sizes import given_by
 
 ROWS = 16
 """Chunks start at multiples of this, so that slices are as aligned as what they are slices of."""
@@ -39,18 +41,26 @@ MAX_ROUNDED = 8
 class Chunks:
     """The target of a call that runs a region in chunks.
 
+    It is called with the tensors in the order of `cut.sliced` and one list: the length of the cut axis, the sizes in
+    the order of `symbols`, and the shape and the strides of each result.
+
     Attributes:
-        bodies: the program of a chunk, and that of a last, shorter one.
-        length, step: points of the cut axis, of all and of a chunk.
-        cut: how tensors are cut and results are put together; tensors are passed in the order of `cut.sliced`, results
-            come in the order of `cut.rows`, `cut.sums`, `cut.folds`.
+        bodies: the program of a chunk, and that of a last, shorter one; or one program for any number of points.
+        traced: points of the cut axis when the graph was traced.
+        fitting: points that fit into the workspace.
+        most: how many chunks there are at most, where sums over them are rounded each time.
+        cut: how tensors are cut and results are put together; results come in the order of `cut.rows`, `cut.sums`,
+            `cut.folds`.
+        symbols: size symbols that the bodies take.
         results: the layout of each result.
     """
 
     bodies: tuple[Program, ...]
-    length: int
-    step: int
+    traced: int
+    fitting: int
+    most: int
     cut: Cut
+    symbols: tuple[sympy.Symbol, ...]
     results: tuple[Buffer, ...]
 
     __name__ = "in_chunks"
@@ -58,11 +68,26 @@ class Chunks:
     def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         raise AssertionError("chunks run once their bodies are built")
 
-    def starts(self) -> Iterator[tuple[int, int, int]]:
+    def even(self, length: int) -> int:
+        """Points of a chunk, of about equal size."""
+        return even(length, self.fitting, self.most)
+
+    def starts(self, length: int) -> Iterator[tuple[int, int, int]]:
         """Each chunk: its first point, how many it has, and which of the bodies computes it."""
-        for start in range(0, self.length, self.step):
-            points = min(self.step, self.length - start)
-            yield start, points, int(points < self.step)
+        step = self.even(length)
+        for start in range(0, length, step):
+            points = min(step, length - start)
+            yield start, points, int(points < step) % len(self.bodies)
+
+
+def even(length: int, fitting: int, most: int) -> int:
+    """Points of a chunk if no more than `fitting` fit: chunks are of about equal size, and no more than `most`.
+
+    >>> even(280, 100, 100), even(280, 100, 2), even(0, 100, 2)
+    (96, 144, 16)
+    """
+    count = max(1, min(-(-length // fitting), most))
+    return max(ROWS, -(-length // (count * ROWS)) * ROWS)
 
 
 def in_chunks(
@@ -92,12 +117,12 @@ def _too_large(
     refused: Collection[str],
     hints: Mapping[sympy.Symbol, int] | None,
 ) -> str | None:
-    """The first contraction with a result of more than `workspace` bytes, of sizes that are known."""
+    """The first contraction with a result of more than `workspace` bytes; symbolic sizes are as they were traced."""
     dependences = Dependences(program, hints)
     for node in program.nodes:
         if not isinstance(node, Contract) or node.out in refused or (streams and is_short(node)):
             continue
-        known = all(axis.size.is_Integer for axis in (*node.axes, *node.over))
+        known = all(given_by(axis.size) <= dependences.hints.keys() for axis in (*node.axes, *node.over))
         if known and node.out not in dependences.outputs and dependences.bytes(node.out) > workspace:
             return node.out
     return None
@@ -115,18 +140,24 @@ def _replaced(dependences: Dependences, region: Region, workspace: int) -> Progr
     dependences, views = _with_views(dependences, region)
     program = dependences.program
     parts = cut(dependences, region)
-    if any(not _is_copied(program.buffers[name]) for name in (*parts.rows, *parts.sums, *parts.folds)):
-        return None
-    step = _step(program, region, parts, workspace)
-    rest = region.length % step
-    made = [body_of(dependences, region, parts, points) for points in (step, rest) if points]
+    traced = dependences.estimate(region.length)
+    fitting, most = max(ROWS, workspace * traced // region.bytes), sys.maxsize
+    if any(program.buffers[name].dtype.itemsize < 4 for name in parts.sums):
+        most = MAX_ROUNDED
+    points: tuple[sympy.Expr, ...] = (POINTS,)
+    if region.length.is_Integer:
+        step = even(traced, fitting, most)
+        points = (sympy.Integer(step), sympy.Integer(traced % step))
+    made = [body_of(dependences, region, parts, size) for size in points if size != 0]
     bodies = tuple(body for body in made if body is not None)
     if len(bodies) < len(made):
         return None
     outs = (*parts.rows, *parts.sums, *parts.folds)
-    chunks = Chunks(bodies, region.length, step, parts, tuple(program.buffers[out] for out in outs))
-    reason = f"a product of {region.bytes >> 20} MiB is made {step} rows at a time"
-    call = Extern(outs, chunks, tuple(map(BufferRef, parts.sliced)), multiple=True, reason=reason)
+    results = tuple(program.buffers[out] for out in outs)
+    chunks = Chunks(bodies, traced, fitting, most, parts, symbols_in(dependences, region), results)
+    reason = f"a product of {region.bytes >> 20} MiB is made {chunks.even(traced)} rows at a time"
+    sizes = [region.length, [*chunks.symbols], *([[*buffer.shape], [*buffer.strides]] for buffer in results)]
+    call = Extern(outs, chunks, (*map(BufferRef, parts.sliced), sizes), multiple=True, reason=reason)
     first = [node for position, node in enumerate(program.nodes) if position in before]
     last = [node for position, node in enumerate(program.nodes) if position not in before and position not in members]
     return _without_unread(replace(program, nodes=(*first, *views, call, *last)))
@@ -170,20 +201,6 @@ def _axes_of(operand: Expr) -> Collection[sympy.Basic]:
     if not isinstance(operand, Load):
         return ()
     return set().union(*(index.free_symbols for index in operand.index if not isinstance(index, Expr)))
-
-
-def _is_copied(buffer: Buffer) -> bool:
-    """Has a result a layout that can be allocated now?"""
-    return all(size.is_Integer for size in (*buffer.shape, *buffer.strides))
-
-
-def _step(program: Program, region: Region, parts: Cut, workspace: int) -> int:
-    """Points of a chunk: as many as fit into the workspace, in chunks of about equal size."""
-    fitting = max(ROWS, workspace * region.length // region.bytes)
-    count = -(-region.length // fitting)
-    if any(program.buffers[name].dtype.itemsize < 4 for name in parts.sums):
-        count = min(count, MAX_ROUNDED)
-    return -(-region.length // (count * ROWS)) * ROWS
 
 
 def _without_unread(program: Program) -> Program:

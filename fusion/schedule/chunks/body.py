@@ -14,6 +14,7 @@ import sympy
 import torch
 
 from fusion.runtime.products import add_aligned_product, aligned_product, is_aligned
+from fusion.schedule.axes import indices_of
 from fusion.schedule.chunks.pick import pick
 from fusion.schedule.chunks.region import Region
 from fusion.schedule.graph import Dependences
@@ -30,16 +31,21 @@ from lowering.program import (
     Node,
     Program,
     Reduce,
+    Scan,
+    Scatter,
     axis_sizes,
     reads,
     with_exprs,
 )
+from lowering.sizes import estimate
 from lowering.value import contiguous_strides
 
 START = sympy.Symbol("chunk_start", integer=True, nonnegative=True)
 """The first point of a chunk."""
 BETA = sympy.Symbol("chunk_beta", integer=True, nonnegative=True)
 """1 where a chunk is added to those before it, 0 in the first one."""
+POINTS = sympy.Symbol("chunk_points", integer=True, positive=True)
+"""The points of a chunk, where they are not known before it runs."""
 
 ALIGNED, LINE, LONG = 16, 128, 1024
 """Bytes: what a row should start at a multiple of, what it is padded to, and how long it is at least."""
@@ -91,6 +97,20 @@ def cut(dependences: Dependences, region: Region) -> Cut:
     return Cut(sliced, rows, tuple(sums), folds)
 
 
+def symbols_in(dependences: Dependences, region: Region) -> tuple[sympy.Symbol, ...]:
+    """The size symbols that the nodes of a region name."""
+    found: set[sympy.Symbol] = set()
+    for position in region.axes:
+        node = dependences.compute(position)
+        buffers = (dependences.program.buffers[name] for name in (*reads(node), node.out))
+        sizes = [size for buffer in buffers for size in (*buffer.shape, *buffer.strides)]
+        own = axis_sizes(node)
+        sizes += [*own.values()]
+        found.update(symbol for index in indices_of(node.exprs) for symbol in index.free_symbols if symbol not in own)
+        found.update(symbol for size in sizes for symbol in size.free_symbols)
+    return tuple(sorted(found, key=str))
+
+
 def _dimension(load: Load, axis: sympy.Symbol) -> int | None:
     """The dimension that a load reads at the cut axis, if nothing else in it depends on the axis."""
     at = [k for k, index in enumerate(load.index) if index == axis]
@@ -99,17 +119,18 @@ def _dimension(load: Load, axis: sympy.Symbol) -> int | None:
     return at[0] if len(at) == 1 and not any(axis in index.free_symbols for index in plain) else None
 
 
-def body_of(dependences: Dependences, region: Region, parts: Cut, points: int) -> Program | None:
+def body_of(dependences: Dependences, region: Region, parts: Cut, points: sympy.Expr) -> Program | None:
     """The program of a chunk of `points` points; None if it has a product that the library does not compute.
 
-    Its inputs are START, BETA, what it reads in the order of `parts.sliced`, and the sums so far; its outputs are
-    slices in the order of `parts.rows`, and then the folds of this chunk.
+    Its inputs are START, BETA and POINTS, the sizes that are symbols in the order of `symbols_in`, what it reads in the
+    order of `parts.sliced`, and the sums so far; its outputs are slices in the order of `parts.rows`, and then the
+    folds of this chunk.
     """
     return _Body(dependences, region, parts, points).run()
 
 
 class _Body:
-    def __init__(self, dependences: Dependences, region: Region, parts: Cut, points: int) -> None:
+    def __init__(self, dependences: Dependences, region: Region, parts: Cut, points: sympy.Expr) -> None:
         self.program, self.dependences = dependences.program, dependences
         self.region, self.parts, self.points = region, parts, points
         self.cut = dict(parts.sliced)
@@ -145,7 +166,7 @@ class _Body:
             else:
                 self.nodes.append(replace(node, library=library))
         outputs = tuple(BufferRef(name) for name in (*self.parts.rows, *self.parts.folds))
-        inputs = (START, BETA, *self.parts.sliced, *self.parts.sums)
+        inputs = (START, BETA, POINTS, *symbols_in(self.dependences, self.region), *self.parts.sliced, *self.parts.sums)
         return Program(inputs, self.buffers, tuple(self.nodes), outputs, origins, inlined=self.program.inlined)
 
     def _sliced(self, buffer: Buffer, *, dense: bool) -> Buffer:
@@ -153,12 +174,12 @@ class _Body:
         dimension = self.cut[buffer.name]
         if dimension is None:
             return buffer
-        shape = tuple(sympy.Integer(self.points) if k == dimension else size for k, size in enumerate(buffer.shape))
+        shape = tuple(self.points if k == dimension else size for k, size in enumerate(buffer.shape))
         return replace(buffer, shape=shape, strides=_aligned(buffer, shape) if dense else buffer.strides)
 
     def _node(self, position: int) -> Compute:
         node, axis = self.dependences.compute(position), self.region.axes[position]
-        sizes = {**axis_sizes(node), axis: sympy.Integer(self.points)}
+        sizes = {**axis_sizes(node), axis: self.points}
         moved = {axis: axis + START}
 
         def at(index: sympy.Expr) -> sympy.Expr:
@@ -177,6 +198,7 @@ class _Body:
             return tuple(replace(each, size=sizes[each.symbol]) for each in axes)
 
         node = with_exprs(node, rewrite(node.exprs, rule))
+        assert not isinstance(node, (Scan, Scatter)), "regions hold no scans and no scatters"
         if isinstance(node, Map):
             return replace(node, axes=shorter(node.axes))
         if isinstance(node, Contract):
@@ -204,7 +226,9 @@ def product_calls(node: Contract, buffers: dict[str, Buffer]) -> tuple[Node, ...
     args = tuple(BufferRef(str(view.outs[0])) for view in made)
     call = Extern((node.out,), target, args, reason="the library is faster here")
     out, sizes = buffers[node.out], axis_sizes(node)
-    if not is_aligned(tuple(int(sizes[symbol]) for symbol in (row, column, over)), out.dtype):
+    extents = [sizes[symbol] for symbol in (row, column, over)]
+    known = all(extent.is_Integer for extent in extents)  # what is not may turn out not to be aligned
+    if not known or not is_aligned(tuple(map(int, extents)), out.dtype):
         call = replace(call, target=aligned_product, args=(*args, [*out.strides]))
     return (*made, call)
 
@@ -233,8 +257,10 @@ def strided_view(
     offset = flatten(expr.index, source.strides, sizes)
     if isinstance(offset, Expr):
         return None
-    strides = tuple(stride for axis in axes if (stride := coefficient(offset, axis)) is not None and stride.is_Integer)
-    if len(strides) != len(axes) or offset != sum(stride * axis for stride, axis in zip(strides, axes, strict=True)):
+    found = [coefficient(offset, axis) for axis in axes]
+    strides = tuple(stride for stride in found if stride is not None and not stride.free_symbols & set(axes))
+    linear = sum(stride * axis for stride, axis in zip(strides, axes, strict=False))
+    if len(strides) != len(axes) or sympy.expand(offset - linear) != 0:
         return None
     shape = tuple(sizes[axis] for axis in axes)
     while name in buffers:
@@ -247,9 +273,9 @@ def strided_view(
 def _aligned(buffer: Buffer, shape: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
     """Strides for `shape` in the order that the dimensions of `buffer` have in memory, with rows padded to start at
     aligned addresses where they are long."""
-    order = sorted(range(len(shape)), key=lambda k: (-int(buffer.strides[k]), k))
+    order = sorted(range(len(shape)), key=lambda k: (-estimate(buffer.strides[k], {}), k))
     sizes = [shape[k] for k in order]
-    row = int(sizes[-1]) * buffer.dtype.itemsize
+    row = int(sizes[-1]) * buffer.dtype.itemsize if sizes[-1:] and sizes[-1].is_Integer else 0
     if len(sizes) > 1 and row >= LONG and row % ALIGNED:
         sizes[-1] = sympy.Integer(-(-row // LINE) * LINE // buffer.dtype.itemsize)
     strides = contiguous_strides(tuple(sizes))

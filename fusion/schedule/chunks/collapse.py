@@ -18,23 +18,39 @@ import sympy
 
 from lowering.expr import Expr, IndexValue, Load, Random, loads, rewrite
 from lowering.indexing import FloorDiv, Mod, simplify
-from lowering.program import Axis, Buffer, Compute, Contract, Extern, Map, Node, Program, axis_sizes, reads, with_exprs
+from lowering.program import (
+    Axis,
+    Buffer,
+    Compute,
+    Contract,
+    Extern,
+    Map,
+    Node,
+    Program,
+    Scan,
+    Scatter,
+    axis_sizes,
+    reads,
+    with_exprs,
+)
 
 
 def collapse(program: Program, buffer: str) -> Program:
     """The program with the readers of `buffer` in terms of its rows; the same object if there is nothing to do."""
-    kept = {name for node in program.nodes if isinstance(node, Extern) for name in reads(node)}
+    kept = {name for node in program.nodes if isinstance(node, (Extern, Scatter)) for name in reads(node)}
     kept |= program.output_names()
     buffers = dict(program.buffers)
     merged: dict[str, tuple[int, sympy.Expr]] = {}  # buffer → its dimension that is two now, and the size of the second
     rows = {buffer}  # what is made of it
     nodes: list[Node] = []
     for node in program.nodes:
-        if isinstance(node, Extern):
+        if isinstance(node, (Extern, Scatter)):
             nodes.append(node)
             continue
         node = _reading(node, merged)
         pair = _pair(node, rows)
+        if pair is not None and isinstance(node, Scan):
+            return program  # one axis of the pair may be its order
         position = _position(node.axes, pair) if pair is not None else None
         if pair is not None and (position is None or node.out not in kept):
             node = _collapsed(node, pair)
@@ -80,6 +96,7 @@ def _collapsed(node: Compute, pair: tuple[Axis, Axis]) -> Compute:
 
     sizes = {**axis_sizes(node), whole.symbol: whole.size}
     node = _own(with_exprs(node, [_at(expr, at, sizes) for expr in node.exprs]))
+    assert not isinstance(node, (Scan, Scatter))
     if isinstance(node, Map):
         return replace(node, axes=merged(node.axes))
     return replace(node, axes=merged(node.axes), over=merged(node.over))

@@ -21,7 +21,7 @@ import sympy
 from fusion.schedule.graph import Dependences
 from fusion.schedule.streams.pull import HELD
 from lowering.expr import Expr, Load
-from lowering.program import Contract, Extern, Reduce
+from lowering.program import Contract, Extern, Reduce, Scan, Scatter
 
 ADDED_UP = {"sum": "add", "max": "maximum", "min": "minimum"}
 """Reduction → what joins the results of two chunks."""
@@ -33,12 +33,12 @@ class Region:
 
     Attributes:
         axes: node → the axis of it that is cut.
-        length: points of that axis.
-        bytes: size of the product for which this is done.
+        length: points of that axis; a symbolic length is known when the region runs.
+        bytes: size of the product for which this is done, symbolic sizes as they were when it was traced.
     """
 
     axes: Mapping[int, sympy.Symbol]
-    length: int
+    length: sympy.Expr
     bytes: int
 
 
@@ -48,7 +48,7 @@ def find_region(dependences: Dependences, seed: int) -> Region | None:
     for axis in node.axes:
         found = _Growth(dependences, seed, axis.symbol).run()
         if found is not None:
-            return Region(found, int(axis.size), dependences.bytes(node.out))
+            return Region(found, axis.size, dependences.bytes(node.out))
     return None
 
 
@@ -125,7 +125,7 @@ class _Growth:
     def _add(self, position: int) -> bool:
         """Take a node in, with the axis at which it reads, or is read by, what the region has."""
         node = self.dependences.node(position)
-        if isinstance(node, Extern):
+        if isinstance(node, (Extern, Scan, Scatter)):
             return False
         found = {index for load in self.dependences.loads[position] for index in self._cut_at(load)}
         for reader in self.dependences.readers.get(node.out, ()):

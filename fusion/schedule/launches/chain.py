@@ -32,7 +32,7 @@ def chain_last_steps(steps: Sequence[KernelCall | Extern]) -> list[KernelCall | 
             host = result[position]
             assert isinstance(host, KernelCall) and isinstance(step, KernelCall)
             result[position] = _chained(host, step)
-        for name in step.written if isinstance(step, KernelCall) else writes(step):
+        for name in (*step.written, *step.over) if isinstance(step, KernelCall) else writes(step):
             ready[name] = position
     return result
 
@@ -48,6 +48,8 @@ def _host(result: Sequence[KernelCall | Extern], ready: dict[str, int], step: Ke
     host = result[position] if position >= 0 else None
     if not isinstance(host, KernelCall) or not all(axis.size.is_Integer and axis.size > 0 for axis in host.kernel.axes):
         return None  # an empty grid has no last program
+    if host.over.keys() & {*inputs}:  # written in the memory of a tensor that has another name in this launch
+        return None
     return position
 
 

@@ -79,7 +79,8 @@ class _Packing:
             if isinstance(step, Extern) and step.impure:
                 self.graph.add_edges_from((before, number) for before in range(fence or 0, number))
                 fence = number
-            ready.update(dict.fromkeys(step.written if isinstance(step, KernelCall) else writes(step), number))
+            made = (*step.written, *step.over) if isinstance(step, KernelCall) else writes(step)
+            ready.update(dict.fromkeys(made, number))
 
     def _fits(self, host: int, number: int) -> bool:
         first, second = self.calls[host], self.calls[number]
@@ -96,7 +97,7 @@ class _Packing:
         return not nx.has_path(self.graph, host, number) and self.target.packs(first.kernel.parts[0], second.kernel)
 
     def _device(self, call: KernelCall) -> object:
-        return self.program.buffers[call.written[0]].device
+        return self.program.buffers[next(iter((*call.written, *call.over)))].device
 
     def _merge(self, host: int, number: int) -> None:
         self.calls[host] = _beside(self.calls[host], self.calls.pop(number))

@@ -17,39 +17,47 @@ import networkx as nx
 import torch
 
 from fusion.schedule.kernels import KernelCall, rename
-from lowering.expr import loads
-from lowering.kernel import Kernel, Role, Stmt, Store, loaded, stored, values_of
-from lowering.program import BufferRef, Extern, Program, writes
+from lowering.expr import Expr, loads
+from lowering.kernel import Kernel, Role, Stmt, Store, loaded, statements, stored, values_of
+from lowering.program import BufferRef, Extern, Program, memory_of, writes
+from lowering.updates import copied
 
 aten = torch.ops.aten
 
 
-def update(steps: Sequence[KernelCall | Extern], program: Program) -> tuple[KernelCall | Extern, ...]:
-    """The steps without the copies into inputs that kernels can do without, and with the others in one call."""
+def update(steps: Sequence[KernelCall | Extern], program: Program) -> tuple[tuple[KernelCall | Extern, ...], Program]:
+    """The steps without the copies into inputs that kernels can do without, and with the others in one call.
+
+    The program returns the input where it returned what such a copy gives.
+    """
     found = list(steps)
-    for copy in [step for step in steps if _is_copy(step, program)]:
-        assert isinstance(copy, Extern)
-        target, source = (arg.name for arg in copy.args if isinstance(arg, BufferRef))
-        written = _written_in_place(found, program, copy, target, source)
-        if written is not None:
+    for copy in steps:
+        names = None if isinstance(copy, KernelCall) else copied(copy, program)
+        written = None if names is None else _written_in_place(found, program, copy, *names)
+        if names is not None and written is not None:
             position, call = written
             found[position] = call
             found.remove(copy)
-    return tuple(_as_one_call(found, program))
+            program = _returning(program, copy, names[0])
+    return tuple(_as_one_call(found, program)), program
+
+
+def _returning(program: Program, copy: KernelCall | Extern, target: str) -> Program:
+    """`program` with `target` in the place of the result of `copy`, which is the same tensor."""
+    assert isinstance(copy, Extern)
+    results = {BufferRef(out) for out in copy.outs if out is not None}
+    return replace(program, outputs=tuple(BufferRef(target) if out in results else out for out in program.outputs))
 
 
 def _is_copy(step: KernelCall | Extern, program: Program) -> bool:
     """Is this a copy into an input, of which nobody takes the result?"""
-    if not isinstance(step, Extern) or step.target is not aten.copy_.default or step.kwargs or len(step.args) != 2:
-        return False
-    target, source = step.args
-    if not isinstance(target, BufferRef) or not isinstance(source, BufferRef) or target.name not in program.inputs:
+    if isinstance(step, KernelCall) or copied(step, program) is None:
         return False
     return not {out for out in step.outs if out is not None} & program.output_names()
 
 
 def _written_in_place(
-    steps: Sequence[KernelCall | Extern], program: Program, copy: Extern, target: str, source: str
+    steps: Sequence[KernelCall | Extern], program: Program, copy: KernelCall | Extern, target: str, source: str
 ) -> tuple[int, KernelCall] | None:
     """The step that makes `source`, by its position, as one that writes it into `target`."""
     old, new = program.buffers[target], program.buffers[source]
@@ -57,13 +65,16 @@ def _written_in_place(
     if not alike or source in program.output_names() or target in program.output_names():
         return None
     made, views = None, {target}
+    results = set() if isinstance(copy, KernelCall) else {out for out in copy.outs if out is not None}
     for position, step in enumerate(steps):
         if step is copy:
             continue
         touched = step.buffers if isinstance(step, KernelCall) else step.reads
         if isinstance(step, KernelCall) and source in step.written:
             made = position
-        elif source in touched or (made is not None and not views.isdisjoint(touched)):
+        elif (
+            source in touched or not results.isdisjoint(touched) or (made is not None and not views.isdisjoint(touched))
+        ):
             return None
         elif isinstance(step, Extern) and step.is_view and not views.isdisjoint(touched):
             views.update(writes(step))
@@ -102,16 +113,22 @@ def _into(call: KernelCall, target: str, source: str) -> KernelCall | None:
 
 def _part_into(part: Kernel, old: str, new: str) -> Kernel | None:
     """One kernel that writes to the parameter `old` instead of `new`, after all that reads it."""
-    stores = [stmt for stmt in part.body if isinstance(stmt, Store)]
-    writing = [stmt for stmt in stores if stmt.param == new]
-    if len(stores) != len(part.body) or len(writing) != 1 or any(axis.role is not Role.GRID for axis in part.axes):
+    writing = [stmt for stmt in statements(part.body) if isinstance(stmt, Store) and stmt.param == new]
+    if len(writing) != 1 or writing[0] not in part.body or isinstance(writing[0].offset, Expr):
         return None
     offset = writing[0].offset
-    read = [load for stmt in stores for load in loads(*values_of(stmt)) if load.buffer == old]
+    own = {axis.symbol for axis in part.with_role(Role.GRID) if axis.size != 1}
+    if not own <= offset.free_symbols:  # some program would read what another one has written
+        return None
+    read = [load for stmt in statements(part.body) for load in loads(*values_of(stmt)) if load.buffer == old]
     if any(load.index != (offset,) for load in read):
         return None
     names = {param.name: old if param.name == new else param.name for param in part.params}
-    body = _readers_first(rename(part.body, names), {p.name for p in part.params if p.written} | {old})
+    written = {p.name for p in part.params if p.written} | {old}
+    renamed = rename(part.body, names)
+    first = next((k for k, stmt in enumerate(part.body) if isinstance(stmt, Store)), len(part.body))
+    body = _readers_first(renamed[first:], written)
+    body = None if body is None else (*renamed[:first], *body)
     if body is None:
         return None
     params = tuple(replace(p, written=p.written or p.name == old) for p in part.params if p.name != new)
@@ -119,8 +136,12 @@ def _part_into(part: Kernel, old: str, new: str) -> Kernel | None:
 
 
 def _readers_first(body: Sequence[Stmt], written: set[str]) -> tuple[Stmt, ...] | None:
-    """The stores in an order in which nothing is read that has been written; None if there is none."""
+    """The stores in an order in which nothing is read that has been written; None if there is none
+    or the body is not stores alone.
+    """
     stores = [stmt for stmt in body if isinstance(stmt, Store)]
+    if len(stores) != len(body):
+        return None
     read = [{load.buffer for load in loads(*values_of(stmt))} & written for stmt in stores]
     graph: nx.DiGraph[int] = nx.DiGraph()
     graph.add_nodes_from(range(len(stores)))
@@ -138,7 +159,10 @@ def _as_one_call(steps: list[KernelCall | Extern], program: Program) -> list[Ker
         count += 1
     pairs = [step.args for step in steps[len(steps) - count :] if isinstance(step, Extern)]
     targets, sources = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    if count < 2 or any(source in targets for source in sources):
+    memory = memory_of(program.nodes)
+    overwritten = {target.name for target in targets if isinstance(target, BufferRef)}
+    read = {memory.get(source.name, source.name) for source in sources if isinstance(source, BufferRef)}
+    if count < 2 or read & overwritten:
         return steps
     last = steps[-1]
     assert isinstance(last, Extern)

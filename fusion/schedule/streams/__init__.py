@@ -37,7 +37,7 @@ from fusion.schedule.streams.pull import HELD, Pull, Stream, fresh
 from fusion.schedule.streams.rows import FEW, with_shared_columns
 from fusion.schedule.streams.walks import walk
 from lowering.indexing import invert
-from lowering.program import Axis, Contract, Extern, Map, Program, Reduce, reads
+from lowering.program import Axis, Contract, Extern, Map, Program, Reduce, Scatter, reads
 
 SMALL = 1 << 18
 """Elements of the tiles below which two launches and a trip through the cache cost too little to avoid."""
@@ -106,7 +106,7 @@ class _Finder:
 
     def _needs_whole(self, reader: int, tiles: Collection[int]) -> bool:
         node = self.program.nodes[reader]
-        return isinstance(node, Extern) or (isinstance(node, Map) and reader not in tiles)
+        return isinstance(node, (Extern, Scatter)) or (isinstance(node, Map) and reader not in tiles)
 
     def _is_short(self, node: Contract) -> bool:
         estimate = self.dependences.estimate
@@ -123,7 +123,7 @@ class _Finder:
 
     def _is_sink(self, position: int) -> bool:
         node = self.program.nodes[position]
-        if isinstance(node, (Map, Extern)) or position in self.tiles:
+        if isinstance(node, (Map, Scatter, Extern)) or position in self.tiles:
             return False
         return any(p in self.tiles for p in self.dependences.producers(position))
 

@@ -17,7 +17,7 @@ from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space
 from lowering.expr import Expr, Load, loads
 from lowering.indexing import replace_axes
-from lowering.program import Axis, Contract, Extern, Map, Reduce
+from lowering.program import Axis, Contract, Extern, Map, Reduce, Scatter
 
 HELD = 256
 """The longest axis that a program holds whole beside the tile: columns of a sink, and short axes of tiles."""
@@ -84,7 +84,7 @@ class Pull:
         if producer in self.tiles:
             return True
         node = self.dependences.node(producer)
-        if isinstance(node, (Extern, Contract)):
+        if isinstance(node, (Extern, Contract, Scatter)):
             return False
         return any(p in self.tiles or self._wanted_row(p) for p in self.dependences.producers(producer))
 

@@ -1,0 +1,84 @@
+"""How a scan is carried: what is declared before its loop, and done at each point of it.
+
+What enters is a `Prefix` with the texts of its operands; what leaves is the text of its value at the current point.
+The lanes of a nest never run along a scanned axis: either there are none, or each has a value of its own, in an array.
+
+float32 is carried in double, as eager does on a CPU.  Extremes keep the later of equals and let NaN win.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from codegen.c.folds import Place
+from codegen.c.nest import Namespace
+from codegen.c.storage import HELD, constant
+from lowering.errors import BuildError
+from lowering.expr import Scalar
+from lowering.kernel import Prefix
+from lowering.scalar_ops import identity
+
+_SIGNS = {"sum": "+", "prod": "*"}
+
+
+def write_scan(scan: Prefix, args: Sequence[str], place: Place, space: Namespace) -> str:
+    """Put the code of `scan` on its levels and return the text of its value; `args` are names or literals.
+
+    Raises:
+        BuildError: a scan that the C target does not know.
+    """
+    held, dtype = HELD[scan.dtype], scan.args[0].dtype
+    name, value = space.fresh(scan.name), args[0]
+    first = identity(scan.op, dtype)
+    if scan.op in _SIGNS:
+        wide = torch.float64 if dtype is torch.float32 else dtype
+        total = _state(wide, space.fresh(f"{name}_total"), first, place)
+        lines = [f"{total} {_SIGNS[scan.op]}= {value};", f"const {held} {name} = ({held}){total};"]
+    elif scan.op == "logsumexp":
+        lines = _log_sum(held, name, value, place, space)
+    elif scan.op in ("max", "min", "argmax", "argmin"):
+        best = _state(dtype, space.fresh(f"{name}_best"), first, place)
+        sign = ">=" if scan.op in ("max", "argmax") else "<="
+        later = space.fresh("later")
+        lines = [f"const _Bool {later} = ({value} {sign} {best}) | ({value} != {value});"]
+        lines.append(f"{best} = {later} ? {value} : {best};")
+        result = best
+        if len(args) > 1:
+            result = _state(scan.dtype, space.fresh(f"{name}_at"), 0, place)
+            lines.append(f"{result} = {later} ? {args[1]} : {result};")
+        lines.append(f"const {held} {name} = {result};")
+    else:
+        raise BuildError(f"the C target does not know the scan {scan.op} of {dtype}")
+    place.inner.before += lines
+    return name
+
+
+def _log_sum(held: str, name: str, value: str, place: Place, space: Namespace) -> list[str]:
+    """The largest value so far, and the sum of the exponentials relative to it; of equal infinities these are 1."""
+    largest = _state(torch.float64, space.fresh(f"{name}_largest"), float("-inf"), place)
+    total = _state(torch.float64, space.fresh(f"{name}_total"), 0.0, place)
+    x, scale = space.fresh("x"), space.fresh("scale")
+    return [
+        f"const double {x} = {value};",
+        f"const double {scale} = {x} == {largest} ? 1.0 : exp(-__builtin_fabs({x} - {largest}));",
+        f"{total} = {x} > {largest} ? {total} * {scale} + 1.0 : {total} + {scale};",
+        f"{largest} = {x} > {largest} ? {x} : {largest};",
+        f"const {held} {name} = ({held})(log({total}) + {largest});",
+    ]
+
+
+def _state(dtype: torch.dtype, name: str, first: Scalar, place: Place) -> str:
+    """Declare what is carried from point to point, which begins as `first`; returns it at the current lane."""
+    held, start = HELD[dtype], constant(first, dtype)
+    if place.lanes is None:
+        place.outer.before.append(f"{held} {name} = {start};")
+        return name
+    element = f"{name}[{place.lanes.slot}]"
+    place.outer.before.append(f"_Alignas(64) {held} {name}[{place.lanes.size}];")
+    place.outer.before.append(f"{place.lanes.header} {element} = {start};")
+    return element
+
+
+__all__ = ["write_scan"]

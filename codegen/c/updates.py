@@ -1,0 +1,26 @@
+"""Updates: what is done to an element of memory at which points of a kernel may meet.
+
+What enters is a store and the texts of its element, value and condition; what leaves is one C statement.  Points are
+taken one after the other, so that nothing needs to be atomic.  Refused (BuildError): sums of 16-bit floats in memory.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from codegen.c.spell import spell
+from codegen.c.storage import NARROW_FLOATS
+from lowering.errors import BuildError
+from lowering.kernel import Store
+
+_JOINS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
+
+
+def statement(store: Store, dtype: torch.dtype, element: str, value: str, where: str | None) -> str:
+    """The statement that writes `value` to an element of `dtype`, or joins the two."""
+    if store.op != "store":
+        if dtype in NARROW_FLOATS:
+            raise BuildError(f"{store.param}: values that meet are joined in 32 bits, not in {dtype}")
+        value = spell(_JOINS[store.op], dtype, dtype, [element, value])
+    text = f"{element} = {value};"
+    return text if where is None else f"if ({where}) {text}"

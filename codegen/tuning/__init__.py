@@ -1,0 +1,176 @@
+"""Tuning: which configuration of a kernel is fastest here, by trying (`mode="max-autotune"`).
+
+What enters are kernels and a device; what leaves are launchers of the fastest configurations, and a `Tuning` for each
+kernel with what was tried.  The target says which configurations are worth trying (`alternatives`), the default first.
+Each is built and run once on random numbers; one that cannot be built, fails, or gives other numbers than the evaluator
+is refused and named.  The others are timed.  What won is kept in the cache directory (`record`).
+
+A kernel with sizes that are not known, or with others in its launch, keeps its default configuration.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+
+import torch
+
+from codegen.build import Builder, Built
+from codegen.target import Alternative, Capabilities
+from codegen.tuning import record
+from codegen.tuning.check import wrong
+from codegen.tuning.inputs import clone, expected
+from codegen.tuning.record import Trial, Tuning
+from codegen.tuning.timing import medians
+from lowering.errors import FusionError
+from lowering.expr import free_axes
+from lowering.kernel import Fold, Kernel, loaded, statements
+
+MOST = 10
+"""How many configurations of a kernel are tried."""
+
+
+class Tuner:
+    """Tunes kernels for one target on one device, and remembers them.  Thread-safe."""
+
+    def __init__(self, builder: Builder, device: torch.device) -> None:
+        self._builder, self.device = builder, device
+        self._lock = threading.Lock()
+        self._known: dict[Kernel, tuple[Built, Tuning]] = {}
+
+    def build(self, kernels: Sequence[Kernel]) -> list[tuple[Built, Tuning]]:
+        """Build the fastest configuration of each of `kernels`.
+
+        Raises:
+            BuildError: a kernel that could not be built at all.
+        """
+        with self._lock:  # one at a time on the device: otherwise they would time each other
+            new = [kernel for kernel in dict.fromkeys(kernels) if kernel not in self._known]
+            choices = {kernel: self._builder.target.alternatives(kernel)[:MOST] for kernel in new}
+            kept = {kernel: record.read(self._key(kernel, found)) for kernel, found in choices.items()}
+            wanted: list[tuple[Kernel, Alternative]] = []
+            for kernel, found in choices.items():
+                old = kept[kernel]
+                if len(found) > 1:
+                    wanted += [(kernel, way) for way in (found if old is None else [found[old.chosen]])]
+            built = self._build(wanted)
+            for kernel, found in choices.items():
+                self._known[kernel] = self._tuned(kernel, found, kept.get(kernel), built)
+            return [self._known[kernel] for kernel in kernels]
+
+    def key(self, texts: Sequence[str]) -> str:
+        """What is measured here for these texts is recorded under this key."""
+        return record.key_of(self.device, self._builder.target.name, texts)
+
+    def _key(self, kernel: Kernel, found: Sequence[Alternative]) -> str:
+        return self.key([_without(kernel.origins, way.source) for way in found])
+
+    def _build(self, wanted: Sequence[tuple[Kernel, Alternative]]) -> dict[tuple[Kernel, str], Built | str]:
+        """What each way was built to, or why it was not."""
+
+        def one(pair: tuple[Kernel, Alternative]) -> Built | str:
+            kernel, way = pair
+            try:
+                return Built(kernel, way.source, self._builder.target.build(kernel, way.source))
+            except FusionError as error:
+                return f"it cannot be built: {str(error).splitlines()[0]}"
+
+        with ThreadPoolExecutor(max_workers=max(1, min(len(wanted), os.cpu_count() or 1))) as pool:
+            found = list(pool.map(one, wanted))
+        return {(kernel, way.source): result for (kernel, way), result in zip(wanted, found, strict=True)}
+
+    def _tuned(
+        self,
+        kernel: Kernel,
+        found: Sequence[Alternative],
+        kept: Tuning | None,
+        built: Mapping[tuple[Kernel, str], Built | str],
+    ) -> tuple[Built, Tuning]:
+        if len(found) < 2:
+            (default,) = self._builder.build([kernel])
+            return default, Tuning(kernel.name, reason="there is nothing to choose")
+        results = {way.source: built.get((kernel, way.source), "") for way in found}
+        if kept is None:
+            kept = self._tried(kernel, found, results)
+            if not kept.reason:
+                record.write(self._key(kernel, found), kept)
+        chosen = results[found[kept.chosen].source]
+        if isinstance(chosen, Built) and not kept.reason:
+            return chosen, kept
+        (default,) = self._builder.build([kernel])
+        return default, replace(kept, reason=kept.reason or str(chosen))
+
+    def _tried(self, kernel: Kernel, found: Sequence[Alternative], results: Mapping[str, Built | str]) -> Tuning:
+        """Check and time what was built."""
+        capabilities = self._builder.target.capabilities
+        trials = [Trial(way.name, predicted(kernel, way.speed, capabilities)) for way in found]
+        try:
+            given, after = expected(kernel, self.device)
+        except (FusionError, torch.OutOfMemoryError) as error:
+            return Tuning(kernel.name, tuple(trials), reason=str(error).splitlines()[0])
+        right: dict[int, Built] = {}
+        for number, way in enumerate(found):
+            result = results[way.source]
+            refused = result if isinstance(result, str) else self._refused(kernel, result, given, after)
+            if refused is None and isinstance(result, Built):
+                right[number] = result
+            else:
+                trials[number] = replace(trials[number], refused=str(refused))
+        if not right:
+            return Tuning(kernel.name, tuple(trials), reason="no configuration gave the right numbers")
+        calls = [partial(each.launch, *given) for each in right.values()]
+        for number, took in zip(right, medians(calls, self.device), strict=True):
+            trials[number] = replace(trials[number], measured=took)
+        return Tuning(kernel.name, tuple(trials), min(right, key=lambda number: trials[number].measured or 0.0))
+
+    def _refused(
+        self, kernel: Kernel, built: Built, given: Sequence[torch.Tensor], after: Sequence[torch.Tensor]
+    ) -> str | None:
+        """Why a configuration may not win: it fails, or its numbers are wrong; None if it may."""
+        tensors = [clone(tensor) for tensor in given]
+        read = _read(kernel)
+        for param, tensor in zip(kernel.params, tensors, strict=True):
+            if param.written and param.dtype.is_floating_point and param.name not in read:
+                tensor.fill_(float("nan"))  # what is not written shows
+        try:
+            built.launch(*tensors)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)
+        except Exception as error:  # whatever it is, this configuration does not run
+            return f"it fails: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        return wrong(kernel, tensors, after)
+
+
+def _without(origins: Sequence[str], source: str) -> str:
+    """A source without the lines that say where its operations come from: these do not count."""
+    return "\n".join(line for line in source.splitlines() if line.strip(" */#") not in origins)
+
+
+def _read(kernel: Kernel) -> frozenset[str]:
+    """The parameters that anything in the launch reads."""
+    found = frozenset[str]().union(*(loaded(part) for part in kernel.parts))
+    return found if kernel.then is None else found | _read(kernel.then)
+
+
+def predicted(kernel: Kernel, speed: float, capabilities: Capabilities) -> float:
+    """Microseconds of one launch at a share of the speed of the device: all tensors moved once, all products made."""
+    sizes = kernel.axis_sizes()
+    moved = sum(float(param.extent) * param.dtype.itemsize for param in kernel.params if param.extent.is_Integer)
+    time = moved / capabilities.bandwidth
+    for stmt in statements(kernel.body):
+        if isinstance(stmt, Fold) and stmt.op == "dot":
+            spanned = free_axes(*stmt.args) & sizes.keys()
+            points = 2.0
+            for symbol in spanned:
+                points *= float(sizes[symbol]) if sizes[symbol].is_Integer else 1.0
+            time = max(
+                time, points / capabilities.matrix_flops / capabilities.matrix_share[stmt.args[0].dtype.itemsize]
+            )
+    return capabilities.launch_us + time / max(speed, 1e-3)
+
+
+__all__ = ["Trial", "Tuner", "Tuning"]

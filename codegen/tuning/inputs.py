@@ -1,0 +1,100 @@
+"""Inputs: tensors to try a kernel on.
+
+What enters is a kernel with known sizes and a device; what leaves is a tensor for each of its parameters, with the
+declared shape and strides.  Floating-point numbers are drawn from a normal distribution, not zeros: a device that
+multiplies zeros draws less power and runs faster.  Integers may be positions: they are drawn from the largest range for
+which the evaluator finds every access inside its tensor.  The user's generators are not touched.
+
+Refused, by `Unsupported`: sizes that are not known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import sympy
+import torch
+
+from lowering.errors import Unsupported, VerifyError
+from lowering.expr import Expr, index_of, loads
+from lowering.interpret import run_kernel
+from lowering.kernel import Kernel, Store, statements, values_of
+
+_SEED = 20
+
+
+def expected(kernel: Kernel, device: torch.device) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Tensors to call `kernel` with, and the same after the evaluator has run it.
+
+    Raises:
+        Unsupported: a size is not known, or no range of integers is safe.
+    """
+    every = (
+        size for part in (kernel, *kernel.beside) for param in part.params for size in (*param.shape, *param.strides)
+    )
+    if kernel.sizes or not all(size.is_Integer for size in every):
+        raise Unsupported(f"{kernel.name} has sizes that are not known")
+    steps = _steps(kernel)
+    positions = any(_positions(step) for step in steps)
+    for limit in limits(size for param in kernel.params for size in param.shape) if positions else (None,):
+        given = [drawn(param.shape, param.strides, param.dtype, device, limit) for param in kernel.params]
+        after = [clone(tensor) for tensor in given]
+        try:
+            run_kernel(kernel, after)
+        except VerifyError:  # a position outside of a tensor
+            continue
+        return given, after
+    raise Unsupported(f"{kernel.name} is called with positions of which nothing is known")
+
+
+def clone(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy with the same strides, gaps included."""
+    return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=tensor.device).copy_(tensor)
+
+
+def limits(sizes: Iterable[sympy.Expr]) -> list[int]:
+    """Ends of ranges for integers that may be positions along axes of these sizes, the largest first."""
+    return sorted({int(size) for size in sizes} | {1}, reverse=True)
+
+
+def _steps(kernel: Kernel) -> list[Kernel]:
+    """Everything that runs in a launch."""
+    found, last = [*kernel.parts], kernel.then
+    while last is not None:
+        found.append(last)
+        last = last.then
+    return found
+
+
+def _positions(kernel: Kernel) -> bool:
+    """Does a loaded number say where something is read or written?"""
+    for stmt in statements(kernel.body):
+        offsets = [index for load in loads(*values_of(stmt)) for index in load.index]
+        offsets += [stmt.offset] if isinstance(stmt, Store) else []
+        if any(isinstance(offset, Expr) and any(index_of(load) for load in loads(offset)) for offset in offsets):
+            return True
+    return False
+
+
+def drawn(
+    shape: Sequence[sympy.Expr],
+    strides: Sequence[sympy.Expr],
+    dtype: torch.dtype,
+    device: torch.device,
+    limit: int | None = None,
+) -> torch.Tensor:
+    """A tensor of random numbers, the same each time; integers below `limit`, or any small ones."""
+    generator = torch.Generator(device).manual_seed(_SEED)
+    sizes, steps = [int(size) for size in shape], [int(stride) for stride in strides]
+    result = torch.empty_strided(sizes, steps, dtype=dtype, device=device)
+    extent = 1 + sum((size - 1) * step for size, step in zip(sizes, steps, strict=True)) if 0 not in sizes else 0
+    flat = result.as_strided((extent,), (1,))
+    if dtype.is_floating_point:
+        flat.normal_(generator=generator)
+    elif dtype is torch.bool:
+        flat.random_(0, 2, generator=generator)
+    else:
+        info = torch.iinfo(dtype)
+        low, high = (0, min(limit, info.max)) if limit is not None else (max(info.min, -128), min(info.max, 127) + 1)
+        flat.random_(low, max(high, 1), generator=generator)
+    return result

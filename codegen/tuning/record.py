@@ -1,0 +1,96 @@
+"""Record: what was measured is kept, so that a second process does not measure again.
+
+What enters and leaves is a `Tuning`, as JSON in the cache directory.  The key is all that decides: the text of every
+configuration, the device and the versions.  A record that cannot be read is as good as none.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+import torch
+
+from codegen.cache import cache_dir, digest, publish
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One way to compute something, with what it was predicted to take and what it took, in microseconds.
+
+    `refused` says why it may not win: it could not be built, or its numbers were wrong.
+    """
+
+    name: str
+    predicted: float
+    measured: float | None = None
+    refused: str = ""
+
+    @property
+    def microseconds(self) -> float:
+        """As measured, or else as predicted; endless where it is refused."""
+        if self.refused:
+            return math.inf
+        return self.predicted if self.measured is None else self.measured
+
+    def __str__(self) -> str:
+        if self.refused:
+            return f"{self.name}: refused, {self.refused}"
+        measured = "" if self.measured is None else f", measured {self.measured:.1f} µs"
+        return f"{self.name}: predicted {self.predicted:.1f} µs{measured}"
+
+
+@dataclass(frozen=True, slots=True)
+class Tuning:
+    """What was tried for one subject, and which trial won.  `reason` says why nothing was tried."""
+
+    subject: str
+    trials: tuple[Trial, ...] = ()
+    chosen: int = 0
+    reason: str = ""
+
+    def __str__(self) -> str:
+        marks = ("→" if number == self.chosen else " " for number in range(len(self.trials)))
+        lines = [f"  {mark} {trial}" for mark, trial in zip(marks, self.trials, strict=True)]
+        done = "timed" if any(trial.measured is not None for trial in self.trials) else "weighed"
+        head = f"{self.subject}: not timed, {self.reason}" if self.reason else f"{self.subject}: {done}"
+        return "\n".join([head, *lines])
+
+
+def key_of(device: torch.device, target: str, texts: Sequence[str]) -> str:
+    """What a record is found by."""
+    name = torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or platform.machine()
+    threads = str(torch.get_num_threads()) if device.type == "cpu" else ""
+    return digest(target, name, threads, torch.__version__, _triton(), *texts)
+
+
+def _triton() -> str:
+    try:
+        return version("triton")
+    except PackageNotFoundError:
+        return ""
+
+
+def read(key: str) -> Tuning | None:
+    """The record of `key`; None where there is none."""
+    try:
+        found = json.loads(_path(key).read_text(encoding="utf-8"))
+        trials = tuple(Trial(**trial) for trial in found["trials"])
+        tuning = Tuning(str(found["subject"]), trials, int(found["chosen"]))
+    except (OSError, ValueError, KeyError, TypeError):
+        return None
+    return tuning if 0 <= tuning.chosen < len(trials) else None
+
+
+def write(key: str, tuning: Tuning) -> None:
+    """Keep `tuning`."""
+    publish(_path(key), json.dumps(asdict(tuning), indent=1).encode())
+
+
+def _path(key: str) -> Path:
+    return cache_dir() / "tuned" / f"{key}.json"

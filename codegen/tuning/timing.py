@@ -1,0 +1,60 @@
+"""Timing: how long calls take on a device.
+
+What enters are functions; what leaves is the median of each, in microseconds.  On a GPU the caches are emptied before
+each call, and calls take turns, so that a change of the clock rate falls on all of them alike.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from statistics import median
+
+import torch
+
+_ROUNDS, _FIRST = 15, 3
+_CLOSE = 1.3
+"""What took longer than so many times the fastest in the first rounds is not measured again."""
+_LONG = 1e5
+"""Microseconds above which the first rounds are enough."""
+_FLUSH = 1 << 29
+"""Bytes that are written between two calls: several times the caches of any device; long enough to launch in."""
+
+
+def medians(calls: Sequence[Callable[[], object]], device: torch.device) -> list[float]:
+    """The median time of each of `calls`, which have run before."""
+    measure = _on_gpu if device.type == "cuda" else _on_cpu
+    found = measure(calls, _FIRST, device)
+    if min(found) > _LONG:
+        return found
+    close = [k for k, took in enumerate(found) if took <= _CLOSE * min(found)]
+    for k, took in zip(close, measure([calls[k] for k in close], _ROUNDS, device), strict=True):
+        found[k] = took
+    return found
+
+
+def _on_gpu(calls: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[float]:
+    flush = torch.empty(_FLUSH, dtype=torch.int8, device=device)
+    with torch.cuda.device(device):
+        marks = []
+        for _ in range(rounds):
+            for call in calls:
+                flush.zero_()
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+                start.record()
+                call()
+                end.record()
+                marks.append((start, end))
+        torch.cuda.synchronize()
+    took = [start.elapsed_time(end) * 1e3 for start, end in marks]
+    return [median(took[k :: len(calls)]) for k in range(len(calls))]
+
+
+def _on_cpu(calls: Sequence[Callable[[], object]], rounds: int, device: torch.device) -> list[float]:
+    took: list[list[float]] = [[] for _ in calls]
+    for _ in range(rounds):
+        for call, times in zip(calls, took, strict=True):
+            start = time.perf_counter()
+            call()
+            times.append((time.perf_counter() - start) * 1e6)
+    return [median(times) for times in took]

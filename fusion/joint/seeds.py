@@ -1,0 +1,56 @@
+"""Random calls that backward is to make again: their seeds become values of the graph.
+
+A checkpoint asks for all of its calls to be made again in backward, dropout among them.  AOTAutograd would save the
+state of the generator around each such call, which leaves the call opaque.  Here it gets a seed, drawn once and saved,
+and gives the same numbers wherever it is made.
+
+What enters is a joint graph, which is changed in place.  Calls with a generator of the caller's own are left.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils.checkpoint import CheckpointPolicy
+
+from lowering.seeded import LIMITS, seeded
+
+AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+def share_seeds(joint: fx.GraphModule) -> None:
+    """Give a seed to each random call that is marked to be made again."""
+    drawn = [node for node in joint.graph.nodes if _is_drawn_again(node)]
+    for node in drawn:
+        _give_seed(joint.graph, node)
+    if drawn:
+        joint.graph.lint()
+        joint.recompile()
+
+
+def has_seeds(graph: fx.GraphModule) -> bool:
+    """Does the graph hold a call with a given seed, of which another graph may hold the same?"""
+    return any(node.target is seeded for node in graph.graph.nodes)
+
+
+def _is_drawn_again(node: fx.Node) -> bool:
+    if node.op != "call_function" or not isinstance(node.target, OpOverload):
+        return False
+    is_random = torch.Tag.nondeterministic_seeded in node.target.tags
+    return is_random and node.meta.get("recompute") in AGAIN and node.kwargs.get("generator") is None
+
+
+def _give_seed(graph: fx.Graph, node: fx.Node) -> None:
+    assert isinstance(node.target, OpOverload)
+    result = node.meta["val"]
+    first = result[0] if isinstance(result, (tuple, list)) else result
+    with graph.inserting_before(node):
+        options = {"dtype": torch.int64, "device": first.device}
+        seed = graph.call_function(torch.ops.aten.randint.low, (*LIMITS, []), options)
+        seed.meta = {key: value for key, value in node.meta.items() if key in ("stack_trace", "nn_module_stack")}
+        seed.meta["val"] = first.new_empty((), dtype=torch.int64)
+        made = graph.call_function(seeded, (node.target, seed, *node.args), node.kwargs)
+        made.meta = dict(node.meta)
+    node.replace_all_uses_with(made)
+    graph.erase_node(node)

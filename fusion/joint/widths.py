@@ -1,0 +1,67 @@
+"""Widths: the width of a head is a number that every call has to keep, even where all sizes are symbols.
+
+With `dynamic=True` Dynamo makes a symbol of each size, that of a head among them.  A kernel that makes scores where it
+needs them holds the head whole, in a tile; of a width that may be anything it cannot, and the scores would be made in
+memory.  A width belongs to a model as the sizes of its weights do, so it is guarded: another one is compiled anew.
+
+What enters is an ATen graph, forward or joint; what leaves is the same graph, in which the sizes that short products
+run over are numbers, if the products are larger than their operands and the maximum of their rows is taken: scores.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fusion.joint.factors import PRODUCTS, operands, value_of
+from lowering.sizes import elements, hint_of, size_of
+
+aten = torch.ops.aten
+
+LONGEST = 256
+"""The longest axis that a product may run over to be made again rather than saved."""
+MAXIMA = (aten.amax.default, aten.max.dim, aten._softmax.default, aten._safe_softmax.default, aten.logsumexp.default)
+
+
+def fix_widths(graph: fx.GraphModule) -> None:
+    """Guard the widths of heads, where they are symbols."""
+    known = {size_of(val): val for val in (node.meta.get("val") for node in graph.graph.nodes) if _is_symbol(val)}
+    for node in graph.graph.nodes:
+        if node.target in PRODUCTS and grows(node) and _is_scored(node):
+            for symbol in size_of(_short(node)).free_symbols:
+                if symbol in known:
+                    int(known[symbol])  # asking for the number makes the guard
+
+
+def _is_symbol(val: object) -> bool:
+    return isinstance(val, torch.SymInt) and size_of(val).is_Symbol
+
+
+def _short(product: fx.Node) -> int | torch.SymInt:
+    """The size that a product runs over."""
+    return value_of(operands(product)[0]).shape[-1]
+
+
+def grows(product: fx.Node) -> bool:
+    """Does a product run over a short axis, and is larger than its operands together?
+
+    It is not worth saving between forward and backward, which has the operands in any case: a kernel that needs a tile
+    of it makes it again.  (Products that are to be streamed are told by the same measure.)
+    """
+    made_of = sum(elements(value_of(operand).shape) for operand in operands(product))
+    return hint_of(_short(product)) <= LONGEST and elements(value_of(product).shape) > made_of
+
+
+def _is_scored(product: fx.Node) -> bool:
+    """Is the maximum of the rows of a product taken, after operations on each element?"""
+    size = elements(value_of(product).shape)
+    todo, seen = [product], {product}
+    while todo:
+        for user in todo.pop().users:
+            if user.target in MAXIMA:
+                return True
+            val = user.meta.get("val")
+            if user not in seen and isinstance(val, torch.Tensor) and elements(val.shape) == size:
+                seen.add(user)
+                todo.append(user)
+    return False

@@ -1,0 +1,130 @@
+"""Inputs that overlap: what was compiled holds for inputs that lie over one another as they did at compilation.
+
+A graph that changes an input in place is compiled for the overlaps its inputs had then: AOTAutograd makes views of one
+base of those that shared elements, and takes the others to be apart.  Neither it nor Dynamo looks again when a later
+call comes with other views, which would give wrong numbers.  So what enters is a compiled graph, with the graph that
+Dynamo captured; what leaves is a callable that compares, at each call, how the inputs lie, and runs the captured graph
+in eager where that differs.  Graphs that change nothing in place are returned as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch._guards import TracingContext
+
+Call: TypeAlias = Callable[..., object]
+
+MAX_COMPARED = 16
+"""More tensors than this (the leaves of an optimizer step) are not compared: it would take longer than the call."""
+
+
+def watch_overlaps(compiled: Call, captured: Call, inputs: Sequence[object]) -> Call:
+    """What to call: `compiled`, or what decides at each call between that and `captured`.
+
+    Args:
+        compiled: made by AOTAutograd in the current tracing context.
+        captured: the same program, run operation by operation.
+        inputs: those that it was compiled for.
+    """
+    tensors = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor) and _may_overlap(value)]
+    changed = _changed(inputs)
+    if not changed or len(tensors) < 2 or len(tensors) > MAX_COMPARED:
+        return compiled
+    layout = _Layout.of(inputs, tensors, changed & set(tensors), merged=_merged(inputs))
+
+    def run(*args: object) -> object:
+        return compiled(*args) if layout.holds(args) else captured(*args)
+
+    return run
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """How inputs lie over one another.
+
+    Attributes:
+        changed: which inputs are changed in place.
+        others: which they may meet, themselves among them.
+        apart: for those that meet, the bytes from the changed one to the other.
+        starts: where inputs that are views of one base begin in it, in elements.
+    """
+
+    changed: tuple[int, ...]
+    others: tuple[int, ...]
+    apart: dict[tuple[int, int], int]
+    starts: dict[int, int]
+
+    @classmethod
+    def of(cls, inputs: Sequence[object], tensors: Sequence[int], changed: Collection[int], *, merged: bool) -> _Layout:
+        spans = _spans(inputs, tensors)
+        apart = {
+            (a, b): spans[b][0] - spans[a][0]
+            for a in changed
+            for b in tensors
+            if a != b and spans[a][0] < spans[b][1] and spans[b][0] < spans[a][1]
+        }
+        starts = {}
+        if merged:
+            for member in {k for pair in apart for k in pair}:
+                offset = inputs[member].storage_offset()  # type: ignore[attr-defined]  # a tensor
+                if isinstance(offset, int):  # symbolic ones are guarded
+                    starts[member] = offset
+        return cls(tuple(sorted(changed)), tuple(tensors), apart, starts)
+
+    def holds(self, args: Sequence[object]) -> bool:
+        """Do these inputs lie in the same way?"""
+        spans = _spans(args, self.others)
+        for a in self.changed:
+            start, stop = spans[a]
+            for b in self.others:
+                if a != b:
+                    met = spans[b][0] - start if start < spans[b][1] and spans[b][0] < stop else None
+                    if met != self.apart.get((a, b)):
+                        return False
+        return all(args[k].storage_offset() == start for k, start in self.starts.items())  # type: ignore[attr-defined]
+
+
+def _spans(args: Sequence[object], tensors: Sequence[int]) -> dict[int, tuple[int, int]]:
+    """First byte and end of each tensor's elements in memory."""
+    spans = {}
+    for k in tensors:
+        tensor = args[k]
+        assert isinstance(tensor, torch.Tensor)
+        start = tensor.data_ptr()
+        if tensor.is_contiguous():
+            spans[k] = (start, start + tensor.nbytes)
+        else:
+            last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+            spans[k] = (start, start + (last + 1) * tensor.element_size() if tensor.numel() else start)
+    return spans
+
+
+def _may_overlap(tensor: torch.Tensor) -> bool:
+    """Is this a tensor with memory that another input may share?  Parameters are taken to have their own."""
+    return (
+        tensor.layout is torch.strided
+        and tensor.device.type != "meta"
+        and not isinstance(tensor, torch.nn.Parameter)
+        and type(tensor) is torch.Tensor
+    )
+
+
+def _changed(inputs: Sequence[object]) -> set[int]:
+    """The inputs that are changed in place; all, where AOTAutograd has merged some and so counts them otherwise."""
+    context = TracingContext.try_get()
+    if context is None or context.fw_metadata is None:
+        return set()
+    if _merged(inputs):
+        return set(range(len(inputs)))
+    return {k for k, info in enumerate(context.fw_metadata.input_info) if info.mutates_data}
+
+
+def _merged(inputs: Sequence[object]) -> bool:
+    """Has AOTAutograd made views of one base out of several inputs?"""
+    context = TracingContext.try_get()
+    known = None if context is None else context.fw_metadata
+    return known is not None and len(known.input_info) != len(inputs)

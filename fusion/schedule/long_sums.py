@@ -1,0 +1,112 @@
+"""Long sums: a product with few tiles is made in parts of the axis that is summed over (split-K).
+
+What enters is a cluster around one product; what leaves is the way to make it in parts, with its price, or None.  It is
+the same cut as that of a walk (`cutting.py`): each part is a product of its own, of one more batch axis; what it gives
+is kept in float32, and added up by the kernel of whatever follows the product.
+
+Refused: products whose tiles keep the device busy, sums too short to be cut, sizes that are not known.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+
+from codegen.target import Capabilities, Target
+from fusion.schedule.cutting import cut, with_cuts
+from fusion.schedule.graph import Dependences
+from fusion.schedule.kernels import kernel_of
+from fusion.schedule.legality import Cluster, single
+from fusion.schedule.profit import Prices
+from fusion.schedule.ways import Way, alone, moved
+from lowering.program import Contract, Reduce
+
+BLOCK = 64
+"""Parts end with a block of the sum, as long as any kernel takes at once."""
+ROWS, COLUMNS = 128, 64
+"""A tile of which two share a processor."""
+SHORTEST = 8 * BLOCK
+"""The shortest part: below it, filling the pipeline takes longer than the product."""
+FEWEST = 8
+"""Rows or columns below which a product is summed up without matrix units, by programs enough."""
+NARROW_TOGETHER = 4
+"""Tiles of a product with few rows or columns that share a processor: it waits for memory, not for matrix units.
+
+(H200, 16 rows and int4 weights of 4096 × 14336: 70 µs in one kernel of 64 tiles, 34 µs in 8 parts; int8 31 and 24 µs.)
+"""
+
+
+def in_parts(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> Way | None:
+    """The only product of `cluster` in parts, where that keeps more of the device busy."""
+    if len(products) != 1 or len(cluster.space.reduced) != 1:
+        return None
+    ((position, product),) = products.items()
+    count = parts_of(product, prices.capabilities)
+    if count < 2:
+        return None
+    dependences = prices.dependences
+    lone = single(dependences, prices.capabilities, position)
+    (axis,) = lone.space.reduced
+    made = cut(dependences, lone, axis, axis.size / count, count)
+    if made is None:
+        return None
+    way = Way(f"in {count} parts", 0.0, made.instead, made.buffers, made.took)
+    return replace(way, predicted=_price(prices, cluster, product, way, target))
+
+
+def parts_of(product: Contract, capabilities: Capabilities) -> int:
+    """Into how many equal parts the sum of a product is best cut; 1 leaves it whole.
+
+    More parts fill the device with tiles, and leave less of it idle in the last round; but each is written and read.
+    """
+    sizes = [axis.size for axis in (*product.axes, *product.over)]
+    if len(product.over) != 1 or not all(size.is_Integer and size > 0 for size in sizes):
+        return 1
+    rows, columns = (
+        math.prod(int(axis.size) for axis in product.axes if axis.symbol in side)
+        for side in (product.rows, product.columns)
+    )
+    results, length = math.prod(int(axis.size) for axis in product.axes), int(product.over[0].size)
+    batch = results // (rows * columns)
+    counts = [count for count in range(1, length // SHORTEST + 1) if count == 1 or length % (count * BLOCK) == 0]
+    if min(rows, columns) < FEWEST:
+        return 1
+    if min(rows, columns) < BLOCK:
+        room = NARROW_TOGETHER * capabilities.parallelism // 2
+        tiles = batch * math.ceil(max(rows, columns) / BLOCK)
+        return max((count for count in counts if count * tiles <= room), default=1)
+    tiles = batch * math.ceil(rows / ROWS) * math.ceil(columns / COLUMNS)
+    rate = capabilities.matrix_flops * capabilities.matrix_share[product.lhs.dtype.itemsize]
+
+    def time(count: int) -> float:
+        adding = capabilities.launch_us + 8 * count * results / capabilities.bandwidth if count > 1 else 0.0
+        return 2 * results * length / rate / _busy(tiles * count, capabilities.parallelism) + adding
+
+    return min(counts, key=time, default=1)
+
+
+def _busy(tiles: int, slots: int) -> float:
+    """The share of its speed at which a device makes so many tiles, of which so many run at once, two on a processor.
+
+    Alone on its processor, one reaches three quarters.  Half of what the last round leaves idle is hidden, as measured.
+    """
+    share = tiles / slots
+    return min(1.5 * share, 0.5 + 0.5 * share) if share < 1 else 0.5 + 0.5 * share / math.ceil(share)
+
+
+def _price(prices: Prices, cluster: Cluster, product: Contract, way: Way, target: Target) -> float:
+    """Microseconds of the parts, and of the kernel that adds them up and computes what follows."""
+    capabilities = prices.capabilities
+    lone = Cluster(tuple(way.instead), cluster.space, {})
+    program = alone(prices.dependences.program, lone)
+    changed = with_cuts(program, [moved(lone, way)])
+    dependences = Dependences(changed)
+    inner = Prices(dependences, capabilities)
+    parts = next(k for k, node in enumerate(changed.nodes) if isinstance(node, Contract))
+    kernel = kernel_of(inner, single(dependences, capabilities, parts)).kernel
+    total = next(node for node in changed.nodes if isinstance(node, Reduce))
+    sums = 4 * math.prod(int(axis.size) for axis in (*total.axes, *total.over))
+    multiplied = prices.contraction(cluster, product)
+    first = max(multiplied, (sum(prices.traffic(cluster)) + sums) / capabilities.bandwidth) / target.efficiency(kernel)
+    return 2 * capabilities.launch_us + first + sums / capabilities.bandwidth

@@ -1,0 +1,61 @@
+"""Sources: what is copied into a tensor of the caller becomes a result of a kernel, laid out as that tensor.
+
+`Program → Program`.  A functional graph ends in copies into the inputs that the program overwrites.  A kernel can write
+there itself (`launches/updates.py`) where the source is made by a kernel, for this copy alone, with the same dtype and
+strides.  Here the source gets them: strides where nobody sees them but kernels, else a node of its own.
+Refused: copies between dtypes or devices that are not generated, and into tensors that overlap themselves.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+
+from lowering.builder import GENERATED_DTYPES
+from lowering.expr import Load, make_cast
+from lowering.indexing import axis_symbol
+from lowering.program import Axis, Buffer, BufferRef, Extern, Map, Node, Program, reads, writes
+from lowering.updates import copied
+
+
+def own_sources(program: Program) -> Program:
+    """The program with sources of its own for its copies into inputs; the same object where they have them."""
+    calls = Counter(name for node in program.nodes if isinstance(node, Extern) for name in reads(node))
+    made = {name for node in program.nodes if not isinstance(node, Extern) for name in writes(node)}
+    private = {name for name in made if calls[name] == 1} - program.output_names()
+    buffers, origins = dict(program.buffers), dict(program.origins)
+    nodes: list[Node] = []
+    for node in program.nodes:
+        target, source = copied(node, program) or (None, None)
+        if target is None or source is None or not _fits(buffers[target], buffers[source]):
+            nodes.append(node)
+            continue
+        old, new = buffers[target], buffers[source]
+        if source in private and new.dtype is old.dtype:
+            buffers[source] = replace(new, strides=old.strides)
+            nodes.append(node)
+            continue
+        own = _fresh(f"{source}_stored", buffers)
+        buffers[own] = replace(old, name=own)
+        origins[own] = origins[next(out for out in writes(node))]
+        axes = tuple(Axis(axis_symbol(k), size) for k, size in enumerate(old.shape))
+        value = make_cast(Load(source, tuple(axis.symbol for axis in axes), new.dtype), old.dtype)
+        assert isinstance(node, Extern)
+        nodes += [Map(own, axes, value), replace(node, args=(BufferRef(target), BufferRef(own)))]
+    if buffers == program.buffers:
+        return program
+    return replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins)
+
+
+def _fits(target: Buffer, source: Buffer) -> bool:
+    generated = {target.dtype, source.dtype} <= GENERATED_DTYPES
+    overlaps = any(stride == 0 and size != 1 for size, stride in zip(target.shape, target.strides, strict=True))
+    return generated and target.shape == source.shape and target.device == source.device and not overlaps
+
+
+def _fresh(name: str, taken: dict[str, Buffer]) -> str:
+    found, count = name, 0
+    while found in taken:
+        count += 1
+        found = f"{name}_{count}"
+    return found

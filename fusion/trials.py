@@ -1,0 +1,156 @@
+"""Trials: the ways to compute a cluster around a product, run and timed (`mode="max-autotune"`).
+
+What enters is a program, a cluster of it and the ways to compute it (`schedule.ways`); what leaves is a `Tuning`
+with the microseconds of each.  The cluster is taken out as a program of its own, and scheduled in each of the ways, its
+kernels in their fastest configurations.  A way that fails, or that gives other numbers than the evaluator, is refused.
+What was found is recorded as it is for configurations, under the text of all kernels and calls.
+
+Where sizes are not known, or memory is short, predictions decide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+
+import sympy
+import torch
+from torch import fx
+
+from codegen.target import Target
+from codegen.tuning import Tuner, Tuning, record
+from codegen.tuning.check import wrong_tensor
+from codegen.tuning.inputs import drawn, limits
+from codegen.tuning.timing import medians
+from fusion.runtime.splice import splice
+from fusion.schedule import Schedule, grow, plan
+from fusion.schedule.cutting import with_cuts
+from fusion.schedule.kernels import KernelCall
+from fusion.schedule.legality import Cluster
+from fusion.schedule.streams.copies import positions_in
+from fusion.schedule.ways import Way, alone, moved, weighed
+from lowering.errors import FusionError, VerifyError
+from lowering.interpret import run_program
+from lowering.kernel import Kernel
+from lowering.program import BufferRef, ExternArg, Program, reads, writes
+
+
+class Trials:
+    """Tries and times the ways to compute clusters; equal ones once."""
+
+    def __init__(self, target: Target, tuner: Tuner, hints: Mapping[sympy.Symbol, int] | None) -> None:
+        self._target, self._tuner, self._hints = target, tuner, hints
+
+    def __call__(self, program: Program, cluster: Cluster, kernel: Kernel, ways: Sequence[Way]) -> Tuning:
+        """See `schedule.ways.Measure`."""
+        part = alone(program, cluster)
+        touched = {name for node in part.nodes for name in (*reads(node), *writes(node))}
+        if not all(size.is_Integer for name in touched for size in part.buffers[name].shape):
+            return weighed(kernel, ways, "sizes are not known")
+        schedules = [self._whole(program, cluster, part)]
+        schedules += [self._apart(with_cuts(part, [moved(cluster, way)])) for way in ways[1:]]
+        key = self._tuner.key([self._text(schedule) for schedule in schedules])
+        kept = record.read(key)
+        if kept is None:
+            kept = self._tried(part, kernel, ways, schedules)
+            if not kept.reason:
+                record.write(key, kept)
+        return replace(kept, subject=kernel.name)
+
+    def _whole(self, program: Program, cluster: Cluster, part: Program) -> Schedule:
+        (given,) = positions_in(part, program, [cluster])
+        return plan(part, grow(part, self._target.capabilities, self._hints, [given]), self._target)
+
+    def _apart(self, part: Program) -> Schedule:
+        return plan(part, grow(part, self._target.capabilities, self._hints), self._target)
+
+    def _text(self, schedule: Schedule) -> str:
+        """What a schedule does, for the key of the record; buffers go by their order, as names differ from layer to
+        layer.
+        """
+        order: dict[str, str] = {}
+        lines = []
+        for name in schedule.program.inputs:
+            if isinstance(name, str):
+                buffer = schedule.program.buffers[name]
+                lines.append(f"{_numbered(BufferRef(name), order)} {buffer.dtype} {buffer.shape} {buffer.strides}")
+        for step in schedule.steps:
+            if isinstance(step, KernelCall):
+                lines += [way.source for way in self._target.alternatives(replace(step.kernel, origins=(), name="k"))]
+                lines.append(_numbered([BufferRef(name) for name in step.buffers], order))
+            else:
+                outs = [None if name is None else BufferRef(name) for name in step.outs]
+                lines.append(f"{step.name} {_numbered([step.args, step.kwargs, outs], order)}")
+        return "\n".join(lines)
+
+    def _tried(self, part: Program, kernel: Kernel, ways: Sequence[Way], schedules: Sequence[Schedule]) -> Tuning:
+        """Run each schedule, check what it gives, and time it."""
+        predicted = weighed(kernel, ways)
+        trials = list(predicted.trials)
+        try:
+            given, wanted = self._expected(part)
+        except (FusionError, torch.OutOfMemoryError) as error:
+            return replace(predicted, reason=str(error).splitlines()[0])
+        right: dict[int, fx.GraphModule] = {}
+        for number, schedule in enumerate(schedules):
+            made = self._checked(schedule, given, wanted)
+            if isinstance(made, str):
+                trials[number] = replace(trials[number], refused=made)
+            else:
+                right[number] = made
+        if not right:
+            return replace(predicted, trials=tuple(trials), reason="no way gave the right numbers")
+        calls = [partial(_run, module, given) for module in right.values()]
+        for number, took in zip(right, medians(calls, self._tuner.device), strict=True):
+            trials[number] = replace(trials[number], measured=took)
+        return Tuning(kernel.name, tuple(trials), min(right, key=lambda number: trials[number].microseconds))
+
+    def _expected(self, part: Program) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """Inputs, and what the evaluator makes of them."""
+        buffers = [part.buffers[name] for name in part.inputs if isinstance(name, str)]
+        for limit in limits(size for buffer in buffers for size in buffer.shape):
+            layouts = [(buffer.shape, buffer.strides, buffer.dtype) for buffer in buffers]
+            given = [drawn(*layout, self._tuner.device, limit) for layout in layouts]
+            try:
+                made = run_program(part, given)
+            except VerifyError:  # a position outside of a tensor
+                continue
+            return given, [tensor for tensor in made if isinstance(tensor, torch.Tensor)]
+        raise VerifyError("a product reads at positions of which nothing is known")
+
+    def _checked(
+        self, schedule: Schedule, given: Sequence[torch.Tensor], wanted: Sequence[torch.Tensor]
+    ) -> fx.GraphModule | str:
+        """The module of a schedule, or why it may not win."""
+        kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
+        try:
+            built = {made.kernel: made for made, _ in self._tuner.build(kernels)}
+            module = splice(schedule, built)
+            results = _run(module, given)
+            if self._tuner.device.type == "cuda":
+                torch.cuda.synchronize(self._tuner.device)
+        except Exception as error:  # whatever it is, this way does not run
+            return f"it fails: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+        for name, got, want in zip(schedule.program.outputs, results, wanted, strict=True):
+            assert isinstance(name, BufferRef)
+            refused = wrong_tensor(name.name, got, want)
+            if refused is not None:
+                return refused
+        return module
+
+
+def _run(module: fx.GraphModule, given: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    results: tuple[torch.Tensor, ...] = module.forward(list(given))
+    return results
+
+
+def _numbered(arg: ExternArg, order: dict[str, str]) -> str:
+    """An argument as text, buffers as their number in `order`, to which new ones are added."""
+    if isinstance(arg, BufferRef):
+        return order.setdefault(arg.name, f"b{len(order)}")
+    if isinstance(arg, (list, tuple)):
+        return f"[{', '.join(_numbered(part, order) for part in arg)}]"
+    if isinstance(arg, Mapping):
+        return f"{{{', '.join(f'{key}: {_numbered(part, order)}' for key, part in arg.items())}}}"
+    return str(arg)

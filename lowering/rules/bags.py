@@ -1,0 +1,167 @@
+"""Bags of embeddings: rows of a table, summed up or averaged bag by bag.
+
+`offsets` says where each bag begins among the indices.  A row finds its bag by search, and is added to it; its gradient
+is that of the bag.  Maxima over bags are refused, and so are gradients divided by how often a row was looked up.
+"""
+
+from __future__ import annotations
+
+import sympy
+import torch
+
+from lowering.builder import Builder
+from lowering.errors import Unsupported
+from lowering.expr import IndexValue, const, guarded
+from lowering.indexing import axis_symbol
+from lowering.registry import lowers
+from lowering.rules.formula import Term, eq, literal, maximum, where
+from lowering.rules.meeting import folded
+from lowering.rules.promotion import combine, convert, widen
+from lowering.rules.search import bucketize
+from lowering.value import Value
+
+aten = torch.ops.aten
+
+SUM, MEAN, MAX = range(3)
+
+
+def _check(mode: int, scale_grad_by_freq: bool) -> None:
+    if mode == MAX:
+        raise Unsupported("the maximum of each bag")
+    if scale_grad_by_freq:
+        raise Unsupported("gradients divided by how often a row was looked up")
+
+
+def _bags(ctx: Builder, indices: Value, offsets: Value) -> Value:
+    """The bag of each index: how many of the others begin no later, int64."""
+    at = Value(indices.shape, torch.int64, indices.device, IndexValue(axis_symbol(0)))
+    found = bucketize(ctx, at, convert(offsets, torch.int64), right=True)
+    return ctx.map(combine(lambda n: n - 1, found))
+
+
+def _counted(indices: Value, padding_idx: int) -> Term | None:
+    """Where an index counts: everywhere but at the padding."""
+    return None if padding_idx < 0 else ~eq(Term(convert(indices, torch.int64).expr), padding_idx)
+
+
+def _sizes(ctx: Builder, bags: Value, indices: Value, count: sympy.Expr, padding_idx: int) -> Value:
+    """How many indices that count each bag has."""
+    zeros = Value((count,), torch.int64, bags.device, const(0, torch.int64))
+    ones = Value(bags.shape, torch.int64, bags.device, const(1, torch.int64))
+    return folded(ctx, "sum", zeros, [bags.expr], ones, _counted(indices, padding_idx))
+
+
+def _rows(bags: Value, width: sympy.Expr) -> Value:
+    """Something known of each index, along its row."""
+    return bags.view((bags.shape[0], width), [axis_symbol(0)])
+
+
+@lowers(aten._embedding_bag.default, aten._embedding_bag_forward_only.default)
+def embedding_bag(
+    ctx: Builder,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    scale_grad_by_freq: bool = False,
+    mode: int = SUM,
+    sparse: bool = False,
+    per_sample_weights: Value | None = None,
+    include_last_offset: bool = False,
+    padding_idx: int = -1,
+) -> tuple[Value, ...]:
+    """(the sum or mean of each bag, the bag of each index, the sizes of the bags, nothing)."""
+    _check(mode, scale_grad_by_freq)
+    assert ctx.current is not None
+    metas = ctx.current.meta["val"]
+    count = offsets.shape[0] - (1 if include_last_offset else 0)
+    width = weight.shape[1]
+    bags = _bags(ctx, indices, offsets)
+    position = _rows(convert(indices, torch.int64), width)
+    looked_up = widen(weight.view(position.shape, [position.expr, axis_symbol(1)]))
+    if per_sample_weights is not None:
+        looked_up = combine(lambda row, by: row * by, looked_up, _rows(widen(per_sample_weights), width))
+    zeros = Value((count, width), looked_up.dtype, weight.device, literal(0, looked_up.dtype))
+    held = _counted(position, padding_idx)
+    total = folded(ctx, "sum", zeros, [_rows(bags, width).expr, axis_symbol(1)], looked_up, held)
+    sizes = _sizes(ctx, bags, indices, count, padding_idx)
+    if mode == MEAN:
+        along = sizes.view((count, width), [axis_symbol(0)])
+        total = combine(lambda t, n: t / maximum(n, 1).to(t.dtype), total, along)
+    kept = [_as(meta, value) for meta, value in zip(metas[1:], (bags, sizes, None), strict=True)]
+    return (convert(total, weight.dtype, implicit=True), *kept)
+
+
+def _as(meta: torch.Tensor, value: Value | None) -> Value:
+    """`value` in the shape that eager gives it, which is sometimes empty or one longer; zeros for what is not told."""
+    shape = tuple(map(sympy.sympify, meta.shape))
+    if value is None or 0 in shape:
+        return Value(shape, meta.dtype, meta.device, literal(0, meta.dtype))
+    if shape == value.shape:
+        return convert(value, meta.dtype)
+    at = Term(IndexValue(axis_symbol(0)))
+    inside = Term(convert(value, meta.dtype).expr)
+    if len(shape) != 1:
+        raise Unsupported("bags in another layout")
+    held = at < value.shape[0]
+    return Value(shape, meta.dtype, meta.device, where(held, Term(guarded(inside.expr, held.expr)), 0).expr)
+
+
+@lowers(aten._embedding_bag_backward.default)
+def embedding_bag_backward(
+    ctx: Builder,
+    grad: Value,
+    indices: Value,
+    offsets: Value,
+    offset2bag: Value,
+    bag_size: Value,
+    maximum_indices: Value,
+    num_weights: int | sympy.Expr,
+    scale_grad_by_freq: bool,
+    mode: int,
+    sparse: bool,
+    per_sample_weights: Value | None,
+    padding_idx: int = -1,
+) -> Value:
+    """For each row of the table Σ of the gradients of the bags it is in."""
+    _check(mode, scale_grad_by_freq)
+    if sparse:
+        raise Unsupported("sparse gradients")
+    width = grad.shape[1]
+    bags = _bags(ctx, indices, offsets)
+    along = _rows(bags, width)
+    parts = widen(grad.view(along.shape, [along.expr, axis_symbol(1)]))
+    if mode == MEAN:
+        sizes = _sizes(ctx, bags, indices, grad.shape[0], padding_idx)
+        number = sizes.view(along.shape, [along.expr])
+        parts = combine(lambda part, n: part / maximum(n, 1).to(part.dtype), parts, number)
+    if per_sample_weights is not None:
+        parts = combine(lambda part, by: part * by, parts, _rows(widen(per_sample_weights), width))
+    zeros = Value((sympy.sympify(num_weights), width), grad.dtype, grad.device, literal(0, grad.dtype))
+    position = _rows(convert(indices, torch.int64), width)
+    return folded(ctx, "sum", zeros, [position.expr, axis_symbol(1)], parts, _counted(position, padding_idx))
+
+
+@lowers(aten._embedding_bag_per_sample_weights_backward.default)
+def per_sample_weights_backward(
+    ctx: Builder,
+    grad: Value,
+    weight: Value,
+    indices: Value,
+    offsets: Value,
+    offset2bag: Value,
+    mode: int,
+    padding_idx: int = -1,
+) -> Value:
+    """For each index Σ of the gradient of its bag times its row."""
+    _check(mode, False)
+    width = grad.shape[1]
+    along = _rows(_bags(ctx, indices, offsets), width)
+    position = _rows(convert(indices, torch.int64), width)
+    parts = widen(grad.view(along.shape, [along.expr, axis_symbol(1)]))
+    rows = widen(weight.view(along.shape, [position.expr, axis_symbol(1)]))
+    products = combine(lambda a, b: a * b, parts, rows)
+    held = _counted(position, padding_idx)
+    if held is not None:
+        value = where(held, Term(products.expr), 0)
+        products = Value(products.shape, products.dtype, products.device, value.expr)
+    return convert(ctx.reduce("sum", [products], [1]), grad.dtype, implicit=True)

@@ -1,0 +1,89 @@
+"""How a float is made: its exponent and its neighbours.
+
+There is no access to bits: an exponent is found by a logarithm and put right by comparing.  That is done in float64,
+which holds every narrower float and twice its exponents exactly; for float64 itself the calls stay.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from lowering.builder import Builder
+from lowering.errors import Unsupported
+from lowering.registry import lowers
+from lowering.rules.formula import Term, absolute, call, eq, isinf, isnan, literal, maximum, where
+from lowering.rules.promotion import combine, compose, convert
+from lowering.value import Value
+
+aten = torch.ops.aten
+
+
+def _taken_apart(x: Term) -> tuple[Term, Term]:
+    """(mantissa in [½, 1), exponent) of a finite number other than 0, as float64."""
+    size = absolute(x)
+    exponent = call("floor", call("log2", size)) + 1
+    mantissa = size * call("exp2", -exponent)
+    high, low = mantissa >= 1, mantissa < 0.5
+    exponent = exponent + high.to(x.dtype) - low.to(x.dtype)
+    return where(high, mantissa * 0.5, where(low, mantissa * 2, mantissa)), exponent
+
+
+def _narrow(x: Value) -> Value:
+    if not x.dtype.is_floating_point or x.dtype is torch.float64:
+        raise Unsupported(f"the exponent of {x.dtype}")
+    return convert(x, torch.float64)
+
+
+@lowers(aten.frexp.Tensor)
+def frexp(ctx: Builder, x: Value) -> tuple[Value, ...]:
+    """(mantissa, exponent) with x = mantissa·2^exponent; 0, infinities and NaN are their own mantissa."""
+
+    def is_plain(a: Term) -> Term:
+        return ~(eq(a, 0) | isinf(a) | isnan(a))
+
+    def mantissa(a: Term) -> Term:
+        plain = is_plain(a)
+        part, _ = _taken_apart(where(plain, a, 1))
+        return where(plain, where(a < 0, -part, part), a)
+
+    def exponent(a: Term) -> Term:
+        plain = is_plain(a)
+        return where(plain, _taken_apart(where(plain, a, 1))[1], 0)
+
+    wide = _narrow(x)
+    return convert(combine(mantissa, wide), x.dtype, implicit=True), convert(combine(exponent, wide), torch.int32)
+
+
+@lowers(aten.nextafter.default)
+def nextafter(ctx: Builder, x: Value, towards: Value) -> Value:
+    """The number of x's dtype next to x on the way to another one."""
+    if x.dtype is not towards.dtype:
+        raise Unsupported(f"the neighbour of {x.dtype} towards {towards.dtype}")
+    info = torch.finfo(x.dtype)
+    digits = round(-math.log2(info.eps)) + 1
+    least = info.smallest_normal * info.eps  # the smallest number above 0
+
+    def formula(a: Term, b: Term) -> Term:
+        up = b > a
+        plain = ~(eq(a, 0) | isinf(a) | isnan(a))
+        part, exponent = _taken_apart(where(plain, a, 1))
+        unit = call("exp2", exponent - digits)
+        step = maximum(where(eq(part, 0.5) & _shrinks(a, up), unit * 0.5, unit), least)
+        one = Term(literal(1.0, a.dtype))
+        direction = where(up, one, -one)
+        moved = a + direction * step
+        moved = where(eq(moved, 0), a * 0, moved)
+        moved = where(eq(a, 0), direction * least, moved)
+        moved = where(absolute(moved) > info.max, direction * math.inf, moved)
+        moved = where(isinf(a), -direction * info.max, moved)
+        return where(isnan(a) | isnan(b), a + b, where(eq(a, b), b, moved))
+
+    found = compose(formula, _narrow(x), _narrow(towards))
+    return convert(found, x.dtype, implicit=True)
+
+
+def _shrinks(a: Term, up: Term) -> Term:
+    """Is the step towards 0?"""
+    return ((a > 0) & ~up) | ((a < 0) & up)

@@ -1,0 +1,72 @@
+"""A source for each place that a mask holds: the number of a place among those is a running sum of the mask."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from lowering.builder import Builder
+from lowering.indexing import ONE, ZERO, axis_symbol
+from lowering.registry import lowers
+from lowering.rules.assembly import placed
+from lowering.rules.formula import Term, literal, where
+from lowering.rules.meeting import written
+from lowering.rules.promotion import convert
+from lowering.rules.scans import cumsum
+from lowering.value import Shape, Value, axes_of, broadcast_shapes, broadcast_to, reshape
+
+aten = torch.ops.aten
+
+
+def _numbered(ctx: Builder, mask: Value, shape: Shape) -> tuple[Term, Term]:
+    """(does the mask hold, how many places before this one it holds), over all elements in one row."""
+    flags = reshape(convert(broadcast_to(mask, shape), torch.bool), (sympy.Mul(*shape),))
+    return Term(flags.expr), Term(cumsum(ctx, convert(flags, torch.int64), 0).expr) - 1
+
+
+def numbered_sources(ctx: Builder, x: Value, first: int, mask: Value, values: Value) -> Value:
+    """For each element of x its source: of `values`, the one whose number its place among those of the mask has.
+
+    The mask is over the dimensions of x from `first` on, for which `values` has one.  What the mask does not hold is 0.
+    """
+    held, number = _numbered(ctx, mask, mask.shape)
+    place = sympy.Integer(0)
+    for k, size in enumerate(mask.shape):
+        place = place * size + axis_symbol(first + k)
+    total = sympy.Mul(*mask.shape)
+    inside, at = (
+        Term(Value((total,), term.dtype, x.device, term.expr).view(x.shape, [place]).expr) for term in (held, number)
+    )
+    behind = x.rank - first - mask.rank
+    count = values.shape[-behind - 1] if values.rank > behind else ONE
+    whole = broadcast_to(values, (*x.shape[:first], count, *x.shape[first + mask.rank :]))
+    axes = axes_of(x.shape)
+    one = count == 1  # for all places
+    index = [*axes[:first], ZERO if one else at.expr, *axes[first + mask.rank :]]
+    read = placed(whole, x.shape, index, inside if one else inside & (at < count))
+    return Value(x.shape, values.dtype, x.device, read.expr)
+
+
+@lowers(aten.masked_scatter.default)
+def masked_scatter(ctx: Builder, x: Value, mask: Value, source: Value) -> Value:
+    """x with the elements of `source`, one after the other, where the mask holds."""
+    shape = broadcast_shapes([x.shape, mask.shape])
+    total, count = sympy.Mul(*shape), sympy.Mul(*source.shape)
+    held, number = _numbered(ctx, mask, shape)
+    read = placed(reshape(source, (count,)), (total,), [number.expr], held & (number < count))
+    old = reshape(broadcast_to(x, shape), (total,))
+    return reshape(Value((total,), x.dtype, x.device, where(held, read, Term(old.expr)).expr), shape)
+
+
+@lowers(aten.masked_scatter_backward.default)
+def masked_scatter_backward(ctx: Builder, grad: Value, mask: Value, sizes: Sequence[int | sympy.Expr]) -> Value:
+    """The gradients where the mask holds, one after the other, in a tensor of these sizes; 0 behind them."""
+    shape = tuple(map(sympy.sympify, sizes))
+    whole = broadcast_shapes([grad.shape, mask.shape])
+    held, number = _numbered(ctx, mask, whole)
+    count = sympy.Mul(*shape)
+    zeros = Value((count,), grad.dtype, grad.device, literal(0, grad.dtype))
+    source = reshape(broadcast_to(grad, whole), (sympy.Mul(*whole),))
+    return reshape(written(ctx, zeros, [number.expr], source, held), shape)

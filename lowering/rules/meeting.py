@@ -1,0 +1,121 @@
+"""Scatters as nodes: any number of sources, each with its place in a tensor, of which several may name one element.
+
+What enters is a tensor, the places of the sources (an index for each of its dimensions, over the axes of the sources)
+and the sources; what leaves is the tensor with the sources written to it or folded into it.  Narrow types are summed up
+in 32 bits and rounded once.  A place out of range is the caller's error, as for a gather; nothing is written there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+from torch import fx
+
+from lowering.builder import Builder
+from lowering.expr import Expr, Index, IndexValue, const
+from lowering.indexing import bounds
+from lowering.rules.formula import Term, literal, maximum, minimum, where
+from lowering.rules.promotion import combine, convert
+from lowering.scalar_ops import identity
+from lowering.updates import COPY
+from lowering.value import Shape, Value, axis_bounds
+
+aten = torch.ops.aten
+
+JOINS = {"sum": Term.__add__, "prod": Term.__mul__, "max": maximum, "min": minimum}
+
+
+def updates_input(ctx: Builder) -> bool:
+    """Is the result of the current call copied back into the input that it is made of, as an updated cache is?
+
+    Only where nothing else reads that input, so that the update can take place in it.
+    """
+    assert ctx.current is not None
+    x = ctx.current.args[0]
+    if not isinstance(x, fx.Node) or x.op != "placeholder":
+        return False
+    others = [user for user in x.users if user is not ctx.current and not _is_replaced(user)]
+    return len(others) == 1 and others[0].target is COPY and others[0].args == (x, ctx.current)
+
+
+def _is_replaced(view: fx.Node) -> bool:
+    """Is this only there to be copied over, so that its shape is all that is read?"""
+    if view.op != "call_function" or not view.users:
+        return False
+    return all((user.target is aten.copy.default and user.args[0] is view) or _is_replaced(user) for user in view.users)
+
+
+def written(ctx: Builder, x: Value, place: Sequence[Index], source: Value, held: Term | None = None) -> Value:
+    """`x` with each source at its place, where `held` holds; of those that meet, one stays."""
+    inside = _inside(x.shape, place, source.shape, held)
+    return ctx.scatter("store", x, source.shape, place, source.expr, None if inside is None else inside.expr)
+
+
+def folded(
+    ctx: Builder,
+    op: str,
+    x: Value,
+    place: Sequence[Index],
+    source: Value,
+    held: Term | None = None,
+    *,
+    include_self: bool = True,
+    mean: bool = False,
+) -> Value:
+    """`x` with the sources folded into the elements they name, or put in their place.
+
+    Args:
+        op: sum, prod, max or min.
+        include_self: is the old value of an element one of what is folded?
+        mean: the sum is divided by how many it is of.
+    """
+    compute = _accumulator(x.dtype)
+    old = convert(x, compute)
+    ends = op in ("max", "min")  # what is compared begins without a NaN
+    start = old if include_self and not ends else _full(old, identity(op, compute))
+    inside = _inside(x.shape, place, source.shape, held)
+    condition = None if inside is None else inside.expr
+    total = ctx.scatter(op, start, source.shape, place, convert(source, compute).expr, condition)
+    if include_self and ends:
+        total = combine(JOINS[op], old, total)
+    if mean or not include_self:
+        zeros = Value(x.shape, torch.int32, x.device, const(0, torch.int32))
+        count = ctx.scatter("sum", zeros, source.shape, place, const(1, torch.int32), condition)
+        if mean:
+            extra = 1 if include_self else 0
+            total = combine(lambda t, n: t / maximum(n + extra, 1).to(compute), total, count)
+        total = combine(lambda n, t, was: where(n > 0, t, was), count, total, old)
+    return convert(total, x.dtype, implicit=True)
+
+
+def _full(like: Value, number: float) -> Value:
+    return Value(like.shape, like.dtype, like.device, literal(number, like.dtype))
+
+
+def _accumulator(dtype: torch.dtype) -> torch.dtype:
+    """The type in which elements of `dtype` are joined in memory: at least 32 bits wide."""
+    if dtype.itemsize >= 4:
+        return dtype
+    return torch.float32 if dtype.is_floating_point else torch.int32
+
+
+def _inside(shape: Shape, place: Sequence[Index], sources: Shape, held: Term | None) -> Term | None:
+    """Where a source has a place in a tensor of this shape, and `held` holds; None if that is everywhere."""
+    found = held
+    for index, size in zip(place, shape, strict=True):
+        if not isinstance(index, Expr) and _is_within(index, size, sources):
+            continue
+        at = Term(index if isinstance(index, Expr) else IndexValue(index))
+        test = (at >= 0) & (at < size)
+        found = test if found is None else found & test
+    return found
+
+
+def _is_within(index: sympy.Expr, size: sympy.Expr, sources: Shape) -> bool:
+    span = bounds(index, axis_bounds(sources))
+    return span is not None and bool(span[0] >= 0) and (span[1] < size) == True  # noqa: E712  # symbolic sizes tell neither
+
+
+__all__ = ["folded", "updates_input", "written"]

@@ -1,0 +1,63 @@
+"""Scaled sums: a + alpha·b and its differences.
+
+Under strict numerics (`Builder.rounded`) they are rounded as eager's kernels round them inside: on a CPU halves are
+scaled and added as halves, and a number is made a half first; else alpha·b is added without being rounded, by a fused
+multiply-add.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from lowering.builder import Builder
+from lowering.registry import lowers
+from lowering.rules.formula import Term
+from lowering.rules.promotion import HALVES, Argument, Kind, common_place, compose, overloads, promote
+from lowering.value import Value
+
+aten = torch.ops.aten
+
+
+@lowers(*overloads(aten.add))
+def add(ctx: Builder, a: Argument, b: Argument, *, alpha: Argument = 1) -> Value:
+    """a + alpha·b."""
+    return _sum(ctx, a, b, alpha, lambda x, y: x + y)
+
+
+@lowers(*overloads(aten.sub))
+def sub(ctx: Builder, a: Argument, b: Argument, alpha: Argument = 1) -> Value:
+    """a - alpha·b."""
+    return _sum(ctx, a, b, alpha, lambda x, y: x - y)
+
+
+@lowers(aten.rsub.Tensor, aten.rsub.Scalar)
+def rsub(ctx: Builder, a: Argument, b: Argument, alpha: Argument = 1) -> Value:
+    """b - alpha·a."""
+    return _sum(ctx, b, a, alpha, lambda x, y: x - y)
+
+
+def _sum(ctx: Builder, a: Argument, b: Argument, alpha: Argument, join: Callable[[Term, Term], Term]) -> Value:
+    """`join` of a and alpha·b."""
+    assert not isinstance(alpha, Value)
+    compute, result = promote((a, b), Kind.DEFAULT)
+    if not ctx.rounded or not result.is_floating_point:
+        return compose(lambda x, y: join(x, y if alpha == 1 else alpha * y), a, b)
+    if result in HALVES and common_place((a, b))[1].type == "cpu":
+        a, b, alpha = (_rounded(arg, result) for arg in (a, b, alpha))
+        return compose(lambda x, y: join(x, y if alpha == 1 else (alpha * y).to(result).to(compute)), a, b)
+    scale = _rounded(alpha, compute)
+    if scale == 1:
+        return compose(join, a, b)
+
+    def at_once(x: Term, y: Term) -> Term:
+        wide = torch.float64  # holds the product of two float32 exactly
+        return join(x.to(wide), scale * y.to(wide)).to(compute)
+
+    return compose(at_once, a, b)
+
+
+def _rounded(arg: Argument, dtype: torch.dtype) -> Argument:
+    """A number as `dtype` holds it; anything else as it is."""
+    return torch.tensor(arg, dtype=dtype).item() if isinstance(arg, (int, float)) else arg

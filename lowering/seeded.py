@@ -1,0 +1,27 @@
+"""A random call whose seed is given, so that it can be made again with the same numbers.
+
+What enters is a random ATen overload, an int64 seed, and the arguments of the call; what leaves is its result.  In a
+graph, `seeded` takes the place of the call; a rule then draws from the seed that is given instead of a fresh one.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._ops import OpOverload
+
+LIMITS = (-(2**62), 2**62)
+"""The range that seeds are drawn from."""
+
+
+def seeded(call: OpOverload, seed: torch.Tensor, *args: object, **kwargs: object) -> object:
+    """The call under a seed, leaving the generators as they were.
+
+    >>> seed = torch.tensor(3)
+    >>> first = seeded(torch.ops.aten.rand.default, seed, [4])
+    >>> torch.equal(first, seeded(torch.ops.aten.rand.default, seed, [4]))
+    True
+    """
+    devices = [] if seed.device.type == "cpu" else [seed.device]
+    with torch.random.fork_rng(devices, device_type=devices[0].type if devices else "cuda"):
+        torch.manual_seed(int(seed))
+        return call(*args, **kwargs)

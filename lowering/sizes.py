@@ -1,0 +1,229 @@
+"""Sizes: dimensions, strides and size arguments as expressions over size symbols.
+
+What enters is what PyTorch says of a size, an int or a `SymInt`; what leaves is a sympy expression of sums, products,
+powers, `//` and `%` of integers and symbols, the same for sizes that a guard holds equal.  Anything else that PyTorch
+writes of sizes (a maximum, a rounded quotient) becomes a symbol of its own, `Computed`, which remembers what it stands
+for: the host computes it before a launch, and nothing else has to know how.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import zlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import cast
+from weakref import WeakKeyDictionary
+
+import sympy
+import torch
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils._sympy import functions as torch_sympy
+from torch.utils._sympy.printers import PythonPrinter
+
+from lowering.division import ONE, FloorDiv, Mod
+
+DEFAULT_SIZE = 256
+"""What an unknown symbolic size is taken for when costs are estimated."""
+
+
+class Computed(sympy.Symbol):  # type: ignore[misc]  # sympy ships no annotations
+    """A size that the host computes from other ones.  Two that compute the same are equal.
+
+    Attributes:
+        meaning: what it stands for, as PyTorch writes it, over `given`.
+        given: the size symbols it is computed from.
+    """
+
+    __slots__ = ("given", "meaning")
+
+    def __new__(cls, meaning: sympy.Expr) -> Computed:
+        text = str(meaning)
+        words = re.sub(r"\W+", "_", text).strip("_")[:24]
+        known = {fact: True for fact in ("positive", "nonnegative") if getattr(meaning, f"is_{fact}", False)}
+        made = super().__new__(cls, f"n_{words}_{zlib.crc32(text.encode()):08x}", integer=True, **known)
+        made.meaning = meaning
+        made.given = tuple(sorted(meaning.free_symbols, key=str))
+        return cast(Computed, made)
+
+    def __getnewargs_ex__(self) -> tuple[tuple[sympy.Expr], dict[str, object]]:
+        return (self.meaning,), {}
+
+
+def size_of(size: int | torch.SymInt | torch.SymFloat) -> sympy.Expr:
+    """A dimension, stride or size argument, or a number computed from sizes, as an expression over size symbols."""
+    if isinstance(size, int):
+        return sympy.Integer(size)
+    expr = size.node.expr
+    if expr.is_Symbol or expr.is_Integer:
+        return expr
+    expr = _in_one_form(expr, _equal_forms(size.node.shape_env))
+    return _translated_within(expr) if isinstance(size, torch.SymFloat) else _translated(expr)
+
+
+@dataclass(slots=True)
+class _Forms:
+    """How equal sizes are written: size → what stands for it, of the first `seen` guards, over the symbols `told`."""
+
+    told: frozenset[sympy.Symbol] = frozenset()
+    seen: int = 0
+    forms: dict[sympy.Expr, sympy.Expr] = field(default_factory=dict)
+
+
+_FORMS: WeakKeyDictionary[ShapeEnv, _Forms] = WeakKeyDictionary()
+
+
+def write_over(sizes: Iterable[int | torch.SymInt]) -> None:
+    """From here on, write sizes that a guard holds equal over the symbols among `sizes`, which a graph is given."""
+    given = [size for size in sizes if isinstance(size, torch.SymInt)]
+    told = frozenset(size.node.expr for size in given if size.node.expr.is_Symbol)
+    for known in {size.node.shape_env for size in given}:
+        if known not in _FORMS or _FORMS[known].told != told:
+            _FORMS[known] = _Forms(told)
+
+
+def _equal_forms(known: ShapeEnv) -> dict[sympy.Expr, sympy.Expr]:
+    """Size → what it is equal to by a guard, and is written as: rows counted in two ways are the same rows."""
+    found = _FORMS.setdefault(known, _Forms())
+    for guard in known.guards[found.seen :]:
+        if isinstance(guard.expr, sympy.Eq):
+            sides = map(known.replace, guard.expr.args)
+            first, second = sorted(sides, key=lambda e: (not e.free_symbols <= found.told, e.count_ops(), str(e)))
+            if first == 0 and isinstance(second, (torch_sympy.Mod, torch_sympy.PythonMod)):
+                whole, divisor = second.args
+                first, second = whole, divisor * torch_sympy.FloorDiv(whole, divisor)
+            if not second.is_Number and not second.is_Symbol:
+                found.forms[second] = first
+    found.seen = len(known.guards)
+    return found.forms
+
+
+def _in_one_form(expr: sympy.Expr, forms: Mapping[sympy.Expr, sympy.Expr]) -> sympy.Expr:
+    for second, first in forms.items():
+        if expr == second:
+            expr = first
+        elif second.is_Mul and expr.is_Mul and set(second.args) <= set(expr.args):
+            expr = expr / second * first
+        elif not (second.is_Mul or second.is_Add):
+            expr = expr.xreplace({second: first})
+    return expr
+
+
+def truth_of(condition: torch.SymBool) -> sympy.Expr:
+    """A condition on sizes as a number, 1 or 0."""
+    expr = condition.node.expr
+    return sympy.Integer(bool(expr)) if expr in (sympy.true, sympy.false) else Computed(expr)
+
+
+def sizes_of(sizes: Sequence[int | torch.SymInt]) -> tuple[sympy.Expr, ...]:
+    """`size_of` each."""
+    return tuple(size_of(size) for size in sizes)
+
+
+@lru_cache(maxsize=1 << 12)
+def _translated(expr: sympy.Expr) -> sympy.Expr:
+    if expr.is_Symbol or expr.is_Rational:
+        return expr
+    if expr.is_Add or expr.is_Mul:
+        return expr.func(*map(_translated, expr.args))
+    if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+        return _translated(expr.base) ** expr.exp
+    if isinstance(expr, torch_sympy.FloorDiv):
+        return FloorDiv(*map(_translated, expr.args))
+    if isinstance(expr, (torch_sympy.Mod, torch_sympy.PythonMod)):
+        return Mod(*map(_translated, expr.args))
+    return Computed(expr)
+
+
+def _translated_within(number: sympy.Expr) -> sympy.Expr:
+    """A real number of sizes, with these translated."""
+    if number.is_integer and not number.is_Number:
+        return _translated(number)
+    return number if number.is_Atom else number.func(*map(_translated_within, number.args))
+
+
+def given_by(size: sympy.Expr) -> frozenset[sympy.Symbol]:
+    """The symbols that have to be known for a size to be.
+
+    >>> s = sympy.Symbol("s", integer=True, positive=True)
+    >>> given_by(2 * Computed(torch_sympy.Max(1, torch_sympy.FloorDiv(s, 4))))
+    frozenset({s})
+    """
+    found: set[sympy.Symbol] = set()
+    for symbol in size.free_symbols:
+        found.update(symbol.given if isinstance(symbol, Computed) else (symbol,))
+    return frozenset(found)
+
+
+@lru_cache(maxsize=1 << 12)
+def calculation(size: Computed) -> Callable[..., int]:
+    """The function that computes a size from `size.given`.
+
+    >>> s = sympy.Symbol("s", integer=True, positive=True)
+    >>> calculation(Computed(torch_sympy.Max(1, torch_sympy.FloorDiv(s, 4))))(3)
+    1
+    """
+    names = {symbol: sympy.Symbol(f"x{k}", integer=True) for k, symbol in enumerate(size.given)}
+    text = PythonPrinter().doprint(size.meaning.xreplace(names))
+    made = eval(f"lambda {', '.join(map(str, names.values()))}: int({text})", {"math": math, "torch": torch})
+    return cast("Callable[..., int]", made)
+
+
+def where_there_are_elements(stride: sympy.Expr) -> sympy.Expr:
+    """A stride as it counts for the offset of an element: PyTorch's max(1, n), for n elements inside, is n.
+
+    >>> s = sympy.Symbol("s", integer=True, positive=True)
+    >>> where_there_are_elements(2 * Computed(torch_sympy.Max(1, torch_sympy.FloorDiv(s, 4))))
+    2*(s//4)
+    """
+    stride = sympy.sympify(stride)
+    atoms = [symbol for symbol in stride.free_symbols if isinstance(symbol, Computed)]
+    inner = {atom: _inside(atom.meaning) for atom in atoms}
+    return stride.xreplace(inner) if inner else stride
+
+
+def _inside(meaning: sympy.Expr) -> sympy.Expr:
+    if isinstance(meaning, torch_sympy.Max) and len(meaning.args) == 2 and ONE in meaning.args:
+        (inner,) = (arg for arg in meaning.args if arg != ONE)
+        return _translated(inner)
+    return Computed(meaning)
+
+
+def estimate(size: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> int:
+    """`size` as a number, symbolic sizes at their hints, or at a default.
+
+    >>> s = sympy.Symbol("s", integer=True, positive=True)
+    >>> estimate(s * s + Computed(torch_sympy.Max(1, s)), {s: 3})
+    12
+    """
+    if size.is_Integer:
+        return int(size)
+    known = {symbol: hints.get(symbol, DEFAULT_SIZE) for symbol in given_by(size)}
+    return int(with_values(size, {**known, **hints}))
+
+
+def with_values(size: sympy.Expr, values: Mapping[sympy.Symbol, int]) -> sympy.Expr:
+    """A size with numbers for symbols; what is computed from them is computed."""
+    found = {symbol: sympy.Integer(values[symbol]) for symbol in size.free_symbols if symbol in values}
+    for symbol in size.free_symbols - found.keys():
+        if isinstance(symbol, Computed) and all(each in values for each in symbol.given):
+            found[symbol] = sympy.Integer(calculation(symbol)(*(values[each] for each in symbol.given)))
+    return size.xreplace(found)
+
+
+def hint_of(size: int | torch.SymInt) -> int:
+    """A size as it was when the graph was traced.  To ask for it makes no guard, as comparing the size itself would.
+
+    What depends on data is taken for a default.
+    """
+    if isinstance(size, int):
+        return size
+    hint = size.node.hint
+    return hint if isinstance(hint, int) else estimate(size_of(size), {})
+
+
+def elements(shape: Iterable[int | torch.SymInt]) -> int:
+    """The elements of a tensor as it was when the graph was traced."""
+    return math.prod(map(hint_of, shape))

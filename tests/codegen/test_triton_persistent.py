@@ -1,0 +1,94 @@
+"""The persistent form of products: which configuration is taken, and that each fits the machine it is meant for."""
+
+from __future__ import annotations
+
+import pytest
+
+pytest.importorskip("triton")
+
+import sympy
+
+from codegen.triton import TritonTarget
+from codegen.triton.aot import compile_for, target_of
+from codegen.triton.blocks import block
+from codegen.triton.load import load as imported
+from codegen.triton.persistent import reached, speed, work_of
+from lowering.expr import Cast, Expr, const
+from lowering.kernel import Fold, Kernel, Loop, Role, Store
+from tests.codegen.triton_kernels import BF16, F32, GRID, LOOP, gated, i, j, kernel, load, op, param, r, residual
+
+TARGET = TritonTarget("sm_90")
+PROCESSOR, RESERVED = 233_472, 1024
+"""Bytes of shared memory of a multiprocessor of sm_90, and what the system takes of it for each program."""
+
+
+def gelu(value: Expr) -> Expr:
+    half = op("mul", value, const(0.5, F32))
+    bent = op("erf", op("mul", value, const(0.5**0.5, F32)))
+    return op("mul", half, op("add", bent, const(1.0, F32)))
+
+
+def relu(value: Expr) -> Expr:
+    return op("maximum", value, const(0.0, F32))
+
+
+def activated(m: int, n: int, k: int, *, smooth: bool) -> Kernel:
+    dot = Fold("acc", "dot", (load("a", k * i + r, BF16), load("b", k * j + r, BF16)), (r,), F32, (i,), (j,))
+    value = op("add", dot.ref, Cast(load("bias", j, BF16), F32))
+    params = (param("a", BF16, m, k), param("b", BF16, n, k), param("bias", BF16, n))
+    axes: dict[sympy.Symbol, tuple[object, Role]] = {i: (m, GRID), j: (n, GRID), r: (k, LOOP)}
+    store = Store("out", n * i + j, Cast((gelu if smooth else relu)(value), BF16))
+    out = param("out", BF16, m, n, written=True)
+    return kernel("activated", (*params, out), axes, Loop((r,), (dot,)), store)
+
+
+def chosen(made: Kernel) -> tuple[int, int, int, int]:
+    config = TARGET.configs(made)[0]
+    assert config.persistent
+    return config.block("m"), config.block("n"), config.per_processor, config.parts
+
+
+def test_what_is_finished_quickly_takes_the_largest_blocks() -> None:
+    assert chosen(activated(8192, 8192, 2048, smooth=False)) == (128, 256, 1, 1)
+
+
+def test_two_programs_hide_what_takes_long_to_finish() -> None:
+    assert chosen(activated(8192, 4096, 1024, smooth=True)) == (128, 128, 2, 2)
+
+
+def test_tiles_that_are_loaded_come_in_parts() -> None:
+    assert chosen(residual(16384, 768, 3072, BF16)) == (128, 256, 1, 2)
+
+
+def test_long_sums_leave_little_to_hide() -> None:
+    short, long = (block(activated(8192, 8192, k, smooth=True)) for k in (1024, 16384))
+    assert reached(short) < 0.8 < 0.9 < reached(long)
+    assert work_of(block(activated(8192, 8192, 1024, smooth=False))) == 0
+
+
+def test_every_configuration_is_priced() -> None:
+    made = residual(16384, 1024, 1024, BF16)
+    shares = [speed(block(made), config) for config in TARGET.configs(made) if config.persistent]
+    assert shares == sorted(shares, reverse=True) and all(0.0 < share < 1.1 for share in shares)
+
+
+@pytest.mark.parametrize(
+    "made", [activated(8192, 4096, 1024, smooth=True), residual(16384, 768, 3072, BF16)], ids=["gelu", "residual"]
+)
+def test_what_is_chosen_fits_with_all_its_stages(made: Kernel) -> None:
+    config = TARGET.configs(made)[0]
+    compiled = compile_for(imported(made, TARGET.emit(made)), target_of("sm_90"))
+    assert compiled.metadata.num_stages == config.num_stages
+    assert config.per_processor * (compiled.metadata.shared + RESERVED) <= PROCESSOR
+    assert "wgmma.mma_async" in compiled.asm["ptx"] and "st.local" not in compiled.asm["ptx"]
+
+
+def test_parts_are_said_in_words() -> None:
+    made = activated(8192, 4096, 1024, smooth=True)
+    assert (
+        TARGET.alternatives(made)[0].name == "m 128, k 64, n 128, 8 warps, 3 stages, 2 persistent, finished in 2 parts"
+    )
+
+
+def test_two_products_are_finished_whole() -> None:
+    assert all(config.parts == 1 for config in TARGET.configs(gated(8192, 4096, 1024)))

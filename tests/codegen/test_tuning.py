@@ -1,0 +1,201 @@
+"""Tuning: the fastest of those that give the right numbers wins, by name and for good."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+
+import pytest
+import sympy
+import torch
+
+from codegen.build import Builder
+from codegen.reference import ReferenceTarget
+from codegen.target import Alternative, Launcher, Stage
+from codegen.targets import TARGETS
+from codegen.tuning import Tuner
+from codegen.tuning.check import wrong
+from codegen.tuning.inputs import expected
+from lowering.errors import BuildError, Unsupported
+from lowering.interpret import run_kernel
+from lowering.kernel import Kernel, Role
+from tests.codegen.triton_kernels import F16, I64, flipped, gather, matmul, param, softmax
+
+CPU = torch.device("cpu")
+Run = Callable[[Kernel, Sequence[torch.Tensor]], None]
+
+
+def right(kernel: Kernel, tensors: Sequence[torch.Tensor]) -> None:
+    run_kernel(kernel, tensors)
+
+
+def slow(kernel: Kernel, tensors: Sequence[torch.Tensor]) -> None:
+    time.sleep(0.05)
+    run_kernel(kernel, tensors)
+
+
+def off(kernel: Kernel, tensors: Sequence[torch.Tensor]) -> None:
+    run_kernel(kernel, tensors)
+    tensors[-1].mul_(1.05)
+
+
+def partial(kernel: Kernel, tensors: Sequence[torch.Tensor]) -> None:
+    kept = tensors[-1][:1].clone()
+    run_kernel(kernel, tensors)
+    tensors[-1][:1] = kept
+
+
+def greedy(kernel: Kernel, tensors: Sequence[torch.Tensor]) -> None:
+    run_kernel(kernel, tensors)
+    tensors[0].zero_()
+
+
+def failing(kernel: Kernel, tensors: Sequence[torch.Tensor]) -> None:
+    raise RuntimeError("an illegal instruction was encountered")
+
+
+WAYS: dict[str, Run] = {
+    "slow": slow,
+    "off": off,
+    "partial": partial,
+    "greedy": greedy,
+    "failing": failing,
+    "unbuilt": right,
+    "right": right,
+}
+
+
+class Several(ReferenceTarget):
+    """A target with one right way that is slow, one that is fast, and all kinds of wrong ones."""
+
+    name = "several"
+
+    def __init__(self, names: Sequence[str] = tuple(WAYS)) -> None:
+        super().__init__()
+        self.names, self.built = names, list[str]()
+
+    def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
+        return [Alternative(name, f"{name}\n{self.emit(kernel)}") for name in self.names]
+
+    def build(self, kernel: Kernel, source: str) -> Launcher:
+        name = source.partition("\n")[0]
+        self.built.append(name)
+        if name == "unbuilt":
+            raise BuildError("too much shared memory")
+
+        def launch(*tensors: torch.Tensor | int) -> None:
+            WAYS.get(name, right)(kernel, [tensor for tensor in tensors if isinstance(tensor, torch.Tensor)])
+
+        return launch
+
+    def stages(self, kernel: Kernel, source: str) -> Iterator[Stage]:
+        return iter(())
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
+
+
+KERNEL = softmax(12, 40, Role.WHOLE)
+
+
+def test_the_fastest_right_one_wins_and_the_others_are_named() -> None:
+    ((built, tuning),) = Tuner(Builder(Several()), CPU).build([KERNEL])
+    trials = {trial.name: trial for trial in tuning.trials}
+    assert tuning.trials[tuning.chosen].name == "right"
+    assert built.source.startswith("right\n")
+    assert "error" in trials["off"].refused
+    assert "NaN" in trials["partial"].refused
+    assert "only read" in trials["greedy"].refused
+    assert "illegal instruction" in trials["failing"].refused
+    assert "shared memory" in trials["unbuilt"].refused
+    assert trials["right"].measured is not None and trials["slow"].measured is not None
+    assert trials["right"].measured < trials["slow"].measured
+    assert "→ right: predicted" in str(tuning) and "off: refused" in str(tuning)
+
+
+def test_what_won_is_kept_for_the_next_process() -> None:
+    ((_, first),) = Tuner(Builder(Several()), CPU).build([KERNEL])
+    again = Several()
+    ((built, second),) = Tuner(Builder(again), CPU).build([KERNEL])
+    assert second == first and again.built == ["right"]  # nothing else was built, so nothing else was timed
+    assert built.source.startswith("right\n")
+
+
+def test_other_configurations_or_a_broken_record_are_measured_anew(tmp_path: Path) -> None:
+    Tuner(Builder(Several()), CPU).build([KERNEL])
+    fewer = Several(("slow", "right"))
+    Tuner(Builder(fewer), CPU).build([KERNEL])
+    assert sorted(fewer.built) == ["right", "slow"]
+    for path in (tmp_path / "tuned").iterdir():
+        path.write_text('{"chosen": 7}', encoding="utf-8")
+    broken = Several(("slow", "right"))
+    Tuner(Builder(broken), CPU).build([KERNEL])
+    assert sorted(broken.built) == ["right", "slow"]
+
+
+def test_without_a_right_one_the_default_stays_and_the_report_says_so() -> None:
+    target = Several(("off", "failing"))
+    ((built, tuning),) = Tuner(Builder(target), CPU).build([KERNEL])
+    assert "no configuration" in tuning.reason and built.source == target.emit(KERNEL)
+
+
+@pytest.mark.parametrize("target", ["c", "reference"])
+def test_a_target_without_a_choice_builds_as_always(target: str) -> None:
+    builder = Builder(TARGETS[target]())
+    ((built, tuning),) = Tuner(builder, CPU).build([KERNEL])
+    assert built is builder.build([KERNEL])[0] and tuning.reason and not tuning.trials
+
+
+@pytest.mark.parametrize("kernel", [gather(9, 6), flipped(20), KERNEL, matmul(5, 6, 7)], ids=lambda kernel: kernel.name)
+def test_inputs_lead_to_no_access_outside_and_are_not_zeros(kernel: Kernel) -> None:
+    given, after = expected(kernel, CPU)
+    again, _ = expected(kernel, CPU)
+    assert wrong(kernel, again, given) is None  # the same each time
+    for given_to, tensor, result in zip(kernel.params, given, after, strict=True):
+        assert tensor.float().std() > 0.1, given_to.name
+        assert torch.equal(tensor, result) is not given_to.written
+
+
+def test_positions_cover_the_table() -> None:
+    given, _ = expected(gather(200, 6), CPU)
+    assert set(given[0].tolist()) == {0, 1, 2, 3}
+
+
+def test_the_users_generator_is_not_touched() -> None:
+    before = torch.get_rng_state()
+    expected(KERNEL, CPU)
+    assert torch.equal(before, torch.get_rng_state())
+
+
+def test_integers_count_one_by_one() -> None:
+    counted = Kernel("counted", (param("out", I64, 1000, written=True),), (), (), ())
+    numbers = torch.arange(1000)
+    assert wrong(counted, [numbers], [numbers.clone()]) is None
+    other = numbers.clone()
+    other[5:9] = 0
+    assert "0.40%" in str(wrong(counted, [other], [numbers]))
+
+
+@pytest.mark.parametrize(
+    "kernel",
+    [matmul(256, 384, 512), matmul(2048, 2048, 256, turned=(False, True)), softmax(64, 5000, Role.WHOLE, F16)],
+    ids=["pointers", "descriptors", "rows"],
+)
+def test_every_triton_alternative_compiles_ahead_of_time(kernel: Kernel) -> None:
+    pytest.importorskip("triton")
+    target = TARGETS["triton"]("sm_90")
+    found = target.alternatives(kernel)
+    assert len(found) >= 3 and len({way.name for way in found}) == len(found)
+    assert found[0].source == target.emit(kernel)
+    for way in found[:6]:
+        assert dict(target.stages(kernel, way.source))["cubin"]
+
+
+def test_sizes_that_are_not_known_keep_the_default() -> None:
+    s = sympy.Symbol("s0", integer=True, positive=True)
+    kernel = softmax(s, 40, Role.WHOLE)
+    with pytest.raises(Unsupported, match="not known"):
+        expected(kernel, CPU)

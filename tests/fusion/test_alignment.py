@@ -1,0 +1,76 @@
+"""Rows that only the program sees are made at aligned addresses where they are multiplied."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import fusion
+from codegen.triton import TritonTarget
+from fusion.compile import schedule_graph
+from fusion.inspect.trace import Trace
+from fusion.schedule import Schedule
+from fusion.schedule.kernels import KernelCall
+from lowering.decompositions import decompositions
+from lowering.program import Extern
+from tests.fusion.test_programs import assert_as_eager
+
+ROWS, WORDS, WIDTH = 512, 1001, 256
+ALIGNED = 1008
+
+
+def gradients(scores: torch.Tensor, scale: torch.Tensor, w: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """A product along the odd axis and one over the other, of a softmax whose rows are too long to be made twice."""
+    g = (torch.softmax(scores.float(), -1) * scale[:, None]).to(scores.dtype)
+    return g @ w, g.t() @ x
+
+
+def inputs(dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
+    shapes = ((ROWS, WORDS), (ROWS,), (WORDS, WIDTH), (ROWS, WIDTH))
+    return [torch.randn(shape).to(torch.float32 if len(shape) == 1 else dtype) for shape in shapes]
+
+
+def scheduled(function: object, *given: torch.Tensor) -> Schedule:
+    graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*given)
+    target = TritonTarget("sm_90")
+    return schedule_graph(graph, target, Trace(None, "graph", target))[1]
+
+
+def made(schedule: Schedule) -> list[tuple[int, ...]]:
+    """The strides of what kernels make of ROWS × WORDS."""
+    calls = [step for step in schedule.steps if isinstance(step, KernelCall)]
+    names = {name for call in calls for name in call.buffers if name.startswith(("_to_copy", "mul", "softmax", "div"))}
+    found = (schedule.program.buffers[name] for name in names)
+    return [tuple(map(int, buffer.strides)) for buffer in found if buffer.shape == (ROWS, WORDS)]
+
+
+def test_odd_rows_are_apart() -> None:
+    schedule = scheduled(gradients, *inputs())
+    assert made(schedule) == [(ALIGNED, 1)]
+    products = [s for s in schedule.steps if isinstance(s, Extern) and "product" in getattr(s.target, "__name__", "")]
+    assert all(step.target.__name__ == "aligned_product" for step in products)
+
+
+def test_what_is_returned_keeps_its_strides() -> None:
+    def returned(*given: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        g = (torch.softmax(given[0].float(), -1) * given[1][:, None]).to(given[0].dtype)
+        return g, g @ given[2]
+
+    assert made(scheduled(returned, *inputs())) == [(WORDS, 1)]
+
+
+def test_even_and_wide_rows_stay() -> None:
+    given = inputs()
+    even = [given[0][:, :1000].contiguous(), given[1], given[2][:1000], given[3]]
+    schedule = scheduled(gradients, *even)
+    assert all(b.strides[-2] == 1000 for b in schedule.program.buffers.values() if b.shape == (ROWS, 1000))
+    schedule = scheduled(gradients, *inputs(torch.float32))
+    assert not any(b.strides[-2] == ALIGNED for b in schedule.program.buffers.values() if b.shape == (ROWS, WORDS))
+
+
+def test_numbers() -> None:
+    given = inputs()
+    fused = fusion.fuse(gradients, options={"target": "c", "strict": True})
+    exact = gradients(*(x.double() for x in given))
+    for mine, theirs, true in zip(fused(*given), gradients(*given), exact, strict=True):
+        assert_as_eager(mine, theirs, true)

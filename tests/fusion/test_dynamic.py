@@ -1,0 +1,304 @@
+"""Dynamic shapes: one compilation serves changing sizes, is as right as eager, and fuses as much as for fixed sizes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+import torch.nn.functional as F  # the name everyone knows it by
+
+from fusion.backend import Backend
+from fusion.inspect.report import Report
+from fusion.options import Options
+
+Tensors = tuple[torch.Tensor, ...]
+Program = Callable[..., "torch.Tensor | Tensors"]
+WIDTH, HEADS, WORDS = 16, 4, 41
+LENGTHS = (*range(3, 27), 33, 64, 7, 100)
+
+
+def normal(*shape: int) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(sum(shape)))
+
+
+def weights(*shape: int) -> torch.Tensor:
+    return normal(*shape) / math.sqrt(shape[0])
+
+
+# Programs -------------------------------------------------------------------------------------------------------------
+
+
+def perceptron(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    return F.gelu(x @ a) @ b + x
+
+
+def heads(x: torch.Tensor, into: torch.Tensor) -> Tensors:
+    batch, length, width = x.shape
+    parts = torch.split(x @ into, width, -1)
+    return tuple(part.view(batch, length, HEADS, width // HEADS).transpose(1, 2) for part in parts)
+
+
+def by_hand(x: torch.Tensor, into: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    q, k, v = heads(x, into)
+    scores = q @ k.transpose(-2, -1) / math.sqrt(q.shape[-1])
+    scores = scores.masked_fill(torch.tril(torch.ones(x.shape[1], x.shape[1])) == 0, float("-inf"))
+    return (torch.softmax(scores, -1) @ v).transpose(1, 2).reshape(x.shape) @ out
+
+
+def in_one_piece(x: torch.Tensor, into: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+    q, k, v = heads(x, into)
+    y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+    return y.transpose(1, 2).reshape(x.shape) @ out
+
+
+def loss(x: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    h = F.layer_norm(x, (x.shape[-1],), scale, shift)
+    return F.cross_entropy((h @ w).view(-1, w.shape[1]), t.view(-1))
+
+
+def embedded(t: torch.Tensor, words: torch.Tensor, places: torch.Tensor) -> torch.Tensor:
+    return F.embedding(t, words) + F.embedding(torch.arange(t.shape[1]), places)
+
+
+def gathered(x: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+    return x.gather(1, (t % x.shape[1])[..., None].expand(-1, -1, WIDTH)) * 2 + x[:, :1]
+
+
+def joined(x: torch.Tensor, y: torch.Tensor) -> Tensors:
+    z = torch.cat([x, y, x], 1)
+    first, second = torch.split(z, [x.shape[1], z.shape[1] - x.shape[1]], 1)
+    return F.pad(first * 2, (0, 0, 1, 2)) + 1, second.sum(1), F.pad(z[:, 1:-1], (0, 0, 3, 0), value=1.0), z[:, ::2] * 2
+
+
+def reduced(x: torch.Tensor) -> Tensors:
+    return x.sum(1), x.mean(-2), x.amax(1), x.var(1), x.argmax(1), torch.logsumexp(x, 1), x.std(), x.cumsum(1)
+
+
+def viewed(x: torch.Tensor) -> Tensors:
+    batch, length, width = x.shape
+    scaled = x.view(batch, length, -1, 4).sum(-1).view(batch, length, -1) * torch.arange(length)[None, :, None]
+    return scaled, x.reshape(batch * length, -1).flatten() + 1, x.transpose(0, 1).reshape(length, batch * width).relu()
+
+
+def masked(x: torch.Tensor) -> Tensors:
+    length = x.shape[1]
+    mask, i = torch.tril(torch.ones(length, length, dtype=x.dtype)), torch.arange(length)
+    seen = torch.where(i[:, None] >= i, x @ x.transpose(1, 2), 0)
+    return (mask @ x) / mask.sum(1)[:, None], seen.sum(-1), torch.triu(torch.ones(length, length), 1) * 2
+
+
+def pictures(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    x = x.unsqueeze(1)
+    x = F.max_pool2d(F.relu(F.conv2d(x, a, padding=1)), 2, ceil_mode=True)
+    x = F.avg_pool2d(F.conv2d(x, b, padding=1), 3, stride=2, padding=1)
+    return F.group_norm(x, 2).relu().mean((-2, -1))
+
+
+def rows(batch: int, length: int) -> torch.Tensor:
+    return normal(batch, length, WIDTH)
+
+
+def words(batch: int, length: int) -> torch.Tensor:
+    return torch.randint(0, WORDS, (batch, length), generator=torch.Generator().manual_seed(length))
+
+
+INTO, OUT = weights(WIDTH, 3 * WIDTH), weights(WIDTH, WIDTH)
+PROGRAMS: dict[str, tuple[Program, Callable[[int, int], Tensors]]] = {
+    "perceptron": (perceptron, lambda b, t: (rows(b, t), weights(WIDTH, 32), weights(32, WIDTH))),
+    "by_hand": (by_hand, lambda b, t: (rows(b, t), INTO, OUT)),
+    "in_one_piece": (in_one_piece, lambda b, t: (rows(b, t), INTO, OUT)),
+    "loss": (loss, lambda b, t: (rows(b, t), normal(WIDTH), normal(WIDTH), weights(WIDTH, WORDS), words(b, t))),
+    "embedded": (embedded, lambda b, t: (words(b, t), weights(WORDS, WIDTH), weights(128, WIDTH))),
+    "gathered": (gathered, lambda b, t: (rows(b, t), words(b, t))),
+    "joined": (joined, lambda b, t: (rows(b, t), rows(b, t + 3))),
+    "reduced": (reduced, lambda b, t: (rows(b, t),)),
+    "viewed": (viewed, lambda b, t: (rows(b, t),)),
+    "masked": (masked, lambda b, t: (rows(b, t),)),
+    "pictures": (pictures, lambda b, t: (rows(b, t), weights(8, 1, 3, 3), weights(8, 8, 3, 3))),
+}
+
+
+def outcome(program: Program, given: Tensors, dtype: torch.dtype, *, train: bool) -> list[torch.Tensor]:
+    """The results of a program and, in training, the gradients of what it is given."""
+    given = tuple(x.to(dtype) if x.is_floating_point() else x for x in given)
+    leaves = [x.detach().requires_grad_(train and x.is_floating_point()) for x in given]
+    made = program(*leaves)
+    results = list(made) if isinstance(made, tuple) else [made]
+    if train:
+        torch.autograd.backward([x.sum() for x in results if x.requires_grad])
+    return [x.detach() for x in results] + [x.grad for x in leaves if x.grad is not None]
+
+
+def check(program: Program, fused: Program, given: Tensors, *, train: bool) -> None:
+    """Errors are no larger than twice eager's own; layouts are eager's."""
+    ours = outcome(fused, given, torch.float32, train=train)
+    theirs = outcome(program, given, torch.float32, train=train)
+    exact = outcome(program, given, torch.float64, train=train)
+    for a, b, c in zip(ours, theirs, exact, strict=True):
+        assert (a.shape, a.stride(), a.dtype) == (b.shape, b.stride(), b.dtype)
+        if a.is_floating_point():
+            assert (a - c).norm() <= 2 * (b - c).norm() + 1e-6 * (1 + c.norm())
+        else:
+            assert torch.equal(a, b)
+
+
+def fused(program: Program, dynamic: bool | None) -> tuple[Program, list[Report]]:
+    torch._dynamo.reset()
+    backend = Backend(Options(strict=True))
+    return torch.compile(program, backend=backend, dynamic=dynamic), backend.reports
+
+
+def forwards(reports: Sequence[Report]) -> int:
+    return sum(report.label != "backward" for report in reports)
+
+
+LEFT = {"embedded", "pictures"}
+"""Programs with a call that is taken apart for known sizes only: a scatter of few sources, a pooling."""
+PRODUCTS = {"aten.mm.default", "aten.bmm.default", "aten.addmm.default"}
+"""Generated where they are known to be small."""
+
+
+# Tests ----------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "pictures"])
+def test_lengths_that_change_compile_twice(name: str) -> None:
+    """The first length is compiled for itself, the second one for all others."""
+    program, inputs = PROGRAMS[name]
+    ours, reports = fused(program, None)
+    for length in LENGTHS:
+        check(program, ours, inputs(2, length), train=False)
+    assert forwards(reports) == 2
+
+
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "gathered"])
+def test_training_compiles_once_for_all_sizes(name: str) -> None:
+    program, inputs = PROGRAMS[name]
+    ours, reports = fused(program, True)
+    for batch, length in ((5, 17), (2, 9), (6, 33), (4, 16)):
+        check(program, ours, inputs(batch, length), train=True)
+    assert len(reports) == 2
+    static, fixed = fused(program, False)
+    check(program, static, inputs(5, 17), train=True)
+    for changing, known in zip(reports, fixed, strict=True):
+        assert len(changing.kernels) <= len(known.kernels) + 1
+        if name not in LEFT:
+            assert {extern.name for extern in changing.externs} <= PRODUCTS | {e.name for e in known.externs}
+
+
+@pytest.mark.parametrize("size", [0, 1])
+@pytest.mark.parametrize("name", ["perceptron", "reduced"])
+def test_sizes_of_zero_and_one_are_compiled_for_themselves(name: str, size: int) -> None:
+    program, inputs = PROGRAMS[name]
+    if name == "reduced" and size == 0:
+        program = lambda x: (x.sum(1), x * 2, x.mean(-1))  # noqa: E731  # others refuse what is empty
+    ours, _ = fused(program, True)
+    with torch.no_grad():
+        for batch, length in ((2, 5), (size, 5), (2, size), (3, 7)):
+            given = inputs(batch, length)
+            torch.testing.assert_close(ours(*given), program(*given), equal_nan=True)
+
+
+def test_width_of_a_head_is_guarded() -> None:
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+
+    ours, reports = fused(attention, True)
+    for length, width in ((40, 8), (70, 8), (33, 8), (50, 12), (31, 12)):
+        given = tuple(normal(2, 3, length, width) for _ in range(3))
+        check(attention, ours, given, train=False)
+    assert forwards(reports) == 2  # one for each width
+
+
+def test_strides_that_change_are_followed() -> None:
+    def scaled(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x * 2, -1) + x.sum(0)
+
+    ours, reports = fused(scaled, True)
+    for base in (normal(6, 9), normal(8, 7), normal(5, 12)):
+        for x in (base, base.t(), base[::2], base[:, 1:]):
+            torch.testing.assert_close(ours(x), scaled(x))
+    assert forwards(reports) <= 4  # orders of strides, each once
+
+
+def test_one_graph_for_marked_sizes_of_two_inputs() -> None:
+    """What is marked has symbols of its own; that rows and labels are as many is known by a guard alone."""
+    program, inputs = PROGRAMS["loss"]
+    ours, reports = fused(program, None)
+    for batch, length in ((3, 17), (2, 9), (5, 21)):
+        given = inputs(batch, length)
+        for x in (given[0], given[-1]):
+            torch._dynamo.mark_dynamic(x, [0, 1])
+        with torch.no_grad():
+            torch.testing.assert_close(ours(*given), program(*given))
+    assert forwards(reports) == 1
+    assert not any("cannot see" in extern.reason for report in reports for extern in report.externs)
+
+
+def test_sizes_that_are_rounded_quotients() -> None:
+    def resized(x: torch.Tensor) -> torch.Tensor:
+        return F.interpolate(x[:, None], scale_factor=1.5, mode="nearest").relu()[:, 0] + 1
+
+    ours, reports = fused(resized, True)
+    for batch, length in ((3, 10), (2, 7), (4, 13)):
+        x = rows(batch, length)
+        torch.testing.assert_close(ours(x), resized(x))
+    assert forwards(reports) == 1
+
+
+# Sizes that only data tells -------------------------------------------------------------------------------------------
+
+
+def positions(x: torch.Tensor, n: torch.Tensor) -> Tensors:
+    return x.nonzero() * 2, x.sum(0) * 2 + 1
+
+
+def selected(x: torch.Tensor, n: torch.Tensor) -> Tensors:
+    kept = torch.masked_select(x, x > 0)
+    return (kept * 2 + 1).sum(), torch.relu(kept - 1)
+
+
+def chosen(x: torch.Tensor, n: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(x[x[:, 0] > 0] * 2, -1) + 1
+
+
+def repeated(x: torch.Tensor, n: torch.Tensor) -> Tensors:
+    rows = x.repeat_interleave(n.expand(x.shape[0]), 0)
+    return torch.tanh(rows) * 2, (rows * 3).sum(0)
+
+
+def distinct(x: torch.Tensor, n: torch.Tensor) -> Tensors:
+    found, place = torch.unique(x.round().long()[:, 0], return_inverse=True)
+    return found * 2 + 1, place + 1
+
+
+def counted(x: torch.Tensor, n: torch.Tensor) -> Tensors:
+    count = int(n.item())
+    torch._check(count <= x.shape[0])  # type: ignore[no-untyped-call]  # torch has no annotation
+    return x[:count] * 2 + torch.arange(count)[:, None], torch.ones(count, 3) + 1
+
+
+@pytest.mark.parametrize("captured", [False, True])
+@pytest.mark.parametrize("program", [positions, selected, chosen, repeated, distinct, counted])
+def test_sizes_that_only_data_tells(program: Program, captured: bool) -> None:
+    """Captured or not, what is around them is compiled; captured, in one graph."""
+    with torch._dynamo.config.patch(capture_scalar_outputs=captured, capture_dynamic_output_shape_ops=captured):
+        ours, reports = fused(program, None)
+        for size in (5, 8, 9):
+            given = normal(size, 6), torch.tensor(size - 4)
+            torch.testing.assert_close(ours(*given), program(*given))
+        none = -normal(7, 6).abs(), torch.tensor(0)  # nothing is selected, no row is repeated
+        torch.testing.assert_close(ours(*none), program(*none))
+    assert sum(len(report.kernels) for report in reports) >= 2
+    if captured:
+        assert len(reports) <= 3  # a size of 1 is compiled for itself
+
+
+def test_what_is_checked_is_still_checked() -> None:
+    with torch._dynamo.config.patch(capture_scalar_outputs=True):
+        ours, _ = fused(counted, None)
+        ours(normal(5, 6), torch.tensor(3))
+        with pytest.raises(RuntimeError):
+            ours(normal(5, 6), torch.tensor(9))

@@ -1,0 +1,218 @@
+"""Strict numerics: what is fused gives the bits of eager, which stores every intermediate.
+
+Products of float32 follow the setting of PyTorch.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor
+
+from codegen.numerics import Numerics
+from codegen.reference import ReferenceTarget
+from codegen.targets import TARGETS, builder_for
+from fusion import explain, export_kernels, fuse, report
+from fusion.options import Options
+from lowering.expr import Expr
+from lowering.kernel import Kernel, Role, Store
+from tests.codegen import triton_kernels as shapes
+
+HALVES = (torch.bfloat16, torch.float16)
+DTYPES = (*HALVES, torch.float32)
+STRICT = {"numerics": "strict", "strict": True}
+
+
+def polynomial(x: Tensor, y: Tensor) -> Tensor:
+    """Products and sums whose roundings all show in halves."""
+    z = x * y + x
+    z = (z - y * 3.0) * z + 0.1
+    return z / (y * y + 1.0) - x * 0.7
+
+
+def selected(x: Tensor, y: Tensor) -> Tensor:
+    """Bounds, signs and choices among rounded values."""
+    z = torch.where(x * y > 0.25, x * y, (x + y).clamp(-0.5, 0.5))
+    return torch.maximum(z.abs().floor() * y, torch.relu(x - z)) - torch.sign(y) * z
+
+
+def converted(x: Tensor, y: Tensor) -> Tensor:
+    """Values that are stored in one dtype and needed in another."""
+    total = (x + y).float() * 1.1
+    return (total.to(x.dtype) * y).double().to(x.dtype) + x.reciprocal()
+
+
+def viewed(x: Tensor, y: Tensor) -> Tensor:
+    """Rounded values read at other places."""
+    z = x * y
+    return (z.t() * 1.3 + (x - y)[:, :1]).flip(0) + z[0] * z[1]
+
+
+CHAINS = (polynomial, selected, converted, viewed)
+
+
+def operands(dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Square matrices of odd size, one of them transposed in memory."""
+    generator = torch.Generator().manual_seed(5)
+    x, y = (torch.randn(67, 67, generator=generator).to(dtype) for _ in range(2))
+    return x, y.t()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("chain", CHAINS, ids=lambda chain: chain.__name__)
+def test_chains_have_the_bits_of_eager(chain: Callable[..., Tensor], dtype: torch.dtype) -> None:
+    x, y = operands(dtype)
+    fused = fuse(chain, options=STRICT)
+    assert torch.equal(fused(x, y), chain(x, y))
+    (*_, latest) = report(fused).graphs
+    assert not latest.externs
+    assert len(latest.kernels) == 1
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_by_default_intermediates_are_not_rounded(dtype: torch.dtype) -> None:
+    x, y = operands(dtype)
+    exact = polynomial(x.double(), y.double())
+    ours, eager = fuse(polynomial, options={"strict": True})(x, y), polynomial(x, y)
+    assert not torch.equal(ours, eager)
+    assert (ours - exact).abs().mean() < (eager - exact).abs().mean()
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_gradients_of_a_chain_have_the_bits_of_eager(dtype: torch.dtype) -> None:
+    def given() -> tuple[Tensor, Tensor]:
+        x, y = operands(dtype)
+        return x.requires_grad_(), y.requires_grad_()
+
+    ours, theirs = given(), given()
+    fuse(polynomial, options=STRICT)(*ours).sum().backward()
+    polynomial(*theirs).sum().backward()
+    for a, b in zip(ours, theirs, strict=True):
+        assert a.grad is not None
+        assert b.grad is not None
+        assert torch.equal(a.grad, b.grad)
+
+
+def normalised(x: Tensor) -> Tensor:
+    return torch.nn.functional.layer_norm(x * 1.1, x.shape[-1:])
+
+
+def weighted(x: Tensor) -> Tensor:
+    return torch.softmax(x * 3.0, -1) + x
+
+
+def centred(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)) * (x * x).sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("function", [normalised, weighted, centred], ids=lambda function: function.__name__)
+def test_reductions_are_off_by_their_last_bit(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> None:
+    x = torch.randn(33, 301, generator=torch.Generator().manual_seed(3)).to(dtype)
+    ours, theirs = fuse(function, options=STRICT)(x), function(x)
+    unit = torch.finfo(dtype).eps * theirs.abs().clamp(min=float(theirs.abs().amax(-1).median()) / 8)
+    assert ((ours - theirs).abs() <= (1 if dtype in HALVES else 4) * unit).all()
+    if dtype in HALVES:
+        assert (ours == theirs).float().mean() > 0.99
+
+
+def test_products_and_attention_are_the_library_s() -> None:
+    def layer(x: Tensor) -> Tensor:
+        y = torch.nn.functional.scaled_dot_product_attention(x, x, x)
+        return torch.relu(y @ x.transpose(-1, -2)) + 1.0
+
+    x = torch.randn(2, 4, 256, 64)
+    found = explain(layer, options={**STRICT, "target": "reference"})(x)
+    assert {"aten.bmm.default", "aten._scaled_dot_product_flash_attention_for_cpu.default"} == {
+        extern.name for extern in found.externs if extern.reason
+    }
+    assert torch.equal(fuse(layer, options=STRICT)(x), layer(x))
+
+
+def test_no_fold_follows_another_one() -> None:
+    assert ReferenceTarget().capabilities.follows
+    assert not ReferenceTarget(Numerics(strict=True)).capabilities.follows
+    long = torch.randn(130, 33_000)  # rows enough for the device, and too long to be held
+    texts = {
+        numerics: explain(lambda x: torch.softmax(x, -1), options={"numerics": numerics, "target": "reference"})(long)
+        for numerics in ("default", "strict")
+    }
+    carrying = {name: any("carrying" in kernel.source for kernel in found.kernels) for name, found in texts.items()}
+    assert carrying == {"default": True, "strict": False}
+
+
+@pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets")
+def test_generated_triton_fuses_no_product_with_a_sum_and_takes_no_quick_form() -> None:
+    pytest.importorskip("triton")
+    x, y = (shapes.load(name, shapes.i, shapes.F32) for name in "xy")
+    product = shapes.op("add", shapes.op("mul", x, y), y)
+    quick = shapes.narrowed(shapes.op("exp", x), shapes.BF16)
+    for value, loose, strict in ((product, "fma.rn.f32", "mul.rn.f32"), (quick, "tl.exp(", "libdevice.exp(")):
+        made = _pointwise(value)
+        texts = []
+        for numerics in (Numerics(), Numerics(strict=True)):
+            target = TARGETS["triton"]("sm_90", numerics)
+            source = target.emit(made)
+            texts.append(source + str(dict(target.stages(made, source))["ptx"]))
+        assert loose in texts[0]
+        assert loose not in texts[1]
+        assert strict in texts[1]
+
+
+def _pointwise(value: Expr) -> Kernel:
+    """out = value, of x and y"""
+    params = [shapes.param(name, shapes.F32, 256) for name in "xy"]
+    out = shapes.param("out", value.dtype, 256, written=True)
+    return shapes.kernel("pointwise", [*params, out], {shapes.i: (256, Role.GRID)}, Store("out", shapes.i, value))
+
+
+def test_an_unknown_kind_is_refused() -> None:
+    with pytest.raises(ValueError, match="unknown numerics 'exact'; known: default, strict"):
+        Options.read(options={"numerics": "exact"})
+
+
+# float32 products -----------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def restored_precision() -> Iterator[None]:
+    """PyTorch's setting as it was."""
+    before = torch.get_float32_matmul_precision()
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+def precisions() -> set[str]:
+    """What the sources generated for a product with an epilogue ask for."""
+    x, w = torch.empty(512, 512), torch.empty(512, 512)
+    found = export_kernels(lambda x, w: torch.relu(x @ w), x, w, arch="sm_80")
+    return {part.split('"')[1] for kernel in found.kernels for part in kernel.source.split("input_precision=")[1:]}
+
+
+@pytest.mark.usefixtures("restored_precision")
+def test_generated_products_follow_the_precision_of_matrix_products() -> None:
+    torch.set_float32_matmul_precision("highest")
+    assert precisions() == {"tf32x3"}
+    torch.set_float32_matmul_precision("high")
+    assert precisions() == {"tf32"}
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    assert precisions() == {"tf32x3"}
+
+
+@pytest.mark.usefixtures("restored_precision")
+def test_a_change_of_precision_compiles_again() -> None:
+    fused = fuse(lambda x: x @ x + 1.0)
+    x = torch.randn(8, 8)
+    for precision, count in (("highest", 1), ("high", 2), ("highest", 2)):
+        torch.set_float32_matmul_precision(precision)
+        fused(x)
+        assert len(report(fused).graphs) == count
+
+
+def test_builders_of_other_numerics_are_others() -> None:
+    plain, rounded = builder_for("cpu", "triton"), builder_for("cpu", "triton", Numerics(tf32=True))
+    assert plain is not rounded
+    assert rounded is builder_for("cpu", "triton", Numerics(tf32=True))

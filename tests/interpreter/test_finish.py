@@ -1,0 +1,88 @@
+"""Blocks of products finished in parts, with tiles fetched through descriptors, under Triton's interpreter.
+
+Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
+pytest.importorskip("triton")
+
+import sympy
+import torch
+
+from codegen.triton import Config, TritonTarget
+from lowering.kernel import Fold, Loop, Role, Store
+from tests.codegen.triton_kernels import (
+    BF16,
+    F16,
+    F32,
+    GRID,
+    LOOP,
+    assert_same,
+    b,
+    expected,
+    i,
+    j,
+    kernel,
+    load,
+    matmul,
+    param,
+    r,
+    residual,
+    tensors,
+)
+
+TARGET = TritonTarget("sm_90")
+WHOLE = Config((("m", 64), ("k", 64), ("n", 64)), num_warps=4, num_stages=3, persistent=True)
+PARTS = Config((("m", 64), ("k", 64), ("n", 64)), num_warps=4, num_stages=3, persistent=True, parts=2)
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
+
+
+@pytest.mark.parametrize("config", [WHOLE, PARTS], ids=["whole", "parts"])
+@pytest.mark.parametrize("over", [False, True], ids=["elsewhere", "in place"])
+@pytest.mark.parametrize("dtype", [F16, BF16], ids=str)
+def test_a_residual(dtype: torch.dtype, over: bool, config: Config) -> None:
+    made = residual(200, 232, 136, dtype, over=over)  # no size is a multiple of a block
+    given = tensors(made)
+    want = expected(made, given)
+    source = TARGET.emit(made, config)
+    assert "c_desc.load(" in source and "_desc.store(" in source
+    assert ("for part in tl.static_range(2):" in source) is (config is PARTS)
+    TARGET.build(made, source)(*given)
+    assert_same(made, given, want)
+
+
+@pytest.mark.parametrize("config", [WHOLE, PARTS], ids=["whole", "parts"])
+@pytest.mark.parametrize("turned", [(False, False), (False, True), (True, True)], ids=str)
+def test_products_of_a_batch(turned: tuple[bool, bool], config: Config) -> None:
+    """One descriptor holds all matrices; programs walk the blocks of all of them."""
+    made = matmul(136, 200, 72, BF16, batch=5, turned=turned)
+    given = tensors(made)
+    want = expected(made, given)
+    source = TARGET.emit(made, config)
+    assert source.count("_desc = tl.make_tensor_descriptor(") == 3 and "[5, 136, 200]" in source
+    TARGET.build(made, source)(*given)
+    assert_same(made, given, want)
+
+
+def test_parts_of_a_sum() -> None:
+    """The batch is a part of what is summed over; what is not 16 bits wide is stored through pointers."""
+    a, c = load("a", 384 * i + 128 * b + r, F16), load("b", 384 * j + 128 * b + r, F16)
+    dot = Fold("acc", "dot", (a, c), (r,), F32, (i,), (j,))
+    params = (param("a", F16, 200, 384), param("b", F16, 136, 384), param("out", F32, 3, 200, 136, written=True))
+    axes: dict[sympy.Symbol, tuple[object, Role]] = {b: (3, GRID), i: (200, GRID), j: (136, GRID), r: (128, LOOP)}
+    store = Store("out", 200 * 136 * b + 136 * i + j, dot.ref)
+    made = kernel("partial", params, axes, Loop((r,), (dot,)), store)
+    given = tensors(made)
+    want = expected(made, given)
+    source = TARGET.emit(made, WHOLE)
+    assert "[3, 200, 128], [128, 384, 1]" in source and "tl.store(out_ptr" in source
+    TARGET.build(made, source)(*given)
+    assert_same(made, given, want)
