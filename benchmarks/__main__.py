@@ -1,4 +1,5 @@
-"""`python -m benchmarks [cpu|gpu|scheduling] [--only NAME] [--quick]`, or `python -m benchmarks opinfo [options]`.
+"""`python -m benchmarks [cpu|gpu|scheduling] [--only NAME] [--quick]`, or `python -m benchmarks opinfo|random
+[options]`.
 
 Without a suite: `gpu` where there is a device, else `cpu`.
 """
@@ -14,6 +15,10 @@ def main() -> int:
         from benchmarks.opinfo.table import main as opinfo
 
         return opinfo(sys.argv[2:])
+    if sys.argv[1:2] == ["random"]:
+        from benchmarks.random_programs import main as random_programs
+
+        return random_programs(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
     parser.add_argument("suite", nargs="?", choices=("cpu", "gpu", "scheduling"))
     parser.add_argument("--only", default="", metavar="NAME", help="only the cases whose name contains NAME")

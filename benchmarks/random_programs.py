@@ -1,0 +1,206 @@
+"""Random programs through `fuse` against eager: `python -m benchmarks random [options]`.
+
+The grammar and the judge are those of `tests/random_programs`.  Program K of seed S is the same on every machine.  With
+`--jobs N`, N processes share the work; a program that takes its process down counts as an error, and so does one that
+takes longer than `--limit`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from queue import SimpleQueue
+from threading import Thread
+
+import torch
+
+from benchmarks.opinfo.verdict import TimeUp, limited
+from tests.random_programs.builder import LARGEST
+from tests.random_programs.grammar import generate
+from tests.random_programs.judge import Verdict, judge
+from tests.random_programs.program import Program
+from tests.random_programs.smaller import smallest
+
+FAILED = ("mismatch", "error")
+
+RESTART = 200
+"""Programs after which a process of `--jobs` is replaced by a fresh one: what is compiled adds up."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """The verdict on one program."""
+
+    number: int
+    verdict: Verdict
+
+    def line(self) -> str:
+        return json.dumps({"number": self.number, **asdict(self.verdict)})
+
+    @classmethod
+    def read(cls, line: str) -> Entry:
+        fields = json.loads(line)
+        return cls(fields.pop("number"), Verdict(**fields))
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Run what the command line asks for; 1 if anything is wrong."""
+    options = _parser().parse_args(arguments)
+    part, parts = (int(text) for text in options.shard.split("/"))
+    numbers = range(options.first + part, options.first + options.count, parts)
+    if options.only is not None:
+        numbers = range(options.only, options.only + 1)
+        print(program_of(options, options.only))
+    end = time.monotonic() + options.budget if options.budget else float("inf")
+    if options.worker:
+        for entry in worked(numbers, options, end):
+            print(entry.line(), flush=True)
+        return 0
+    source = worked(numbers, options, end) if options.jobs == 1 else shared(list(numbers), options, end)
+    entries = []
+    for entry in source:
+        entries.append(entry)
+        if entry.verdict.status in FAILED:
+            print(shown(entry, options), flush=True)
+    print("\n".join(report([entry.verdict for entry in entries])))
+    return int(any(entry.verdict.status in FAILED for entry in entries))
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks random", description=__doc__)
+    parser.add_argument("--count", type=int, default=200, help="how many programs")
+    parser.add_argument("--first", type=int, default=0, help="the number of the first")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--target", help="a target other than the device's own")
+    parser.add_argument("--device", default="cpu", choices=("cpu", "cuda"))
+    parser.add_argument("--budget", type=float, default=0, metavar="SECONDS", help="begin no program after that long")
+    parser.add_argument("--limit", type=int, default=120, metavar="SECONDS", help="for each program")
+    parser.add_argument("--largest", type=int, default=LARGEST, metavar="N", help="elements of a tensor, at most")
+    parser.add_argument("--shard", default="0/1", metavar="K/N", help="every N-th program, from the K-th on")
+    parser.add_argument("--jobs", type=int, default=1, help="processes")
+    parser.add_argument("--smallest", action="store_true", help="make each program that fails as small as it gets")
+    parser.add_argument("--names", action="store_true", help="only name what fails, and why")
+    parser.add_argument("--only", type=int, metavar="NUMBER", help="show this program, and judge it")
+    parser.add_argument("--worker", action="store_true", help="print verdicts as lines of json")
+    return parser
+
+
+def program_of(options: argparse.Namespace, number: int) -> Program:
+    """Program `number` of the seed."""
+    return generate(random.Random(f"{options.seed}/{number}"), number, options.largest)
+
+
+def worked(numbers: Sequence[int], options: argparse.Namespace, end: float) -> Iterator[Entry]:
+    """The verdicts of this process; a worker says of each program that it is begun, first."""
+    torch.set_num_threads(1)
+    for number in numbers:
+        if time.monotonic() > end:
+            return
+        yield from _one(number, options)
+
+
+def _one(number: int, options: argparse.Namespace) -> Iterator[Entry]:
+    if options.worker:
+        yield Entry(number, Verdict("error", "took the process down"))
+    try:
+        with limited(options.limit):
+            verdict = judge(program_of(options, number), options.device, options.target)
+    except TimeUp:
+        verdict = Verdict("error", f"took more than {options.limit} s")
+    yield Entry(number, verdict)
+
+
+def shared(numbers: Sequence[int], options: argparse.Namespace, end: float) -> Iterator[Entry]:
+    """The verdicts of several processes, as they come."""
+    found: SimpleQueue[Entry | None] = SimpleQueue()
+
+    def work(part: Sequence[int]) -> None:
+        try:
+            _processes(part, options, end, found)
+        finally:
+            found.put(None)
+
+    for k in range(options.jobs):
+        Thread(target=work, args=(numbers[k :: options.jobs],), daemon=True).start()
+    for _ in range(options.jobs):
+        yield from iter(found.get, None)
+
+
+def _processes(
+    numbers: Sequence[int], options: argparse.Namespace, end: float, found: SimpleQueue[Entry | None]
+) -> None:
+    """One process after the other, each of which goes on where the last one ended."""
+    rest = list(numbers)
+    while rest and time.monotonic() < end:
+        chunk = rest[:RESTART]
+        last = -1
+        for entry in _process(chunk, options, end):
+            found.put(entry)
+            last = entry.number
+        rest = [number for number in rest if number > last] if last >= 0 else []
+
+
+def _process(numbers: Sequence[int], options: argparse.Namespace, end: float) -> Iterator[Entry]:
+    """The verdicts of one process; the last one is on what took it down, if anything did."""
+    command = [*(sys.executable, "-m", "benchmarks", "random", "--worker"), f"--seed={options.seed}"]
+    command += [f"--first={numbers[0]}", f"--count={numbers[-1] - numbers[0] + 1}"]
+    command += [f"--shard=0/{numbers[1] - numbers[0] if len(numbers) > 1 else 1}"]
+    command += [f"--device={options.device}", f"--limit={options.limit}", f"--largest={options.largest}"]
+    command += [f"--target={options.target}"] if options.target else []
+    command += [f"--budget={max(1.0, end - time.monotonic())}"] if options.budget else []
+    begun: Entry | None = None
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        for entry in map(Entry.read, process.stdout):
+            if begun is None:
+                begun = entry
+            else:
+                begun = None
+                yield entry
+    if begun is not None:
+        yield begun
+
+
+def shown(entry: Entry, options: argparse.Namespace) -> str:
+    """A failure, and the program as a test can hold it."""
+    if options.names:
+        return f"{entry.verdict.status} {options.seed}/{entry.number}: {entry.verdict.reason[:160]}"
+    program, verdict = program_of(options, entry.number), entry.verdict
+    if options.smallest and not verdict.reason.startswith("took"):
+
+        def fails(candidate: Program) -> bool:
+            other = judge(candidate, options.device, options.target)
+            return other.status == verdict.status and alike(other.reason, verdict.reason)
+
+        program = smallest(program, fails)
+        verdict = judge(program, options.device, options.target)
+    return f"{verdict.status} {options.seed}/{entry.number}: {verdict.reason}\n{program}\n"
+
+
+def alike(one: str, other: str) -> bool:
+    """Do two failures of a kind look like the same one?"""
+    return (" at " in one) == (" at " in other) and one.split()[2:3] == other.split()[2:3]
+
+
+def report(verdicts: Sequence[Verdict]) -> list[str]:
+    """What became of all of them."""
+    status = Counter(verdict.status for verdict in verdicts)
+    native = sum(verdict.operations for verdict in verdicts)
+    calls = Counter(name for verdict in verdicts for name in verdict.externs)
+    idle = sum(verdict.status == "pass" and not verdict.kernels for verdict in verdicts)
+    share = native / max(1, native + sum(calls.values()))
+    return [
+        f"{len(verdicts)} run, {status['mismatch']} mismatches, {status['error']} errors, "
+        f"{status['skipped']} not captured",
+        f"{idle} without a kernel, {sum(verdict.breaks for verdict in verdicts)} in part in Python, "
+        f"{sum(bool(verdict.unsteady) for verdict in verdicts)} too sensitive to compare in every result",
+        f"{native} operations native ({share:.1%}), {sum(verdict.kernels for verdict in verdicts)} kernels",
+        "left as they are: " + ", ".join(f"{name} {count}" for name, count in calls.most_common(20)),
+    ]

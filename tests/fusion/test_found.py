@@ -1,0 +1,167 @@
+"""What random programs have found: each failed once, and is written here as it was found, made small."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.random_programs.inputs import Input
+from tests.random_programs.judge import judge
+from tests.random_programs.program import Program
+
+FOUND = {
+    "a rolled axis read backwards": Program(
+        inputs=(Input("x0", ("A", 1, "B", "C"), torch.float32),),
+        source="""
+            t0 = x0.roll((1, -2), (-1, -2))
+            t1 = t0.index_select(2, torch.arange(t0.shape[2] - 1, -1, -1, device=t0.device))
+            return (t1,)
+        """,
+        calls=({"A": 1, "B": 8, "C": 1},),
+    ),
+    "the same with sizes that are not known": Program(
+        inputs=(Input("x0", ("A", "B"), torch.float32),),
+        source="""
+            t0 = x0.roll(3, 0).flip(0)
+            t1 = x0.flip(1).roll(-2, 1).flatten()[::2]
+            return (t0, t1,)
+        """,
+        calls=({"A": 8, "B": 5}, {"A": 7, "B": 9}),
+        dynamic=True,
+    ),
+    "a kernel that reads an input stays before what overwrites it": Program(
+        inputs=(Input("x0", (2,), torch.float32), Input("x1", (2,), torch.float16)),
+        source="""
+            t0 = x1 / x1.numel()
+            t1 = t0 != 0
+            t2 = x1 + x0
+            t3 = t1.sum(0, keepdim=True)
+            x0[0].copy_(x0[-1])
+            return (t2, t3,)
+        """,
+        calls=({},),
+    ),
+    "a copy that is only a view of an input stays what the input was": Program(
+        inputs=(Input("x0", ("A", "B"), torch.float32),),
+        source="""
+            t0 = x0.t()[:2].reshape(-1)
+            t1 = x0.expand(3, *x0.shape).clone()
+            x0.add_(1)
+            return (t0, t1, x0.sum(),)
+        """,
+        calls=({"A": 4, "B": 5},),
+    ),
+    "two inputs change places": Program(
+        inputs=(Input("x0", ("A", "B"), torch.float32), Input("x1", ("A", "B"), torch.float32)),
+        source="""
+            t0 = x0.clone()
+            x0.copy_(x1)
+            x1.copy_(t0)
+            return (t0[0],)
+        """,
+        calls=({"A": 4, "B": 5},),
+    ),
+    "views of inputs that each other's updates read": Program(
+        inputs=(Input("x0", ("A", "B"), torch.float32), Input("x1", ("A", "B"), torch.float32)),
+        source="""
+            t0 = x0.roll(1, 0)
+            t1 = (x0 + 1).t()
+            x0.add_(x1)
+            x1[1:].copy_(x0[:-1])
+            return (t0, t1[:2] * 2, t1.reshape(-1), x0.t().contiguous(), x1[0],)
+        """,
+        calls=({"A": 4, "B": 5},),
+    ),
+    "a position in a dimension of one element": Program(
+        inputs=(Input("x0", (1,), torch.float16), Input("x1", (1,), torch.float32)),
+        source="""
+            t0 = torch.minimum(x1, x0)
+            t1 = torch.take_along_dim(t0, x0.argmin(-1, keepdim=True) % t0.shape[-1], -1)
+            return (t1,)
+        """,
+        calls=({},),
+    ),
+    "a fold of one element beside a longer one": Program(
+        inputs=(Input("x0", ("A", "B"), torch.float32), Input("x1", ("A", "B"), torch.float32)),
+        source="""
+            t0, t1 = torch.var_mean(x0, 0, correction=0)
+            t2 = t1.index_fill(0, torch.tensor([0], device=t1.device), 1.5)
+            t3 = torch.expm1(t2)
+            t4 = torch.atan2(x1, t3.abs() + 0.5)
+            return (t4,)
+        """,
+        calls=({"A": 1024, "B": 3},),
+    ),
+    "the gradient of a gather, of sizes that are not known": Program(
+        inputs=(
+            Input("x0", ("A", "C", "B"), torch.float32, grad=True),
+            Input("x1", ("C", "B"), torch.int64, layout="expanded"),
+        ),
+        source="""
+            t0 = x0[x1 % x0.shape[0], x1 % x0.shape[1]]
+            return (t0,)
+        """,
+        calls=({"A": 3, "B": 5, "C": 33}, {"A": 4, "B": 4, "C": 32}),
+        dynamic=True,
+        backward=True,
+    ),
+    "a product whose walk is another one's even points": Program(
+        inputs=(Input("x0", (5, 1), torch.float32, values="positive"), Input("x1", (5,), torch.float32)),
+        source="""
+            t0 = x1 @ x0
+            t1 = x1 * 1
+            t1[::2].mul_(3)
+            t2 = t1 / 2.0
+            t3 = t2 / (t2.abs().sum(0, keepdim=True) + 0.5)
+            return (t0, t3,)
+        """,
+        calls=({},),
+    ),
+    "an input overwritten after a fold that is compared with it": Program(
+        inputs=(Input("x0", ("B", 1), torch.float16), Input("x1", ("B", 1), torch.float32, grad=True)),
+        source="""
+            t0 = x0 + x1
+            t1 = t0.min()
+            x0.relu_()
+            return (t1,)
+        """,
+        calls=({"B": 20},),
+        backward=True,
+    ),
+    "folds read past their ends by padding": Program(
+        inputs=(Input("x0", ("A", "A", "A"), torch.float32),),
+        source="""
+            t0 = torch.softmax(x0, 2)
+            t1 = F.pad(t0, (0, 0, 1, 0), value=-2)
+            t2 = F.pad(x0.cumsum(2), (1, 0, 0, 1)).sum(-1)
+            return (t1.max(-1)[1], t1 - t1.mean(-1, keepdim=True), t2,)
+        """,
+        calls=({"A": 6},),
+    ),
+    "a bool among the positions that are taken": Program(
+        inputs=(Input("x0", ("C", "A"), torch.bool), Input("x1", ("C", "A"), torch.int64)),
+        source="""
+            t0 = torch.vstack([x1, x0])
+            t1 = x0.take(t0 % x0.numel())
+            return (t1,)
+        """,
+        calls=({"A": 40, "C": 1},),
+    ),
+    "the gradient of a diagonal without elements": Program(
+        inputs=(Input("x0", ("A", 0), torch.float16, grad=True),),
+        source="""
+            t0 = x0.diagonal()
+            t1 = t0 * torch.softmax(t0, 0).sum(0, keepdim=True)
+            return (t1,)
+        """,
+        calls=({"A": 3},),
+        backward=True,
+    ),
+}
+
+
+@pytest.mark.parametrize("target", ["c", "reference"])
+@pytest.mark.parametrize("name", FOUND)
+def test_found(name: str, target: str) -> None:
+    verdict = judge(FOUND[name], target=target)
+    assert verdict.status == "pass", f"{verdict.reason}\n{FOUND[name]}"

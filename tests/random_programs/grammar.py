@@ -1,0 +1,245 @@
+"""Random programs: which kind of statement comes next, and those whose operands have to be made to fit.
+
+`generate(rng, seed)` always gives a program that eager can run.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from tests.random_programs import templates
+from tests.random_programs.builder import LARGEST, Builder, is_any, is_float, names_read
+from tests.random_programs.program import Program
+from tests.random_programs.templates import filled
+
+Production = Callable[[Builder], bool]
+
+SMALL = (0, 1, 1, 2, 2, 3, 3, 4, 5, 5, 6, 7, 8, 8, 9, 12, 13, 16, 17, 20, 31, 32, 33, 40, 65)
+LONG = (100, 129, 257, 300, 515, 1024, 1500, 2049, 4096)
+
+
+def table(entries: Sequence[str]) -> Production:
+    """An entry of a table as the next statement."""
+
+    def production(builder: Builder) -> bool:
+        expression = filled(builder, builder.one(entries))
+        return expression is not None and builder.add(expression)
+
+    return production
+
+
+def mutate(builder: Builder) -> bool:
+    """A statement that writes to a tensor, but to none of which two elements share memory."""
+    statement = filled(builder, builder.one(templates.MUTATIONS))
+    if statement is None:
+        return False
+    subject = statement.partition(".")[0].partition("[")[0]
+    if overlaps(builder.values[subject]):
+        return False
+    return builder.attempt(statement, [])
+
+
+def overlaps(tensor: Tensor) -> bool:
+    """May two elements share memory?"""
+    extent = 1
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1:
+            if stride < extent:
+                return True
+            extent = stride * (size - 1) + extent
+    return False
+
+
+def windows(builder: Builder) -> bool:
+    """Write to two overlapping views of a temporary, and read it."""
+    name = builder.operand(lambda value: value.dim() > 0 and value.shape[0] > 2 and value.dtype is not torch.bool)
+    if name is None or not builder.add(f"{name} * 1"):
+        return False
+    whole = f"t{builder.made - 1}"
+    ways = builder.one((("[1:]", "[:-1]"), ("[::2]", "[1:]"), ("[:2]", ".flip(0)"), (".transpose(0, -1)", "[0]")))
+    acts = zip(ways, ("mul_(3)", "add_(2)"), strict=True)
+    return all(builder.attempt(f"{whole}{way}.{act}", []) for way, act in acts)
+
+
+def product(builder: Builder) -> bool:
+    """A matrix product, of any ranks."""
+    name = builder.operand(lambda value: is_float(value) and value.dim() > 0 and value.shape[-1] > 0)
+    if name is None:
+        return False
+    left = builder.values[name]
+    deep, dtype = left.shape[-1], left.dtype
+    width = builder.one([*[size for size in builder.sizes.values() if size > 0], 1, 3, 4])
+    form = builder.one(("mm", "mm", "linear", "linear", "bmm", "mv", "outer", "einsum", "transposed", "addmm", "self"))
+
+    if form == "mm":
+        other = builder.shaped((deep, width), dtype)
+        return builder.add(f"{name} @ {other}")
+    if form == "linear":
+        weight = builder.shaped((width, deep), dtype)
+        bias = f", {builder.shaped((width,), dtype)}" if builder.chance(0.5) else ""
+        return builder.add(f"F.linear({name}, {weight}{bias})")
+    if form == "bmm" and left.dim() > 2:
+        other = builder.shaped((*left.shape[:-2], deep, width), dtype)
+        return builder.add(f"{name} @ {other}")
+    if form == "transposed" and left.dim() > 1:
+        other = builder.shaped((*left.shape[:-2], width, deep), dtype)
+        return builder.add(f"{name} @ {other}.mT * 0.5")
+    if form == "addmm" and left.dim() == 2:
+        bias = builder.shaped((left.shape[0], width), dtype)
+        other = builder.shaped((deep, width), dtype)
+        return builder.add(f"torch.addmm({bias}, {name}, {other}, beta=0.5, alpha=2)")
+    if form == "self" and left.dim() > 1:
+        return builder.add(f"{name} @ {name}.mT")
+    if form == "einsum" and left.dim() == 2:
+        other = builder.shaped((left.shape[1], width), dtype)
+        return builder.add(f"torch.einsum('ab,bc->ca', {name}, {other})")
+    if form == "outer" and left.dim() == 1:
+        return builder.add(f"torch.outer({name}, {builder.shaped((width,), dtype)})")
+    return builder.add(f"{name} @ {builder.shaped((deep,), dtype)}")
+
+
+def attend(builder: Builder) -> bool:
+    """Attention by hand: two products with a softmax between them."""
+    name = builder.operand(lambda value: is_float(value) and value.dim() > 1 and 0 not in value.shape)
+    if name is None:
+        return False
+    query = builder.values[name]
+
+    length = builder.one([size for size in builder.sizes.values() if size > 0] or [3])
+    key, value = (builder.shaped((*query.shape[:-2], length, query.shape[-1]), query.dtype) for _ in range(2))
+    scores = f"({name} @ {key}.mT) * 0.5"
+    if builder.chance(0.3):
+        scores = f"({scores}).masked_fill(torch.ones_like({scores}, dtype=torch.bool).triu(1), float('-inf'))"
+    return builder.add(f"torch.softmax({scores}, -1) @ {value}")
+
+
+def control(builder: Builder) -> bool:
+    """Python's own control flow, by sizes and numbers."""
+    name = builder.operand(is_float)
+    if name is None:
+        return False
+    form = builder.one(
+        (
+            "{x} if {x}.dim() > 1 else {x} * 2",
+            "sum({x} * k for k in range(3))",
+            "torch.stack([{x} + k for k in range({x}.dim() + 1)])",
+            "{x} * {x}.shape[-1]",
+            "{x} / {x}.numel()",
+            "{x} + (1 if {x}.shape[0] > 4 else 2)",
+            "[{x} * 2, {x} + 1][{x}.dim() % 2]",
+        )
+    )
+    return builder.add(form.replace("{x}", name))
+
+
+SEVERAL = (
+    "tensor_split({x}, 2, {d})",
+    "max({x}, {d})",
+    "unbind({x}[:2])",
+    "aminmax({x})",
+    "var_mean({x}, {d}, correction=0)",
+)
+
+
+def several(builder: Builder) -> bool:
+    """One call with several results."""
+    name = builder.operand(lambda value: is_any(value) and value.dim() > 0)
+    if name is None:
+        return False
+    made = builder.made
+    dim = builder.dim(name)
+    form = builder.one(
+        (
+            "tensor_split({x}, 2, {d})",
+            "max({x}, {d})",
+            "unbind({x}[:2])",
+            "aminmax({x})",
+            "var_mean({x}, {d}, correction=0)",
+        )
+    )
+    call = form.format(x=name, d=dim)
+    return builder.attempt(f"t{made}, t{made + 1} = torch.{call}", [f"t{made}", f"t{made + 1}"])
+
+
+PRODUCTIONS: tuple[tuple[Production, int], ...] = (
+    (table(templates.ARITHMETIC), 20),
+    (table(templates.FUNCTIONS), 12),
+    (table(templates.CHOICES), 9),
+    (table(templates.REDUCTIONS), 14),
+    (table(templates.NORMS), 9),
+    (table(templates.VIEWS), 18),
+    (table(templates.ASSEMBLIES), 8),
+    (table(templates.GATHERS), 6),
+    (table(templates.SCANS), 4),
+    (product, 7),
+    (attend, 1),
+    (mutate, 8),
+    (windows, 1),
+    (control, 2),
+    (several, 2),
+)
+
+
+def generate(rng: random.Random, seed: int, largest: int = LARGEST) -> Program:
+    """A program that eager can run in all of its calls; no tensor in the first holds more than `largest` elements."""
+    long = rng.random() < 0.15
+    sizes = drawn(rng, long)
+    grads = rng.random() < 0.4
+    builder = Builder(rng, sizes, seed, grads=grads, odd=rng.random() < 0.12, largest=largest)
+    for _ in range(rng.choice((1, 1, 2, 2, 3))):
+        rank = rng.choice((1, 2, 2)) if long else rng.choice((0, 1, 2, 2, 2, 3, 3, 4))
+        names: list[int | str] = [*sizes, *sizes, 1]
+        shape = [rng.choice(names) for _ in range(rank)]
+        builder.input(shape, is_float if rng.random() < 0.8 else is_any)
+    wanted, weights = rng.choice((2, 3, 4, 5, 6, 8, 10, 14)), [weight for _, weight in PRODUCTIONS]
+    for _ in range(3 * wanted):
+        if len(builder.statements) < wanted:
+            rng.choices(PRODUCTIONS, weights)[0][0](builder)
+    return finished(builder)
+
+
+def drawn(rng: random.Random, long: bool) -> dict[str, int]:
+    """A size for each name, most of them different."""
+    sizes = {name: rng.choice(SMALL) for name in "ABC"}
+    if long:
+        sizes = {"A": rng.choice(LONG), "B": rng.choice((1, 2, 3, 5))}
+    return sizes
+
+
+def finished(builder: Builder) -> Program:
+    """What was built, with as many calls and gradients as eager takes."""
+    rng = builder.rng
+    used = builder.results()
+    lines = [*builder.statements, f"return ({', '.join(used)},)"]
+    read = {name for line in lines for name in names_read(line)}
+    inputs = tuple(entry for entry in builder.inputs if entry.name in read)
+    program = Program(inputs, "\n".join(lines), (builder.sizes,), seed=builder.seed)
+    if rng.random() < 0.35:
+        others = {name: max(2, size + rng.choice((-3, -1, 1, 2, 5))) for name, size in builder.sizes.items()}
+        again = replace(program, calls=(builder.sizes, others), dynamic=rng.choice((None, True)))
+        if runs(again):
+            program = again
+    trained = replace(program, backward=True)
+    return trained if builder.grads and runs(trained) else without_gradients(program)
+
+
+def without_gradients(program: Program) -> Program:
+    """The same program on inputs that need none."""
+    return replace(program, inputs=tuple(replace(entry, grad=False) for entry in program.inputs))
+
+
+def runs(program: Program) -> bool:
+    """Does eager run every call, and its backward where it is asked for?"""
+    from tests.random_programs.judge import run
+
+    try:
+        for call in range(len(program.calls)):
+            run(program.function(), program.tensors(call), program.backward)
+    except Exception:
+        return False
+    return True

@@ -1,0 +1,293 @@
+"""Whether a program gives through the compiler what it gives in eager.
+
+Numbers are judged by a run in float64: the error may be twice eager's own, and a little more.  Eager's own error is the
+largest of a few runs, on inputs that are off by some percent in each, so that it is not small by chance.  How much a
+program makes of small errors is seen from a few further runs in float64 whose inputs are off by a rounding of the
+shortest float in it: what they change counts as eager's error too, and whole numbers that differ between these runs are
+not compared.  Shapes, dtypes, strides, NaN, infinities, whole numbers, what is written to inputs, and who shares memory
+with whom are eager's.  What PyTorch's own capture cannot run, or runs otherwise, is not held against the compiler.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch._dynamo.utils import counters
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from fusion import fuse, report
+from tests.random_programs.program import Program
+
+SHIFT = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
+OTHER = (0.01, 0.02, 0.03)
+ROOM = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Relative to a number itself, and half of it to the largest of the tensor or 1: beside eager's own error."""
+
+UNSTEADY = 0.05
+"""Eager's error relative to the largest number, from which on comparing says little."""
+
+
+@dataclass
+class Run:
+    """What a call left behind: tensors by what they are, and which of them share memory, from which element on."""
+
+    tensors: dict[str, Tensor | None]
+    shared: dict[str, tuple[str, int]] = field(default_factory=dict)
+
+
+@dataclass
+class Verdict:
+    """What became of a program.
+
+    Attributes:
+        status: "pass", "mismatch", "error", or "skipped" where eager's capture fails, too.
+        unsteady: results that could not be compared, or only in part.
+        operations: nodes computed in generated kernels.
+        externs: calls left as they are.
+        breaks: whether Dynamo ran a part of it in Python.
+    """
+
+    status: str = "pass"
+    reason: str = ""
+    unsteady: int = 0
+    operations: int = 0
+    kernels: int = 0
+    externs: list[str] = field(default_factory=list)
+    breaks: bool = False
+
+
+def run(function: Callable[..., object], arguments: Sequence[Tensor], backward: bool) -> Run:
+    """Call with fresh arguments: results, what the arguments are afterwards, gradients."""
+    results = function(*arguments)
+    assert isinstance(results, tuple)
+    named: dict[str, Tensor | None] = {f"result {k}": result for k, result in enumerate(results)}
+    named.update({f"input {k}": argument for k, argument in enumerate(arguments)})
+    shared = dict(_shared(named))
+    leaves = [argument for argument in arguments if argument.is_leaf and argument.requires_grad]
+    ends = [result for result in results if result.requires_grad]
+    if backward and leaves and ends:
+        weights = [cotangent(end) for end in ends]
+        grads = torch.autograd.grad(ends, leaves, weights, allow_unused=True)
+        named.update({f"gradient {k}": grad for k, grad in enumerate(grads)})
+    return Run(
+        {
+            name: None if value is None else value.detach().clone() if name.startswith("input") else value.detach()
+            for name, value in named.items()
+        },
+        shared,
+    )
+
+
+def _shared(named: dict[str, Tensor | None]) -> Iterator[tuple[str, tuple[str, int]]]:
+    """Each tensor that lies in the memory of an input or of an earlier result."""
+    first: dict[int, str] = {}
+    for name in sorted(named):  # inputs before results
+        tensor = named[name]
+        if tensor is None or not tensor.numel():
+            continue
+        memory = tensor.untyped_storage()._cdata
+        if memory in first:
+            other = named[first[memory]]
+            assert other is not None
+            yield name, (first[memory], int(tensor.storage_offset() - other.storage_offset()))
+        else:
+            first[memory] = name
+
+
+def cotangent(end: Tensor) -> Tensor:
+    """A fixed gradient of numbers between 0.5 and 1.5."""
+    steps = torch.arange(end.numel(), device=end.device, dtype=torch.float64)
+    return (0.5 + (steps * 0.6180339887498949) % 1.0).view(end.shape).to(end.dtype)
+
+
+def judge(program: Program, device: str = "cpu", target: str | None = None) -> Verdict:
+    """Run a program through `fuse` and say what became of it."""
+    torch._dynamo.reset()
+    counters.clear()
+    verdict = Verdict()
+    fused = fuse(program.function(), dynamic=program.dynamic, options={"strict": True, "target": target})
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for call in range(len(program.calls)):
+            try:
+                found = run(fused, program.tensors(call, device), program.backward)
+            except Exception as failure:
+                status = "error" if _captured(program, call, device) is not None else "skipped"
+                verdict.status, verdict.reason = status, f"call {call}: {cause(failure)}"
+                break
+            differs, unsteady = difference(program, call, device, found)
+            verdict.unsteady += unsteady
+            if differs:
+                verdict.status, verdict.reason = "mismatch", f"call {call}: {differs}"
+                break
+    for entry in report(fused).graphs:
+        verdict.operations += entry.operations
+        verdict.kernels += len(entry.kernels)
+        verdict.externs += [extern.name for extern in entry.externs]
+    verdict.breaks = bool(counters["graph_break"])
+    return verdict
+
+
+def cause(failure: BaseException) -> str:
+    """The innermost failure, with the place it was raised at."""
+    while failure.__cause__ is not None:
+        failure = failure.__cause__
+    trace = failure.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    place = "" if trace is None else f" at {trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+    return f"{type(failure).__name__}: {' '.join(str(failure).split())[:300]}{place}"
+
+
+def difference(program: Program, call: int, device: str, found: Run) -> tuple[str, int]:
+    """How a run differs from eager's, empty if it does not; and how many of its tensors could not be compared well."""
+    expected = run(program.function(), program.tensors(call, device), program.backward)
+    layout = _layout(found, expected)
+    if layout and not any(other and not _layout(found, other) for other in _captures(program, call, device)):
+        return layout, 0
+    used = {entry.dtype for entry in program.inputs}
+    step = max(
+        shift
+        for dtype, shift in SHIFT.items()
+        if dtype in used or str(dtype) in program.source or dtype is torch.float32
+    )
+    exact = [_exact(program, call, device, shift) for shift in (0.0, step, -step, 0.8 * step, -0.8 * step, 0.6 * step)]
+    others = [_error_of(program, call, device, shift) for shift in OTHER]
+    unsteady = 0
+    for name, theirs in expected.tensors.items():
+        ours = found.tensors.get(name)
+        if ours is None or theirs is None:
+            continue
+        truths = [truth for run_ in exact if run_ is not None and (truth := run_.tensors.get(name)) is not None]
+        if theirs.is_floating_point():
+            wrong, vague = _numbers(ours, theirs, truths, max(other.get(name, 0.0) for other in others))
+        else:
+            wrong, vague = _whole(ours, theirs, truths)
+        unsteady += vague
+        if wrong:
+            return f"{name} of {theirs.dtype}{list(theirs.shape)} {wrong}", unsteady
+    return "", unsteady
+
+
+def _captures(program: Program, call: int, device: str) -> Iterator[Run | None]:
+    """What PyTorch's own capture gives, and what its fake tensors say that it gives: where these err, so do we."""
+    yield _captured(program, call, device)
+    with FakeTensorMode() as mode, suppress(Exception):
+        arguments = [mode.from_tensor(tensor) for tensor in program.tensors(call, device)]
+        yield run(program.function(), arguments, program.backward)
+
+
+def _captured(program: Program, call: int, device: str) -> Run | None:
+    """What PyTorch's own capture gives, without the compiler; None where it fails."""
+    torch._dynamo.reset()
+    captured = torch.compile(program.function(), backend="aot_eager", dynamic=program.dynamic)
+    try:
+        return run(captured, program.tensors(call, device), program.backward)
+    except Exception:
+        return None
+
+
+def _exact(program: Program, call: int, device: str, shift: float) -> Run | None:
+    """Eager in float64, where it can be had, on inputs that are off by up to `shift`."""
+    return _wide(program, program.tensors(call, device, wide=True, shift=shift))
+
+
+def _wide(program: Program, arguments: Sequence[Tensor]) -> Run | None:
+    torch.set_default_dtype(torch.float64)
+    try:
+        return run(program.function(wide=True), arguments, program.backward)
+    except RuntimeError:
+        return None
+    finally:
+        torch.set_default_dtype(torch.float32)
+
+
+def _error_of(program: Program, call: int, device: str, shift: float) -> dict[str, float]:
+    """Eager's largest error in each float tensor, on inputs that are off by up to `shift`."""
+    narrow, wide = (program.tensors(call, device, shift=shift, wide=wide) for wide in (False, True))
+    truth = _wide(program, wide)
+    try:
+        own = run(program.function(), narrow, program.backward)
+    except RuntimeError:
+        return {}
+    found: dict[str, float] = {}
+    for name, tensor in own.tensors.items():
+        exact = None if truth is None else truth.tensors.get(name)
+        if tensor is not None and exact is not None and tensor.shape == exact.shape and tensor.is_floating_point():
+            error = _error(tensor.double(), exact.double())
+            found[name] = float(error.max()) if error.numel() else 0.0
+    return found
+
+
+def _layout(found: Run, expected: Run) -> str:
+    if found.tensors.keys() != expected.tensors.keys():
+        return f"gives {sorted(found.tensors)}, eager {sorted(expected.tensors)}"
+    for name, theirs in expected.tensors.items():
+        ours = found.tensors[name]
+        if ours is None or theirs is None:
+            if ours is not theirs and not (ours is not None and not ours.any()):
+                return f"{name} is {'missing' if ours is None else 'too many'}"
+            continue
+        if ours.shape != theirs.shape or ours.dtype is not theirs.dtype:
+            return f"{name} is {ours.dtype}{list(ours.shape)}, eager's {theirs.dtype}{list(theirs.shape)}"
+        if name.startswith("result") and _walked(ours) != _walked(theirs):
+            return f"{name} of shape {list(ours.shape)} has strides {ours.stride()}, eager's {theirs.stride()}"
+    if found.shared != expected.shared:
+        return f"shares memory as {found.shared}, eager as {expected.shared}"
+    return ""
+
+
+def _walked(tensor: Tensor) -> list[int]:
+    """The strides that matter."""
+    return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1 and tensor.numel() > 0]
+
+
+def _whole(ours: Tensor, theirs: Tensor, truths: Sequence[Tensor]) -> tuple[str, bool]:
+    """Whole numbers: equal wherever eager in any precision has the same."""
+    steady = torch.ones_like(theirs, dtype=torch.bool)
+    for truth in truths:
+        if truth.shape == theirs.shape:
+            steady &= truth == theirs
+    wrong = (ours != theirs) & steady
+    return (_first(ours, theirs, wrong), not bool(steady.all()))
+
+
+def _numbers(ours: Tensor, theirs: Tensor, truths: Sequence[Tensor], usual: float) -> tuple[str, bool]:
+    """Floats: within twice eager's error, here and as it is `usual`, and a little."""
+    room, a, b = ROOM[theirs.dtype], ours.double(), theirs.double()
+    if not truths or any(truth.shape != theirs.shape for truth in truths):
+        truths = [b]
+    truth = truths[0].double()
+    finite = torch.where(truth.isfinite(), truth, 0.0).abs()
+    largest = finite.max() if finite.numel() else finite.sum()
+    errors = [_error(other, truth) for other in (b, *(other.double() for other in truths[1:]))]
+    own = torch.stack([error.max() if error.numel() else error.sum() for error in errors]).max().clamp(min=usual)
+    steady = torch.ones_like(b, dtype=torch.bool)
+    for other in truths[1:]:
+        steady &= other.double().isfinite() == truth.isfinite()
+    misplaced = (_kind(a) != _kind(b)) & (_kind(a) != _kind(truth)) & steady
+    off = (_error(a, truth) > room * (finite + largest.clamp(min=1.0) / 2) + 2 * own) & steady
+    vague = bool(own > max(UNSTEADY, 4 * room) * largest) or not bool(steady.all())
+    return _first(ours, theirs, misplaced | off), vague
+
+
+def _kind(tensor: Tensor) -> Tensor:
+    """0 for a finite number, ±1 for an infinity, 2 for NaN."""
+    return torch.where(tensor.isfinite(), 0.0, tensor).nan_to_num(nan=2.0, posinf=1.0, neginf=-1.0)
+
+
+def _error(tensor: Tensor, truth: Tensor) -> Tensor:
+    """|tensor - truth| where both are finite."""
+    return torch.where(tensor.isfinite() & truth.isfinite(), (tensor - truth).abs(), 0.0)
+
+
+def _first(ours: Tensor, theirs: Tensor, wrong: Tensor) -> str:
+    if not wrong.any():
+        return ""
+    at = wrong.nonzero()[0].tolist()
+    return f"is {ours[tuple(at)].item():.9g} at {at}, eager's {theirs[tuple(at)].item():.9g} ({int(wrong.sum())} such)"

@@ -1,0 +1,82 @@
+"""A random program: readable source over named inputs, with the calls it is judged by.
+
+Printed, it is an expression that a regression test can hold.
+"""
+
+from __future__ import annotations
+
+import itertools
+import linecache
+import re
+import textwrap
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from tests.random_programs.inputs import Input
+
+Function = Callable[..., tuple[Tensor, ...]]
+_numbers = itertools.count()
+
+
+@dataclass(frozen=True)
+class Program:
+    """A function of tensors that returns a tuple of tensors, and how it is called.
+
+    Attributes:
+        source: the body of the function, over the names of the inputs.
+        calls: the sizes of each call.
+        dynamic: as for `fuse`.
+        backward: with the gradients of every input that may have one.
+        seed: of the inputs' numbers.
+    """
+
+    inputs: tuple[Input, ...]
+    source: str
+    calls: tuple[Mapping[str, int], ...]
+    dynamic: bool | None = None
+    backward: bool = False
+    seed: int = 0
+
+    def __str__(self) -> str:
+        inputs = "".join(f"        {entry},\n" for entry in self.inputs)
+        body = textwrap.indent(textwrap.dedent(self.source).strip(), " " * 8)
+        settings = [f"{name}={getattr(self, name)}" for name in ("dynamic", "backward", "seed") if getattr(self, name)]
+        rest = "".join(f"    {setting},\n" for setting in settings)
+        return (
+            f'Program(\n    inputs=(\n{inputs}    ),\n    source="""\n{body}\n    """,\n'
+            f"    calls=({', '.join(str(dict(call)) for call in self.calls)},),\n{rest})"
+        )
+
+    @property
+    def lines(self) -> list[str]:
+        """The statements, the last of them the return."""
+        return textwrap.dedent(self.source).strip().splitlines()
+
+    def function(self, *, wide: bool = False) -> Function:
+        """The program as a function; with `wide`, every float of its own is a float64."""
+        body = "\n".join(self.lines)
+        if wide:
+            body = re.sub(r"torch\.(float32|float16|bfloat16)\b", "torch.float64", body)
+        return compiled(body, [entry.name for entry in self.inputs])
+
+    def tensors(self, call: int, device: str = "cpu", *, wide: bool = False, shift: float = 0.0) -> list[Tensor]:
+        """Fresh arguments for one of the calls."""
+        seeds = [self.seed * 1009 + call * 101 + position for position in range(len(self.inputs))]
+        return [
+            entry.tensor(self.calls[call], seed, device, wide=wide, shift=shift)
+            for entry, seed in zip(self.inputs, seeds, strict=True)
+        ]
+
+
+def compiled(body: str, names: Sequence[str]) -> Function:
+    """A function with this body; tracebacks and reports find its lines."""
+    text = f"def program({', '.join(names)}):\n{textwrap.indent(body, '    ')}\n"
+    file = f"<random program {next(_numbers)}>"
+    linecache.cache[file] = (len(text), None, text.splitlines(keepends=True), file)
+    space: dict[str, object] = {"torch": torch, "F": F}
+    exec(compile(text, file, "exec"), space)
+    return space["program"]  # type: ignore[return-value]  # what the text defines

@@ -1,0 +1,153 @@
+"""Random programs through `fuse` against eager; many more: `python -m benchmarks random`."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from fusion.inspect.report import Explanation
+from tests.random_programs import judge as judging
+from tests.random_programs import templates
+from tests.random_programs.builder import Builder
+from tests.random_programs.grammar import generate
+from tests.random_programs.inputs import LAYOUTS, VALUES, Input
+from tests.random_programs.judge import judge
+from tests.random_programs.program import Program
+from tests.random_programs.smaller import smallest
+
+SLOW = tuple(HealthCheck)
+"""A program takes a second to compile: hypothesis is told not to mind."""
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # eager's own, about what a random program does
+@settings(max_examples=12, deadline=None, derandomize=True, database=None, suppress_health_check=SLOW)
+@given(st.randoms(use_true_random=False))
+def test_a_random_program_gives_what_eager_gives(rng: random.Random) -> None:
+    program = generate(rng, 0)
+    verdict = judge(program)
+    assert verdict.status == "pass", f"{verdict.reason}\n{program}"
+
+
+# The grammar -------------------------------------------------------------------------------------------------------
+
+TABLES = ("ARITHMETIC", "FUNCTIONS", "CHOICES", "REDUCTIONS", "NORMS", "VIEWS", "ASSEMBLIES", "GATHERS", "SCANS")
+
+
+def entered(seed: int) -> Builder:
+    builder = Builder(random.Random(seed), {"A": 4, "B": 6}, seed, grads=False, odd=False)
+    for dims in (("A", "B"), ("A", "A", "B"), ("B",), ("B", "B")):
+        builder.input(dims)
+        builder.input(dims)
+    return builder
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("name", [*TABLES, "MUTATIONS"])
+def test_eager_takes_every_entry_of_a_table(name: str) -> None:
+    for entry in set(getattr(templates, name)):
+        for seed in range(100):
+            builder = entered(seed)
+            text = templates.filled(builder, entry)
+            if text and (builder.attempt(text, []) if name == "MUTATIONS" else builder.add(text)):
+                break
+        else:
+            pytest.fail(f"no operands for {entry}")
+
+
+def test_a_seed_always_gives_the_same_program_and_its_text_gives_it_back() -> None:
+    program = generate(random.Random("1/2"), 2)
+    assert generate(random.Random("1/2"), 2) == program
+    again = eval(str(program), {"Program": Program, "Input": Input, "torch": torch})
+    assert again.lines == program.lines
+    assert replace(again, source="") == replace(program, source="")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("shape", [(), (0,), (3,), (2, 5), (4, 1, 3)])
+def test_numbers_do_not_depend_on_the_layout_of_their_copy(layout: str, shape: tuple[int, ...]) -> None:
+    for values in VALUES:
+        entry = Input("x", shape, torch.float16, layout, values)
+        narrow, wide = entry.tensor({}, 3), entry.tensor({}, 3, wide=True)
+        assert narrow.shape == shape and narrow.stride() == wide.stride()
+        assert torch.equal(narrow.double().nan_to_num(7.0), wide.nan_to_num(7.0))
+
+
+# The judge ---------------------------------------------------------------------------------------------------------
+
+PLAIN = Program(
+    inputs=(Input("x0", ("A", 3), torch.float32), Input("x1", ("A", 3), torch.int64)),
+    source="""
+        x1.add_(1)
+        return (x0 * 2, x0.t(), x1 * 3,)
+    """,
+    calls=({"A": 4},),
+)
+
+
+def wrong(part: int, change):  # type: ignore[no-untyped-def]  # any function of a tensor
+    def fused(function, **settings):  # type: ignore[no-untyped-def]
+        def run(*arguments):  # type: ignore[no-untyped-def]
+            results = list(function(*arguments))
+            results[part] = change(results[part])
+            return tuple(results)
+
+        return run
+
+    return fused
+
+
+def judged_with(monkeypatch: pytest.MonkeyPatch, fused) -> judging.Verdict:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(judging, "fuse", fused)
+    monkeypatch.setattr(judging, "report", lambda fused: Explanation(()))
+    return judge(PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "reason"),
+    [
+        (0, lambda t: t * 1.0001, "result 0 of torch.float32"),
+        (0, lambda t: t.double(), "result 0 is torch.float64"),
+        (0, lambda t: t[:3], "result 0 is"),
+        (0, lambda t: t.t().contiguous().t(), "strides"),
+        (0, lambda t: t / (t == t[1, 1]).logical_not(), "result 0 of torch.float32"),
+        (1, lambda t: t.t().clone().t(), "shares memory"),
+        (2, lambda t: t + (t == t[1, 1]), "result 2 of torch.int64"),
+    ],
+)
+def test_the_judge_sees_what_is_wrong(monkeypatch: pytest.MonkeyPatch, part: int, change, reason: str) -> None:  # type: ignore[no-untyped-def]
+    verdict = judged_with(monkeypatch, wrong(part, change))
+    assert verdict.status == "mismatch" and reason in verdict.reason
+
+
+def test_the_judge_sees_what_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fused(function, **settings):  # type: ignore[no-untyped-def]
+        return lambda x0, x1: function(x0, x1.clone())
+
+    assert "input 1" in judged_with(monkeypatch, fused).reason
+
+
+def test_the_judge_lets_pass_what_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judged_with(monkeypatch, wrong(0, lambda t: t * (1 + 1e-7))).status == "pass"
+
+
+def test_a_failure_is_made_small() -> None:
+    program = Program(
+        inputs=(Input("x0", ("A", 3), torch.float32, layout="transposed"), Input("x1", (3,), torch.float16)),
+        source="""
+            t0 = x0.exp()
+            t1 = t0 + x1
+            t2 = torch.sort(t1)[0]
+            t3 = t2 * 2
+            return (t1, t3,)
+        """,
+        calls=({"A": 7}, {"A": 9}),
+        dynamic=True,
+    )
+    small = smallest(program, lambda candidate: "sort" in candidate.source)
+    assert small.lines == ["t2 = torch.sort(y2)[0]", "return (t2,)"]
+    assert small.calls == ({"A": 1},) and small.dynamic is None
