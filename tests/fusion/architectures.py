@@ -5,10 +5,14 @@ No weights are loaded; dropout is off, so that two runs of a training step agree
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 
 import torch
 import transformers as hf
+
+from tests.fusion.language_models import LANGUAGE_MODELS
+from tests.fusion.perception_models import PERCEPTION_MODELS
 
 TEXT = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
 IMAGE = {**TEXT, "image_size": 32, "patch_size": 8}
@@ -122,7 +126,26 @@ ARCHITECTURES: dict[str, Callable[[], tuple[torch.nn.Module, dict[str, object]]]
     "t5": _t5,
     "vit": _vit,
     "whisper": _whisper,
+    **LANGUAGE_MODELS,
+    **PERCEPTION_MODELS,
 }
+SLOW = frozenset(
+    {"beit", "cohere", "deit", "detr", "gemma2", "gptj", "granite", "hubert"}
+    | {"mamba2", "patchtst", "pegasus", "pvt", "qwen3", "regnet", "siglip", "swinv2"}
+)
+"""Those that take longest, or show little that others do not."""
+
+
+def in_double(model: torch.nn.Module, inputs: dict[str, object]) -> tuple[torch.nn.Module, dict[str, object]]:
+    """Copies that compute in float64; mixtures of experts in the form that exists there."""
+    exact = copy.deepcopy(model).double()
+    if getattr(getattr(exact, "config", None), "_experts_implementation", None) == "grouped_mm":
+        exact.set_experts_implementation("eager")
+    wide = {
+        key: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
+        for key, value in inputs.items()
+    }
+    return exact, wide
 
 
 def build(name: str) -> tuple[torch.nn.Module, dict[str, object]]:

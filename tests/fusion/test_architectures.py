@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import pytest
 import torch
 
 import fusion
-from tests.fusion.architectures import ARCHITECTURES, build
+from tests.fusion.architectures import ARCHITECTURES, SLOW, build, in_double
 
 TOLERANCE = 1e-6
 GRADIENT_TOLERANCE = {"swin": 2e-6}
@@ -16,14 +17,23 @@ GRADIENT_TOLERANCE = {"swin": 2e-6}
 what layer norm's backward gives, and our formula rounds each row's mean once for all its channels."""
 LIBRARY = ("mm", "bmm", "addmm", "baddbmm", "convolution", "scaled_dot_product", "embedding_dense_backward")
 """Extern calls that are neither pointwise nor reductions: products, convolutions, attention, scatters."""
-SCATTERS = ("index_put", "scatter", "max_pool", "cumsum", "sort", "randint")
+SCATTERS = ("index_put", "scatter", "max_pool", "sort", "randint")
+
+
+@pytest.fixture(autouse=True)
+def _one_thread() -> Iterator[None]:
+    """Small tensors, many operations: a second thread would only be waited for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
 
 
 def training_step(model: torch.nn.Module, inputs: dict[str, object]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
     """The first output and the gradients of a smooth function of it."""
     model.zero_grad(set_to_none=True)
     result = model(**inputs)[0]
-    weights = torch.linspace(-1, 1, result.numel()).to(result.dtype).view(result.shape)
+    weights = torch.linspace(-1, 1, result.numel(), device=result.device).to(result.dtype).view(result.shape)
     ((result * weights).sum() / result.numel() ** 0.5).backward()
     gradients = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
     return result.detach(), gradients
@@ -33,14 +43,13 @@ def distance(a: torch.Tensor, b: torch.Tensor) -> float:
     return float((a.double() - b.double()).abs().max())
 
 
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+NAMES = [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in sorted(ARCHITECTURES)]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_architecture(name: str) -> None:
     model, inputs = build(name)
-    exact_model = copy.deepcopy(model).double()
-    exact_inputs = {
-        key: value.double() if isinstance(value, torch.Tensor) and value.is_floating_point() else value
-        for key, value in inputs.items()
-    }
+    exact_model, exact_inputs = in_double(model, inputs)
     fused = fusion.fuse(copy.deepcopy(model), options={"strict": True})
     result, gradients = training_step(model, inputs)
     exact, exact_gradients = training_step(exact_model, exact_inputs)
@@ -53,7 +62,8 @@ def test_architecture(name: str) -> None:
         allowed = 2 * distance(gradient, exact_gradients[key]) + GRADIENT_TOLERANCE.get(name, TOLERANCE)
         assert distance(got_gradients[key], exact_gradients[key]) <= allowed, key
 
-    for graph in fusion.report(fused).graphs:
-        assert graph.kernels, f"the {graph.label} graph generated nothing"
+    graphs = fusion.report(fused).graphs
+    assert any(graph.kernels for graph in graphs) and not any(graph.failure for graph in graphs)
+    for graph in graphs:
         strange = [e for e in graph.externs if not any(word in e.name for word in (*LIBRARY, *SCATTERS))]
         assert graph.operations >= 0.9 * (graph.operations + len(strange)), str(graph)

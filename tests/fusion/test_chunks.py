@@ -242,3 +242,23 @@ def test_large_enough_workspace_keeps_products_whole() -> None:
     fused, reports = compiled(cross_entropy, 1 << 30)
     check(cross_entropy, fused, torch.float32)
     assert not reports[0].notes
+
+
+@pytest.mark.parametrize("dynamic", [None, True])
+@pytest.mark.parametrize("loss", [cross_entropy, biased], ids=lambda loss: loss.__name__)
+def test_one_compilation_makes_chunks_of_any_number_of_rows(loss: Loss, dynamic: bool | None) -> None:
+    torch._dynamo.reset()
+    backend = Backend(Options(strict=True, workspace=WORKSPACE))
+    fused = torch.compile(loss, backend=backend, dynamic=dynamic)
+    generator = torch.Generator().manual_seed(7)
+    for batch, length in ((4, 70), (3, 90), (2, 33), (5, 7)):  # of other sizes, and less than a chunk
+        t = torch.randint(0, WORDS, (batch, length), generator=generator)
+        given = [torch.randn(*s, generator=generator) * 0.3 for s in ((batch, length, WIDTH), (WORDS, WIDTH))]
+        outcomes: list[list[torch.Tensor]] = []
+        for program, dtype in ((fused, torch.float32), (loss, torch.float32), (loss, torch.float64)):
+            x, w = (each.to(dtype, copy=True).requires_grad_() for each in given)
+            outcomes.append([program(x, w, t), *torch.autograd.grad(program(x, w, t), (x, w))])
+        for ours, theirs, exact in zip(*outcomes, strict=True):
+            assert (ours - exact).norm() <= 2 * (theirs - exact).norm() + 1e-6 * exact.norm()
+    assert len(backend.reports) == (2 if dynamic else 4)  # forward and backward of each compilation
+    assert all(any("rows at a time" in note for note in r.notes) for r in backend.reports if r.label == "forward")

@@ -46,7 +46,7 @@ def schedule(function: Callable[..., object], *inputs: torch.Tensor, capabilitie
     program = split_reductions(inline_cheap_maps(lower(graph)), capabilities)
     verify_program(program)
     clustering = grow(program, capabilities)
-    left = prefer_library(program, clustering, ReferenceTarget())
+    left, _ = prefer_library(program, clustering, ReferenceTarget())
     result = plan(left, clustering if left is program else grow(left, capabilities))
     for call in kernels(result):
         verify_kernel(call.kernel)
@@ -167,7 +167,7 @@ def test_same_graph_gives_same_kernels() -> None:
 def test_equal_layers_are_equal_kernels() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         for _ in range(3):
-            x = F.layer_norm(x, (64,)).sort(-1)[0]
+            x = F.layer_norm(x, (64,)).topk(64)[0]
         return x
 
     built = [c.kernel for c in kernels(schedule(f, torch.randn(32, 64)))]

@@ -59,7 +59,7 @@ def read_later(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     """What the extern reads is the tensor as it was, by way of a view."""
     old = x.t().clone()
     x.mul_(y)
-    return torch.cumsum(old, 0) + x.t()
+    return torch.kthvalue(old, 2, 0)[0] + x.t()
 
 
 def partly(x: torch.Tensor, y: torch.Tensor) -> None:
@@ -74,10 +74,48 @@ def lower_precision(x: torch.Tensor, y: torch.Tensor) -> None:
     x.copy_((x.double() + y).bfloat16())
 
 
-IN_PLACE = {"scaled": scaled, "averaged": averaged, "overwritten": overwritten}
+def normalised(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """Running means: results of reductions, each mixed with what it overwrites."""
+    x[0].mul_(0.9).add_(y.mean(0), alpha=0.1)
+    return y - y.mean(0)
+
+
+def rows(x: torch.Tensor, y: torch.Tensor) -> None:
+    """A whole row is read before its points are written."""
+    x.copy_(torch.softmax(x * y, -1))
+
+
+def given_back(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    return x.mul_(y)
+
+
+def shared(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """What is copied is returned, too, as a tensor of its own."""
+    product = y * 2
+    x.copy_(product)
+    return product
+
+
+def exchanged(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    """The source is an input itself."""
+    x.copy_(y)
+    return y + 1
+
+
 OTHERS = {
     function.__name__: function
-    for function in (momentum, crossed, turned, centred, returned, read_later, partly, other_layout, lower_precision)
+    for function in (
+        momentum,
+        crossed,
+        turned,
+        centred,
+        returned,
+        read_later,
+        partly,
+        other_layout,
+        lower_precision,
+        normalised,
+    )
 }
 
 
@@ -98,6 +136,11 @@ def run(function: Function, target: str, *, turned: bool = False) -> Report:
                 torch.testing.assert_close(got, want)
     assert places == [tensor.data_ptr() for tensor in ours]
     return report(fused).graphs[-1]
+
+
+IN_PLACE = {
+    function.__name__: function for function in (scaled, averaged, overwritten, rows, given_back, shared, exchanged)
+}
 
 
 @TARGETS

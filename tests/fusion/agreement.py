@@ -1,0 +1,111 @@
+"""Whether a fused function behaves as eager: values, dtypes, strides, what shares memory, what was changed in place."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+
+import torch
+from torch.utils import _pytree as pytree
+
+import fusion
+
+STRICT = {"strict": True}
+
+
+def agree(
+    f: Callable[..., object],
+    *inputs: object,
+    calls: int = 1,
+    backward: bool = False,
+    dynamic: bool | None = None,
+    strides: bool = True,
+    rtol: float | None = None,
+    atol: float | None = None,
+    **kwargs: object,
+) -> fusion.inspect.report.Explanation:
+    """Run `f` and `fuse(f)` on equal inputs, `calls` times, and compare all that a caller can see.
+
+    Args:
+        backward: sum what is differentiable in the outputs and compare the gradients of the inputs as well.
+        strides: compare the strides of outputs.
+
+    Returns:
+        The report of the fused function.
+    """
+    fused = fusion.fuse(f, dynamic=dynamic, options=STRICT)
+    for _ in range(calls):
+        mine, yours = copy.deepcopy((inputs, kwargs)), copy.deepcopy((inputs, kwargs))
+        expected, got = f(*mine[0], **mine[1]), fused(*yours[0], **yours[1])
+        compare((mine, expected), (yours, got), strides=strides, rtol=rtol, atol=atol)
+        if backward:
+            differentiate(expected)
+            differentiate(got)
+            compare(gradients(mine), gradients(yours), strides=False, rtol=rtol, atol=atol)
+    return fusion.report(fused)
+
+
+def compare(
+    expected: object, got: object, *, strides: bool = True, rtol: float | None = None, atol: float | None = None
+) -> None:
+    """Equal trees of equal leaves; tensors with the same metadata, that share memory with one another in the same way.
+
+    A leaf that is the same object as an earlier one must be so in both trees.
+    """
+    leaves, structure = pytree.tree_flatten(expected)
+    other, structure_other = pytree.tree_flatten(got)
+    assert structure == structure_other
+    for a, b in zip(leaves, other, strict=True):
+        assert type(a) is type(b), (a, b)
+        if isinstance(a, torch.Tensor):
+            assert (a.shape, a.dtype, a.device, a.requires_grad) == (b.shape, b.dtype, b.device, b.requires_grad)
+            assert not strides or _strides(a) == _strides(b), f"strides {a.stride()}, fused {b.stride()}"
+            torch.testing.assert_close(b, a, rtol=rtol, atol=atol, equal_nan=True)
+        else:
+            assert a == b
+    assert _identities(leaves) == _identities(other), "other leaves are the same object"
+    assert _sharing(leaves) == _sharing(other), "other leaves share memory"
+
+
+def differentiate(results: object) -> None:
+    """Backward from the sum of everything differentiable, each element with a weight of its own."""
+    total = torch.zeros((), dtype=torch.float64)
+    for leaf in pytree.tree_leaves(results):
+        if isinstance(leaf, torch.Tensor) and leaf.requires_grad:
+            weights = torch.linspace(-1, 2, leaf.numel(), dtype=torch.float64).view(leaf.shape)
+            total = total + (leaf.to(torch.float64) * weights).sum()
+    total.backward()
+
+
+def gradients(tree: object) -> list[torch.Tensor | None]:
+    """The gradients of all tensors in a tree, and of the parameters of its modules."""
+    found: list[torch.Tensor | None] = []
+    for leaf in pytree.tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            found.append(leaf.grad if leaf.is_leaf else None)
+        elif isinstance(leaf, torch.nn.Module):
+            found += [parameter.grad for parameter in leaf.parameters()]
+    return found
+
+
+def _strides(tensor: torch.Tensor) -> tuple[int, ...]:
+    """The strides that matter: none where there is nothing, or one element, to step over."""
+    if tensor.numel() == 0:
+        return ()
+    return tuple(0 if size == 1 else stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _identities(leaves: list[object]) -> list[int]:
+    first: dict[int, int] = {}
+    return [first.setdefault(id(leaf), k) for k, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
+
+
+def _sharing(leaves: list[object]) -> list[tuple[int, int]]:
+    """For each tensor: the first one with the same memory, and how far into it it begins relative to that one."""
+    first: dict[int, tuple[int, int]] = {}
+    found = []
+    for k, leaf in enumerate(leaves):
+        if isinstance(leaf, torch.Tensor) and leaf.numel() and leaf.device.type != "meta":
+            owner, start = first.setdefault(leaf.untyped_storage().data_ptr(), (k, leaf.data_ptr()))
+            found.append((owner, leaf.data_ptr() - start))
+    return found

@@ -1,0 +1,136 @@
+"""Language models of transformers, each as small as its parts allow: name → (model, inputs)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import transformers as hf
+
+Built = tuple[torch.nn.Module, dict[str, object]]
+
+WORDS = {"vocab_size": 101, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
+SIZES = {"num_hidden_layers": 1, "hidden_size": 32, "num_attention_heads": 4, "intermediate_size": 48}
+DECODER = {**SIZES, **WORDS, "max_position_embeddings": 32}
+GROUPED = {**DECODER, "num_key_value_heads": 2}
+WINDOWED = {**GROUPED, "num_hidden_layers": 2, "head_dim": 8, "sliding_window": 4}
+GPT = {**WORDS, "n_layer": 1, "n_head": 4}
+PAIRED = {
+    **WORDS,
+    "d_model": 32,
+    "max_position_embeddings": 32,
+    "decoder_start_token_id": 1,
+    **{
+        f"{side}_{name}": value
+        for side in ("encoder", "decoder")
+        for name, value in (("layers", 1), ("attention_heads", 4), ("ffn_dim", 48))
+    },
+}
+
+
+def tokens(length: int) -> torch.Tensor:
+    return torch.randint(3, 101, (2, length))
+
+
+def encoder(model: type, config: Callable[[], object]) -> Callable[[], Built]:
+    return lambda: (model(config()), {"input_ids": tokens(9)})
+
+
+def decoder(model: type, config: Callable[[], object]) -> Callable[[], Built]:
+    return lambda: (model(config()), {"input_ids": tokens(9), "use_cache": False})
+
+
+def paired(model: type, config: Callable[[], object]) -> Callable[[], Built]:
+    return lambda: (
+        model(config()),
+        {"input_ids": tokens(9), "decoder_input_ids": tokens(7), "use_cache": False},
+    )
+
+
+LANGUAGE_MODELS: dict[str, Callable[[], Built]] = {
+    # encoders
+    "albert": encoder(hf.AlbertModel, lambda: hf.AlbertConfig(**SIZES, **WORDS, embedding_size=16)),
+    "deberta": encoder(
+        hf.DebertaV2Model,
+        lambda: hf.DebertaV2Config(
+            **SIZES,
+            vocab_size=101,
+            relative_attention=True,
+            position_buckets=8,
+            pos_att_type=["p2c", "c2p"],
+            norm_rel_ebd="layer_norm",
+            share_att_key=True,
+        ),
+    ),
+    "electra": encoder(hf.ElectraModel, lambda: hf.ElectraConfig(**SIZES, **WORDS, embedding_size=16)),
+    "fnet": encoder(
+        hf.FNetModel,
+        lambda: hf.FNetConfig(vocab_size=101, hidden_size=32, num_hidden_layers=1, intermediate_size=48),
+    ),
+    "modernbert": encoder(
+        hf.ModernBertModel,
+        lambda: hf.ModernBertConfig(**SIZES, **WORDS, cls_token_id=1, sep_token_id=2, local_attention=4),
+    ),
+    "roberta": encoder(hf.RobertaModel, lambda: hf.RobertaConfig(**DECODER)),
+    "xlnet": encoder(
+        hf.XLNetModel, lambda: hf.XLNetConfig(vocab_size=101, d_model=32, n_layer=1, n_head=4, d_inner=48)
+    ),
+    # decoders
+    "bloom": decoder(hf.BloomForCausalLM, lambda: hf.BloomConfig(**GPT, hidden_size=32)),
+    "cohere": decoder(hf.CohereForCausalLM, lambda: hf.CohereConfig(**GROUPED)),
+    "falcon": decoder(
+        hf.FalconForCausalLM,
+        lambda: hf.FalconConfig(**WORDS, hidden_size=32, num_hidden_layers=1, num_attention_heads=4),
+    ),
+    "gemma2": decoder(hf.Gemma2ForCausalLM, lambda: hf.Gemma2Config(**WINDOWED)),
+    "gpt_neo": decoder(
+        hf.GPTNeoForCausalLM,
+        lambda: hf.GPTNeoConfig(
+            **WORDS,
+            hidden_size=32,
+            num_layers=2,
+            num_heads=4,
+            attention_types=[[["global", "local"], 1]],
+            window_size=4,
+            max_position_embeddings=32,
+        ),
+    ),
+    "gpt_neox": decoder(hf.GPTNeoXForCausalLM, lambda: hf.GPTNeoXConfig(**DECODER)),
+    "gptj": decoder(hf.GPTJForCausalLM, lambda: hf.GPTJConfig(**GPT, n_embd=32, rotary_dim=4, n_positions=32)),
+    "granite": decoder(hf.GraniteForCausalLM, lambda: hf.GraniteConfig(**GROUPED)),
+    "mamba2": decoder(
+        hf.Mamba2ForCausalLM,
+        lambda: hf.Mamba2Config(
+            **WORDS,
+            hidden_size=32,
+            num_hidden_layers=1,
+            state_size=8,
+            num_heads=8,
+            head_dim=8,
+            n_groups=2,
+            chunk_size=8,
+        ),
+    ),
+    "mixtral": decoder(
+        hf.MixtralForCausalLM, lambda: hf.MixtralConfig(**GROUPED, num_local_experts=4, num_experts_per_tok=2)
+    ),
+    "olmo2": decoder(hf.Olmo2ForCausalLM, lambda: hf.Olmo2Config(**GROUPED)),
+    "opt": decoder(
+        hf.OPTForCausalLM,
+        lambda: hf.OPTConfig(
+            **WORDS,
+            hidden_size=32,
+            num_hidden_layers=1,
+            ffn_dim=48,
+            num_attention_heads=4,
+            max_position_embeddings=32,
+            word_embed_proj_dim=32,
+        ),
+    ),
+    "phi": decoder(hf.PhiForCausalLM, lambda: hf.PhiConfig(**GROUPED)),
+    "qwen3": decoder(hf.Qwen3ForCausalLM, lambda: hf.Qwen3Config(**GROUPED, head_dim=8)),
+    "stablelm": decoder(hf.StableLmForCausalLM, lambda: hf.StableLmConfig(**GROUPED, use_qkv_bias=True)),
+    # both
+    "bart": paired(hf.BartModel, lambda: hf.BartConfig(**PAIRED)),
+    "pegasus": paired(hf.PegasusModel, lambda: hf.PegasusConfig(**PAIRED)),
+}
