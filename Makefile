@@ -14,10 +14,10 @@ INSTALLED := $(VENV)/.installed
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo test lint format bench clean
+.PHONY: help demo test test-slow lint format bench clean
 
 help: ## show this list
-	@grep -E '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+	@grep -E '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-9s %s\n", $$1, $$2}'
 
 $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@echo "==> Creating $(VENV) with $(PYTHON)"
@@ -39,11 +39,14 @@ lint: $(INSTALLED) ## ruff check, ruff format --check, mypy
 	@$(BIN)/mypy
 
 # Triton's interpreter has to be chosen before Triton is imported, hence a process of its own.
-test: lint ## lint, then all tests (those that need a GPU are skipped without one)
+test: lint ## lint, then the tests but for the slow ones (those that need a GPU are skipped without one)
 	@echo "==> pytest"
-	@$(BIN)/python -m pytest tests --ignore=tests/interpreter -n 2
+	@$(BIN)/python -m pytest tests --ignore=tests/interpreter -n 2 -m "not slow"
 	@echo "==> pytest under Triton's interpreter"
 	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreter -n 2
+
+test-slow: $(INSTALLED) ## the slow tests: more architectures, and their kernels compiled for a GPU
+	@$(BIN)/python -m pytest tests --ignore=tests/interpreter -n 2 -m slow
 
 format: $(INSTALLED) ## sort imports, apply safe fixes, format
 	@$(BIN)/ruff check --fix .

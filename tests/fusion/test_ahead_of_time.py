@@ -36,7 +36,12 @@ def kernels_of(name: str) -> dict[Kernel, None]:
     return found
 
 
-@pytest.mark.parametrize("name", sorted(ARCHITECTURES))
+QUICK = ("bert", "convnext", "gpt2", "llama", "mamba", "t5", "vit", "whisper")
+"""One of each kind, compiled by default."""
+NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(ARCHITECTURES)]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_kernels_compile_to_machine_code(name: str) -> None:
     target = TARGETS["triton"]("sm_90")
     found = kernels_of(name)
