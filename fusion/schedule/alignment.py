@@ -29,7 +29,7 @@ SHORTEST = 8 * BYTES
 
 def align_rows(program: Program, capabilities: Capabilities) -> Program:
     """`program` with rows that are multiplied at aligned addresses; the same object where all are, or nothing is."""
-    if "dot" not in capabilities.fold_ops:
+    if not capabilities.lone_products or "dot" not in capabilities.fold_ops:
         return program
     found = {name: strides for name in _multiplied(program) if (strides := _aligned(program.buffers[name]))}
     for name in {*_fixed(program), *_otherwise(program)}.intersection(found):
