@@ -132,6 +132,7 @@ ARCHITECTURES: dict[str, Callable[[], tuple[torch.nn.Module, dict[str, object]]]
 SLOW = frozenset(
     {"beit", "cohere", "deit", "detr", "gemma2", "gptj", "granite", "hubert"}
     | {"mamba2", "patchtst", "pegasus", "pvt", "qwen3", "regnet", "siglip", "swinv2"}
+    | {"albert", "bart", "bloom", "convnextv2", "deberta", "segformer", "swin", "vit_mae"}
 )
 """Those that take longest, or show little that others do not."""
 
