@@ -165,3 +165,4 @@ FOUND = {
 def test_found(name: str, target: str) -> None:
     verdict = judge(FOUND[name], target=target)
     assert verdict.status == "pass", f"{verdict.reason}\n{FOUND[name]}"
+    assert verdict.kernels, "eager was compared with eager"
