@@ -1,0 +1,74 @@
+"""Mixed-radix numbers: sums of whole axes, or of digits of axes, each times the extent of what stands below it.
+
+What enters is an index; what leaves is its digits, or None where it has another form.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+import sympy
+
+from lowering.division import ONE, ZERO, FloorDiv, Mod
+from lowering.indexing.intervals import Facts, Sizes, expanded, facts_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Digit:
+    """`(axis // divisor) % size`, a whole axis or a digit of one."""
+
+    axis: sympy.Symbol
+    divisor: sympy.Expr
+    size: sympy.Expr
+
+
+def radix_terms(expr: sympy.Expr, sizes: Sizes) -> tuple[_Digit, ...] | None:
+    """`expr` as a mixed-radix number, least significant digit first; None if it has another form."""
+    return _radix(expr, facts_of(expr, sizes))
+
+
+def radix_extent(terms: Sequence[_Digit]) -> sympy.Expr:
+    """How many values a mixed-radix number takes: it runs over all of `[0, extent)`."""
+    return expanded(sympy.Mul(*(term.size for term in terms)))
+
+
+@lru_cache(maxsize=1 << 16)
+def _radix(expr: sympy.Expr, facts: Facts) -> tuple[_Digit, ...] | None:
+    sizes = dict(facts)
+    weights: dict[_Digit, sympy.Expr] = {}
+    for term in sympy.Add.make_args(expanded(expr)):
+        if term == 0:
+            continue
+        factors = [f for f in sympy.Mul.make_args(term) if f in sizes or isinstance(f, (FloorDiv, Mod))]
+        digit = _digit(factors[0], sizes) if len(factors) == 1 else None
+        if digit is None:
+            return None
+        weights[digit] = weights.get(digit, ZERO) + term / factors[0]
+    weight, ordered = ONE, []
+    while weights:
+        found = [digit for digit, scale in weights.items() if scale == weight]
+        if not found:
+            return None
+        digit = min(found, key=lambda d: d.size != 1)  # of several with this weight all but the last have size 1
+        del weights[digit]
+        ordered.append(digit)
+        weight = expanded(weight * digit.size)
+    return tuple(ordered)
+
+
+def _digit(factor: sympy.Expr, sizes: Sizes) -> _Digit | None:
+    size: sympy.Expr | None = None
+    divisor: sympy.Expr = ONE
+    if isinstance(factor, Mod):
+        factor, size = factor.args
+    if isinstance(factor, FloorDiv):
+        factor, divisor = factor.args
+    if factor not in sizes:
+        return None
+    if size is None:
+        size = sizes[factor] / divisor
+        if not size.is_integer:
+            return None
+    return _Digit(factor, divisor, size)

@@ -1,0 +1,98 @@
+"""Which symbols an index has, and between which bounds its values lie."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TypeAlias
+
+import sympy
+
+from lowering.division import FloorDiv, Mod
+
+Sizes: TypeAlias = Mapping[sympy.Symbol, sympy.Expr]
+
+
+def axis_symbol(k: int) -> sympy.Symbol:
+    """The k-th axis of a node: `i0`, `i1`, …  Equal nodes get equal names, so their text is canonical."""
+    return _symbol("i", k)
+
+
+def over_symbol(k: int) -> sympy.Symbol:
+    """The k-th axis that a node reduces over: `r0`, `r1`, …"""
+    return _symbol("r", k)
+
+
+@lru_cache(maxsize=1024)
+def _symbol(prefix: str, k: int) -> sympy.Symbol:
+    return sympy.Symbol(f"{prefix}{k}", integer=True, nonnegative=True)
+
+
+Facts: TypeAlias = tuple[tuple[sympy.Symbol, sympy.Expr], ...]
+"""The sizes of the symbols of one expression: with the expression, the key under which an answer is remembered."""
+
+
+@lru_cache(maxsize=1 << 16)
+def symbols_of(expr: sympy.Expr) -> tuple[sympy.Symbol, ...]:
+    """The symbols of an index, by name; remembered, because sympy walks the expression each time."""
+    return tuple(sorted(expr.free_symbols, key=str))
+
+
+def facts_of(expr: sympy.Expr, sizes: Sizes) -> Facts:
+    return tuple((symbol, sizes[symbol]) for symbol in symbols_of(expr) if symbol in sizes)
+
+
+def bounds(expr: sympy.Expr, sizes: Sizes) -> tuple[sympy.Expr, sympy.Expr] | None:
+    """The least and greatest value of `expr`, inclusive; None where they are not known as integers.
+
+    They hold always, and are reached if no symbol occurs twice and no `%` is left.
+
+    >>> i = axis_symbol(0)
+    >>> bounds(3 * i + 1, {i: sympy.Integer(4)})
+    (1, 10)
+    """
+    found = _bounds(expr, facts_of(expr, sizes))
+    return None if found is None else (sympy.Integer(found[0]), sympy.Integer(found[1]))
+
+
+@lru_cache(maxsize=1 << 16)
+def _bounds(expr: sympy.Expr, facts: Facts) -> tuple[int, int] | None:
+    return interval(expr, dict(facts))
+
+
+def interval(expr: sympy.Expr, sizes: Sizes) -> tuple[int, int] | None:
+    """Interval arithmetic in Python integers, which is ten times faster than in sympy's."""
+    if expr.is_Integer:
+        return int(expr), int(expr)
+    if expr.is_Symbol:
+        size = sizes.get(expr)
+        return (0, int(size) - 1) if size is not None and size.is_Integer else None
+    if isinstance(expr, Mod):
+        if not expr.args[1].is_Integer:
+            return None
+        low, high = 0, int(expr.args[1]) - 1
+        part = interval(expr.args[0], sizes)
+        return part if part is not None and low <= part[0] and part[1] <= high else (low, high)
+    parts = [interval(arg, sizes) for arg in expr.args]
+    known = [part for part in parts if part is not None]
+    if len(known) < len(parts):
+        return None
+    if expr.is_Add:
+        return sum(low for low, _ in known), sum(high for _, high in known)
+    if expr.is_Mul:
+        low, high = 1, 1
+        for part in known:
+            corners = [a * b for a in (low, high) for b in part]
+            low, high = min(corners), max(corners)
+        return low, high
+    if isinstance(expr, FloorDiv) and expr.args[1].is_Integer:
+        (low, high), (divisor, _) = known
+        return low // divisor, high // divisor
+    if expr.is_Pow and known[0][0] >= 0 and expr.exp.is_Integer and expr.exp > 0:
+        (low, high), (exponent, _) = known
+        return low**exponent, high**exponent
+    return None
+
+
+def expanded(expr: sympy.Expr) -> sympy.Expr:
+    return expr if expr.is_Atom else sympy.expand(expr)

@@ -1,0 +1,105 @@
+"""Index maps read backwards: which axes lead to given indices, and at which points an axis must be split for that."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from lowering.division import ONE, ZERO, FloorDiv, Mod
+from lowering.indexing.digits import radix_extent, radix_terms
+from lowering.indexing.intervals import Sizes, expanded, symbols_of
+from lowering.indexing.laws import simplify
+
+
+@dataclass(frozen=True, slots=True)
+class Inverse:
+    """Solution of `values = exprs(axes)` for the axes.
+
+    `axes` gives each determined axis as an expression over the value symbols; `free` lists the axes that the values do
+    not depend on, in their original order.
+    """
+
+    axes: dict[sympy.Symbol, sympy.Expr]
+    free: tuple[sympy.Symbol, ...]
+
+
+def invert(
+    exprs: Sequence[sympy.Expr],
+    values: Sequence[sympy.Symbol],
+    value_sizes: Sequence[sympy.Expr],
+    axes: Sequence[sympy.Symbol],
+    sizes: Sizes,
+) -> Inverse | None:
+    """Solve `values[j] = exprs[j]` for `axes`; None unless the map is a bijection onto the box of `value_sizes`.
+
+    Each expression must be a mixed-radix number of whole axes (or an axis must be spread over several expressions as
+    its digits), which is what reshapes, transposes and splits produce, or such a number counted from the other end.
+
+    >>> from lowering.indexing import axis_symbol
+    >>> b, s, n = (axis_symbol(k) for k in range(3))
+    >>> v, w = sympy.symbols("v w", integer=True, nonnegative=True)
+    >>> sizes = {b: sympy.Integer(2), s: sympy.Integer(4), n: sympy.Integer(8)}
+    >>> found = invert([4 * b + s, n], [v, w], [sympy.Integer(8), sympy.Integer(8)], [b, s, n], sizes)
+    >>> found.axes[b], found.axes[s], found.axes[n], found.free
+    (v//4, Mod(v, 4), w, ())
+    """
+    single: dict[sympy.Symbol, sympy.Expr] = {axis: ZERO for axis in axes if sizes[axis] == 1}
+    solved: dict[sympy.Symbol, sympy.Expr] = {}
+    digits: dict[sympy.Symbol, dict[sympy.Expr, tuple[sympy.Expr, sympy.Expr]]] = {}  # divisor: (size, value)
+    for expr, value, extent in zip(exprs, values, value_sizes, strict=True):
+        used = symbols_of(expr)
+        solved.update((axis, ZERO) for axis in used if axis in single)
+        expr = simplify(expr.xreplace(single) if single else expr, sizes)
+        terms = radix_terms(expr, sizes)
+        place: sympy.Expr = value
+        if terms is None:  # of a flipped tensor
+            terms, place = radix_terms(simplify(extent - 1 - expr, sizes), sizes), extent - 1 - value
+        if terms is None or radix_extent(terms) != expanded(extent):
+            return None
+        weight: sympy.Expr = ONE
+        for term in terms:
+            digit = FloorDiv(place, weight)
+            weight = weight * term.size
+            if term is not terms[-1]:
+                digit = Mod(digit, term.size)
+            if term.divisor in digits.setdefault(term.axis, {}):
+                return None
+            digits[term.axis][term.divisor] = (term.size, digit)
+    for axis, parts in digits.items():
+        weight, total = ONE, ZERO
+        while weight in parts:
+            size, digit = parts.pop(weight)
+            total += weight * digit
+            weight = expanded(weight * size)
+        if parts or weight != expanded(sizes[axis]):
+            return None
+        solved[axis] = total
+    return Inverse(solved, tuple(a for a in axes if a not in solved))
+
+
+def split_points(exprs: Iterable[sympy.Expr], axis: sympy.Symbol, size: sympy.Expr) -> list[int]:
+    """The divisors at which `axis` must be split so that no expression needs `//` or `%` of it; ascending.
+
+    Empty when nothing to split, or when the divisors do not form a chain that divides `size`.
+    """
+    if not size.is_Integer:
+        return []
+    points: set[int] = set()
+    for expr in exprs:
+        for atom in expr.atoms(FloorDiv, Mod):
+            inner, divisor = atom.args
+            if inner == axis and divisor.is_Integer:
+                points.add(int(divisor))
+            elif isinstance(atom, Mod) and isinstance(inner, FloorDiv) and inner.args[0] == axis:
+                if not (divisor.is_Integer and inner.args[1].is_Integer):
+                    return []
+                points.add(int(inner.args[1]) * int(divisor))
+            elif axis in inner.free_symbols and not isinstance(inner, FloorDiv):
+                return []
+    chain = sorted(points | {int(size)})
+    if any(b % a for a, b in itertools.pairwise(chain)):
+        return []
+    return [p for p in chain if p < int(size)]

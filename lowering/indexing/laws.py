@@ -1,0 +1,153 @@
+"""The laws of `//` and `%`: which of them an index does not need, because its bounds are known.
+
+What enters is an index and the sizes of its axes; what leaves is an equal index.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import lru_cache
+
+import sympy
+
+from lowering.division import ONE, FloorDiv, Mod
+from lowering.indexing.digits import radix_extent, radix_terms
+from lowering.indexing.intervals import Facts, Sizes, expanded, facts_of, interval, symbols_of
+
+
+@lru_cache(maxsize=1 << 16)
+def _has_digits(expr: sympy.Expr) -> bool:
+    return bool(expr.has(FloorDiv, Mod))
+
+
+def within(expr: sympy.Expr, size: sympy.Expr, sizes: Sizes) -> bool:
+    """Is `0 ≤ expr < size` certain?"""
+    if expr == 0 or (isinstance(expr, Mod) and expr.args[1] == size):
+        return True  # a divisor is positive
+    if size.is_Integer:
+        found = interval(expr, sizes)
+        return found is not None and found[0] >= 0 and found[1] < int(size)
+    terms = radix_terms(expr, sizes)
+    if terms is None:
+        return False
+    ratio = expanded(size) / radix_extent(terms)
+    return bool(ratio.is_positive and ratio.is_integer)
+
+
+# Simplification -------------------------------------------------------------------------------------------------------
+
+
+def simplify(expr: sympy.Expr, sizes: Sizes) -> sympy.Expr:
+    """An equal expression with as few `//` and `%` as the bounds allow.
+
+    >>> from lowering.indexing import axis_symbol
+    >>> b, s = axis_symbol(0), axis_symbol(1)
+    >>> sizes = {b: sympy.Integer(4), s: sympy.Integer(16)}
+    >>> simplify(FloorDiv(16 * b + s, 16), sizes), simplify(Mod(16 * b + s, 16), sizes)
+    (i0, i1)
+    >>> simplify(8 * FloorDiv(s, 8) + Mod(s, 8), sizes)
+    i1
+    """
+    return _simplified(expr, facts_of(expr, sizes)) if _has_digits(expr) else expr
+
+
+@lru_cache(maxsize=1 << 16)
+def _simplified(expr: sympy.Expr, facts: Facts) -> sympy.Expr:
+    sizes = dict(facts)
+    rebuilt = expr.func(*(simplify(arg, sizes) for arg in expr.args)) if expr.args else expr
+    if isinstance(rebuilt, FloorDiv):
+        return _simplify_floordiv(rebuilt.args[0], rebuilt.args[1], sizes)
+    if isinstance(rebuilt, Mod):
+        return _simplify_mod(rebuilt.args[0], rebuilt.args[1], sizes)
+    if rebuilt.is_Mul and any(factor.is_Add for factor in rebuilt.args):
+        rebuilt = sympy.expand_mul(rebuilt)
+    return _recompose(rebuilt, sizes) if rebuilt.is_Add else rebuilt
+
+
+def _split_multiple(expr: sympy.Expr, of: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
+    """`(q, r)` with `expr = q·of + r`, taking into q every term that is a multiple of `of`."""
+    quotient, rest = [], []
+    for term in sympy.Add.make_args(sympy.expand_mul(expr)):
+        if of.is_Integer:
+            coefficient, factor = term.as_coeff_Mul()
+            if coefficient % of == 0:
+                quotient.append(coefficient // of * factor)
+            elif term.is_Integer:
+                quotient.append(term // of)
+                rest.append(term % of)
+            else:
+                rest.append(term)
+        else:
+            ratio = term / of
+            if ratio.is_integer and ratio.as_numer_denom()[1] == 1:
+                quotient.append(ratio)
+            else:
+                rest.append(term)
+    return sympy.Add(*quotient), sympy.Add(*rest)
+
+
+def _common_factors(rest: sympy.Expr, b: sympy.Expr) -> list[sympy.Expr]:
+    """What some term of `rest` and `b` have in common, greatest first; each divides `b`."""
+    found: set[sympy.Expr] = set()
+    number, symbols = b.as_coeff_Mul()
+    for term in sympy.Add.make_args(rest):
+        coefficient, factor = term.as_coeff_Mul()
+        shared = set(sympy.Mul.make_args(factor)).intersection(sympy.Mul.make_args(symbols))
+        found.add(sympy.Mul(math.gcd(int(coefficient), int(number)), *shared))
+    return sorted(found - {ONE}, key=lambda g: (-len(symbols_of(g)), -int(g.as_coeff_Mul()[0]), str(g)))
+
+
+def _simplify_floordiv(a: sympy.Expr, b: sympy.Expr, sizes: Sizes) -> sympy.Expr:
+    quotient, rest = _split_multiple(a, b)
+    if within(rest, b, sizes):
+        return quotient
+    if b.is_Integer and (found := interval(rest, sizes)) and found[0] // int(b) == found[1] // int(b):
+        return quotient + found[0] // int(b)
+    if isinstance(rest, Mod) and b.is_Integer and rest.args[1].is_Integer and rest.args[1] % b == 0:
+        return quotient + simplify(Mod(FloorDiv(rest.args[0], b), rest.args[1] // b), sizes)
+    for g in _common_factors(rest, b):  # (g·x + y) // (g·c) = x // c when 0 ≤ y < g
+        inner, small = _split_multiple(rest, g)
+        if inner != 0 and within(small, g, sizes):
+            return quotient + _simplify_floordiv(inner, b / g, sizes)
+    return quotient + FloorDiv(rest, b)
+
+
+def _simplify_mod(a: sympy.Expr, b: sympy.Expr, sizes: Sizes) -> sympy.Expr:
+    _, rest = _split_multiple(a, b)
+    if within(rest, b, sizes):
+        return rest
+    if b.is_Integer:
+        if (found := interval(rest, sizes)) and found[0] // int(b) == found[1] // int(b):
+            return rest - found[0] // int(b) * b
+        reduced = sympy.Add(*(_reduce_term(term, b) for term in sympy.Add.make_args(rest)))
+        if reduced != rest:
+            return _simplify_mod(reduced, b, sizes)
+    for g in _common_factors(rest, b):  # (g·x + y) % (g·c) = g·(x % c) + y when 0 ≤ y < g
+        inner, small = _split_multiple(rest, g)
+        if inner != 0 and within(small, g, sizes):
+            return sympy.expand_mul(g * _simplify_mod(inner, b / g, sizes)) + small
+    return Mod(rest, b)
+
+
+def _reduce_term(term: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
+    """A term equal to `term` modulo `b`: `(b + c)·x → c·x` and `c·(x % m) → c·x` where b divides c·m."""
+    coefficient, factor = term.as_coeff_Mul()
+    if isinstance(factor, Mod) and factor.args[1].is_Integer and coefficient * factor.args[1] % b == 0:
+        factor = factor.args[0]
+    sign = 1 if coefficient > 0 else -1
+    return sign * (abs(coefficient) % b) * factor
+
+
+def _recompose(total: sympy.Add, sizes: Sizes) -> sympy.Expr:
+    """`c·b·(a // b) + c·(a % b) → c·a`, until nothing changes."""
+    terms = set(total.args)
+    for term in total.args:
+        for mod in (f for f in sympy.Mul.make_args(term.as_coeff_Mul()[1]) if isinstance(f, Mod)):
+            a, b = mod.args
+            scale = term / mod
+            partner = sympy.expand_mul(scale * b * _simplify_floordiv(a, b, sizes))
+            parts = sympy.Add.make_args(partner)
+            if term not in parts and terms.issuperset(parts):
+                left = terms.difference(parts, {term})
+                return simplify(sympy.Add(*left, sympy.expand_mul(scale * a)), sizes)
+    return total

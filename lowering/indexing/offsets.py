@@ -1,0 +1,55 @@
+"""Offsets in memory: several indices and their strides as one number, and the stride of an axis in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from lowering.division import ONE, ZERO
+from lowering.expr import Const, Expr, Index, IndexValue, Op
+from lowering.indexing.intervals import Sizes, symbols_of
+from lowering.indexing.laws import simplify
+from lowering.sizes import where_there_are_elements
+
+
+def flatten(index: Sequence[Index], strides: Sequence[sympy.Expr], sizes: Sizes) -> Index:
+    """The offset in elements of a multi-dimensional index."""
+    plain: sympy.Expr = ZERO
+    indirect: list[Expr] = []
+    for position, stride in zip(index, strides, strict=True):
+        step = where_there_are_elements(stride)
+        if isinstance(position, Expr):
+            scaled = position if step == 1 else Op("mul", (position, IndexValue(step)), torch.int64)
+            if not (isinstance(position, Const) and position.value == 0):
+                indirect.append(scaled)
+        else:
+            plain += position * step
+    plain = simplify(sympy.expand_mul(plain), sizes)
+    if not indirect:
+        return plain
+    total: Expr = indirect[0]
+    for part in indirect[1:]:
+        total = Op("add", (total, part), torch.int64)
+    return total if plain == 0 else Op("add", (total, IndexValue(plain)), torch.int64)
+
+
+def coefficient(expr: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr | None:
+    """The stride of `axis` in an affine offset; None where the axis appears under `//`, `%` or a power.
+
+    >>> from lowering.indexing import FloorDiv, axis_symbol
+    >>> i, j = axis_symbol(0), axis_symbol(1)
+    >>> coefficient(12 * i + j, i), coefficient(12 * i + j, axis_symbol(2)), coefficient(FloorDiv(i, 2), i)
+    (12, 0, None)
+    """
+    found: sympy.Expr = ZERO
+    if axis not in symbols_of(expr):
+        return found
+    for term in sympy.Add.make_args(sympy.expand_mul(expr)):
+        if axis in symbols_of(term):
+            ratio = ONE if term is axis else term / axis
+            if axis in symbols_of(ratio):
+                return None
+            found += ratio
+    return found

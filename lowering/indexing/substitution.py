@@ -1,0 +1,78 @@
+"""Other indices in the place of axes; with a loaded value in the place of one, an index becomes an expression."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from lowering.division import FloorDiv, Mod
+from lowering.expr import AxisMap, Expr, Index, IndexValue, Load, Op, Random, make_cast, rewrite
+from lowering.indexing.intervals import Sizes, symbols_of
+from lowering.indexing.laws import simplify
+
+
+def substitute(root: Expr, axes: AxisMap, sizes: Sizes) -> Expr:
+    """`root` with axis symbols replaced; an axis may be replaced by a loaded value (a gather).
+
+    `sizes` are the bounds of the symbols that appear in the replacements; they are used to simplify.
+    """
+    return substitute_all([root], axes, sizes)[0]
+
+
+def substitute_all(roots: Sequence[Expr], axes: AxisMap, sizes: Sizes) -> list[Expr]:
+    """`substitute` on several roots that share parts."""
+    if all(symbol is value or symbol == value for symbol, value in axes.items()):
+        return list(roots)
+    memo: dict[sympy.Expr, Index] = {}
+
+    def replace(index: sympy.Expr) -> Index:
+        if index not in memo:
+            memo[index] = replace_axes(index, axes, sizes)
+        return memo[index]
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Load):
+            index = tuple(i if isinstance(i, Expr) else replace(i) for i in node.index)
+            if all(new is old for new, old in zip(index, node.index, strict=True)):
+                return None
+            return Load(node.buffer, index, node.dtype, node.mask)
+        if isinstance(node, IndexValue):
+            found = replace(node.index)
+            return make_cast(found, node.dtype) if isinstance(found, Expr) else IndexValue(found, node.dtype)
+        if isinstance(node, Random):
+            found = replace(node.offset)
+            assert not isinstance(found, Expr), "a random number cannot be read at a gathered position"
+            return Random(node.kind, node.seed, found)
+        return None
+
+    return rewrite(roots, rule)
+
+
+def replace_axes(index: sympy.Expr, axes: AxisMap, sizes: Sizes) -> Index:
+    """`index` with symbols replaced.  Becomes an `Expr` as soon as one replacement is one."""
+    found = {s: axes[s] for s in symbols_of(index) if s in axes}
+    if any(isinstance(value, Expr) for value in found.values()):
+        return _lift(index, found, sizes)
+    return simplify(index.xreplace(found) if found else index, sizes)
+
+
+def as_expr(index: Index) -> Expr:
+    """An index as an int64 expression."""
+    return index if isinstance(index, Expr) else IndexValue(index)
+
+
+def _lift(index: sympy.Expr, axes: AxisMap, sizes: Sizes) -> Expr:
+    """`index` as an int64 expression: sympy's operators become scalar operations above a replaced axis."""
+    if index.is_Symbol:
+        return as_expr(axes.get(index, index))
+    if not any(isinstance(axes.get(s), Expr) for s in symbols_of(index)):
+        return as_expr(replace_axes(index, axes, sizes))
+    names = {sympy.Add: "add", sympy.Mul: "mul", sympy.Pow: "mul", FloorDiv: "floordiv", Mod: "remainder"}
+    name = names[index.func]
+    args = (index.base,) * int(index.exp) if index.is_Pow else index.args
+    result, *others = (_lift(arg, axes, sizes) for arg in args)
+    for other in others:
+        result = Op(name, (result, other), torch.int64)
+    return result
