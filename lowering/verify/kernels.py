@@ -1,30 +1,14 @@
-"""The verifier: is a Program or a Kernel well formed?
-
-What enters is a Program or a Kernel; nothing leaves.  What breaks a rule of its IR is refused with `VerifyError`,
-which names the node and the rule: that is a defect of the compiler, found next to the pass that made it.  Only what is
-certain is refused; an index is out of bounds only if some point of the iteration space is known to be.
-"""
+"""The rules of a Kernel: names, roles, where folds stand and where they are named, dtypes, bounds, spans."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import sympy
 import torch
 
-from lowering.errors import Origin, VerifyError
-from lowering.expr import Expr, TileRef, free_axes, postorder
-from lowering.expression_rules import (
-    Broken,
-    ExpressionRules,
-    check_bounds,
-    check_fold,
-    check_scan,
-    check_sides,
-    check_symbols,
-    require,
-)
+from lowering.expr import Expr, TileRef, postorder
 from lowering.indexing import symbols_of
 from lowering.kernel import (
     Fold,
@@ -41,178 +25,16 @@ from lowering.kernel import (
     values_of,
     walked_folds,
 )
-from lowering.program import (
-    SCATTER_OPS,
-    Axis,
-    Buffer,
-    BufferRef,
-    Contract,
-    Extern,
-    Map,
-    Node,
-    Program,
-    Reduce,
-    Scan,
-    Scatter,
-    leaves,
-    reads,
-    writes,
+from lowering.program import SCATTER_OPS
+from lowering.verify.broken import Broken, defect, require
+from lowering.verify.expressions import (
+    ExpressionRules,
+    check_bounds,
+    check_fold,
+    check_scan,
+    check_sides,
+    check_symbols,
 )
-from lowering.sizes import given_by
-
-# Programs -------------------------------------------------------------------------------------------------------------
-
-
-def verify_program(program: Program) -> None:
-    """Check the rules of a Program: dtypes, shapes, names, order, bounds.
-
-    Raises:
-        VerifyError: with the node (by its output buffer), its origin and the rule.
-    """
-    checker = _ProgramRules(program)
-    place, origin = "the program", None
-    try:
-        checker.check_inputs()
-        for node in program.nodes:
-            made = writes(node)
-            place = f"the call of {node.target}" if isinstance(node, Extern) else f"node {node.out}"
-            origin = next((program.origins[name] for name in made if name in program.origins), None)
-            checker.check_node(node)
-        place, origin = "the outputs", None
-        checker.check_outputs()
-    except Broken as broken:
-        raise _error(place, broken, origin) from None
-
-
-def _error(place: str, broken: Broken, origin: Origin | None = None) -> VerifyError:
-    return VerifyError(f"{place}: {broken}", hint="this is a defect of the compiler; please report it", origin=origin)
-
-
-class _ProgramRules:
-    """A walk over a Program in execution order: what is known and what is written so far."""
-
-    def __init__(self, program: Program) -> None:
-        self.program = program
-        tensors = {name: (buffer.dtype, buffer.shape) for name, buffer in program.buffers.items()}
-        self.expressions = ExpressionRules(tensors, tiles=False)
-        self.available: set[str] = set()
-        self.symbols: set[sympy.Symbol] = set()
-
-    def check_inputs(self) -> None:
-        for name, buffer in self.program.buffers.items():
-            require(name == buffer.name, "buffer {} is filed under {}", buffer.name, name)
-            require(len(buffer.shape) == len(buffer.strides), "{} has strides for another rank", name)
-        for entry in (*self.program.inputs, *self.program.constants):
-            if isinstance(entry, sympy.Symbol):
-                self.symbols.add(entry)
-            elif entry is not None:
-                self._make(entry)
-                self._learn_sizes(self.program.buffers[entry])
-
-    def check_node(self, node: Node) -> None:
-        if isinstance(node, Extern):
-            self._check_extern(node)
-            return
-        require(node.out in self.program.buffers, "{} is not among the buffers", node.out)
-        out = self.program.buffers[node.out]
-        sizes = _sizes_of((*node.axes, *node.over))
-        if isinstance(node, Scatter):
-            self._check_scatter(node, out, sizes)
-            return
-        _check_shape([axis.size for axis in node.axes], out)
-        loaded = self.expressions.check(node.exprs, sizes, self.symbols)
-        self._read(loaded)
-        if isinstance(node, Map):
-            require(node.expr.dtype is out.dtype, "{} is written to a buffer of {}", node.expr.dtype, out.dtype)
-        elif isinstance(node, Reduce):
-            require(node.op != "dot", "a dot is a Contract, not a Reduce")
-            check_fold(node.op, node.args, node.dtype)
-            require(node.dtype is out.dtype, "{} is written to a buffer of {}", node.dtype, out.dtype)
-        elif isinstance(node, Scan):
-            check_scan(node.op, node.args, node.dtype)
-            require(node.dtype is out.dtype, "{} is written to a buffer of {}", node.dtype, out.dtype)
-            require(node.along in sizes, "it runs along {}, which is no axis of it", node.along)
-        else:
-            self._check_contract(node)
-        self._make(node.out)
-
-    def _check_scatter(self, node: Scatter, out: Buffer, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> None:
-        self._read([node.start, *self.expressions.check(node.exprs, sizes, self.symbols)])
-        start = self.program.buffers[node.start]
-        alike = (start.dtype, start.shape, start.moving) == (out.dtype, out.shape, out.moving)
-        require(alike, "it begins as {}, which is laid out otherwise", node.start)
-        readers = [each for each in self.program.nodes if node.start in reads(each)]
-        kept = node.start in (*self.program.constants, *self.program.output_names())
-        require(readers == [node] and not kept, "{} is needed elsewhere, but is overwritten", node.start)
-        require(node.op in SCATTER_OPS, "a scatter has no operation {}", node.op)
-        require(node.value.dtype is out.dtype, "{} is written to a buffer of {}", node.value.dtype, out.dtype)
-        require(len(node.index) == len(out.shape), "it has {} indices into {}", len(node.index), node.out)
-        require(all(index.dtype is torch.int64 for index in node.index), "an index is no int64")
-        require(node.where is None or node.where.dtype is torch.bool, "its condition is no bool")
-        self._make(node.out)
-
-    def _check_contract(self, node: Contract) -> None:
-        check_fold("dot", (node.lhs, node.rhs), node.accumulate)
-        parallel = [axis.symbol for axis in node.axes]
-        check_sides(node.rows, node.columns, parallel, free_axes(node.lhs), free_axes(node.rhs))
-        if node.library:
-            made: set[str] = set()
-            for step in node.library:
-                for name in reads(step):
-                    require(name in self.available or name in made, "its library form reads {} too early", name)
-                made.update(writes(step))
-            require(node.out in made, "its library form gives other buffers: {}", made)
-
-    def _check_extern(self, node: Extern) -> None:
-        self._read(node.reads)
-        require(callable(node.target), "{!r} cannot be called", node.target)
-        for part in leaves([node.args, node.kwargs]):
-            if isinstance(part, sympy.Expr):
-                self._check_symbols(part)
-        self.symbols.update(size for size, _, _ in node.sizes)
-        for name in writes(node):
-            self._make(name)
-            self._learn_sizes(self.program.buffers[name])  # a call may return a size that nothing tells beforehand
-
-    def check_outputs(self) -> None:
-        for output in self.program.outputs:
-            if isinstance(output, BufferRef):
-                self._read([output.name])
-            elif output is not None:
-                self._check_symbols(output)
-
-    def _make(self, name: str) -> None:
-        require(name in self.program.buffers, "{} is not among the buffers", name)
-        require(name not in self.available, "{} is written twice, or is an input", name)
-        self.available.add(name)
-
-    def _read(self, names: Iterable[str]) -> None:
-        for name in names:
-            require(name in self.available, "{} is read before it is written", name)
-
-    def _learn_sizes(self, buffer: Buffer) -> None:
-        for size in (*buffer.shape, *buffer.strides):
-            self.symbols.update((*symbols_of(size), *given_by(size)))
-
-    def _check_symbols(self, expr: sympy.Expr) -> None:
-        for symbol in given_by(expr):
-            require(symbol in self.symbols, "the size {} is unknown", symbol)
-
-
-def _sizes_of(axes: Sequence[Axis]) -> dict[sympy.Symbol, sympy.Expr]:
-    sizes = {axis.symbol: axis.size for axis in axes}
-    require(len(sizes) == len(axes), "an axis occurs twice")
-    return sizes
-
-
-def _check_shape(sizes: Sequence[sympy.Expr], out: Buffer) -> None:
-    require(len(sizes) == len(out.shape), "it has {} axes, its buffer {} dimensions", len(sizes), len(out.shape))
-    for size, dimension in zip(sizes, out.shape, strict=True):
-        same = size is dimension or size == dimension or sympy.expand(size - dimension) == 0
-        require(same, "its axes have sizes {}, its buffer has shape {}", list(sizes), list(out.shape))
-
-
-# Kernels --------------------------------------------------------------------------------------------------------------
 
 
 def verify_kernel(kernel: Kernel) -> None:
@@ -234,7 +56,7 @@ def verify_kernel(kernel: Kernel) -> None:
             checker.check_body(part.body, ())
             checker.check_spans()
         except Broken as broken:
-            raise _error(f"kernel {part.name}, {checker.place}", broken) from None
+            raise defect(f"kernel {part.name}, {checker.place}", broken) from None
 
 
 class _KernelRules:
@@ -426,6 +248,3 @@ def _place_of(stmt: Fold | Prefix | Store) -> str:
     if isinstance(stmt, Store):
         return f"store to {stmt.param}"
     return f"{'fold' if isinstance(stmt, Fold) else 'scan'} {stmt.name}"
-
-
-__all__ = ["verify_kernel", "verify_program"]

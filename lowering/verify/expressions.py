@@ -1,7 +1,7 @@
 """The rules that expressions and folds must keep, wherever they stand.
 
 What enters are expressions with what they may load and the sizes of their axes; nothing leaves.  A broken rule raises
-`Broken`; `verify.py`, which knows the node it happened in, turns it into an error.
+`Broken`; who knows the node it happened in turns that into an error.
 """
 
 from __future__ import annotations
@@ -15,17 +15,7 @@ import torch
 from lowering.expr import Const, Expr, Index, Load, Op, Random, TileRef, index_of, postorder
 from lowering.indexing import FloorDiv, Mod, Sizes, bounds, symbols_of
 from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS, SCAN_OPS, SCANNED, accumulator, result_dtype
-
-
-class Broken(Exception):
-    """A rule is broken; the caller knows where."""
-
-
-def require(holds: object, rule: str, *details: object) -> None:
-    """Raise `rule`, its `{}` filled with `details`, unless it holds (sympy's text is slow: none is made in vain)."""
-    if not holds:
-        raise Broken(rule.format(*details))
-
+from lowering.verify.broken import Broken, require
 
 # Expressions ----------------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,77 @@
+"""What a call means that the graph makes as it is: the same call, with the tensors and the sizes that it names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import sympy
+import torch
+
+from lowering.errors import VerifyError
+from lowering.evaluate import size_value
+from lowering.program import BufferRef, Extern, ExternArg, Program
+
+
+def call(
+    program: Program,
+    node: Extern,
+    values: Mapping[str, torch.Tensor],
+    sizes: dict[sympy.Symbol, int],
+    exact: bool,
+) -> dict[str, torch.Tensor]:
+    """The tensors an extern returns, by buffer.
+
+    In float64 the call may be one that only takes other types, or change what it means (`view.dtype`): what fails or
+    has another shape is called again in the dtypes as stated.
+    """
+    if not exact:
+        try:
+            return _called(program, node, values, sizes, True)
+        except (RuntimeError, NotImplementedError, TypeError, ValueError, VerifyError):
+            values = {name: values[name].to(program.buffers[name].dtype) for name in node.reads}
+    found = _called(program, node, values, sizes, False)
+    return found if exact else {name: as_double(tensor) for name, tensor in found.items()}
+
+
+def _called(
+    program: Program,
+    node: Extern,
+    values: Mapping[str, torch.Tensor],
+    sizes: dict[sympy.Symbol, int],
+    double: bool,
+) -> dict[str, torch.Tensor]:
+    def real(arg: ExternArg) -> object:
+        if isinstance(arg, BufferRef):
+            return values[arg.name]
+        if isinstance(arg, sympy.Expr):
+            return size_value(arg, sizes)
+        if isinstance(arg, (list, tuple)):
+            return type(arg)(real(part) for part in arg)
+        if isinstance(arg, Mapping):
+            return {key: real(part) for key, part in arg.items()}
+        if double and isinstance(arg, torch.dtype) and arg.is_floating_point:
+            return torch.float64
+        return arg
+
+    args = [real(arg) for arg in node.args]
+    returned = node.target(*args, **{key: real(arg) for key, arg in node.kwargs.items()})
+    results = returned if node.multiple and isinstance(returned, (list, tuple)) else (returned,)
+    sizes.update(
+        {size: results[place] if dim is None else results[place].shape[dim] for size, place, dim in node.sizes}
+    )
+    found: dict[str, torch.Tensor] = {}
+    for name, result in zip(node.outs, results, strict=True):
+        if name is None:
+            continue
+        buffer = program.buffers[name]
+        shape = [size_value(size, sizes) for size in buffer.shape]
+        if not isinstance(result, torch.Tensor) or list(result.shape) != shape:
+            raise VerifyError(f"{node.target} does not return a tensor of shape {shape} for {name}")
+        if not double and result.dtype is not buffer.dtype:
+            raise VerifyError(f"{node.target} returns {result.dtype} for {name}, not {buffer.dtype}")
+        found[name] = as_double(result) if double else result
+    return found
+
+
+def as_double(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.double() if tensor.is_floating_point() else tensor

@@ -1,0 +1,184 @@
+"""What a Kernel means: its statements run over boxes of its grid, loops in blocks where values run along."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import sympy
+import torch
+
+from lowering.errors import VerifyError
+from lowering.evaluate import (
+    CPU,
+    Ranges,
+    Scope,
+    boxes,
+    check_positions,
+    evaluate,
+    flat_view,
+    fold,
+    fold_over,
+    pieces,
+    points_of,
+    scan_along,
+    scatter,
+    size_value,
+    update,
+)
+from lowering.expr import Expr, IndexValue
+from lowering.indexing import symbols_of
+from lowering.kernel import (
+    Fold,
+    Kernel,
+    Loop,
+    Prefix,
+    Role,
+    Stmt,
+    Store,
+    running,
+    spans,
+    statements,
+    values_of,
+    walked_folds,
+)
+from lowering.scalar_ops import identity
+
+
+def run_kernel(kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> None:
+    """Run a Kernel on the tensors of its params, in their order; what it stores is written in place.
+
+    Raises:
+        VerifyError: a tensor is not as its param declares, or a load or store reaches outside.
+    """
+    known = _kernel_sizes(kernel, tensors, sizes)
+    with torch.no_grad():
+        _run_grid(kernel, tensors, known)
+    at = {param.name: tensor for param, tensor in zip(kernel.params, tensors, strict=True)}
+    parts, last = list(kernel.beside), kernel.then
+    while last is not None:  # each over parameters of the whole launch, not of the one before it
+        parts.append(replace(last, then=None))
+        last = last.then
+    for part in parts:
+        run_kernel(part, [at[p.name] for p in part.params], [known[s] for s in part.sizes])
+
+
+def _run_grid(kernel: Kernel, tensors: Sequence[torch.Tensor], known: Mapping[sympy.Symbol, int]) -> None:
+    axes = {axis.symbol: range(size_value(axis.size, known)) for axis in kernel.axes}
+    grid = {axis.symbol: axes[axis.symbol] for axis in kernel.with_role(Role.GRID)}
+    if any(not len(span) for span in grid.values()):
+        return
+    flats = {param.name: flat_view(tensor) for param, tensor in zip(kernel.params, tensors, strict=True)}
+    device = next((t.device for p, t in zip(kernel.params, tensors, strict=True) if p.written), CPU)
+    found = spans(kernel)
+    varies = {stmt: _varies(stmt, found) for stmt in statements(kernel.body) if not isinstance(stmt, Loop)}
+    cost = max((points_of(spanned, axes) for spanned in varies.values()), default=0)
+    for box in boxes(grid, pieces(cost)):
+        _run_body(kernel, kernel.body, {**axes, **box}, Scope(flats, known, {}, True, device), varies)
+
+
+_RUNNING_BLOCKS = 3
+"""Blocks in which a loop with running values is walked, so that what is carried is carried more than once."""
+
+
+def _run_body(
+    kernel: Kernel,
+    body: Sequence[Stmt],
+    axes: Ranges,
+    scope: Scope,
+    varies: Mapping[Fold | Prefix | Store, list[frozenset[sympy.Symbol]]],
+    walked: frozenset[str] = frozenset(),
+) -> dict[str, torch.Tensor]:
+    """Run statements over a box; returns the tiles of `scope` and those of the folds that ran.
+
+    `walked` are folds whose loop is walked in blocks, of which the box is one.
+    """
+    tiles = dict(scope.tiles)
+    scope = replace(scope, tiles=tiles)
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            if not running(stmt):
+                tiles.update(_run_body(kernel, stmt.body, axes, scope, varies))
+                continue
+            own = {fold.name: fold for fold in walked_folds(stmt)}
+            tiles.update({name: _identity_of(fold, len(axes), scope.device) for name, fold in own.items()})
+            for part in boxes({stmt.axes[0]: axes[stmt.axes[0]]}, _RUNNING_BLOCKS):
+                tiles.update({f"{name}'": tiles[name] for name in own})
+                tiles.update(_run_body(kernel, stmt.body, {**axes, **part}, scope, varies, frozenset(own)))
+        elif isinstance(stmt, Fold):
+            value = fold_over(stmt.op, stmt.args, stmt.over, axes, scope, points_of(varies[stmt], axes))
+            if stmt.name in walked:
+                old = evaluate([stmt.carry or stmt.before], axes, scope)[0]
+                both = torch.stack([old.expand(value.shape), value.to(stmt.dtype)])
+                value = fold("sum" if stmt.op == "dot" else stmt.op, [both], [0])[0][0]
+            tiles[stmt.name] = value.to(stmt.dtype)
+        elif isinstance(stmt, Prefix):
+            tiles[stmt.name] = scan_along(stmt.op, stmt.args, stmt.along, axes, scope)
+        elif points_of(varies[stmt], axes):
+            _store(kernel, stmt, axes, scope)
+    return tiles
+
+
+def _identity_of(stmt: Fold, rank: int, device: torch.device) -> torch.Tensor:
+    return torch.full([1] * rank, identity(stmt.op, stmt.dtype), dtype=stmt.dtype, device=device)
+
+
+def _kernel_sizes(kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> dict[sympy.Symbol, int]:
+    """The size symbols of a kernel and of the shapes of its params; refuses tensors that are not as declared."""
+    known = dict(zip(kernel.sizes, sizes, strict=True))
+    for param, tensor in zip(kernel.params, tensors, strict=True):
+        if tensor.ndim != len(param.shape):
+            raise VerifyError(
+                f"kernel {kernel.name}: {param.name} has {tensor.ndim} dimensions, not {len(param.shape)}"
+            )
+        for expr, size in zip((*param.shape, *param.strides), (*tensor.shape, *tensor.stride()), strict=True):
+            if expr.is_Symbol:
+                known.setdefault(expr, size)
+    for param, tensor in zip(kernel.params, tensors, strict=True):
+        if any(symbol not in known for expr in (*param.shape, *param.strides) for symbol in symbols_of(expr)):
+            continue  # a size that only the shape holds and nothing in the kernel needs
+        shape = [size_value(size, known) for size in param.shape]
+        strides = [size_value(stride, known) for stride in param.strides]
+        layout = zip(shape, strides, tensor.stride(), strict=True)
+        moved = tensor.numel() > 0 and any(size != 1 and ours != theirs for size, ours, theirs in layout)
+        if tensor.dtype is not param.dtype or list(tensor.shape) != shape or moved:
+            raise VerifyError(
+                f"kernel {kernel.name}: {param.name} is {tensor.dtype}{list(tensor.shape)} with strides "
+                f"{list(tensor.stride())}, not {param.dtype}{shape} with strides {strides}"
+            )
+    return known
+
+
+def _varies(stmt: Stmt, found: Mapping[Expr, frozenset[sympy.Symbol]]) -> list[frozenset[sympy.Symbol]]:
+    """The axes of the values that a statement holds at once: the operands of a product are never joined."""
+    each = [found[value] for value in values_of(stmt)]
+    if isinstance(stmt, Fold):
+        each = [axes.union(stmt.over) for axes in each]
+        return each if stmt.op == "dot" else [frozenset().union(*each)]
+    if isinstance(stmt, Prefix):
+        return [frozenset({stmt.along}).union(*each)]
+    assert isinstance(stmt, Store)
+    each.append(frozenset(stmt.axes or ()))
+    if not isinstance(stmt.offset, Expr):
+        each.append(frozenset(stmt.offset.free_symbols))
+    return [frozenset().union(*each)]
+
+
+def _store(kernel: Kernel, stmt: Store, axes: Ranges, scope: Scope) -> None:
+    target = stmt.offset if isinstance(stmt.offset, Expr) else IndexValue(stmt.offset)
+    value, offset, *rest = evaluate([stmt.value, target, *([] if stmt.where is None else [stmt.where])], axes, scope)
+    held = rest[0] if rest else None
+    flat = scope.buffers[stmt.param]
+    if value.dtype is not flat.dtype:
+        raise VerifyError(f"kernel {kernel.name}: {value.dtype} is stored to {stmt.param}, which holds {flat.dtype}")
+    spread = stmt.axes is None and any(n not in (1, m) for n, m in zip(value.shape, offset.shape, strict=True))
+    if spread:
+        raise VerifyError(f"kernel {kernel.name}: the value stored to {stmt.param} varies where its offset does not")
+    check_positions(stmt.param, [stmt.offset], offset, flat.numel(), held)
+    if stmt.axes is None:
+        scatter(flat, offset, value)
+        return
+    points = [len(span) if axis in stmt.axes else 1 for axis, span in axes.items()]
+    if any(n not in (1, m) for n, m in zip(offset.shape, points, strict=True)):
+        raise VerifyError(f"kernel {kernel.name}: the offset into {stmt.param} varies where it is not updated")
+    update(stmt.op, flat, offset.expand(points), value, held)

@@ -1,0 +1,153 @@
+"""What a Program means: its nodes, one after the other, over real tensors, in the dtypes as stated or in float64."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+import torch
+
+from lowering.errors import VerifyError
+from lowering.evaluate import (
+    Scope,
+    boxes,
+    check_positions,
+    evaluate,
+    flat_view,
+    fold_over,
+    pieces,
+    points_of,
+    scan_along,
+    size_value,
+    update,
+)
+from lowering.expr import free_axes
+from lowering.interpret.calls import as_double, call
+from lowering.program import Buffer, BufferRef, Compute, Contract, Extern, Map, Program, Reduce, Scan, Scatter
+
+
+def run_program(
+    program: Program, inputs: Sequence[torch.Tensor | int | None], *, exact: bool = True
+) -> list[torch.Tensor | int | None]:
+    """Call a Program.
+
+    Args:
+        inputs: one per entry of `program.inputs`: a tensor, an integer for a size symbol, anything for None.
+        exact: compute in the dtypes as stated, with the strides as stated; otherwise in float64.
+
+    Returns:
+        One per entry of `program.outputs`: tensors, integers and None.
+
+    Raises:
+        VerifyError: an input is not as declared, or the program reads outside a tensor.
+    """
+    sizes = bind_sizes(program, inputs)
+    given = {name: t for name, t in zip(program.inputs, inputs, strict=True) if isinstance(name, str)}
+    values: dict[str, torch.Tensor] = {}
+    for name, tensor in (*given.items(), *program.constants.items()):
+        assert isinstance(tensor, torch.Tensor)
+        values[name] = tensor if exact else as_double(tensor)
+    with torch.no_grad():
+        for node in program.nodes:
+            if isinstance(node, Extern):
+                values.update(call(program, node, values, sizes, exact))
+            else:
+                out = program.buffers[node.out]
+                scope = Scope(values, sizes, {}, exact, out.device)
+                values[node.out] = (
+                    _scattered(node, scope, own=node.start in given)
+                    if isinstance(node, Scatter)
+                    else _compute(node, out, scope)
+                )
+    results: list[torch.Tensor | int | None] = []
+    for output in program.outputs:
+        if output is None or isinstance(output, BufferRef):
+            results.append(None if output is None else values[output.name])
+        else:
+            results.append(size_value(output, sizes))
+    return results
+
+
+def bind_sizes(program: Program, inputs: Sequence[torch.Tensor | int | None]) -> dict[sympy.Symbol, int]:
+    """The values of the size symbols, from integer inputs and from the shapes and strides of tensor inputs.
+
+    Raises:
+        VerifyError: an input does not have the dtype or the shape that its buffer declares.
+    """
+    sizes: dict[sympy.Symbol, int] = {}
+    tensors: list[tuple[Buffer, torch.Tensor]] = []
+    for entry, given in zip(program.inputs, inputs, strict=True):
+        if isinstance(entry, sympy.Symbol):
+            assert isinstance(given, int)
+            sizes[entry] = given
+        elif entry is not None:
+            assert isinstance(given, torch.Tensor)
+            tensors.append((program.buffers[entry], given))
+    for buffer, tensor in tensors:
+        if tensor.ndim != len(buffer.shape):
+            raise VerifyError(f"input {buffer.name} has {tensor.ndim} dimensions, not {len(buffer.shape)}")
+        for expr, size in zip((*buffer.shape, *buffer.strides), (*tensor.shape, *tensor.stride()), strict=True):
+            if expr.is_Symbol:
+                sizes.setdefault(expr, size)
+    for buffer, tensor in tensors:
+        shape = tuple(size_value(size, sizes) for size in buffer.shape)
+        if tensor.dtype is not buffer.dtype or tensor.shape != shape:
+            raise VerifyError(
+                f"input {buffer.name} is {tensor.dtype}{list(tensor.shape)}, not {buffer.dtype}{list(shape)}"
+            )
+    return sizes
+
+
+def _compute(node: Compute, out: Buffer, scope: Scope) -> torch.Tensor:
+    shape = [size_value(size, scope.sizes) for size in out.shape]
+    strides = [size_value(stride, scope.sizes) for stride in out.strides]
+    result = torch.empty_strided(shape, strides, dtype=scope.dtype(out.dtype), device=out.device)
+    axes = {axis.symbol: range(size_value(axis.size, scope.sizes)) for axis in node.axes}
+    over = {axis.symbol: range(size_value(axis.size, scope.sizes)) for axis in node.over}
+    if [len(span) for span in axes.values()] != shape:
+        raise VerifyError(f"{node.out} has shape {shape}, its node runs over {[len(span) for span in axes.values()]}")
+    if result.numel() == 0:
+        return result
+    varies = [free_axes(expr) | over.keys() for expr in node.exprs]
+    if not isinstance(node, Contract):
+        varies = [frozenset().union(*varies)]
+    varies.append(frozenset(axes))
+    made = node.dtype if isinstance(node, (Reduce, Scan)) else out.dtype
+    stated = node.expr.dtype if isinstance(node, Map) else made
+    if stated is not out.dtype:
+        raise VerifyError(f"{node.out} holds {out.dtype}, its node gives {stated}")
+    cut = {axis: span for axis, span in axes.items() if not isinstance(node, Scan) or axis != node.along}
+    for cut_box in boxes(cut, pieces(points_of(varies, {**axes, **over}))):
+        box = {axis: cut_box.get(axis, span) for axis, span in axes.items()}
+        if isinstance(node, Map):
+            value = evaluate([node.expr], box, scope)[0]
+        elif isinstance(node, Scan):
+            value = scan_along(node.op, node.args, node.along, box, scope)
+        else:
+            op, inside = "dot" if isinstance(node, Contract) else node.op, {**box, **over}
+            value = fold_over(op, node.exprs, list(over), inside, scope, points_of(varies, inside))
+            value = value.reshape(value.shape[: len(box)])
+        part = result[tuple(slice(span.start, span.stop) for span in box.values())]
+        part.copy_(value.expand(part.shape))
+    return result
+
+
+def _scattered(node: Scatter, scope: Scope, *, own: bool) -> torch.Tensor:
+    """The result in the memory of its start, which is the caller's `own` tensor, or in a copy."""
+    result = scope.buffers[node.start]
+    if not own:
+        like = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)
+        result = like.copy_(result)
+    axes = {axis.symbol: range(size_value(axis.size, scope.sizes)) for axis in node.axes}
+    if any(not len(span) for span in axes.values()):
+        return result
+    flat = flat_view(result)
+    for box in boxes(axes, pieces(points_of([frozenset(axes)], axes))):
+        value, *rest = evaluate(node.exprs, box, scope)
+        held = rest.pop() if node.where is not None else None
+        offset = torch.zeros([len(span) for span in box.values()], dtype=torch.int64, device=scope.device)
+        for position, size, stride, index in zip(rest, result.shape, result.stride(), node.index, strict=True):
+            check_positions(node.out, [index], position, size, held)
+            offset = offset + position * stride
+        update(node.op, flat, offset, value, held)
+    return result
