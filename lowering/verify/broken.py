@@ -16,4 +16,5 @@ def require(holds: object, rule: str, *details: object) -> None:
 
 
 def defect(place: str, broken: Broken, origin: Origin | None = None) -> VerifyError:
+    """The error of a rule that is broken at `place`."""
     return VerifyError(f"{place}: {broken}", hint="this is a defect of the compiler; please report it", origin=origin)

@@ -7,7 +7,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from codegen.triton import TritonTarget
-from codegen.triton.blocks import _within_run, block
+from codegen.triton.blocks import block
+from codegen.triton.blocks.contiguous import within_run
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.schedule.kernels import KernelCall
@@ -34,10 +35,10 @@ def test_a_sum_over_rows_takes_neighbouring_columns_together() -> None:
 
 def test_runs() -> None:
     i, j = axis_symbol(0), axis_symbol(1)
-    assert _within_run(65536 * FloorDiv(i, 64) + Mod(i, 64) + 7 * j, i) == i + 7 * j
-    assert _within_run(65536 * Mod(FloorDiv(i, 64), 36) + Mod(i, 64), i) == i
+    assert within_run(65536 * FloorDiv(i, 64) + Mod(i, 64) + 7 * j, i) == i + 7 * j
+    assert within_run(65536 * Mod(FloorDiv(i, 64), 36) + Mod(i, 64), i) == i
     short = 8 * FloorDiv(i, 4) + Mod(i, 4)
-    assert _within_run(short, i) == short
-    assert _within_run(FloorDiv(j, 64) + i, i) == FloorDiv(j, 64) + i
+    assert within_run(short, i) == short
+    assert within_run(FloorDiv(j, 64) + i, i) == FloorDiv(j, 64) + i
     n = sympy.Symbol("n", integer=True, positive=True)
-    assert _within_run(Mod(i, n), i) == Mod(i, n)
+    assert within_run(Mod(i, n), i) == Mod(i, n)

@@ -1,0 +1,20 @@
+"""Blocks: which axes of a kernel become which block dimensions.
+
+What enters is a Kernel; what leaves is its block dimensions in the order in which tiles are laid out (the contiguous
+one last), and the rewriting of every axis as a digit of the linear index of its dimension.
+
+    pointwise     GRID axes → x, or (y, x) where a load and the store are contiguous along different axes
+    reduction     GRID axes → x, reduced axes → r (more of them where folds take different axes)
+    contraction   rows → m, columns → n, folded axes → k, the other GRID axes → b, one value per program; the sides
+                  of further contractions are these dimensions too, or reduced ones of their own
+
+Axes of size 1 are dropped, but for one of each side of a contraction.  Which axes are contiguous is read from the
+offsets of loads and stores.
+"""
+
+from __future__ import annotations
+
+from codegen.triton.blocks.dims import Blocked, Dim
+from codegen.triton.blocks.rewrite import block
+
+__all__ = ["Blocked", "Dim", "block"]

@@ -1,0 +1,68 @@
+"""Which axes lie side by side in memory: read from the offsets of loads and stores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+
+from codegen.triton.blocks.dims import Dim
+from lowering.expr import Expr, Load, postorder
+from lowering.indexing import ZERO, FloorDiv, Mod, coefficient
+from lowering.kernel import Kernel, KernelAxis, Role, Store, statements, values_of
+
+RUN = 16
+"""Elements side by side in memory that are worth a thread each, at least."""
+
+
+def load_offsets(kernel: Kernel) -> list[sympy.Expr]:
+    """The offsets of all direct loads."""
+    roots = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
+    found = [node.index[0] for node in postorder(*roots) if isinstance(node, Load)]
+    return [offset for offset in found if not isinstance(offset, Expr)]
+
+
+def store_offsets(kernel: Kernel) -> list[sympy.Expr]:
+    """The offsets of all direct stores."""
+    stores = [stmt.offset for stmt in statements(kernel.body) if isinstance(stmt, Store)]
+    return [offset for offset in stores if not isinstance(offset, Expr)]
+
+
+def contiguous_along(kernel: Kernel, dim: Dim) -> int:
+    """How many of the largest loads, those that span the most axes, are contiguous along the last axis of `dim`."""
+    axes, last = {axis.symbol for axis in kernel.axes}, dim.axes[-1].symbol
+    spans = [(len(offset.free_symbols & axes), offset) for offset in load_offsets(kernel)]
+    widest = max((span for span, _ in spans), default=0)
+    return sum(coefficient(within_run(offset, last), last) == 1 for span, offset in spans if span == widest)
+
+
+def within_run(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:
+    """`offset` as it grows along `axis` until a digit carries: heads of 64 side by side are contiguous in runs.
+
+    >>> i = sympy.Symbol("i", integer=True, nonnegative=True)
+    >>> within_run(65536 * FloorDiv(i, 64) + Mod(i, 64), i)
+    i
+    """
+
+    def is_long(expr: sympy.Basic) -> bool:
+        if not isinstance(expr, (FloorDiv, Mod)) or axis not in expr.free_symbols:
+            return False
+        return bool(expr.args[1].is_Integer and expr.args[1] >= RUN)
+
+    return offset.replace(is_long, lambda expr: ZERO if isinstance(expr, FloorDiv) else expr.args[0])
+
+
+def by_stride(axes: Sequence[KernelAxis], kernel: Kernel) -> tuple[KernelAxis, ...]:
+    """Axes by falling stride in the first access that has a known stride for each; else as they are."""
+    reduced = bool(axes) and axes[0].role is not Role.GRID
+    accesses = load_offsets(kernel) if reduced else store_offsets(kernel)
+    for offset in accesses:
+        strides = {axis: coefficient(offset, axis.symbol) or ZERO for axis in axes}
+        if all(stride.is_Integer and stride != 0 for stride in strides.values()):
+            return tuple(sorted(axes, key=lambda axis: -abs(int(strides[axis]))))
+    return tuple(axes)
+
+
+def at_least(size: sympy.Expr, least: int) -> bool:
+    """May there be so many points?  Of a size that is not known, yes."""
+    return not size.is_Integer or int(size) >= least

@@ -1,0 +1,100 @@
+"""The dimensions of contractions: which axes are the rows, the columns and the sum of the matrix units.
+
+Refused are contractions of one kernel that spread other axes over programs, and sides that cannot be walked as one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import sympy
+
+from codegen.triton.blocks.dims import Dim, sides_of
+from codegen.triton.blocks.rows import reduced_dims
+from codegen.triton.vectors import is_narrow
+from lowering.errors import Unsupported
+from lowering.kernel import Fold, Kernel, KernelAxis, Role, spans
+
+
+def contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
+    """(b, m, k, n, …), named for the first dot: its operands are [m, k] and [k, n], its result [m, n], in tile order.
+
+    What is spread over programs comes before what is walked or held: where the columns of the first dot are spread and
+    its rows are not, these are its m.  So the operands of later dots come out as the matrix units take them.  The
+    columns are its m too where there are few rows.
+    """
+    needed = _only_axes(kernel, dots)
+    grid = [axis for axis in kernel.with_role(Role.GRID) if axis.size != 1 or axis.symbol in needed]
+    groups = _spread_together(kernel, dots, grid)
+    first = dots[0]
+    lead, other = frozenset(first.rows), frozenset(first.columns)
+    alone = lead and not _spread_side(groups, lead) and _spread_side(groups, other)
+    if alone or (_alike(dots) and is_narrow(kernel, lead, other)):
+        lead, other = other, lead
+    m_axes = _spread_side(groups, lead)
+    n_axes = _spread_side(groups, other) or next((g for g in groups if m_axes and g != m_axes), frozenset())
+    unnamed = [(lead, "m")] * (not m_axes) + [(other, "n")] * (not n_axes)
+    reduced = {dim.name: dim for dim in reduced_dims(kernel, (*unnamed, (frozenset(first.over), "k")), needed)}
+
+    def spread(name: str, axes: frozenset[sympy.Symbol]) -> Dim:
+        return Dim(name, tuple(axis for axis in grid if axis.symbol in axes), Role.GRID)
+
+    m = reduced.pop("m", None) or spread("m", m_axes)
+    n = reduced.pop("n", None) or spread("n", n_axes)
+    k = reduced.pop("k", None) or Dim("k", (), Role.WHOLE)
+    batch = tuple(axis for axis in grid if axis.symbol not in m_axes | n_axes)
+    b = (Dim("b", batch, Role.GRID),) if batch else ()
+    dims = (*b, m, k, n, *reduced.values())
+    return (*dims, *_paddings(kernel, dots, dims))
+
+
+def _spread_together(
+    kernel: Kernel, dots: Sequence[Fold], grid: Sequence[KernelAxis]
+) -> tuple[frozenset[sympy.Symbol], ...]:
+    """The GRID axes that are rows or columns of some dot, those of one side together; at most two sets.
+
+    An axis that both operands of some dot span is none of them: each program has one value of it.
+    """
+    found, one_each = spans(kernel), frozenset[sympy.Symbol]()
+    for dot in dots:
+        one_each |= found[dot.args[0]] & found[dot.args[1]]
+    spread = frozenset(axis.symbol for axis in grid) - one_each
+    groups: list[frozenset[sympy.Symbol]] = []
+    for side in (spread.intersection(axes) for dot in dots for axes in (dot.rows, dot.columns)):
+        joined = side.union(*(group for group in groups if group & side))
+        groups = [group for group in groups if not group & side] + [joined] * bool(side)
+    if len(groups) > 2 or any(_spread_side(groups, dot.rows) & _spread_side(groups, dot.columns) for dot in dots):
+        raise Unsupported(
+            f"{kernel.name}: its contractions spread other axes over programs, one than another",
+            hint="hold the columns of a later contraction whole",
+        )
+    return tuple(groups)
+
+
+def _alike(dots: Sequence[Fold]) -> bool:
+    """Are these contractions over the same axes, of the same rows and columns?"""
+    return len({sides_of(dot) for dot in dots}) == 1
+
+
+def _spread_side(groups: Iterable[frozenset[sympy.Symbol]], side: Iterable[sympy.Symbol]) -> frozenset[sympy.Symbol]:
+    """The set of GRID axes that a side of a dot belongs to."""
+    return next((group for group in groups if group.intersection(side)), frozenset())
+
+
+def _only_axes(kernel: Kernel, dots: Sequence[Fold]) -> frozenset[sympy.Symbol]:
+    """An axis of each side of which all have size 1."""
+    sizes = kernel.axis_sizes()
+    sides = [side for dot in dots for side in sides_of(dot) if side]
+    return frozenset(side[0] for side in sides if all(sizes[symbol] == 1 for symbol in side))
+
+
+def _paddings(kernel: Kernel, dots: Sequence[Fold], dims: Sequence[Dim]) -> tuple[Dim, ...]:
+    """Dimensions without axes, so that each side of a dot has one; refuses sides that are several dimensions."""
+    most, sided = 0, [dim for dim in dims if dim.name != "b"]
+    for dot in dots:
+        counts = [sum(any(axis.symbol in axes for axis in dim.axes) for dim in sided) for axes in sides_of(dot)]
+        if max(counts) > 1:
+            raise Unsupported(f"{kernel.name}: the axes of one side of {dot.name} cannot be walked as one")
+        most = max(most, counts.count(0))
+    there = sum(not dim.axes for dim in dims)
+    return tuple(Dim(f"z{number}", (), Role.WHOLE) for number in range(there, most))

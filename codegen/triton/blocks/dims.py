@@ -1,0 +1,114 @@
+"""Block dimensions, and a kernel over them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from lowering.indexing import ONE, FloorDiv, Mod
+from lowering.kernel import Fold, Kernel, KernelAxis, Role, Stmt, statements
+
+
+@dataclass(frozen=True, slots=True)
+class Dim:
+    """Axes that are walked together, outermost first, as one linear index."""
+
+    name: str
+    axes: tuple[KernelAxis, ...]
+    role: Role
+
+    @property
+    def size(self) -> sympy.Expr:
+        return sympy.Mul(*(axis.size for axis in self.axes))
+
+    @property
+    def symbol(self) -> sympy.Symbol:
+        """The linear index, `0 ≤ symbol < size`."""
+        return sympy.Symbol(f"{self.name}i", integer=True, nonnegative=True)
+
+    @property
+    def constant(self) -> str:
+        """The name of its block size in the source."""
+        return f"{self.name.upper()}BLOCK"
+
+    def digits(self) -> dict[sympy.Symbol, sympy.Expr]:
+        """Each axis as a digit of the linear index; of one without points, what keeps loads behind its mask."""
+        if self.size == 0:
+            return {axis.symbol: self.symbol for axis in self.axes}
+        found: dict[sympy.Symbol, sympy.Expr] = {}
+        weight = ONE
+        for position, axis in reversed(list(enumerate(self.axes))):
+            digit = FloorDiv(self.symbol, weight)
+            found[axis.symbol] = digit if position == 0 else Mod(digit, axis.size)
+            weight = weight * axis.size
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Blocked:
+    """A kernel over block dimensions.
+
+    Attributes:
+        dims: in the order in which tiles are laid out.
+        body: the statements of the kernel, over the linear indices of `dims`; `over`, `rows`, `columns` and the axes
+            of loops are still axes.
+    """
+
+    kernel: Kernel
+    dims: tuple[Dim, ...]
+    body: tuple[Stmt, ...]
+
+    def sizes(self) -> dict[sympy.Symbol, sympy.Expr]:
+        """The bounds of the linear indices."""
+        return {dim.symbol: dim.size for dim in self.dims}
+
+    def of(self, axes: Sequence[sympy.Symbol]) -> tuple[Dim, ...]:
+        """The dimensions that hold `axes`, in tile order."""
+        return tuple(dim for dim in self.dims if any(axis.symbol in axes for axis in dim.axes))
+
+    def grid(self) -> tuple[Dim, ...]:
+        """The dimensions spread over programs, outermost first."""
+        spread = [dim for dim in self.dims if dim.role is Role.GRID]
+        return tuple(sorted(spread, key=lambda dim: "byxmn".index(dim.name)))
+
+    @property
+    def dots(self) -> tuple[Fold, ...]:
+        """The contractions, in order."""
+        return dots_of(self.body)
+
+    @property
+    def contraction(self) -> bool:
+        return bool(self.dots)
+
+    @property
+    def chained(self) -> bool:
+        """Does a loop walk the rows or the columns of some contraction, to fold them or to contract them again?"""
+        return any(dim.role is Role.LOOP for dot in self.dots for dim in self.sides(dot)[:2])
+
+    def sides(self, dot: Fold) -> tuple[Dim, Dim, Dim]:
+        """The dimensions of the rows, the columns and the folded axes of a dot.
+
+        A side without axes is a dimension without axes: the one that the first dot names so, if it has none either.
+        """
+        found = [tuple(dim for dim in self.of(axes) if dim.name != "b") for axes in sides_of(dot)]
+        empty = [dim for dim in self.dims if not dim.axes]
+        sides: list[Dim] = []
+        for dims, name in zip(found, "mnk", strict=True):
+            if not dims:
+                dims = tuple(sorted(empty, key=lambda dim: dim.name != name)[:1])
+                empty.remove(dims[0])
+            sides.append(dims[0])
+        rows, columns, over = sides
+        return rows, columns, over
+
+
+def dots_of(body: Sequence[Stmt]) -> tuple[Fold, ...]:
+    """The contractions of a body, in order."""
+    return tuple(stmt for stmt in statements(body) if isinstance(stmt, Fold) and stmt.op == "dot")
+
+
+def sides_of(dot: Fold) -> tuple[tuple[sympy.Symbol, ...], ...]:
+    """The axes of the rows and of the columns of a contraction, and those that it sums over."""
+    return dot.rows, dot.columns, dot.over

@@ -1,0 +1,82 @@
+"""A kernel over block dimensions: its dimensions, and every axis a digit of the linear index of one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import sympy
+import torch
+
+from codegen.triton.blocks.contraction import contraction_dims
+from codegen.triton.blocks.dims import Blocked, dots_of
+from codegen.triton.blocks.rows import row_dims, too_tall
+from codegen.triton.exponentials import in_powers_of_two
+from codegen.triton.groups import grouped
+from codegen.triton.packed import unpacked
+from codegen.triton.rounding import is_rounded
+from codegen.triton.spell import HALF
+from codegen.triton.vectors import unrolled
+from codegen.triton.walk import walked
+from lowering.expr import Cast, Expr
+from lowering.indexing import ZERO, simplify, substitute_all
+from lowering.kernel import Fold, Kernel, Loop, Prefix, Stmt, statements, values_of, with_values
+
+
+def block(kernel: Kernel) -> Blocked:
+    """The kernel over block dimensions."""
+    sums = unrolled(kernel)
+    kernel = unpacked(kernel) if sums is kernel else grouped(unpacked(sums))
+    dots = dots_of(kernel.body)
+    dims = contraction_dims(kernel, dots) if dots else row_dims(kernel)
+    if not dots and too_tall(kernel, dims):
+        kernel = walked(kernel)
+        dims = row_dims(kernel)
+    digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes}  # of size 1, if in no dim
+    for dim in dims:
+        digits.update(dim.digits())
+    body = _rewrite(kernel.body, digits, {dim.symbol: dim.size for dim in dims})
+    return Blocked(kernel, dims, in_powers_of_two(body) if dots and is_rounded(kernel) else body)
+
+
+def _rewrite(
+    body: Sequence[Stmt], digits: dict[sympy.Symbol, sympy.Expr], sizes: dict[sympy.Symbol, sympy.Expr]
+) -> tuple[Stmt, ...]:
+    """`body` over linear indices.  All expressions are rewritten at once, because they share parts."""
+    body = _with_narrow_factors(body)
+    roots = [value for stmt in statements(body) for value in values_of(stmt)]
+    rewritten = dict(zip(roots, substitute_all(roots, digits, sizes), strict=True))
+
+    def rebuild(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Loop):
+            where = None if stmt.where is None else rewritten[stmt.where]
+            return replace(stmt, body=tuple(rebuild(inner) for inner in stmt.body), where=where)
+        if isinstance(stmt, Fold):
+            carry = None if stmt.carry is None else rewritten[stmt.carry]
+            return replace(stmt, args=tuple(rewritten[arg] for arg in stmt.args), carry=carry)
+        if isinstance(stmt, Prefix):
+            return replace(stmt, args=tuple(rewritten[arg] for arg in stmt.args))
+        moved = with_values(stmt, [rewritten[value] for value in values_of(stmt)])
+        if isinstance(moved.offset, Expr):
+            return moved
+        return replace(moved, offset=simplify(moved.offset.xreplace(digits), sizes))
+
+    return tuple(rebuild(stmt) for stmt in body)
+
+
+def _with_narrow_factors(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
+    """`body` where factors of a product that are only widened from the same 16-bit float are left narrow.
+
+    Their product is exact in float32, which is what the matrix units compute.
+    """
+
+    def narrowed(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Loop):
+            return replace(stmt, body=tuple(narrowed(inner) for inner in stmt.body))
+        if not isinstance(stmt, Fold) or stmt.op != "dot":
+            return stmt
+        factors = tuple(arg.arg for arg in stmt.args if isinstance(arg, Cast) and arg.dtype is torch.float32)
+        dtypes = {factor.dtype for factor in factors}
+        return replace(stmt, args=factors) if len(factors) == 2 and len(dtypes) == 1 and dtypes <= set(HALF) else stmt
+
+    return tuple(narrowed(stmt) for stmt in body)
