@@ -1,0 +1,70 @@
+"""Rules about two clusters that need no algebra: devices, sizes, folds that do not share a kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from codegen.target import Capabilities
+from fusion.schedule import scattered
+from fusion.schedule.graph import Dependences
+from fusion.schedule.legality.cluster import Cluster
+from lowering.program import Contract, Map
+
+MAX_MEMBERS = 64
+"""Nodes per kernel.  Longer chains gain little more and make register pressure and compile time grow."""
+
+
+def not_empty(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
+) -> str | None:
+    """An axis without elements leaves nothing to share."""
+    empty = any(axis.size == 0 for axis in (*first.space.axes, *second.space.axes))
+    return "an axis has no elements: there is nothing to share" if empty else None
+
+
+def same_device(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
+) -> str | None:
+    """A kernel runs on one device."""
+    buffers = dependences.program.buffers
+    a, b = (buffers[dependences.compute(cluster.members[0]).out].device for cluster in (first, second))
+    return None if a == b else f"different devices: {a} and {b}"
+
+
+def small_enough(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
+) -> str | None:
+    """A kernel holds so many operations, and takes so many tensors."""
+    if len(members) > MAX_MEMBERS:
+        return f"the kernel would hold more than {MAX_MEMBERS} operations"
+    touched: set[str] = set()
+    for member in members:
+        touched.update(load.buffer for load in dependences.loads[member])
+        touched.add(dependences.compute(member).out)
+    together = frozenset(members)
+    inside = {dependences.compute(m).out for m in members if not dependences.stored(m, together)}
+    if len(touched - inside) > capabilities.max_params:
+        return f"the kernel would take more than {capabilities.max_params} tensors"
+    return None
+
+
+def scatters_apart(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
+) -> str | None:
+    """A scatter shares no kernel with what it begins from, nor with what reads it."""
+    return scattered.not_apart(dependences, members, (first.space, second.space))
+
+
+def no_other_fold(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
+) -> str | None:
+    """A contraction shares its kernel with no fold but contractions."""
+    sides = [[dependences.compute(m) for m in cluster.members] for cluster in (first, second)]
+    folds = [[node for node in side if not isinstance(node, Map)] for side in sides]
+    if not all(folds) or not any(isinstance(node, Contract) for side in folds for node in side):
+        return None
+    if first.space.streamed or second.space.streamed:
+        return "a walk of products shares its kernel with no other fold"
+    if not all(isinstance(node, Contract) for side in folds for node in side):
+        return "a contraction shares its kernel with no other fold"
+    return None
