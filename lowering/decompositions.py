@@ -7,13 +7,14 @@ gives fewer nodes, rounds halves once, and knows the shape of the result.  That 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload, OpOverloadPacket
-from torch._prims_common import get_computation_dtype
+from torch._prims_common import get_computation_dtype, suggest_memory_format
 
 from lowering import rules
 from lowering.foreach import foreach_decompositions
@@ -77,6 +78,27 @@ def addbmm(
     return torch.addmm(x, lhs, batch2.reshape(-1, batch2.shape[2]), beta=beta, alpha=alpha)
 
 
+def max_unpool(
+    x: torch.Tensor, indices: torch.Tensor, output_size: Sequence[int], *windows: Sequence[int]
+) -> torch.Tensor:
+    """0 but for the elements of x, each at the position in the last dimensions that `indices` holds.
+
+    PyTorch's own parts leave the result contiguous, where eager keeps the channels last.
+    """
+    lead = x.shape[: x.ndim - len(output_size)]
+    flat = (*lead, math.prod(x.shape[len(lead) :]))
+    zeros = x.new_zeros((*lead, math.prod(output_size)))
+    whole = zeros.scatter(-1, indices.reshape(flat), x.reshape(flat)).view(*lead, *output_size)
+    return whole.contiguous(memory_format=suggest_memory_format(x)) if len(output_size) == 2 else whole
+
+
+def as_strided_copy(
+    x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
+) -> torch.Tensor:
+    """A copy of a view, which may be of what x lies among in memory."""
+    return torch.as_strided(x, size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
+
+
 @lru_cache(maxsize=1)
 def decompositions() -> dict[OpOverload, Callable[..., object]]:
     """Overload → decomposition.  The same dict each time; do not change it."""
@@ -85,5 +107,7 @@ def decompositions() -> dict[OpOverload, Callable[..., object]]:
     kept.update(get_decompositions(FOR_TRAINING))
     kept[aten._softmax_backward_data.default] = softmax_backward
     kept[aten.addbmm.default] = addbmm
+    kept[aten.max_unpool2d.default] = kept[aten.max_unpool3d.default] = max_unpool
+    kept[aten.as_strided_copy.default] = as_strided_copy
     kept.update(foreach_decompositions())
     return {target: parts for target, parts in kept.items() if isinstance(target, OpOverload)}

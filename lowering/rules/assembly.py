@@ -256,14 +256,19 @@ def as_strided_scatter(
     stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Value:
-    """x with the positions in its memory that `size` and `stride` walk replaced by `src`; only where these are all."""
+    """x, dense in memory, with the positions there that `size` and `stride` walk replaced by `src`."""
     assert ctx.current is not None
     source = ctx.current.args[0]
     assert isinstance(source, fx.Node)
     memory = source.meta["val"]
     strides, steps = sizes_of(memory.stride()), tuple(map(sympy.sympify, stride))
-    everything = sympy.Mul(*src.shape) == sympy.Mul(*x.shape) and storage_offset in (None, memory.storage_offset())
-    if not everything or not is_dense(x.shape, strides) or not is_dense(src.shape, steps):
-        raise Unsupported("writing into a part of memory")
-    position = sympy.Add(*(s * i for s, i in zip(strides, axes_of(x.shape), strict=True)))
-    return convert(src, x.dtype).view(x.shape, digits(position, src.shape, steps, x.shape))
+    offset = sympy.sympify(0 if storage_offset is None else storage_offset - memory.storage_offset())
+    last = sympy.Add(offset, *((n - 1) * s for n, s in zip(src.shape, steps, strict=True)))
+    if not is_dense(x.shape, strides) or 0 in x.shape or not 0 <= offset <= last < sympy.Mul(*x.shape):
+        raise Unsupported("writing into memory with gaps, or beyond the elements of the input")
+    new = convert(src, x.dtype)
+    if offset == 0 and sympy.Mul(*src.shape) == sympy.Mul(*x.shape) and is_dense(src.shape, steps):
+        position = sympy.Add(*(s * i for s, i in zip(strides, axes_of(x.shape), strict=True)))
+        return new.view(x.shape, digits(position, src.shape, steps, x.shape))
+    position = sympy.Add(offset, *(s * i for s, i in zip(steps, axes_of(src.shape), strict=True)))
+    return written(ctx, x, digits(position, x.shape, strides, src.shape), new)

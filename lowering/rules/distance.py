@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 
 from lowering.builder import Builder
 from lowering.errors import Unsupported
+from lowering.expr import IndexValue
+from lowering.indexing import axis_symbol
 from lowering.registry import lowers
-from lowering.rules.formula import Term, absolute, call, eq, ne, sqrt, where
+from lowering.rules.assembly import placed
+from lowering.rules.formula import Term, absolute, call, eq, literal, maximum, minimum, ne, sqrt, where
 from lowering.rules.promotion import combine, convert, widen
 from lowering.rules.reduction import fold
 from lowering.rules.view import unsqueeze
@@ -24,15 +28,13 @@ def _apart(ctx: Builder, x1: Value, x2: Value) -> tuple[Value, Value]:
     return unsqueeze(ctx, widen(x1), -2), unsqueeze(ctx, widen(x2), -3)
 
 
-@lowers(aten._cdist_forward.default)
-def cdist(ctx: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None) -> Value:
-    """The p-norm of the difference of each two rows."""
-    gaps = combine(lambda a, b: absolute(a - b), *_apart(ctx, x1, x2))
+def _length(ctx: Builder, gaps: Value, p: float, dtype: torch.dtype) -> Value:
+    """The p-norm along the last dimension of what is not negative."""
     over = [gaps.rank - 1]
     if gaps.shape[-1] == 0:
         raise Unsupported("distances of rows without elements")
     if math.isinf(p):
-        return convert(fold(ctx, "max", [gaps], over), x1.dtype, implicit=True)
+        return convert(fold(ctx, "max", [gaps], over), dtype, implicit=True)
     parts = {
         0.0: lambda a: ne(a, 0).to(a.dtype),
         1.0: lambda a: a,
@@ -43,37 +45,87 @@ def cdist(ctx: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None
         total = combine(sqrt, total)
     elif p not in (0, 1):
         total = combine(lambda s: call("pow", s, 1 / p), total)
-    return convert(total, x1.dtype, implicit=True)
+    return convert(total, dtype, implicit=True)
+
+
+def _slope(p: float, a: Term, b: Term, g: Term, d: Term) -> Term:
+    """What the gradient `g` of the distance `d` of two rows gives an element `a` of the one, against `b` of the other."""
+    gap = a - b
+    sign = call("sign", gap)
+    if p == 0:
+        return g * 0
+    if p == 1:
+        return g * sign
+    if math.isinf(p):
+        return where(eq(absolute(gap), d), g * sign, 0)
+    if p == 2:
+        return where(eq(d, 0), 0, g * gap / d)
+    slope = sign * call("pow", absolute(gap), p - 1) * g / call("pow", d, p - 1)
+    nowhere = eq(d, 0) | eq(gap, 0) if p < 1 else eq(d, 0)
+    return where(nowhere, 0, slope)
+
+
+def _nothing(like: Value) -> Value:
+    return Value(like.shape, like.dtype, like.device, literal(0, like.dtype))
+
+
+@lowers(aten._cdist_forward.default)
+def cdist(ctx: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None) -> Value:
+    """The p-norm of the difference of each two rows."""
+    gaps = combine(lambda a, b: absolute(a - b), *_apart(ctx, x1, x2))
+    return _length(ctx, gaps, p, x1.dtype)
 
 
 @lowers(aten._cdist_backward.default)
 def cdist_backward(ctx: Builder, grad: Value, x1: Value, x2: Value, p: float, distances: Value) -> Value:
-    """The gradient for x1: 0 where two rows are equal."""
+    """The gradient for x1, and for what it is broadcast to: 0 where two rows are equal."""
     a, b = _apart(ctx, x1, x2)
     g, d = (unsqueeze(ctx, widen(value), -1) for value in (grad, distances))
-
-    def term(a: Term, b: Term, g: Term, d: Term) -> Term:
-        gap = a - b
-        sign = call("sign", gap)
-        if p == 0:
-            return g * 0
-        if p == 1:
-            return g * sign
-        if math.isinf(p):
-            return where(eq(absolute(gap), d), g * sign, 0)
-        if p == 2:
-            return where(eq(d, 0), 0, g * gap / d)
-        size = absolute(gap)
-        slope = sign * call("pow", size, p - 1) * g / call("pow", d, p - 1)
-        nowhere = eq(d, 0) | eq(gap, 0) if p < 1 else eq(d, 0)
-        return where(nowhere, 0, slope)
-
     shape = broadcast_shapes([a.shape, b.shape, g.shape])
-    if shape[:-3] != x1.shape[:-2]:
-        raise Unsupported("a gradient of what was broadcast")
+    if 0 in shape:
+        return _nothing(x1)
     full = [broadcast_to(value, shape) for value in (a, b, g, d)]
-    total = fold(ctx, "sum", [combine(term, *full)], [len(shape) - 2])
+    total = fold(ctx, "sum", [combine(partial(_slope, p), *full)], [len(shape) - 2])
     return convert(total, x1.dtype, implicit=True)
+
+
+# Among the rows of one matrix: pair k is the k-th of (0, 1), (0, 2), ..., (1, 2), ... -----------------------------------
+
+
+@lowers(aten._pdist_forward.default)
+def pdist(ctx: Builder, x: Value, p: float = 2.0) -> Value:
+    """The p-norm of the difference of each two rows of a matrix [n, m]: n(n - 1)/2 numbers."""
+    n, m = x.shape
+    shape = (n * (n - 1) / 2, m)
+    if shape[0] == 0:
+        return Value(shape[:1], x.dtype, x.device, literal(0, x.dtype))
+    pair, middle = Term(IndexValue(axis_symbol(0))), Term(literal(n, torch.float64)) - 0.5
+    first = (middle - sqrt(middle * middle - 2 * pair.to(torch.float64) - 1)).to(torch.int64)
+    second = pair - n * first + call("floordiv", first * (first + 1), 2) + first + 1
+    one, other = (widen(x.view(shape, [row.expr, axis_symbol(1)])) for row in (first, second))
+    return _length(ctx, combine(lambda a, b: absolute(a - b), one, other), p, x.dtype)
+
+
+@lowers(aten._pdist_backward.default)
+def pdist_backward(ctx: Builder, grad: Value, x: Value, p: float, distances: Value) -> Value:
+    """For each row Σ over the pairs that it is in."""
+    n, m = x.shape
+    if 0 in grad.shape or m == 0:
+        return _nothing(x)
+    shape = (n, m, n)
+    row, column, other = (axis_symbol(k) for k in range(3))
+    low, high = (
+        minimum(Term(IndexValue(row)), Term(IndexValue(other))),
+        maximum(Term(IndexValue(row)), Term(IndexValue(other))),
+    )
+    pair = low * n - call("floordiv", low * (low + 1), 2) + high - low - 1
+    apart = ne(Term(IndexValue(row - other)), 0)
+    g, d = (placed(widen(value), shape, [pair.expr], apart) for value in (grad, distances))
+    wide = widen(x)
+    a, b = (Term(wide.view(shape, [at, column]).expr) for at in (row, other))
+    term = where(apart, _slope(p, a, b, g, d), 0)
+    total = fold(ctx, "sum", [Value(shape, term.dtype, x.device, term.expr)], [2])
+    return convert(total, x.dtype, implicit=True)
 
 
 @lowers(aten._trilinear.default)

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import sympy
 import torch
-from torch import fx
 
 from lowering.builder import Builder
 from lowering.errors import Unsupported
@@ -289,20 +288,6 @@ def index_reduce(
         return reshape(index_reduce(ctx, whole, 0, index, parts, reduce, include_self=include_self), ())
     rows = _flat(index).view(source.shape, [axis_symbol(dim % x.rank)])
     return scatter_reduce(ctx, x, dim, rows, source, reduce, include_self=include_self)
-
-
-@lowers(aten.max_unpool2d.default, aten.max_unpool3d.default)
-def max_unpool(ctx: Builder, x: Value, indices: Value, output_size: Sequence[int], *window: object) -> Value:
-    """0 but for the elements of x, each at the position in the last dimensions that `indices` holds."""
-    assert ctx.current is not None and isinstance(ctx.current.args[0], fx.Node)
-    if not ctx.current.args[0].meta["val"].is_contiguous():
-        raise Unsupported("the strides of its result are not traced as they are")
-    lead = x.shape[: x.rank - len(output_size)]
-    sizes = tuple(map(sympy.sympify, output_size))
-    count = sympy.Mul(*x.shape[len(lead) :])
-    zeros = Value((*lead, sympy.Mul(*sizes)), x.dtype, x.device, literal(0, x.dtype))
-    flat = scatter_src(ctx, zeros, -1, reshape(indices, (*lead, count)), reshape(x, (*lead, count)))
-    return reshape(flat, (*lead, *sizes))
 
 
 def _added(ctx: Builder, x: Value, named: Value, source: Value, *, one: bool) -> Value:

@@ -316,7 +316,7 @@ def roll(ctx: Builder, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()
 # Strides ------------------------------------------------------------------------------------------------------------
 
 
-@lowers(aten.as_strided.default, aten.as_strided_copy.default, lazy=True)
+@lowers(aten.as_strided.default, lazy=True)
 def as_strided(
     ctx: Builder,
     x: Value,

@@ -25,6 +25,25 @@ def test_distances(p, dtype):
     check(lambda g, x, y, d: aten._cdist_backward(g, x, y, p, d), rows(2, 5, 4, dtype=dtype), x, y, found)
 
 
+def test_distances_of_what_is_broadcast():
+    x, y = rows(3, 1, 5, 4), rows(2, 6, 4) + 0.5
+    found = aten._cdist_forward(x, y, 2.0, 2)
+    grad = rows(*found.shape)
+    check(lambda g, x, y, d: aten._cdist_backward(g, x, y, 2.0, d), grad, x, y, found)
+    check(lambda g, x, y, d: aten._cdist_backward(g, x, y, 2.0, d), grad[:, :, :, :0], x, y[:, :0], found[..., :0])
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, float("inf")])
+def test_distances_among_the_rows_of_a_matrix(p, dtype):
+    for count in (1, 2, 7, 40):
+        x = rows(count, 3, dtype=dtype) + torch.arange(count, dtype=dtype)[:, None] / 64
+        x[-1] = x[0]
+        check(lambda x: aten._pdist_forward(x, p), x)
+        found = aten._pdist_forward(x, p)
+        check(lambda g, x, d: aten._pdist_backward(g, x, p, d), rows(*found.shape, dtype=dtype), x, found)
+
+
 def test_a_product_of_three():
     check(torch.nn.functional.bilinear, rows(3, 4), rows(3, 5), rows(2, 4, 5), rows(2))
     check(lambda a, b, c: aten._trilinear(a, b, c, [1, 3], [0], [1, 2], [2, 3]), rows(3, 5), rows(2, 5, 4), rows(3, 4))

@@ -132,6 +132,12 @@ def test_elements_go_back_to_where_they_were_the_largest():
     x = torch.randn(2, 3, 6, 8)
     values, at = torch.nn.functional.max_pool2d(x, 2, return_indices=True)
     check(lambda v, i: torch.nn.functional.max_unpool2d(v, i, 2), values, at)
+    last = torch.channels_last
+    values, at = torch.nn.functional.max_pool2d(x.to(memory_format=last), 2, return_indices=True)
+    check(lambda v, i: torch.nn.functional.max_unpool2d(v, i, 2), values, at)
+    x = torch.randn(2, 3, 4, 6, 2).bfloat16()
+    values, at = torch.nn.functional.max_pool3d(x, 2, return_indices=True)
+    check(lambda v, i: torch.nn.functional.max_unpool3d(v, i, 2), values.permute(1, 0, 2, 3, 4), at.transpose(0, 1))
 
 
 def test_several_positions():

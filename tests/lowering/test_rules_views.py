@@ -196,9 +196,21 @@ def test_a_scatter_of_one_source_per_row_is_a_comparison(name: str):
     check(SCATTERS[name], torch.randn(4, 6), torch.tensor([[3], [0], [5], [3]]))
 
 
-def test_writing_into_a_part_of_memory_is_left_to_the_library():
+def test_a_part_of_memory_is_written():
     x = torch.randn(4, 6)
-    check(lambda x: x.as_strided_scatter(x[0] + 9, (6,), (2,), 3), x, leaves=["as_strided_scatter.default"])
+    check(lambda x: x.as_strided_scatter(x[0] + 9, (6,), (2,), 3), x)
+    check(lambda x: x.as_strided_scatter(x[:2, :3] + 9, (2, 3), (1, 7), 1), x)
+    check(lambda x: x.as_strided_scatter(x[0, 0] + 9, (), (), 5), x)
+    gaps = torch.randn(4, 12)[:, ::2]
+    check(lambda x: x.as_strided_scatter(x[0] + 9, (6,), (2,), 0), gaps, leaves=["as_strided_scatter.default"])
+
+
+def test_a_copy_may_be_of_what_lies_around_in_memory():
+    x = torch.randn(4, 12)[:, 1::2]
+    program = lowered(lambda x: torch.as_strided_copy(x, (3, 2), (5, 1), 0), x)
+    (call,) = calls(program)
+    assert call == "as_strided.default"
+    assert torch.equal(run_program(program, [x])[0], torch.as_strided_copy(x, (3, 2), (5, 1), 0))
 
 
 def test_scatters_of_many():
