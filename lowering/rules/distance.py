@@ -49,7 +49,7 @@ def _length(ctx: Builder, gaps: Value, p: float, dtype: torch.dtype) -> Value:
 
 
 def _slope(p: float, a: Term, b: Term, g: Term, d: Term) -> Term:
-    """What the gradient `g` of the distance `d` of two rows gives an element `a` of the one, against `b` of the other."""
+    """What the gradient `g` of the distance `d` of two rows gives `a` of the one, against `b` of the other."""
     gap = a - b
     sign = call("sign", gap)
     if p == 0:
@@ -89,7 +89,7 @@ def cdist_backward(ctx: Builder, grad: Value, x1: Value, x2: Value, p: float, di
     return convert(total, x1.dtype, implicit=True)
 
 
-# Among the rows of one matrix: pair k is the k-th of (0, 1), (0, 2), ..., (1, 2), ... -----------------------------------
+# Among the rows of one matrix: pairs are numbered (0, 1), (0, 2), …, (1, 2), … ------------------------------------
 
 
 @lowers(aten._pdist_forward.default)
@@ -114,10 +114,8 @@ def pdist_backward(ctx: Builder, grad: Value, x: Value, p: float, distances: Val
         return _nothing(x)
     shape = (n, m, n)
     row, column, other = (axis_symbol(k) for k in range(3))
-    low, high = (
-        minimum(Term(IndexValue(row)), Term(IndexValue(other))),
-        maximum(Term(IndexValue(row)), Term(IndexValue(other))),
-    )
+    own, against = (Term(IndexValue(at)) for at in (row, other))
+    low, high = minimum(own, against), maximum(own, against)
     pair = low * n - call("floordiv", low * (low + 1), 2) + high - low - 1
     apart = ne(Term(IndexValue(row - other)), 0)
     g, d = (placed(widen(value), shape, [pair.expr], apart) for value in (grad, distances))

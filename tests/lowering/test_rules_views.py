@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 from lowering.interpret import run_program
 from lowering.program import Extern, Map
-from tests.lowering.lowered import check, lowered, traced
+from tests.lowering.lowered import calls, check, lowered, traced
 
 aten = torch.ops.aten
 
