@@ -43,7 +43,7 @@ from typing import TypeAlias
 import sympy
 import torch
 
-from lowering.expr import Expr, Index, TileRef, index_of, loads, postorder
+from lowering.expr import Expr, Index, Load, TileRef, index_of, loads, postorder, rewrite
 
 
 class Role(Enum):
@@ -247,6 +247,30 @@ def with_values(store: Store, values: Sequence[Expr]) -> Store:
     """A store of other expressions, in the order of `values_of`."""
     offset = values[1] if isinstance(store.offset, Expr) else store.offset
     return replace(store, value=values[0], offset=offset, where=None if store.where is None else values[-1])
+
+
+def rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
+    """The statements with other names of parameters."""
+
+    def rule(node: Expr) -> Expr | None:
+        return Load(names[node.buffer], node.index, node.dtype, node.mask) if isinstance(node, Load) else None
+
+    def value(expr: Expr) -> Expr:
+        return rewrite([expr], rule)[0]
+
+    result: list[Stmt] = []
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            where = None if stmt.where is None else value(stmt.where)
+            result.append(Loop(stmt.axes, rename(stmt.body, names), where))
+        elif isinstance(stmt, Prefix):
+            result.append(replace(stmt, args=tuple(rewrite(stmt.args, rule))))
+        elif isinstance(stmt, Fold):
+            carry = None if stmt.carry is None else value(stmt.carry)
+            result.append(replace(stmt, args=tuple(rewrite(stmt.args, rule)), carry=carry))
+        else:
+            result.append(replace(with_values(stmt, rewrite(values_of(stmt), rule)), param=names[stmt.param]))
+    return tuple(result)
 
 
 def running(loop: Loop) -> frozenset[str]:

@@ -13,11 +13,10 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.schedule.kernels import rename
 from lowering.expr import Cast, Expr, IndexValue, Load, Op, Random, const
 from lowering.indexing import ZERO, FloorDiv, axis_symbol, over_symbol
 from lowering.interpret import run_kernel
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Prefix, Role, Stmt, Store
+from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Prefix, Role, Stmt, Store, rename
 from lowering.scalar_ops import SCALAR_OPS, result_dtype
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusion.schedule.kernels import KernelCall, rename
-from lowering.kernel import Kernel, Param
+from fusion.schedule.kernels import KernelCall
+from lowering.kernel import Kernel, Param, rename
 
 
 def share(first: KernelCall, second: KernelCall) -> tuple[KernelCall, Kernel]:

@@ -17,9 +17,9 @@ from dataclasses import replace
 import torch
 
 from fusion.runtime.products import aligned_product
-from fusion.schedule.kernels import KernelCall, rename
+from fusion.schedule.kernels import KernelCall
 from lowering.expr import loads
-from lowering.kernel import Fold, Kernel, Store, statements, values_of
+from lowering.kernel import Fold, Kernel, Store, rename, statements, values_of
 from lowering.program import Buffer, Extern, Program, writes
 
 FRESH = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, aligned_product)

@@ -16,9 +16,9 @@ from dataclasses import replace
 import networkx as nx
 import torch
 
-from fusion.schedule.kernels import KernelCall, rename
+from fusion.schedule.kernels import KernelCall
 from lowering.expr import Expr, loads
-from lowering.kernel import Kernel, Role, Stmt, Store, loaded, statements, stored, values_of
+from lowering.kernel import Kernel, Role, Stmt, Store, loaded, rename, statements, stored, values_of
 from lowering.program import BufferRef, Extern, Program, memory_of, writes
 from lowering.updates import copied
 

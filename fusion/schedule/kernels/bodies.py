@@ -1,0 +1,91 @@
+"""The statements of a kernel: folds and stores, in as few walks of the reduced axes as will do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import sympy
+
+from fusion.schedule.axes import indices_of
+from fusion.schedule.expand import Expanded, Write
+from fusion.schedule.streams.walks import follow, replaced
+from lowering.expr import Expr
+from lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, values_of, with_values
+from lowering.prefixes import named, placed
+from lowering.program import Axis
+
+
+def body_of(
+    expanded: Expanded, parallel: Sequence[Axis], reduced: Sequence[Axis], role: Role, *, follows: bool
+) -> tuple[Stmt, ...]:
+    """The statements over axes of that role; with `follows`, folds may follow running values."""
+    stores = [_store(write, (*parallel, *reduced)) for write in expanded.writes]
+    over = tuple(axis.symbol for axis in reduced)
+    if role is Role.WHOLE or not reduced:
+        return placed((*expanded.folds, *stores), expanded.prefixes)
+    if expanded.prefixes or not follows:
+        return _walk_by_walk(expanded.folds, stores, over, expanded.prefixes)
+    return _looped(expanded.folds, stores, over)
+
+
+def _store(write: Write, axes: Sequence[Axis]) -> Store:
+    if write.points is None:
+        return Store(write.buffer, write.offset, write.value)
+    walked = {symbol for point in write.points for symbol in point.free_symbols} & {axis.symbol for axis in axes}
+    own = tuple(sorted(walked, key=str))
+    return Store(write.buffer, write.offset, write.value, write.op, own, write.where)
+
+
+def _stored_at(store: Store) -> set[sympy.Symbol]:
+    """The axes at whose points a store happens."""
+    return offset_symbols(store.offset) if store.axes is None else set(store.axes)
+
+
+def _looped(folds: Sequence[Fold], stores: Sequence[Store], over: tuple[sympy.Symbol, ...]) -> tuple[Stmt, ...]:
+    """As few walks as will do: one for all folds where the online rule holds, then one for what is written whole."""
+    followed = follow(folds, over, ()) if len(folds) > 1 else "nothing to follow"
+    if isinstance(followed, str):
+        return _walk_by_walk(folds, stores, over)
+    after = [with_values(store, replaced(values_of(store), followed.results)) for store in stores]
+    whole = [store for store in after if set(over) & _stored_at(store)]
+    rows = [store for store in after if store not in whole]
+    return (Loop(over, followed.body), *rows, *([Loop(over, tuple(whole))] if whole else []))
+
+
+def _walk_by_walk(
+    folds: Sequence[Fold],
+    stores: Sequence[Store],
+    over: tuple[sympy.Symbol, ...],
+    prefixes: Sequence[Prefix] = (),
+) -> tuple[Stmt, ...]:
+    """One walk per level of dependence between folds; a store joins the first walk that follows all it needs."""
+    level: dict[str, int] = {}
+    scans = {prefix.name: prefix for prefix in prefixes}
+    loops: dict[int, list[Stmt]] = {}
+    after: dict[int, list[Stmt]] = {}
+
+    def needs(*values: Expr) -> int:
+        return max((level[name] for name in named(values, scans) if name not in scans), default=0)
+
+    for fold in folds:
+        level[fold.name] = needs(*fold.args) + 1
+        loops.setdefault(level[fold.name], []).append(fold)
+    for store in stores:
+        ready = needs(*values_of(store))
+        walked = set(over) & _stored_at(store)
+        if walked:
+            loops.setdefault(ready + 1, []).append(store)
+        else:
+            after.setdefault(ready, []).append(store)
+    body: list[Stmt] = list(after.get(0, ()))
+    for k in sorted({*loops, *after} - {0}):
+        if k in loops:
+            body.append(Loop(over, tuple(loops[k])))
+        body.extend(after.get(k, ()))
+    return placed(body, prefixes)
+
+
+def offset_symbols(offset: sympy.Expr | Expr) -> set[sympy.Symbol]:
+    """The symbols of an offset, or of the indices in one that is computed."""
+    exprs = indices_of([offset]) if isinstance(offset, Expr) else [offset]
+    return {symbol for expr in exprs for symbol in expr.free_symbols}

@@ -1,0 +1,30 @@
+"""From a cluster to its kernel: expand, settle the axes, lay out the statements, name everything."""
+
+from __future__ import annotations
+
+from fusion.schedule.expand import expand
+from fusion.schedule.kernels.bodies import body_of
+from fusion.schedule.kernels.finish import KernelCall, finished
+from fusion.schedule.kernels.settle import canonical, role_of, settled
+from fusion.schedule.kernels.streamed import streamed_body
+from fusion.schedule.legality import Cluster
+from fusion.schedule.profit import Prices
+from lowering.kernel import KernelAxis, Role
+
+
+def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
+    """Build the kernel of one cluster of computed nodes."""
+    dependences, capabilities = prices.dependences, prices.capabilities
+    expanded = expand(dependences, cluster)
+    if cluster.space.streamed:
+        axes, body = streamed_body(cluster, expanded)
+        return finished(prices, cluster, axes, body, expanded)
+    parallel, reduced, expanded = settled(cluster, expanded)
+    role = role_of(capabilities, expanded, cluster, reduced)
+    parallel, reduced, expanded = canonical(parallel, reduced, expanded)
+    body = body_of(expanded, parallel, reduced, role, follows=capabilities.follows)
+    axes = (
+        *(KernelAxis(axis.symbol, axis.size, Role.GRID) for axis in parallel),
+        *(KernelAxis(axis.symbol, axis.size, role) for axis in reduced),
+    )
+    return finished(prices, cluster, axes, body, expanded)

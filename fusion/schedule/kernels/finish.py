@@ -1,0 +1,109 @@
+"""The parameters of a kernel, its name, and what it is called with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from fusion.schedule.axes import indices_of
+from fusion.schedule.expand import FLAT, Expanded
+from fusion.schedule.graph import Dependences
+from fusion.schedule.kernels.bodies import offset_symbols
+from fusion.schedule.legality import Cluster
+from fusion.schedule.profit import Prices
+from lowering.errors import Origin
+from lowering.expr import Load, postorder
+from lowering.kernel import (
+    Kernel,
+    KernelAxis,
+    Param,
+    Stmt,
+    Store,
+    rename,
+    statements,
+    values_of,
+)
+from lowering.program import Contract, Scatter
+
+
+@dataclass(frozen=True, slots=True)
+class KernelCall:
+    """One launch: the kernel, the buffers and sizes it is called with, and what it does for the report.
+
+    `written` are the buffers that it allocates, `over` says of others in the memory of which operand they are written.
+    """
+
+    kernel: Kernel
+    buffers: tuple[str, ...]
+    written: tuple[str, ...]
+    origins: tuple[Origin, ...]
+    bytes_read: int
+    bytes_written: int
+    flops: int
+    over: Mapping[str, str] = field(default_factory=dict)
+
+
+def finished(
+    prices: Prices,
+    cluster: Cluster,
+    axes: tuple[KernelAxis, ...],
+    body: tuple[Stmt, ...],
+    expanded: Expanded,
+) -> KernelCall:
+    """The kernel with canonical parameters, and the call of it."""
+    dependences = prices.dependences
+    program = dependences.program
+    over = _destinations(dependences, cluster)
+    written = list(dict.fromkeys(over.get(write.buffer, write.buffer) for write in expanded.writes))
+    roots = [value for stmt in statements(body) for value in values_of(stmt)]
+    loaded = dict.fromkeys(node.buffer for node in postorder(*roots) if isinstance(node, Load))
+    read = [name.removeprefix(FLAT) for name in loaded]
+    names = {name: f"in{k}" for k, name in enumerate(loaded)} | {name: f"out{k}" for k, name in enumerate(written)}
+    params = []
+    for name, param in zip((*read, *written), names.values(), strict=True):
+        buffer = program.buffers[name]
+        params.append(Param(param, buffer.dtype, buffer.shape, buffer.strides, name in written))
+    body = rename(body, {**names, **{out: names[start] for out, start in over.items()}})
+    names_of = (name for m in cluster.members for name in program.made_of(dependences.compute(m).out))
+    origins = tuple(dict.fromkeys(program.origins[name] for name in names_of))
+    own = {axis.symbol for axis in axes}
+    used = {symbol for index in indices_of(roots) for symbol in index.free_symbols}
+    used |= {symbol for stmt in statements(body) if isinstance(stmt, Store) for symbol in offset_symbols(stmt.offset)}
+    used |= {symbol for axis in axes for symbol in axis.size.free_symbols}
+    sizes = tuple(sorted(used - own, key=str))
+    kernel = Kernel(_name(dependences, cluster), tuple(params), sizes, axes, body, origins=tuple(map(str, origins)))
+    reads_bytes, written_bytes = prices.traffic(cluster)
+    return KernelCall(
+        kernel,
+        (*read, *written),
+        tuple(name for name in written if name not in over.values()),
+        origins,
+        reads_bytes,
+        written_bytes,
+        prices.flops(cluster),
+        over,
+    )
+
+
+def _destinations(dependences: Dependences, cluster: Cluster) -> dict[str, str]:
+    """What is scattered, and in the memory of which tensor from before this kernel."""
+    found: dict[str, str] = {}
+    for node in map(dependences.compute, cluster.members):
+        if isinstance(node, Scatter):
+            found[node.out] = found.get(node.start, node.start)
+    return found
+
+
+def _name(dependences: Dependences, cluster: Cluster) -> str:
+    """The operations inside, in order and each once: `addmm_gelu`, `amax_sub_exp_sum_div`."""
+    words: dict[str, None] = {}
+    for member in cluster.members:
+        node = dependences.compute(member)
+        for name in dependences.program.made_of(node.out):
+            word = "matmul" if isinstance(node, Contract) else re.sub(r"(_\d+)+$", "", name)
+            words[re.sub(r"\W", "_", word).strip("_") or "map"] = None
+    picked = list(words)
+    if len(picked) > 5:
+        picked = [*picked[:3], *picked[-2:]]
+    return "_".join(picked)

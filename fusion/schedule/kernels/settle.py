@@ -1,0 +1,114 @@
+"""The axes of a kernel: merged where every access walks them together, in the order of memory, with canonical names."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import sympy
+
+from codegen.target import Capabilities
+from fusion.schedule.axes import accesses_of, drop_ones, indices_of, merge, order_by_stride, replace_in
+from fusion.schedule.expand import Expanded
+from fusion.schedule.legality import Cluster
+from lowering.expr import Expr
+from lowering.indexing import axis_symbol, over_symbol, simplify
+from lowering.kernel import Role
+from lowering.program import Axis
+from lowering.value import contiguous_strides
+
+
+def settled(cluster: Cluster, expanded: Expanded) -> tuple[tuple[Axis, ...], tuple[Axis, ...], Expanded]:
+    """The parallel and the reduced axes of a kernel, merged and in order, and what is computed over them."""
+    parallel, reduced = cluster.space.parallel, cluster.space.reduced
+    if cluster.space.rigid:
+        return parallel, reduced, expanded
+    parallel, ones = drop_ones(parallel)
+    reduced, more_ones = drop_ones(reduced)
+    if cluster.space.reduced and not reduced:  # a fold over one element is still a fold
+        reduced = cluster.space.reduced[-1:]
+        more_ones.pop(reduced[0].symbol)
+    expanded = with_axes(expanded, {**ones, **more_ones}, parallel, reduced)
+    values = (*expanded.values, *expanded.found)
+    offsets = [write.offset for write in expanded.writes if not isinstance(write.offset, Expr)]
+    accesses = [*offsets, *accesses_of(values)]
+    parallel = order_by_stride(parallel, accesses)
+    reduced = order_by_stride(reduced, accesses_of(values))
+    indices = [*offsets, *indices_of(values), *_points(expanded, parallel)]
+    parallel, change = merge(parallel, indices)
+    expanded = with_axes(expanded, change, parallel, reduced)
+    values = (*expanded.values, *expanded.found)
+    offsets = [write.offset for write in expanded.writes if not isinstance(write.offset, Expr)]
+    reduced, change = merge(reduced, [*offsets, *indices_of(values), *_points(expanded, reduced)])
+    expanded = with_axes(expanded, change, parallel, reduced)
+    over = tuple(axis.symbol for axis in reduced)
+    return parallel, reduced, replace(expanded, folds=tuple(replace(fold, over=over) for fold in expanded.folds))
+
+
+def _points(expanded: Expanded, axes: Sequence[Axis]) -> list[sympy.Expr]:
+    """For each scatter the number of its point along the `axes` that it runs over, row by row."""
+    found: list[sympy.Expr] = []
+    for write in expanded.writes:
+        symbols = {symbol for point in write.points or () for symbol in point.free_symbols}
+        own = [axis for axis in axes if axis.symbol in symbols]
+        strides = contiguous_strides(tuple(axis.size for axis in own))
+        found.append(sympy.Add(*(axis.symbol * stride for axis, stride in zip(own, strides, strict=True))))
+    return found
+
+
+def with_axes(
+    expanded: Expanded, change: Mapping[sympy.Symbol, sympy.Expr], parallel: Sequence[Axis], reduced: Sequence[Axis]
+) -> Expanded:
+    """Replace axes everywhere."""
+    if not change:
+        return expanded
+    sizes = {axis.symbol: axis.size for axis in (*parallel, *reduced)}
+    roots, offsets = replace_in(expanded.values, [write.offset for write in expanded.writes], change, sizes)
+    rest = iter(roots)
+    folds = tuple(replace(fold, args=tuple(next(rest) for _ in fold.args)) for fold in expanded.folds)
+    prefixes = tuple(replace(scan, args=tuple(next(rest) for _ in scan.args)) for scan in expanded.prefixes)
+    values = [next(rest) for _ in expanded.writes]
+    writes = tuple(
+        replace(
+            write,
+            offset=offset,
+            value=value,
+            points=None if write.points is None else tuple(simplify(p.xreplace(change), sizes) for p in write.points),
+            where=None if write.where is None else next(rest),
+        )
+        for write, offset, value in zip(expanded.writes, offsets, values, strict=True)
+    )
+    return Expanded(folds, writes, prefixes)
+
+
+def canonical(
+    parallel: Sequence[Axis], reduced: Sequence[Axis], expanded: Expanded
+) -> tuple[tuple[Axis, ...], tuple[Axis, ...], Expanded]:
+    """Axes renamed `i0, i1, …` and `r0, r1, …` in order."""
+    new_parallel = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate(parallel))
+    new_reduced = tuple(Axis(over_symbol(k), axis.size) for k, axis in enumerate(reduced))
+    pairs = zip((*parallel, *reduced), (*new_parallel, *new_reduced), strict=True)
+    names = {old.symbol: new.symbol for old, new in pairs if old.symbol != new.symbol}
+    expanded = with_axes(expanded, names, new_parallel, new_reduced)
+
+    known = {axis.symbol for axis in (*parallel, *reduced)}
+
+    def renamed(symbols: tuple[sympy.Symbol, ...]) -> tuple[sympy.Symbol, ...]:
+        return tuple(names.get(symbol, symbol) for symbol in symbols if symbol in known)  # others had size 1
+
+    folds = tuple(
+        replace(fold, over=renamed(fold.over), rows=renamed(fold.rows), columns=renamed(fold.columns))
+        for fold in expanded.folds
+    )
+    prefixes = tuple(replace(scan, along=names.get(scan.along, scan.along)) for scan in expanded.prefixes)
+    return new_parallel, new_reduced, replace(expanded, folds=folds, prefixes=prefixes)
+
+
+def role_of(capabilities: Capabilities, expanded: Expanded, cluster: Cluster, reduced: Sequence[Axis]) -> Role:
+    """How the reduced axes are walked: held whole, or in blocks."""
+    length = sympy.Mul(*(axis.size for axis in reduced))
+    if capabilities.ordered and any(write.points is not None for write in expanded.writes):
+        return Role.LOOP
+    if cluster.space.rigid or not length.is_Integer or length > capabilities.whole_limit:
+        return Role.LOOP
+    return Role.WHOLE
