@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import time
 from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import ParamSpec, TypeVar, overload
@@ -13,6 +14,7 @@ import torch
 from torch._dynamo import trace_rules
 
 from fusion.backend import Backend
+from fusion.inspect.breaks import codes_of, other_breaks
 from fusion.inspect.report import Explanation
 from fusion.options import Options
 
@@ -154,6 +156,7 @@ def _frame_of(module: torch.nn.Module) -> Callable[..., object]:
 def report(fused: Callable[..., object]) -> Explanation:
     """What has been compiled so far for the result of a `fuse` call: every graph, forward and backward.
 
+    Where the program leaves its graphs is named, too: `graph_breaks`.
     Compiled code belongs to the program text: modules of one class, or results of fusing one function again, share it
     and its report.
 
@@ -171,7 +174,8 @@ def report(fused: Callable[..., object]) -> Explanation:
     backend = getattr(fused, "_fusion_backend", None)
     if not isinstance(backend, Backend):
         raise TypeError(f"report takes what fuse returned, got {type(fused).__name__}")
-    return Explanation(tuple(backend.reports))
+    target = fused if isinstance(fused, torch.nn.Module) else inspect.unwrap(fused)
+    return _explanation(backend, target, backend.since)
 
 
 def explain(target: Callable[..., object], **settings: object) -> Callable[..., Explanation]:
@@ -183,7 +187,7 @@ def explain(target: Callable[..., object], **settings: object) -> Callable[..., 
 
     Returns:
         A function that takes the arguments of `target` and returns an `Explanation`: `kernels`, `externs`, `refusals`,
-        `traffic_before`, `traffic_after` (bytes), and a text for `print`.
+        `graph_breaks`, `traffic_before`, `traffic_after` (bytes), and a text for `print`.
 
     >>> import torch
     >>> found = explain(lambda x: torch.relu(x) + 1)(torch.randn(8))
@@ -199,9 +203,17 @@ def explain(target: Callable[..., object], **settings: object) -> Callable[..., 
 
     def run(*args: object, **kwargs: object) -> Explanation:
         backend.reports.clear()
+        start = time.time()
         # A backend of its own compiles anew whatever was compiled before; Dynamo's limit on that is not meant for this.
         with torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16):
             torch.compile(target, backend=backend, dynamic=settings.get("dynamic"))(*args, **kwargs)  # type: ignore[call-overload]
-        return Explanation(tuple(backend.reports))
+        return _explanation(backend, target, start)
 
     return run
+
+
+def _explanation(backend: Backend, target: Callable[..., object], since: float) -> Explanation:
+    """All that `backend` reports, and where the program leaves its graphs otherwise."""
+    graphs = tuple(backend.reports)
+    known = [graph.graph_break for graph in graphs if graph.graph_break is not None]
+    return Explanation(graphs, other_breaks(codes_of(target), since, known))

@@ -7,6 +7,7 @@ cause is raised instead.
 from __future__ import annotations
 
 import threading
+import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -18,7 +19,12 @@ from weakref import WeakValueDictionary
 
 import torch
 from torch import fx
-from torch._dynamo.exc import TorchDynamoException
+from torch._dynamo.exc import (
+    RestartAnalysis,
+    ShortenTraceback,
+    TorchDynamoException,
+    exceptions_allowed_to_be_fallback,
+)
 
 from codegen.numerics import current
 from codegen.target import Target
@@ -26,13 +32,14 @@ from codegen.targets import builder_for
 from fusion.attention import Chooser
 from fusion.capture import Boxed, aot_backend, main_device
 from fusion.compile import compile_graph
+from fusion.inspect.breaks import Break, break_after
 from fusion.inspect.report import Report
 from fusion.joint.seeds import has_seeds
 from fusion.joint.widths import fix_widths
 from fusion.options import Options
 from fusion.runtime.overlaps import watch_overlaps
 from lowering.builder import origin_of
-from lowering.errors import FusionError
+from lowering.errors import FusionError, Origin, Unsupported
 from lowering.interpret import run_program
 from lowering.lower import lower
 
@@ -42,7 +49,7 @@ class FusionWarning(UserWarning):
 
 
 class Backend:
-    """A Dynamo backend with its options.  `reports` lists every graph compiled so far, in order.
+    """A Dynamo backend with its options, begun at `since`.  `reports` lists every graph compiled so far, in order.
 
     Dynamo keeps compiled code with the code object it came from, for each backend, and gives up after a few of them:
     so everything fused from the same code under the same options shares one backend, and what it has compiled.
@@ -61,6 +68,7 @@ class Backend:
 
     def __init__(self, options: Options) -> None:
         self.options = options
+        self.since = time.time()
         self.reports: list[Report] = []
         self._lock = threading.Lock()
         self._attention = Chooser(self._target, strict=options.strict)
@@ -73,18 +81,18 @@ class Backend:
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         choices = () if self.options.exact else self._attention(graph)
-        self._noted.notes = tuple(map(str, choices))
+        self._noted.first = tuple(map(str, choices)), break_after(graph)
         try:
             with _compiling():
                 compiled = self._aot(graph, example_inputs)
-        except TorchDynamoException:  # Dynamo's own, some of which only ask it to begin anew
+        except (RestartAnalysis, ShortenTraceback):  # Dynamo is asked to begin anew, or has it raised already
             raise
         except Exception as failure:  # AOTAutograd does not take all that Dynamo captures
             if self.options.strict:
-                raise
+                raise _for_the_caller(failure, graph) from failure
             self._gave_up(graph, "captured", failure)
             return graph.forward
-        return watch_overlaps(compiled, _of_other_inputs(graph), example_inputs)
+        return watch_overlaps(compiled, self._of_other_inputs(graph), example_inputs)
 
     def _target(self, device: torch.device) -> Target:
         return builder_for(device.type, self.options.target, current(strict=self.options.exact)).target
@@ -105,15 +113,36 @@ class Backend:
                 raise located from failure
             self._gave_up(graph, label, failure)
             return _evaluated(graph) if has_seeds(graph) else _boxed(graph)
-        notes, self._noted.notes = getattr(self._noted, "notes", ()), ()  # of the first graph of a region
-        with self._lock:
-            self.reports.append(replace(report, notes=(*notes, *report.notes)))
+        self._report(report)
         return compiled
+
+    def _of_other_inputs(self, graph: fx.GraphModule) -> Callable[..., object]:
+        """What runs at calls whose inputs lie over one another otherwise than at compilation."""
+        message = "the inputs overlap otherwise than those that this was compiled for"
+        refusal = Unsupported(message, origin=_first_line(graph))
+        known = False
+
+        def run(*args: object) -> object:
+            nonlocal known
+            if self.options.strict:
+                raise refusal
+            if not known:
+                known = True
+                self._gave_up(graph, "called", refusal)
+            return graph(*args)
+
+        return run
 
     def _gave_up(self, graph: fx.GraphModule, label: str, failure: Exception) -> None:
         _warn_once(f"running eagerly: {type(failure).__name__}: {failure}")
+        self._report(Report.eager(label, graph, failure))
+
+    def _report(self, report: Report) -> None:
+        """Add a report; what is known of a region goes with its first graph."""
+        nothing: tuple[tuple[str, ...], Break | None] = (), None
+        (notes, graph_break), self._noted.first = getattr(self._noted, "first", nothing), nothing
         with self._lock:
-            self.reports.append(Report.eager(label, graph, failure))
+            self.reports.append(replace(report, notes=(*notes, *report.notes), graph_break=graph_break))
 
 
 @lru_cache(maxsize=256)
@@ -135,14 +164,6 @@ def _compiling() -> Iterator[None]:
         yield
     finally:
         torch.compiler._is_compiling_flag = before
-
-
-def _of_other_inputs(graph: fx.GraphModule) -> Callable[..., object]:
-    def run(*args: object) -> object:
-        _warn_once("running eagerly: the inputs overlap otherwise than those that this was compiled for")
-        return graph(*args)
-
-    return run
 
 
 def _boxed(graph: fx.GraphModule) -> Boxed:
@@ -167,13 +188,23 @@ def _evaluated(graph: fx.GraphModule) -> Boxed:
     return run
 
 
+def _for_the_caller(failure: Exception, graph: fx.GraphModule) -> Exception:
+    """The failure as it is, unless Dynamo would take it for a place to break the graph at, and go on eagerly."""
+    if isinstance(failure, (TorchDynamoException, *exceptions_allowed_to_be_fallback)):
+        return _located(failure, graph)
+    return failure
+
+
 def _located(failure: Exception, graph: fx.GraphModule) -> Exception:
     """The failure with a line of the user's program: its own, else that of the first operation of the region."""
     if isinstance(failure, FusionError):
         return failure
-    lines = (origin_of(node) for node in graph.graph.nodes if node.op == "call_function")
-    origin = next((line for line in lines if line.line), None)
-    return FusionError(f"{type(failure).__name__}: {failure}", origin=origin)
+    return FusionError(f"{type(failure).__name__}: {failure}", origin=_first_line(graph))
+
+
+def _first_line(graph: fx.GraphModule) -> Origin | None:
+    lines = (origin_of(node) for node in graph.graph.nodes if node.op.startswith("call_"))
+    return next((line for line in lines if line.line), None)
 
 
 def fusion_backend(

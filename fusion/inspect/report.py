@@ -10,6 +10,7 @@ from torch import fx
 
 from codegen.build import Built
 from codegen.tuning import Tuning
+from fusion.inspect.breaks import Break
 from fusion.schedule import Refusal, Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.graph import Dependences
@@ -65,6 +66,7 @@ class Report:
         operations: pointwise, reduction and contraction nodes of the lowered graph.
         failure: why the whole region runs eagerly; empty if it was compiled.
         notes: what was decided about the graph as a whole.
+        graph_break: why the program's next operations are in another graph, or in none; None where the program ends.
         tunings: the ways to compute each product, as predicted; under `mode="max-autotune"` as measured, and the
             configurations that were tried for each kernel.
     """
@@ -79,6 +81,7 @@ class Report:
     failure: str = ""
     notes: tuple[str, ...] = ()
     tunings: tuple[Tuning, ...] = ()
+    graph_break: Break | None = None
 
     @classmethod
     def of(
@@ -135,7 +138,7 @@ class Report:
 
     def __str__(self) -> str:
         if self.failure:
-            return f"{self.label}: eager ({self.failure})"
+            return "\n".join([f"{self.label}: eager ({self.failure})", *self._end()])
         lines = [
             f"{self.label}: {_count(self.operations, 'operation')} in {_count(len(self.kernels), 'kernel')}, "
             f"{_count(len(self.externs), 'extern call')}; "
@@ -152,14 +155,23 @@ class Report:
             lines.append(f"  extern {extern.name}: {extern.reason or 'no rule'}; {extern.origin}")
         for refusal in sorted(self.refusals, key=lambda r: -r.bytes):
             lines.append(f"  not fused {refusal}")
-        return "\n".join(lines)
+        return "\n".join([*lines, *self._end()])
+
+    def _end(self) -> list[str]:
+        return [] if self.graph_break is None else [f"  {self.graph_break}"]
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All graphs of one explained call, and their sums."""
+    """All graphs of one explained call, and their sums.
+
+    Attributes:
+        other_breaks: where the program leaves its graphs without ending one: a function left to eager as a whole, a
+            break before the first operation; as far as Dynamo remembers.
+    """
 
     graphs: tuple[Report, ...]
+    other_breaks: tuple[Break, ...] = ()
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
@@ -174,6 +186,11 @@ class Explanation:
         return tuple(refusal for graph in self.graphs for refusal in graph.refusals)
 
     @property
+    def graph_breaks(self) -> tuple[Break, ...]:
+        """Where the program goes on in Python or eager."""
+        return (*(graph.graph_break for graph in self.graphs if graph.graph_break is not None), *self.other_breaks)
+
+    @property
     def traffic_before(self) -> Traffic:
         return sum((graph.traffic_before for graph in self.graphs), Traffic(0, 0))
 
@@ -182,7 +199,8 @@ class Explanation:
         return sum((graph.traffic_after for graph in self.graphs), Traffic(0, 0))
 
     def __str__(self) -> str:
-        return "\n".join(map(str, self.graphs)) or "nothing was compiled: no tensor operations were captured"
+        graphs = self.graphs or ("nothing was compiled: no tensor operations were captured",)
+        return "\n".join(map(str, (*graphs, *self.other_breaks)))
 
 
 def _schedules(schedule: Schedule) -> Iterator[Schedule]:

@@ -1,0 +1,181 @@
+"""Nothing runs eagerly without being said: in the report, by a warning, and under `strict` by an exception."""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo import exc
+
+import fusion
+import fusion.capture
+
+X = torch.linspace(-1, 2, 5)
+
+
+def broken(*args: object, **kwargs: object) -> None:
+    raise RuntimeError("a defect")
+
+
+# What AOTAutograd does not take ---------------------------------------------------------------------------------------
+
+
+def filled(x: Tensor, value: Tensor) -> Tensor:
+    """The gradient of the value needs to know which indices are named once: a size that only data tells."""
+    return torch.index_fill(x * 3, 0, torch.tensor([0, 3, 3]), value)
+
+
+def test_a_gradient_of_unknown_size_is_reported():
+    x, value = X.clone().requires_grad_(), torch.tensor(2.0, requires_grad=True)
+    fused = fusion.fuse(filled)
+    with pytest.warns(fusion.FusionWarning, match="_unique"):
+        got = fused(x, value)
+    expected = filled(x, value)
+    torch.testing.assert_close(got, expected)
+    weights = torch.arange(5.0)
+    for ours, theirs in zip(*(torch.autograd.grad(y, (x, value), weights) for y in (got, expected)), strict=True):
+        torch.testing.assert_close(ours, theirs)
+    (graph,) = fusion.report(fused).graphs
+    assert graph.label == "captured" and "_unique" in graph.failure and not graph.kernels
+
+
+def test_a_gradient_of_unknown_size_is_raised_under_strict():
+    fused = fusion.fuse(filled, options={"strict": True})
+    with pytest.raises(Exception, match=r"_unique[\s\S]*test_loud\.py:\d+"):
+        fused(X.clone().requires_grad_(), torch.tensor(2.0, requires_grad=True))
+
+
+@pytest.mark.parametrize("kind", [exc.Unsupported, exc.TorchRuntimeError, exc.InternalTorchDynamoError])
+def test_exceptions_of_dynamo_inside_of_the_backend(kind: type[Exception], monkeypatch: pytest.MonkeyPatch):
+    """Raised by a backend, some of them would have Dynamo break the graph and go on eagerly."""
+
+    def refuse(*args: object) -> None:
+        raise kind("no such thing")
+
+    monkeypatch.setattr(fusion.capture, "share_seeds", refuse)
+    x = X.clone().requires_grad_()
+    with pytest.raises(Exception, match=r"no such thing[\s\S]*test_loud\.py:\d+"):
+        fusion.fuse(lambda x: x.exp() + 1, options={"strict": True})(x)
+    fused = fusion.fuse(lambda x: x.exp() + 1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusion.FusionWarning)
+        torch.testing.assert_close(fused(x), x.exp() + 1)
+    assert kind.__name__ in fusion.report(fused).graphs[-1].failure  # those before: of the same code
+
+
+def test_inputs_that_overlap_otherwise():
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        x.mul_(2)
+        return y + 1
+
+    lax, strict = fusion.fuse(f), fusion.fuse(f, options={"strict": True})
+    for fused in (lax, strict):
+        fused(X.clone(), X.clone())
+    memory = torch.arange(8.0)
+    with pytest.warns(fusion.FusionWarning, match="overlap"):
+        got = lax(memory[:5], memory[3:])
+    torch.testing.assert_close(got, torch.tensor([7.0, 9.0, 6.0, 7.0, 8.0]))
+    lax(memory[:5], memory[3:])
+    assert [("overlap" in graph.failure) for graph in fusion.report(lax).graphs] == [False, True]
+    before = memory.clone()
+    with pytest.raises(fusion.FusionError, match=r"overlap[\s\S]*test_loud\.py:\d+"):
+        strict(memory[:5], memory[3:])
+    assert torch.equal(memory, before)
+
+
+# What Dynamo does not take --------------------------------------------------------------------------------------------
+
+
+def between(x: Tensor) -> Tensor:
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y + 1
+
+
+def at_first(x: Tensor) -> Tensor:
+    torch._dynamo.graph_break()
+    return x * 3
+
+
+def in_a_loop(x: Tensor) -> Tensor:
+    for _ in range(2):
+        x = x * 2
+        torch._dynamo.graph_break()
+    return x
+
+
+def on_data(x: Tensor) -> Tensor:
+    return x * 2 if x.sum() > 0 else x - 1
+
+
+class Model(torch.nn.Module):
+    """A module with a break in a part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = torch.nn.Sequential(torch.nn.Linear(5, 5), Part())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.part(x).relu()
+
+
+class Part(torch.nn.Module):
+    """The part."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = x.exp()
+        torch._dynamo.graph_break()
+        return y * 2
+
+
+@pytest.mark.parametrize(
+    ("f", "kernels", "text"),
+    [
+        (between, 2, r"^  graph break: between \(test_loud\.py:\d+\): .*graph_break"),
+        (at_first, 1, r"^graph break: at_first \(test_loud\.py:\d+\): .*graph_break"),
+        (in_a_loop, 0, r"^left to eager: in_a_loop \(test_loud\.py:\d+\): .*graph_break"),
+        (on_data, 2, r"^  graph break: on_data \(test_loud\.py:\d+\): generic_jump"),
+        (Model().eval(), 2, r"^  graph break: forward \(test_loud\.py:\d+\): .*graph_break"),
+    ],
+    ids=["between", "at first", "in a loop", "on data", "in a part"],
+)
+def test_breaks_are_reported(f: Callable[[Tensor], Tensor], kernels: int, text: str):
+    fused = fusion.fuse(f)
+    torch.testing.assert_close(fused(X), f(X))
+    for found in (fusion.report(fused), fusion.explain(f)(X)):
+        assert len(found.kernels) >= kernels
+        assert len(found.graph_breaks) == 1, found
+        assert re.search(text, str(found), re.MULTILINE), found
+
+
+def test_a_program_without_breaks_names_none():
+    fused = fusion.fuse(lambda x: torch.softmax(x, -1))
+    fused(X)
+    assert fusion.report(fused).graph_breaks == ()
+
+
+@torch._dynamo.config.patch(recompile_limit=2)
+def test_the_limit_of_compilations_is_reported():
+    def scaled(x: Tensor, by: str) -> Tensor:
+        return x * len(by) if by != "none" else x
+
+    fused = fusion.fuse(scaled)
+    for by in ("a", "b", "c"):
+        torch.testing.assert_close(fused(X, by), X)
+    (found,) = fusion.report(fused).graph_breaks
+    assert found.whole and "limit" in found.reason and found.origin.name == "scaled"
+
+
+def test_a_region_that_failed_names_its_break(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(fusion.backend, "compile_graph", broken)
+    fused = fusion.fuse(lambda x: between(x))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", fusion.FusionWarning)
+        torch.testing.assert_close(fused(X), X * 2 + 1)
+    first, second = fusion.report(fused).graphs
+    assert first.failure and first.graph_break is not None and "graph break: between" in str(first)
+    assert second.failure and second.graph_break is None
