@@ -10,7 +10,6 @@ from __future__ import annotations
 import operator
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
-from typing import TypeAlias
 
 import sympy
 import torch
@@ -18,19 +17,17 @@ from torch import fx
 from torch._ops import OpOverload
 
 from lowering import rules
-from lowering.builder import GENERATED_DTYPES, Builder, load_of, origin_of
-from lowering.errors import Origin, Unsupported
+from lowering.builder import GENERATED_DTYPES, load_of, origin_of
+from lowering.calls import Calls, FxValue
+from lowering.errors import Unsupported
 from lowering.expr import Load, as_stored
-from lowering.indexing import ONE
-from lowering.program import Buffer, BufferRef, Contract, Extern, ExternArg, Node, Program, memory_of, reads, writes
+from lowering.program import BufferRef, Contract, Extern, Node, Program, memory_of, reads, writes
 from lowering.registry import RULES
 from lowering.seeded import seeded
-from lowering.sizes import given_by, size_of, sizes_of, truth_of, write_over
-from lowering.value import Shape, Value
+from lowering.sizes import size_of, sizes_of, truth_of, write_over
+from lowering.value import Value
 
 assert rules.__all__, "importing the rules registers them"
-
-FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
 
 
 def lower(
@@ -58,7 +55,7 @@ def lower(
     return Lowering(graph, device, contractions, scatters, rounded=rounded, small=small).run()
 
 
-class Lowering(Builder):
+class Lowering(Calls):
     """One walk over an fx graph: what each fx node's value is, and which buffers hold it as eager would."""
 
     def __init__(
@@ -76,11 +73,7 @@ class Lowering(Builder):
         self.rounded, self.small = rounded, small
         super().__init__(contractions, scatters)
         self.inputs: list[str | sympy.Symbol | None] = []
-        self.symbols: set[sympy.Symbol] = set()  # sizes that the inputs tell
         self.constants: dict[str, torch.Tensor] = {}
-        self.values: dict[fx.Node, FxValue] = {}
-        self.realised: dict[fx.Node, str] = {}
-        self.only_calls = False  # realise by calling what eager calls, not by generated nodes
 
     def run(self) -> Program:
         outputs: tuple[BufferRef | sympy.Expr | None, ...] = ()
@@ -107,26 +100,9 @@ class Lowering(Builder):
                 raise Unsupported(f"fx node of kind {node.op!r}", origin=origin_of(node))
         for name, buffer in self.buffers.items():
             for size in (*buffer.shape, *buffer.strides):
-                self._known(size, self.origins[name])
+                self.known(size, self.origins[name])
         program = Program(tuple(self.inputs), self.buffers, tuple(self.nodes), outputs, self.origins, self.constants)
         return _without_dead_nodes(program)
-
-    def library(self, out: Buffer, lhs: Value, rhs: Value) -> tuple[Node, ...]:
-        """Nodes that compute the product of two operands of the current call by a library call."""
-        assert self.current is not None
-        sources = {id(self.values[arg]): arg for arg in self.current.all_input_nodes}
-        if id(lhs) not in sources or id(rhs) not in sources or len(out.shape) not in (2, 3):
-            return ()
-        target = torch.ops.aten.mm.default if len(out.shape) == 2 else torch.ops.aten.bmm.default
-        nodes, realised = self.nodes, self.realised
-        # What is made here exists only if the library is chosen.
-        self.nodes, self.realised, self.only_calls = [], dict(realised), True
-        args = tuple(BufferRef(self.tensor(sources[id(operand)])) for operand in (lhs, rhs))
-        made = tuple(self.nodes)
-        self.nodes, self.realised, self.only_calls = nodes, realised, False
-        if not all(isinstance(node, Extern) for node in made):
-            return ()
-        return (*made, Extern((out.name,), target, args, reason="the library is faster here"))
 
     # fx nodes -------------------------------------------------------------------------------------------------------
 
@@ -180,7 +156,7 @@ class Lowering(Builder):
         if isinstance(val, torch.SymInt) and node.all_input_nodes and size_of(val).is_Symbol:
             self._told_by(node, size_of(val))
         if isinstance(val, (torch.SymInt, torch.SymFloat, int)):
-            return self._known(size_of(val), origin_of(node))
+            return self.known(size_of(val), origin_of(node))
         target, args, self.given_seed = node.target, node.args, None
         if target is seeded:
             target, seed, *rest = node.args  # type: ignore[assignment]  # the call whose seed is given
@@ -189,7 +165,7 @@ class Lowering(Builder):
             args, self.given_seed = tuple(rest), given
         registered = RULES.get(target) if isinstance(target, OpOverload) else None
         if registered is None:
-            return self._extern(node, "no rule")
+            return self.extern(node, "no rule")
         before = len(self.nodes), set(self.buffers)
         try:
             self._check_tensors(node)
@@ -198,7 +174,7 @@ class Lowering(Builder):
             del self.nodes[before[0] :]
             for name in set(self.buffers) - before[1]:
                 del self.buffers[name], self.origins[name]
-            return self._extern(node, refusal.message)
+            return self.extern(node, refusal.message)
         if isinstance(result, tuple):
             metas = node.meta["val"]
             return tuple(
@@ -250,12 +226,6 @@ class Lowering(Builder):
             return [self._rule_arg(part) for part in arg]
         return arg
 
-    def _known(self, size: sympy.Expr, origin: Origin) -> sympy.Expr:
-        """`size`, if the inputs determine it."""
-        if not given_by(size) <= self.symbols:
-            raise Unsupported(f"the inputs do not tell the size {size}", origin=origin)
-        return size
-
     def _told_by(self, node: fx.Node, size: sympy.Symbol) -> None:
         """Call what gives a number that nothing tells beforehand."""
         if size in self.symbols or not isinstance(node.target, OpOverload):
@@ -265,41 +235,7 @@ class Lowering(Builder):
         self.nodes.append(Extern((None,), node.target, args, impure=True, reason=reason, sizes=((size, 0, None),)))
         self.symbols.add(size)
 
-    # Externs and outputs --------------------------------------------------------------------------------------------
-
-    def _extern(self, node: fx.Node, reason: str) -> FxValue:
-        assert callable(node.target)
-        is_view = _is_view(node.target)
-        args = tuple(self._extern_arg(arg) for arg in node.args)
-        kwargs = {key: self._extern_arg(arg) for key, arg in node.kwargs.items()}
-        val = node.meta.get("val")
-        multiple = isinstance(val, (tuple, list))
-        outs: list[str | None] = []
-        results: list[Value | None] = []
-        told: list[tuple[sympy.Symbol, int, int | None]] = []
-        for place, part in enumerate(val if isinstance(val, (tuple, list)) else (val,)):
-            if isinstance(part, torch.Tensor):
-                for dim, size in enumerate(sizes_of(part.shape)):
-                    if size.is_Symbol and size not in self.symbols:
-                        told.append((size, place, dim))
-                        self.symbols.add(size)
-                strides = sizes_of(part.stride()) if part.layout is torch.strided else None
-                shape = tuple(self._known(size, origin_of(node)) for size in sizes_of(part.shape))
-                buffer = self.buffer(part.dtype, shape, strides, part.device, node.name)
-                outs.append(buffer.name)
-                results.append(load_of(buffer))
-            else:
-                outs.append(None)
-                results.append(None)
-        impure = bool(told) or not isinstance(node.target, OpOverload) or _impure(node.target)
-        self.nodes.append(
-            Extern(tuple(outs), node.target, args, kwargs, multiple, is_view, impure, reason, tuple(told))
-        )
-        if multiple:
-            return tuple(results)
-        if outs[0] is not None:
-            self.realised[node] = outs[0]
-        return results[0]
+    # The end of the graph ---------------------------------------------------------------------------------------------
 
     def _write_last(self, calls: Sequence[fx.Node]) -> None:
         """The calls that write to inputs, once all that reads these is made: also what is read lazily, as views are.
@@ -318,78 +254,7 @@ class Lowering(Builder):
             targets.add(self.realised[target])
         for call in calls:
             self.current = call
-            self.values[call] = self._extern(call, "no rule")
-
-    def _extern_arg(self, arg: object) -> ExternArg:
-        if isinstance(arg, fx.Node):
-            value, val = self.values[arg], arg.meta.get("val")
-            if isinstance(val, torch.SymFloat) or (value is None and val is not None):
-                raise Unsupported(f"a {type(val).__name__} is passed to a call", origin=origin_of(arg))
-            return BufferRef(self.tensor(arg)) if isinstance(value, Value) else value
-        if isinstance(arg, (list, tuple)):
-            return (
-                tuple(self._extern_arg(part) for part in arg)
-                if isinstance(arg, tuple)
-                else [self._extern_arg(part) for part in arg]
-            )
-        if isinstance(arg, dict):
-            return {key: self._extern_arg(part) for key, part in arg.items()}
-        return arg
-
-    def tensor(self, node: fx.Node, *, fresh: bool = False) -> str:
-        """The buffer that holds the result of `node` exactly as eager would have it, made now if there is none.
-
-        With `fresh` it is no buffer of another node unless eager's result would be a view of that: a copy is made.
-        """
-        if node in self.realised and not (fresh and self._is_copy(node, self.realised[node])):
-            return self.realised[node]
-        value = self.values[node]
-        assert isinstance(value, Value)
-        meta = node.meta["val"]
-        strides = sizes_of(meta.stride())
-        name = value.buffer()
-        previous, self.current = self.current, node
-        if (
-            name is None
-            or not _same_layout(self.buffers[name], value.shape, strides)
-            or (fresh and self._is_copy(node, name))
-        ):
-            name = self._by_call(node, value, strides, fresh) or self.map(value, strides).buffer()
-        self.current = previous
-        assert name is not None
-        self.realised[node] = name
-        return name
-
-    def _by_call(self, node: fx.Node, value: Value, strides: Shape, fresh: bool) -> str | None:
-        """The result of `node` by eager's own call: a view, which moves nothing.  None where a call is not wanted."""
-        call = node.args[0] if node.target is operator.getitem else node
-        if not isinstance(call, fx.Node) or not isinstance(call.target, OpOverload):
-            return None
-        is_view = _is_view(call.target)
-        if not is_view and not self.only_calls:
-            return None
-        for source in call.args[:1]:
-            if isinstance(source, fx.Node):
-                self.tensor(source, fresh=fresh)
-        out = self.buffer(value.dtype, value.shape, strides, value.device)
-        outs: list[str | None] = [out.name]
-        if call is not node:  # one part of several
-            outs = [out.name if k == node.args[1] else None for k in range(len(call.meta["val"]))]
-        args = tuple(self._extern_arg(arg) for arg in call.args)
-        kwargs = {key: self._extern_arg(arg) for key, arg in call.kwargs.items()}
-        self.nodes.append(Extern(tuple(outs), call.target, args, kwargs, call is not node, is_view))
-        return out.name
-
-    def _is_copy(self, node: fx.Node, name: str) -> bool:
-        """Would eager's result of `node` be a copy of what buffer `name` holds, rather than that or a view of it?"""
-        owner = self.origins[name].name
-        while node.name != owner:
-            source = node.args[0] if node.args else None
-            is_view = isinstance(node.target, OpOverload) and _is_view(node.target)
-            if not isinstance(source, fx.Node) or not (is_view or node.target is operator.getitem):
-                return True
-            node = source
-        return False
+            self.values[call] = self.extern(call, "no rule")
 
     def _output(self, arg: object) -> BufferRef | sympy.Expr | None:
         if isinstance(arg, fx.Node):
@@ -420,36 +285,12 @@ class Lowering(Builder):
         return tuple(told)
 
 
-def _same_layout(buffer: Buffer, shape: Shape, strides: Shape) -> bool:
-    """Does the buffer have this shape, and these strides wherever they matter?"""
-    if buffer.shape != shape:
-        return False
-    if buffer.numel == 0:
-        return True
-    return all(a == b for a, b, size in zip(buffer.strides, strides, shape, strict=True) if size != ONE)
-
-
-def _is_view(target: object) -> bool:
-    """Does the operation return its first argument's memory?  Reshapes of what is known to be viewable count."""
-    if not isinstance(target, OpOverload):
-        return False
-    if target is torch.ops.aten._unsafe_view.default:
-        return True
-    returns = target._schema.returns
-    return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
-
-
 def _is_last_write(node: fx.Node) -> bool:
     """Is this a copy into an input, as a functional graph has them at its end?"""
     if node.target is not torch.ops.aten.copy_.default or node.users or node.kwargs or len(node.args) != 2:
         return False
     target, source = node.args
     return isinstance(target, fx.Node) and isinstance(source, fx.Node) and target.op == "placeholder"
-
-
-def _impure(target: OpOverload) -> bool:
-    seeded = torch.Tag.nondeterministic_seeded in target.tags
-    return seeded or target._schema.is_mutable or target is torch.ops.aten._assert_scalar.default
 
 
 def _without_dead_nodes(program: Program) -> Program:

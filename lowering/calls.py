@@ -1,0 +1,189 @@
+"""Calls: what eager itself does for an fx node, and the buffers that hold results exactly as eager would have them.
+
+What enters are fx nodes; what leaves are Externs, with the reason why they are called, and names of buffers.  A value
+that is passed to a call, or returned, must be as eager has it: of the same strides, and a view where that is one.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Collection
+from typing import TypeAlias
+
+import sympy
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from lowering.builder import Builder, load_of, origin_of
+from lowering.errors import Origin, Unsupported
+from lowering.indexing import ONE
+from lowering.program import Buffer, BufferRef, Extern, ExternArg, Node
+from lowering.sizes import given_by, sizes_of
+from lowering.value import Shape, Value
+
+FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
+
+
+class Calls(Builder):
+    """What the fx nodes so far stand for, which buffers hold it as eager would, and calls that make such buffers."""
+
+    def __init__(self, contractions: Collection[str] | None, scatters: Collection[str] | None) -> None:
+        super().__init__(contractions, scatters)
+        self.symbols: set[sympy.Symbol] = set()  # sizes that the inputs tell
+        self.values: dict[fx.Node, FxValue] = {}
+        self.realised: dict[fx.Node, str] = {}
+        self.only_calls = False  # realise by calling what eager calls, not by generated nodes
+
+    def extern(self, node: fx.Node, reason: str) -> FxValue:
+        """The result of `node` by the call that eager makes, for this reason."""
+        assert callable(node.target)
+        is_view = _is_view(node.target)
+        args = tuple(self._extern_arg(arg) for arg in node.args)
+        kwargs = {key: self._extern_arg(arg) for key, arg in node.kwargs.items()}
+        val = node.meta.get("val")
+        multiple = isinstance(val, (tuple, list))
+        outs: list[str | None] = []
+        results: list[Value | None] = []
+        told: list[tuple[sympy.Symbol, int, int | None]] = []
+        for place, part in enumerate(val if isinstance(val, (tuple, list)) else (val,)):
+            if isinstance(part, torch.Tensor):
+                for dim, size in enumerate(sizes_of(part.shape)):
+                    if size.is_Symbol and size not in self.symbols:
+                        told.append((size, place, dim))
+                        self.symbols.add(size)
+                strides = sizes_of(part.stride()) if part.layout is torch.strided else None
+                shape = tuple(self.known(size, origin_of(node)) for size in sizes_of(part.shape))
+                buffer = self.buffer(part.dtype, shape, strides, part.device, node.name)
+                outs.append(buffer.name)
+                results.append(load_of(buffer))
+            else:
+                outs.append(None)
+                results.append(None)
+        impure = bool(told) or not isinstance(node.target, OpOverload) or _impure(node.target)
+        self.nodes.append(
+            Extern(tuple(outs), node.target, args, kwargs, multiple, is_view, impure, reason, tuple(told))
+        )
+        if multiple:
+            return tuple(results)
+        if outs[0] is not None:
+            self.realised[node] = outs[0]
+        return results[0]
+
+    def _extern_arg(self, arg: object) -> ExternArg:
+        if isinstance(arg, fx.Node):
+            value, val = self.values[arg], arg.meta.get("val")
+            if isinstance(val, torch.SymFloat) or (value is None and val is not None):
+                raise Unsupported(f"a {type(val).__name__} is passed to a call", origin=origin_of(arg))
+            return BufferRef(self.tensor(arg)) if isinstance(value, Value) else value
+        if isinstance(arg, (list, tuple)):
+            return (
+                tuple(self._extern_arg(part) for part in arg)
+                if isinstance(arg, tuple)
+                else [self._extern_arg(part) for part in arg]
+            )
+        if isinstance(arg, dict):
+            return {key: self._extern_arg(part) for key, part in arg.items()}
+        return arg
+
+    def tensor(self, node: fx.Node, *, fresh: bool = False) -> str:
+        """The buffer that holds the result of `node` exactly as eager would have it, made now if there is none.
+
+        With `fresh` it is no buffer of another node unless eager's result would be a view of that: a copy is made.
+        """
+        if node in self.realised and not (fresh and self._is_copy(node, self.realised[node])):
+            return self.realised[node]
+        value = self.values[node]
+        assert isinstance(value, Value)
+        meta = node.meta["val"]
+        strides = sizes_of(meta.stride())
+        name = value.buffer()
+        previous, self.current = self.current, node
+        if (
+            name is None
+            or not _same_layout(self.buffers[name], value.shape, strides)
+            or (fresh and self._is_copy(node, name))
+        ):
+            name = self._by_call(node, value, strides, fresh) or self.map(value, strides).buffer()
+        self.current = previous
+        assert name is not None
+        self.realised[node] = name
+        return name
+
+    def _by_call(self, node: fx.Node, value: Value, strides: Shape, fresh: bool) -> str | None:
+        """The result of `node` by eager's own call: a view, which moves nothing.  None where a call is not wanted."""
+        call = node.args[0] if node.target is operator.getitem else node
+        if not isinstance(call, fx.Node) or not isinstance(call.target, OpOverload):
+            return None
+        is_view = _is_view(call.target)
+        if not is_view and not self.only_calls:
+            return None
+        for source in call.args[:1]:
+            if isinstance(source, fx.Node):
+                self.tensor(source, fresh=fresh)
+        out = self.buffer(value.dtype, value.shape, strides, value.device)
+        outs: list[str | None] = [out.name]
+        if call is not node:  # one part of several
+            outs = [out.name if k == node.args[1] else None for k in range(len(call.meta["val"]))]
+        args = tuple(self._extern_arg(arg) for arg in call.args)
+        kwargs = {key: self._extern_arg(arg) for key, arg in call.kwargs.items()}
+        self.nodes.append(Extern(tuple(outs), call.target, args, kwargs, call is not node, is_view))
+        return out.name
+
+    def _is_copy(self, node: fx.Node, name: str) -> bool:
+        """Would eager's result of `node` be a copy of what buffer `name` holds, rather than that or a view of it?"""
+        owner = self.origins[name].name
+        while node.name != owner:
+            source = node.args[0] if node.args else None
+            is_view = isinstance(node.target, OpOverload) and _is_view(node.target)
+            if not isinstance(source, fx.Node) or not (is_view or node.target is operator.getitem):
+                return True
+            node = source
+        return False
+
+    def library(self, out: Buffer, lhs: Value, rhs: Value) -> tuple[Node, ...]:
+        """Nodes that compute the product of two operands of the current call by a library call."""
+        assert self.current is not None
+        sources = {id(self.values[arg]): arg for arg in self.current.all_input_nodes}
+        if id(lhs) not in sources or id(rhs) not in sources or len(out.shape) not in (2, 3):
+            return ()
+        target = torch.ops.aten.mm.default if len(out.shape) == 2 else torch.ops.aten.bmm.default
+        nodes, realised = self.nodes, self.realised
+        # What is made here exists only if the library is chosen.
+        self.nodes, self.realised, self.only_calls = [], dict(realised), True
+        args = tuple(BufferRef(self.tensor(sources[id(operand)])) for operand in (lhs, rhs))
+        made = tuple(self.nodes)
+        self.nodes, self.realised, self.only_calls = nodes, realised, False
+        if not all(isinstance(node, Extern) for node in made):
+            return ()
+        return (*made, Extern((out.name,), target, args, reason="the library is faster here"))
+
+    def known(self, size: sympy.Expr, origin: Origin) -> sympy.Expr:
+        """`size`, if the inputs determine it."""
+        if not given_by(size) <= self.symbols:
+            raise Unsupported(f"the inputs do not tell the size {size}", origin=origin)
+        return size
+
+
+def _same_layout(buffer: Buffer, shape: Shape, strides: Shape) -> bool:
+    """Does the buffer have this shape, and these strides wherever they matter?"""
+    if buffer.shape != shape:
+        return False
+    if buffer.numel == 0:
+        return True
+    return all(a == b for a, b, size in zip(buffer.strides, strides, shape, strict=True) if size != ONE)
+
+
+def _is_view(target: object) -> bool:
+    """Does the operation return its first argument's memory?  Reshapes of what is known to be viewable count."""
+    if not isinstance(target, OpOverload):
+        return False
+    if target is torch.ops.aten._unsafe_view.default:
+        return True
+    returns = target._schema.returns
+    return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
+
+
+def _impure(target: OpOverload) -> bool:
+    seeded = torch.Tag.nondeterministic_seeded in target.tags
+    return seeded or target._schema.is_mutable or target is torch.ops.aten._assert_scalar.default
