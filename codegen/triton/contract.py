@@ -160,6 +160,7 @@ def place(values: Values, number: str) -> None:
         if name in grid:
             size = values.index_tile(grid[name].size).code.text
             code = Code(f"tl.cdiv({size}, {grid[name].constant})")
+            code = as_int32(code, known=grid[name].size.is_Integer or not layout.config.persistent)
             counts[name] = values.name(f"{name}_blocks", Tile(code, depth=values.depth)).code.text
     if "b" in grid and len(counts) == 1 and layout.config.group > 1 and layout.blocked.chained:
         number = _in_turn(values, grid["b"], next(iter(counts.values())), number)
@@ -184,6 +185,11 @@ def place(values: Values, number: str) -> None:
     for name, block in blocks.items():
         text = Code(f"{block} * {grid[name].constant}", PRODUCT)
         values.starts[grid[name]] = values.name(f"{name}0", Tile(text, depth=values.depth)).code.text
+
+
+def as_int32(count: Code, *, known: bool) -> Code:
+    """A count of blocks, which an int32 holds where a descriptor has counted the rows; one of known sizes is one."""
+    return count if known else Code(f"tl.cast({count.text}, tl.int32)")
 
 
 def _in_turn(values: Values, batch: Dim, blocks: str, number: str) -> str:

@@ -6,9 +6,9 @@ computes an address or a mask, and a 16-bit result leaves the same way.  On an H
 which pointers never are.
 
 The rule, all of it in `applies`: 16-bit operands loaded as they are, each a matrix whose rows are contiguous and start
-at multiples of 16 bytes; known sizes; enough blocks to keep the device busy.  The matrices of a batch, or the parts of
-a long sum, lie evenly apart and come through one descriptor of three dimensions.  Several products of one loop share an
-operand, and the columns of the block between them; two of them may be one (`stacked`).
+at multiples of 16 bytes; rows of known length, however many; enough blocks to keep the device busy.  The matrices of a
+batch, or the parts of a long sum, lie evenly apart and come through one descriptor of three dimensions.  Several
+products of one loop share an operand, and the columns of the block between them; two of them may be one (`stacked`).
 
 Contractions whose rows or columns are walked have a form of their own: one block of the result per program, as with
 pointers, but every operand that allows it (`matrices`) comes through a descriptor, which begins at the matrix of this
@@ -23,12 +23,12 @@ from dataclasses import replace
 import sympy
 
 from codegen.triton.blocks import Blocked, Dim
-from codegen.triton.configs import PROGRAMS, Config
-from codegen.triton.contract import place, programs
+from codegen.triton.configs import PROGRAMS, Config, extent
+from codegen.triton.contract import as_int32, place, programs
 from codegen.triton.indices import Layout
 from codegen.triton.matrices import Matrix, Stack
 from codegen.triton.scopes import Tile, Transfer
-from codegen.triton.spell import HALF, Code
+from codegen.triton.spell import HALF, PRODUCT, Code
 from codegen.triton.values import Values
 from lowering.expr import Expr, Load, loads
 from lowering.indexing import coefficient
@@ -36,6 +36,10 @@ from lowering.kernel import Fold, Loop, Role, Store, statements, values_of
 
 NARROWEST = Config((("m", 64), ("k", 64), ("n", 128)), num_stages=4, persistent=True, per_processor=2)
 """The configuration with the smallest blocks."""
+
+
+LONG_ROW = 256
+"""Bytes: of rows as long there are fewer than 2³¹ in any memory, so that an int32 counts them."""
 
 
 def loads_tiles(blocked: Blocked) -> bool:
@@ -68,7 +72,7 @@ def applies(blocked: Blocked, arch: str) -> bool:
     contracted = [dim for dim in blocked.dims if dim.role is not Role.GRID]
     if set(grid) - {"b"} != {"m", "n"} or len(contracted) != 1 or contracted[0].role is not Role.LOOP:
         return False
-    if not all(dim.size.is_Integer and (int(dim.size) >= 128 or dim.name == "b") for dim in blocked.dims):
+    if any(extent(dim.size) < 128 and dim.name != "b" for dim in blocked.dims):
         return False
     loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
     folds = [stmt for loop in loops for stmt in loop.body]
@@ -132,19 +136,20 @@ def _as_matrix(blocked: Blocked, name: str, offset: sympy.Expr, first: Dim, seco
         if stride is None or coefficient(offset, columns.symbol) != 1:
             continue
         base = sympy.expand(offset - stride * rows.symbol - columns.symbol)
-        known = stride.is_Integer and rows.size.is_Integer and columns.size.is_Integer
+        known = stride.is_Integer and columns.size.is_Integer
         if not (param.aligned and known and _one_each(blocked, base) and _starts_aligned(base, param.dtype.itemsize)):
             continue
-        step, height, width, size = int(stride), int(rows.size), int(columns.size), param.dtype.itemsize
-        if step >= width and step * size % 16 == 0 and width * size >= 16 and max(height, width) < 2**31:
+        step, width, size = int(stride), int(columns.size), param.dtype.itemsize
+        few = extent(rows.size) < 2**31 if rows.size.is_Integer else step * size >= LONG_ROW
+        if step >= width and step * size % 16 == 0 and width * size >= 16 and width < 2**31 and few:
             return Matrix(name, rows, columns, stride, base)
     return None
 
 
 def _one_each(blocked: Blocked, base: sympy.Expr) -> bool:
     """Is this index one number per program?"""
-    batch = {dim.symbol for dim in blocked.dims if dim.name == "b"}
-    return bool(base.free_symbols <= batch)
+    varied = {dim.symbol for dim in blocked.dims if dim.name != "b"}
+    return not base.free_symbols & varied
 
 
 def _starts_aligned(base: sympy.Expr, size: int) -> bool:
@@ -177,7 +182,9 @@ def _steps_evenly(blocked: Blocked, matrix: Matrix) -> bool:
     """Can one descriptor hold a matrix for every point of the batch?"""
     batch = _batch(blocked, matrix)
     size = blocked.kernel.param(matrix.param).dtype.itemsize
-    return batch is None or (batch[1] is not None and int(batch[1]) > 0 and int(batch[1]) * size % 16 == 0)
+    if batch is None:
+        return True
+    return batch[1] is not None and bool(batch[1].is_positive) and _starts_aligned(batch[1], size)
 
 
 def on_tensor_memory(arch: str) -> bool:
@@ -227,9 +234,10 @@ def open_program(values: Values) -> str:
             if target not in made:
                 made[target] = _describe(values, target, end)
             values.store_through[target.param] = made[target]
-    total = " * ".join(f"tl.cdiv({dim.size}, {dim.constant})" for dim in (m, n))
-    total = "".join(f"{dim.size} * " for dim in blocked.dims if dim.name == "b") + total
-    blocks = values.name("blocks", Tile(Code(total))).code.text
+    counts = [values.index_tile(dim.size).code.at(PRODUCT) for dim in blocked.dims if dim.name == "b"]
+    counts += [f"tl.cdiv({_text(values, dim.size)}, {dim.constant})" for dim in (m, n)]
+    total = as_int32(Code(" * ".join(counts), PRODUCT), known=all(dim.size.is_Integer for dim in blocked.grid()))
+    blocks = values.name("blocks", Tile(total)).code.text
     number = values.open("block")
     place(values, number)
     for dim in blocked.dims:
@@ -247,17 +255,22 @@ def describe_operands(values: Values, arch: str) -> None:
         values.load_through[load] = made[matrix]
 
 
+def _text(values: Values, size: sympy.Expr) -> str:
+    return values.index_tile(size).code.text
+
+
 def _describe(values: Values, matrix: Matrix, layout: Layout) -> Transfer:
     """Add the line that makes the descriptor of `matrix`, in the blocks of `layout`."""
     batch = _batch(values.layout.blocked, matrix) if values.layout.config.persistent else None
     if batch is not None and batch[1] is not None:  # programs walk the matrices, which one descriptor holds
-        shape = f"[{batch[0].size}, {matrix.rows.size}, {matrix.columns.size}], [{batch[1]}, {matrix.stride}, 1]"
+        sizes = ", ".join(_text(values, dim.size) for dim in (batch[0], matrix.rows, matrix.columns))
+        shape = f"[{sizes}], [{_text(values, batch[1])}, {matrix.stride}, 1]"
         block = f"[1, {layout.shape((matrix.rows, matrix.columns))[1:]}"
         pointer = values.pointer(matrix.param, sympy.expand(matrix.base - batch[1] * batch[0].symbol)).code.text
         text = f"tl.make_tensor_descriptor({pointer}, {shape}, {block})"
         name = values.name(f"{matrix.param}_desc", Tile(Code(text))).code.text
         return Transfer(name, matrix.rows, matrix.columns, batch[0])
-    shape = f"[{matrix.rows.size}, {matrix.columns.size}], [{matrix.stride}, 1]"
+    shape = f"[{_text(values, matrix.rows.size)}, {_text(values, matrix.columns.size)}], [{matrix.stride}, 1]"
     block = layout.shape((matrix.rows, matrix.columns))
     pointer = values.pointer(matrix.param, matrix.base).code.text
     text = f"tl.make_tensor_descriptor({pointer}, {shape}, {block})"

@@ -208,10 +208,14 @@ class Values:
         """What a transfer moves: its dimensions in tile order, the text of its corner, `.T` if it has to be turned."""
         rows, columns = transfer.rows, transfer.columns
         dims = self.join(((rows,), (columns,)))
-        corner = ", ".join(self.starts.get(dim, "0") for dim in (rows, columns))
-        if transfer.batch is not None:  # coordinates are int32
-            corner = f"{self.starts[transfer.batch]}{'.to(tl.int32)' * (transfer.batch in self.layout.wide)}, {corner}"
+        placed = [dim for dim in (transfer.batch, rows, columns) if dim is not None]
+        corner = ", ".join(self._coordinate(dim) for dim in placed)
         return dims, f"[{corner}]", "" if dims[0] is rows else ".T"
+
+    def _coordinate(self, dim: Dim) -> str:
+        """Where a transfer begins along `dim`: an int32, whatever offsets are computed in."""
+        start = self.starts.get(dim, "0")
+        return f"tl.cast({start}, tl.int32)" if dim in self.layout.wide and start.isidentifier() else start
 
     def _advance(self, pointer: Tile, step: Tile) -> Tile:
         dims = self.join((pointer.dims, step.dims))

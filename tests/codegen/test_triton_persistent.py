@@ -15,7 +15,22 @@ from codegen.triton.load import load as imported
 from codegen.triton.persistent import reached, speed, work_of
 from lowering.expr import Cast, Expr, const
 from lowering.kernel import Fold, Kernel, Loop, Role, Store
-from tests.codegen.triton_kernels import BF16, F32, GRID, LOOP, gated, i, j, kernel, load, op, param, r, residual
+from tests.codegen.triton_kernels import (
+    BF16,
+    F32,
+    GRID,
+    LOOP,
+    gated,
+    i,
+    j,
+    kernel,
+    load,
+    matmul,
+    op,
+    param,
+    r,
+    residual,
+)
 
 TARGET = TritonTarget("sm_90")
 PROCESSOR, RESERVED = 233_472, 1024
@@ -81,6 +96,23 @@ def test_what_is_chosen_fits_with_all_its_stages(made: Kernel) -> None:
     assert compiled.metadata.num_stages == config.num_stages
     assert config.per_processor * (compiled.metadata.shared + RESERVED) <= PROCESSOR
     assert "wgmma.mma_async" in compiled.asm["ptx"] and "st.local" not in compiled.asm["ptx"]
+
+
+@pytest.mark.parametrize("side", ["rows", "sum"])
+def test_sizes_that_are_not_known_come_through_descriptors(side: str) -> None:
+    batch, length = sympy.symbols("s0 s1", integer=True, positive=True)
+    rows = batch * length
+    made = residual(rows, 768, 3072, BF16) if side == "rows" else matmul(768, 3072, rows, BF16, turned=(True, False))
+    compiled = compile_for(imported(made, TARGET.emit(made)), target_of("sm_90"), (False, False))
+    assert "cp.async.bulk.tensor" in compiled.asm["ptx"] and "wgmma.mma_async" in compiled.asm["ptx"]
+    assert compiled.metadata.num_stages == TARGET.configs(made)[0].num_stages
+
+
+def test_short_rows_that_are_not_known_do_not() -> None:
+    """There may be more of them than an int32 counts."""
+    rows = sympy.Symbol("s0", integer=True, positive=True)
+    assert TARGET.configs(matmul(rows, 256, 128, BF16))[0].persistent
+    assert not any(config.persistent for config in TARGET.configs(matmul(rows, 64, 128, BF16)))
 
 
 def test_parts_are_said_in_words() -> None:

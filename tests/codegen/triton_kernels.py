@@ -463,12 +463,12 @@ def column_totals(rows: int, columns: int, parts: int) -> Kernel:
 
 
 def matmul(
-    m: int,
+    m: int | sympy.Expr,
     n: int,
-    k: int,
+    k: int | sympy.Expr,
     dtype: torch.dtype = F16,
     *,
-    batch: int = 1,
+    batch: int | sympy.Expr = 1,
     turned: tuple[bool, bool] = (False, False),
     out: torch.dtype | None = None,
 ) -> Kernel:
@@ -484,7 +484,7 @@ def matmul(
         param("b", dtype, batch, *((n, k) if turned[1] else (k, n))),
         param("out", result, batch, m, n, written=True),
     )
-    axes = {b: (batch, GRID), i: (m, GRID), j: (n, GRID), r: (k, LOOP)}
+    axes: dict[sympy.Symbol, tuple[object, Role]] = {b: (batch, GRID), i: (m, GRID), j: (n, GRID), r: (k, LOOP)}
     store = Store("out", m * n * b + n * i + j, value if result is sums else Cast(value, result))
     return kernel("matmul", params, axes, Loop((r,), (dot,)), store)
 
@@ -507,14 +507,14 @@ def linear(m: int, n: int, k: int, dtype: torch.dtype) -> Kernel:
     return kernel("linear", params, axes, Loop((r,), (dot,)), Store("out", n * row + j, Cast(value, dtype)))
 
 
-def residual(m: int, n: int, k: int, dtype: torch.dtype = F16, *, over: bool = False) -> Kernel:
+def residual(m: int | sympy.Expr, n: int, k: int, dtype: torch.dtype = F16, *, over: bool = False) -> Kernel:
     """a · bᵀ + bias + c, perhaps in the memory of c"""
     dot = Fold("acc", "dot", (load("a", k * i + r, dtype), load("b", k * j + r, dtype)), (r,), F32, (i,), (j,))
     terms = (Cast(load("bias", j, dtype), F32), Cast(load("c", n * i + j, dtype), F32))
     total = op("add", op("add", dot.ref, terms[0]), terms[1])
     params = [param("a", dtype, m, k), param("b", dtype, n, k), param("bias", dtype, n)]
     params += [param("c", dtype, m, n, written=over), *([] if over else [param("out", dtype, m, n, written=True)])]
-    axes = {i: (m, GRID), j: (n, GRID), r: (k, LOOP)}
+    axes: dict[sympy.Symbol, tuple[object, Role]] = {i: (m, GRID), j: (n, GRID), r: (k, LOOP)}
     store = Store("c" if over else "out", n * i + j, Cast(total, dtype))
     return kernel("residual", params, axes, Loop((r,), (dot,)), store)
 

@@ -72,6 +72,47 @@ def test_products_of_a_batch(turned: tuple[bool, bool], config: Config) -> None:
     assert_same(made, given, want)
 
 
+@pytest.mark.parametrize("config", [WHOLE, PARTS], ids=["whole", "parts"])
+@pytest.mark.parametrize("rows", [1, 63, 200])
+def test_rows_that_are_not_known(rows: int, config: Config) -> None:
+    """However many rows there are: descriptors are made of sizes that the launch is given."""
+    batch, length = sympy.symbols("s0 s1", integer=True, positive=True)
+    made = residual(batch * length, 232, 136, BF16)
+    given = tensors(made, sizes={batch: 1, length: rows})
+    want = expected(made, given, (1, rows))
+    source = TARGET.emit(made, config)
+    assert "c_desc.load(" in source and "out_desc.store(" in source
+    TARGET.build(made, source)(*given, 1, rows)
+    assert_same(made, given, want)
+
+
+@pytest.mark.parametrize("turned", [(False, False), (False, True)], ids=str)
+def test_a_batch_that_is_not_known(turned: tuple[bool, bool]) -> None:
+    """The batch and the rows of its matrices, which lie as far apart as there are rows."""
+    batch, rows = sympy.symbols("s0 s1", integer=True, positive=True)
+    made = matmul(rows, 200, 136, BF16, batch=batch, turned=turned)
+    source = TARGET.emit(made, PARTS)
+    assert source.count("_desc = tl.make_tensor_descriptor(") == 3
+    for sizes in ((2, 70), (1, 1)):
+        given = tensors(made, sizes=dict(zip((batch, rows), sizes, strict=True)))
+        want = expected(made, given, sizes)
+        TARGET.build(made, source)(*given, *sizes)
+        assert_same(made, given, want)
+
+
+def test_a_sum_whose_length_is_not_known() -> None:
+    """The gradient of a weight runs over all rows."""
+    rows = sympy.Symbol("s0", integer=True, positive=True)
+    made = matmul(136, 200, rows, BF16, turned=(True, False))
+    source = TARGET.emit(made, WHOLE)
+    assert source.count("_desc = tl.make_tensor_descriptor(") == 3
+    for size in (1, 64, 150):
+        given = tensors(made, sizes={rows: size})
+        want = expected(made, given, (size,))
+        TARGET.build(made, source)(*given, size)
+        assert_same(made, given, want, factor=2)
+
+
 def test_parts_of_a_sum() -> None:
     """The batch is a part of what is summed over; what is not 16 bits wide is stored through pointers."""
     a, c = load("a", 384 * i + 128 * b + r, F16), load("b", 384 * j + 128 * b + r, F16)
