@@ -43,7 +43,6 @@ ALSO: tuple[OpOverloadPacket, ...] = (
     aten.upsample_bilinear2d,
     aten.upsample_trilinear3d,
     aten.upsample_bicubic2d,
-    aten.grid_sampler_2d,
     # the rest
     aten._addmm_activation,
     aten.dist,
