@@ -17,8 +17,14 @@ import fusion.capture
 X = torch.linspace(-1, 2, 5)
 
 
+@pytest.fixture(autouse=True)
+def every_warning():
+    """A cause that another test met is warned of again."""
+    fusion.backend._warn_once.cache_clear()
+
+
 def broken(*args: object, **kwargs: object) -> None:
-    raise RuntimeError("a defect")
+    raise RuntimeError("a failure in a program with a break")
 
 
 # What AOTAutograd does not take ---------------------------------------------------------------------------------------

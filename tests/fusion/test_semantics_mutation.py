@@ -171,7 +171,7 @@ def test_same_code_with_and_without_shared_memory() -> None:
         a.mul_(2)
         return b + 1
 
-    fused = fusion.fuse(f, options=STRICT)
+    fused = fusion.fuse(f)  # not strict: for each order, some of these calls lie otherwise, and run in eager
     pairs = [
         (slice(0, 2), slice(2, 4)),
         (slice(0, 2), slice(1, 3)),
@@ -184,6 +184,7 @@ def test_same_code_with_and_without_shared_memory() -> None:
             mine, yours = torch.ones(4, 3), torch.ones(4, 3)
             compare(f(mine[left], mine[right]), fused(yours[left], yours[right]))
             compare(mine, yours)
+    assert {bool(graph.failure) for graph in fusion.report(fused).graphs} == {False, True}
     columns = torch.ones(3, 6)
     compare(f(columns[:, :2].clone(), columns[:, 2:]), fused(columns[:, :2], columns[:, 2:]))
 
