@@ -32,7 +32,7 @@ FORBIDDEN = {
 ONLY_IN = {
     "networkx": ("fusion/", "tests/fusion/"),
     "triton": (
-        *("codegen/triton/", "tests/codegen/triton", "tests/codegen/test_triton"),
+        *("codegen/triton/", "tests/codegen/test_triton"),
         *("tests/interpreter/", "tests/gpu/"),
     ),
 }

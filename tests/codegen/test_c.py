@@ -39,7 +39,8 @@ from tests.codegen.c_kernels import (
     sample,
     walked,
 )
-from tests.codegen.triton_kernels import expected, scattered, tensors
+from tests.codegen.kernels.making import expected, tensors
+from tests.codegen.kernels.rows import scattered
 
 # Updates ------------------------------------------------------------------------------------------------
 

@@ -14,9 +14,10 @@ from lowering.expr import Cast, Expr, IndexValue, const
 from lowering.indexing import FloorDiv, axis_symbol, over_symbol
 from lowering.kernel import Fold, Kernel, Loop, Store
 from lowering.verify import verify_kernel
-from tests.codegen import triton_kernels as shapes
 from tests.codegen.c_kernels import BF16, F16, F32, F64, GRID, I64, LOOP, TARGET, WHOLE, load, op
-from tests.codegen.triton_kernels import assert_same, expected, kernel, online_attention, param, tensors
+from tests.codegen.kernels import products as shapes
+from tests.codegen.kernels.attention import attention, online_attention
+from tests.codegen.kernels.making import assert_same, expected, kernel, param, tensors
 
 b, i, j, g = (axis_symbol(k) for k in range(4))
 d, e, s, u, w = (over_symbol(k) for k in range(5))
@@ -58,7 +59,7 @@ def test_a_product_in_a_loop_of_its_own_inside_the_loop():
 
 
 def test_attention_with_all_keys_held():
-    check(shapes.attention(2, 150, 270, 24))
+    check(attention(2, 150, 270, 24))
 
 
 @pytest.mark.parametrize(("queries", "keys"), [(1, 1), (1, 700), (700, 1), (6, 16), (133, 257)])

@@ -7,8 +7,8 @@ import torch
 
 from codegen.c import CTarget
 from lowering.kernel import Kernel
-from tests.codegen.masked_kernels import DOCUMENTS, MASKS, WALKS, given, masked
-from tests.codegen.triton_kernels import assert_same, expected
+from tests.codegen.kernels.making import assert_same, expected
+from tests.codegen.kernels.masked import DOCUMENTS, MASKS, WALKS, given, masked
 
 TARGET = CTarget()
 SIZES = (1, 450, 500)  # in blocks of at most 192

@@ -10,7 +10,7 @@ from codegen.triton import TritonTarget
 from codegen.triton.blocks import block
 from codegen.triton.chains import candidates
 from lowering.kernel import Kernel
-from tests.codegen.triton_kernels import attention_dkv, attention_dq, online_attention
+from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 
 TARGET = TritonTarget("sm_90")
 

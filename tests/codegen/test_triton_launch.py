@@ -14,7 +14,9 @@ from codegen.triton import TritonTarget, counters
 from codegen.triton.build import _dynamic_launcher, _Ready, _static_launcher, promise, unaligned
 from codegen.triton.load import load
 from lowering.kernel import Kernel
-from tests.codegen.triton_kernels import BF16, F32, add, gated, matmul, param
+from tests.codegen.kernels.making import BF16, F32, param
+from tests.codegen.kernels.pointwise import add
+from tests.codegen.kernels.products import gated, matmul
 
 
 class _At:

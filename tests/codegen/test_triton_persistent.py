@@ -15,22 +15,8 @@ from codegen.triton.load import load as imported
 from codegen.triton.persistent import reached, speed, work_of
 from lowering.expr import Cast, Expr, const
 from lowering.kernel import Fold, Kernel, Loop, Role, Store
-from tests.codegen.triton_kernels import (
-    BF16,
-    F32,
-    GRID,
-    LOOP,
-    gated,
-    i,
-    j,
-    kernel,
-    load,
-    matmul,
-    op,
-    param,
-    r,
-    residual,
-)
+from tests.codegen.kernels.making import BF16, F32, GRID, LOOP, i, j, kernel, load, op, param, r
+from tests.codegen.kernels.products import gated, matmul, residual
 
 TARGET = TritonTarget("sm_90")
 PROCESSOR, RESERVED = 233_472, 1024

@@ -20,7 +20,10 @@ from codegen.tuning.inputs import expected
 from lowering.errors import BuildError, Unsupported
 from lowering.interpret import run_kernel
 from lowering.kernel import Kernel, Role
-from tests.codegen.triton_kernels import F16, I64, flipped, gather, matmul, param, softmax
+from tests.codegen.kernels.making import F16, I64, param
+from tests.codegen.kernels.pointwise import flipped, gather
+from tests.codegen.kernels.products import matmul
+from tests.codegen.kernels.rows import softmax
 
 CPU = torch.device("cpu")
 Run = Callable[[Kernel, Sequence[torch.Tensor]], None]

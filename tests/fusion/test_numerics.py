@@ -19,7 +19,7 @@ from fusion import explain, export_kernels, fuse, report
 from fusion.options import Options
 from lowering.expr import Expr
 from lowering.kernel import Kernel, Role, Store
-from tests.codegen import triton_kernels as shapes
+from tests.codegen.kernels import making
 
 HALVES = (torch.bfloat16, torch.float16)
 DTYPES = (*HALVES, torch.float32)
@@ -147,9 +147,9 @@ def test_no_fold_follows_another_one() -> None:
 @pytest.mark.skipif(os.environ.get("TRITON_INTERPRET") == "1", reason="Triton interprets")
 def test_generated_triton_fuses_no_product_with_a_sum_and_takes_no_quick_form() -> None:
     pytest.importorskip("triton")
-    x, y = (shapes.load(name, shapes.i, shapes.F32) for name in "xy")
-    product = shapes.op("add", shapes.op("mul", x, y), y)
-    quick = shapes.narrowed(shapes.op("exp", x), shapes.BF16)
+    x, y = (making.load(name, making.i, making.F32) for name in "xy")
+    product = making.op("add", making.op("mul", x, y), y)
+    quick = making.narrowed(making.op("exp", x), making.BF16)
     for value, loose, strict in ((product, "fma.rn.f32", "mul.rn.f32"), (quick, "tl.exp(", "libdevice.exp(")):
         made = _pointwise(value)
         texts = []
@@ -164,9 +164,9 @@ def test_generated_triton_fuses_no_product_with_a_sum_and_takes_no_quick_form() 
 
 def _pointwise(value: Expr) -> Kernel:
     """out = value, of x and y"""
-    params = [shapes.param(name, shapes.F32, 256) for name in "xy"]
-    out = shapes.param("out", value.dtype, 256, written=True)
-    return shapes.kernel("pointwise", [*params, out], {shapes.i: (256, Role.GRID)}, Store("out", shapes.i, value))
+    params = [making.param(name, making.F32, 256) for name in "xy"]
+    out = making.param("out", value.dtype, 256, written=True)
+    return making.kernel("pointwise", [*params, out], {making.i: (256, Role.GRID)}, Store("out", making.i, value))
 
 
 def test_an_unknown_kind_is_refused() -> None:

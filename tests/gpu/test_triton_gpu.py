@@ -18,51 +18,42 @@ pytest.importorskip("triton")
 from codegen.triton import Config, TritonTarget
 from lowering.kernel import Kernel, Role
 from lowering.scalar_ops import SCALAR_OPS
-from tests.codegen.triton_kernels import (
-    BF16,
-    F16,
-    F32,
-    F64,
-    I8,
-    SMALL,
+from tests.codegen.kernels.attention import attention, attention_dkv, attention_dq, linear_logsumexp, online_attention
+from tests.codegen.kernels.making import BF16, F16, F32, F64, I8, assert_same, expected, packed, special, tensors
+from tests.codegen.kernels.pointwise import (
     add,
-    assert_same,
-    attention,
-    attention_dkv,
-    attention_dq,
     bias_gelu,
     causal,
-    column_softmax,
-    column_totals,
     convert,
     drawn,
-    expected,
-    fold,
-    gated,
     gather,
+    padded,
+    permuted,
+    scalar,
+    transposed_add,
+)
+from tests.codegen.kernels.products import (
+    gated,
     gathered_rows,
-    grouped_mean,
-    layernorm,
     linear,
-    linear_logsumexp,
     matmul,
     matmul_softmax,
     matmul_top,
-    norm_backward,
-    online_attention,
-    online_logsumexp,
-    packed,
-    padded,
-    permuted,
     residual,
     rms_linear,
-    scalar,
-    softmax,
-    special,
-    tensors,
-    total,
-    transposed_add,
 )
+from tests.codegen.kernels.rows import (
+    column_softmax,
+    column_totals,
+    fold,
+    grouped_mean,
+    layernorm,
+    norm_backward,
+    online_logsumexp,
+    softmax,
+    total,
+)
+from tests.codegen.kernels.small import SMALL
 
 pytestmark = pytest.mark.gpu
 

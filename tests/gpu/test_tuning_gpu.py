@@ -14,21 +14,11 @@ from codegen.build import Builder
 from codegen.targets import TARGETS
 from codegen.tuning import Tuner
 from lowering.kernel import Kernel, Role
-from tests.codegen.triton_kernels import (
-    BF16,
-    assert_same,
-    expected,
-    gather,
-    layernorm,
-    linear,
-    matmul,
-    norm_backward,
-    online_attention,
-    residual,
-    rms_linear,
-    softmax,
-    tensors,
-)
+from tests.codegen.kernels.attention import online_attention
+from tests.codegen.kernels.making import BF16, assert_same, expected, tensors
+from tests.codegen.kernels.pointwise import gather
+from tests.codegen.kernels.products import linear, matmul, residual, rms_linear
+from tests.codegen.kernels.rows import layernorm, norm_backward, softmax
 
 pytestmark = pytest.mark.gpu
 

@@ -19,7 +19,8 @@ import torch.nn.functional as F  # the name everyone knows it by
 
 from codegen.triton import Config, TritonTarget
 from lowering.kernel import Kernel
-from tests.codegen.triton_kernels import BF16, matmul
+from tests.codegen.kernels.making import BF16
+from tests.codegen.kernels.products import matmul
 from tests.fusion.test_quantised import LINEARS, error, inputs, only_kernel
 
 TARGET = TritonTarget("sm_90")

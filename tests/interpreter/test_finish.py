@@ -18,7 +18,7 @@ import torch
 
 from codegen.triton import Config, TritonTarget
 from lowering.kernel import Fold, Loop, Role, Store
-from tests.codegen.triton_kernels import (
+from tests.codegen.kernels.making import (
     BF16,
     F16,
     F32,
@@ -31,12 +31,11 @@ from tests.codegen.triton_kernels import (
     j,
     kernel,
     load,
-    matmul,
     param,
     r,
-    residual,
     tensors,
 )
+from tests.codegen.kernels.products import matmul, residual
 
 TARGET = TritonTarget("sm_90")
 WHOLE = Config((("m", 64), ("k", 64), ("n", 64)), num_warps=4, num_stages=3, persistent=True)

@@ -23,32 +23,21 @@ from codegen.triton.load import load
 from lowering.errors import BuildError
 from lowering.kernel import Kernel, Role
 from lowering.scalar_ops import SCALAR_OPS
-from tests.codegen.triton_kernels import (
-    SMALL,
-    add,
-    assert_same,
-    attention_dkv,
-    attention_dq,
+from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
+from tests.codegen.kernels.making import assert_same, expected, packed, special, tensors
+from tests.codegen.kernels.pointwise import add, convert, in_place, scalar
+from tests.codegen.kernels.products import gated, matmul, matmul_top
+from tests.codegen.kernels.rows import (
     column_totals,
-    convert,
-    expected,
     fold,
-    gated,
-    in_place,
-    matmul,
-    matmul_top,
-    online_attention,
-    packed,
     partial_sums,
-    scalar,
     scattered,
     softmax,
-    special,
     sums_of_halves,
-    tensors,
     total,
     total_of_rows,
 )
+from tests.codegen.kernels.small import SMALL
 
 TARGET = TritonTarget()
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

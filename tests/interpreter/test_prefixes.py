@@ -17,7 +17,8 @@ import torch
 
 from codegen.triton import Config, TritonTarget
 from lowering.kernel import Kernel, Role
-from tests.codegen.triton_kernels import assert_same, expected, scan, scan_normalised, tensors
+from tests.codegen.kernels.making import assert_same, expected, tensors
+from tests.codegen.kernels.rows import scan, scan_normalised
 
 TARGET = TritonTarget()
 NAMES = ("sum", "prod", "max", "min", "logsumexp")

@@ -18,8 +18,8 @@ import torch
 
 from codegen.triton import Config, TritonTarget
 from lowering.kernel import Kernel
-from tests.codegen.masked_kernels import DOCUMENTS, MASKS, WALKS, given, masked
-from tests.codegen.triton_kernels import assert_same, expected
+from tests.codegen.kernels.making import assert_same, expected
+from tests.codegen.kernels.masked import DOCUMENTS, MASKS, WALKS, given, masked
 
 TARGET = TritonTarget()
 BLOCKS = Config((("m", 32), ("k", 16), ("n", 16), ("r", 16)))

@@ -1,0 +1,199 @@
+"""Products of products: attention and its gradients, cross-entropy of logits that are never stored."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+import torch
+
+from lowering.expr import Cast, Expr, IndexValue, const
+from lowering.indexing import FloorDiv, over_symbol
+from lowering.kernel import Fold, Kernel, Loop, Param, Stmt, Store
+from tests.codegen.kernels.making import (
+    BF16,
+    F16,
+    F32,
+    GRID,
+    I64,
+    LOOP,
+    WHOLE,
+    b,
+    i,
+    j,
+    kernel,
+    load,
+    narrowed,
+    op,
+    param,
+    r,
+)
+
+
+def attention(heads: int, queries: int, keys: int, width: int) -> Kernel:
+    """softmax(q · kᵀ) · v with all keys in one tile: a contraction of a contraction"""
+    d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
+    query, key = load("q", width * (queries * b + i) + d, F16), load("k", width * (keys * b + s) + d, F16)
+    scores = Fold("scores", "dot", (query, key), (d,), F32, (i,), (s,))
+    top = Fold("top", "max", (scores.ref,), (s,), F32)
+    power = op("exp", op("sub", scores.ref, top.ref))
+    whole = Fold("whole", "sum", (power,), (s,), F32)
+    value = load("v", width * (keys * b + s) + e, F16)
+    mixed = Fold("mixed", "dot", (Cast(power, F16), value), (s,), F32, (i,), (e,))
+    params = (
+        *(param("q", F16, heads, queries, width), param("k", F16, heads, keys, width)),
+        *(param("v", F16, heads, keys, width), param("out", F32, heads, queries, width, written=True)),
+    )
+    axes = {b: (heads, GRID), i: (queries, GRID), d: (width, WHOLE), e: (width, WHOLE), s: (keys, WHOLE)}
+    store = Store("out", width * (queries * b + i) + e, op("truediv", mixed.ref, whole.ref))
+    return kernel("attention", params, axes, scores, top, whole, mixed, store)
+
+
+LOW = const(float("-inf"), F32)
+
+
+def visible_keys(query: sympy.Expr, key: sympy.Expr, *, shift: int, window: int = 0, prefix: int = 0) -> Expr:
+    """Which keys a query sees: none after it, of these only the last `window`, and the first `prefix` in any case.
+
+    `shift` keys come before the first query.
+    """
+    where = op("le", IndexValue(key), IndexValue(query + shift))
+    if window:
+        where = op("and", where, op("gt", IndexValue(key + window), IndexValue(query + shift)))
+    if prefix:
+        where = op("or", where, op("lt", IndexValue(key), const(prefix, I64)))
+    return where
+
+
+def running_softmax(scaled: Expr, over: sympy.Symbol) -> tuple[Fold, Fold, Expr, Expr]:
+    """The largest so far, the sum of exponentials so far, the exponentials, and what a sum so far is multiplied with"""
+    top = Fold("top", "max", (scaled,), (over,), F32)
+    safe = op("where", op("eq", top.ref, LOW), const(0.0, F32), top.ref)
+    power = op("exp", op("sub", scaled, safe))
+    moved = op("where", op("eq", top.before, top.ref), const(1.0, F32), op("exp", op("sub", top.before, top.ref)))
+    whole = Fold("whole", "sum", (power,), (over,), F32)
+    return top, replace(whole, carry=op("mul", whole.before, moved)), power, moved
+
+
+def online_attention(
+    heads: int,
+    queries: int,
+    keys: int,
+    width: int,
+    *,
+    dtype: torch.dtype = F16,
+    causal: bool = False,
+    window: int = 0,
+    prefix: int = 0,
+    step: int = 0,
+    group: int = 1,
+    scale: float = 0.5,
+) -> Kernel:
+    """softmax(q · kᵀ · scale) · v in one walk over the keys: running values that are brought up to date block by block.
+
+    `step`: the width is walked too, inside the walk over keys, instead of held whole for the scores.  `group`: so many
+    heads of q share one of k and v.
+    """
+    d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
+    head = FloorDiv(b, group) if group > 1 else b
+    query, key = load("q", width * (queries * b + i) + d, dtype), load("k", width * (keys * head + s) + d, dtype)
+    scores = Fold("scores", "dot", (query, key), (d,), F32, (i,), (s,))
+    scaled, where = op("mul", scores.ref, const(scale, F32)), None
+    if causal or window or prefix:
+        where = visible_keys(i, s, shift=keys - queries, window=window, prefix=prefix)
+        scaled = op("where", where, scaled, LOW)
+    top, whole, power, moved = running_softmax(scaled, s)
+    value = load("v", width * (keys * head + s) + e, dtype)
+    mixed = Fold("mixed", "dot", (narrowed(power, dtype), value), (s,), F32, (i,), (e,))
+    mixed = replace(mixed, carry=op("mul", mixed.before, moved))
+    params = (
+        *(param("q", dtype, heads, queries, width), param("k", dtype, heads // group, keys, width)),
+        *(param("v", dtype, heads // group, keys, width), param("out", dtype, heads, queries, width, written=True)),
+    )
+    axes = {b: (heads, GRID), i: (queries, GRID), d: (width, LOOP if step else WHOLE), e: (width, WHOLE)}
+    inner: Stmt = Loop((d,), (scores,)) if step else scores
+    store = Store("out", width * (queries * b + i) + e, narrowed(op("truediv", mixed.ref, whole.ref), dtype))
+    loop = Loop((s,), (inner, top, whole, mixed), where)
+    return kernel("attention", params, {**axes, s: (keys, LOOP)}, loop, store)
+
+
+def _attention_gradients(
+    heads: int, queries: int, keys: int, width: int, dtype: torch.dtype, causal: bool, at: tuple[sympy.Symbol, ...]
+) -> tuple[tuple[Param, ...], tuple[Fold, Fold], tuple[Expr, Expr], Expr | None]:
+    """What both backward kernels compute for a query and a key: params, (scores, dp), (p, ds) in `dtype`, visibility"""
+    d, e, query, key = at
+    row, column = width * (queries * b + query), width * (keys * b + key)
+    scores = (load("q", row + d, dtype), load("k", column + d, dtype))
+    slopes = (load("do", row + e, dtype), load("v", column + e, dtype))
+    scores_fold = Fold("scores", "dot", scores, (d,), F32, (query,), (key,))
+    slopes_fold = Fold("slopes", "dot", slopes, (e,), F32, (query,), (key,))
+    share = op("exp", op("sub", op("mul", scores_fold.ref, const(0.25, F32)), load("lse", queries * b + query)))
+    where = None
+    if causal:
+        where = visible_keys(query, key, shift=keys - queries)
+        share = op("where", where, share, const(0.0, F32))
+    slope = op("mul", op("sub", slopes_fold.ref, load("delta", queries * b + query)), const(0.25, F32))
+    params = (
+        *(param("q", dtype, heads, queries, width), param("k", dtype, heads, keys, width)),
+        *(param("v", dtype, heads, keys, width), param("do", dtype, heads, queries, width)),
+        *(param("lse", F32, heads, queries), param("delta", F32, heads, queries)),
+    )
+    return (
+        params,
+        (scores_fold, slopes_fold),
+        (narrowed(share, dtype), narrowed(op("mul", share, slope), dtype)),
+        where,
+    )
+
+
+def attention_dkv(
+    heads: int, queries: int, keys: int, width: int, *, dtype: torch.dtype = F16, causal: bool = False
+) -> Kernel:
+    """Gradients of k and v: a walk over the queries, four products, the last two of a product of the first two"""
+    d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
+    params, folds, (share, slope), where = _attention_gradients(
+        heads, queries, keys, width, dtype, causal, (d, e, s, j)
+    )
+    row = width * (queries * b + s)
+    dv = Fold("dv", "dot", (share, load("do", row + e, dtype)), (s,), F32, (j,), (e,))
+    dk = Fold("dk", "dot", (slope, load("q", row + d, dtype)), (s,), F32, (j,), (d,))
+    params = (*params, *(param(f"d{name}", dtype, heads, keys, width, written=True) for name in ("k_out", "v_out")))
+    column = width * (keys * b + j)
+    stores = (
+        Store("dk_out", column + d, narrowed(dk.ref, dtype)),
+        Store("dv_out", column + e, narrowed(dv.ref, dtype)),
+    )
+    axes = {b: (heads, GRID), j: (keys, GRID), d: (width, WHOLE), e: (width, WHOLE), s: (queries, LOOP)}
+    return kernel("attention_dkv", params, axes, Loop((s,), (*folds, dv, dk), where), *stores)
+
+
+def attention_dq(
+    heads: int, queries: int, keys: int, width: int, *, dtype: torch.dtype = F16, causal: bool = False
+) -> Kernel:
+    """The gradient of q: a walk over the keys, three products"""
+    d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
+    params, folds, (_, slope), where = _attention_gradients(heads, queries, keys, width, dtype, causal, (d, e, i, s))
+    dq = Fold("dq", "dot", (slope, load("k", width * (keys * b + s) + d, dtype)), (s,), F32, (i,), (d,))
+    params = (*params, param("dq_out", dtype, heads, queries, width, written=True))
+    store = Store("dq_out", width * (queries * b + i) + d, narrowed(dq.ref, dtype))
+    axes = {b: (heads, GRID), i: (queries, GRID), d: (width, WHOLE), e: (width, WHOLE), s: (keys, LOOP)}
+    return kernel("attention_dq", params, axes, Loop((s,), (*folds, dq), where), store)
+
+
+def linear_logsumexp(rows: int, vocabulary: int, features: int, dtype: torch.dtype = BF16) -> Kernel:
+    """log Σ exp(x · wᵀ) and the logit of a label, in one walk over the vocabulary with the product walked inside it"""
+    s = over_symbol(2)
+    logits = Fold(
+        "logits", "dot", (load("x", features * i + r, dtype), load("w", features * s + r, dtype)), (r,), F32, (i,), (s,)
+    )
+    top, whole, _, _ = running_softmax(logits.ref, s)
+    is_label = op("eq", IndexValue(s), load("labels", i, I64))
+    label = Fold("label", "sum", (op("where", is_label, logits.ref, const(0.0, F32)),), (s,), F32)
+    params = (
+        *(param("x", dtype, rows, features), param("w", dtype, vocabulary, features), param("labels", I64, rows)),
+        *(param("lse", F32, rows, written=True), param("picked", F32, rows, written=True)),
+    )
+    axes = {i: (rows, GRID), r: (features, LOOP), s: (vocabulary, LOOP)}
+    loop = Loop((s,), (Loop((r,), (logits,)), top, whole, label))
+    stores = (Store("lse", i, op("add", top.ref, op("log", whole.ref))), Store("picked", i, label.ref))
+    return kernel("linear_logsumexp", params, axes, loop, *stores)

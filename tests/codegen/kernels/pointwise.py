@@ -1,0 +1,125 @@
+"""Kernels that compute each element alone: arithmetic, casts, views, gathers, random numbers."""
+
+from __future__ import annotations
+
+import sympy
+import torch
+
+from lowering.expr import Cast, IndexValue, Random, const
+from lowering.kernel import Kernel, Store
+from lowering.scalar_ops import SCALAR_OPS
+from tests.codegen.kernels.making import BOOL, F32, GRID, I64, b, i, j, kernel, load, op, param
+
+
+def add(n: int | sympy.Expr, dtype: torch.dtype = F32) -> Kernel:
+    """out = x + y"""
+    value = op("add", load("x", i, dtype), load("y", i, dtype))
+    params = (param("x", dtype, n), param("y", dtype, n), param("out", dtype, n, written=True))
+    return kernel("add", params, {i: (n, GRID)}, Store("out", i, value))
+
+
+def scalar(name: str, dtype: torch.dtype, n: int) -> Kernel:
+    """out = op(x, y, …) with scalar operation `name`"""
+    arity = SCALAR_OPS[name].arity
+    dtypes = [BOOL, dtype, dtype] if name == "where" else [dtype] * arity
+    args = [load(f"x{k}", i, d) for k, d in enumerate(dtypes)]
+    value = op(name, *args)
+    params = [param(f"x{k}", d, n) for k, d in enumerate(dtypes)]
+    return kernel(
+        f"op_{name}", [*params, param("out", value.dtype, n, written=True)], {i: (n, GRID)}, Store("out", i, value)
+    )
+
+
+def convert(source: torch.dtype, target: torch.dtype, n: int) -> Kernel:
+    """out = x converted"""
+    params = (param("x", source, n), param("out", target, n, written=True))
+    return kernel("convert", params, {i: (n, GRID)}, Store("out", i, Cast(load("x", i, source), target)))
+
+
+def bias_gelu(rows: int, columns: int, dtype: torch.dtype) -> Kernel:
+    """A row is added to each row, then a tanh GELU: one row broadcast, shared sub-expressions, 16-bit storage"""
+    x = op("add", Cast(load("x", columns * i + j, dtype), F32), Cast(load("bias", j, dtype), F32))
+    cube = op("mul", op("mul", x, x), x)
+    inner = op("mul", op("add", x, op("mul", cube, const(0.044715, F32))), const(0.7978845608, F32))
+    value = op("mul", op("mul", x, const(0.5, F32)), op("add", op("tanh", inner), const(1.0, F32)))
+    params = (param("x", dtype, rows, columns), param("bias", dtype, columns))
+    params = (*params, param("out", dtype, rows, columns, written=True))
+    axes = {i: (rows, GRID), j: (columns, GRID)}
+    return kernel("bias_gelu", params, axes, Store("out", columns * i + j, Cast(value, dtype)))
+
+
+def transposed_add(rows: int, columns: int) -> Kernel:
+    """out = x + yᵀ"""
+    value = op("add", load("x", columns * i + j), load("y", rows * j + i))
+    params = (
+        param("x", F32, rows, columns),
+        param("y", F32, columns, rows),
+        param("out", F32, rows, columns, written=True),
+    )
+    axes = {i: (rows, GRID), j: (columns, GRID)}
+    return kernel("transposed_add", params, axes, Store("out", columns * i + j, value))
+
+
+def permuted(heads: int, length: int, width: int) -> Kernel:
+    """[length, heads, width] → [heads, length, width]: digits of a linear index"""
+    value = load("x", heads * width * j + width * i + b)
+    params = (param("x", F32, length, heads, width), param("out", F32, heads, length, width, written=True))
+    axes = {i: (heads, GRID), j: (length, GRID), b: (width, GRID)}
+    return kernel("permuted", params, axes, Store("out", length * width * i + width * j + b, value))
+
+
+def padded(n: int, before: int, after: int) -> Kernel:
+    """x with zeros before and after: a masked load"""
+    position = IndexValue(i - before)
+    inside = op("and", op("ge", position, const(0, I64)), op("lt", position, const(n, I64)))
+    value = op("add", load("x", i - before, F32, inside), const(1.0, F32))
+    total = n + before + after
+    return kernel(
+        "padded",
+        (param("x", F32, n), param("out", F32, total, written=True)),
+        {i: (total, GRID)},
+        Store("out", i, value),
+    )
+
+
+def gather(rows: int, width: int) -> Kernel:
+    """out[i] = table[ids[i]]"""
+    row = op("mul", load("ids", i, I64), const(width, I64))
+    value = load("table", op("add", row, IndexValue(j)))
+    params = (param("ids", I64, rows), param("table", F32, 4, width), param("out", F32, rows, width, written=True))
+    axes = {i: (rows, GRID), j: (width, GRID)}
+    return kernel("gather", params, axes, Store("out", width * i + j, value))
+
+
+def flipped(n: int) -> Kernel:
+    """out[n - 1 - i] = x[i]: a store at computed positions"""
+    position = op("sub", const(n - 1, I64), IndexValue(i))
+    return kernel(
+        "flipped",
+        (param("x", F32, n), param("out", F32, n, written=True)),
+        {i: (n, GRID)},
+        Store("out", position, load("x", i)),
+    )
+
+
+def causal(n: int) -> Kernel:
+    """x where the column is not after the row, else -inf: positions are compared in int32"""
+    visible = op("le", IndexValue(j), IndexValue(i))
+    value = op("where", visible, load("x", n * i + j), const(float("-inf"), F32))
+    params = (param("x", F32, n, n), param("out", F32, n, n, written=True))
+    return kernel("causal", params, {i: (n, GRID), j: (n, GRID)}, Store("out", n * i + j, value))
+
+
+def drawn(n: int, kind: str) -> Kernel:
+    """Random numbers from a seed in memory"""
+    value = Random(kind, load("seed", 0, I64), i + 5)
+    return kernel(
+        "drawn", (param("seed", I64), param("out", F32, n, written=True)), {i: (n, GRID)}, Store("out", i, value)
+    )
+
+
+def in_place(n: int) -> Kernel:
+    """x = x + y, then out = x as it is now"""
+    params = (param("x", F32, n, written=True), param("y", F32, n), param("out", F32, n, written=True))
+    first = Store("x", i, op("add", load("x", i), load("y", i)))
+    return kernel("in_place", params, {i: (n, GRID)}, first, Store("out", i, op("mul", load("x", i), const(2.0, F32))))

@@ -1,0 +1,159 @@
+"""What Triton makes of kernels ahead of time, without a GPU: that each compiles, and to which instructions."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+import sympy
+import torch
+
+pytest.importorskip("triton")
+
+from codegen.numerics import Numerics
+from codegen.triton import Config, TritonTarget
+from codegen.triton.aot import compile_for, target_of
+from codegen.triton.load import load
+from lowering.expr import Op, const
+from lowering.kernel import Kernel, Role, Store
+from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
+from tests.codegen.kernels.making import BF16, F16, F32, F64, I8, i, kernel, param, special
+from tests.codegen.kernels.making import load as load_expr
+from tests.codegen.kernels.pointwise import add, bias_gelu, gather, scalar, transposed_add
+from tests.codegen.kernels.products import linear, matmul
+from tests.codegen.kernels.rows import fold, layernorm, softmax
+from tests.codegen.kernels.small import SMALL
+from tests.codegen.triton_texts import TARGET, compiles, has, instructions, stages
+
+
+@compiles
+@pytest.mark.parametrize(
+    "name", [name for name in SMALL if not re.match(r"matmul \w+\d+ \d|\w+ \w+ (whole|loop)$", name)]
+)
+def test_every_kind_compiles(name: str) -> None:
+    found = stages(SMALL[name])
+    assert list(found)[:5] == ["ttir", "ttgir", "llir", "ptx", "cubin"]
+
+
+@compiles
+@pytest.mark.parametrize("role", [Role.WHOLE, Role.LOOP])
+@pytest.mark.parametrize("name", sorted(set(FOLD_OPS) - {"dot"}))
+def test_every_fold_compiles(name: str, role: Role) -> None:
+    dtype = torch.bool if name in ("any", "all") else F32
+    assert stages(fold(name, 64, 4096, role, dtype))["cubin"]
+
+
+@compiles
+@pytest.mark.parametrize("dtype", [F32, F64, torch.int64, torch.uint8], ids=str)
+def test_every_scalar_op_compiles(dtype: torch.dtype) -> None:
+    """All in one kernel, which is much quicker than one by one."""
+    names = [name for name in SCALAR_OPS if name != "where" and special(name, dtype, 4) is not None]
+    stores, params = [], {}
+    for name in names:
+        single = scalar(name, dtype, 1024)
+        (store,) = single.body
+        assert isinstance(store, Store)
+        stores.append(Store(f"out_{name}", store.offset, store.value))
+        params |= {p.name: p for p in single.params[:-1]}
+        params[f"out_{name}"] = param(f"out_{name}", single.params[-1].dtype, 1024, written=True)
+    assert len(names) > 20
+    # A block of one element per thread keeps the code, which is long, short.
+    joint = kernel("ops", list(params.values()), {i: (1024, Role.GRID)}, *stores)
+    for arch in ("sm_90", "gfx942") if dtype is F32 else ("sm_90",):
+        assert len(stages(joint, arch, Config((("x", 128),), num_warps=4))) == 5
+
+
+@compiles
+@pytest.mark.parametrize("dtype", [F32, F16, BF16, I8], ids=str)
+def test_aligned_memory_moves_16_bytes_at_a_time(dtype: torch.dtype) -> None:
+    assert has(instructions(add(1 << 24, dtype)), "ld.global.v4.b32", "st.global.v4.b32")
+
+
+@compiles
+def test_rows_and_tiles_move_16_bytes_at_a_time() -> None:
+    for made in (
+        *(softmax(1024, 4096, Role.WHOLE), softmax(1024, 4096, Role.WHOLE, F16), softmax(64, 65536, Role.LOOP)),
+        *(layernorm(1024, 768, BF16), transposed_add(1024, 1024), gather(1024, 768), bias_gelu(1024, 3072, BF16)),
+    ):
+        found = {name for name in instructions(made) if name.startswith(("ld.global", "st.global"))}
+        assert any(name.startswith("ld.global") and name.endswith("v4.b32") for name in found), (made.name, found)
+        assert has(found, "st.global.v4.b32"), (made.name, found)
+
+
+@compiles
+def test_unaligned_memory_does_not() -> None:
+    made = kernel(
+        "copy",
+        [param("x", F32, 1 << 20, aligned=False), param("out", F32, 1 << 20, written=True)],
+        {i: (1 << 20, Role.GRID)},
+        Store("out", i, Op("add", (load_expr("x", i), const(1.0, F32)), F32)),
+    )
+    assert not has(instructions(made), "ld.global.v4")
+
+
+@compiles
+def test_without_the_promise_accesses_are_narrow() -> None:
+    made = add(1 << 20)
+    ptx = compile_for(load(made, TARGET.emit(made)), target_of("sm_90"), aligned=False).asm["ptx"]
+    assert "ld.global.b32" in ptx and ".v4" not in ptx and ".v2" not in ptx
+
+
+@compiles
+def test_symbolic_sizes_that_are_multiples_of_16_move_16_bytes_at_a_time() -> None:
+    rows, columns = sympy.symbols("s0 s1", integer=True, positive=True)
+    made = softmax(rows, columns, Role.LOOP)
+    generated = load(made, TARGET.emit(made))
+    for multiples, wide in (((True, True), True), ((True, False), False)):
+        ptx = compile_for(generated, target_of("sm_90"), multiples).asm["ptx"]
+        assert ("v4.b32" in ptx) is wide
+
+
+@compiles
+@pytest.mark.parametrize(
+    ("made", "arch", "wanted"),
+    [
+        (matmul(2048, 2048, 2048, BF16, turned=(False, True)), "sm_90", ("wgmma.mma_async", "cp.async.bulk.tensor.2d")),
+        (matmul(2048, 2048, 2048, F16), "sm_90", ("wgmma.mma_async", "cp.async.bulk.tensor.2d.global")),
+        (matmul(512, 512, 512, F16, batch=16), "sm_90", ("wgmma.mma_async", "cp.async.bulk.tensor.3d")),
+        (matmul(96, 512, 512, F16, batch=16), "sm_90", ("wgmma.mma_async", "cp.async.cg")),
+        (linear(2048, 2048, 2048, BF16), "sm_90", ("wgmma.mma_async",)),
+        (matmul(2048, 2048, 2048, BF16, turned=(True, False)), "sm_80", ("mma.sync.aligned.m16n8k16", "cp.async.cg")),
+        (
+            matmul(512, 512, 512, I8, turned=(False, True)),
+            "sm_90",
+            ("mma.sync.aligned.m16n8k32.row.col.satfinite.s32.s8",),
+        ),
+        (matmul(128, 128, 128, F64), "sm_90", ("mma.sync.aligned.m16n8k16.row.col.f64",)),
+        (matmul(16, 4096, 4096, BF16, turned=(False, True)), "sm_90", ("mma.sync.aligned.m16n8k16",)),
+    ],
+    ids=lambda value: value.name if isinstance(value, Kernel) else None,
+)
+def test_contractions_run_on_the_matrix_units(made: Kernel, arch: str, wanted: tuple[str, ...]) -> None:
+    found = instructions(made, arch)
+    assert has(found, *wanted), sorted(name for name in found if "mma" in name or "async" in name)
+
+
+@compiles
+@pytest.mark.parametrize("arch", ["sm_80", "sm_90"])
+def test_float32_products_keep_their_precision_unless_asked_otherwise(arch: str) -> None:
+    made = matmul(256, 256, 256, F32)
+    found = stages(made, arch)
+    assert found["ttgir"].count("cvt.rna.tf32.f32") == 2  # the upper parts of both operands
+    # A correction that is not a number, because an operand is infinite, is dropped.
+    (test,) = re.findall(r"(%\w+) = arith.cmpf uno, ", found["ttgir"].split("for ")[1].split("scf.yield")[0])
+    assert f"arith.select {test}, " in found["ttgir"]
+    rounded = TritonTarget(arch, Numerics(tf32=True))
+    ptx = dict(rounded.stages(made, rounded.emit(made)))["ptx"]
+    assert "tf32" in ptx and "cvt.rna.tf32" not in ptx
+
+
+@compiles
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("add bf16", "softmax loop", "linear", "matmul float64 01", "argmax float32 whole", "normal"),
+        *(name for name in SMALL if re.match("online|attention_d|linear_log|running", name)),
+    ],
+)
+def test_amd(name: str) -> None:
+    assert list(stages(SMALL[name], "gfx942")) == ["ttir", "ttgir", "llir", "amdgcn", "hsaco"]

@@ -1,0 +1,151 @@
+"""The text of products and of attention in Triton, and which configurations they get."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+
+pytest.importorskip("triton")
+
+from codegen.triton import Config, TritonTarget
+from codegen.triton.load import load
+from lowering.errors import Unsupported
+from lowering.expr import Cast, Op
+from lowering.kernel import Fold, Kernel, Loop, Role, Store
+from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
+from tests.codegen.kernels.making import BF16, F32, b, i, j, kernel, param, r
+from tests.codegen.kernels.making import load as load_expr
+from tests.codegen.kernels.products import matmul
+from tests.codegen.triton_texts import TARGET, body
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+def test_products_of_widened_operands_stay_narrow() -> None:
+    made = matmul(64, 64, 64, BF16)
+    loop, store = made.body
+    assert isinstance(loop, Loop)
+    (dot,) = loop.body
+    assert isinstance(dot, Fold)
+    wide = replace(dot, args=tuple(Cast(arg, F32) for arg in dot.args))
+    text = body(replace(made, body=(replace(loop, body=(wide,)), store)))
+    assert "ieee" not in text
+    assert "tl.dot(a, b, acc)" in text
+
+
+def test_contractions_over_other_axes_of_the_grid_are_refused() -> None:
+    x, y = load_expr("x", 64 * i + r), load_expr("y", 64 * r + j)
+    first, second = (Fold(name, "dot", (x, y), (r,), F32, rows, (j,)) for name, rows in (("p", (i,)), ("q", (b,))))
+    params = [param("x", F32, 64, 64), param("y", F32, 64, 64), param("out", F32, 64, 64, 64, written=True)]
+    axes = {i: (64, Role.GRID), b: (64, Role.GRID), j: (64, Role.GRID), r: (64, Role.LOOP)}
+    store = Store("out", 4096 * b + 64 * i + j, Op("add", (first.ref, second.ref), F32))
+    with pytest.raises(Unsupported, match="other axes"):
+        TARGET.emit(kernel("unequal", params, axes, Loop((r,), (first, second)), store))
+
+
+HELD = (("m", 128), ("k", 64), ("n", 64), ("r", 64))
+
+
+def test_attention_is_one_walk_with_running_values() -> None:
+    text = body(online_attention(8, 1024, 1024, 64, dtype=BF16, scale=0.125), Config(HELD, num_warps=8))
+    assert (
+        text.partition("    for ")[2] == """n0 in range(0, 1024, NBLOCK):
+        ni = n0 + tl.arange(0, NBLOCK)
+        k = tl.load(k_at[:, None] + (ni * 64)[None, :])
+        scores = tl.dot(q, k)
+        top_now = _maximum(top, tl.reduce(scores, 1, _maximum))
+        mul = top_now * 0.125
+        mul_1 = tl.where(mul == -float("inf"), 0.0, mul) * 1.4426950408889634
+        exp2 = tl.exp2(scores * 0.18033688011112042 - mul_1[:, None])
+        sub = top * 0.18033688011112042 - top_now * 0.18033688011112042
+        where = tl.where(top * 0.125 == mul, 1.0, tl.exp2(sub))
+        whole = whole * where + tl.sum(exp2, 1)
+        lhs = exp2.to(tl.bfloat16)
+        v = tl.load(v_at[None, :] + (ni * 64)[:, None])
+        mixed = tl.dot(lhs, v, mixed * where[:, None])
+        top = top_now
+    tl.store(out_ptr + bi * 65536 + (mi[:, None] * 64 + ri[None, :]), """
+        "(mixed * (1.0 / whole)[:, None]).to(tl.bfloat16))"
+    )
+
+
+def test_exponentials_of_exact_kernels_stay_as_they_are() -> None:
+    text = body(online_attention(8, 128, 128, 64, dtype=F32))
+    assert "libdevice.exp(" in text and "exp2" not in text
+
+
+@pytest.mark.parametrize(
+    ("made", "ranges", "computed"),
+    [
+        (online_attention(2, 512, 512, 64, causal=True), ["0, n_middle", "n_middle, n_end"], [False, True]),
+        (online_attention(2, 512, 512, 64, causal=True, window=100), ["n_start, n_end"], [True]),
+        (online_attention(2, 512, 512, 64, causal=True, window=100, prefix=20), ["0, n_end"], [True]),
+        (online_attention(2, 512, 512, 64), ["0, 512"], [False]),
+        (attention_dkv(2, 512, 512, 64, causal=True), ["n_start, n_middle", "n_middle, 512"], [True, False]),
+        (attention_dq(2, 512, 512, 64, causal=True), ["0, n_middle", "n_middle, n_end"], [False, True]),
+    ],
+    ids=["causal", "window", "prefix", "full", "dkv", "dq"],
+)
+def test_blocks_in_which_a_condition_is_false_are_skipped(
+    made: Kernel, ranges: list[str], computed: list[bool]
+) -> None:
+    text = body(made, Config(HELD, split=True))
+    assert re.findall(r"in range\((.*), NBLOCK\)", text) == ranges
+    conditions = [" <= " in part for part in text.split("    for ")[1:]]
+    assert conditions == computed
+
+
+def test_the_longest_blocks_of_rows_come_first() -> None:
+    assert "m_block = m_blocks - 1 - block" in body(online_attention(2, 512, 512, 64, causal=True))
+    assert "- 1 - " not in body(online_attention(2, 512, 512, 64))
+    assert "- 1 - block" not in body(attention_dkv(2, 512, 512, 64, causal=True))
+
+
+def test_operands_of_attention_come_through_descriptors_where_rows_are_aligned() -> None:
+    described = Config(HELD, descriptors=True)
+    text = body(online_attention(8, 512, 512, 40, dtype=BF16, group=2), described)
+    assert "k_ptr + bi // 2 * 20480, [512, 40], [40, 1], [NBLOCK, KBLOCK])" in text
+    assert "tl.load(" not in text
+    assert "make_tensor_descriptor" not in body(online_attention(8, 512, 512, 36, dtype=BF16), described)
+    assert "make_tensor_descriptor" not in TritonTarget("sm_80").emit(online_attention(8, 512, 512, 64), described)
+
+
+def test_attention_is_priced_by_how_its_operands_come() -> None:
+    aligned, odd = (TARGET.efficiency(online_attention(8, 512, 512, width, dtype=BF16)) for width in (64, 36))
+    assert 0.25 < odd < aligned < TARGET.efficiency(matmul(4096, 4096, 4096, BF16))
+
+
+@pytest.mark.parametrize("width", [40, 64, 80, 128, 256])
+@pytest.mark.parametrize("made", [online_attention, attention_dkv, attention_dq])
+def test_defaults_of_attention_give_each_group_of_warps_at_most_64_rows(
+    made: Callable[..., Kernel], width: int
+) -> None:
+    config = TARGET.configs(made(32, 4096, 4096, width, dtype=BF16))[0]
+    assert config.block("m") <= 16 * config.num_warps
+
+
+def test_a_limit_on_registers_is_passed_on() -> None:
+    made = online_attention(8, 512, 512, 64, dtype=BF16)
+    assert '"maxnreg": 128' in TARGET.emit(made, Config(HELD, num_warps=8, registers=128))
+    assert "maxnreg" not in TARGET.emit(made, Config(HELD, num_warps=8))
+
+
+def test_two_persistent_programs_may_share_a_multiprocessor() -> None:
+    made = matmul(4096, 4096, 1024, BF16)
+    assert {config.per_processor for config in TARGET.configs(made) if config.persistent} == {1, 2}
+    single = Config((("m", 128), ("k", 64), ("n", 128)), num_warps=8, num_stages=3, persistent=True)
+    sources = [load(made, TARGET.emit(made, replace(single, per_processor=count))) for count in (1, 2)]
+    assert [source.grid() for source in sources] == [132, 264]
+    assert [source.grid(processors=1000) for source in sources] == [1000, 1024]  # there are 1024 blocks
+
+
+# Ahead of time --------------------------------------------------------------------------------------------------------
+
+
+def test_float32_products_are_multiplied_as_they_are_where_they_cannot_be_split() -> None:
+    made = matmul(256, 256, 256, F32)
+    for arch in ("sm_75", "gfx942"):
+        assert 'input_precision="ieee"' in TritonTarget(arch).emit(made)
