@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from codegen.triton import contract, descriptors, finish, follow, interleaved, prefix, reduce, skips, stacked
+from codegen.triton import contract, descriptors, fields, finish, follow, interleaved, prefix, reduce, skips, stacked
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.indices import expand
 from codegen.triton.scopes import Tile
@@ -45,6 +45,7 @@ class Body:
     def __init__(self, values: Values, arch: str) -> None:
         self.values, self.layout, self.arch = values, values.layout, arch
         interleaved.join_loads(values)
+        fields.convert(values, arch)
         self._policies = iter(list(_policies(self.layout.blocked)))
         self._walk: _Walk | None = None
 

@@ -49,7 +49,7 @@ def join_loads(values: Values) -> None:
     found = loads(*(value for stmt in stmts if not isinstance(stmt, Loop) for value in values_of(stmt)))
     for pair in _pairs((load for load in found if load.buffer not in written), values.layout):
         for load in pair.loads:
-            values.load_by[load] = partial(_half, values, pair, load)
+            values.made_by[load] = partial(_half, values, pair, load)
 
 
 def _pairs(found: Iterable[Load], layout: Layout) -> list[Pair]:

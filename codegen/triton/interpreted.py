@@ -2,7 +2,8 @@
 
 What enters is an imported source; what leaves is a launcher for CPU tensors that runs the very same text, program by
 program, with numpy: for tests, and for stepping through a kernel with a Python debugger.  The interpreter knows
-neither the vendor's math library nor arithmetic of bfloat16; what is missing is added here, with torch's functions.
+neither the vendor's math library, nor its assembly, nor arithmetic of bfloat16; what is missing is added here, with
+torch's functions.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
 from codegen.target import Launcher
+from codegen.triton import ptx
 from codegen.triton.load import Generated
 from lowering.kernel import Kernel
 from lowering.scalar_ops import SCALAR_OPS
@@ -60,7 +62,7 @@ def launcher(kernel: Kernel, generated: Generated) -> Launcher:
 
 @functools.cache
 def _complete_interpreter() -> None:
-    """Teach the interpreter bfloat16, which it holds as bits: its constants, its rounding and its products.
+    """Teach the interpreter assembly, and bfloat16, which it holds as bits: constants, rounding and products.
 
     Its values are arrays of one element even where they are scalars; numpy 2.4 no longer takes these for loop bounds.
     """
@@ -92,3 +94,21 @@ def _complete_interpreter() -> None:
         return TensorHandle(to_bits(torch.tensor([value])), tl.bfloat16)
 
     builder.cast_impl, builder.create_dot, builder.get_bf16 = cast_impl, create_dot, get_bf16
+    builder.create_inline_asm = _run_assembly
+
+
+class _Results:
+    """What a call gives."""
+
+    def __init__(self, *handles: Any) -> None:
+        self.get_result = handles.__getitem__
+
+
+def _run_assembly(text: str, constraints: str, handles: list[Any], types: list[Any], is_pure: bool, pack: int) -> Any:
+    """An `inline_asm_elementwise` with one result."""
+    (result,) = types
+    shape, dtype = handles[0].data.shape, result.scalar
+    flat = [np.broadcast_to(handle.data, shape).reshape(-1) for handle in handles]
+    bits = ptx.run(text, flat, dtype.primitive_bitwidth // 8, pack)
+    held = np.dtype({"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}[str(dtype)])
+    return _Results(TensorHandle(bits.view(held)[: flat[0].size].reshape(shape), dtype))

@@ -46,7 +46,7 @@ class Values:
         self.program = "tl.program_id(0)"  # which program of the kernel this is, as text
         self.starts: dict[Dim, str] = {}  # text of the first index of a program's or an iteration's block
         self.load_through: dict[Load, Transfer] = {}
-        self.load_by: dict[Load, Callable[[], Tile]] = {}  # loads with lines of their own
+        self.made_by: dict[Expr, Callable[[], Tile]] = {}  # expressions with lines of their own
         self.stack: Stack | None = None  # two products that are one
         self.store_through: dict[str, Transfer] = {}  # parameter name → descriptor
         self.full: frozenset[Dim] = frozenset()  # dimensions whose current block is known not to reach past the end
@@ -234,8 +234,6 @@ class Values:
             if transfer.batch is not None:
                 text = f"tl.reshape({text}, {self.layout.shape((transfer.rows, transfer.columns))})"
             return Tile(Code(f"{text}{turn}"), dims, depth)
-        if node in self.load_by:
-            return self.load_by[node]()
         offset = node.index[0]
         pointer = self.pointer(node.buffer, offset)
         condition = None if node.mask is None else self.value(node.mask)
@@ -270,7 +268,8 @@ class Values:
             if self.find(node) is not None:
                 stack.pop()
                 continue
-            missing = [child for child in node.children() if self.find(child) is None]
+            children = () if node in self.made_by else node.children()
+            missing = [child for child in children if self.find(child) is None]
             if missing:
                 stack.extend(reversed(missing))
                 continue
@@ -309,6 +308,8 @@ class Values:
         return node.kind if isinstance(node, Random) else type(node).__name__.lower()
 
     def _tile(self, node: Expr) -> Tile:
+        if node in self.made_by:
+            return self.made_by[node]()
         if isinstance(node, Const):
             return Tile(literal(node.value, node.dtype), narrow=node in self._ranges)
         if isinstance(node, IndexValue):

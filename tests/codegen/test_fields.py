@@ -1,0 +1,121 @@
+"""Bits of bytes as floats: which integers are seen as such, what their formula says, and what the assembly computes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from codegen.triton import TritonTarget, ptx
+from codegen.triton.fields import Field, field_of
+from codegen.triton.prelude import FUNCTIONS
+from lowering.evaluate import Scope, evaluate
+from lowering.expr import Cast, Expr, Load, Op, const
+from lowering.indexing import axis_symbol
+from tests.fusion.test_quantised import inputs, only_kernel, packed
+
+I0 = axis_symbol(0)
+U8, I8, I32 = torch.uint8, torch.int8, torch.int32
+BYTE, SIGNED = Load("w", (I0,), U8), Load("w", (I0,), I8)
+
+
+def op(name: str, arg: Expr, value: int) -> Expr:
+    return Op(name, (arg, const(value, arg.dtype)), arg.dtype)
+
+
+LOW, HIGH = op("and", BYTE, 15), op("shr", BYTE, 4)
+
+FIELDS: dict[str, Expr] = {
+    "low": LOW,
+    "high": HIGH,
+    "masked first": op("shr", op("and", BYTE, 0xF0), 4),
+    "two bits": op("and", op("shr", BYTE, 2), 3),
+    "centred": op("sub", Cast(LOW, I8), 8),
+    "high centred in int32": op("add", Cast(HIGH, I32), -8),
+    "of a signed byte": op("and", op("shr", SIGNED, 4), 15),
+    "of a widened byte": op("shr", op("and", Cast(BYTE, I32), 0x70), 4),
+    "of a widened signed byte": op("and", op("shr", Cast(SIGNED, I32), 4), 15),
+    "constant first": Op("and", (const(7, U8), BYTE), U8),
+    "seven bits": op("sub", Cast(op("shr", BYTE, 1), I32), 64),
+}
+
+OTHERS: dict[str, Expr] = {
+    "wraps below zero": op("sub", LOW, 8),
+    "wraps on conversion": Cast(op("sub", Cast(LOW, I8), 8), U8),
+    "a whole byte": BYTE,
+    "a signed byte": SIGNED,
+    "copies of the sign": op("and", op("shr", SIGNED, 6), 15),
+    "keeps the sign": op("shr", SIGNED, 4),
+    "a shifted sum": op("shr", op("add", LOW, 1), 1),
+    "bits with a gap": op("and", BYTE, 5),
+    "of a wider word": op("and", Load("w", (I0,), I32), 15),
+    "shifted up": op("shl", LOW, 1),
+    "shifted past its width": op("shr", BYTE, 9),
+}
+
+
+def stored(expr: Expr) -> torch.Tensor:
+    """Every byte, in the dtype in which `expr` loads it."""
+    return torch.arange(256, dtype=U8).view(torch.int8 if SIGNED in _nodes(expr) else U8)
+
+
+def _nodes(expr: Expr) -> set[Expr]:
+    return {expr}.union(*(_nodes(child) for child in expr.children()))
+
+
+@pytest.mark.parametrize("name", FIELDS)
+def test_the_formula_gives_every_value(name: str) -> None:
+    expr = FIELDS[name]
+    found = field_of(expr)
+    assert found is not None
+    assert found.exact(torch.float32)
+    assert found.mask is not None
+    (want,) = evaluate([expr], {I0: range(256)}, Scope({"w": stored(expr)}, {}, {}))
+    byte = torch.arange(256)
+    assert torch.equal(((byte >> found.shift) & found.mask) + found.offset, want.long())
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_what_is_no_field_stays_a_conversion(name: str) -> None:
+    found = field_of(OTHERS[name])
+    assert found is None or not found.exact(torch.float32)
+
+
+def test_a_constant_that_the_float_does_not_hold() -> None:
+    """Above 256 bfloat16 has no odd numbers; below 2048 float16 has all."""
+    far = Field(BYTE, 0, 15, -200)
+    assert not far.exact(torch.bfloat16)
+    assert far.exact(torch.float16)
+    assert Field(BYTE, 0, 15, -128).exact(torch.bfloat16)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(("shift", "mask", "offset"), [(0, 15, -8), (4, 15, 0), (2, 3, 100), (1, 127, -128)])
+def test_the_assembly(dtype: torch.dtype, shift: int, mask: int, offset: int) -> None:
+    """Of every byte, in an order in which neighbours differ, and of a number of them that is no multiple of four."""
+    text = FUNCTIONS[f"_bits_to_{str(dtype).removeprefix('torch.')}"].split("'''")[1]
+    byte = (np.arange(255) * 37 % 256).astype(np.uint8)
+    want = torch.from_numpy(((byte.astype(np.int64) >> shift) & mask) + offset).to(dtype)
+    operands = [byte, np.full(255, shift, np.uint8), np.full(255, mask, np.uint8)]
+    if dtype is torch.float32:
+        got = torch.from_numpy(ptx.run(text, operands, 4, 4).view(np.float32)[:255]) + (offset - 2.0**23)
+    else:
+        base = 1024 if dtype is torch.float16 else 128
+        numbers = [torch.full((255,), float(value), dtype=dtype) for value in (1, offset - base)]
+        operands += [number.view(torch.int16).numpy() for number in numbers]
+        got = torch.from_numpy(ptx.run(text, operands, 2, 4).view(np.int16)[:255]).view(dtype)
+    assert torch.equal(got, want)
+
+
+def test_assembly_that_the_interpreter_does_not_know() -> None:
+    with pytest.raises(NotImplementedError, match="popc"):
+        ptx.run("popc.b32 $0, $1;", [np.zeros(1, np.uint32)], 4, 1)
+
+
+def test_only_where_the_device_has_it() -> None:
+    """AMD converts a byte of a word in one instruction; halves in pairs came with sm_80."""
+    kernel = only_kernel(packed, *inputs(packed, 16, 128, 256))
+    for arch, found in (("sm_80", True), ("sm_90", True), ("sm_75", False), ("gfx942", False)):
+        assert ("_bits_to_bfloat16(" in TritonTarget(arch).emit(kernel)) == found
