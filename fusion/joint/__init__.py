@@ -1,7 +1,7 @@
 """The joint graph: what is decided about forward and backward together, before they are parted.
 
 What enters is the functional ATen graph of both, as AOTAutograd traces it.  It is changed in place and computes the
-same, up to rounding: widths of heads become numbers (`widths.py`), gradients of maxima that cancel are not computed
+same, up to rounding: views that only autograd knows of go, widths of heads become numbers (`widths.py`), gradients of maxima that cancel are not computed
 (`maxima.py`), sums that the graph already holds in another order are taken from there (`reassociate.py`), gradients of
 what is too large to keep are computed in forward (`ahead.py`), and what backward makes again, rather than forward
 saving it, is marked.
@@ -39,6 +39,7 @@ def prepare(joint: fx.GraphModule, *, streams: bool, workspace: int = WORKSPACE)
     Returns:
         What forward has to compute and keep, though only backward needs it.
     """
+    drop_detached(joint)
     if streams:
         fix_widths(joint)
     drop_vanishing_gradients(joint)
@@ -47,6 +48,18 @@ def prepare(joint: fx.GraphModule, *, streams: bool, workspace: int = WORKSPACE)
     if streams:
         prefer_recomputation(joint)
     return kept
+
+
+def drop_detached(joint: fx.GraphModule) -> None:
+    """Read values themselves instead of views of them that autograd does not follow: there is nothing left to follow.
+
+    Operations whose gradient is made of their result (softmax, tanh, exp) read it through such a view.  The partition
+    takes that for a reader that no kernel could hold, and would save the result whatever its size.
+    """
+    for node in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
+        node.replace_all_uses_with(node.args[0])
+        joint.graph.erase_node(node)
+    joint.recompile()
 
 
 def prefer_recomputation(joint: fx.GraphModule) -> None:
