@@ -3,34 +3,47 @@
     gradient of logits bf16[8192, 50257] strides [50257, 1]   →   strides [50264, 1]
 
 Tensor memory, asynchronous copies and libraries all want rows at multiples of 16 bytes; a product of rows that are not
-so is several times slower.  Where a program makes such rows to multiply them, they are made apart.
+so is several times slower.  Where a program makes such rows to multiply them, they are made apart.  Where they are
+given, or seen outside generated kernels, products read a copy, if that is predicted to pay.
 
 What enters is a Program; what leaves is the same one over buffers with other strides, and with library calls that take
-an odd size apart.  Left as they are: what is given or returned, what an extern makes or reads, and rows so short that
-what they would gain is lost in the gaps.
+an odd size apart.  Left as they are: rows so short that what they would gain is lost in the gaps, and what calls of the
+library read in another way than as matrices.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import sympy
 
 from codegen.target import Capabilities
 from fusion.schedule.chunks.body import product_calls
-from lowering.expr import loads
-from lowering.program import Buffer, Contract, Extern, Program, Scatter, reads, writes
+from lowering.expr import Expr, Load, loads, rewrite
+from lowering.indexing import axis_symbol
+from lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Program, Scatter, reads, writes
+from lowering.sizes import estimate
 
 BYTES = 16
 SHORTEST = 8 * BYTES
 """Bytes of the shortest row that is aligned."""
+ODD = 0.33
+"""The speed of products of halves whose rows start at odd addresses, generated or the library's.  (H200, bf16,
+8192 × 768 × 50257: 2.2 and 3.3 ms against 0.8 to 0.9.)"""
 
 
-def align_rows(program: Program, capabilities: Capabilities) -> Program:
+def align_rows(
+    program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None = None
+) -> Program:
     """`program` with rows that are multiplied at aligned addresses; the same object where all are, or nothing is."""
     if not capabilities.lone_products or "dot" not in capabilities.fold_ops:
         return program
+    odd = {name for name in _multiplied(program) if is_odd(program.buffers[name])} & set(_fixed(program))
+    odd = {name for name in odd if _pays(name, program, capabilities, hints or {})}
+    if odd:
+        program = _with_copies(program, odd)
     found = {name: strides for name in _multiplied(program) if (strides := _aligned(program.buffers[name]))}
     for name in {*_fixed(program), *_otherwise(program)}.intersection(found):
         del found[name]
@@ -44,6 +57,69 @@ def align_rows(program: Program, capabilities: Capabilities) -> Program:
             nodes[position] = replace(node, library=calls)
             origins.update((name, origins[node.out]) for call in calls for name in writes(call))
     return replace(program, buffers=buffers, nodes=tuple(nodes), origins=origins)
+
+
+def is_odd(buffer: Buffer) -> bool:
+    """Does a matrix of halves have rows that do not all start at aligned addresses?  Unknown sizes count as aligned."""
+    return buffer.dtype.itemsize == 2 and _aligned(buffer) is not None
+
+
+def _pays(name: str, program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]) -> bool:
+    """Do the products of a matrix with odd rows lose more time than a copy of it takes?"""
+
+    def moved(buffers: Iterable[str]) -> float:
+        found = (program.buffers[each] for each in buffers)
+        return sum(estimate(b.numel, hints) * b.dtype.itemsize for b in found) / capabilities.bandwidth
+
+    lost = 0.0
+    for node in program.nodes:
+        if isinstance(node, Contract) and name in reads(node):
+            points = math.prod(estimate(axis.size, hints) for axis in (*node.axes, *node.over))
+            multiplied, memory = 2 * points / capabilities.matrix_flops, moved({node.out, *reads(node)})
+            lost += max(multiplied / ODD, memory) - max(multiplied, memory)
+    return lost > 2 * moved([name]) + capabilities.launch_us
+
+
+def _with_copies(program: Program, odd: Collection[str]) -> Program:
+    """The program with products that read copies of `odd` matrices."""
+    buffers, origins = dict(program.buffers), dict(program.origins)
+    copies: dict[str, str] = {}
+    nodes: list[Node] = []
+    for name in sorted(set(odd) - {name for node in program.nodes for name in writes(node)}):
+        nodes.append(_copy(name, buffers, copies))
+    for node in program.nodes:
+        if isinstance(node, Contract):
+            node = _reading(node, copies, buffers)
+            made = (*reads(node), *(name for call in node.library for name in writes(call)))
+            origins.update((name, origins[node.out]) for name in made if name not in origins)
+        nodes.append(node)
+        nodes.extend(_copy(name, buffers, copies) for name in writes(node) if name in odd)
+    return replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins)
+
+
+def _copy(name: str, buffers: dict[str, Buffer], copies: dict[str, str]) -> Map:
+    """A node that copies a matrix into a new one with aligned rows, which is noted down."""
+    given = buffers[name]
+    copies[name] = f"{name}_aligned"
+    buffers[copies[name]] = replace(given, name=copies[name])
+    axes = tuple(Axis(axis_symbol(position), size) for position, size in enumerate(given.shape))
+    return Map(copies[name], axes, Load(name, tuple(axis.symbol for axis in axes), given.dtype))
+
+
+def _reading(node: Contract, copies: Mapping[str, str], buffers: dict[str, Buffer]) -> Contract:
+    """A product that reads the copies, and whose library calls do; the product itself where they cannot."""
+
+    def renamed(expr: Expr) -> Expr | None:
+        if isinstance(expr, Load) and expr.buffer in copies:
+            return replace(expr, buffer=copies[expr.buffer])
+        return None
+
+    lhs, rhs = rewrite(node.exprs, renamed)
+    if (lhs, rhs) == node.exprs:
+        return node
+    read = replace(node, lhs=lhs, rhs=rhs)
+    calls = product_calls(read, buffers) if node.library else ()
+    return replace(read, library=calls) if calls or not node.library else node
 
 
 def _otherwise(program: Program) -> Iterator[str]:

@@ -11,10 +11,12 @@ import math
 from functools import cached_property
 
 from codegen.target import Capabilities
+from fusion.schedule.alignment import ODD, is_odd
 from fusion.schedule.contractions import slowdown
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import cost
 from fusion.schedule.legality import Cluster
+from lowering.expr import loads
 from lowering.program import Contract, Extern, Scatter
 
 CONTRACTION_TILE = 128
@@ -114,7 +116,23 @@ class Prices:
         points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
         share = self.capabilities.matrix_share[node.lhs.dtype.itemsize]
         share *= self.capabilities.streamed if cluster.space.streamed else 1.0
+        share *= 1.0 if cluster.space.streamed or not self._odd(cluster, node) else ODD
         return 2 * points / (self.capabilities.matrix_flops * share)
+
+    def _odd(self, cluster: Cluster, node: Contract) -> bool:
+        """Does a contraction read rows at odd addresses, itself or through members of its cluster?"""
+        inside = {self.dependences.compute(m).out: m for m in cluster.members}
+        pending, seen = [*loads(*node.exprs)], set[str]()
+        while pending:
+            load = pending.pop()
+            if load.buffer in seen:
+                continue
+            seen.add(load.buffer)
+            if load.buffer in inside:
+                pending += self.dependences.loads[inside[load.buffer]]
+            elif is_odd(self.dependences.program.buffers[load.buffer]):
+                return True
+        return False
 
     def _operand(self, cluster: Cluster, member: int) -> bool:
         """Does a member of a contraction's cluster feed the contraction?"""

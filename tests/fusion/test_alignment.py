@@ -59,6 +59,23 @@ def test_what_is_returned_keeps_its_strides() -> None:
     assert made(scheduled(returned, *inputs())) == [(WORDS, 1)]
 
 
+def test_products_of_given_rows_read_a_copy() -> None:
+    def given(g: torch.Tensor, w: torch.Tensor, x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return g @ w, g.t() @ x
+
+    rows, words, width = 8192, 5001, 768
+    inputs = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((rows, words), (words, width), (rows, width))]
+    schedule = scheduled(given, *inputs)
+    buffers = schedule.program.buffers
+    copied = [name for name in buffers if name.endswith("_aligned")]
+    assert [tuple(map(int, buffers[name].strides)) for name in copied] == [(5008, 1)]
+    copies = [step for step in schedule.steps if isinstance(step, KernelCall) and copied[0] in step.buffers]
+    assert copies[0].buffers == ("g_1", *copied)
+
+    narrow = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((rows, words), (words, 16), (rows, 16))]
+    assert not any(name.endswith("_aligned") for name in scheduled(given, *narrow).program.buffers)
+
+
 def test_even_and_wide_rows_stay() -> None:
     given = inputs()
     even = [given[0][:, :1000].contiguous(), given[1], given[2][:1000], given[3]]
@@ -66,6 +83,18 @@ def test_even_and_wide_rows_stay() -> None:
     assert all(b.strides[-2] == 1000 for b in schedule.program.buffers.values() if b.shape == (ROWS, 1000))
     schedule = scheduled(gradients, *inputs(torch.float32))
     assert not any(b.strides[-2] == ALIGNED for b in schedule.program.buffers.values() if b.shape == (ROWS, WORDS))
+
+
+def test_a_copy_is_taken_apart_from_what_else_reads_the_rows() -> None:
+    def given(g: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        h = torch.sort(g * 2, -1).values
+        return h, h @ w, h + g
+
+    inputs = [torch.empty((4096, 5001), dtype=torch.bfloat16), torch.empty((5001, 1024), dtype=torch.bfloat16)]
+    schedule = scheduled(given, *inputs)
+    strides = {name: tuple(map(int, b.strides)) for name, b in schedule.program.buffers.items() if len(b.shape) == 2}
+    assert strides[schedule.program.outputs[0].name] == (5001, 1)
+    assert strides["sort_aligned"] == (5008, 1)
 
 
 def test_numbers() -> None:
