@@ -18,25 +18,10 @@ from lowering.indexing import substitute_all
 from lowering.interpret import run_kernel
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Store
 from lowering.verify import verify_kernel
-from tests.fusion.test_online import (
-    ACCUMULATORS,
-    COLUMN,
-    COLUMNS,
-    DIFFERENCES,
-    F64,
-    LENGTH,
-    ROW,
-    ROWS,
-    Body,
-    Folds,
-    S,
-    _param,
-    attention,
-    inputs,
-    kernel_of,
-    streamed,
-    walk_by_walk,
-)
+from tests.fusion.folds import COLUMN, COLUMNS, F64, LENGTH, ROW, ROWS, Body, Folds, S
+from tests.fusion.online_bodies import attention
+from tests.fusion.online_walks import _param, inputs, kernel_of, streamed, walk_by_walk
+from tests.fusion.test_online import ACCUMULATORS, DIFFERENCES
 from tests.fusion.test_programs import assert_as_eager
 
 # What is merged -------------------------------------------------------------------------------------------------------

@@ -1,0 +1,143 @@
+"""Bodies that have no online form, and the reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fusion.schedule.online import online
+from lowering.expr import Cast, IndexValue, Load
+from tests.fusion.folds import BF16, F16, F32, INF, LENGTH, ROW, Body, Folds, S, add, div, exp, mul, op, sub, where
+
+
+def variance(b: Body) -> Folds:
+    total, mean = b.mean()
+    return total, b.fold("o", "sum", mul(sub(b.x, mean), sub(b.x, mean)))
+
+
+def variance_by_power(b: Body) -> Folds:
+    total, mean = b.mean()
+    return total, b.fold("o", "sum", op("pow", sub(b.x, mean), b.c(2)))
+
+
+def half_variance(b: Body) -> Folds:
+    """Σ (x - mean) · x is n times the variance."""
+    total, mean = b.mean()
+    return total, b.fold("o", "sum", mul(sub(b.x, mean), b.x))
+
+
+def covariance(b: Body) -> Folds:
+    total, mean = b.mean()
+    other = b.fold("u", "sum", b.y)
+    return total, other, b.fold("o", "dot", sub(b.x, mean), sub(b.y, div(other.ref, b.c(LENGTH))))
+
+
+def relu_of_a_norm(b: Body) -> Folds:
+    """x = -inf makes the norm's factor 0 and the product NaN, which relu(x) does not show."""
+    total, scale = b.squares()
+    return total, b.fold("o", "dot", op("maximum", mul(b.x, scale), b.c(0)), b.v)
+
+
+def relu_of_a_signed_product(b: Body) -> Folds:
+    total, mean = b.mean()
+    return total, b.fold("o", "sum", op("maximum", mul(b.y, mean), b.c(0)))
+
+
+def rounded(b: Body) -> Folds:
+    top = b.fold("a", "max", op("abs", b.x))
+    return top, b.fold("o", "dot", op("round", div(b.x, div(top.ref, b.c(127)))), b.v)
+
+
+def integers(b: Body) -> Folds:
+    top = b.fold("a", "max", op("abs", b.x))
+    return top, b.fold("o", "dot", Cast(div(b.x, div(top.ref, b.c(127))), torch.int8), Load("i", (S,), torch.int8))
+
+
+def sigmoid_gate(b: Body) -> Folds:
+    total, scale = b.squares()
+    normed = mul(b.x, scale)
+    return total, b.fold("o", "dot", div(normed, add(b.c(1), exp(op("neg", normed)))), b.v)
+
+
+def count_of_largest(b: Body) -> Folds:
+    top = b.top()
+    return top, b.fold("o", "sum", where(op("eq", b.x, top.ref), b.c(1), b.c(0)))
+
+
+def shifted_by_a_mean(b: Body) -> Folds:
+    total, mean = b.mean()
+    return total, b.fold("o", "sum", exp(sub(b.x, mean)))
+
+
+def shifted_by_another(b: Body) -> Folds:
+    """Where x has only seen -inf, y has seen something."""
+    top = b.top()
+    return top, b.fold("o", "sum", exp(sub(b.y, top.ref)))
+
+
+def masked_late(b: Body) -> Folds:
+    """Σ exp(x - m) over some: NaN or 0, as the mask says, where all of them are -inf."""
+    some = op("le", IndexValue(S), IndexValue(2 * ROW))
+    top = b.top(where(some, b.x, b.c(-INF)))
+    return top, b.fold("o", "sum", where(some, exp(sub(b.x, top.ref)), b.c(0)))
+
+
+def largest_product(b: Body) -> Folds:
+    total, mean = b.mean()
+    return total, b.fold("o", "max", mul(b.x, mean))
+
+
+def product_of_all(b: Body) -> Folds:
+    total, scale = b.squares()
+    return total, b.fold("o", "prod", mul(b.x, scale))
+
+
+def rounded_sum(b: Body) -> Folds:
+    b = Body(F32)
+    total, mean = b.mean()
+    return total, b.fold("o", "dot", Cast(sub(b.x, mean), BF16), Load("v", b.v.index, BF16))
+
+
+def half_overflow(b: Body) -> Folds:
+    """1000 · 100 is no float16, 1000 · 100 / 1000 is one."""
+    b = Body(F32)
+    total, scale = b.squares()
+    return total, b.fold("o", "dot", Cast(mul(mul(b.x, scale), b.w), F16), Load("v", b.v.index, F16))
+
+
+def narrow_sum(b: Body) -> Folds:
+    b = Body(BF16)
+    total, scale = b.squares()
+    return total, b.fold("o", "sum", mul(b.x, scale))
+
+
+REFUSED: dict[Callable[[Body], Folds], str] = {
+    variance: "cancels",
+    variance_by_power: "cancels",
+    half_variance: "cancels",
+    covariance: "cancels",
+    rounded_sum: "cancels: a sum of walked and running values is rounded",
+    rounded: "no factor: full rank",
+    integers: "no factor: full rank",
+    sigmoid_gate: "no factor: full rank",
+    count_of_largest: "eq compares a running value with what is walked",
+    shifted_by_a_mean: "out of range",
+    half_overflow: "out of range",
+    relu_of_a_norm: "infinity",
+    relu_of_a_signed_product: "maximum of a product with a factor of unknown sign",
+    shifted_by_another: "start: while m has seen nothing",
+    masked_late: "start: what is left if m has seen nothing",
+    largest_product: "unknown sign",
+    product_of_all: "a prod of running values",
+    narrow_sum: "too narrow",
+}
+
+
+@pytest.mark.parametrize("body", REFUSED, ids=lambda body: body.__name__)
+def test_refused_with_the_reason(body: Callable[[Body], Folds]) -> None:
+    *earlier, last = body(Body())
+    found = online(last, {fold.name: fold for fold in earlier})
+    assert isinstance(found, str)
+    assert REFUSED[body] in found
