@@ -45,17 +45,35 @@ def sort_stable(
     if x.rank == 0:
         return x, Value((), torch.int64, x.device, literal(0, torch.int64))
     dim %= x.rank
+    keys, places = placed_in_order(ctx, x, dim, descending=descending)
+    return chosen(ctx, x, keys, places, dim, x.shape[dim])
+
+
+def placed_in_order(ctx: Builder, x: Value, dim: int, *, descending: bool = False) -> tuple[Value, Value]:
+    """(x as it is compared, the place of each element in its sorted row along `dim`)."""
     length = x.shape[dim]
     if not length.is_Integer or length > LONGEST:
         raise Unsupported("a sort of long rows")
     keys = convert(x, torch.uint8) if x.dtype is torch.bool else widen(x)
-    places = ctx.map(_places(ctx, keys, dim, descending=descending))
-    chosen = _apart(places, dim), _numbers(places, dim)
+    return keys, ctx.map(_places(ctx, keys, dim, descending=descending))
+
+
+def chosen(
+    ctx: Builder, x: Value, keys: Value, places: Value, dim: int, count: sympy.Expr, first: Value | None = None
+) -> tuple[Value, Value]:
+    """(those of the elements of each row whose places are 0, 1, … up to `count`, where they were).
+
+    With `first`, which has one number for each row and size 1 along `dim`, places are counted from there.
+    """
+    numbers = _numbers(x, dim, count)
+    if first is not None:
+        numbers = combine(lambda n, by: n + by, numbers, _spread(first, dim))
+    at = _apart(places, dim), numbers
     lowest = identity("max", keys.dtype)
-    held = combine(lambda p, k, v: where(eq(p, k), v, lowest), *chosen, _apart(keys, dim))
+    held = combine(lambda p, k, v: where(eq(p, k), v, lowest), *at, _apart(keys, dim))
     values = convert(fold(ctx, "max", [held], [dim + 1]), x.dtype, implicit=True)
     counted = Value(x.shape, torch.int64, x.device, IndexValue(axis_symbol(dim)))
-    found = combine(lambda p, k, i: where(eq(p, k), i, 0), *chosen, _apart(counted, dim))
+    found = combine(lambda p, k, i: where(eq(p, k), i, 0), *at, _apart(counted, dim))
     return values, fold(ctx, "sum", [found], [dim + 1])
 
 
@@ -69,9 +87,9 @@ def _spread(x: Value, dim: int) -> Value:
     return reshape(x, (*x.shape[: dim + 1], ONE, *x.shape[dim + 1 :]))
 
 
-def _numbers(x: Value, dim: int) -> Value:
-    """The places 0, 1, … along `dim`, with a dimension of size 1 behind."""
-    shape: Shape = tuple(size if k == dim else ONE for k, size in enumerate(x.shape))
+def _numbers(x: Value, dim: int, count: sympy.Expr) -> Value:
+    """The places 0, 1, … up to `count` along `dim`, with a dimension of size 1 behind."""
+    shape: Shape = tuple(count if k == dim else ONE for k in range(x.rank))
     return _spread(Value(shape, torch.int64, x.device, IndexValue(axis_symbol(dim))), dim)
 
 

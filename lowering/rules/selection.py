@@ -1,0 +1,104 @@
+"""Selection by rank in short rows: the largest few, the k-th smallest, medians.
+
+An element's place in its row is how many come before it (`ordering`), NaN after every number; what is selected is what
+has the place asked for.  Of equal elements the first ones count as smaller, in either direction.  Which of them eager
+names is not defined.
+"""
+
+from __future__ import annotations
+
+import sympy
+import torch
+
+from lowering.builder import Builder
+from lowering.errors import Unsupported
+from lowering.indexing import ONE
+from lowering.registry import lowers
+from lowering.rules.formula import Term, call, isnan, literal, maximum, where
+from lowering.rules.ordering import chosen, placed_in_order
+from lowering.rules.promotion import combine
+from lowering.rules.reduction import fold
+from lowering.value import Value, reshape
+
+aten = torch.ops.aten
+
+
+def _alone(x: Value) -> tuple[Value, Value]:
+    """(a number, its place in the row that it is)."""
+    return x, Value((), torch.int64, x.device, literal(0, torch.int64))
+
+
+def _one(ctx: Builder, x: Value, dim: int, place: Value, keepdim: bool) -> tuple[Value, Value]:
+    """(the element of each row with the place that `place` holds, of size 1 along `dim`; where it was)."""
+    keys, places = placed_in_order(ctx, x, dim)
+    values, where_from = chosen(ctx, x, keys, places, dim, ONE, place)
+    if keepdim:
+        return values, where_from
+    shape = (*x.shape[:dim], *x.shape[dim + 1 :])
+    return reshape(values, shape), reshape(where_from, shape)
+
+
+@lowers(aten.topk.default)
+def topk(
+    ctx: Builder, x: Value, k: int | sympy.Expr, dim: int = -1, largest: bool = True, sorted: bool = True
+) -> tuple[Value, ...]:
+    """(the k largest or smallest elements along `dim` in their order, where they were)."""
+    if x.rank == 0:
+        return _alone(x)
+    dim %= x.rank
+    keys, places = placed_in_order(ctx, x, dim, descending=largest)
+    return chosen(ctx, x, keys, places, dim, sympy.sympify(k))
+
+
+@lowers(aten.kthvalue.default)
+def kthvalue(ctx: Builder, x: Value, k: int | sympy.Expr, dim: int = -1, keepdim: bool = False) -> tuple[Value, ...]:
+    """(the k-th smallest element along `dim`, counted from one; where it was)."""
+    if x.rank == 0:
+        return _alone(x)
+    dim %= x.rank
+    shape = tuple(ONE for _ in x.shape)
+    place = Value(shape, torch.int64, x.device, literal(sympy.sympify(k) - 1, torch.int64))
+    return _one(ctx, x, dim, place, keepdim)
+
+
+def _median(ctx: Builder, x: Value, dim: int, keepdim: bool, *, skips: bool) -> tuple[Value, Value]:
+    """The element in the middle of what is no NaN, the lower one of two; but the first NaN, unless that is skipped."""
+    length = x.shape[dim]
+    if length == 0:
+        raise Unsupported("the median of nothing")
+    middle = (length - 1) // 2
+    if not x.dtype.is_floating_point:
+        shape = tuple(ONE for _ in x.shape)
+        return _one(ctx, x, dim, Value(shape, torch.int64, x.device, literal(middle, torch.int64)), keepdim)
+    numbers = fold(ctx, "sum", [combine(lambda a: (~isnan(a)).to(torch.int64), x)], [dim], keepdim=True)
+
+    def place(count: Term) -> Term:
+        if skips:
+            return call("floordiv", maximum(count - 1, 0), 2)
+        return where(count < length, count, middle)
+
+    return _one(ctx, x, dim, combine(place, numbers), keepdim)
+
+
+@lowers(aten.median.dim)
+def median(ctx: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, ...]:
+    """(the median along `dim`, or NaN if there is one; where it was)."""
+    return _alone(x) if x.rank == 0 else _median(ctx, x, dim % x.rank, keepdim, skips=False)
+
+
+@lowers(aten.nanmedian.dim)
+def nanmedian(ctx: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, ...]:
+    """(the median along `dim` of what is no NaN; where it was)."""
+    return _alone(x) if x.rank == 0 else _median(ctx, x, dim % x.rank, keepdim, skips=True)
+
+
+@lowers(aten.median.default)
+def median_of_all(ctx: Builder, x: Value) -> Value:
+    """The median of all elements, or NaN if there is one."""
+    return _median(ctx, reshape(x, (sympy.Mul(*x.shape),)), 0, False, skips=False)[0]
+
+
+@lowers(aten.nanmedian.default)
+def nanmedian_of_all(ctx: Builder, x: Value) -> Value:
+    """The median of all elements that are no NaN."""
+    return _median(ctx, reshape(x, (sympy.Mul(*x.shape),)), 0, False, skips=True)[0]
