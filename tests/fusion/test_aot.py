@@ -46,10 +46,10 @@ def test_keyword_arguments_and_nested_inputs():
 def test_equal_kernels_are_exported_once():
     def program(x):
         for _ in range(3):
-            x = torch.linalg.qr(torch.relu(x) * 2).R  # the call keeps the maps apart
+            x = torch.topk(torch.relu(x) * 2, 65, dim=0)[0]  # the call keeps the maps apart
         return x
 
-    export = export_kernels(program, torch.empty(8, 8), target="c")
+    export = export_kernels(program, torch.empty(65, 8), target="c")
     assert len(export.kernels) < len([step for step in export.steps if not step.startswith("aten")]) + 1
     assert len(export.kernels) == 1
 

@@ -167,10 +167,10 @@ def test_same_graph_gives_same_kernels() -> None:
 def test_equal_layers_are_equal_kernels() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         for _ in range(3):
-            x = torch.linalg.qr(F.layer_norm(x, (64,))).R
+            x = F.layer_norm(x, (65,)).topk(65)[0]
         return x
 
-    built = [c.kernel for c in kernels(schedule(f, torch.randn(32, 64)))]
+    built = [c.kernel for c in kernels(schedule(f, torch.randn(32, 65)))]
     assert len(built) == 3 and len(set(built)) == 1
 
 
