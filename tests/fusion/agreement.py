@@ -20,6 +20,7 @@ def agree(
     backward: bool = False,
     dynamic: bool | None = None,
     strides: bool = True,
+    kernels: bool = True,
     rtol: float | None = None,
     atol: float | None = None,
     **kwargs: object,
@@ -29,6 +30,8 @@ def agree(
     Args:
         backward: sum what is differentiable in the outputs and compare the gradients of the inputs as well.
         strides: compare the strides of outputs.
+        kernels: were kernels generated?  False for a function that computes nothing (it returns inputs, views of
+            them, or nothing), or nothing that is generated.
 
     Returns:
         The report of the fused function.
@@ -42,7 +45,9 @@ def agree(
             differentiate(expected)
             differentiate(got)
             compare(gradients(mine), gradients(yours), strides=False, rtol=rtol, atol=atol)
-    return fusion.report(fused)
+    report = fusion.report(fused)
+    assert bool(report.kernels) == kernels, f"{len(report.kernels)} kernels were generated\n{report}"
+    return report
 
 
 def compare(
