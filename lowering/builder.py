@@ -14,10 +14,10 @@ import torch
 from torch import fx
 
 from lowering.errors import Origin, Unsupported
-from lowering.expr import Expr, Index, IndexValue, Load
+from lowering.expr import Expr, Index, IndexValue, Load, const
 from lowering.indexing import axis_symbol, over_symbol
 from lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Reduce, Scan, Scatter
-from lowering.scalar_ops import FOLD_OPS, SCAN_OPS, accumulator
+from lowering.scalar_ops import FOLD_OPS, SCAN_OPS, accumulator, identity
 from lowering.seeded import LIMITS
 from lowering.sizes import sizes_of
 from lowering.value import Shape, Value, axes_of, contiguous_strides
@@ -69,12 +69,19 @@ class Builder:
         return load_of(out)
 
     def reduce(self, op: str, args: Sequence[Value], dims: Sequence[int]) -> Value:
-        """Fold dimensions `dims` of `args` (all of one shape) away; the result lacks these dimensions."""
+        """Fold dimensions `dims` of `args` (all of one shape) away; the result lacks these dimensions.
+
+        Where there is nothing to fold, it is what the fold begins with.
+        """
         shape = args[0].shape
         assert all(arg.shape == shape for arg in args)
         if any(not 0 <= d < len(shape) for d in dims):
             raise Unsupported(f"reduction over {dims} of a tensor with {len(shape)} dimensions")
         kept = [k for k in range(len(shape)) if k not in dims]
+        dtype = torch.int64 if FOLD_OPS[op].result == "int64" else args[0].dtype
+        if 0 in [shape[k] for k in dims] and FOLD_OPS[op].arity == 1:
+            begun = const(identity(op, dtype), dtype)
+            return Value(tuple(shape[k] for k in kept), dtype, args[0].device, begun)
         renamed: dict[int, sympy.Symbol] = {}
         for position, k in enumerate(kept):
             renamed[k] = axis_symbol(position)
@@ -84,7 +91,6 @@ class Builder:
         over = tuple(Axis(renamed[k], shape[k]) for k in sorted(dims))
         sizes = {axis.symbol: axis.size for axis in (*axes, *over)}
         exprs = tuple(arg.at([renamed[k] for k in range(len(shape))], sizes) for arg in args)
-        dtype = torch.int64 if FOLD_OPS[op].result == "int64" else args[0].dtype
         out = self.buffer(dtype, tuple(shape[k] for k in kept), self._kept_strides(shape, kept), args[0].device)
         self.nodes.append(Reduce(out.name, axes, over, op, exprs, dtype))
         return load_of(out)
@@ -123,12 +129,17 @@ class Builder:
         return load_of(out)
 
     def contract(self, lhs: Value, rhs: Value, dtype: torch.dtype) -> Value:
-        """Batched product of lhs [batch…, m, k] and rhs [batch…, k, n], accumulated wide, rounded to `dtype`."""
-        self.check_contraction()
+        """Batched product of lhs [batch…, m, k] and rhs [batch…, k, n], accumulated wide, rounded to `dtype`.
+
+        Where an axis has no elements there is nothing to multiply: it is zeros, or nothing.
+        """
         *batch, m, k = lhs.shape
         n = rhs.shape[-1]
         if (*rhs.shape[:-2], rhs.shape[-2]) != (*batch, k):
             raise Unsupported(f"shapes {lhs.shape} and {rhs.shape} do not contract")
+        if 0 in (*batch, m, n, k):
+            return Value((*batch, m, n), dtype, lhs.device, const(0, dtype))
+        self.check_contraction()
         names = [axis_symbol(p) for p in range(len(batch) + 2)]
         over = over_symbol(0)
         axes = tuple(Axis(s, size) for s, size in zip(names, (*batch, m, n), strict=True))
