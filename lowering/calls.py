@@ -17,10 +17,11 @@ from torch._ops import OpOverload
 
 from lowering.builder import Builder, load_of, origin_of
 from lowering.errors import Origin, Unsupported
+from lowering.expr import Load, loads
 from lowering.indexing import ONE
-from lowering.program import Buffer, BufferRef, Extern, ExternArg, Node
+from lowering.program import Buffer, BufferRef, Extern, ExternArg, Node, reads, writes
 from lowering.sizes import given_by, sizes_of
-from lowering.value import Shape, Value
+from lowering.value import Shape, Value, axes_of
 
 FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
 
@@ -104,11 +105,28 @@ class Calls(Builder):
             or not _same_layout(self.buffers[name], value.shape, strides)
             or (fresh and self._is_copy(node, name))
         ):
-            name = self._by_call(node, value, strides, fresh) or self.map(value, strides).buffer()
+            name = self._between_ones(value, strides) if self.only_calls else None
+            name = name or self._by_call(node, value, strides, fresh) or self.map(value, strides).buffer()
         self.current = previous
         assert name is not None
         self.realised[node] = name
         return name
+
+    def _between_ones(self, value: Value, strides: Shape) -> str | None:
+        """A view of the buffer that `value` loads, if they differ in dimensions of one element alone, as folds do."""
+        if not isinstance(value.expr, Load) or value.expr.mask is not None:
+            return None
+        whole, axes = self.buffers[value.expr.buffer], axes_of(value.shape)
+        here = [part for part in zip(axes, value.shape, strides, strict=True) if part[1] != ONE]
+        there = zip(value.expr.index, whole.shape, whole.strides, strict=True)
+        if here != [part for part in there if part[1] != ONE]:
+            return None
+        out = self.buffer(value.dtype, value.shape, strides, value.device)
+        shape: list[sympy.Expr] = list(value.shape)
+        self.nodes.append(
+            Extern((out.name,), torch.ops.aten.view.default, (BufferRef(whole.name), shape), is_view=True)
+        )
+        return out.name
 
     def _by_call(self, node: fx.Node, value: Value, strides: Shape, fresh: bool) -> str | None:
         """The result of `node` by eager's own call: a view, which moves nothing.  None where a call is not wanted."""
@@ -154,8 +172,11 @@ class Calls(Builder):
         args = tuple(BufferRef(self.tensor(sources[id(operand)])) for operand in (lhs, rhs))
         made = tuple(self.nodes)
         self.nodes, self.realised, self.only_calls = nodes, realised, False
-        if not all(isinstance(node, Extern) for node in made):
-            return ()
+        given = {name for source, name in realised.items() if source.op != "call_function"}
+        wanted = {load.buffer for load in loads(lhs.expr, rhs.expr)}
+        read = {name for node in made for name in reads(node)} - {name for node in made for name in writes(node)}
+        if not all(isinstance(node, Extern) for node in made) or (read ^ wanted) - given:
+            return ()  # what one of the two forms reads alone would not be there, or be there for nothing
         return (*made, Extern((out.name,), target, args, reason="the library is faster here"))
 
     def known(self, size: sympy.Expr, origin: Origin) -> sympy.Expr:
