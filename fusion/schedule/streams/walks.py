@@ -18,6 +18,9 @@ from fusion.schedule.online import online
 from fusion.schedule.streams.skip import counts_where
 from lowering.expr import Expr, TileRef, postorder, rewrite
 from lowering.kernel import Fold, Loop, Stmt, Store
+from lowering.kernel import running as followed
+
+POSITION = "a fold keeps a position, which cannot be followed beside running values"
 
 
 def walk(expanded: Expanded, walked: Sequence[sympy.Symbol], inner: Sequence[sympy.Symbol]) -> tuple[Stmt, ...] | str:
@@ -76,8 +79,8 @@ def follow(folds: Sequence[Fold], walked: Sequence[sympy.Symbol], inner: Sequenc
                 return f"{fold.op} inside a block of what is known only after the walk"
             body.append(Loop(fold.over, (fold,)) if set(fold.over) & set(inner) else fold)
             continue
-        if len(fold.args) > 1 and fold.op != "dot" and len(folds) > 1 and running:
-            return f"{fold.op} keeps a position, which cannot be followed beside running values"
+        if _keeps_position(fold) and running:
+            return POSITION
         found = online(fold, running)
         if isinstance(found, str):
             return found
@@ -85,7 +88,14 @@ def follow(folds: Sequence[Fold], walked: Sequence[sympy.Symbol], inner: Sequenc
             body.append(part)
             running[part.name] = part
         results[fold.name] = found.value
+    if any(_keeps_position(fold) for fold in running.values()) and followed(Loop(tuple(walked), tuple(body))):
+        return POSITION
     return Followed(tuple(body), running, results)
+
+
+def _keeps_position(fold: Fold) -> bool:
+    """Is the result of a fold where something is, rather than what it is?"""
+    return len(fold.args) > 1 and fold.op != "dot"
 
 
 def _names(values: Sequence[Expr]) -> set[str]:
