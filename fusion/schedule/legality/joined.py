@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import sympy
 
@@ -102,34 +102,35 @@ def _scans_stay_whole(dependences: Dependences, joined: Cluster) -> str | None:
 def _reads_agree(dependences: Dependences, joined: Cluster, sides: tuple[Cluster, Cluster]) -> str | None:
     """A fold is read exactly where it was computed; anything else may be recomputed at any index.
 
-    What one side reads of its own is known to agree: joining moves both ends alike.
+    What one side reads of its own, made of its own folds alone, is known to agree: joining moves both ends alike.
     """
     first = frozenset(sides[0].members)
     by_out = {dependences.compute(m).out: m for m in joined.members}
-    folded: set[int] = set()
+    folded: dict[int, set[bool]] = {}  # member → whose folds it is made of: are they those of the first side?
     for member in joined.members:
-        node = dependences.compute(member)
-        if not isinstance(node, Map):
-            folded.add(member)
+        node, side = dependences.compute(member), member in first
+        made_of: set[bool] = set() if isinstance(node, Map) else {side}
         for load in dependences.loads[member]:
             producer = by_out.get(load.buffer)
             if producer is None or producer not in folded:
                 continue
-            folded.add(member)
-            if (producer in first) == (member in first) and producer in joined.places:
+            made_of |= folded[producer]
+            if (producer in first) == side and folded[producer] == {side} and producer in joined.places:
                 continue
             if joined.space.rigid and not isinstance(node, Map):
                 return "a fold would feed the contraction"
             placement = joined.places.get(member)  # without one, its readers are asked
             if placement is not None and not _meets(dependences, joined, folded, load, placement):
                 return "a reduced value is read at an index other than its own"
+        if made_of:
+            folded[member] = made_of
     return None
 
 
 def _meets(
     dependences: Dependences,
     cluster: Cluster,
-    folded: set[int],
+    folded: Collection[int],
     load: Load,
     axes: Mapping[sympy.Symbol, Index],
 ) -> bool:
