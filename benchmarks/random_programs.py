@@ -2,7 +2,7 @@
 
 The grammar and the judge are those of `tests/random_programs`.  Program K of seed S is the same on every machine.  With
 `--jobs N`, N processes share the work; a program that takes its process down counts as an error, and so does one that
-takes longer than `--limit`.
+takes longer than `--limit`, wherever it hangs: its process is ended.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from queue import SimpleQueue
-from threading import Thread
+from threading import Event, Thread, Timer
 
 import torch
 
@@ -29,6 +29,9 @@ from tests.random_programs.program import Program
 from tests.random_programs.smaller import smallest
 
 FAILED = ("mismatch", "error")
+
+GRACE = 10
+"""Seconds beyond `--limit` after which a process that does not end a program by itself is ended."""
 
 RESTART = 200
 """Programs after which a process of `--jobs` is replaced by a fresh one: what is compiled adds up."""
@@ -63,7 +66,8 @@ def main(arguments: Sequence[str]) -> int:
         for entry in worked(numbers, options, end):
             print(entry.line(), flush=True)
         return 0
-    source = worked(numbers, options, end) if options.jobs == 1 else shared(list(numbers), options, end)
+    alone = options.only is not None
+    source = worked(numbers, options, end) if alone else shared(list(numbers), options, end)
     entries = []
     for entry in source:
         entries.append(entry)
@@ -113,7 +117,7 @@ def _one(number: int, options: argparse.Namespace) -> Iterator[Entry]:
         with limited(options.limit):
             verdict = judge(program_of(options, number), options.device, options.target)
     except TimeUp:
-        verdict = Verdict("error", f"took more than {options.limit} s")
+        verdict = _late(options)
     yield Entry(number, verdict)
 
 
@@ -156,16 +160,31 @@ def _process(numbers: Sequence[int], options: argparse.Namespace, end: float) ->
     command += [f"--target={options.target}"] if options.target else []
     command += [f"--budget={max(1.0, end - time.monotonic())}"] if options.budget else []
     begun: Entry | None = None
+    late = Event()
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+
+        def end_it() -> None:
+            late.set()
+            process.kill()
+
         assert process.stdout is not None
+        watch = Timer(0, end_it)
         for entry in map(Entry.read, process.stdout):
+            watch.cancel()
             if begun is None:
                 begun = entry
+                watch = Timer(options.limit + GRACE, end_it)
+                watch.start()
             else:
                 begun = None
                 yield entry
+        watch.cancel()
     if begun is not None:
-        yield begun
+        yield Entry(begun.number, _late(options)) if late.is_set() else begun
+
+
+def _late(options: argparse.Namespace) -> Verdict:
+    return Verdict("error", f"took more than {options.limit} s")
 
 
 def shown(entry: Entry, options: argparse.Namespace) -> str:
@@ -185,8 +204,9 @@ def shown(entry: Entry, options: argparse.Namespace) -> str:
 
 
 def alike(one: str, other: str) -> bool:
-    """Do two failures of a kind look like the same one?"""
-    return (" at " in one) == (" at " in other) and one.split()[2:3] == other.split()[2:3]
+    """Do two failures of a kind look like the same one: errors by what is raised where, results by their kind?"""
+    places = [reason.rpartition(" at ")[2] if " at /" in reason else "" for reason in (one, other)]
+    return places[0] == places[1] and one.split()[2:3] == other.split()[2:3]
 
 
 def report(verdicts: Sequence[Verdict]) -> list[str]:
