@@ -153,16 +153,7 @@ def several(builder: Builder) -> bool:
         return False
     made = builder.made
     dim = builder.dim(name)
-    form = builder.one(
-        (
-            "tensor_split({x}, 2, {d})",
-            "max({x}, {d})",
-            "unbind({x}[:2])",
-            "aminmax({x})",
-            "var_mean({x}, {d}, correction=0)",
-        )
-    )
-    call = form.format(x=name, d=dim)
+    call = builder.one(SEVERAL).format(x=name, d=dim)
     return builder.attempt(f"t{made}, t{made + 1} = torch.{call}", [f"t{made}", f"t{made + 1}"])
 
 

@@ -29,8 +29,8 @@ ARITHMETIC = (
     "{f} / ({F}.abs() + 0.5)",
     "{c} / ({f}.abs() + 0.5)",
     "{i} / ({I}.abs() + 1)",
-    "{i} // ({I}.abs() + 1)",
-    "{i} % ({I}.abs() + 1)",
+    "{i} // ({I}.abs() % 9 + 1)",  # never 0, also where the number of largest magnitude wraps around
+    "{i} % ({I}.abs() % 9 + 1)",
     "{i} // {p}",
     "{i} % {p}",
     "-{n}",
