@@ -64,6 +64,7 @@ def launcher(kernel: Kernel, generated: Generated) -> Launcher:
 def _complete_interpreter() -> None:
     """Teach the interpreter assembly, and bfloat16, which it holds as bits: constants, rounding and products.
 
+    What it compares it still takes for numbers of the operands' dtype; a single one would be spread as such.
     Its values are arrays of one element even where they are scalars; numpy 2.4 no longer takes these for loop bounds.
     """
     builder: Any = interpreter.interpreter_builder
@@ -74,7 +75,7 @@ def _complete_interpreter() -> None:
         scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
     interpreter._patch_lang_tensor = patch_lang_tensor
-    cast, dot = builder.cast_impl, builder.create_dot
+    cast, dot, binary = builder.cast_impl, builder.create_dot, builder.binary_op
 
     def to_bits(values: torch.Tensor) -> Any:
         return values.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
@@ -93,7 +94,12 @@ def _complete_interpreter() -> None:
     def get_bf16(value: float) -> Any:
         return TensorHandle(to_bits(torch.tensor([value])), tl.bfloat16)
 
+    def binary_op(a: Any, b: Any, op: Any) -> Any:
+        result = binary(a, b, op)
+        return TensorHandle(result.data, tl.int1) if result.data.dtype == np.bool_ else result
+
     builder.cast_impl, builder.create_dot, builder.get_bf16 = cast_impl, create_dot, get_bf16
+    builder.binary_op = binary_op
     builder.create_inline_asm = _run_assembly
 
 

@@ -157,6 +157,56 @@ FOUND = {
         calls=({"A": 3},),
         backward=True,
     ),
+    "a product without elements, and one over no elements": Program(
+        inputs=(
+            Input("x0", ("B", "A"), torch.float32, grad=True),
+            Input("x1", ("A", "A"), torch.float32, grad=True),
+        ),
+        source="""
+            t0 = x0 @ x1.mT * 0.5
+            t1 = x0.mT @ x0 + x1
+            return (t0, t1,)
+        """,
+        calls=({"A": 5, "B": 0},),
+        backward=True,
+    ),
+    "the sum over no elements of what is loaded once": Program(
+        inputs=(Input("x0", (0, "A", 1), torch.float32, grad=True), Input("x1", (1,), torch.float32, grad=True)),
+        source="""
+            t0 = x1 / (x0.abs() + 0.5)
+            return (t0, t0.sum(0),)
+        """,
+        calls=({"A": 5},),
+        backward=True,
+    ),
+    "a product with what an extreme keeps as dimensions of one element": Program(
+        inputs=(Input("x0", ("A", "C"), torch.float32), Input("x1", (1, "C"), torch.float32)),
+        source="""
+            t0 = (x0 + 1).amax((0, -1), keepdim=True)
+            return (t0 @ x1, x1 @ x0.sum(0, keepdim=True).mT,)
+        """,
+        calls=({"A": 7, "C": 3},),
+    ),
+    "the position of an extreme beside a softmax of the same row": Program(
+        inputs=(Input("x0", ("B",), torch.float32),),
+        source="""
+            t0 = x0.argmax()
+            t1 = torch.softmax(x0, -1)
+            return (t0, t1,)
+        """,
+        calls=({"B": 9}, {"B": 6}),
+        dynamic=True,
+    ),
+    "a sum of two halves of what follows a product": Program(
+        inputs=(Input("x0", ("B", "B"), torch.float32, grad=True),),
+        source="""
+            t0 = F.glu(torch.cat([x0, x0 + 1], 0), 0)
+            t1 = torch.relu(t0)
+            return (F.linear(t1, t1),)
+        """,
+        calls=({"B": 2},),
+        backward=True,
+    ),
 }
 
 
