@@ -1,0 +1,122 @@
+"""Programs as text: inputs, one line for each node, outputs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+
+import sympy
+import torch
+
+from lowering.printer.expressions import Names, format_dtype, format_index, sizes_text
+from lowering.program import Axis, Buffer, BufferRef, Compute, Extern, Map, Node, Program, Reduce, Scan, Scatter, writes
+
+
+def format_program(program: Program) -> str:
+    """A Program: inputs, a line per node with its origin, outputs.
+
+    >>> i, cpu = sympy.Symbol("i0"), torch.device("cpu")
+    >>> two, one = sympy.Integer(2), sympy.Integer(1)
+    >>> buffers = {name: Buffer(name, torch.float32, (two,), (one,), cpu) for name in ("x", "y")}
+    >>> node = Map("y", (Axis(i, two),), Op("exp", (Load("x", (i,), torch.float32),), torch.float32))
+    >>> print(format_program(Program(("x",), buffers, (node,), (BufferRef("y"),))))
+    program on cpu
+      input x: f32[2]
+      y: f32[2] = map(i0:2) exp(x[i0])
+      return y
+    """
+    devices = Counter(str(buffer.device) for buffer in program.buffers.values()).most_common(1)
+    device = devices[0][0] if devices else "cpu"
+    described = {name: _describe(buffer, device) for name, buffer in program.buffers.items()}
+    lines = [f"program on {device}"]
+    for entry in program.inputs:
+        text = "unused" if entry is None else f"size {entry}" if isinstance(entry, sympy.Symbol) else described[entry]
+        lines.append(f"  input {text}")
+    lines.extend(f"  constant {described[name]}" for name in program.constants)
+    for node in program.nodes:
+        lines.extend(f"  {line}" for line in _node_lines(node, program, described))
+    lines.append(f"  return {', '.join(map(_argument, program.outputs))}".rstrip())
+    return "\n".join(lines)
+
+
+def _describe(buffer: Buffer, device: str) -> str:
+    """`name: dtype[shape]`, with strides unless they are row-major, with the device unless it is the usual one."""
+    elsewhere = "" if str(buffer.device) == device else f" on {buffer.device}"
+    return f"{buffer.name}: {tensor_text(buffer.dtype, buffer.shape, buffer.strides)}{elsewhere}"
+
+
+def tensor_text(dtype: torch.dtype, shape: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> str:
+    running: sympy.Expr = sympy.Integer(1)
+    row_major = True
+    for size, stride in zip(reversed(shape), reversed(strides), strict=True):
+        row_major = row_major and (size == 1 or stride == running)
+        running = running * size
+    text = f"{format_dtype(dtype)}[{sizes_text(shape)}]"
+    return text if row_major else f"{text} strides ({sizes_text(strides)})"
+
+
+def _node_lines(node: Node, program: Program, described: Mapping[str, str]) -> list[str]:
+    if isinstance(node, Extern):
+        outs = ", ".join("_" if name is None else described[name] for name in node.outs)
+        arguments = [_argument(arg) for arg in node.args]
+        arguments += [f"{key}={_argument(arg)}" for key, arg in node.kwargs.items()]
+        notes = [note for note, on in (("view", node.is_view), ("impure", node.impure)) if on]
+        notes += [node.reason] if node.reason else []
+        body = f"{outs} = {node.name}({', '.join(arguments)})" + (f"  ({'; '.join(notes)})" if notes else "")
+        names = Names([])
+    else:
+        names = Names(node.exprs)
+        texts = [names.text(expr) for expr in node.exprs]
+        values = _update(node, texts) if isinstance(node, Scatter) else ", ".join(texts)
+        body = f"{described[node.out]} = {_head(node)} {values}"
+    origin = next((program.origins[name] for name in writes(node) if name in program.origins), None)
+    lines = [f"  {line}" for line in names.lines]
+    return [*lines, f"{body}   # {origin}" if origin else body]
+
+
+def _head(node: Compute) -> str:
+    spaces = [", ".join(map(axis_text, node.axes))] if node.axes else []
+    if node.over:
+        spaces.append(f"over {', '.join(map(axis_text, node.over))}")
+    inside = " ".join(spaces)
+    if isinstance(node, Map):
+        return f"map({inside})"
+    if isinstance(node, Reduce):
+        return f"{node.op}({inside})"
+    if isinstance(node, Scatter):
+        return f"scatter({inside}; into {node.start})"
+    if isinstance(node, Scan):
+        return f"running {node.op}({inside} along {node.along})"
+    sides = f"rows {symbols_text(node.rows)}, columns {symbols_text(node.columns)}"
+    return f"contract({inside}; {sides}; in {format_dtype(node.accumulate)})"
+
+
+def _update(node: Scatter, texts: Sequence[str]) -> str:
+    """What happens at a point of a scatter."""
+    index = ", ".join(texts[1 : 1 + len(node.index)])
+    condition = "" if node.where is None else f" where {texts[-1]}"
+    return f"[{index}] {assign_text(node.op)} {texts[0]}{condition}"
+
+
+def assign_text(op: str) -> str:
+    return {"store": "=", "sum": "+=", "prod": "*="}.get(op, f"{op}=")
+
+
+def axis_text(axis: Axis) -> str:
+    return f"{axis.symbol}:{format_index(axis.size)}"
+
+
+def symbols_text(symbols: Sequence[sympy.Symbol]) -> str:
+    return " ".join(map(str, symbols)) or "none"
+
+
+def _argument(arg: object) -> str:
+    if isinstance(arg, BufferRef):
+        return arg.name
+    if isinstance(arg, sympy.Expr):
+        return format_index(arg)
+    if isinstance(arg, (list, tuple)):
+        return f"[{', '.join(map(_argument, arg))}]"
+    if isinstance(arg, Mapping):
+        return f"{{{', '.join(f'{key}: {_argument(part)}' for key, part in arg.items())}}}"
+    return format_dtype(arg) if isinstance(arg, torch.dtype) else repr(arg)

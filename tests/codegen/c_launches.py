@@ -1,0 +1,32 @@
+"""Kernels in C, launched and compared with the reference evaluator."""
+
+from __future__ import annotations
+
+import torch
+
+from lowering.indexing import axis_symbol, over_symbol
+from lowering.kernel import Kernel
+from lowering.verify import verify_kernel
+from tests.codegen.c_kernels import TARGET
+from tests.codegen.kernels.making import assert_same, expected, tensors
+
+b, i, j, g = (axis_symbol(k) for k in range(4))
+
+
+d, e, s, u, w = (over_symbol(k) for k in range(5))
+
+
+I32, I8 = torch.int32, torch.int8
+
+
+def check(made: Kernel, given: list[torch.Tensor] | None = None, sizes: tuple[int, ...] = ()) -> list[torch.Tensor]:
+    """Run `made` and compare with the evaluator; returns the tensors after the launch."""
+    verify_kernel(made)
+    known = dict(zip(made.sizes, sizes, strict=True))
+    given = tensors(made, sizes=known) if given is None else given
+    source = TARGET.emit(made)
+    assert source == TARGET.emit(made)
+    got = [tensor.clone() for tensor in given]
+    TARGET.build(made, source)(*got, *sizes)
+    assert_same(made, got, expected(made, given, sizes), factor=4.0)
+    return got

@@ -1,0 +1,170 @@
+"""Folds in C: every operation in every dtype, ties, NaN, several axes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lowering.expr import IndexValue
+from lowering.kernel import Fold, Loop, Store
+from tests.codegen.c_kernels import (
+    BF16,
+    F16,
+    F32,
+    FLOATS,
+    I64,
+    INTEGERS,
+    LOOP,
+    REDUCED,
+    WHOLE,
+    ZERO,
+    assert_close_to_exact,
+    axis,
+    i0,
+    i1,
+    load,
+    op,
+    r0,
+    r1,
+    run,
+    sample,
+    walked,
+)
+
+# Folds ---------------------------------------------------------------------------------------------------
+
+
+FOLDS = {
+    "sum": lambda t, d: t.sum(d),
+    "prod": lambda t, d: t.prod(d),
+    "max": lambda t, d: t.amax(d),
+    "min": lambda t, d: t.amin(d),
+    "any": lambda t, d: t.any(d),
+    "all": lambda t, d: t.all(d),
+}
+
+
+@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("across", [True, False], ids=["across", "per_lane"])
+def test_every_fold_in_every_dtype(name, across):
+    rows, columns, index = (20, 70, 70 * i0 + r0) if across else (70, 20, 70 * r0 + i0)
+    inputs, outputs, folds, stores = {}, {}, [], []
+    for dtype in (torch.bool,) if name in ("any", "all") else (*FLOATS, *INTEGERS):
+        word = str(dtype).split(".")[1]
+        inputs[f"x_{word}"], outputs[word] = sample((20, 70), dtype), torch.empty(rows, dtype=dtype)
+        folds.append(Fold(f"fold_{word}", name, (load(f"x_{word}", index, dtype),), (r0,), dtype))
+        stores.append(Store(word, i0, folds[-1].ref))
+    run(inputs, outputs, [axis(i0, rows), axis(r0, columns, WHOLE)], *folds, *stores)
+    for word, out in outputs.items():
+        x = inputs[f"x_{word}"]
+        wide = x.float() if x.dtype in (BF16, F16) else x  # eager rounds every step of a product
+        expected = FOLDS[name](wide, 1 if across else 0).to(x.dtype)
+        rtol = {F16: 1e-3, BF16: 1e-2}.get(x.dtype, 1e-5)
+        torch.testing.assert_close(out, expected, rtol=rtol if x.dtype.is_floating_point else 0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["max", "min"])
+@pytest.mark.parametrize("across", [True, False], ids=["across", "per_lane"])
+def test_max_and_min_give_nan_if_there_is_one(name, across):
+    x = torch.randn(9, 50) * torch.tensor(torch.inf).reciprocal().add(1)
+    x[3, 17] = torch.nan
+    x[5] = torch.inf if name == "min" else -torch.inf
+    x[6, 0] = x[7, 49] = torch.nan
+    index = 50 * i0 + r0 if across else 50 * r0 + i0
+    data = x if across else x.T.contiguous()
+    out = torch.empty(9)
+    fold = Fold("fold", name, (load("x", index if across else 9 * r0 + i0),), (r0,), F32)
+    run({"x": data}, {"out": out}, [axis(i0, 9), axis(r0, 50, WHOLE)], fold, Store("out", i0, fold.ref))
+    torch.testing.assert_close(out, FOLDS[name](x, 1), equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin"])
+@pytest.mark.parametrize("across", [True, False], ids=["across", "per_lane"])
+def test_argmax_takes_nan_then_the_lowest_index(name, across):
+    index = 200 * i0 + r0 if across else 30 * r0 + i0
+    inputs, outputs, expected, folds, stores = {}, {}, {}, [], []
+    for dtype in (*FLOATS, *INTEGERS):
+        x = torch.randint(0, 5, (30, 200)).to(dtype)
+        if dtype.is_floating_point:
+            x[4, 100] = x[4, 150] = x[7, 0] = x[8, 199] = torch.nan
+            x[9] = -torch.inf
+            x[10] = torch.inf
+        word = str(dtype).split(".")[1]
+        inputs[f"x_{word}"] = x if across else x.T.contiguous()
+        outputs[word], expected[word] = torch.empty(30, dtype=I64), getattr(torch, name)(x, 1)
+        folds.append(Fold(f"fold_{word}", name, (load(f"x_{word}", index, dtype), IndexValue(r0)), (r0,), I64))
+        stores.append(Store(word, i0, folds[-1].ref))
+    run(inputs, outputs, [axis(i0, 30), axis(r0, 200, WHOLE)], *folds, *stores)
+    for word, out in outputs.items():
+        assert torch.equal(out, expected[word]), word
+
+
+@REDUCED
+def test_folds_over_several_axes(role):
+    x = torch.randn(4, 6, 5, 9)
+    out, largest = torch.empty(6), torch.empty(6)
+    index = 270 * r0 + 45 * i0 + r1
+    total = Fold("total", "sum", (load("x", index),), (r0, r1), F32)
+    high = Fold("high", "max", (load("x", index),), (r0, r1), F32)
+    stores = Store("out", i0, total.ref), Store("largest", i0, high.ref)
+    axes = [axis(i0, 6), axis(r0, 4, role), axis(r1, 45, role)]
+    run({"x": x}, {"out": out, "largest": largest}, axes, *walked(role, (r0, r1), [total, high]), *stores)
+    torch.testing.assert_close(out, x.sum((0, 2, 3)))
+    assert torch.equal(largest, x.amax((0, 2, 3)))
+
+
+def test_a_fold_may_keep_an_axis_that_is_held_whole():
+    """Squeeze and excite: a mean over the picture, then a softmax over the channels."""
+    x = torch.randn(3, 8, 50)
+    out = torch.empty(3, 8)
+    channels, places = r0, r1
+    mean = Fold("mean", "sum", (load("x", 400 * i0 + 50 * channels + places),), (places,), F32)
+    e = op("exp", mean.ref)
+    s = Fold("s", "sum", (e,), (channels,), F32)
+    store = Store("out", 8 * i0 + channels, op("truediv", e, s.ref))
+    run({"x": x}, {"out": out}, [axis(i0, 3), axis(r0, 8, WHOLE), axis(r1, 50, WHOLE)], mean, s, store)
+    torch.testing.assert_close(out, x.sum(2).softmax(1))
+    channels_last = x.transpose(1, 2).contiguous()
+    out.zero_()
+    mean = Fold("mean", "sum", (load("x", 400 * i0 + channels + 8 * places),), (places,), F32)
+    e = op("exp", mean.ref)
+    s = Fold("s", "sum", (e,), (channels,), F32)
+    store = Store("out", 8 * i0 + channels, op("truediv", e, s.ref))
+    run({"x": channels_last}, {"out": out}, [axis(i0, 3), axis(r0, 8, WHOLE), axis(r1, 50, WHOLE)], mean, s, store)
+    torch.testing.assert_close(out, x.sum(2).softmax(1))
+
+
+def test_dot_is_a_sum_of_products():
+    a, b = torch.randn(17, 40), torch.randn(40, 23)
+    out = torch.empty(17, 23)
+    dot = Fold("dot", "dot", (load("a", 40 * i0 + r0), load("b", 23 * r0 + i1)), (r0,), F32, (i0,), (i1,))
+    axes = [axis(i0, 17), axis(i1, 23), axis(r0, 40, LOOP)]
+    run({"a": a, "b": b}, {"out": out}, axes, Loop((r0,), (dot,)), Store("out", 23 * i0 + i1, dot.ref))
+    torch.testing.assert_close(out, a @ b)
+
+
+def test_a_full_reduction_has_no_grid():
+    x = torch.randn(100_000)
+    out = torch.empty(())
+    total = Fold("total", "sum", (load("x", r0),), (r0,), F32)
+    run(
+        {"x": x},
+        {"out": out},
+        [axis(r0, 100_000, LOOP)],
+        Loop((r0,), (total,)),
+        Store("out", ZERO, total.ref),
+    )
+    assert_close_to_exact(out, x.sum(), x.double().sum())
+
+
+# Element-wise work ---------------------------------------------------------------------------------------------------
+
+
+def test_a_reduced_axis_of_size_zero_gives_the_identity():
+    out, low = torch.ones(5), torch.ones(5)
+    total = Fold("total", "sum", (load("x", r0),), (r0,), F32)
+    high = Fold("high", "max", (load("x", r0),), (r0,), F32)
+    stores = Store("out", i0, total.ref), Store("low", i0, high.ref)
+    run({"x": torch.empty(0)}, {"out": out, "low": low}, [axis(i0, 5), axis(r0, 0, WHOLE)], total, high, *stores)
+    assert torch.equal(out, torch.zeros(5))
+    assert torch.equal(low, torch.full((5,), -torch.inf))

@@ -1,0 +1,176 @@
+"""Softmax and norms in C, over rows and over columns."""
+
+from __future__ import annotations
+
+import pytest
+import sympy
+import torch
+
+from lowering.expr import const
+from lowering.kernel import Fold, Loop, Role, Stmt, Store
+from tests.codegen.c_kernels import (
+    F32,
+    LOOP,
+    REDUCED,
+    TARGET,
+    WHOLE,
+    assert_close_to_exact,
+    axis,
+    i0,
+    kernel,
+    load,
+    op,
+    r0,
+    run,
+    walked,
+)
+
+
+def softmax_body(role: Role, index: sympy.Expr) -> tuple[Stmt, ...]:
+    x = load("x", index)
+    m = Fold("m", "max", (x,), (r0,), F32)
+    e = op("exp", op("sub", x, m.ref))
+    s = Fold("s", "sum", (e,), (r0,), F32)
+    return walked(role, (r0,), [m], [s], [Store("out", index, op("truediv", e, s.ref))])
+
+
+@REDUCED
+@pytest.mark.parametrize("columns", [1, 5, 16, 33, 781, 1024, 5000])
+def test_softmax_of_rows(role, columns):
+    x = torch.randn(37, columns)
+    out = torch.empty_like(x)
+    run({"x": x}, {"out": out}, [axis(i0, 37), axis(r0, columns, role)], *softmax_body(role, columns * i0 + r0))
+    assert_close_to_exact(out, x.softmax(1), x.double().softmax(1))
+
+
+@REDUCED
+@pytest.mark.parametrize("columns", [1, 7, 64, 300])
+def test_softmax_of_columns(role, columns):
+    x = torch.randn(50, columns)
+    out = torch.empty_like(x)
+    run({"x": x}, {"out": out}, [axis(i0, columns), axis(r0, 50, role)], *softmax_body(role, columns * r0 + i0))
+    assert_close_to_exact(out, x.softmax(0), x.double().softmax(0))
+
+
+@pytest.mark.parametrize("columns", [70, 300])
+def test_blocks_of_columns_are_narrowed_so_that_every_thread_has_one(columns):
+    x = torch.randn(2000, columns)
+    out = torch.empty_like(x)
+    axes = [axis(i0, columns), axis(r0, 2000, WHOLE)]
+    source = run({"x": x}, {"out": out}, axes, *softmax_body(WHOLE, columns * r0 + i0))
+    assert_close_to_exact(out, x.softmax(0), x.double().softmax(0))
+    assert "const int64_t width = " in source
+
+
+@pytest.mark.parametrize("columns", [5, 40])
+def test_a_fold_that_is_the_same_for_all_lanes(columns):
+    """It shares a walk with one that is not, so it is accumulated per lane, and is read inside the lanes."""
+    x, y, out = torch.randn(6, columns), torch.randn(6), torch.empty(columns)
+    total = Fold("total", "sum", (load("x", columns * r0 + i0),), (r0,), F32)
+    most = Fold("most", "max", (load("y", r0),), (r0,), F32)
+    scaled = op("mul", total.ref, op("exp", most.ref))
+    axes = [axis(i0, columns), axis(r0, 6, WHOLE)]
+    run({"x": x, "y": y}, {"out": out}, axes, total, most, Store("out", i0, scaled))
+    assert_close_to_exact(out, x.sum(0) * y.max().exp(), x.double().sum(0) * y.double().max().exp())
+
+
+def test_scratch_of_a_long_row_comes_from_the_heap():
+    x = torch.randn(5, 100_000)
+    out = torch.empty_like(x)
+    axes = [axis(i0, 5), axis(r0, 100_000, WHOLE)]
+    source = run({"x": x}, {"out": out}, axes, *softmax_body(WHOLE, 100_000 * i0 + r0))
+    assert_close_to_exact(out, x.softmax(1), x.double().softmax(1))
+    assert "__builtin_free(kept0);" in source
+
+
+def test_softmax_of_a_row_that_is_masked_out_is_nan_and_nan_stays_in_its_row():
+    x = torch.randn(4, 100)
+    x[1] = -torch.inf
+    x[2, 50] = torch.nan
+    x[3, 7] = torch.inf
+    out = torch.empty_like(x)
+    run({"x": x}, {"out": out}, [axis(i0, 4), axis(r0, 100, WHOLE)], *softmax_body(WHOLE, 100 * i0 + r0))
+    torch.testing.assert_close(out, x.softmax(1), equal_nan=True)
+
+
+def test_the_exponential_of_a_softmax_is_computed_once_and_in_vectors():
+    x = torch.randn(64, 1024)
+    made = kernel({"x": x}, {"out": x}, [axis(i0, 64), axis(r0, 1024, WHOLE)], *softmax_body(WHOLE, 1024 * i0 + r0))
+    source = TARGET.emit(made)
+    assert source.count("exp_float(x[") == 1
+    ((suffix, text),) = TARGET.stages(made, source)
+    assert suffix == "s"
+    assert isinstance(text, str)
+    assert "vrndscaleps" in text or "vroundps" in text or "frintn" in text  # the exponential's rounding, of a vector
+
+
+def norm_body(role: Role, n: int, row: sympy.Expr, weight: sympy.Expr) -> tuple[Stmt, ...]:
+    x, w, b = load("x", row), load("w", weight), load("b", weight)
+    scale = const(1 / n, F32)
+    total = Fold("total", "sum", (x,), (r0,), F32)
+    centred = op("sub", x, op("mul", total.ref, scale))
+    square = Fold("square", "sum", (op("mul", centred, centred),), (r0,), F32)
+    rstd = op("rsqrt", op("add", op("mul", square.ref, scale), const(1e-5, F32)))
+    result = op("add", op("mul", op("mul", centred, rstd), w), b)
+    return walked(role, (r0,), [total], [square], [Store("out", row, result)])
+
+
+@REDUCED
+@pytest.mark.parametrize("columns", [10, 512, 1031])
+def test_layer_norm(role, columns):
+    x, w, b = torch.randn(20, columns) + 3, torch.randn(columns), torch.randn(columns)
+    out = torch.empty_like(x)
+    body = norm_body(role, columns, columns * i0 + r0, r0)
+    run({"x": x, "w": w, "b": b}, {"out": out}, [axis(i0, 20), axis(r0, columns, role)], *body)
+    norm = torch.nn.functional.layer_norm
+    exact = norm(x.double(), (columns,), w.double(), b.double())
+    assert_close_to_exact(out, norm(x, (columns,), w, b), exact)
+
+
+def test_norm_over_columns_computes_the_reciprocal_once_per_column():
+    x, w, b = torch.randn(200, 70) + 3, torch.randn(200), torch.randn(200)
+    out = torch.empty_like(x)
+    body = norm_body(WHOLE, 200, 70 * r0 + i0, r0)
+    source = run({"x": x, "w": w, "b": b}, {"out": out}, [axis(i0, 70), axis(r0, 200, WHOLE)], *body)
+    norm = torch.nn.functional.layer_norm
+    exact = norm(x.double().T, (200,), w.double(), b.double()).T
+    assert_close_to_exact(out, norm(x.T, (200,), w, b).T, exact)
+    sqrt = next(line for line in source.splitlines() if "sqrtf" in line)
+    assert "kept" in sqrt.split("=")[0]
+
+
+@pytest.mark.parametrize("shape", [(3, 100_000), (300, 4096), (7, 1023)])
+@pytest.mark.parametrize("shift", [0.0, 0.5])
+def test_sums_are_as_accurate_as_eager(shape, shift):
+    x = torch.rand(shape) - shift
+    rows, columns = shape
+    out = torch.empty(rows)
+    total = Fold("total", "sum", (load("x", columns * i0 + r0),), (r0,), F32)
+    run(
+        {"x": x},
+        {"out": out},
+        [axis(i0, rows), axis(r0, columns, LOOP)],
+        Loop((r0,), (total,)),
+        Store("out", i0, total.ref),
+    )
+    assert_close_to_exact(out, x.sum(1), x.double().sum(1))
+    out = torch.empty(columns)
+    total = Fold("total", "sum", (load("x", columns * r0 + i0),), (r0,), F32)
+    run(
+        {"x": x},
+        {"out": out},
+        [axis(i0, columns), axis(r0, rows, LOOP)],
+        Loop((r0,), (total,)),
+        Store("out", i0, total.ref),
+    )
+    assert_close_to_exact(out, x.sum(0), x.double().sum(0))
+
+
+@pytest.mark.parametrize("columns", [4, 2000])
+def test_a_long_column_sum(columns):
+    x = torch.rand(30_000 // columns * 100, columns)
+    out = torch.empty(columns)
+    total = Fold("total", "sum", (load("x", columns * r0 + i0),), (r0,), F32)
+    axes = [axis(i0, columns), axis(r0, x.shape[0], LOOP)]
+    run({"x": x}, {"out": out}, axes, Loop((r0,), (total,)), Store("out", i0, total.ref))
+    assert_close_to_exact(out, x.sum(0), x.double().sum(0))
