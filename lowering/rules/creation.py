@@ -135,12 +135,20 @@ def linspace(ctx: Builder, start: Argument, end: Argument, steps: int | sympy.Ex
         raise Unsupported("linspace of integers, or between symbolic bounds")
     compute, shape = widened(dtype), (sympy.sympify(steps),)
     first, last = (term_of(n, shape, compute) for n in (start, end))
+    return made(ctx, spaced(first, last, sympy.sympify(steps)).expr)
+
+
+def spaced(first: Term, last: Term, steps: sympy.Expr, *, once: bool = False) -> Term:
+    """The numbers of `linspace`, over the first axis; with `once`, each is rounded once, as by a fused operation."""
     if steps == 1:
-        return made(ctx, first.expr)
-    count = Term(literal(sympy.sympify(steps), compute))
+        return first
+    compute = first.dtype
+    count = Term(literal(steps, compute))
     place = Term(make_cast(IndexValue(axis_symbol(0)), compute))
-    step = (last - first) / (count - 1)
-    return made(ctx, where(place * 2 < count, first + step * place, last - step * (count - place - 1)).expr)
+    step, wide = (last - first) / (count - 1), torch.float64 if once else compute
+    behind = first.to(wide) + step.to(wide) * place.to(wide)
+    before = last.to(wide) - step.to(wide) * (count - place - 1).to(wide)
+    return where(place * 2 + 1 < count, behind, before).to(compute)
 
 
 @lowers(aten.eye.default, aten.eye.m, lazy=True)

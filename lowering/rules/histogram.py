@@ -1,0 +1,249 @@
+"""Histograms: each element finds its bin along each dimension, and is added to it.
+
+Bins of equal width are found by dividing, and where their edges are told, too, by looking at those around; given edges
+by a halving search.  The last bin holds its right edge, NaN is in none.  Halves and integers are refused, and so are
+edges of symbolic number.  A range that the elements tell and that is not finite is the caller's error, as in eager;
+no bin holds anything then.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from lowering.builder import Builder
+from lowering.errors import Unsupported
+from lowering.expr import guarded
+from lowering.indexing import ONE, axis_symbol
+from lowering.registry import lowers
+from lowering.rules.creation import spaced
+from lowering.rules.formula import Term, call, eq, literal, maximum, minimum, where
+from lowering.rules.meeting import folded
+from lowering.rules.promotion import combine, convert
+from lowering.rules.reduction import fold
+from lowering.value import Value, broadcast_to, reshape
+
+aten = torch.ops.aten
+
+FLOATS = (torch.float32, torch.float64)
+
+
+def _check(x: Value) -> None:
+    if x.dtype not in FLOATS:
+        raise Unsupported(f"a histogram of {x.dtype}")
+
+
+@dataclass(frozen=True, slots=True)
+class Bins:
+    """The bins along one dimension.
+
+    Attributes:
+        count: how many.
+        low, high: the outer edges, 0-d.
+        edges: all of them; None where they are not told.
+        even: are they of equal width?
+    """
+
+    count: int
+    low: Value
+    high: Value
+    edges: Value | None
+    even: bool
+
+    def find(self, element: Value) -> tuple[Term, Term]:
+        """(the bin of each element, int64; is it in one?)."""
+        x = Term(element.expr)
+        low, high = (Term(broadcast_to(edge, element.shape).expr) for edge in (self.low, self.high))
+        inside = (x >= low) & (x <= high)
+        if self.even:
+            place = where(inside, (x - low) * self.count / (high - low), 0).to(torch.int64)
+            if self.edges is not None:
+                begin, end = maximum(place - 1, 0), minimum(place + 2, self.count + 1)
+                place = self._before(element, begin, end, 2) - 1
+        else:
+            begin, end = (Term(literal(number, torch.int64)) for number in (0, self.count + 1))
+            place = self._before(element, begin, end, (self.count + 1).bit_length()) - 1
+        return minimum(place, self.count - 1), inside
+
+    def _before(self, element: Value, first: Term, end: Term, steps: int) -> Term:
+        """The first of the edges between two places that is larger than the element: `steps` halvings."""
+        assert self.edges is not None
+        left = end - first
+        for _ in range(steps):
+            half = call("floordiv", left, 2)
+            exists = left > 0
+            edge = guarded(self.edges.view(element.shape, [(first + half).expr]).expr, exists.expr)
+            beyond = exists & ~(Term(element.expr) < Term(edge))
+            first = where(beyond, first + half + 1, first)
+            left = where(beyond, left - half - 1, half)
+        return first
+
+
+def _number(value: float, like: Value) -> Value:
+    return Value((), like.dtype, like.device, literal(value, like.dtype))
+
+
+def _range(ctx: Builder, x: Value, given: Sequence[float] | None, margin: float) -> tuple[Value, Value]:
+    """The outer edges of bins for the 1-d `x`: those given, else its extremes; never the same number."""
+    if given is not None:
+        low, high = float(given[0]), float(given[1])
+        apart = 0.0 if low != high else margin
+        return _number(low - apart, x), _number(high + apart, x)
+    if x.shape[0] == 0:
+        return _number(0.0, x), _number(1.0, x)
+    low_, high_ = (fold(ctx, op, [x], [0]) for op in ("min", "max"))
+    wider = combine(lambda a, b: where(eq(a, b), a * 0 + margin, 0), low_, high_)
+    return ctx.map(combine(lambda a, by: a - by, low_, wider)), ctx.map(combine(lambda a, by: a + by, high_, wider))
+
+
+def _even(ctx: Builder, x: Value, count: int, given: Sequence[float] | None, margin: float, *, told: bool) -> Bins:
+    """Bins of equal width for the elements of the 1-d `x`; `told`: are their edges?"""
+    low, high = _range(ctx, x, given, margin)
+    edges = None
+    if told:
+        shape = (sympy.Integer(count + 1),)
+        first, last = (Term(broadcast_to(edge, shape).expr) for edge in (low, high))
+        edges = ctx.map(Value(shape, x.dtype, x.device, spaced(first, last, shape[0], once=True).expr))
+    return Bins(count, low, high, edges, even=True)
+
+
+def _between(edges: Value, x: Value) -> Bins:
+    """The bins between edges that ascend."""
+    if edges.dtype is not x.dtype or not edges.shape[0].is_Integer or edges.shape[0] < 2:
+        raise Unsupported("edges of another type or of unknown number")
+    low, high = (edges.view((), [place]) for place in (sympy.Integer(0), edges.shape[0] - 1))
+    return Bins(int(edges.shape[0]) - 1, low, high, edges, even=False)
+
+
+def _counted(ctx: Builder, columns: Sequence[Value], bins: Sequence[Bins], weight: Value | None) -> Value:
+    """How many rows, or how much weight, fall into each bin; `columns` holds the rows' elements, each 1-d."""
+    like = columns[0]
+    found = [each.find(column) for each, column in zip(bins, columns, strict=True)]
+    inside = found[0][1]
+    for _, test in found[1:]:
+        inside = inside & test
+    shape = tuple(sympy.Integer(each.count) for each in bins)
+    zeros = Value(shape, like.dtype, like.device, literal(0, like.dtype))
+    ones = Value(like.shape, like.dtype, like.device, literal(1, like.dtype))
+    source = ones if weight is None else convert(reshape(weight, like.shape), like.dtype)
+    return folded(ctx, "sum", zeros, [place.expr for place, _ in found], source, inside)
+
+
+def _as_density(ctx: Builder, counts: Value, bins: Sequence[Bins]) -> Value:
+    """The share of each bin over its width in all dimensions."""
+    total = fold(ctx, "sum", [counts], list(range(counts.rank)))
+    result = combine(lambda n, all_: n / all_, counts, total)
+    for dim, each in enumerate(bins):
+        assert each.edges is not None
+        axis = axis_symbol(dim)
+        widths = each.edges.view(counts.shape, [axis + ONE]), each.edges.view(counts.shape, [axis])
+        result = combine(lambda n, right, left: n / (right - left), result, *widths)
+    return result
+
+
+def _finished(
+    ctx: Builder, columns: Sequence[Value], bins: Sequence[Bins], weight: Value | None, density: bool
+) -> Value:
+    counts = _counted(ctx, columns, bins, weight)
+    return _as_density(ctx, counts, bins) if density else counts
+
+
+def _flat(x: Value) -> Value:
+    return reshape(x, (sympy.Mul(*x.shape),))
+
+
+def _columns(x: Value) -> list[Value]:
+    """The columns of x, laid flat but for its last dimension."""
+    _check(x)
+    count = x.shape[-1]
+    if not count.is_Integer:
+        raise Unsupported("a histogram over a symbolic number of dimensions")
+    rows = sympy.Mul(*x.shape[:-1])
+    whole = reshape(x, (rows, count))
+    return [whole.view((rows,), [axis_symbol(0), sympy.Integer(k)]) for k in range(int(count))]
+
+
+@lowers(aten.histc.default)
+def histc(ctx: Builder, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
+    """How many elements fall into each of `bins` between two edges; the extremes, where these are the same."""
+    _check(x)
+    flat = _flat(x)
+    given = (min, max) if min != max or flat.shape[0] == 0 else None
+    return _counted(ctx, [flat], [_even(ctx, flat, bins, given, 1.0, told=False)], None)
+
+
+@lowers(aten.histogram.bin_ct)
+def histogram(
+    ctx: Builder,
+    x: Value,
+    bins: int = 100,
+    *,
+    range: Sequence[float] | None = None,
+    weight: Value | None = None,
+    density: bool = False,
+) -> tuple[Value, ...]:
+    """(how many elements fall into each of `bins`, their edges)."""
+    _check(x)
+    flat = _flat(x)
+    found = _even(ctx, flat, bins, range, 0.5, told=True)
+    assert found.edges is not None
+    return _finished(ctx, [flat], [found], weight, density), found.edges
+
+
+@lowers(aten.histogram.bins_tensor)
+def histogram_between(
+    ctx: Builder, x: Value, bins: Value, *, weight: Value | None = None, density: bool = False
+) -> tuple[Value, ...]:
+    """(how many elements fall between each two edges, the edges)."""
+    _check(x)
+    return _finished(ctx, [_flat(x)], [_between(bins, x)], weight, density), bins
+
+
+def _grid(ctx: Builder, x: Value, bins: Sequence[int], given: Sequence[float] | None) -> tuple[list[Value], list[Bins]]:
+    """(the columns of x, bins of equal width along each)."""
+    columns = _columns(x)
+    ranges = [None if given is None else given[2 * k : 2 * k + 2] for k, _ in enumerate(columns)]
+    found = [
+        _even(ctx, column, count, limits, 0.5, told=True)
+        for column, count, limits in zip(columns, bins, ranges, strict=True)
+    ]
+    return columns, found
+
+
+@lowers(aten._histogramdd_bin_edges.default)
+def bin_edges(
+    ctx: Builder,
+    x: Value,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: Value | None = None,
+    density: bool = False,
+) -> tuple[Value | None, ...]:
+    """The edges of bins of equal width along each column."""
+    return tuple(each.edges for each in _grid(ctx, x, bins, range)[1])
+
+
+@lowers(aten._histogramdd_from_bin_cts.default)
+def histogram_of_rows(
+    ctx: Builder,
+    x: Value,
+    bins: Sequence[int],
+    *,
+    range: Sequence[float] | None = None,
+    weight: Value | None = None,
+    density: bool = False,
+) -> Value:
+    """How many rows fall into each bin of a grid of bins of equal width."""
+    return _finished(ctx, *_grid(ctx, x, bins, range), weight, density)
+
+
+@lowers(aten._histogramdd_from_bin_tensors.default)
+def histogram_of_rows_between(
+    ctx: Builder, x: Value, bins: Sequence[Value], *, weight: Value | None = None, density: bool = False
+) -> Value:
+    """How many rows fall between the edges of each dimension."""
+    return _finished(ctx, _columns(x), [_between(edges, x) for edges in bins], weight, density)
