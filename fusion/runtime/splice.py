@@ -16,6 +16,7 @@ from torch import fx
 
 from codegen.build import Built
 from fusion.runtime.chunks import InChunks
+from fusion.runtime.results import as_said
 from fusion.schedule import Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.kernels import KernelCall
@@ -65,6 +66,7 @@ class _Splicer:
         self.program, self.calls = program, calls
         self.graph = fx.Graph()
         self.tensors: dict[str, fx.Node] = {}
+        self.given: dict[str, str] = {}  # results of calls that no kernel has read yet, with the names of the calls
         self.sizes: dict[sympy.Expr, fx.Node | int] = {}
         self.root = torch.nn.Module()
 
@@ -98,7 +100,7 @@ class _Splicer:
             node.name = self.graph._graph_namespace.create_name(_identifier(name), node)
             self.tensors[name] = node
         sizes = tuple(self.size(symbol) for symbol in call.kernel.sizes)
-        self.graph.call_function(launch, (*(self.tensors[name] for name in call.buffers), *sizes))
+        self.graph.call_function(launch, (*(self._laid(name) for name in call.buffers), *sizes))
         self.tensors.update({name: self.tensors[operand] for name, operand in call.over.items()})
 
     def _extern(self, call: Extern) -> None:
@@ -112,10 +114,26 @@ class _Splicer:
         if not call.multiple:
             if call.outs and call.outs[0] is not None:
                 self.tensors[call.outs[0]] = node
-            return
-        for position, name in enumerate(call.outs):
-            if name is not None:
-                self.tensors[name] = self.graph.call_function(operator.getitem, (node, position))
+        else:
+            for position, name in enumerate(call.outs):
+                if name is not None:
+                    self.tensors[name] = self.graph.call_function(operator.getitem, (node, position))
+        self.given.update((name, call.name) for name in call.outs if name is not None)
+
+    def _laid(self, name: str) -> fx.Node:
+        """A buffer as a kernel is to find it."""
+        if name in self.given:
+            buffer = self.program.buffers[name]
+            strides = tuple(map(self._told, buffer.strides))
+            said = tuple(map(self._told, buffer.shape)), None if None in strides else strides
+            self.tensors[name] = self.graph.call_function(as_said, (self.tensors[name], self.given.pop(name), *said))
+        return self.tensors[name]
+
+    def _told(self, expr: sympy.Expr) -> fx.Node | int | None:
+        """A size that the inputs tell, by sums and products."""
+        if expr.is_Integer or (expr.free_symbols <= self.sizes.keys() and expr.is_polynomial(*expr.free_symbols)):
+            return self.size(expr)
+        return None
 
     def _argument(self, arg: ExternArg) -> fx.node.Argument:
         if isinstance(arg, BufferRef):
