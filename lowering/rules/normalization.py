@@ -12,7 +12,7 @@ import sympy
 import torch
 
 from lowering.builder import Builder
-from lowering.indexing import ONE, axis_symbol
+from lowering.indexing import ONE, FloorDiv, axis_symbol
 from lowering.registry import lowers
 from lowering.rules.formula import Term, eq, exp, log, rsqrt, where
 from lowering.rules.promotion import combine, convert, widen, widened
@@ -207,13 +207,13 @@ def _per_channel(weight: Value | None, groups: int | sympy.Expr) -> Value | None
     """A value per channel as [1, groups, channels of a group, 1], to meet [n, groups, channels, pixels]."""
     if weight is None:
         return None
-    shape = (ONE, sympy.sympify(groups), weight.shape[0] / groups, ONE)
+    shape = (ONE, sympy.sympify(groups), FloorDiv(weight.shape[0], sympy.sympify(groups)), ONE)
     return reshape(weight, shape)
 
 
 def _grouped(x: Value, n: int | sympy.Expr, c: int | sympy.Expr, pixels: int | sympy.Expr, groups: int) -> Value:
     """x as [n, groups, channels of a group, pixels]."""
-    shape = (n, groups, sympy.sympify(c) / groups, pixels)
+    shape = (n, groups, FloorDiv(sympy.sympify(c), sympy.sympify(groups)), pixels)
     return reshape(x, tuple(map(sympy.sympify, shape)))
 
 

@@ -37,7 +37,7 @@ def view(ctx: Builder, x: Value, shape: Sequence[int | sympy.Expr], strides: obj
         known = sympy.Mul(*(size for size in sizes if size != -1))
         if known == 0:
             raise Unsupported("a size of an empty view that is left open")
-        sizes = [sympy.Mul(*x.shape) / known if size == -1 else size for size in sizes]
+        sizes = [FloorDiv(sympy.Mul(*x.shape), known) if size == -1 else size for size in sizes]
     return reshape(x, tuple(sizes))
 
 
