@@ -1,0 +1,174 @@
+"""Reductions of segments: runs of elements along one dimension, told by their lengths or by where they begin.
+
+An element finds its segment by search and is folded into it; a gradient goes the other way.  Before the dimension of
+the segments, lengths have the dimensions of the data.  What is in no segment counts for nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from lowering.builder import Builder
+from lowering.errors import Unsupported
+from lowering.expr import Index, IndexValue, guarded
+from lowering.indexing import ONE, axis_symbol
+from lowering.registry import lowers
+from lowering.rules.formula import Term, eq, isnan, literal, maximum, ne, where
+from lowering.rules.meeting import folded
+from lowering.rules.promotion import combine, convert, widen
+from lowering.rules.scans import cumsum
+from lowering.rules.search import searchsorted
+from lowering.scalar_ops import identity
+from lowering.value import Shape, Value, axes_of
+
+aten = torch.ops.aten
+
+FOLDS = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"}
+
+
+@dataclass(frozen=True, slots=True)
+class Segments:
+    """The segments along the dimension `dim` of a tensor.
+
+    Attributes:
+        shape: of what holds one element for each segment.
+        sizes: how many elements each has, int64, over the dimensions up to `dim`.
+        own: the segment of each element of the tensor, int64, over the dimensions up to `dim`.
+        inside: is the element in one?
+    """
+
+    dim: int
+    shape: Shape
+    sizes: Value
+    own: Value
+    inside: Term
+
+    def place(self, like: Value) -> list[Index]:
+        """Where the segment of each element of `like` is."""
+        index: list[Index] = list(axes_of(like.shape))
+        index[self.dim] = self.own.expr
+        return index
+
+    def read(self, value: Value, like: Value) -> Term:
+        """What is known of the segment of each element of `like`; 0 where there is none."""
+        return Term(guarded(value.view(like.shape, self.place(like)).expr, self.inside.expr))
+
+    def spread(self, value: Value) -> Value:
+        """Something known of each segment along `dim`, for all that is behind that."""
+        return value.view(self.shape, [axis_symbol(k) for k in range(self.dim + 1)])
+
+    def fold(self, ctx: Builder, op: str, source: Value, start: float) -> Value:
+        """`op` of the sources of each segment and `start`."""
+        begin = Value(self.shape, source.dtype, source.device, literal(start, source.dtype))
+        return folded(ctx, op, begin, self.place(source), source, self.inside)
+
+
+def _segments(ctx: Builder, data: Value, dim: int, lengths: Value | None, offsets: Value | None) -> Segments:
+    told = lengths if lengths is not None else offsets
+    if told is None or told.rank != dim + 1:
+        raise Unsupported("segments told by indices")
+    told = convert(told, torch.int64)
+    if lengths is not None:
+        count, sizes = told.shape[-1], told
+        if count == 0:
+            raise Unsupported("no segments")
+        ends, first = ctx.map(cumsum(ctx, told, -1)), None
+    else:
+        count, rows = told.shape[-1] - 1, axes_of(told.shape)[:-1]
+        shape, last = (*told.shape[:-1], count), axis_symbol(dim)
+        ends, begins = told.view(shape, [*rows, last + 1]), told.view(shape, [*rows, last])
+        sizes = combine(lambda end, begin: end - begin, ends, begins)
+        first = told.view((*told.shape[:-1], ONE), [*rows, sympy.Integer(0)])
+    at = Value(data.shape[: dim + 1], torch.int64, data.device, IndexValue(axis_symbol(dim)))
+    own = ctx.map(searchsorted(ctx, ends, at, right=True))
+    inside = Term(own.expr) < count
+    if first is not None:
+        begun = first.view(own.shape, [*axes_of(own.shape)[:-1], sympy.Integer(0)])
+        inside = inside & (Term(at.expr) >= Term(begun.expr))
+    return Segments(dim, (*data.shape[:dim], count, *data.shape[dim + 1 :]), sizes, own, inside)
+
+
+def _start(reduce: str, initial: float | None, dtype: torch.dtype) -> float:
+    return float(identity(FOLDS[reduce], dtype)) if initial is None else float(initial)
+
+
+@lowers(aten.segment_reduce.default)
+def segment_reduce(
+    ctx: Builder,
+    data: Value,
+    reduce: str,
+    *,
+    lengths: Value | None = None,
+    indices: Value | None = None,
+    offsets: Value | None = None,
+    axis: int = 0,
+    unsafe: bool = False,
+    initial: float | None = None,
+) -> Value:
+    """The sum, mean, product or an extreme of each segment and `initial`; the mean of nothing is NaN."""
+    dim, wide = axis % data.rank, widen(data)
+    segments = _segments(ctx, data, dim, lengths, offsets)
+    total = segments.fold(ctx, FOLDS[reduce], wide, _start(reduce, initial, wide.dtype))
+    if reduce == "mean":
+        nothing = float("nan") if initial is None else float(initial)
+
+        def mean(t: Term, n: Term) -> Term:
+            return where(n > 0, t / maximum(n, 1).to(t.dtype), nothing)
+
+        total = combine(mean, total, segments.spread(segments.sizes))
+    return convert(total, data.dtype, implicit=True)
+
+
+@lowers(aten._segment_reduce_backward.default)
+def segment_reduce_backward(
+    ctx: Builder,
+    grad: Value,
+    output: Value,
+    data: Value,
+    reduce: str,
+    *,
+    lengths: Value | None = None,
+    offsets: Value | None = None,
+    axis: int = 0,
+    initial: float | None = None,
+) -> Value:
+    """What the gradients of the segments give each element; 0 where there is none."""
+    wide = widen(data)
+    segments = _segments(ctx, data, axis % data.rank, lengths, offsets)
+    x, g, out = Term(wide.expr), segments.read(widen(grad), wide), segments.read(widen(output), wide)
+    if reduce == "mean":
+        size = segments.read(segments.spread(segments.sizes), wide)
+        found = g / maximum(size, 1).to(g.dtype)
+    elif reduce == "prod":
+        found = _of_products(ctx, segments, wide, g, out, _start(reduce, initial, wide.dtype))
+    elif reduce in ("max", "min"):
+        hit = segments.inside & (isnan(x) | eq(x, out))
+        hits = segments.fold(ctx, "sum", _over(wide, hit.to(torch.int64)), 0)
+        shared = segments.read(hits, wide)
+        # eager shares only what is positive among equal elements
+        found = where(hit, where((shared > 1) & (g > 0), g / maximum(shared, 1).to(g.dtype), g), 0)
+    else:
+        found = g
+    return convert(_over(wide, where(segments.inside, found, 0)), data.dtype, implicit=True)
+
+
+def _over(like: Value, term: Term) -> Value:
+    return Value(like.shape, term.dtype, like.device, term.expr)
+
+
+def _of_products(ctx: Builder, segments: Segments, x: Value, g: Term, out: Term, start: float) -> Term:
+    """The gradient of products: that times the product of the other elements, by division where that is possible."""
+    own = Term(x.expr)
+    zero, nan = eq(own, 0), isnan(own)
+    odd = zero | nan
+    rest = segments.read(segments.fold(ctx, "prod", _over(x, where(odd, 1, own)), start), x)
+    zeros, nans = (
+        segments.read(segments.fold(ctx, "sum", _over(x, test.to(torch.int64)), 0), x) - test.to(torch.int64)
+        for test in (zero, nan)
+    )
+    others = where(ne(zeros, 0), rest * 0, rest)
+    others = where(ne(nans, 0), float("nan"), others)
+    return where(odd, g * others, g * out / where(odd, 1, own))
