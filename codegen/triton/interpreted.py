@@ -62,7 +62,7 @@ def launcher(kernel: Kernel, generated: Generated) -> Launcher:
 
 @functools.cache
 def _complete_interpreter() -> None:
-    """Teach the interpreter assembly, and bfloat16, which it holds as bits: constants, rounding and products.
+    """Teach the interpreter assembly, and bfloat16, which it holds as bits: constants, conversion and products.
 
     What it compares it still takes for numbers of the operands' dtype; a single one would be spread as such.
     Its values are arrays of one element even where they are scalars; numpy 2.4 no longer takes these for loop bounds.
@@ -81,12 +81,14 @@ def _complete_interpreter() -> None:
         return values.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
 
     def widen(handle: Any) -> Any:
-        return cast(handle, tl.float32) if handle.dtype.scalar == tl.bfloat16 else handle
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
 
     def cast_impl(handle: Any, target: Any) -> Any:
         if target.scalar == tl.bfloat16 and handle.dtype.scalar != tl.bfloat16:
             return TensorHandle(to_bits(torch.from_numpy(np.array(handle.data))), tl.bfloat16)
-        return cast(handle, target)
+        return cast(handle if target.scalar == tl.bfloat16 else widen(handle), target)
 
     def create_dot(a: Any, b: Any, *rest: Any) -> Any:
         return dot(widen(a), widen(b), *rest)
