@@ -105,16 +105,21 @@ class Calls(Builder):
             or not _same_layout(self.buffers[name], value.shape, strides)
             or (fresh and self._is_copy(node, name))
         ):
-            name = self._between_ones(value, strides) if self.only_calls else None
+            name = self._between_ones(node, value, strides, fresh) if fresh or self.only_calls else None
             name = name or self._by_call(node, value, strides, fresh) or self.map(value, strides).buffer()
         self.current = previous
         assert name is not None
         self.realised[node] = name
         return name
 
-    def _between_ones(self, value: Value, strides: Shape) -> str | None:
-        """A view of the buffer that `value` loads, if they differ in dimensions of one element alone, as folds do."""
+    def _between_ones(self, node: fx.Node, value: Value, strides: Shape, fresh: bool) -> str | None:
+        """A view of the buffer that `value` loads, if they differ in dimensions of one element alone, as folds do.
+
+        Whatever else eager makes views of that result shares its memory.
+        """
         if not isinstance(value.expr, Load) or value.expr.mask is not None:
+            return None
+        if fresh and self._is_copy(node, value.expr.buffer):
             return None
         whole, axes = self.buffers[value.expr.buffer], axes_of(value.shape)
         here = [part for part in zip(axes, value.shape, strides, strict=True) if part[1] != ONE]

@@ -207,6 +207,24 @@ FOUND = {
         calls=({"B": 2},),
         backward=True,
     ),
+    "views of what an extreme keeps as dimensions of one element": Program(
+        inputs=(Input("x0", (3, 3), torch.float32),),
+        source="""
+            t0 = (x0 + 1).max(-2, keepdim=True)[0]
+            t1 = x0.amin(0, keepdim=True)
+            return (t0.diagonal(0, -1, -2), t0.reshape(-1), t1.squeeze(), t1,)
+        """,
+        calls=({},),
+    ),
+    "halves too small to be normal numbers, compared with 0": Program(
+        inputs=(Input("x0", ("B", "B"), torch.bfloat16), Input("x1", (1, "B"), torch.bfloat16, values="grid")),
+        source="""
+            t0 = torch.softmax(x0 * 32, -1)
+            return (t0 <= x1,)
+        """,
+        calls=({"B": 32},),
+        seed=5,
+    ),
 }
 
 
