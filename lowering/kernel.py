@@ -175,6 +175,7 @@ class Kernel:
         axes: GRID axes outermost first, then the reduced ones.
         beside: run in the same launch, independent of this kernel and of each other; then nothing follows.
         then: runs in the same launch after the whole grid; it has no GRID axes and reads what this kernel wrote.
+        traced: what size symbols stood for when the graph was traced.  Only how fast a kernel is may depend on it.
         origins: one line per operation this kernel computes, for comments.
     """
 
@@ -185,6 +186,7 @@ class Kernel:
     body: tuple[Stmt, ...]
     beside: tuple[Kernel, ...] = ()
     then: Kernel | None = None
+    traced: tuple[tuple[sympy.Symbol, int], ...] = ()
     origins: tuple[str, ...] = field(default=(), compare=False)
 
     def param(self, name: str) -> Param:

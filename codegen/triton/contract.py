@@ -17,9 +17,11 @@ per program; and, where `descriptors` finds that every operand allows it, tensor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 
+import sympy
 import torch
 
 from codegen.triton.blocks import Blocked, Dim
@@ -33,6 +35,7 @@ from lowering.errors import Unsupported
 from lowering.expr import Cast, Expr, Load
 from lowering.kernel import Fold, Role
 from lowering.scalar_ops import accumulator
+from lowering.sizes import with_values
 
 SHARED_MEMORY = {"sm_80": 163_840, "sm_86": 101_376, "sm_89": 101_376, "gfx942": 65_536}
 """Bytes of shared memory that one program may use; newer NVIDIA architectures have `_SHARED_MEMORY_NEW`."""
@@ -116,11 +119,11 @@ def full_rounds(blocks: int, slots: int) -> float:
     return blocks / (slots * -(-blocks // slots)) if blocks else 1.0
 
 
-def programs(blocked: Blocked, config: Config) -> int:
-    """How many blocks the result has."""
+def programs(blocked: Blocked, config: Config, known: Mapping[sympy.Symbol, int] = MappingProxyType({})) -> int:
+    """How many blocks the result has, with symbolic sizes that are not `known` taken to be large."""
     count = 1
     for dim in blocked.grid():
-        count *= -(-extent(dim.size) // config.block(dim.name))
+        count *= -(-extent(with_values(dim.size, known)) // config.block(dim.name))
     return count
 
 

@@ -112,7 +112,10 @@ def _shares(parts: Sequence[Blocked]) -> dict[Config, float]:
 
 def _rounds(parts: Sequence[Blocked], form: Config) -> float:
     """The share of the device that the last round of blocks leaves busy."""
-    blocks = sum(programs(part, divided(form, len(part.dots))) for part in parts)
+    divisions = [(part, divided(form, len(part.dots))) for part in parts]
+    blocks = sum(programs(part, config, dict(part.kernel.traced)) for part, config in divisions)
+    if blocks < PROGRAMS:  # few rows when traced: that says nothing of calls with more, which take longer
+        blocks = sum(programs(part, config) for part, config in divisions)
     return full_rounds(blocks, PROGRAMS * form.per_processor)
 
 

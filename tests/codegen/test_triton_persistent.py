@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 pytest.importorskip("triton")
@@ -33,7 +35,7 @@ def relu(value: Expr) -> Expr:
     return op("maximum", value, const(0.0, F32))
 
 
-def activated(m: int, n: int, k: int, *, smooth: bool) -> Kernel:
+def activated(m: int | sympy.Expr, n: int, k: int, *, smooth: bool) -> Kernel:
     dot = Fold("acc", "dot", (load("a", k * i + r, BF16), load("b", k * j + r, BF16)), (r,), F32, (i,), (j,))
     value = op("add", dot.ref, Cast(load("bias", j, BF16), F32))
     params = (param("a", BF16, m, k), param("b", BF16, n, k), param("bias", BF16, n))
@@ -92,6 +94,14 @@ def test_sizes_that_are_not_known_come_through_descriptors(side: str) -> None:
     compiled = compile_for(imported(made, TARGET.emit(made)), target_of("sm_90"), (False, False))
     assert "cp.async.bulk.tensor" in compiled.asm["ptx"] and "wgmma.mma_async" in compiled.asm["ptx"]
     assert compiled.metadata.num_stages == TARGET.configs(made)[0].num_stages
+
+
+def test_rows_that_are_not_known_are_counted_as_traced() -> None:
+    """Few rows say nothing of other calls, which take longer: then there are taken to be many."""
+    rows = sympy.Symbol("s0", integer=True, positive=True)
+    made, known = activated(rows, 768, 1024, smooth=False), activated(8192, 768, 1024, smooth=False)
+    assert chosen(replace(made, traced=((rows, 8192),))) == chosen(known) != chosen(made)
+    assert chosen(replace(made, traced=((rows, 40),))) == chosen(made)
 
 
 def test_short_rows_that_are_not_known_do_not() -> None:

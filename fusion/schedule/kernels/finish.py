@@ -25,6 +25,7 @@ from lowering.kernel import (
     values_of,
 )
 from lowering.program import Contract, Scatter
+from lowering.sizes import given_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,9 @@ def finished(
     used |= {symbol for stmt in statements(body) if isinstance(stmt, Store) for symbol in offset_symbols(stmt.offset)}
     used |= {symbol for axis in axes for symbol in axis.size.free_symbols}
     sizes = tuple(sorted(used - own, key=str))
-    kernel = Kernel(_name(dependences, cluster), tuple(params), sizes, axes, body, origins=tuple(map(str, origins)))
+    traced = tuple((size, dependences.estimate(size)) for size in sizes if given_by(size) <= dependences.hints.keys())
+    name, lines = _name(dependences, cluster), tuple(map(str, origins))
+    kernel = Kernel(name, tuple(params), sizes, axes, body, traced=traced, origins=lines)
     reads_bytes, written_bytes = prices.traffic(cluster)
     return KernelCall(
         kernel,
