@@ -108,7 +108,9 @@ def _schedule(
     split = split_reductions(program, capabilities, walked)
     program, walked = split, positions_in(split, program, walked)
     verify_program(trace.program("split", program))
-    program = trace.program("aligned", align_rows(program, capabilities, hints))
+    aligned = align_rows(program, capabilities, hints)
+    program, walked = aligned, positions_in(aligned, program, walked)
+    verify_program(trace.program("aligned", program))
     clustering = grow(program, capabilities, hints, walked)
     left, choices = prefer_library(program, clustering, target, measure)
     if left is not program:

@@ -97,6 +97,18 @@ def test_a_copy_is_taken_apart_from_what_else_reads_the_rows() -> None:
     assert strides["sort_aligned"] == (5008, 1)
 
 
+def test_a_copy_stands_beside_what_is_walked() -> None:
+    """Clusters that were there before the copy keep their members."""
+
+    def given(q: torch.Tensor, k: torch.Tensor, g: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return torch.softmax(q @ k.mT, -1) @ k, g @ w
+
+    shapes = ((2, 1024, 64), (2, 1024, 64), (4096, 5001), (5001, 1024))
+    schedule = scheduled(given, *(torch.empty(shape, dtype=torch.bfloat16) for shape in shapes))
+    calls = [step.buffers for step in schedule.steps if isinstance(step, KernelCall)]
+    assert ("g_1", "g_1_aligned") in calls and any(buffers[:2] == ("q_1", "k_1") for buffers in calls)
+
+
 def test_numbers() -> None:
     given = inputs()
     fused = fusion.fuse(gradients, options={"target": "reference", "strict": True})
