@@ -175,14 +175,15 @@ class Calls(Builder):
         # What is made here exists only if the library is chosen.
         self.nodes, self.realised, self.only_calls = [], dict(realised), True
         args = tuple(BufferRef(self.tensor(sources[id(operand)])) for operand in (lhs, rhs))
-        made = tuple(self.nodes)
+        product = Extern((out.name,), target, args, reason="the library is faster here")
+        made = (*self.nodes, product)
         self.nodes, self.realised, self.only_calls = nodes, realised, False
         given = {name for source, name in realised.items() if source.op != "call_function"}
         wanted = {load.buffer for load in loads(lhs.expr, rhs.expr)}
         read = {name for node in made for name in reads(node)} - {name for node in made for name in writes(node)}
         if not all(isinstance(node, Extern) for node in made) or (read ^ wanted) - given:
             return ()  # what one of the two forms reads alone would not be there, or be there for nothing
-        return (*made, Extern((out.name,), target, args, reason="the library is faster here"))
+        return made
 
     def known(self, size: sympy.Expr, origin: Origin) -> sympy.Expr:
         """`size`, if the inputs determine it."""

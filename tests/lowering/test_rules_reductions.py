@@ -308,6 +308,8 @@ def test_the_library_form_of_a_product_is_made_of_calls():
         lambda a, b: a @ b.t(),
         lambda a, b: a.view(3, 2, 4).transpose(1, 2) @ b.view(3, 4, 2).transpose(1, 2),
         lambda a, b: a.flip(0) @ b.t().contiguous(),
+        lambda a, b: torch.softmax(a, 1) @ b.t(),
+        lambda a, b: torch.softmax(a, 1).t() @ (b * b.sum()),
     ):
         program = lowered(function, torch.randn(6, 4), torch.randn(6, 4))
         (product,) = (node for node in program.nodes if isinstance(node, Contract))
