@@ -65,7 +65,7 @@ def fuse(
         signature.  Compilation happens at the first call.
 
     Raises:
-        TypeError: `target` is neither a module nor a function.
+        TypeError: `target` is neither a module nor a function, or is TorchScript.
         ValueError: an unknown mode or option.
 
     >>> import torch
@@ -82,6 +82,8 @@ def fuse(
         raise TypeError(f"fuse takes an instance or a function, not the class {target.__name__}; fuse its instance")
     if isinstance(target, torch.export.ExportedProgram):
         target = target.module()
+    if isinstance(target, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+        raise TypeError("fuse takes no TorchScript, which is compiled already; fuse what it was made from")
     if isinstance(target, torch.nn.Module):
         return _fuse_module(target, read, dynamic)
     if not callable(target):

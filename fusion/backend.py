@@ -37,6 +37,7 @@ from fusion.inspect.report import Report
 from fusion.joint.seeds import has_seeds
 from fusion.joint.widths import fix_widths
 from fusion.options import Options
+from fusion.runtime.memoryless import refuse_fake_inputs, with_memory
 from fusion.runtime.overlaps import watch_overlaps
 from lowering.builder import origin_of
 from lowering.errors import FusionError, Origin, Unsupported
@@ -80,6 +81,11 @@ class Backend:
         return Backend, (self.options,)
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
+        try:
+            refuse_fake_inputs(graph)
+        except Unsupported as refusal:  # also under strict: there is nothing to compute
+            self._gave_up(graph, "captured", refusal)
+            return graph.forward
         choices = () if self.options.exact else self._attention(graph)
         self._noted.first = tuple(map(str, choices)), break_after(graph)
         try:
@@ -111,10 +117,15 @@ class Backend:
                 if located is failure:
                     raise
                 raise located from failure
-            self._gave_up(graph, label, failure)
-            return _evaluated(graph) if has_seeds(graph) else _boxed(graph)
+            return self._eagerly(graph, label, failure)
         self._report(report)
-        return compiled
+        fakes = Unsupported("inside of a mode of fake tensors, what is allocated has no memory")  # nothing is computed
+        return with_memory(compiled, lambda: self._eagerly(graph, f"{label}, called", fakes))
+
+    def _eagerly(self, graph: fx.GraphModule, label: str, failure: Exception) -> Boxed:
+        """The operations of a graph as they are, once that is said."""
+        self._gave_up(graph, label, failure)
+        return _evaluated(graph) if has_seeds(graph) else _boxed(graph)
 
     def _of_other_inputs(self, graph: fx.GraphModule) -> Callable[..., object]:
         """What runs at calls whose inputs lie over one another otherwise than at compilation."""

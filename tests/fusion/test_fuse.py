@@ -272,3 +272,8 @@ def test_several_threads_at_once() -> None:
     with ThreadPoolExecutor(4) as pool:
         for got in pool.map(f, [x] * 16):
             torch.testing.assert_close(got, expected)
+
+
+def test_torchscript_is_refused() -> None:
+    with pytest.raises(TypeError, match="TorchScript"):
+        fusion.fuse(torch.jit.script(torch.nn.Linear(3, 2)))
