@@ -130,7 +130,7 @@ def _plain(module: Module) -> Module:
 
 
 def _fuse_module(module: Module, options: Options, dynamic: bool | None) -> Module:
-    fused = copy.copy(module)  # parameters, buffers, submodules and hooks are shared; only the call differs
+    fused = _plain(module)  # parameters, buffers, submodules and hooks are shared; only the call differs
     fused.__dict__["__deepcopy__"] = _Duplicate(fused, options, dynamic)
     fused.__dict__["__reduce_ex__"] = _Saved(fused, options, dynamic)
     if trace_rules.check(module.forward):
@@ -151,7 +151,7 @@ def _frame_of(module: torch.nn.Module) -> Callable[..., object]:
     def call(*args: object, **kwargs: object) -> object:
         return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # PyTorch's own
 
-    call.__code__ = call.__code__.replace()
+    call.__code__ = call.__code__.replace(co_name=type(module).__qualname__)
     return call
 
 
@@ -176,8 +176,7 @@ def report(fused: Callable[..., object]) -> Explanation:
     backend = getattr(fused, "_fusion_backend", None)
     if not isinstance(backend, Backend):
         raise TypeError(f"report takes what fuse returned, got {type(fused).__name__}")
-    target = fused if isinstance(fused, torch.nn.Module) else inspect.unwrap(fused)
-    return _explanation(backend, target, backend.since)
+    return _explanation(backend, inspect.unwrap(fused), backend.since)
 
 
 def explain(target: Callable[..., object], **settings: object) -> Callable[..., Explanation]:

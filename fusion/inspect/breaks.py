@@ -6,6 +6,7 @@ leaves are places in the user's program, with Dynamo's reason.
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -17,6 +18,9 @@ from torch._dynamo import exc
 from torch._dynamo.utils import get_compilation_metrics
 
 from lowering.errors import Origin
+
+RESUMED = "torch_dynamo_resume_in_"
+"""The names of functions that go on after a break begin with this."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,7 @@ def other_breaks(codes: Iterable[CodeType], since: float, known: Iterable[Break]
         known: those that ended a graph.
     """
     reasons = {found.reason for found in known}
-    spans = [(code.co_filename, *_span(code)) for code in codes]
+    spans = [(code.co_filename, code.co_name, *_span(code)) for code in codes]
     frames: dict[str, Mapping[str, object]] = {}
     found: dict[Break, None] = {}
     for metrics in get_compilation_metrics():
@@ -69,9 +73,10 @@ def other_breaks(codes: Iterable[CodeType], since: float, known: Iterable[Break]
         frame = frames.get(number, seen)  # of a limit that was reached, Dynamo keeps only the number of the frame
         file, line = str(frame["co_filename"]), _number(frame["co_firstlineno"])
         begun = seen["start_time"]
-        if not any(file == f and first <= line <= last for f, first, last in spans):
-            continue
         name = str(frame["co_name"])
+        named = (of for f, of, first, last in spans if file == f and first <= line <= last)
+        if not any(name == of or name.startswith(RESUMED) for of in named):
+            continue
         if _is_left(seen):
             at = _line(file, _number(seen["fail_user_frame_lineno"]) or line)
             found[Break(_first_sentence(str(seen["fail_reason"])), Origin(name, line=at), whole=True)] = None
@@ -84,7 +89,11 @@ def other_breaks(codes: Iterable[CodeType], since: float, known: Iterable[Break]
 
 def codes_of(target: Callable[..., object]) -> Iterator[CodeType]:
     """The Python code of a function, or of all that a module consists of."""
-    parts = [part.forward for part in target.modules()] if isinstance(target, torch.nn.Module) else [target]
+    parts: list[object] = [target]
+    if isinstance(target, torch.nn.Module):
+        parts = [part.forward for part in target.modules()]
+        if callable(target._compiled_call_impl):
+            parts.append(inspect.unwrap(target._compiled_call_impl))  # where Dynamo begins at modules of PyTorch's own
     for part in parts:
         code = getattr(part, "__code__", None)
         if isinstance(code, CodeType):

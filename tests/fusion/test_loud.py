@@ -158,6 +158,16 @@ def test_breaks_are_reported(f: Callable[[Tensor], Tensor], kernels: int, text: 
         assert re.search(text, str(found), re.MULTILINE), found
 
 
+def test_what_dynamo_refuses_of_pytorchs_own_modules_is_reported():
+    fused = fusion.fuse(torch.nn.GRU(5, 3))
+    other = fusion.fuse(torch.nn.Linear(5, 3))
+    for net in (fused, other):
+        net(torch.ones(2, 5))
+    (found,) = fusion.report(fused).graph_breaks
+    assert found.whole and found.origin.name == "GRU" and "RNN" in found.reason
+    assert fusion.report(other).graph_breaks == ()
+
+
 def test_a_program_without_breaks_names_none():
     fused = fusion.fuse(lambda x: torch.softmax(x, -1))
     fused(X)

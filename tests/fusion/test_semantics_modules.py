@@ -276,6 +276,16 @@ def test_a_fused_part_of_a_model() -> None:
     assert len(net.state_dict()) == 9
 
 
+def test_modules_that_compute_their_weights() -> None:
+    """PyTorch refuses to copy what is parametrised by way of pickling."""
+    net = nn.utils.parametrizations.weight_norm(nn.Linear(6, 3))
+    fused = fusion.fuse(net, options=STRICT)
+    x = torch.randn(5, 6)
+    expected = steps(net, x)
+    compare(expected, steps(fused, x), rtol=1e-5, atol=1e-5)
+    assert fusion.report(fused).kernels
+
+
 def test_several_fused_models_at_once() -> None:
     nets = [Net().eval(), nn.Sequential(nn.Linear(6, 6), nn.GELU()).eval(), Net().eval(), nn.LayerNorm(6)]
     fused = [fused_twin(net) for net in nets]
