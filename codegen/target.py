@@ -10,8 +10,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
-import torch
-
 from codegen.numerics import Numerics
 from lowering.kernel import Kernel
 
@@ -61,11 +59,9 @@ class AttentionSpeed:
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What the scheduler may know about a target.
+    """What the scheduler may know about a target, which spells every scalar operation in every dtype.
 
     Attributes:
-        dtypes: element types that can be loaded and stored.
-        scalar_ops: operations of `lowering.scalar_ops` that can be spelled.
         fold_ops: folds that can be spelled; without "dot", contractions are left to the library.
         whole_limit: the longest reduced row, in elements, that one program holds whole.
         parallelism: how many programs keep the device busy (few rows below it call for a split reduction).
@@ -88,8 +84,6 @@ class Capabilities:
             update is atomic.
     """
 
-    dtypes: frozenset[torch.dtype]
-    scalar_ops: frozenset[str]
     fold_ops: frozenset[str]
     whole_limit: int
     parallelism: int

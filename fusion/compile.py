@@ -10,7 +10,7 @@ inside the result; a failure of the compiler itself is raised, and whoever calle
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +22,7 @@ from codegen.numerics import current
 from codegen.target import Capabilities, Target
 from codegen.targets import builder_for, tuner_for
 from codegen.tuning import Tuning
-from fusion.capture import main_device, size_hints
+from fusion.capture import Boxed, main_device, size_hints
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
 from fusion.options import WORKSPACE, Options
@@ -46,8 +46,6 @@ from fusion.trials import Trials
 from lowering.lower import lower
 from lowering.program import Contract, Extern, Program
 from lowering.verify import verify_kernel, verify_program
-
-Compiled = Callable[[list[object]], tuple[object, ...]]
 
 
 def schedule_graph(
@@ -174,7 +172,7 @@ def _scatters(capabilities: Capabilities) -> frozenset[str]:
     return capabilities.scatters & {"max", "min"}
 
 
-def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph") -> tuple[Compiled, Report]:
+def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph") -> tuple[Boxed, Report]:
     """Compile one ATen graph.
 
     Args:
@@ -214,4 +212,4 @@ def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph")
     return partial(module.forward), report
 
 
-__all__ = ["Compiled", "compile_graph", "schedule_graph"]
+__all__ = ["compile_graph", "schedule_graph"]

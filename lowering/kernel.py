@@ -44,6 +44,7 @@ import sympy
 import torch
 
 from lowering.expr import Expr, Index, Load, TileRef, index_of, loads, postorder, rewrite
+from lowering.indexing import extent_of
 
 
 class Role(Enum):
@@ -81,9 +82,7 @@ class Param:
     @property
     def extent(self) -> sympy.Expr:
         """Elements from the first to the last one touched, inclusive."""
-        if any(size == 0 for size in self.shape):
-            return sympy.Integer(0)
-        return sympy.Add(1, *((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)))
+        return extent_of(self.shape, self.strides)
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,7 +26,7 @@ from torch._ops import OpOverload
 
 from lowering.errors import Origin
 from lowering.expr import Expr, IndexValue, loads
-from lowering.indexing import coefficient
+from lowering.indexing import coefficient, extent_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,9 +62,7 @@ class Buffer:
     @property
     def extent(self) -> sympy.Expr:
         """Elements from the first to the last one touched, inclusive (0 for an empty tensor)."""
-        if any(size == 0 for size in self.shape):
-            return sympy.Integer(0)
-        return sympy.Add(1, *((size - 1) * stride for size, stride in zip(self.shape, self.strides, strict=True)))
+        return extent_of(self.shape, self.strides)
 
     @property
     def bytes(self) -> sympy.Expr:
@@ -334,6 +332,11 @@ def with_exprs(node: Compute, exprs: Sequence[Expr]) -> Compute:
         index, where = exprs[1 : 1 + len(node.index)], exprs[1 + len(node.index) :]
         return replace(node, value=exprs[0], index=tuple(index), where=where[0] if where else None)
     return replace(node, lhs=exprs[0], rhs=exprs[1])
+
+
+def without_library(node: Compute) -> Compute:
+    """`node` without the library's form, which reads tensors as they were."""
+    return replace(node, library=()) if isinstance(node, Contract) else node
 
 
 def axis_sizes(node: Compute) -> dict[sympy.Symbol, sympy.Expr]:

@@ -14,6 +14,9 @@ from typing import Literal
 
 import torch
 
+HALVES = (torch.float16, torch.bfloat16)
+INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
+
 Result = Literal["same", "bool"]
 """`same`: the operands' dtype (of the last operand for `where`); `bool`: torch.bool."""
 

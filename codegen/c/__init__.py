@@ -13,8 +13,6 @@ import torch
 
 from codegen.c.build import assembly, build_kernel
 from codegen.c.emit import emit_kernel
-from codegen.c.spell import SPELLED
-from codegen.c.storage import MEMORY
 from codegen.numerics import DEFAULT, Numerics
 from codegen.target import Alternative, AttentionSpeed, Capabilities, Launcher, Stage
 from lowering.kernel import Fold, Kernel, statements
@@ -48,8 +46,6 @@ class CTarget:
         """What can be written in C; the rates are per core times the threads PyTorch uses."""
         threads = torch.get_num_threads()
         return Capabilities(
-            dtypes=frozenset(MEMORY),
-            scalar_ops=SPELLED,
             fold_ops=frozenset(FOLD_OPS),
             whole_limit=1 << 18,
             parallelism=threads,

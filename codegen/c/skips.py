@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import sympy
-import torch
 
 from codegen.c.blocks import Blocks
 from codegen.c.indices import Names, index_text
@@ -20,12 +19,12 @@ from codegen.c.nest import Level
 from codegen.c.scope import Scope
 from lowering.expr import Cast, Const, Expr, IndexValue, Op, Random, TileRef, loads, postorder
 from lowering.indexing import ZERO, coefficient, symbols_of
+from lowering.scalar_ops import INTEGERS
 
 ALWAYS = "1"
 
 _SWAPPED = {"ge": "le", "gt": "lt"}
 _SIGNS = {"le": "<=", "lt": "<"}
-_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 _APART = {  # of the intervals {0} … {1} and {2} … {3}
     "eq": "({0} <= {3}) & ({2} <= {1})",
     "ne": "({0} != {3}) | ({2} != {1})",
@@ -63,7 +62,7 @@ class _Possible:
                 return ALWAYS if ALWAYS in parts else f"({parts[0]} | {parts[1]})"
             kept = [part for part in parts if part != ALWAYS]
             return f"({' & '.join(kept)})" if len(kept) > 1 else kept[0] if kept else ALWAYS
-        if isinstance(where, Op) and where.name in _APART and where.args[0].dtype in _INTEGERS:
+        if isinstance(where, Op) and where.name in _APART and where.args[0].dtype in INTEGERS:
             left, right = (_affine(arg) for arg in where.args)
             if left is not None and right is not None:
                 return self._of_indices(where.name, left, right)
@@ -86,7 +85,7 @@ class _Possible:
 
     def _is_vector(self, expr: Expr) -> bool:
         """Does `expr` vary along at most one axis of a block, and is it known before anything in it is computed?"""
-        if expr.dtype not in _INTEGERS or any(isinstance(node, (TileRef, Random)) for node in postorder(expr)):
+        if expr.dtype not in INTEGERS or any(isinstance(node, (TileRef, Random)) for node in postorder(expr)):
             return False
         return len(self.scope.tiled(expr)) <= 1 and all(load.buffer not in self.scope.written for load in loads(expr))
 

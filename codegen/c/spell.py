@@ -13,7 +13,7 @@ import torch
 from codegen.c.storage import COMPUTED, HELD, narrowed, operand, widened
 from lowering.errors import BuildError
 
-_ROWS: dict[str, str | tuple[str, str, str]] = {
+SPELLING: dict[str, str | tuple[str, str, str]] = {
     "add": ("{0} + {1}", "{0} + {1}", "{0} | {1}"),
     "sub": ("{0} - {1}", "{0} - {1}", ""),
     "mul": ("{0} * {1}", "{0} * {1}", "{0} & {1}"),
@@ -60,9 +60,6 @@ _ROWS: dict[str, str | tuple[str, str, str]] = {
     "where": "{0} ? {1} : {2}",
 }
 
-SPELLED = frozenset(_ROWS)
-"""The operations that can be written."""
-
 _CALL = re.compile(r"(1 / )?\w+(\{\w\})?\(\{0\}(, \{1\})?\)")
 """Templates that are calls: their operands need no parentheses."""
 
@@ -81,7 +78,7 @@ def spell(name: str, dtype: torch.dtype, result: torch.dtype, operands: list[str
     Raises:
         BuildError: no such operation on this dtype.
     """
-    row = _ROWS.get(name, "")
+    row = SPELLING.get(name, "")
     kind = 0 if dtype.is_floating_point else 2 if dtype is torch.bool else 1
     template = row if isinstance(row, str) else row[kind]
     if not template or dtype not in HELD:

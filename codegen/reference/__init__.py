@@ -13,13 +13,12 @@ import torch
 
 from codegen.numerics import DEFAULT, Numerics
 from codegen.target import Alternative, Capabilities, Launcher, Stage
-from lowering.builder import GENERATED_DTYPES
 from lowering.errors import BuildError
 from lowering.interpret import run_kernel
 from lowering.kernel import Kernel
 from lowering.printer import format_kernel
 from lowering.program import SCATTER_OPS
-from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
+from lowering.scalar_ops import FOLD_OPS
 from lowering.verify import verify_kernel
 
 
@@ -39,8 +38,6 @@ class ReferenceTarget:
     def capabilities(self) -> Capabilities:
         """All operations, with the prices of a small many-core device, so that it schedules as such a device would."""
         return Capabilities(
-            dtypes=GENERATED_DTYPES,
-            scalar_ops=frozenset(SCALAR_OPS),
             fold_ops=frozenset(FOLD_OPS),
             whole_limit=1 << 15,
             parallelism=128,

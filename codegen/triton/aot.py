@@ -18,9 +18,9 @@ from triton.runtime.jit import JITFunction
 from codegen.target import Stage
 from codegen.triton.contract import shared_memory
 from codegen.triton.load import Generated, alignment, load, signature
-from codegen.triton.spell import HALF
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
+from lowering.scalar_ops import HALVES
 
 _LADDERS = {"cuda": ("ttir", "ttgir", "llir", "ptx", "cubin"), "hip": ("ttir", "ttgir", "llir", "amdgcn", "hsaco")}
 
@@ -63,7 +63,7 @@ def compile_for(generated: Generated, target: Any, multiples: tuple[bool, ...] =
     known = alignment(generated, multiples, aligned=aligned)
     source = ASTSource(generated.function, signature(generated), generated.constants, known)
     options = dict(generated.options)
-    if any(param.written and param.dtype not in HALF for param in generated.kernel.params):
+    if any(param.written and param.dtype not in HALVES for param in generated.kernel.params):
         options.setdefault("enable_reflect_ftz", False)  # the math library keeps denormals, as it does in eager
     while True:
         try:

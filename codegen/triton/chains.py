@@ -18,9 +18,9 @@ from codegen.triton import descriptors
 from codegen.triton.blocks import Blocked
 from codegen.triton.configs import PROGRAMS, Config, extent, power_of_two
 from codegen.triton.contract import on_matrix_units, programs
-from codegen.triton.spell import HALF
 from lowering.expr import index_of, loads
 from lowering.kernel import Loop, Role, statements, values_of
+from lowering.scalar_ops import HALVES
 
 _CACHE = 32 << 20  # bytes of what programs that run at once may walk, so that it stays in the L2 cache
 
@@ -110,7 +110,7 @@ def _listed(blocked: Blocked, arch: str) -> tuple[Config, ...]:
     dtypes = {arg.dtype for dot in blocked.dots for arg in dot.args}
     products = len(blocked.dots)
     width = max((power_of_two(extent(dim.size)) for dim in blocked.dims if dim.role is Role.WHOLE), default=0)
-    if not dtypes <= {*HALF, torch.int8} or not all(on_matrix_units(dtype, arch) for dtype in dtypes):
+    if not dtypes <= {*HALVES, torch.int8} or not all(on_matrix_units(dtype, arch) for dtype in dtypes):
         table, width = _EXACT, width * (1 if products <= 2 else 2)
     elif products == 1 and not width:
         return _ONE

@@ -28,11 +28,12 @@ from codegen.triton.contract import as_int32, place, programs
 from codegen.triton.indices import Layout
 from codegen.triton.matrices import Matrix, Stack
 from codegen.triton.scopes import Tile, Transfer
-from codegen.triton.spell import HALF, PRODUCT, Code
+from codegen.triton.spell import PRODUCT, Code
 from codegen.triton.values import Values
 from lowering.expr import Expr, Load, loads
 from lowering.indexing import coefficient
 from lowering.kernel import Fold, Loop, Role, Store, statements, values_of
+from lowering.scalar_ops import HALVES
 
 NARROWEST = Config((("m", 64), ("k", 64), ("n", 128)), num_stages=4, persistent=True, per_processor=2)
 """The configuration with the smallest blocks."""
@@ -59,7 +60,7 @@ def loaded_tiles(blocked: Blocked) -> dict[Load, Matrix]:
     found: dict[Load, Matrix] = {}
     for stmt in blocked.body:
         for load in loads(*values_of(stmt)) if isinstance(stmt, Store) else ():
-            if load.dtype in HALF and (matrix := matrix_of(blocked, load, grid["m"], grid["n"])) is not None:
+            if load.dtype in HALVES and (matrix := matrix_of(blocked, load, grid["m"], grid["n"])) is not None:
                 found |= {load: matrix} if _steps_evenly(blocked, matrix) else {}
     return found
 
@@ -82,7 +83,7 @@ def applies(blocked: Blocked, arch: str) -> bool:
     if set(folds) != set(blocked.dots) or len(operands) != 1 + len(folds) or ("b" in grid and len(folds) > 1):
         return False  # products that share no operand would need larger tiles than fit
     for factor, (first, second) in _factors(blocked):
-        if factor.dtype not in HALF or not isinstance(factor, Load):
+        if factor.dtype not in HALVES or not isinstance(factor, Load):
             return False
         matrix = matrix_of(blocked, factor, first, second)
         if matrix is None or not _steps_evenly(blocked, matrix):
@@ -165,7 +166,7 @@ def matrices(blocked: Blocked, arch: str) -> dict[Load, Matrix]:
     for dot in blocked.dots:
         rows, columns, over = blocked.sides(dot)
         for factor, (first, second) in zip(dot.args, ((rows, over), (over, columns)), strict=True):
-            if isinstance(factor, Load) and factor.dtype in HALF and factor not in found:
+            if isinstance(factor, Load) and factor.dtype in HALVES and factor not in found:
                 matrix = matrix_of(blocked, factor, first, second)
                 if matrix is not None:
                     found[factor] = matrix
@@ -200,7 +201,7 @@ def _target(blocked: Blocked, stmt: Store, m: Dim, n: Dim) -> Matrix | None:
     reading = [load for s in statements(blocked.body) for load in loads(*values_of(s)) if load.buffer == stmt.param]
     if any(load not in tiles or load.index[0] != stmt.offset for load in reading):
         return None  # what is read has to be there before it is written over
-    if blocked.kernel.param(stmt.param).dtype not in HALF or stmt.value.dtype not in HALF:
+    if blocked.kernel.param(stmt.param).dtype not in HALVES or stmt.value.dtype not in HALVES:
         return None
     found = _as_matrix(blocked, stmt.param, stmt.offset, m, n)
     return found if found is not None and _steps_evenly(blocked, found) else None

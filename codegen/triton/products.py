@@ -12,11 +12,11 @@ from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.configs import PROGRAMS, Config, extent, power_of_two
 from codegen.triton.contract import programs
 from codegen.triton.groups import WORD
-from codegen.triton.spell import HALF
 from codegen.triton.vectors import NARROW
 from lowering.expr import Expr, Load, Op, TileRef, index_of, loads, postorder
 from lowering.indexing import coefficient, split_points
 from lowering.kernel import Fold, Prefix, Role, statements
+from lowering.scalar_ops import HALVES
 
 # (rows of the matrix, bytes along each, words of 16 bytes that each thread loads in a step); fastest on an H200 first.
 _BYTES = ((2, 1024, 1), (2, 2048, 1), (2, 4096, 4), (4, 1024, 2))
@@ -85,7 +85,7 @@ def narrow(blocked: Blocked) -> tuple[Config, ...]:
     if dims["k"].role is not Role.LOOP or dims["n"].role is not Role.GRID:
         return ()
     columns, rows, along = (extent(dims[name].size) for name in ("n", "m", "k"))
-    if columns > NARROW or rows <= NARROW or any(dot.args[0].dtype not in HALF for dot in blocked.dots):
+    if columns > NARROW or rows <= NARROW or any(dot.args[0].dtype not in HALVES for dot in blocked.dots):
         return ()
     operands = [load for dot in blocked.dots for load in loads(*dot.args)]
     if not _along(operands, dims["m"], dims["k"]):

@@ -19,10 +19,10 @@ import torch
 from codegen.triton.blocks import Dim
 from codegen.triton.indices import expand
 from codegen.triton.scopes import Tile
-from codegen.triton.spell import AND, ATOM, COMPARE, HALF, OR, PRODUCT, SUM, TYPES, UNARY, Code, cast, literal, typed
+from codegen.triton.spell import AND, ATOM, COMPARE, OR, PRODUCT, SUM, TYPES, UNARY, Code, cast, literal, typed
 from codegen.triton.values import Values
 from lowering.kernel import Fold
-from lowering.scalar_ops import identity
+from lowering.scalar_ops import HALVES, identity
 
 _COMBINE = {"max": "_maximum", "min": "_minimum", "prod": "_multiply", "argmax": "_argmax", "argmin": "_argmin"}
 _SIGNS = {"sum": ("+", SUM), "prod": ("*", PRODUCT), "any": ("|", OR), "all": ("&", AND)}
@@ -144,7 +144,7 @@ def _carrier(fold: Fold, position: int, tile: Tile) -> torch.dtype:
     dtype = fold.args[position].dtype
     if fold.op in ("any", "all"):
         return torch.bool
-    if dtype in HALF:
+    if dtype in HALVES:
         return torch.float32
     return torch.int32 if dtype in _SMALL or tile.narrow else dtype
 

@@ -6,9 +6,9 @@ divisions, roots and exponentials, which are off by two units in the last place 
 
 from __future__ import annotations
 
-from codegen.triton.spell import HALF
 from lowering.expr import Cast, Op, postorder
 from lowering.kernel import Fold, Kernel, statements, values_of
+from lowering.scalar_ops import HALVES
 
 _TO_INTEGERS = {"floor", "ceil", "trunc", "round", "floordiv", "truncdiv", "remainder", "fmod"}
 
@@ -17,8 +17,8 @@ def is_rounded(kernel: Kernel) -> bool:
     """Is every result a 16-bit float, or made of products of these, with nothing rounded to an integer on the way?"""
     stmts = list(statements(kernel.body))
     dots = [stmt for stmt in stmts if isinstance(stmt, Fold) and stmt.op == "dot"]
-    products = bool(dots) and all(arg.dtype in HALF for dot in dots for arg in dot.args)
-    if not products and not all(param.dtype in HALF for param in kernel.params if param.written):
+    products = bool(dots) and all(arg.dtype in HALVES for dot in dots for arg in dot.args)
+    if not products and not all(param.dtype in HALVES for param in kernel.params if param.written):
         return False
     for node in postorder(*(value for stmt in stmts for value in values_of(stmt))):
         if isinstance(node, Op) and node.name in _TO_INTEGERS and node.dtype.is_floating_point:

@@ -27,6 +27,7 @@ from codegen.triton.values import Values
 from lowering.expr import Const, Expr, Op, Random, TileRef, free_axes, loads, postorder
 from lowering.indexing import substitute_all
 from lowering.kernel import Role
+from lowering.scalar_ops import INTEGERS
 
 _FEWEST = 4
 """The fewest blocks of a loop for which looking at them first is worth the time."""
@@ -35,7 +36,6 @@ _PER_THREAD = 32
 """Elements that a thread looks at in one step: each step waits for memory once."""
 
 _COMPARED = ("eq", "ne", "lt", "le", "gt", "ge")
-_INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,7 @@ def _is_understood(layout: Layout, where: Expr, dim: Dim) -> bool:
         return False
     if len(_varies(layout, where)) <= 1:
         return True
-    if not isinstance(where, Op) or where.name not in _COMPARED or where.args[0].dtype not in _INTEGERS:
+    if not isinstance(where, Op) or where.name not in _COMPARED or where.args[0].dtype not in INTEGERS:
         return False
     return all(len(_varies(layout, arg)) <= 1 for arg in where.args)
 

@@ -19,12 +19,11 @@ from typing import TypeAlias
 import torch
 
 from lowering.expr import Scalar
-from lowering.scalar_ops import SCALAR_OPS
+from lowering.scalar_ops import HALVES, SCALAR_OPS
 
 # How tightly Python binds an expression, loosest first.
 COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, UNARY, ATOM = range(9)
 
-HALF = (torch.float16, torch.bfloat16)
 
 TYPES: dict[torch.dtype, str] = {
     torch.float16: "tl.float16",
@@ -66,7 +65,7 @@ def literal(value: Scalar, dtype: torch.dtype) -> Code:
     '0.10009765625'
     """
     if dtype.is_floating_point:
-        number = float(torch.tensor(value, dtype=dtype)) if dtype in HALF else float(value)
+        number = float(torch.tensor(value, dtype=dtype)) if dtype in HALVES else float(value)
         if math.isnan(number):
             return Code('float("nan")', ATOM, True)
         text = 'float("inf")' if math.isinf(number) else repr(abs(number))
@@ -87,7 +86,7 @@ def cast(code: Code, source: torch.dtype, target: torch.dtype) -> Code:
         return code
     if target is torch.bool:
         zero = "0.0" if source.is_floating_point else "0"
-        wide = cast(code, source, torch.float32) if source in HALF else code
+        wide = cast(code, source, torch.float32) if source in HALVES else code
         return Code(f"{wide.at(COMPARE + 1)} != {zero}", COMPARE)
     code = typed(code, source)
     if target is torch.uint8 and source.is_floating_point:
@@ -106,7 +105,7 @@ def spell(name: str, operands: Sequence[Code], dtype: torch.dtype, fast: bool = 
     """
     if all(code.literal for code in operands):
         operands = [typed(operands[0], dtype), *operands[1:]]
-    if dtype not in HALF:
+    if dtype not in HALVES:
         return SPELLING[name](operands, dtype, fast)
     wide = [code if code.literal else cast(code, dtype, torch.float32) for code in operands]
     result = SPELLING[name](wide, torch.float32, fast)

@@ -14,8 +14,6 @@ from codegen.triton.blocks import block
 from codegen.triton.configs import Config, describe
 from codegen.triton.efficiency import efficiency, speed
 from codegen.triton.emit import candidates, emit
-from codegen.triton.load import POINTERS
-from codegen.triton.spell import SPELLING
 from codegen.triton.tail import with_room
 from codegen.triton.updates import ATOMIC
 from lowering.kernel import Kernel
@@ -55,8 +53,6 @@ _ATTENTION = {
 _ATTENTION["flash", 2] = _ATTENTION["cudnn", 2]  # not measured: taken to be as fast
 
 _H200 = Capabilities(
-    dtypes=frozenset(POINTERS),
-    scalar_ops=frozenset({*SPELLING, "where"}),
     fold_ops=frozenset(FOLD_OPS),
     whole_limit=32_768,  # elements of a row: 32 per thread of 32 warps; of 50257, a walk took 0.75 of the time
     parallelism=2 * 132,  # two programs per multiprocessor

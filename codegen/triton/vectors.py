@@ -25,10 +25,10 @@ import sympy
 import torch
 
 from codegen.triton.packed import MOST
-from codegen.triton.spell import HALF
 from lowering.expr import Cast, Expr, Op, TileRef, loads, make_cast, postorder, rewrite
 from lowering.indexing import FloorDiv, coefficient, simplify, substitute_all
 from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements
+from lowering.scalar_ops import HALVES
 
 FEW = 4
 """The most rows for which every thread holds a sum of its own."""
@@ -165,6 +165,6 @@ def widened(expr: Expr, dtype: torch.dtype) -> Expr:
         if not isinstance(node, Cast) or not node.dtype.is_floating_point or not isinstance(node.arg, Cast):
             return None
         byte = node.arg.arg
-        return make_cast(byte, node.dtype) if node.arg.dtype in HALF and byte.dtype in _BYTES else None
+        return make_cast(byte, node.dtype) if node.arg.dtype in HALVES and byte.dtype in _BYTES else None
 
     return rewrite([make_cast(expr, dtype)], rule)[0]

@@ -1,10 +1,10 @@
 """The joint graph: what is decided about forward and backward together, before they are parted.
 
 What enters is the functional ATen graph of both, as AOTAutograd traces it.  It is changed in place and computes the
-same, up to rounding: views that only autograd knows of go, widths of heads become numbers (`widths.py`), gradients of maxima that cancel are not computed
-(`maxima.py`), sums that the graph already holds in another order are taken from there (`reassociate.py`), gradients of
-what is too large to keep are computed in forward (`ahead.py`), and what backward makes again, rather than forward
-saving it, is marked.
+same, up to rounding: views that only autograd knows of go, widths of heads become numbers (`widths.py`), gradients of
+maxima that cancel are not computed (`maxima.py`), sums that the graph already holds in another order are taken from
+there (`reassociate.py`), gradients of what is too large to keep are computed in forward (`ahead.py`), and what
+backward makes again, rather than forward saving it, is marked.
 """
 
 from __future__ import annotations

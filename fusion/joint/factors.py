@@ -18,10 +18,10 @@ import torch
 from torch import fx
 
 from lowering.sizes import sizes_of
+from lowering.value import Shape
 
 aten = torch.ops.aten
 
-Shape: TypeAlias = tuple[sympy.Expr, ...]
 Runs: TypeAlias = tuple[tuple[bool, sympy.Expr], ...]
 """A shape as lengths in row-major order, each with whether a tensor varies along it: how it is repeated."""
 

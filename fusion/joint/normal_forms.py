@@ -27,7 +27,6 @@ from fusion.joint.factors import (
     Factor,
     Part,
     Runs,
-    Shape,
     count,
     factor_of,
     is_row_mean,
@@ -56,6 +55,7 @@ from fusion.joint.polynomials import (
     split,
     times,
 )
+from lowering.value import Shape
 
 aten = torch.ops.aten
 

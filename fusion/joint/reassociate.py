@@ -31,7 +31,6 @@ from fusion.joint.factors import (
     Factor,
     Part,
     Product,
-    Shape,
     count,
     is_row_sum,
     is_tensor,
@@ -42,6 +41,7 @@ from fusion.joint.factors import (
     value_of,
 )
 from lowering.sizes import elements, size_of
+from lowering.value import Shape
 
 aten = torch.ops.aten
 

@@ -19,11 +19,11 @@ from torch import fx
 
 from fusion.joint.factors import VIEWS, is_tensor, value_of
 from lowering.rules.conversion import ONLY_STORED
+from lowering.scalar_ops import HALVES
 from lowering.sizes import elements
 
 aten = torch.ops.aten
 
-HALVES = (torch.float16, torch.bfloat16)
 REDUCTIONS = (
     *(aten.amax.default, aten.amin.default, aten.max.dim, aten.min.dim, aten.logsumexp.default),
     *(aten.sum.dim_IntList, aten.mean.dim, aten.var.correction, aten.linalg_vector_norm.default),

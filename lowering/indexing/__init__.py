@@ -21,7 +21,7 @@ from lowering.division import ONE, ZERO, FloorDiv, Mod
 from lowering.indexing.intervals import Sizes, axis_symbol, bounds, over_symbol, symbols_of
 from lowering.indexing.inverse import Inverse, invert, split_points
 from lowering.indexing.laws import simplify, within
-from lowering.indexing.offsets import coefficient, flatten
+from lowering.indexing.offsets import coefficient, extent_of, flatten
 from lowering.indexing.substitution import replace_axes, substitute, substitute_all
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "axis_symbol",
     "bounds",
     "coefficient",
+    "extent_of",
     "flatten",
     "invert",
     "over_symbol",

@@ -35,6 +35,13 @@ def flatten(index: Sequence[Index], strides: Sequence[sympy.Expr], sizes: Sizes)
     return total if plain == 0 else Op("add", (total, IndexValue(plain)), torch.int64)
 
 
+def extent_of(shape: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> sympy.Expr:
+    """Elements from the first to the last one touched, inclusive (0 for an empty tensor)."""
+    if any(size == 0 for size in shape):
+        return ZERO
+    return sympy.Add(1, *((size - 1) * stride for size, stride in zip(shape, strides, strict=True)))
+
+
 def coefficient(expr: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr | None:
     """The stride of `axis` in an affine offset; None where the axis appears under `//`, `%` or a power.
 

@@ -15,8 +15,9 @@ from lowering.expr import Load
 from lowering.indexing import ONE
 from lowering.program import BufferRef, Extern
 from lowering.registry import lowers
-from lowering.rules.promotion import HALVES, Argument, combine, convert, pointwise, widen
+from lowering.rules.promotion import Argument, combine, convert, pointwise, widen
 from lowering.rules.reduction import fold
+from lowering.scalar_ops import HALVES
 from lowering.value import Value, reshape
 
 aten = torch.ops.aten

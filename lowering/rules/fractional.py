@@ -20,9 +20,10 @@ from lowering.registry import lowers
 from lowering.rules.assembly import placed
 from lowering.rules.formula import Term, eq, literal, where
 from lowering.rules.meeting import folded
-from lowering.rules.promotion import HALVES, convert, widen, widened
+from lowering.rules.promotion import convert, widen, widened
 from lowering.rules.reduction import fold
 from lowering.rules.windows import fixed
+from lowering.scalar_ops import HALVES
 from lowering.value import Value, reshape
 
 aten = torch.ops.aten

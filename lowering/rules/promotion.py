@@ -20,13 +20,12 @@ from lowering.builder import GENERATED_DTYPES
 from lowering.errors import Unsupported
 from lowering.expr import make_cast
 from lowering.rules.formula import Term, call, literal
+from lowering.scalar_ops import HALVES
 from lowering.value import Shape, Value, broadcast_shapes, broadcast_to
 
 Argument: TypeAlias = "Value | sympy.Expr | bool | int | float"
 
 Kind = ELEMENTWISE_TYPE_PROMOTION_KIND
-
-HALVES = (torch.float16, torch.bfloat16)
 
 
 def pointwise(name: str, *args: Argument, kind: Kind = Kind.DEFAULT) -> Value:

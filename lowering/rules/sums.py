@@ -14,7 +14,8 @@ import torch
 from lowering.builder import Builder
 from lowering.registry import lowers
 from lowering.rules.formula import Term
-from lowering.rules.promotion import HALVES, Argument, Kind, common_place, compose, overloads, promote
+from lowering.rules.promotion import Argument, Kind, common_place, compose, overloads, promote
+from lowering.scalar_ops import HALVES
 from lowering.value import Value
 
 aten = torch.ops.aten

@@ -5,6 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from codegen.c.spell import SPELLING
+from codegen.c.storage import MEMORY
+from lowering.builder import GENERATED_DTYPES
 from lowering.expr import Cast, IndexValue, Random, const, make_cast
 from lowering.kernel import Fold, Store
 from lowering.scalar_ops import SCALAR_OPS
@@ -206,3 +209,8 @@ def test_random_numbers_are_those_of_philox(kind, seed):
     torch.testing.assert_close(
         out, expected, rtol=0 if kind == "uniform" else 1e-5, atol=0 if kind == "uniform" else 1e-6
     )
+
+
+def test_every_operation_is_spelled_in_every_dtype():
+    assert set(SPELLING) == set(SCALAR_OPS)
+    assert set(MEMORY) == GENERATED_DTYPES

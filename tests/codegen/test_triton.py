@@ -12,6 +12,9 @@ import torch
 pytest.importorskip("triton")
 
 from codegen.triton import Config, TritonTarget
+from codegen.triton.load import POINTERS
+from codegen.triton.spell import SPELLING
+from lowering.builder import GENERATED_DTYPES
 from lowering.errors import BuildError
 from lowering.expr import Op
 from lowering.kernel import Kernel, Role, Store
@@ -182,8 +185,9 @@ def test_names_that_mean_something_to_python_are_not_taken() -> None:
     ast.parse(TARGET.emit(kernel("names", params, {i: (64, Role.GRID)}, Store("abs", i, value))))
 
 
-def test_capabilities_name_only_what_is_spelled() -> None:
-    assert TARGET.capabilities.scalar_ops == set(SCALAR_OPS)
+def test_every_operation_is_spelled_in_every_dtype() -> None:
+    assert {*SPELLING, "where"} == set(SCALAR_OPS)
+    assert set(POINTERS) == GENERATED_DTYPES
     assert TARGET.capabilities.fold_ops == set(FOLD_OPS)
 
 

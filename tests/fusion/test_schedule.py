@@ -18,18 +18,15 @@ from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library import prefer_library
 from fusion.schedule.split import split_reductions
-from lowering.builder import GENERATED_DTYPES
 from lowering.decompositions import decompositions
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Loop, Role, Store, statements
 from lowering.lower import lower
 from lowering.program import Extern
-from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
+from lowering.scalar_ops import FOLD_OPS
 from lowering.verify import verify_kernel, verify_program
 
 GPU = Capabilities(
-    dtypes=GENERATED_DTYPES,
-    scalar_ops=frozenset(SCALAR_OPS),
     fold_ops=frozenset(FOLD_OPS),
     whole_limit=16384,
     parallelism=132,

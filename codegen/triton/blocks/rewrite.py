@@ -15,12 +15,12 @@ from codegen.triton.exponentials import in_powers_of_two
 from codegen.triton.groups import grouped
 from codegen.triton.packed import unpacked
 from codegen.triton.rounding import is_rounded
-from codegen.triton.spell import HALF
 from codegen.triton.vectors import unrolled
 from codegen.triton.walk import walked
 from lowering.expr import Cast, Expr
 from lowering.indexing import ZERO, simplify, substitute_all
 from lowering.kernel import Fold, Kernel, Loop, Prefix, Stmt, statements, values_of, with_values
+from lowering.scalar_ops import HALVES
 
 
 def block(kernel: Kernel) -> Blocked:
@@ -77,6 +77,6 @@ def _with_narrow_factors(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
             return stmt
         factors = tuple(arg.arg for arg in stmt.args if isinstance(arg, Cast) and arg.dtype is torch.float32)
         dtypes = {factor.dtype for factor in factors}
-        return replace(stmt, args=factors) if len(factors) == 2 and len(dtypes) == 1 and dtypes <= set(HALF) else stmt
+        return replace(stmt, args=factors) if len(factors) == 2 and len(dtypes) == 1 and dtypes <= set(HALVES) else stmt
 
     return tuple(narrowed(stmt) for stmt in body)

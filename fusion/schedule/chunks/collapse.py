@@ -22,7 +22,6 @@ from lowering.program import (
     Axis,
     Buffer,
     Compute,
-    Contract,
     Extern,
     Map,
     Node,
@@ -32,6 +31,7 @@ from lowering.program import (
     axis_sizes,
     reads,
     with_exprs,
+    without_library,
 )
 
 
@@ -95,7 +95,7 @@ def _collapsed(node: Compute, pair: tuple[Axis, Axis]) -> Compute:
         return tuple(whole if axis == first else axis for axis in axes if axis != second)
 
     sizes = {**axis_sizes(node), whole.symbol: whole.size}
-    node = _own(with_exprs(node, [_at(expr, at, sizes) for expr in node.exprs]))
+    node = without_library(with_exprs(node, [_at(expr, at, sizes) for expr in node.exprs]))
     assert not isinstance(node, (Scan, Scatter))
     if isinstance(node, Map):
         return replace(node, axes=merged(node.axes))
@@ -133,12 +133,7 @@ def _reading(node: Compute, merged: Mapping[str, tuple[int, sympy.Expr]]) -> Com
         index = (*expr.index[:position], simplify(first * size + second, sizes), *expr.index[position + 2 :])
         return Load(expr.buffer, index, expr.dtype, expr.mask)
 
-    return _own(with_exprs(node, rewrite(node.exprs, rule)))
-
-
-def _own(node: Compute) -> Compute:
-    """`node` without the library's form, which reads tensors as they were."""
-    return replace(node, library=()) if isinstance(node, Contract) else node
+    return without_library(with_exprs(node, rewrite(node.exprs, rule)))
 
 
 def _without(buffer: Buffer, position: int) -> Buffer | None:

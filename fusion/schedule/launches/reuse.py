@@ -18,8 +18,9 @@ import torch
 
 from fusion.runtime.products import aligned_product
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.launches.redirect import redirected
 from lowering.expr import loads
-from lowering.kernel import Fold, Kernel, Store, rename, statements, values_of
+from lowering.kernel import Fold, Kernel, Store, statements, values_of
 from lowering.program import Buffer, Extern, Program, writes
 
 FRESH = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, aligned_product)
@@ -90,9 +91,7 @@ def _into(call: KernelCall, out: str, operand: str) -> Kernel | None:
         read = [load for load in loads(*values_of(stmt)) if load.buffer == old]
         if any(load.index != (store.offset,) for load in read) or (read and position > stores[0]):
             return None
-    renamed = {param.name: old if param.name == new else param.name for param in kernel.params}
-    params = tuple(replace(p, written=p.written or p.name == old) for p in kernel.params if p.name != new)
-    return replace(kernel, params=params, body=rename(kernel.body, renamed))
+    return redirected(kernel, new, old)
 
 
 def _alike(a: Buffer, b: Buffer) -> bool:

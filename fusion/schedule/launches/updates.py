@@ -17,8 +17,9 @@ import networkx as nx
 import torch
 
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.launches.redirect import params_without, redirected
 from lowering.expr import Expr, loads
-from lowering.kernel import Kernel, Role, Stmt, Store, loaded, rename, statements, stored, values_of
+from lowering.kernel import Kernel, Role, Stmt, Store, loaded, statements, stored, values_of
 from lowering.program import BufferRef, Extern, Program, memory_of, writes
 from lowering.updates import copied
 
@@ -102,7 +103,7 @@ def _into(call: KernelCall, target: str, source: str) -> KernelCall | None:
     part = _part_into(touching[0], old, new)
     if part is None:
         return None
-    params = tuple(replace(p, written=p.written or p.name == old) for p in kernel.params if p.name != new)
+    params = params_without(kernel.params, new, old)
     if touching[0].params == kernel.parts[0].params and touching[0].body == kernel.body:
         kernel = replace(kernel, params=params, body=part.body)
     else:
@@ -123,16 +124,10 @@ def _part_into(part: Kernel, old: str, new: str) -> Kernel | None:
     read = [load for stmt in statements(part.body) for load in loads(*values_of(stmt)) if load.buffer == old]
     if any(load.index != (offset,) for load in read):
         return None
-    names = {param.name: old if param.name == new else param.name for param in part.params}
-    written = {p.name for p in part.params if p.written} | {old}
-    renamed = rename(part.body, names)
+    moved = redirected(part, new, old)
     first = next((k for k, stmt in enumerate(part.body) if isinstance(stmt, Store)), len(part.body))
-    body = _readers_first(renamed[first:], written)
-    body = None if body is None else (*renamed[:first], *body)
-    if body is None:
-        return None
-    params = tuple(replace(p, written=p.written or p.name == old) for p in part.params if p.name != new)
-    return replace(part, params=params, body=body)
+    ordered = _readers_first(moved.body[first:], {p.name for p in moved.params if p.written})
+    return None if ordered is None else replace(moved, body=(*moved.body[:first], *ordered))
 
 
 def _readers_first(body: Sequence[Stmt], written: set[str]) -> tuple[Stmt, ...] | None:

@@ -12,7 +12,7 @@ from dataclasses import replace
 from fusion.schedule.legality import Cluster
 from fusion.schedule.streams.pull import Stream
 from lowering.expr import Expr, Load, rewrite
-from lowering.program import Compute, Contract, Extern, Node, Program, reads, with_exprs, writes
+from lowering.program import Compute, Extern, Node, Program, reads, with_exprs, without_library, writes
 
 
 def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[Cluster, ...]]:
@@ -36,12 +36,12 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
             buffers[name] = replace(buffers[node.out], name=name)
             origins[name] = origins[node.out]
             inlined[name] = (*inlined.get(node.out, ()), node.out)
-            copies.setdefault(member, []).append(replace(_reading(_own(node), names), out=name))
+            copies.setdefault(member, []).append(replace(_reading(without_library(node), names), out=name))
         renamed.append(names)
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
         if position in owner and not isinstance(node, Extern):
-            node = _reading(_own(node), renamed[owner[position]])
+            node = _reading(without_library(node), renamed[owner[position]])
         nodes += [node, *copies.get(position, ())]
     changed = replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins, inlined=inlined)
     position_of = {name: k for k, node in enumerate(nodes) for name in writes(node)}
@@ -53,11 +53,6 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
             places[position_of[names.get(out, out)]] = placement
         clusters.append(Cluster(tuple(sorted(places)), made.space, places))
     return changed, tuple(clusters)
-
-
-def _own(node: Compute) -> Compute:
-    """`node` without the library's form: a contraction of a stream is generated."""
-    return replace(node, library=()) if isinstance(node, Contract) else node
 
 
 def _reading(node: Compute, names: Mapping[str, str]) -> Compute:
