@@ -15,6 +15,8 @@ from lowering.scalar_ops import FOLD_OPS, accumulator
 def format_kernel(kernel: Kernel) -> str:
     """A Kernel: params, axes with their roles, a line per statement.  Equal kernels give equal text.
 
+    >>> import sympy
+    >>> from lowering.expr import Load, Op
     >>> from lowering.kernel import KernelAxis, Role, Store
     >>> i, r, n = sympy.Symbol("i0"), sympy.Symbol("r0"), sympy.Integer
     >>> params = tuple(Param(name, torch.float32, (n(8), n(5)), (n(5), n(1)), name == "out") for name in ("x", "out"))

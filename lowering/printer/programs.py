@@ -15,6 +15,7 @@ from lowering.program import Axis, Buffer, BufferRef, Compute, Extern, Map, Node
 def format_program(program: Program) -> str:
     """A Program: inputs, a line per node with its origin, outputs.
 
+    >>> from lowering.expr import Load, Op
     >>> i, cpu = sympy.Symbol("i0"), torch.device("cpu")
     >>> two, one = sympy.Integer(2), sympy.Integer(1)
     >>> buffers = {name: Buffer(name, torch.float32, (two,), (one,), cpu) for name in ("x", "y")}
