@@ -8,14 +8,15 @@ import sympy
 import torch
 
 from lowering.builder import Builder
-from lowering.indexing import ONE, ZERO, axis_symbol
+from lowering.expr import IndexValue
+from lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
 from lowering.registry import lowers
 from lowering.rules.assembly import placed
-from lowering.rules.formula import Term, literal, where
+from lowering.rules.formula import Term, eq, literal, where
 from lowering.rules.meeting import written
 from lowering.rules.promotion import convert
 from lowering.rules.scans import cumsum
-from lowering.value import Shape, Value, axes_of, broadcast_shapes, broadcast_to, reshape
+from lowering.value import Shape, Value, axes_of, broadcast_shapes, broadcast_to, contiguous_strides, reshape
 
 aten = torch.ops.aten
 
@@ -70,3 +71,22 @@ def masked_scatter_backward(ctx: Builder, grad: Value, mask: Value, sizes: Seque
     zeros = Value((count,), grad.dtype, grad.device, literal(0, grad.dtype))
     source = reshape(broadcast_to(grad, whole), (sympy.Mul(*whole),))
     return reshape(written(ctx, zeros, [number.expr], source, held), shape)
+
+
+@lowers(aten.nonzero_static.default)
+def nonzero_static(ctx: Builder, x: Value, *, size: int | sympy.Expr, fill_value: int = -1) -> Value:
+    """Where x is not 0, one row of positions after the other; of the rows asked for, the ones left over are filled."""
+    shape = (sympy.sympify(size), sympy.Integer(x.rank))
+    filled = Value(shape, torch.int64, x.device, literal(fill_value, torch.int64))
+    total = sympy.Mul(*x.shape)
+    if 0 in (*shape, total):
+        return filled
+    held, number = _numbered(ctx, x, x.shape)
+    flat, which = axis_symbol(0), Term(IndexValue(axis_symbol(1)))
+    bounds = {flat: total}
+    position = Term(literal(0, torch.int64))
+    for k, (step, count) in enumerate(zip(contiguous_strides(x.shape), x.shape, strict=True)):
+        digit = simplify(Mod(simplify(FloorDiv(flat, step), bounds), count), bounds)
+        position = where(eq(which, k), Term(IndexValue(digit)), position)
+    source = Value((total, shape[1]), torch.int64, x.device, position.expr)
+    return written(ctx, filled, [number.expr, axis_symbol(1)], source, held)

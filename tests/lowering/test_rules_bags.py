@@ -109,3 +109,13 @@ def test_masks_as_indices(accumulate):
     put([None], z, last, torch.arange(4.0 * count).view(4, count))
     middle = z[0, :, 0] % 10 > 4
     put([None], z, middle, torch.arange(20.0 * int(middle.sum())).view(4, -1, 5))
+
+
+def test_positions_that_are_not_zero():
+    x = torch.randint(-1, 2, (4, 3, 5), generator=torch.Generator().manual_seed(1))
+    for shape in ((4, 3, 5), (60,), (6, 10)):
+        for size in (0, 3, 41, 70):
+            check(lambda x: torch.nonzero_static(x, size=size, fill_value=-7), x.view(shape))  # noqa: B023
+    check(lambda x: torch.nonzero_static(x.mT, size=9), x.float() / 2)
+    check(lambda x: torch.nonzero_static(x, size=2), x[0, 0, 0] * 0 + 1)
+    check(lambda x: torch.nonzero_static(x, size=2), x[:0])
