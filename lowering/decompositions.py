@@ -45,6 +45,7 @@ ALSO: tuple[OpOverloadPacket, ...] = (
     aten.upsample_bicubic2d,
     # the rest
     aten._addmm_activation,
+    aten._chunk_cat,
     aten.dist,
     aten.rrelu_with_noise_backward,
     aten.special_ndtr,

@@ -240,9 +240,11 @@ class Lowering(Calls):
     def _write_last(self, calls: Sequence[fx.Node]) -> None:
         """The calls that write to inputs, once all that reads these is made: also what is read lazily, as views are.
 
-        What one of them copies and an earlier one overwrites is put aside first.
+        What one of them copies and an earlier one overwrites is put aside first.  What an input gets that it holds
+        already is not written.
         """
         targets: set[str] = set()
+        calls = [call for call in calls if not self._is_held(call)]
         for call in calls:
             self.current = call
             target, source = call.args
@@ -255,6 +257,13 @@ class Lowering(Calls):
         for call in calls:
             self.current = call
             self.values[call] = self.extern(call, "no rule")
+
+    def _is_held(self, copy: fx.Node) -> bool:
+        """Is what is copied into an input the input itself, as it was?"""
+        target, source = copy.args
+        assert isinstance(target, fx.Node) and isinstance(source, fx.Node)
+        value = self.values[source]
+        return isinstance(value, Value) and value.buffer() == self.realised[target]
 
     def _output(self, arg: object) -> BufferRef | sympy.Expr | None:
         if isinstance(arg, fx.Node):

@@ -32,7 +32,7 @@ REASONS: dict[str, tuple[OpOverloadPacket, ...]] = {
     "a distribution that is drawn by rejection or in sequence": (
         *(aten.randperm, aten.multinomial, aten.poisson, aten.binomial),
     ),
-    "its parts would be library calls again": (aten._euclidean_dist, aten._chunk_cat),
+    "its parts would be library calls again": (aten._euclidean_dist,),
 }
 """Why → which.  Overloads that have a rule elsewhere keep it."""
 

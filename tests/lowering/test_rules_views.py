@@ -64,6 +64,7 @@ COPIES: dict[str, Callable[[torch.Tensor], object]] = {
     "cat_with_nothing": lambda x: (torch.cat([x, x.new_zeros(0)]), torch.cat([x[:, :0], x], 1)),
     "cat_promoted": lambda x: torch.cat([x, x.half(), x.long()], 1),
     "cat_of_views": lambda x: torch.cat([x.flip(0), torch.ones_like(x), x.transpose(0, 1)[:4].expand(4, 4, 5)], 1),
+    "chunks_side_by_side": lambda x: torch._chunk_cat([x, x[:3, :2], x[:1]], 0, 3),
     "stack": lambda x: (torch.stack([x, x + 1], 0), torch.stack([x, x], -1)),
     "hstack": lambda x: torch.hstack([x, x]),
     "pad": lambda x: (F.pad(x, (1, 2)), F.pad(x, (0, 1, 2, 0), value=3.0), F.pad(x, (-1, 2, 1, -2))),
