@@ -26,13 +26,16 @@ import torch
 
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.configs import PROGRAMS, Config, extent, power_of_two
-from codegen.triton.indices import expand
+from codegen.triton.indices import expand, start_symbol
 from codegen.triton.scopes import Tile
 from codegen.triton.skips import longer_for_later_rows
-from codegen.triton.spell import ATOM, PRODUCT, TYPES, Code, cast, literal, typed
+from codegen.triton.spell import ATOM, PRODUCT, SUM, TYPES, Code, cast, literal, spell, typed
 from codegen.triton.values import Values
+from codegen.triton.vectors import NARROW
 from lowering.errors import Unsupported
-from lowering.expr import Cast, Expr, Load
+from lowering.expr import Cast, Expr, Load, make_cast, rewrite
+from lowering.hoist import Hoisted, hoist
+from lowering.indexing import substitute_all
 from lowering.kernel import Fold, Role
 from lowering.scalar_ops import accumulator
 from lowering.sizes import with_values
@@ -282,15 +285,50 @@ def product(values: Values, fold: Fold, arch: str) -> Product:
 
 def dot_in_loop(values: Values, fold: Fold, arch: str) -> Callable[[], None]:
     """Accumulate over the current loop; the function returned makes the result known after it."""
-    found = product(values, fold, arch)
+    hoisted = _hoisted(values, fold)
+    found = product(values, replace(fold, args=hoisted.operands), arch)
     running = values.accumulator(fold.name, zeros(values, found, values.depth - 1))
     name = running.code.text
-    text = found.text(values, name)
-    if found.matrix:
-        values.line(f"{name} = {text}")
+    if hoisted.scales:
+        values.line(f"{name} += {_scaled(values, found, hoisted.scales)}")
+    elif found.matrix:
+        values.line(f"{name} = {found.text(values, name)}")
     else:
         values.line(f"{name} += {found.text(values)}")
     return lambda: bind(values, fold, found, running)
+
+
+def _hoisted(values: Values, fold: Fold) -> Hoisted:
+    """The operands of a narrow product without factors that are the same for a whole block of what is summed over.
+
+    Such is the scale of a group of weights: a block of the result has less elements to scale than one of the operand.
+    """
+    layout = values.layout
+    rows, columns, over = layout.blocked.sides(fold)
+    narrow = min(layout.config.block(dim.name) for dim in (rows, columns)) <= NARROW
+
+    def at_start(node: Expr) -> Expr | None:
+        if not isinstance(node, Load) or isinstance(node.index[0], Expr):
+            return None
+        return replace(node, index=(layout.by_block(node.index[0]),))
+
+    given = tuple(rewrite(fold.args, at_start))
+    if not narrow or layout.blocked.chained or given == fold.args or fold.dtype is not torch.float32:
+        return Hoisted(fold.args)
+    found, sizes = hoist(given, (over.symbol,)), layout.blocked.sizes()
+    walked = {start_symbol(over): over.symbol}
+    operands = substitute_all(found.operands, walked, sizes)
+    factors = substitute_all([factor for _, factor in found.scales], walked, sizes)
+    return Hoisted(tuple(operands), tuple(zip((name for name, _ in found.scales), factors, strict=True)))
+
+
+def _scaled(values: Values, found: Product, scales: Sequence[tuple[str, Expr]]) -> str:
+    """The product of one pair of blocks times what it is scaled by."""
+    code = Code(found.text(values), ATOM if found.matrix else SUM)
+    for name, factor in scales:
+        tile = values.value(make_cast(factor, found.sums))
+        code = spell(name, [code, expand(tile.code, tile.dims, found.dims)], found.sums)
+    return code.text
 
 
 def dot_now(values: Values, fold: Fold, arch: str) -> None:

@@ -250,6 +250,14 @@ def test_source_takes_the_scale_of_a_group_once_per_block() -> None:
     assert "ki // 128" not in source
 
 
+@pytest.mark.parametrize("function", [in_groups, packed_in_groups])
+def test_source_scales_a_group_of_a_narrow_product_behind_its_sum(function: Linear) -> None:
+    source = TritonTarget("sm_90").emit(only_kernel(function, *inputs(function, 16, 4096, 4096)))
+    products = [line.split("+= ")[1] for line in source.splitlines() if "tl.dot(" in line]
+    assert len(products) == (2 if function is packed_in_groups else 1)
+    assert all(product.startswith("tl.dot(") and product.endswith(") * in2[:, None]") for product in products)
+
+
 @pytest.mark.parametrize("name", LINEARS)
 def test_every_configuration_covers_the_groups(name: str) -> None:
     target = TritonTarget("sm_90")
