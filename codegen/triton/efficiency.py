@@ -30,7 +30,6 @@ FEW_ROWS, FEW_LONG_ROWS, LONG = 1.03, 0.93, 16_384
 CHAINED, CHAINED_POINTERS = 0.6, 0.5
 WARPS = 64  # that share a multiprocessor
 NARROW_TOGETHER = 3  # programs that must share one to hide how a narrow product converts what it loads
-UNPACKING = 0.5  # of its speed is left to a narrow product that takes two or more weights out of each byte
 TF32, TF32_CHAINED = 0.25, 0.37  # against cuBLAS in TF32, where descriptors are for halves only
 OTHER_DTYPES = {torch.float32: 1.4, torch.float64: 0.25, torch.int8: 0.6}
 
@@ -74,8 +73,7 @@ def _occupied(blocked: Blocked, arch: str, *, tf32: bool) -> float:
     config = (*narrow, *persistent.candidates(blocked, arch), *contract.candidates(blocked, arch, tf32=tf32))[0]
     blocks, split = programs(blocked, config), blocked.dots[0].args[0].dtype is torch.float32 and not tf32
     if narrow:
-        unpacking = UNPACKING if len(blocked.dots) > 1 else 1.0
-        return unpacking * min(1.0, math.sqrt(blocks / (NARROW_TOGETHER * PROGRAMS)))
+        return min(1.0, math.sqrt(blocks / (NARROW_TOGETHER * PROGRAMS)))
     if not split:
         return min(1.0, blocks / PROGRAMS)
     share = blocks / (2 * PROGRAMS)
@@ -112,8 +110,12 @@ def _of_sums(blocked: Blocked) -> float:
 
 
 def _aligned(blocked: Blocked, offset: Index, size: int) -> bool:
-    """Does every row of a matrix of elements of `size` bytes start at a multiple of 16 bytes?"""
+    """Does every row of a matrix of elements of `size` bytes start at a multiple of 16 bytes?
+
+    Neighbours may lie as far apart as there are products: these share the elements of a row (`packed`).
+    """
     if isinstance(offset, Expr):
         return True
     strides = [coefficient(offset, dim.symbol) for dim in blocked.dims]
-    return all(s is None or s in (0, 1) or not s.is_Integer or int(s) * size % 16 == 0 for s in strides)
+    near = (0, 1, len(blocked.dots))
+    return all(s is None or s in near or not s.is_Integer or int(s) * size % 16 == 0 for s in strides)

@@ -19,25 +19,27 @@ from lowering.kernel import Fold, Prefix, Role, statements
 from lowering.scalar_ops import HALVES
 
 # (rows of the matrix, bytes along each, words of 16 bytes that each thread loads in a step); fastest on an H200 first.
-_BYTES = ((2, 1024, 1), (2, 2048, 1), (2, 4096, 4), (4, 1024, 2))
-_HALVES = ((2, 1024, 2), (2, 4096, 4), (4, 512, 4), (4, 1024, 2))
-_GROUPS = ((2, 1024, 4), (2, 4096, 4), (4, 512, 4), (2, 512, 2))
+_BYTES = ((1, 2048, 1), (4, 2048, 4), (2, 2048, 2), (2, 1024, 1))
+_HALVES = ((1, 2048, 1), (2, 4096, 2), (4, 2048, 2), (2, 1024, 2))
+_GROUPS = ((4, 2048, 4), (2, 2048, 2), (2, 1024, 1), (2, 1024, 4))
+_PACKED = ((8, 1024, 4), (8, 1024, 8), (4, 2048, 8), (4, 1024, 8))
 
 
 def candidates(blocked: Blocked) -> tuple[Config, ...]:
     """Configurations worth timing, the default first; none where this is not the walk of such a product.
 
-    Two rows in a step share the vector and its conversion; more of them would leave fewer programs.  What is converted
-    from bytes takes longer, and is spread over more threads; what is summed up in groups, over fewer.
+    Rows in a step share the vector, its conversion and, where several weights share a byte, its parts.  A program that
+    asks for all that it needs at once waits once.
     """
     dims = {dim.name: dim for dim in blocked.dims}
     if list(dims) == ["r", "x"] and dims["r"].role is Role.LOOP and _is_product(blocked):
         return _columns(dims["r"], dims["x"], _itemsize(blocked))
-    if list(dims) not in (["x", "r"], ["x", "r", "q"]) or dims["r"].role is not Role.LOOP or not _is_product(blocked):
+    if list(dims) not in (["x", "r"], ["r", "x", "q"]) or dims["r"].role is not Role.LOOP or not _is_product(blocked):
         return ()
     size = _itemsize(blocked)
     held = power_of_two(extent(dims["q"].size)) if "q" in dims else 1
-    shapes = _GROUPS if held * size > WORD else _BYTES if size == 1 else _HALVES
+    packed = any(isinstance(fold.args[0], Op) and fold.args[0].name == "add" for fold in _sums(blocked))
+    shapes = _PACKED if packed else _GROUPS if held * size > WORD else _BYTES if size == 1 else _HALVES
     found = []
     for rows, along, words in shapes:
         rows = min(rows, power_of_two(extent(dims["x"].size)))
@@ -74,7 +76,9 @@ _NARROW_SHAPES = ((32, 256, 2, 4), (32, 256, 4, 5), (64, 256, 4, 4), (32, 256, 2
 # (columns of the matrix, rows of it, warps, stages), where it is contiguous along its columns, [k, n].
 _ACROSS_BYTES = ((128, 64, 4, 4), (32, 256, 4, 3), (64, 64, 4, 5), (64, 32, 4, 6))
 _ACROSS_HALVES = ((64, 128, 4, 4), (32, 128, 4, 5), (64, 64, 4, 5), (32, 256, 4, 3))
-_PACKED_SHAPES = ((64, 256, 4, 4), (64, 256, 4, 3), (32, 256, 2, 4), (16, 256, 1, 4), (32, 256, 4, 5))
+# Two warps: each takes the words of a few rows as the matrix units do, with which 64 rows of four warps would differ.
+_PACKED_SHAPES = ((64, 256, 2, 4), (64, 256, 2, 5), (64, 512, 2, 3), (32, 256, 1, 5), (32, 256, 2, 6))
+_PACKED_GROUPS = ((32, 256, 2, 6), (64, 256, 2, 5), (64, 256, 2, 7), (32, 256, 1, 6))
 
 
 def narrow(blocked: Blocked) -> tuple[Config, ...]:
@@ -91,8 +95,11 @@ def narrow(blocked: Blocked) -> tuple[Config, ...]:
     if not _along(operands, dims["m"], dims["k"]):
         return _across(blocked, dims["k"]) if _along(operands, dims["m"], dims["m"]) else ()
     size, group = _itemsize(blocked), _group(blocked, dims["k"])
+    shapes: tuple[tuple[int, int, int, int], ...] = _NARROW_SHAPES
+    if len(blocked.dots) > 1:
+        shapes = _PACKED_GROUPS if group < _PACKED_SHAPES[0][1] // len(blocked.dots) else _PACKED_SHAPES
     found = []
-    for m, k, warps, stages in _NARROW_SHAPES if len(blocked.dots) == 1 else _PACKED_SHAPES:
+    for m, k, warps, stages in shapes:
         k = max(16, min(k // size // len(blocked.dots), power_of_two(along), group))
         blocks = (("m", m), ("k", k), ("n", max(16, power_of_two(columns))))
         found.append(Config(blocks, num_warps=warps, num_stages=stages))

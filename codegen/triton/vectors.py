@@ -10,7 +10,8 @@ their pipeline keeps less of that memory in flight than plain loads of 16 bytes 
 
 The larger operand is contiguous along what is summed, [n, k].  Where it is contiguous along its own rows, [k, n], the
 pipeline of the matrix units is the faster one (`products.narrow`), except for a single row and weights that are bytes:
-these become sums too, of which neighbouring threads take neighbouring columns.  Left as it is: an operand that is
+these become sums too, of which neighbouring threads take neighbouring columns.  Where several weights share a byte, the
+matrix units are as fast for one row as sums are, and faster for more.  Left as it is: an operand that is
 contiguous along neither, and a kernel with other folds.
 """
 
@@ -77,7 +78,8 @@ def _few(kernel: Kernel, fold: Fold) -> frozenset[sympy.Symbol] | None:
             continue
         count = math.prod(int(sizes[symbol]) for symbol in side)
         longer = math.prod(sizes[symbol] for symbol in other if symbol in sizes)
-        if not 0 < count <= FEW or longer == 0:
+        most = 1 if fold.args[0].dtype in HALF and _shared(operand, fold.over) else FEW
+        if not 0 < count <= most or longer == 0:
             continue
         if _along(operand, fold.over, set(other)) or (count == 1 and _bytes_across(operand, fold.over, other)):
             return frozenset(side)
@@ -96,6 +98,12 @@ def _bytes_across(operand: Expr, over: Sequence[sympy.Symbol], other: Sequence[s
     offsets = [load.index[0] for load in loads(operand) if load.dtype in _BYTES]
     found = [offset for offset in offsets if not isinstance(offset, Expr) and offset.free_symbols & set(over)]
     return any(coefficient(offset, axis) == 1 for offset in found for axis in other)
+
+
+def _shared(operand: Expr, over: Sequence[sympy.Symbol]) -> bool:
+    """Do neighbours along an axis of `over` share a stored element?"""
+    offsets = [load.index[0] for load in loads(operand) if not isinstance(load.index[0], Expr)]
+    return any(_of_elements(offset, axis) != offset for offset in offsets for axis in over)
 
 
 def _of_elements(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:

@@ -28,13 +28,15 @@ ROWS, COLUMNS = 128, 64
 """A tile of which two share a processor."""
 SHORTEST = 8 * BLOCK
 """The shortest part: below it, filling the pipeline takes longer than the product."""
-FEWEST = 8
+FEWEST = 2
 """Rows or columns below which a product is summed up without matrix units, by programs enough."""
 NARROW_TOGETHER = 4
 """Tiles of a product with few rows or columns that share a processor: it waits for memory, not for matrix units.
 
-(H200, 16 rows and int4 weights of 4096 × 14336: 70 µs in one kernel of 64 tiles, 34 µs in 8 parts; int8 31 and 24 µs.)
+(H200, 16 rows and int4 weights of 4096 × 14336: 39 µs in one kernel of 64 tiles, 16 µs in parts; int8 31 and 24 µs.)
 """
+NARROW_SHARE = 0.6
+"""Of the speed of memory, what a product with few rows or columns reaches in parts, whatever its operands are made of."""
 
 
 def in_parts(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> Way | None:
@@ -63,10 +65,7 @@ def parts_of(product: Contract, capabilities: Capabilities) -> int:
     sizes = [axis.size for axis in (*product.axes, *product.over)]
     if len(product.over) != 1 or not all(size.is_Integer and size > 0 for size in sizes):
         return 1
-    rows, columns = (
-        math.prod(int(axis.size) for axis in product.axes if axis.symbol in side)
-        for side in (product.rows, product.columns)
-    )
+    rows, columns = _sides(product)
     results, length = math.prod(int(axis.size) for axis in product.axes), int(product.over[0].size)
     batch = results // (rows * columns)
     counts = [count for count in range(1, length // SHORTEST + 1) if count == 1 or length % (count * BLOCK) == 0]
@@ -84,6 +83,15 @@ def parts_of(product: Contract, capabilities: Capabilities) -> int:
         return 2 * results * length / rate / _busy(tiles * count, capabilities.parallelism) + adding
 
     return min(counts, key=time, default=1)
+
+
+def _sides(product: Contract) -> tuple[int, int]:
+    """How many rows and columns there are."""
+    rows, columns = (
+        math.prod(int(axis.size) for axis in product.axes if axis.symbol in side)
+        for side in (product.rows, product.columns)
+    )
+    return rows, columns
 
 
 def _busy(tiles: int, slots: int) -> float:
@@ -107,6 +115,8 @@ def _price(prices: Prices, cluster: Cluster, product: Contract, way: Way, target
     kernel = kernel_of(inner, single(dependences, capabilities, parts)).kernel
     total = next(node for node in changed.nodes if isinstance(node, Reduce))
     sums = 4 * math.prod(int(axis.size) for axis in (*total.axes, *total.over))
-    multiplied = prices.contraction(cluster, product)
-    first = max(multiplied, (sum(prices.traffic(cluster)) + sums) / capabilities.bandwidth) / target.efficiency(kernel)
+    multiplied, share = prices.contraction(cluster, product), target.efficiency(kernel)
+    if min(_sides(product)) < BLOCK:
+        share = min(share, NARROW_SHARE)
+    first = max(multiplied, (sum(prices.traffic(cluster)) + sums) / capabilities.bandwidth) / share
     return 2 * capabilities.launch_us + first + sums / capabilities.bandwidth

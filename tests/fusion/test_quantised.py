@@ -104,7 +104,7 @@ def error(got: torch.Tensor, function: Linear, given: list[torch.Tensor]) -> flo
 @pytest.mark.parametrize("m", [1, 3, 16])
 @pytest.mark.parametrize("name", LINEARS)
 def test_one_kernel_reads_the_weight_as_it_is_stored(name: str, m: int) -> None:
-    given = inputs(LINEARS[name], m, 4096, 4096)
+    given = inputs(LINEARS[name], m, 16384, 1024)
     kernel = only_kernel(LINEARS[name], *given)
     weights = [param for param in kernel.params if param.dtype.itemsize == 1]
     assert [tuple(map(int, param.shape)) for param in weights] == [tuple(given[1].shape)]
@@ -190,7 +190,7 @@ def test_few_rows_are_sums_that_share_the_weight() -> None:
     found = [fold for fold in folds(kernel) if list(loads(*fold.args))]
     assert [fold.op for fold in found] == ["sum"] * 3
     assert len({load for fold in found for load in loads(*fold.args) if load.buffer == "in1"}) == 1
-    assert [folds(block(only_kernel(per_channel, *inputs(per_channel, 5, 4096, 4096))).kernel)[0].op] == ["dot"]
+    assert [folds(block(only_kernel(per_channel, *inputs(per_channel, 5, 8192, 4096))).kernel)[0].op] == ["dot"]
 
 
 @pytest.mark.parametrize(("m", "form"), [(1, ["sum"]), (2, ["dot"])])
@@ -215,11 +215,11 @@ def test_the_larger_operand_fills_the_rows_of_the_matrix_units() -> None:
 
 
 def test_packed_weights_are_walked_as_they_are_stored() -> None:
-    for m, op, count in ((1, "sum", 1), (2, "sum", 2), (16, "dot", 2)):
-        kernel = block(only_kernel(packed, *inputs(packed, m, 4096, 4096))).kernel
+    for m, op, count in ((1, "sum", 1), (2, "dot", 2), (16, "dot", 2)):
+        kernel = block(only_kernel(packed, *inputs(packed, m, 16384, 1024))).kernel
         found = [fold for fold in folds(kernel) if list(loads(*fold.args))]
         assert [fold.op for fold in found] == [op] * count
-        assert math.prod(int(axis.size) for axis in kernel.axes if axis.role is not Role.GRID) == 2048
+        assert math.prod(int(axis.size) for axis in kernel.axes if axis.role is not Role.GRID) == 512
         weights = {load for fold in found for load in loads(*fold.args) if load.buffer == "in1"}
         assert len(weights) == 1
         assert all(load.mask is None for load in weights)

@@ -27,12 +27,28 @@ def row_dims(kernel: Kernel) -> tuple[Dim, ...]:
     if reduced:
         x = (Dim("x", grid, Role.GRID),) if grid else ()
         along_x = x and contiguous_along(kernel, x[0]) > max(contiguous_along(kernel, dim) for dim in reduced)
+        if x and len(reduced) == 2 and _continues(kernel, *reduced):
+            return (reduced[0], *x, reduced[1])
         return (*reduced, *x) if along_x else (*x, *reduced)
     crossing = _crossing_axis(kernel, grid)
     if crossing is not None:
         others = tuple(axis for axis in grid[:-1] if axis is not crossing)
         return Dim("y", (*others, crossing), Role.GRID), Dim("x", grid[-1:], Role.GRID)
     return (Dim("x", grid, Role.GRID),) if grid else ()
+
+
+def _continues(kernel: Kernel, outer: Dim, inner: Dim) -> bool:
+    """Are the points of `outer` words of a row side by side, of which a block of `inner` is one?
+
+    Then they come before the rows: Triton gives neighbouring words to neighbouring threads in the order of dimensions,
+    and all rows of a block meet the same words of a vector in one thread.
+    """
+    if outer.role is not Role.LOOP or inner.role is not Role.WHOLE or len(outer.axes) != 1 or len(inner.axes) != 1:
+        return False
+    (walked,), (held,) = outer.axes, inner.axes
+    offsets = [offset for offset in load_offsets(kernel) if held.symbol in offset.free_symbols]
+    strides = [(coefficient(offset, walked.symbol), coefficient(offset, held.symbol)) for offset in offsets]
+    return bool(strides) and all(long == short * held.size for long, short in strides if short and long is not None)
 
 
 def too_tall(kernel: Kernel, dims: Sequence[Dim]) -> bool:
