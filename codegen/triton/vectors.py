@@ -78,7 +78,7 @@ def _few(kernel: Kernel, fold: Fold) -> frozenset[sympy.Symbol] | None:
             continue
         count = math.prod(int(sizes[symbol]) for symbol in side)
         longer = math.prod(sizes[symbol] for symbol in other if symbol in sizes)
-        most = 1 if fold.args[0].dtype in HALF and _shared(operand, fold.over) else FEW
+        most = 1 if fold.args[0].dtype in HALVES and _shared(operand, fold.over) else FEW
         if not 0 < count <= most or longer == 0:
             continue
         if _along(operand, fold.over, set(other)) or (count == 1 and _bytes_across(operand, fold.over, other)):
