@@ -84,7 +84,7 @@ class Layout:
         dims = self.within(index)
         if any(dim in self.wide for dim in dims) or len(index.free_symbols) > len(dims):
             return False
-        return fits(bounds(index, self.blocked.sizes()))
+        return fits(_reach([index], self.blocked.sizes()))
 
     def shape(self, dims: Sequence[Dim]) -> str:
         """The shape of a tile over `dims`, as text."""
@@ -170,14 +170,24 @@ def _is_int32(layout: Layout, term: sympy.Expr, wide: set[Dim]) -> bool:
 def _reach(
     terms: Sequence[sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]
 ) -> tuple[sympy.Expr, sympy.Expr] | None:
-    """Bounds on every partial sum of `terms`."""
+    """Bounds on every partial sum of `terms`, and on all that is computed on the way to each of them.
+
+    What `(i + 7) % n` is made of may be larger than what it is.
+    """
     low, high = ZERO, ZERO
+    inner: list[tuple[sympy.Expr, sympy.Expr]] = []
     for term in terms:
         span = bounds(term, sizes)
         if span is None:
             return None
         low, high = low + min(span[0], ZERO), high + max(span[1], ZERO)
-    return low, high
+        for atom in term.atoms(FloorDiv, Mod):
+            whole, by = atom.args
+            reached = _reach(sympy.Add.make_args(whole), sizes)
+            if reached is None:
+                return None
+            inner.append((reached[0], max(reached[1], 2 * by) if may_be_negative(whole) else reached[1]))
+    return min([low, *(span[0] for span in inner)]), max([high, *(span[1] for span in inner)])
 
 
 # Text -----------------------------------------------------------------------------------------------------------------

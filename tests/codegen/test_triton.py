@@ -17,9 +17,10 @@ from codegen.triton.spell import SPELLING
 from lowering.builder import GENERATED_DTYPES
 from lowering.errors import BuildError
 from lowering.expr import Op
+from lowering.indexing import Mod
 from lowering.kernel import Kernel, Role, Store
 from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
-from tests.codegen.kernels.making import BF16, F16, F32, i, kernel, param
+from tests.codegen.kernels.making import BF16, F16, F32, I8, i, kernel, param
 from tests.codegen.kernels.making import load as load_expr
 from tests.codegen.kernels.pointwise import add, bias_gelu, causal, convert, in_place, padded, permuted, transposed_add
 from tests.codegen.kernels.products import linear, matmul
@@ -112,6 +113,14 @@ def test_indices_are_int64_only_where_they_must_be() -> None:
     assert "ri = (r0 + tl.arange(0, RBLOCK)).to(tl.int64)" in wide
     assert "xi = tl.program_id(0) * XBLOCK" in wide
     assert "int64" in body(add(sympy.Symbol("s0", integer=True, positive=True)))
+
+
+@pytest.mark.parametrize(("size", "wide"), [(1 << 30, False), ((1 << 30) + 16, True)])
+def test_what_a_remainder_is_made_of_may_be_larger_than_it(size: int, wide: bool) -> None:
+    params = [param("x", I8, size), param("out", I8, size, written=True)]
+    rolled = load_expr("x", Mod(i + size - 3, size), I8)
+    text = body(kernel("roll", params, {i: (size, Role.GRID)}, Store("out", i, rolled)))
+    assert ("tl.program_id(0).to(tl.int64)" in text) is wide
 
 
 def test_positions_are_compared_in_int32() -> None:
