@@ -2,8 +2,8 @@
 
 What enters is a path below `cache_dir()` and bytes; what leaves is a file that is either complete or absent: it is
 written beside its place and moved there in one step, so a reader never sees half of it and two writers of the same
-content cannot disturb each other.  Nothing here is ever unpickled.  A directory that another user could write to is
-refused, because what lies in it is loaded and run.
+content cannot disturb each other.  Nothing here is ever unpickled.  A directory of another user is refused, because
+what lies in it is loaded and run; one of one's own that others could write to is closed to them.
 """
 
 from __future__ import annotations
@@ -40,13 +40,18 @@ def _private(path: Path) -> Path:
         status = path.stat()
     except OSError as error:
         raise BuildError(f"the cache directory {path} cannot be used: {error}", hint="set FUSION_CACHE_DIR") from error
-    if hasattr(os, "getuid") and status.st_uid != os.getuid():
+    if not is_own(status):
         raise BuildError(
             f"the cache directory {path} belongs to another user", hint="set FUSION_CACHE_DIR to a directory of yours"
         )
     if stat.S_IMODE(status.st_mode) & 0o022:
         path.chmod(0o700)
     return path
+
+
+def is_own(status: os.stat_result) -> bool:
+    """Does a file belong to the user of this process, as far as the system tells?"""
+    return not hasattr(os, "getuid") or status.st_uid == os.getuid()
 
 
 def digest(*parts: str | bytes) -> str:

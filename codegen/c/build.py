@@ -1,7 +1,8 @@
 """From C text to a callable: the system's compiler, a cache of shared objects, and ctypes.
 
 What enters is source text; what leaves is a launcher that passes data pointers.  The shared object is named by the hash
-of everything that decides its content: the text, the flags, the compiler's version and the CPU it is tuned for.
+of everything that decides its content: the text, the compiler's command with its flags and its version, and the CPU it
+is tuned for.
 
 OpenMP: the object is linked against no OpenMP library.  Its calls bind to the one PyTorch has loaded, so both use one
 pool of threads; a second pool would fight the first for the cores.
@@ -27,7 +28,7 @@ from typing import cast
 import torch
 
 from codegen.c.nest import identifier
-from codegen.cache import cache_dir, digest, publish
+from codegen.cache import cache_dir, digest, is_own, publish
 from codegen.target import Launcher
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
@@ -103,7 +104,7 @@ def build_kernel(kernel: Kernel, source: str) -> Launcher:
         BuildError: no compiler, or the compiler's message.
     """
     compiler = find_compiler()
-    key = digest(source, " ".join((*FLAGS, *LINK_FLAGS)), compiler.version, cpu_identity())
+    key = digest(source, " ".join((*compiler.command, *FLAGS, *LINK_FLAGS)), compiler.version, cpu_identity())
     path = cache_dir() / "c" / f"{key}.so"
     if not _is_sound(path):
         binary = _compile(compiler, source)
@@ -192,8 +193,11 @@ def _seal(binary: bytes) -> bytes:
 
 
 def _is_sound(path: Path) -> bool:
+    """Is there a whole object at `path`, put there by this user?  Another one's is not loaded, but made anew."""
     try:
         content = path.read_bytes()
+        if not is_own(path.stat()):
+            return False
     except OSError:
         return False
     return len(content) > SEAL_BYTES and _seal(content[:-SEAL_BYTES]) == content[-SEAL_BYTES:]

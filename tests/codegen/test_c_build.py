@@ -66,6 +66,27 @@ def test_a_damaged_object_is_built_again(tmp_path, monkeypatch):
         assert len(path.read_bytes()) == len(whole)
 
 
+def test_another_users_object_is_not_loaded(tmp_path, monkeypatch):
+    if os.getuid() != 0:
+        pytest.skip("only root can give a file away")
+    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "cache"))
+    made, source, _ = simple()
+    TARGET.build(made, source)
+    (path,) = (tmp_path / "cache" / "c").iterdir()
+    os.chown(path, 12345, -1)
+    TARGET.build(made, source)
+    assert path.stat().st_uid == 0
+
+
+def test_another_command_of_the_same_compiler_builds_anew(tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "cache"))
+    made, source, _ = simple()
+    for command in ("gcc", "gcc -DUNUSED", "gcc"):
+        monkeypatch.setenv("CC", command)
+        TARGET.build(made, source)
+    assert len(list((tmp_path / "cache" / "c").iterdir())) == 2
+
+
 def test_an_edited_kernel_is_what_runs():
     made, source, x = simple()
     out = torch.empty_like(x)
