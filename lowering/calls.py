@@ -34,6 +34,7 @@ class Calls(Builder):
         self.symbols: set[sympy.Symbol] = set()  # sizes that the inputs tell
         self.values: dict[fx.Node, FxValue] = {}
         self.realised: dict[fx.Node, str] = {}
+        self.modules: dict[fx.Node, fx.GraphModule] = {}  # what a call runs itself: branches, bodies of loops, scores
         self.only_calls = False  # realise by calling what eager calls, not by generated nodes
 
     def extern(self, node: fx.Node, reason: str) -> FxValue:
@@ -72,6 +73,8 @@ class Calls(Builder):
         return results[0]
 
     def _extern_arg(self, arg: object) -> ExternArg:
+        if isinstance(arg, fx.Node) and arg in self.modules:
+            return self.modules[arg]
         if isinstance(arg, fx.Node):
             value, val = self.values[arg], arg.meta.get("val")
             if isinstance(val, torch.SymFloat) or (value is None and val is not None):

@@ -130,8 +130,11 @@ class Lowering(Calls):
         found: object = self.graph
         for part in str(node.target).split("."):
             found = getattr(found, part)
+        if isinstance(found, fx.GraphModule):
+            self.modules[node] = found
+            return None
         if not isinstance(found, torch.Tensor):
-            raise Unsupported(f"attribute {node.target} is no tensor", origin=origin_of(node))
+            raise Unsupported(f"attribute {node.target} is neither a tensor nor a graph", origin=origin_of(node))
         value = self._tensor_buffer(node, found)
         self.constants[self.realised[node]] = found
         return value

@@ -140,6 +140,11 @@ class _Splicer:
             return self.tensors[arg.name]
         if isinstance(arg, sympy.Expr):
             return self.size(arg)
+        if isinstance(arg, fx.GraphModule):
+            children = dict(self.root.named_children())
+            name = next((name for name, child in children.items() if child is arg), f"called_{len(children)}")
+            self.root.add_module(name, arg)
+            return self.graph.get_attr(name)
         if isinstance(arg, (list, tuple)):
             return type(arg)(self._argument(part) for part in arg)
         if isinstance(arg, dict):

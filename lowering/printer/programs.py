@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import sympy
 import torch
+from torch import fx
 
 from lowering.printer.expressions import Names, format_dtype, format_index, sizes_text
 from lowering.program import Axis, Buffer, BufferRef, Compute, Extern, Map, Node, Program, Reduce, Scan, Scatter, writes
@@ -120,4 +121,6 @@ def _argument(arg: object) -> str:
         return f"[{', '.join(map(_argument, arg))}]"
     if isinstance(arg, Mapping):
         return f"{{{', '.join(f'{key}: {_argument(part)}' for key, part in arg.items())}}}"
+    if isinstance(arg, fx.GraphModule):
+        return "a graph"
     return format_dtype(arg) if isinstance(arg, torch.dtype) else repr(arg)

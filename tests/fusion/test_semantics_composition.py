@@ -6,10 +6,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
+from torch._higher_order_ops.scan import scan
+from torch._higher_order_ops.while_loop import while_loop
 
 import fusion
 from tests.fusion.agreement import STRICT, agree
@@ -232,6 +235,64 @@ def test_modules_called_with_other_weights() -> None:
     fused = fusion.fuse(net)
     x = torch.randn(3, 5)
     torch.testing.assert_close(torch.func.functional_call(fused, weights, (x,)), f(weights, x))
+
+
+# Control flow -------------------------------------------------------------------------------------------------------
+
+
+def branched(x: torch.Tensor) -> torch.Tensor:
+    return torch.cond(x.sum() > 0, lambda t: t.sin() * 2, lambda t: t.cos() + 1, (x * 2,)).exp() + 1
+
+
+def branched_twice(x: torch.Tensor) -> torch.Tensor:
+    def inner(t: torch.Tensor) -> torch.Tensor:
+        return torch.cond(t[0, 0] > 1, lambda u: u * 2, lambda u: u - 1, (t,))
+
+    return torch.cond(x.sum() > 0, inner, lambda t: t.cos(), (x + 1,)) * 2
+
+
+def looped(x: torch.Tensor) -> torch.Tensor:
+    def again(count: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return count < 3
+
+    def body(count: torch.Tensor, t: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return count + 1, t * 2
+
+    return while_loop(again, body, (torch.tensor(0), x.sin()))[1] + 1
+
+
+def scanned(x: torch.Tensor) -> torch.Tensor:
+    return scan(lambda carry, row: (carry + row, carry * 2), x[0] * 0, x.exp())[1] + 1
+
+
+@pytest.mark.parametrize("f", [branched, branched_twice, looped, scanned])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_control_flow_is_called_between_kernels(f: Callable[[torch.Tensor], torch.Tensor], dynamic: bool) -> None:
+    x = torch.randn(3, 5).abs()
+    found = agree(f, x, dynamic=dynamic)
+    assert any(extern.name in ("cond", "while_loop", "scan") for extern in found.externs)
+    agree(f, -x, dynamic=dynamic)
+
+
+def test_control_flow_in_dumps(tmp_path: Path) -> None:
+    fusion.fuse(branched, options={**STRICT, "dump": str(tmp_path)})(torch.ones(3, 5))
+    (folder,) = tmp_path.iterdir()
+    assert "a graph" in (folder / "01_program.txt").read_text()
+    assert "called_0" in (folder / "90_module.py").read_text()
+
+
+def test_gradients_of_branches() -> None:
+    for sign in (1, -1):
+        agree(branched, (sign * torch.rand(3, 5)).requires_grad_(), backward=True)
+
+
+def test_scores_written_for_attention_are_called() -> None:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    def f(q: torch.Tensor) -> torch.Tensor:
+        return flex_attention(q * 2, q, q, lambda s, b, h, i, j: torch.where(i >= j, s, -float("inf"))).exp() + 1
+
+    agree(f, torch.randn(1, 2, 16, 16))
 
 
 # Programs and tensors of other kinds --------------------------------------------------------------------------------
