@@ -124,7 +124,7 @@ class _Saved:
 def _plain(module: Module) -> Module:
     """The module without what makes it a fused one."""
     marks = ("__deepcopy__", "__reduce_ex__", "_fusion_backend", "_compiled_call_impl")
-    plain = type(module).__new__(type(module))
+    plain: Module = object.__new__(type(module))  # a graph module's own `__new__` makes another class each time
     plain.__dict__.update({name: value for name, value in vars(module).items() if name not in marks})
     return plain
 
