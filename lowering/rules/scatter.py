@@ -23,6 +23,7 @@ from lowering.rules.gather import indexed, position
 from lowering.rules.masked import numbered_sources
 from lowering.rules.meeting import folded, updates_input, written
 from lowering.rules.promotion import Argument, combine, convert, term_of, widened
+from lowering.rules.runs import summed_in_runs
 from lowering.scalar_ops import identity
 from lowering.value import Shape, Value, axes_of, broadcast_to, reshape
 
@@ -102,6 +103,11 @@ def index_put(
         return _under_mask(ctx, x, given[0][0], given[0][1], values, accumulate)
     if not given:
         raise Unsupported("no index")
+    if accumulate and not updates_input(ctx):
+        shape, place = indexed(x.shape, indices)
+        source = convert(broadcast_to(_aligned(values, shape), shape), x.dtype)
+        if (in_runs := summed_in_runs(ctx, x, place, source)) is not None:
+            return in_runs
     dim, index = given[0]
     compared = sympy.Mul(*index.shape) * (sympy.Mul(*x.shape) if accumulate else x.shape[dim])
     exact = not accumulate or x.dtype.itemsize >= 4  # else it is summed up in another tensor
