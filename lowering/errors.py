@@ -53,5 +53,9 @@ class VerifyError(FusionError):
     """A Program or a Kernel breaks an invariant of its IR: a defect of the compiler, never of the user."""
 
 
+class IndexOutOfRange(FusionError, IndexError, RuntimeError):
+    """A tensor of positions holds one outside of what it is a position in; eager raises one or the other."""
+
+
 class BuildError(FusionError):
     """A generated kernel could not be compiled, or no compiler is present."""

@@ -3,7 +3,7 @@
 What enters are expressions, a box (each axis with the part of it that is looked at) and what the names in them stand
 for; what leaves are tensors with one dimension per axis.  Each axis is one dimension of a broadcast, so a value is
 computed only over the axes it varies with.  Reading outside a tensor where no mask forbids it, an unknown name and a
-dtype that is not as stated are refused with `VerifyError`.
+dtype that is not as stated are refused with `VerifyError`, a position that fails its check with `IndexOutOfRange`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import sympy
 import torch
 
 from lowering import philox
-from lowering.errors import VerifyError
+from lowering.errors import IndexOutOfRange, VerifyError
 from lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, postorder
 from lowering.indexing import FloorDiv, Mod
 from lowering.scalar_ops import SCALAR_OPS, accumulator, identity
@@ -121,6 +121,8 @@ class _Point:
         if isinstance(node, TileRef):
             return scope.tiles[tile_name(node)]
         assert isinstance(node, Op)
+        if node.name == "checked":
+            check_range(*children)
         result = SCALAR_OPS[node.name].meaning(*children)
         if result.dtype is not scope.dtype(node.dtype):
             raise VerifyError(f"{node.name} of {children[-1].dtype} gives {result.dtype}, not {node.dtype}")
@@ -183,6 +185,14 @@ def check_positions(
         first = int(position.broadcast_to(outside.shape)[outside][0])
         text = ", ".join("…" if isinstance(i, Expr) else str(i) for i in index)
         raise VerifyError(f"{name}[{text}] reaches {first}, outside [0, {size})")
+
+
+def check_range(index: torch.Tensor, wrap: torch.Tensor, last: torch.Tensor, dim: torch.Tensor) -> None:
+    """Refuse positions along a dimension that are not in `[-wrap, last]`, as eager does."""
+    outside = (index < -wrap) | (index > last)
+    if bool(outside.any()):
+        found = int(index.broadcast_to(outside.shape)[outside][0])
+        raise IndexOutOfRange(f"index {found} is out of bounds for dimension {int(dim)} with size {int(last) + 1}")
 
 
 def size_value(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, int]) -> int:

@@ -228,9 +228,11 @@ def as_stored(expr: Expr) -> Expr:
 
 
 def guarded(expr: Expr, mask: Expr) -> Expr:
-    """`expr` where `mask` is true and 0 elsewhere; where it is false, nothing that `expr` loads is touched."""
+    """`expr` where `mask` is true and 0 elsewhere; where it is false, nothing that it loads is touched or checked."""
 
     def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Op) and node.name == "checked":
+            return checked_where(node, mask)
         if not isinstance(node, Load):
             return None
         both = mask if node.mask is None else Op("and", (mask, node.mask), torch.bool)
@@ -240,6 +242,12 @@ def guarded(expr: Expr, mask: Expr) -> Expr:
     if isinstance(inside, Load):
         return inside
     return Op("where", (mask, inside, const(0, expr.dtype)), expr.dtype)
+
+
+def checked_where(check: Op, mask: Expr) -> Expr:
+    """A check that holds anyway where `mask` is false: 0 is a position in whatever has any."""
+    index, *rest = check.args
+    return check.rebuild([Op("where", (mask, index, const(0, index.dtype)), index.dtype), *rest])
 
 
 # Walks ----------------------------------------------------------------------------------------------------------------

@@ -39,6 +39,13 @@ def _floordiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return torch.div(a, b, rounding_mode="floor")
 
 
+def _checked(index: torch.Tensor, wrap: torch.Tensor, last: torch.Tensor, dim: torch.Tensor) -> torch.Tensor:
+    if index.dtype is not torch.int64:
+        raise NotImplementedError(f"a position is int64, not {index.dtype}")
+    place = torch.where(index < 0, index + wrap, index)
+    return torch.where((place >= 0) & (place <= last), place, 0)
+
+
 SCALAR_OPS: dict[str, ScalarOp] = {
     # arithmetic
     "add": ScalarOp(2, "same", torch.add),
@@ -103,6 +110,9 @@ SCALAR_OPS: dict[str, ScalarOp] = {
     "shr": ScalarOp(2, "same", torch.bitwise_right_shift),
     # selection: where(condition, a, b)
     "where": ScalarOp(3, "same", torch.where),
+    # checked(index, wrap, last, dim): the index, plus `wrap` where it is negative; where that is not in [0, last], a
+    # failure and any number of these.  It costs nothing that decisions should follow: a comparison beside a load.
+    "checked": ScalarOp(4, "same", _checked, 0),
 }
 
 

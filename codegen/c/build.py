@@ -23,13 +23,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import torch
 
 from codegen.c.nest import identifier
 from codegen.cache import cache_dir, digest, is_own, publish
 from codegen.target import Launcher
+from lowering.checks import has_checks, reporting
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
 
@@ -48,6 +49,8 @@ TIME_LIMIT = 300
 """Seconds after which a compiler is taken to hang."""
 
 SEAL_BYTES = 32
+
+T = TypeVar("T")
 
 _bind_lock = threading.Lock()
 
@@ -116,8 +119,10 @@ def build_kernel(kernel: Kernel, source: str) -> Launcher:
         raise BuildError(f"kernel {kernel.name} cannot be loaded: {error}") from error
     count = len(kernel.params)
     function.argtypes = [ctypes.c_void_p] * count + [ctypes.c_int64] * len(kernel.sizes) + [ctypes.c_int]
-    function.restype = None
-    return _launcher(function, count, bool(kernel.sizes))
+    checks = has_checks(kernel)
+    function.restype = ctypes.c_int if checks else None
+    launch = _launcher(function, count, bool(kernel.sizes))
+    return reporting(kernel, launch) if checks else launch
 
 
 def assembly(source: str) -> str:
@@ -147,15 +152,16 @@ def bind_openmp() -> None:
     raise BuildError("no OpenMP run time library (libgomp) found", hint="install gcc's libgomp")
 
 
-def _launcher(function: Callable[..., None], count: int, has_sizes: bool) -> Launcher:
+def _launcher(function: Callable[..., T], count: int, has_sizes: bool) -> Callable[..., T]:
+    """What calls `function` on tensors and sizes, and returns what that does."""
     pointer = torch.Tensor.data_ptr
     threads = torch.get_num_threads
 
-    def launch(*tensors: torch.Tensor) -> None:
-        function(*map(pointer, tensors), threads())
+    def launch(*tensors: torch.Tensor) -> T:
+        return function(*map(pointer, tensors), threads())
 
-    def launch_sized(*args: torch.Tensor | int) -> None:
-        function(*map(pointer, cast("tuple[torch.Tensor, ...]", args[:count])), *args[count:], threads())
+    def launch_sized(*args: torch.Tensor | int) -> T:
+        return function(*map(pointer, cast("tuple[torch.Tensor, ...]", args[:count])), *args[count:], threads())
 
     return launch_sized if has_sizes else launch
 

@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from codegen.c.nest import Namespace, identifier, indented
+from codegen.c.nest import WRONG, Namespace, identifier, indented
 from codegen.c.storage import memory_type
+from lowering.checks import has_checks
 from lowering.kernel import Kernel, Param
 
 
@@ -43,15 +44,23 @@ class Frame:
             self.space.reserve(f"{name}_0", f"{name}_end", f"{name}_step")
 
     def function(self, lines: Sequence[str]) -> str:
-        """The function whose body is `lines`, followed by what shares its launch."""
+        """The function whose body is `lines`, followed by what shares its launch.
+
+        It returns whether a check has failed, if it has any.
+        """
         sizes = [f"int64_t {self.names[symbol]}" for symbol in self._kernel.sizes]
         signature = ", ".join([*map(self._parameter, self._kernel.params), *sizes, "int threads"])
         calls = []
         for part in called_by(self._kernel):
             arguments = [self.params[param.name] for param in part.params]
             arguments += [self.names[symbol] for symbol in part.sizes]
-            calls.append(f"{identifier(part.name)}({', '.join([*arguments, 'threads'])});")
-        return "\n".join([f"void {self._name}({signature}) {{", *indented([*lines, *calls]), "}", ""])
+            call = f"{identifier(part.name)}({', '.join([*arguments, 'threads'])});"
+            calls.append(f"{WRONG} |= {call}" if has_checks(part) else call)
+        body = [*lines, *calls]
+        if has_checks(self._kernel):
+            body = [f"int {WRONG} = 0;", *body, f"return {WRONG};"]
+        result = "int" if has_checks(self._kernel) else "void"
+        return "\n".join([f"{result} {self._name}({signature}) {{", *indented(body), "}", ""])
 
     def _parameter(self, param: Param) -> str:
         return f"{'' if param.written else 'const '}{memory_type(param.dtype)} *restrict {self.params[param.name]}"

@@ -15,13 +15,16 @@ import sympy
 from codegen.c.indices import Names, index_text
 from codegen.c.prelude import INLINES, LIBRARY
 
+WRONG = "wrong"
+"""The variable of a function that tells whether a check has failed."""
+
 _KEYWORDS = frozenset(
     (
         *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum", "extern"),
         *("float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed"),
         *("sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while"),
         *("asm", "typeof", "main", "linux", "unix", "i386"),  # of GNU C
-        *("threads", "width", "l", "INLINE", "VECTOR"),  # of the text around the names
+        *("threads", "width", "l", "INLINE", "VECTOR", WRONG),  # of the text around the names
     )
 )
 

@@ -2,7 +2,8 @@
 
 A value used once, where it is computed, is written into its use; any other gets a name.  What does not depend on an
 inner loop is computed outside it, index arithmetic included: the part of an offset that is known further out is named
-there.  Values of the outermost level stay known for the sweeps that follow.
+there.  Values of the outermost level stay known for the sweeps that follow.  Positions that are checked are where they
+are first known; the loops go on with another one where a check fails, and the function says so when it returns.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ import sympy
 import torch
 
 from codegen.c.indices import index_text
-from codegen.c.nest import Level, Namespace
+from codegen.c.nest import WRONG, Level, Namespace
 from codegen.c.spell import spell
 from codegen.c.storage import HELD, constant, converted, loaded, operand
 from codegen.c.sweeps import Spans
-from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef
+from lowering.checks import CHECKED
+from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, const
 
 LONGEST, LONGEST_ROOT = 64, 96
 """Most characters of a value that is written into its use rather than named; of one that makes up a statement."""
@@ -71,8 +73,11 @@ class Speller:
         # C reads only the chosen side of a `?:`; named before it, both are read, which costs lanes no masks.
         arms = {arm for node in order if isinstance(node, Op) and node.name == "where" for arm in node.args[1:]}
         for node in order:
-            text = self._text(node)
             depth = self._depth_of(node)
+            if isinstance(node, Op) and node.name == CHECKED:
+                (self._local if depth else self._known)[node] = self._checked(node, depth)
+                continue
+            text = self._text(node)
             here = reader_depth.get(node, len(self._levels) - 1) == depth
             longest = LONGEST if node in reader_depth else LONGEST_ROOT
             once = uses[node] == 1 and here and len(text) <= longest and node not in named
@@ -132,6 +137,32 @@ class Speller:
             return f"random_{node.kind}({self._get(node.seed)}, {self._index(node.offset)})"
         assert not isinstance(node, TileRef), f"{node} is read before its fold is complete"
         raise AssertionError(node)
+
+    def _checked(self, node: Op, depth: int) -> str:
+        """A position, checked where it is known; `wrong` is set and some position taken where the check fails.
+
+        Lanes do not branch: they keep the farthest of their positions, negative ones being the farthest of all.
+        """
+        index, wrap, last = (operand(self._get(arg)) for arg in node.args[:3])
+        level, place, inside = self._levels[depth], self._space.fresh("place"), self._space.fresh("inside")
+        if node.args[1] is not const(0, torch.int64):
+            if not index.isidentifier():
+                held = self._space.fresh("t")
+                level.before.append(f"const int64_t {held} = {index};")
+                index = held
+            index = f"{index} < 0 ? {index} + {wrap} : {index}"
+        level.before.append(f"const uint64_t {place} = {index};")
+        if level.pragma:
+            outside, farthest = self._levels[depth - 1], self._space.fresh("farthest")
+            outside.before.append(f"uint64_t {farthest} = 0;")
+            level.before.append(f"{farthest} = {farthest} > {place} ? {farthest} : {place};")
+            level.clauses.append(f"reduction(max:{farthest})")
+            outside.after.insert(0, f"if ({farthest} > {last}) {WRONG} = 1;")
+        else:
+            level.before.append(f"if ({place} > {last}) {WRONG} = 1;")
+        # With a name: written into a subscript, the choice would cost lanes a mask.
+        level.before.append(f"const int64_t {inside} = {place} < {last} ? {place} : {last};")
+        return inside
 
     def _index(self, expr: sympy.Expr) -> str:
         """`expr`, with the parts that inner loops do not change named outside them."""

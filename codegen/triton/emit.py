@@ -24,6 +24,7 @@ from codegen.triton.sigmoids import as_sigmoids
 from codegen.triton.spell import PRODUCT, UNARY
 from codegen.triton.tail import Follower
 from codegen.triton.values import Values
+from lowering.checks import has_checks
 from lowering.kernel import Kernel, Param
 
 _INDENT = "    "
@@ -155,6 +156,7 @@ def _launching(
     sizes = [size.name for size in kernel.sizes]
     entries = {**constants, "num_warps": config.num_warps, "num_stages": config.num_stages}
     entries |= {"maxnreg": config.registers} if config.registers else {}
+    entries |= {"debug": True, "sanitize_overflow": False} if has_checks(kernel) else {}  # for its assertions alone
     entries |= {"enable_fp_fusion": False, "enable_reflect_ftz": False} if strict else {}
     listed = ", ".join(f'"{name}": {value}' for name, value in entries.items())
     settings = f"CONFIG = {{{listed}}}"

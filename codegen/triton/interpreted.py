@@ -20,6 +20,7 @@ from triton.runtime.interpreter import TensorHandle
 from codegen.target import Launcher
 from codegen.triton import ptx
 from codegen.triton.load import Generated
+from lowering.checks import failure
 from lowering.kernel import Kernel
 from lowering.scalar_ops import SCALAR_OPS
 
@@ -54,10 +55,22 @@ def launcher(kernel: Kernel, generated: Generated) -> Launcher:
         programs = generated.grid(*args[tensors:])
         counter = [torch.zeros((), dtype=torch.int32)] if generated.counted else []
         if programs > 0:
-            with np.errstate(all="ignore"):  # masked lanes compute on zeros
-                generated.function[(programs,)](*args, *counter, **generated.constants, **generated.options)
+            try:
+                with np.errstate(all="ignore"):  # masked lanes compute on zeros
+                    generated.function[(programs,)](*args, *counter, **generated.constants, **generated.options)
+            except interpreter.InterpreterError as failed:
+                if not _is_assertion(failed):
+                    raise
+                raise failure(kernel, args) from None
 
     return launch
+
+
+def _is_assertion(error: BaseException | None) -> bool:
+    """Has an assertion on the device failed?  Functions that call one another wrap what they raise."""
+    while error is not None and not isinstance(error, AssertionError):
+        error = error.__cause__
+    return error is not None
 
 
 @functools.cache
@@ -68,6 +81,7 @@ def _complete_interpreter() -> None:
     Its values are arrays of one element even where they are scalars; numpy 2.4 no longer takes these for loop bounds.
     """
     builder: Any = interpreter.interpreter_builder
+    builder.options = interpreter.InterpreterOptions(debug=True, sanitize_overflow=False)  # with assertions
     patch_tensor = interpreter._patch_lang_tensor
 
     def patch_lang_tensor(tensor: Any, scope: Any) -> None:

@@ -76,6 +76,16 @@ def _divide(a, b):
 def _isnan(x):
     return x != x
 """,
+    "_inside": """
+def _inside(i, last, here):
+    # Compiled if CONFIG says "debug"; it is the nearest position in any case, so that nothing else is touched.
+    tl.device_assert((i >= 0) & (i <= last), "index out of bounds", mask=here)
+    return tl.minimum(tl.maximum(i, 0), last)
+""",
+    "_wrapped": """
+def _wrapped(i, size, last, here):
+    return _inside(tl.where(i < 0, i + size, i), last, here)
+""",
     "_sign": """
 def _sign(x):
     return (x > 0).to(x.dtype) - (x < 0).to(x.dtype)

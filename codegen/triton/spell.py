@@ -218,6 +218,15 @@ def _not(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
     return Code(f"~{args[0].at(UNARY)}", UNARY)
 
 
+def _checked(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+    """The last operand says where the tile is inside its axes, `None` for everywhere."""
+    index, wrap, last, here = args
+    index = typed(index, dtype)
+    if wrap.literal and wrap.text == "0":
+        return Code(f"_inside({index.text}, {last.text}, {here.text})")
+    return Code(f"_wrapped({index.text}, {wrap.text}, {last.text}, {here.text})")
+
+
 SPELLING: dict[str, Spelling] = {
     "add": by_kind(floats=infix("+", SUM), integers=infix("+", SUM), bools=infix("|", OR)),
     "sub": infix("-", SUM),
@@ -276,4 +285,5 @@ SPELLING: dict[str, Spelling] = {
     "not": _not,
     "shl": _shift("<<", "_shift_left"),
     "shr": _shift(">>", "_shift_right"),
+    "checked": _checked,
 }

@@ -21,6 +21,7 @@ from codegen.triton.matrices import Stack
 from codegen.triton.scopes import Names, Scope, Tile, Transfer
 from codegen.triton.spell import AND, ATOM, COMPARE, SUM, Code, cast, literal, spell, typed
 from codegen.triton.widths import int32_ranges
+from lowering.checks import CHECKED
 from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, loads, postorder
 from lowering.kernel import Loop, Store, statements, values_of
 from lowering.scalar_ops import SCALAR_OPS
@@ -357,6 +358,8 @@ class Values:
             if all(tile.code.literal for tile in values):
                 values[0] = replace(values[0], code=typed(values[0].code, dtype))
             return replace(self.select(condition[0], *values), narrow=narrow)
+        if node.name == CHECKED:
+            values[-1] = self.masks(self.join(tile.dims for tile in values)) or Tile(Code("None"))
         wants = self.join(tile.dims for tile in values)
         codes = [expand(tile.code, tile.dims, wants) for tile in values]
         return Tile(spell(node.name, codes, dtype, self.fast), wants, max(tile.depth for tile in values), narrow)

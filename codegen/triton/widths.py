@@ -77,4 +77,5 @@ _RULES: dict[str, Callable[..., Range | None]] = {
     "floordiv": _divided,
     "remainder": _rest,
     "where": lambda a, b: (min(a[0], b[0]), max(a[1], b[1])),
+    "checked": lambda index, wrap, last, dim: (0, last[1]),
 }

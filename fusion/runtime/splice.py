@@ -20,6 +20,8 @@ from fusion.runtime.results import as_said
 from fusion.schedule import Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.kernels import KernelCall
+from lowering.checks import has_checks
+from lowering.errors import IndexOutOfRange
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Kernel
 from lowering.program import BufferRef, Extern, ExternArg, Program
@@ -85,7 +87,10 @@ class _Splicer:
             if isinstance(step, Extern):
                 self._extern(step)
             else:
-                self._launch(step, _named(built[step.kernel].launch, step.kernel.name))
+                launch = built[step.kernel].launch
+                self._launch(
+                    step, _named(_located(launch, step) if has_checks(step.kernel) else launch, step.kernel.name)
+                )
         self.graph.output(tuple(self._output(out) for out in self.program.outputs))
         self.graph.set_codegen(_Boxed())
         return fx.GraphModule(self.root, self.graph)
@@ -184,6 +189,19 @@ class _Splicer:
             self.sizes[expr] = result
             return result
         raise AssertionError(f"size {expr} is computed from no input")
+
+
+def _located(launch: Callable[..., object], step: KernelCall) -> Callable[..., object]:
+    """`launch`, whose failed checks name the lines of the user that it computes."""
+    lines = dict.fromkeys(origin.line for origin in step.origins if origin.line)
+
+    def located(*args: object) -> object:
+        try:
+            return launch(*args)
+        except IndexOutOfRange as failed:
+            raise IndexOutOfRange("\n  at: ".join((failed.message, *lines))) from None
+
+    return located
 
 
 def _named(launch: Callable[..., object], name: str) -> Callable[..., object]:

@@ -27,7 +27,20 @@ from fusion.schedule.space import Placement, Space, place
 from fusion.schedule.streams.pull import fresh
 from fusion.schedule.streams.walks import follow, replaced
 from fusion.schedule.ways import Way
-from lowering.expr import Expr, IndexValue, Load, Op, TileRef, const, free_axes, guarded, postorder, rewrite
+from lowering.checks import CHECKED
+from lowering.expr import (
+    Expr,
+    IndexValue,
+    Load,
+    Op,
+    TileRef,
+    checked_where,
+    const,
+    free_axes,
+    guarded,
+    postorder,
+    rewrite,
+)
 from lowering.indexing import axis_symbol, invert, over_symbol, substitute_all
 from lowering.kernel import Fold
 from lowering.program import Axis, Buffer, Contract, Map, Node, Program, Reduce, writes
@@ -296,6 +309,8 @@ def _guarded(expr: Expr, inside: Expr, made: Collection[str]) -> Expr:
     """`expr`, which touches nothing outside that is not `inside`; what is `made` in the kernel is there."""
 
     def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Op) and node.name == CHECKED:
+            return checked_where(node, inside)
         return guarded(node, inside) if isinstance(node, Load) and node.buffer not in made else None
 
     return rewrite([expr], rule)[0]

@@ -11,10 +11,11 @@ import torch
 
 from lowering.builder import Builder
 from lowering.errors import Unsupported
-from lowering.expr import IndexValue, const, guarded
+from lowering.expr import Expr, IndexValue, const, guarded
 from lowering.indexing import axis_symbol
 from lowering.registry import lowers
 from lowering.rules.formula import Term, eq, literal, maximum, where
+from lowering.rules.gather import position
 from lowering.rules.meeting import folded
 from lowering.rules.promotion import combine, convert, widen
 from lowering.rules.search import bucketize
@@ -51,6 +52,12 @@ def _sizes(ctx: Builder, bags: Value, indices: Value, count: sympy.Expr, padding
     return folded(ctx, "sum", zeros, [bags.expr], ones, _counted(indices, padding_idx))
 
 
+def _looked_up(indices: Value, weight: Value) -> Value:
+    """The rows of the table that the indices name, which eager checks."""
+    at = position(convert(indices, torch.int64), weight.shape[0], 0, wrap=False)
+    return Value(indices.shape, torch.int64, indices.device, at if isinstance(at, Expr) else IndexValue(at))
+
+
 def _rows(bags: Value, width: sympy.Expr) -> Value:
     """Something known of each index, along its row."""
     return bags.view((bags.shape[0], width), [axis_symbol(0)])
@@ -76,12 +83,12 @@ def embedding_bag(
     count = offsets.shape[0] - (1 if include_last_offset else 0)
     width = weight.shape[1]
     bags = _bags(ctx, indices, offsets)
-    position = _rows(convert(indices, torch.int64), width)
-    looked_up = widen(weight.view(position.shape, [position.expr, axis_symbol(1)]))
+    at = _rows(_looked_up(indices, weight), width)
+    looked_up = widen(weight.view(at.shape, [at.expr, axis_symbol(1)]))
     if per_sample_weights is not None:
         looked_up = combine(lambda row, by: row * by, looked_up, _rows(widen(per_sample_weights), width))
     zeros = Value((count, width), looked_up.dtype, weight.device, literal(0, looked_up.dtype))
-    held = _counted(position, padding_idx)
+    held = _counted(at, padding_idx)
     total = folded(ctx, "sum", zeros, [_rows(bags, width).expr, axis_symbol(1)], looked_up, held)
     sizes = _sizes(ctx, bags, indices, count, padding_idx)
     if mode == MEAN:
@@ -137,8 +144,8 @@ def embedding_bag_backward(
     if per_sample_weights is not None:
         parts = combine(lambda part, by: part * by, parts, _rows(widen(per_sample_weights), width))
     zeros = Value((sympy.sympify(num_weights), width), grad.dtype, grad.device, literal(0, grad.dtype))
-    position = _rows(convert(indices, torch.int64), width)
-    return folded(ctx, "sum", zeros, [position.expr, axis_symbol(1)], parts, _counted(position, padding_idx))
+    at = _rows(convert(indices, torch.int64), width)
+    return folded(ctx, "sum", zeros, [at.expr, axis_symbol(1)], parts, _counted(at, padding_idx))
 
 
 @lowers(aten._embedding_bag_per_sample_weights_backward.default)
@@ -156,11 +163,11 @@ def per_sample_weights_backward(
     _check(mode, False)
     width = grad.shape[1]
     along = _rows(_bags(ctx, indices, offsets), width)
-    position = _rows(convert(indices, torch.int64), width)
+    at = _rows(_looked_up(indices, weight), width)
     parts = widen(grad.view(along.shape, [along.expr, axis_symbol(1)]))
-    rows = widen(weight.view(along.shape, [position.expr, axis_symbol(1)]))
+    rows = widen(weight.view(along.shape, [at.expr, axis_symbol(1)]))
     products = combine(lambda a, b: a * b, parts, rows)
-    held = _counted(position, padding_idx)
+    held = _counted(at, padding_idx)
     if held is not None:
         value = where(held, Term(products.expr), 0)
         products = Value(products.shape, products.dtype, products.device, value.expr)

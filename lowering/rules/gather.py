@@ -1,7 +1,8 @@
 """Reads at positions that are themselves loaded: indexing by tensors, gather, embedding.
 
-Negative positions count from the end where eager lets them.  A position out of range is the caller's error: eager
-raises, a kernel cannot.  Masks (bool indices) have results of unknown size and stay externs.
+Negative positions count from the end where eager lets them.  What is out of range fails a check, as in eager; where
+that could not be told from an empty tensor, the call stays an extern.  So do masks (bool indices), whose results have
+an unknown size.
 """
 
 from __future__ import annotations
@@ -12,9 +13,10 @@ import sympy
 import torch
 
 from lowering.builder import Builder
+from lowering.checks import CHECKED, checked, may_be_empty, wrapped
 from lowering.errors import Unsupported
-from lowering.expr import Expr, Index, IndexValue, make_cast
-from lowering.indexing import axis_symbol, bounds, substitute
+from lowering.expr import Expr, Index, IndexValue, Op, make_cast, postorder
+from lowering.indexing import ONE, axis_symbol, bounds, substitute
 from lowering.registry import lowers
 from lowering.rules.formula import Term, where
 from lowering.rules.promotion import convert
@@ -23,23 +25,40 @@ from lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_shapes,
 aten = torch.ops.aten
 
 
-def position(index: Value, size: sympy.Expr, *, wrap: bool) -> Index:
-    """The positions held by an index tensor, over its own axes; with `wrap`, negative ones count from the end.
+def position(index: Value, size: sympy.Expr, dim: int, *, wrap: bool, check: bool = True) -> Index:
+    """The positions along dimension `dim` held by an index tensor, over its own axes; with `wrap`, negative ones count
+    from the end.
+
+    Args:
+        size: of that dimension.
+        check: may a position be out of range?
 
     Raises:
-        Unsupported: the tensor is a mask, or not of integers.
+        Unsupported: the tensor is a mask, or not of integers; or the dimension may be empty.
     """
     if index.dtype in (torch.bool, torch.uint8) or index.dtype.is_floating_point:
         raise Unsupported(f"index of {index.dtype}")
     expr = make_cast(index.expr, torch.int64)
     if isinstance(expr, IndexValue) and expr.dtype is torch.int64:
         known = bounds(expr.index, axis_bounds(index.shape))
-        if known is not None and known[0] >= 0:
+        if known is not None and known[0] >= 0 and (not check or (known[1] < size) == True):  # noqa: E712  # symbolic
             return expr.index
-    if not wrap:
-        return expr
-    at = Term(expr)
-    return where(at < 0, at + size, at).expr
+    if check and 0 not in index.shape:
+        if may_be_empty(size):
+            raise Unsupported(f"positions along a dimension of size {size}")
+        return checked(expr, size, dim, wrap=wrap)
+    return wrapped(checked(expr, size, dim, wrap=wrap))
+
+
+def looked_up(x: Value, shape: Shape, source: Sequence[Index]) -> Value:
+    """`x.view(shape, source)`, with the checks also along dimensions along which x is the same everywhere."""
+    result = x.view(shape, source)
+    kept = set(postorder(result.expr))
+    for index in source:
+        if isinstance(index, Op) and index.name == CHECKED and index not in kept:
+            held = where(Term(index) >= 0, Term(result.expr), 0)
+            result = Value(shape, x.dtype, x.device, held.expr)
+    return result
 
 
 def _moved(index: Index, axes: dict[sympy.Symbol, sympy.Expr], shape: Shape) -> Index:
@@ -51,10 +70,12 @@ def _moved(index: Index, axes: dict[sympy.Symbol, sympy.Expr], shape: Shape) -> 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index_tensor(ctx: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
     """x[indices]: the broadcast index tensors' axes stand where the indices are adjacent, else in front."""
-    return x.view(*indexed(x.shape, indices)) if any(index is not None for index in indices) else x
+    assert ctx.current is not None
+    check = ctx.current.target is aten.index.Tensor
+    return looked_up(x, *indexed(x.shape, indices, check=check)) if any(index is not None for index in indices) else x
 
 
-def indexed(whole: Shape, indices: Sequence[Value | None]) -> tuple[Shape, list[Index]]:
+def indexed(whole: Shape, indices: Sequence[Value | None], *, check: bool) -> tuple[Shape, list[Index]]:
     """The shape of x[indices], for an x of shape `whole`, and where each of its elements is in x."""
     given = [(k, index) for k, index in enumerate(indices) if index is not None]
     common = broadcast_shapes([index.shape for _, index in given])
@@ -68,7 +89,7 @@ def indexed(whole: Shape, indices: Sequence[Value | None]) -> tuple[Shape, list[
         source[k] = axis_symbol(place if place < front else place + len(common))
     shifted = {axis_symbol(k): axis_symbol(front + k) for k in range(len(common))}
     for k, index in given:
-        at = position(broadcast_to(index, common), whole[k], wrap=True)
+        at = position(broadcast_to(index, common), whole[k], k, wrap=True, check=check)
         source[k] = _moved(at, shifted, shape)
     return shape, source
 
@@ -77,25 +98,26 @@ def indexed(whole: Shape, indices: Sequence[Value | None]) -> tuple[Shape, list[
 def gather(ctx: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
     """x at the positions along `dim` that `index` holds; the result has the shape of `index`."""
     if x.rank == 0:
-        return reshape(x, index.shape) if index.rank == 0 else x.view(index.shape, [])
+        return looked_up(reshape(x, (ONE,)), index.shape, [position(convert(index, torch.int64), ONE, 0, wrap=False)])
     source: list[Index] = list(axes_of(index.shape)) or [axis_symbol(0)]
-    source[dim % x.rank] = position(convert(index, torch.int64), x.shape[dim], wrap=False)
-    return x.view(index.shape, source)
+    dim %= x.rank
+    source[dim] = position(convert(index, torch.int64), x.shape[dim], dim, wrap=False)
+    return looked_up(x, index.shape, source)
 
 
 @lowers(aten.index_select.default)
 def index_select(ctx: Builder, x: Value, dim: int, index: Value) -> Value:
     """x at the positions along `dim` that the 1-d `index` holds."""
     if x.rank == 0:
-        return x
+        return looked_up(reshape(x, (ONE,)), (), [position(reshape(index, ()), ONE, 0, wrap=False)])
     dim %= x.rank
     if index.rank == 0:
         index = reshape(index, (sympy.Integer(1),))
     shape = (*x.shape[:dim], index.shape[0], *x.shape[dim + 1 :])
     source: list[Index] = list(axes_of(shape))
-    at = position(index, x.shape[dim], wrap=False)
+    at = position(index, x.shape[dim], dim, wrap=False)
     source[dim] = _moved(at, {axis_symbol(0): axis_symbol(dim)}, shape)
-    return x.view(shape, source)
+    return looked_up(x, shape, source)
 
 
 @lowers(aten.embedding.default)
@@ -109,11 +131,11 @@ def embedding(
 ) -> Value:
     """The rows of `weight` that `indices` names; the result has their shape and one more dimension."""
     shape = (*indices.shape, weight.shape[1])
-    return weight.view(shape, [position(indices, weight.shape[0], wrap=False), axis_symbol(indices.rank)])
+    return looked_up(weight, shape, [position(indices, weight.shape[0], 0, wrap=False), axis_symbol(indices.rank)])
 
 
 @lowers(aten.take.default)
 def take(ctx: Builder, x: Value, index: Value) -> Value:
     """x laid flat, at the positions that `index` holds."""
     total = sympy.Mul(*x.shape)
-    return reshape(x, (total,)).view(index.shape, [position(index, total, wrap=True)])
+    return looked_up(reshape(x, (total,)), index.shape, [position(index, total, 0, wrap=True)])

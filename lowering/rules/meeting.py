@@ -2,7 +2,8 @@
 
 What enters is a tensor, the places of the sources (an index for each of its dimensions, over the axes of the sources)
 and the sources; what leaves is the tensor with the sources written to it or folded into it.  Narrow types are summed up
-in 32 bits and rounded once.  A place out of range is the caller's error, as for a gather; nothing is written there.
+in 32 bits and rounded once.  Nothing is written at a place out of range, of which a rule sees to it that it fails a
+check where eager looks.
 """
 
 from __future__ import annotations
@@ -14,9 +15,10 @@ import torch
 from torch import fx
 
 from lowering.builder import Builder
-from lowering.expr import Expr, Index, IndexValue, const
+from lowering.checks import CHECKED, wrapped
+from lowering.expr import Expr, Index, IndexValue, Op, const
 from lowering.indexing import bounds
-from lowering.rules.formula import Term, literal, maximum, minimum, where
+from lowering.rules.formula import Term, eq, literal, maximum, minimum, where
 from lowering.rules.promotion import combine, convert
 from lowering.scalar_ops import identity
 from lowering.updates import COPY
@@ -49,7 +51,7 @@ def _is_replaced(view: fx.Node) -> bool:
 
 def written(ctx: Builder, x: Value, place: Sequence[Index], source: Value, held: Term | None = None) -> Value:
     """`x` with each source at its place, where `held` holds; of those that meet, one stays."""
-    inside = _inside(x.shape, place, source.shape, held)
+    place, inside = _inside(x.shape, place, source.shape, held)
     return ctx.scatter("store", x, source.shape, place, source.expr, None if inside is None else inside.expr)
 
 
@@ -75,7 +77,7 @@ def folded(
     old = convert(x, compute)
     ends = op in ("max", "min")  # what is compared begins without a NaN
     start = old if include_self and not ends else _full(old, identity(op, compute))
-    inside = _inside(x.shape, place, source.shape, held)
+    place, inside = _inside(x.shape, place, source.shape, held)
     condition = None if inside is None else inside.expr
     total = ctx.scatter(op, start, source.shape, place, convert(source, compute).expr, condition)
     if include_self and ends:
@@ -101,16 +103,26 @@ def _accumulator(dtype: torch.dtype) -> torch.dtype:
     return torch.float32 if dtype.is_floating_point else torch.int32
 
 
-def _inside(shape: Shape, place: Sequence[Index], sources: Shape, held: Term | None) -> Term | None:
-    """Where a source has a place in a tensor of this shape, and `held` holds; None if that is everywhere."""
-    found = held
-    for index, size in zip(place, shape, strict=True):
-        if not isinstance(index, Expr) and _is_within(index, size, sources):
-            continue
-        at = Term(index if isinstance(index, Expr) else IndexValue(index))
-        test = (at >= 0) & (at < size)
+def _inside(shape: Shape, place: Sequence[Index], sources: Shape, held: Term | None) -> tuple[list[Index], Term | None]:
+    """The places of sources in a tensor of this shape, and where they are in it and `held` holds; None for everywhere.
+
+    What is checked is in it where its check leaves it as it is.
+    """
+    found, settled = held, list(place)
+    for k, (index, size) in enumerate(zip(place, shape, strict=True)):
+        if not isinstance(index, Expr):
+            if _is_within(index, size, sources):
+                continue
+            at = Term(IndexValue(index))
+            test = (at >= 0) & (at < size)
+        elif isinstance(index, Op) and index.name == CHECKED:
+            settled[k] = wrapped(index)
+            test = eq(Term(index), Term(wrapped(index)))
+        else:
+            at = Term(index)
+            test = (at >= 0) & (at < size)
         found = test if found is None else found & test
-    return found
+    return settled, found
 
 
 def _is_within(index: sympy.Expr, size: sympy.Expr, sources: Shape) -> bool:

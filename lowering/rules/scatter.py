@@ -42,13 +42,12 @@ def _is_few(work: sympy.Expr) -> bool:
 
 
 def last_source(ctx: Builder, index: Value, size: sympy.Expr) -> Value:
-    """For each of `size` places the last element of the 1-d `index` that names it, -1 where none does."""
+    """For each of `size` places the last element of the 1-d `index` of positions that names it, -1 where none does."""
     if index.shape[0] == 0:
         return Value((size,), torch.int64, index.device, literal(-1, torch.int64))
     places = (size, index.shape[0])
-    whole = _wrapped(index, size)
     source = Term(IndexValue(axis_symbol(1)))
-    hit = eq(Term(whole.view(places, [axis_symbol(1)]).expr), Term(IndexValue(axis_symbol(0))))
+    hit = eq(Term(index.view(places, [axis_symbol(1)]).expr), Term(IndexValue(axis_symbol(0))))
     chosen = Value(places, torch.int64, index.device, where(hit, source, -1).expr)
     return ctx.reduce("max", [chosen], [1])
 
@@ -61,13 +60,18 @@ def _flat(index: Value) -> Value:
 def index_copy(ctx: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
     """x with slices along `dim` replaced by those of `source`."""
     if x.rank == 0:
-        return reshape(source, ())
+        return reshape(index_copy(ctx, reshape(x, (ONE,)), 0, index, reshape(source, (ONE,))), ())
     dim %= x.rank
     if source.rank == 0:
         source = reshape(source, (ONE,) * x.rank)
+    return _copied(ctx, x, dim, _positions(_flat(index), x.shape[dim], dim, wrap=False), source)
+
+
+def _copied(ctx: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
+    """The same at positions that are settled."""
     if updates_input(ctx) or not _is_few(source.shape[dim] * x.shape[dim]):
-        return written(ctx, x, _rows(_wrapped(_flat(index), x.shape[dim]), dim, source.shape), source)
-    last = last_source(ctx, _flat(index), x.shape[dim])
+        return written(ctx, x, _rows(index, dim, source.shape), source)
+    last = last_source(ctx, index, x.shape[dim])
     at = last.view(x.shape, [axis_symbol(dim)])
     named = Term(at.expr) >= 0
     where_from: list[Index] = list(axes_of(x.shape))
@@ -81,14 +85,15 @@ def index_fill(ctx: Builder, x: Value, dim: int, index: Value, value: Argument) 
     """x with slices along `dim` filled with one number."""
     filler = convert(value, x.dtype) if isinstance(value, Value) else value
     if x.rank == 0:
-        return Value((), x.dtype, x.device, term_of(filler, (), x.dtype).expr)
+        return reshape(index_fill(ctx, reshape(x, (ONE,)), 0, index, filler), ())
     dim %= x.rank
     count = sympy.Mul(*index.shape)
+    at = _positions(_flat(index), x.shape[dim], dim, wrap=True)
     if updates_input(ctx) or not _is_few(count * x.shape[dim]):
         shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
         filling = Value(shape, x.dtype, x.device, term_of(filler, shape, x.dtype).expr)
-        return written(ctx, x, _rows(_wrapped(_flat(index), x.shape[dim]), dim, shape), filling)
-    last = last_source(ctx, _flat(index), x.shape[dim])
+        return written(ctx, x, _rows(at, dim, shape), filling)
+    last = last_source(ctx, at, x.shape[dim])
     named = Term(last.view(x.shape, [axis_symbol(dim)]).expr) >= 0
     return Value(x.shape, x.dtype, x.device, where(named, term_of(filler, x.shape, x.dtype), Term(x.expr)).expr)
 
@@ -112,30 +117,35 @@ def index_put(
     compared = sympy.Mul(*index.shape) * (sympy.Mul(*x.shape) if accumulate else x.shape[dim])
     exact = not accumulate or x.dtype.itemsize >= 4  # else it is summed up in another tensor
     if len(given) > 1 or (exact and updates_input(ctx)) or not _is_few(compared):
-        shape, place = indexed(x.shape, indices)
+        shape, place = indexed(x.shape, indices, check=_is_checked(ctx))
         source = convert(broadcast_to(_aligned(values, shape), shape), x.dtype)
         return folded(ctx, "sum", x, place, source) if accumulate else written(ctx, x, place, source)
     # the source's dimensions: those before `dim`, those of the index, those after
     shape = (*x.shape[:dim], *index.shape, *x.shape[dim + 1 :])
     source = broadcast_to(_aligned(values, shape), shape)
     flat = reshape(source, (*x.shape[:dim], sympy.Mul(*index.shape), *x.shape[dim + 1 :]))
-    if accumulate:
-        return index_add(ctx, x, dim, _wrapped(index, x.shape[dim]), flat)
-    return index_copy(ctx, x, dim, index, flat)
+    at = _flat(_positions(index, x.shape[dim], dim, wrap=True, check=_is_checked(ctx)))
+    return _summed(ctx, x, dim, at, flat) if accumulate else _copied(ctx, x, dim, at, flat)
+
+
+def _is_checked(ctx: Builder) -> bool:
+    """Does the current call look whether positions are in range?"""
+    assert ctx.current is not None
+    return ctx.current.target is not aten._unsafe_index_put.default
 
 
 @lowers(aten.put.default)
 def put(ctx: Builder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
     """x laid flat with `source` written, or added, at the positions that `index` holds."""
     total = sympy.Mul(*x.shape)
-    flat, at, new = reshape(x, (total,)), _flat(_wrapped(index, total)), _flat(source)
-    result = index_add(ctx, flat, 0, at, new) if accumulate else index_copy(ctx, flat, 0, at, new)
+    flat, at, new = reshape(x, (total,)), _positions(_flat(index), total, 0, wrap=True), _flat(source)
+    result = _summed(ctx, flat, 0, at, new) if accumulate else _copied(ctx, flat, 0, at, new)
     return reshape(result, x.shape)
 
 
-def _wrapped(index: Value, size: sympy.Expr) -> Value:
-    """Positions of which negative ones counted from the end."""
-    named = position(index, size, wrap=True)
+def _positions(index: Value, size: sympy.Expr, dim: int, *, wrap: bool, check: bool = True) -> Value:
+    """What `position` makes of an index, as a tensor."""
+    named = position(index, size, dim, wrap=wrap, check=check)
     expr = named if isinstance(named, Expr) else IndexValue(named)
     return Value(index.shape, torch.int64, index.device, expr)
 
@@ -151,6 +161,8 @@ def _aligned(values: Value, shape: Shape) -> Value:
 
 def _under_mask(ctx: Builder, x: Value, first: int, mask: Value, values: Value, accumulate: bool) -> Value:
     """One number, or one after the other, written or added wherever a mask over some adjacent dimensions holds."""
+    if mask.shape != x.shape[first : first + mask.rank]:
+        raise Unsupported(f"a mask of shape {list(mask.shape)}")  # eager refuses another shape
     if all(size == 1 for size in values.shape):
         number = reshape(values, ())
     elif mask.dtype is torch.bool:
@@ -172,6 +184,7 @@ def _under_mask(ctx: Builder, x: Value, first: int, mask: Value, values: Value, 
 @lowers(aten.scatter.value)
 def scatter_value(ctx: Builder, x: Value, dim: int, index: Value, value: Argument) -> Value:
     """x with `value` written at `index`."""
+    index = _named(x, dim, index)
     if not _is_compared(x, dim, index):
         source = Value(index.shape, x.dtype, x.device, term_of(value, index.shape, x.dtype).expr)
         return written(ctx, x, _along(x, dim, index), source)
@@ -183,6 +196,11 @@ def scatter_value(ctx: Builder, x: Value, dim: int, index: Value, value: Argumen
 @lowers(aten.scatter.src)
 def scatter_src(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
     """x with `src` written at `index`; of sources that meet one stays."""
+    return _written(ctx, x, dim, _named(x, dim, index), src)
+
+
+def _written(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
+    """The same at positions that are settled."""
     if not _is_compared(x, dim, index):
         return written(ctx, x, _along(x, dim, index), _sources_of(src, index))
     named, source = _sources(ctx, x, dim, index, src)
@@ -201,6 +219,11 @@ def scatter_src(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> V
 @lowers(aten.scatter_add.default)
 def scatter_add(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
     """x with `src` added at `index`."""
+    return _added_along(ctx, x, dim, _named(x, dim, index), src)
+
+
+def _added_along(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
+    """The same at positions that are settled."""
     if not _is_compared(x, dim, index):
         return folded(ctx, "sum", x, _along(x, dim, index), _sources_of(src, index))
     return _added(ctx, x, *_sources(ctx, x, dim, index, src), one=_is_one(x, dim, index))
@@ -214,8 +237,12 @@ def index_add(ctx: Builder, x: Value, dim: int, index: Value, source: Value, *, 
         return reshape(index_add(ctx, whole, 0, _flat(index), source, alpha=alpha), ())
     dim %= x.rank
     scaled = source if alpha == 1 else combine(lambda a: a * term_of(alpha, source.shape, source.dtype), source)
-    rows = _flat(index).view(source.shape, [axis_symbol(dim)])
-    return scatter_add(ctx, x, dim, rows, scaled)
+    return _summed(ctx, x, dim, _positions(_flat(index), x.shape[dim], dim, wrap=False), scaled)
+
+
+def _summed(ctx: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
+    """x with the slices of `source` added at positions that are settled."""
+    return _added_along(ctx, x, dim, index.view(source.shape, [axis_symbol(dim)]), source)
 
 
 @lowers(aten.embedding_dense_backward.default)
@@ -227,7 +254,10 @@ def embedding_backward(
     padding_idx: int | sympy.Expr,
     scale_grad_by_freq: bool,
 ) -> Value:
-    """For each row of the weight Σ of the gradients of where it was looked up; none for the row of the padding."""
+    """For each row of the weight Σ of the gradients of where it was looked up; none for the row of the padding.
+
+    As in eager, a position that is not one of a row (which forward refuses) has no gradient.
+    """
     if scale_grad_by_freq:
         raise Unsupported("gradients divided by how often a row was looked up")
     count, width = sympy.Mul(*indices.shape), grad.shape[-1]
@@ -238,7 +268,7 @@ def embedding_backward(
         counted = None if padding_idx == -1 else ~eq(Term(named.expr), padding_idx)
         return folded(ctx, "sum", zeros, _along(zeros, 0, named), rows, counted)
     rows = combine(lambda at, row: where(eq(at, padding_idx), 0, row), named, rows)
-    return index_add(ctx, zeros, 0, flat, rows)
+    return _summed(ctx, zeros, 0, convert(flat, torch.int64), rows)
 
 
 @lowers(aten.scatter.reduce, aten.scatter.value_reduce)
@@ -264,6 +294,7 @@ def scatter_reduce(
     """x with the sources that name each element folded into it, or put in its place."""
     if (reduce == "mean" and not x.dtype.is_floating_point) or x.dtype is torch.bool:
         raise Unsupported(f"{reduce} of {x.dtype} that are scattered")
+    index = _named(x, dim, index)
     if not _is_compared(x, dim, index):
         place, source = _along(x, dim, index), _sources_of(src, index)
         return folded(ctx, FOLDS[reduce], x, place, source, include_self=include_self, mean=reduce == "mean")
@@ -320,14 +351,25 @@ def _is_compared(x: Value, dim: int, index: Value) -> bool:
 def _along(x: Value, dim: int, index: Value) -> list[Index]:
     """The places in x of sources in the shape of `index`, which holds where each is along `dim`."""
     place: list[Index] = list(axes_of(index.shape))
-    place[dim] = position(convert(index, torch.int64), x.shape[dim], wrap=False)
+    place[dim] = _as_index(index)
     return place
+
+
+def _named(x: Value, dim: int, index: Value) -> Value:
+    """The positions along `dim` that an index for each source holds; x without dimensions has the one position 0."""
+    size = x.shape[dim] if x.rank else ONE
+    return _positions(convert(index, torch.int64), size, dim % max(x.rank, 1), wrap=False)
+
+
+def _as_index(index: Value) -> Index:
+    """A tensor of positions as an index: affine where it is."""
+    return index.expr.index if isinstance(index.expr, IndexValue) else index.expr
 
 
 def _rows(index: Value, dim: int, shape: Shape) -> list[Index]:
     """The places of sources of this shape whose slices along `dim` are named by the 1-d `index`."""
     place: list[Index] = list(axes_of(shape))
-    place[dim] = index.view(shape, [axis_symbol(dim)]).expr
+    place[dim] = _as_index(index.view(shape, [axis_symbol(dim)]))
     return place
 
 
@@ -353,7 +395,7 @@ def _sources(ctx: Builder, x: Value, dim: int, index: Value, src: Value | None) 
         never = Value(x.shape, torch.bool, x.device, literal(False, torch.bool))
         return never, never if src is None else Value(x.shape, src.dtype, x.device, literal(0, src.dtype))
     if x.rank == 0:
-        always = Value((), torch.bool, x.device, literal(True, torch.bool))
+        always = Value((), torch.bool, x.device, eq(Term(reshape(index, ()).expr), 0).expr)
         return always, always if src is None else reshape(src, ())
     dim %= x.rank
     one = _is_one(x, dim, index)
@@ -366,7 +408,7 @@ def _sources(ctx: Builder, x: Value, dim: int, index: Value, src: Value | None) 
         if k != dim and size != own:  # rows behind the last one of `index` are left out
             test = Term(IndexValue(axis_symbol(k))) < size
             inside = test if inside is None else inside & test
-    at = placed(convert(index, torch.int64), shape, place, inside)
+    at = placed(index, shape, place, inside)
     hit = eq(at, Term(IndexValue(axis_symbol(dim))))
     hit = hit if inside is None else hit & inside
     named = Value(shape, torch.bool, x.device, hit.expr)

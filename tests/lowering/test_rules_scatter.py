@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lowering.errors import IndexOutOfRange
 from lowering.interpret import run_program
 from lowering.lower import lower
 from lowering.rules import scatter
@@ -192,12 +193,12 @@ def test_sources_that_find_their_places_are_folded(reduce, include_self):
 
 
 @pytest.mark.usefixtures("one_by_one")
-def test_places_out_of_range_are_left_alone():
-    """Eager raises; what is generated writes nowhere."""
-    program = lowered(lambda x, i, s: x.index_add(1, i, s), X, torch.tensor([1, 3]), SOURCE)
-    for index in (torch.tensor([1, 4]), torch.tensor([1, -1])):
-        (result,) = run_program(program, [X, index, SOURCE])
-        torch.testing.assert_close(result, X.index_add(1, index[:1], SOURCE[:, :1]))
+def test_places_out_of_range_fail_their_check():
+    for function in (lambda x, i, s: x.index_add(1, i, s), lambda x, i, s: x.index_copy(1, i, s)):
+        program = lowered(function, X, torch.tensor([1, 3]), SOURCE)
+        for index in (torch.tensor([1, 4]), torch.tensor([1, -1])):
+            with pytest.raises(IndexOutOfRange, match=f"index {index[1]} is out of bounds for dimension 1 with size 4"):
+                run_program(program, [X, index, SOURCE])
 
 
 def test_an_operation_that_a_target_lacks_is_left():

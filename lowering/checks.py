@@ -1,0 +1,121 @@
+"""Checks: positions that data hold, each with the range in which it must lie.
+
+`checked(index, wrap, last, dim)` is the scalar operation: its value is `index`, plus `wrap` where that is negative, and
+evaluating it where the value is not in `[0, last]` is a failure of the launch, whatever becomes of the value.  What
+enters are positions as a tensor holds them; what leaves is an expression.  A check is where eager checks, not where
+something is read: what follows from a checked position needs no check, and what is not computed is not checked.
+
+A target that can tell the host reports only that some check failed; `failure` finds out which, by evaluating the checks
+of the kernel over its inputs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import sympy
+import torch
+
+from lowering.errors import IndexOutOfRange
+from lowering.evaluate import Scope, boxes, evaluate, flat_view, pieces, points_of, size_value
+from lowering.expr import Expr, IndexValue, Op, TileRef, const, postorder
+from lowering.indexing import ONE, ZERO
+from lowering.kernel import Kernel, spans, statements, values_of
+
+CHECKED = "checked"
+
+
+def checked(index: Expr, size: sympy.Expr, dim: int, *, wrap: bool) -> Op:
+    """`index` (int64), a position along dimension `dim` of this size; with `wrap`, negative ones count from the end.
+
+    >>> from lowering.expr import Load
+    >>> place = Load("places", (), torch.int64)
+    >>> [arg.value for arg in checked(place, sympy.Integer(5), 0, wrap=True).args[1:]]
+    [5, 4, 0]
+    """
+    args = (index, _size(size if wrap else ZERO), _size(size - 1), const(dim, torch.int64))
+    return Op(CHECKED, args, torch.int64)
+
+
+def _size(size: sympy.Expr) -> Expr:
+    return const(int(size), torch.int64) if size.is_Integer else IndexValue(size)
+
+
+def may_be_empty(size: sympy.Expr) -> bool:
+    """May a dimension of this size have no element?  Sizes that vary and are not read from data are at least 2.
+
+    >>> s, u = sympy.Symbol("s", positive=True, integer=True), sympy.Symbol("u", integer=True)
+    >>> may_be_empty(s - 1), may_be_empty(u)
+    (False, True)
+    """
+    free = size.free_symbols
+    least = size.subs({s: sympy.Dummy(nonnegative=True, integer=True) + 2 * ONE for s in free if s.is_positive})
+    return not least.is_positive
+
+
+def wrapped(check: Op) -> Expr:
+    """The value of a check where it holds."""
+    index, wrap, *_ = check.args
+    zero = const(0, torch.int64)
+    if wrap is zero:
+        return index
+    negative = Op("lt", (index, zero), torch.bool)
+    return Op("where", (negative, Op("add", (index, wrap), torch.int64), index), torch.int64)
+
+
+def has_checks(kernel: Kernel) -> bool:
+    """May a launch of `kernel` fail because of what its inputs hold?"""
+    return any(next(checks_of(part), None) is not None for part in _everything(kernel))
+
+
+def checks_of(kernel: Kernel) -> Iterator[Op]:
+    """The checks of a kernel, not of what shares its launch."""
+    roots = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
+    return (node for node in postorder(*roots) if isinstance(node, Op) and node.name == CHECKED)
+
+
+def _everything(kernel: Kernel) -> Iterator[Kernel]:
+    """Every kernel of a launch."""
+    yield kernel
+    for part in kernel.beside:
+        yield from _everything(part)
+    if kernel.then is not None:
+        yield from _everything(kernel.then)
+
+
+def reporting(kernel: Kernel, run: Callable[..., int]) -> Callable[..., None]:
+    """A launcher of `run`, which takes the tensors and sizes of `kernel` and says whether a check failed."""
+
+    def launch(*args: torch.Tensor | int) -> None:
+        if run(*args):
+            raise failure(kernel, args)
+
+    return launch
+
+
+def failure(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> IndexOutOfRange:
+    """What to raise after a launch on `args` (tensors, then sizes) in which a check failed."""
+    tensors = {p.name: t for p, t in zip(kernel.params, args, strict=False) if isinstance(t, torch.Tensor)}
+    sizes = {symbol: int(size) for symbol, size in zip(kernel.sizes, args[len(kernel.params) :], strict=True)}
+    for part in _everything(kernel):
+        found = _failure_in(part, tensors, sizes)
+        if found is not None:
+            return found
+    return IndexOutOfRange("an index is out of bounds")
+
+
+def _failure_in(
+    kernel: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[sympy.Symbol, int]
+) -> IndexOutOfRange | None:
+    flats = {param.name: flat_view(tensors[param.name]) for param in kernel.params}
+    where, scope = spans(kernel), Scope(flats, sizes, {})
+    for check in checks_of(kernel):
+        if any(isinstance(node, TileRef) for node in postorder(check)):
+            continue  # of a position that this kernel itself has found
+        axes = {a.symbol: range(size_value(a.size, sizes)) for a in kernel.axes if a.symbol in where[check]}
+        try:
+            for box in boxes(axes, pieces(points_of([where[check]], axes))):
+                evaluate([check], box, scope)
+        except IndexOutOfRange as found:
+            return found
+    return None
