@@ -138,7 +138,7 @@ def _quick_erfc(x):
     return tl.where(x < 0, 2.0 - right, right)
 """,
     "_bits_to_float32": """
-def _bits_to_float32(x, shift: tl.constexpr, mask: tl.constexpr, offset: tl.constexpr):
+def _bits_to_float32(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.constexpr, offset: tl.constexpr):
     # Bits of bytes, plus a constant; each byte that is left is put under the exponent of 2^23.
     bits = tl.inline_asm_elementwise(
         '''{
@@ -146,13 +146,14 @@ def _bits_to_float32(x, shift: tl.constexpr, mask: tl.constexpr, offset: tl.cons
             and.b32 s, $5, 31;
             shr.u32 f, $4, s;
             and.b32 f, f, $6;
+            xor.b32 f, f, $7;
             prmt.b32 $0, f, 0x4b000000, 0x7440;
             prmt.b32 $1, f, 0x4b000000, 0x7441;
             prmt.b32 $2, f, 0x4b000000, 0x7442;
             prmt.b32 $3, f, 0x4b000000, 0x7443;
         }''',
-        constraints="=r,=r,=r,=r,r,r,r",
-        args=[x, tl.full([], shift, tl.uint8), tl.full([], mask, tl.uint8)],
+        constraints="=r,=r,=r,=r,r,r,r,r",
+        args=[x, tl.full([], shift, tl.uint8), tl.full([], mask, tl.uint8), tl.full([], flip, tl.uint8)],
         dtype=tl.float32,
         is_pure=True,
         pack=4,
@@ -160,7 +161,7 @@ def _bits_to_float32(x, shift: tl.constexpr, mask: tl.constexpr, offset: tl.cons
     return bits + (offset - 8388608.0)
 """,
     "_bits_to_float16": """
-def _bits_to_float16(x, shift: tl.constexpr, mask: tl.constexpr, offset: tl.constexpr):
+def _bits_to_float16(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.constexpr, offset: tl.constexpr):
     # Bits of bytes, plus a constant; each byte that is left is put under the exponent of 2^10.
     return tl.inline_asm_elementwise(
         '''{
@@ -168,16 +169,18 @@ def _bits_to_float16(x, shift: tl.constexpr, mask: tl.constexpr, offset: tl.cons
             and.b32 s, $3, 31;
             shr.u32 f, $2, s;
             and.b32 f, f, $4;
+            xor.b32 f, f, $5;
             prmt.b32 a, f, 0x64646464, 0x4140;
             prmt.b32 b, f, 0x64646464, 0x4342;
-            fma.rn.f16x2 $0, a, $5, $7;
-            fma.rn.f16x2 $1, b, $6, $8;
+            fma.rn.f16x2 $0, a, $6, $8;
+            fma.rn.f16x2 $1, b, $7, $9;
         }''',
-        constraints="=r,=r,r,r,r,r,r,r,r",
+        constraints="=r,=r,r,r,r,r,r,r,r,r",
         args=[
             x,
             tl.full([], shift, tl.uint8),
             tl.full([], mask, tl.uint8),
+            tl.full([], flip, tl.uint8),
             tl.full([], 1, tl.float16),
             tl.full([], offset - 1024, tl.float16),
         ],
@@ -187,7 +190,7 @@ def _bits_to_float16(x, shift: tl.constexpr, mask: tl.constexpr, offset: tl.cons
     )
 """,
     "_bits_to_bfloat16": """
-def _bits_to_bfloat16(x, shift: tl.constexpr, mask: tl.constexpr, offset: tl.constexpr):
+def _bits_to_bfloat16(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.constexpr, offset: tl.constexpr):
     # Bits of bytes, plus a constant; each byte that is left is put under the exponent of 2^7.
     return tl.inline_asm_elementwise(
         '''{
@@ -195,16 +198,18 @@ def _bits_to_bfloat16(x, shift: tl.constexpr, mask: tl.constexpr, offset: tl.con
             and.b32 s, $3, 31;
             shr.u32 f, $2, s;
             and.b32 f, f, $4;
+            xor.b32 f, f, $5;
             prmt.b32 a, f, 0x43434343, 0x4140;
             prmt.b32 b, f, 0x43434343, 0x4342;
-            fma.rn.bf16x2 $0, a, $5, $7;
-            fma.rn.bf16x2 $1, b, $6, $8;
+            fma.rn.bf16x2 $0, a, $6, $8;
+            fma.rn.bf16x2 $1, b, $7, $9;
         }''',
-        constraints="=r,=r,r,r,r,r,r,r,r",
+        constraints="=r,=r,r,r,r,r,r,r,r,r",
         args=[
             x,
             tl.full([], shift, tl.uint8),
             tl.full([], mask, tl.uint8),
+            tl.full([], flip, tl.uint8),
             tl.full([], 1, tl.bfloat16),
             tl.full([], offset - 128, tl.bfloat16),
         ],

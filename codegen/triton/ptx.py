@@ -90,6 +90,7 @@ def _halves(register: Register, dtype: torch.dtype) -> torch.Tensor:
 
 _OPERATIONS: dict[str, Callable[..., Register]] = {
     "and.b32": lambda a, b: a & b,
+    "xor.b32": lambda a, b: a ^ b,
     "shr.u32": lambda a, b: a >> b,
     "prmt.b32": _prmt,
     **{f"fma.rn.{name}x2": _fma(dtype) for name, dtype in _FLOATS.items()},

@@ -37,6 +37,11 @@ FIELDS: dict[str, Expr] = {
     "of a signed byte": op("and", op("shr", SIGNED, 4), 15),
     "of a widened byte": op("shr", op("and", Cast(BYTE, I32), 0x70), 4),
     "of a widened signed byte": op("and", op("shr", Cast(SIGNED, I32), 4), 15),
+    "the sign and what follows": op("shr", SIGNED, 4),
+    "low with a sign": op("shr", op("shl", SIGNED, 4), 4),
+    "two bits with a sign, moved": op("add", Cast(op("shr", op("shl", SIGNED, 2), 6), I32), 5),
+    "low by shifts": op("shr", op("shl", BYTE, 4), 4),
+    "middle by shifts": op("shr", op("shl", BYTE, 2), 5),
     "constant first": Op("and", (const(7, U8), BYTE), U8),
     "seven bits": op("sub", Cast(op("shr", BYTE, 1), I32), 64),
 }
@@ -47,7 +52,9 @@ OTHERS: dict[str, Expr] = {
     "a whole byte": BYTE,
     "a signed byte": SIGNED,
     "copies of the sign": op("and", op("shr", SIGNED, 6), 15),
-    "keeps the sign": op("shr", SIGNED, 4),
+    "kept of a sign in a wider integer": op("and", Cast(op("shr", SIGNED, 4), I32), 31),
+    "shifted up and not as far down": op("shr", op("shl", BYTE, 4), 2),
+    "shifted up in a wider integer": op("shr", op("shl", Cast(SIGNED, I32), 4), 4),
     "a shifted sum": op("shr", op("add", LOW, 1), 1),
     "bits with a gap": op("and", BYTE, 5),
     "of a wider word": op("and", Load("w", (I0,), I32), 15),
@@ -74,7 +81,7 @@ def test_the_formula_gives_every_value(name: str) -> None:
     assert found.mask is not None
     (want,) = evaluate([expr], {I0: range(256)}, Scope({"w": stored(expr)}, {}, {}))
     byte = torch.arange(256)
-    assert torch.equal(((byte >> found.shift) & found.mask) + found.offset, want.long())
+    assert torch.equal((((byte >> found.shift) & found.mask) ^ found.flip) + found.offset, want.long())
 
 
 @pytest.mark.parametrize("name", OTHERS)
@@ -85,20 +92,22 @@ def test_what_is_no_field_stays_a_conversion(name: str) -> None:
 
 def test_a_constant_that_the_float_does_not_hold() -> None:
     """Above 256 bfloat16 has no odd numbers; below 2048 float16 has all."""
-    far = Field(BYTE, 0, 15, -200)
+    far = Field(BYTE, mask=15, offset=-200)
     assert not far.exact(torch.bfloat16)
     assert far.exact(torch.float16)
-    assert Field(BYTE, 0, 15, -128).exact(torch.bfloat16)
+    assert Field(BYTE, mask=15, offset=-128).exact(torch.bfloat16)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize(("shift", "mask", "offset"), [(0, 15, -8), (4, 15, 0), (2, 3, 100), (1, 127, -128)])
-def test_the_assembly(dtype: torch.dtype, shift: int, mask: int, offset: int) -> None:
+@pytest.mark.parametrize(
+    ("shift", "mask", "flip", "offset"), [(0, 15, 0, -8), (4, 15, 8, -8), (2, 3, 0, 100), (1, 127, 64, -128)]
+)
+def test_the_assembly(dtype: torch.dtype, shift: int, mask: int, flip: int, offset: int) -> None:
     """Of every byte, in an order in which neighbours differ, and of a number of them that is no multiple of four."""
     text = FUNCTIONS[f"_bits_to_{str(dtype).removeprefix('torch.')}"].split("'''")[1]
     byte = (np.arange(255) * 37 % 256).astype(np.uint8)
-    want = torch.from_numpy(((byte.astype(np.int64) >> shift) & mask) + offset).to(dtype)
-    operands = [byte, np.full(255, shift, np.uint8), np.full(255, mask, np.uint8)]
+    want = torch.from_numpy((((byte.astype(np.int64) >> shift) & mask) ^ flip) + offset).to(dtype)
+    operands = [byte, *(np.full(255, value, np.uint8) for value in (shift, mask, flip))]
     if dtype is torch.float32:
         got = torch.from_numpy(ptx.run(text, operands, 4, 4).view(np.float32)[:255]) + (offset - 2.0**23)
     else:
@@ -119,3 +128,16 @@ def test_only_where_the_device_has_it() -> None:
     kernel = only_kernel(packed, *inputs(packed, 16, 128, 256))
     for arch, found in (("sm_80", True), ("sm_90", True), ("sm_75", False), ("gfx942", False)):
         assert ("_bits_to_bfloat16(" in TritonTarget(arch).emit(kernel)) == found
+
+
+def signed(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Two signed weights of four bits in a signed byte."""
+    weights = torch.stack(((w << 4) >> 4, w >> 4), -1).reshape(w.shape[0], -1)
+    return x @ (weights.to(x.dtype) * scale[:, None]).T
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(1, "float32"), (16, "bfloat16")])
+def test_signed_weights_take_the_same_way(rows: int, kind: str) -> None:
+    x, w, scale = inputs(packed, rows, 128, 256)
+    source = TritonTarget("sm_90").emit(only_kernel(signed, x, w.view(torch.int8), scale))
+    assert [f"_bits_to_{kind}(in1, {shift}, 15, 8, -8)" in source for shift in (0, 4)] == [True, True]
