@@ -5,7 +5,7 @@ Averages are taken in float32 for halves and rounded once.  A maximum keeps its 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import sympy
 import torch
@@ -52,6 +52,26 @@ def _floats(x: Value) -> torch.dtype:
     return widened(x.dtype)
 
 
+Divisor = Callable[[Sequence[sympy.Expr], torch.dtype], Term]
+"""What the window at some place is divided by."""
+
+
+def _mean(ctx: Builder, x: Value, dims: Sequence[Along], divisor: Divisor) -> Value:
+    """Σ of each window over its divisor."""
+    compute, taps = _floats(x), windows(x.shape, dims)
+    total = _summed(ctx, x, taps, taps.read(x).to(compute))
+    at = [axis_symbol(x.rank - len(dims) + d) for d in range(len(dims))]
+    mean = Term(total.expr) / divisor(at, compute)
+    return _rounded(Value(total.shape, compute, x.device, mean.expr), x.dtype)
+
+
+def _mean_gradient(ctx: Builder, grad: Value, dims: Sequence[Along], divisor: Divisor) -> Value:
+    """Σ of the gradients of the windows that an element is part of, each over its divisor."""
+    compute, taps = _floats(grad), windows(grad.shape, dims)
+    each_one = taps.read(grad).to(compute) / divisor(taps.index[-len(dims) :], compute)
+    return _rounded(_summed(ctx, grad, taps, taps.counted(each_one)), grad.dtype)
+
+
 # Averages of windows of one size ------------------------------------------------------------------------------------
 
 
@@ -71,13 +91,10 @@ def _average_pool(count: int) -> None:
         divisor_override: int | None = None,
     ) -> Value:
         """Σ of each window over the number of its elements."""
-        compute, sizes, results = _floats(x), fixed(x.shape[-count:]), _result_sizes(ctx, count)
+        sizes, results = fixed(x.shape[-count:]), _result_sizes(ctx, count)
         k, s, p = each(kernel, count), each(stride or kernel, count), each(padding, count)
-        taps = windows(x.shape, [strided(*numbers) for numbers in zip(results, k, s, p, strict=True)])
-        total = _summed(ctx, x, taps, taps.read(x).to(compute))
-        at = [axis_symbol(x.rank - count + d) for d in range(count)]
-        divisor = _elements(at, sizes, results, k, s, p, count_include_pad, divisor_override, compute)
-        return _rounded(Value(total.shape, compute, x.device, (Term(total.expr) / divisor).expr), x.dtype)
+        dims = [strided(*numbers) for numbers in zip(results, k, s, p, strict=True)]
+        return _mean(ctx, x, dims, _elements(sizes, results, k, s, p, count_include_pad, divisor_override))
 
     @lowers(backward.default)
     def gradient(
@@ -92,12 +109,10 @@ def _average_pool(count: int) -> None:
         divisor_override: int | None,
     ) -> Value:
         """Σ of the gradients of the windows that an element is part of, each over its number of elements."""
-        compute, sizes, results = _floats(grad), fixed(x.shape[-count:]), fixed(grad.shape[-count:])
+        sizes, results = fixed(x.shape[-count:]), fixed(grad.shape[-count:])
         k, s, p = each(kernel, count), each(stride or kernel, count), each(padding, count)
         dims = [_member(*numbers) for numbers in zip(sizes, k, s, p, strict=True)]
-        taps = windows(grad.shape, dims)
-        divisor = _elements(taps.index[-count:], sizes, results, k, s, p, count_include_pad, divisor_override, compute)
-        return _rounded(_summed(ctx, grad, taps, taps.counted(taps.read(grad).to(compute) / divisor)), grad.dtype)
+        return _mean_gradient(ctx, grad, dims, _elements(sizes, results, k, s, p, count_include_pad, divisor_override))
 
 
 def _member(inputs: int, kernel: int, stride: int, padding: int) -> Along:
@@ -113,7 +128,6 @@ def _member(inputs: int, kernel: int, stride: int, padding: int) -> Along:
 
 
 def _elements(
-    at: Sequence[sympy.Expr],
     sizes: Sequence[int],
     results: Sequence[int],
     kernel: Sequence[int],
@@ -121,23 +135,26 @@ def _elements(
     padding: Sequence[int],
     include_pad: bool,
     override: int | None,
-    dtype: torch.dtype,
-) -> Term:
-    """What the window at `at` is divided by."""
-    if override is not None:
-        return Term(literal(override, dtype))
-    number, whole = Term(literal(1, dtype)), 1
-    for o, size, n, k, s, p in zip(at, sizes, results, kernel, stride, padding, strict=True):
-        inside = (n - 1) * s + k <= size + 2 * p
-        if inside and (include_pad or p == 0):
-            whole *= k
-            continue
-        start = Term(IndexValue(o * s - p))
-        end = minimum(start + k, size + p)  # a window may hang over the padding, but that does not count
-        if not include_pad:
-            start, end = maximum(start, 0), minimum(end, size)
-        number = number * (end - start).to(dtype)
-    return number * whole
+) -> Divisor:
+    """How many elements a window has."""
+
+    def divisor(at: Sequence[sympy.Expr], dtype: torch.dtype) -> Term:
+        if override is not None:
+            return Term(literal(override, dtype))
+        number, whole = Term(literal(1, dtype)), 1
+        for o, size, n, k, s, p in zip(at, sizes, results, kernel, stride, padding, strict=True):
+            inside = (n - 1) * s + k <= size + 2 * p
+            if inside and (include_pad or p == 0):
+                whole *= k
+                continue
+            start = Term(IndexValue(o * s - p))
+            end = minimum(start + k, size + p)  # a window may hang over the padding, but that does not count
+            if not include_pad:
+                start, end = maximum(start, 0), minimum(end, size)
+            number = number * (end - start).to(dtype)
+        return number * whole
+
+    return divisor
 
 
 # Averages of windows that share the input ---------------------------------------------------------------------------
@@ -150,34 +167,32 @@ def _adaptive_average_pool(count: int) -> None:
     @lowers(forward.default)
     def rule(ctx: Builder, x: Value, output_size: Sequence[int]) -> Value:
         """The mean of each window."""
-        compute, sizes, results = _floats(x), fixed(x.shape[-count:]), _result_sizes(ctx, count)
+        sizes, results = fixed(x.shape[-count:]), _result_sizes(ctx, count)
         dims = [proportional(*numbers) for numbers in zip(results, sizes, strict=True)]
-        taps = windows(x.shape, dims)
-        total = _summed(ctx, x, taps, taps.read(x).to(compute))
-        at = [axis_symbol(x.rank - count + d) for d in range(count)]
-        divisor = _lengths(at, results, sizes, compute)
-        return _rounded(Value(total.shape, compute, x.device, (Term(total.expr) / divisor).expr), x.dtype)
+        return _mean(ctx, x, dims, _lengths(results, sizes))
 
     @lowers(backward.default)
     def gradient(ctx: Builder, grad: Value, x: Value) -> Value:
         """Σ of the gradients of the windows that an element is part of, each over its length."""
-        compute, sizes, results = _floats(grad), fixed(x.shape[-count:]), fixed(grad.shape[-count:])
+        sizes, results = fixed(x.shape[-count:]), fixed(grad.shape[-count:])
         dims = [proportional(*numbers) for numbers in zip(sizes, results, strict=True)]
-        taps = windows(grad.shape, dims)
-        divisor = _lengths(taps.index[-count:], results, sizes, compute)
-        return _rounded(_summed(ctx, grad, taps, taps.counted(taps.read(grad).to(compute) / divisor)), grad.dtype)
+        return _mean_gradient(ctx, grad, dims, _lengths(results, sizes))
 
 
-def _lengths(at: Sequence[sympy.Expr], results: Sequence[int], sizes: Sequence[int], dtype: torch.dtype) -> Term:
-    """How many elements the window at `at` has."""
-    number, whole = Term(literal(1, dtype)), 1
-    for o, n, size in zip(at, results, sizes, strict=True):
-        if size % n == 0:
-            whole *= size // n
-            continue
-        start, end = (FloorDiv(at_, sympy.Integer(n)) for at_ in (o * size, (o + 1) * size + n - 1))
-        number = number * Term(IndexValue(end - start)).to(dtype)
-    return number * whole
+def _lengths(results: Sequence[int], sizes: Sequence[int]) -> Divisor:
+    """How many elements a window has, where windows share the input."""
+
+    def divisor(at: Sequence[sympy.Expr], dtype: torch.dtype) -> Term:
+        number, whole = Term(literal(1, dtype)), 1
+        for o, n, size in zip(at, results, sizes, strict=True):
+            if size % n == 0:
+                whole *= size // n
+                continue
+            start, end = (FloorDiv(reach, sympy.Integer(n)) for reach in (o * size, (o + 1) * size + n - 1))
+            number = number * Term(IndexValue(end - start)).to(dtype)
+        return number * whole
+
+    return divisor
 
 
 # Maxima -------------------------------------------------------------------------------------------------------------
