@@ -1,7 +1,8 @@
 """Bags of embeddings: rows of a table, summed up or averaged bag by bag.
 
 `offsets` says where each bag begins among the indices.  A row finds its bag by search, and is added to it; its gradient
-is that of the bag.  Maxima over bags are refused, and so are gradients divided by how often a row was looked up.
+is that of the bag, or of those bags whose largest row it is, element by element.  Gradients divided by how often a row
+was looked up are refused.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from lowering.rules.gather import position
 from lowering.rules.meeting import folded
 from lowering.rules.promotion import combine, convert, widen
 from lowering.rules.search import bucketize
+from lowering.scalar_ops import identity
 from lowering.value import Value
 
 aten = torch.ops.aten
@@ -26,9 +28,7 @@ aten = torch.ops.aten
 SUM, MEAN, MAX = range(3)
 
 
-def _check(mode: int, scale_grad_by_freq: bool) -> None:
-    if mode == MAX:
-        raise Unsupported("the maximum of each bag")
+def _check(scale_grad_by_freq: bool) -> None:
     if scale_grad_by_freq:
         raise Unsupported("gradients divided by how often a row was looked up")
 
@@ -76,8 +76,8 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Value, ...]:
-    """(the sum or mean of each bag, the bag of each index, the sizes of the bags, nothing)."""
-    _check(mode, scale_grad_by_freq)
+    """(the sum, mean or maximum of each bag, the bag of each index, the sizes of the bags, which rows are largest)."""
+    _check(scale_grad_by_freq)
     assert ctx.current is not None
     metas = ctx.current.meta["val"]
     count = offsets.shape[0] - (1 if include_last_offset else 0)
@@ -87,15 +87,39 @@ def embedding_bag(
     looked_up = widen(weight.view(at.shape, [at.expr, axis_symbol(1)]))
     if per_sample_weights is not None:
         looked_up = combine(lambda row, by: row * by, looked_up, _rows(widen(per_sample_weights), width))
-    zeros = Value((count, width), looked_up.dtype, weight.device, literal(0, looked_up.dtype))
     held = _counted(at, padding_idx)
-    total = folded(ctx, "sum", zeros, [_rows(bags, width).expr, axis_symbol(1)], looked_up, held)
     sizes = _sizes(ctx, bags, indices, count, padding_idx)
+    along = sizes.view((count, width), [axis_symbol(0)])
+    largest = None
+    if mode == MAX:
+        total, largest = _largest(ctx, looked_up, at, _rows(bags, width), along, held)
+    else:
+        zeros = Value((count, width), looked_up.dtype, weight.device, literal(0, looked_up.dtype))
+        total = folded(ctx, "sum", zeros, [_rows(bags, width).expr, axis_symbol(1)], looked_up, held)
     if mode == MEAN:
-        along = sizes.view((count, width), [axis_symbol(0)])
         total = combine(lambda t, n: t / maximum(n, 1).to(t.dtype), total, along)
-    kept = [_as(meta, value) for meta, value in zip(metas[1:], (bags, sizes, None), strict=True)]
+    kept = [_as(meta, value) for meta, value in zip(metas[1:], (bags, sizes, largest), strict=True)]
     return (convert(total, weight.dtype, implicit=True), *kept)
+
+
+def _largest(
+    ctx: Builder, rows: Value, names: Value, bags: Value, sizes: Value, held: Term | None
+) -> tuple[Value, Value]:
+    """(the largest element of each bag in each column, the row that has it first); 0 for bags without a row.
+
+    `rows` holds what was looked up, `names` the row and `bags` the bag of each; `sizes` has the shape of the result.
+    """
+    place = [bags.expr, axis_symbol(1)]
+    lowest = Value(sizes.shape, rows.dtype, rows.device, literal(identity("max", rows.dtype), rows.dtype))
+    top = folded(ctx, "max", lowest, place, rows, held)
+    order = Value(rows.shape, torch.int64, rows.device, IndexValue(axis_symbol(0)))
+    same = eq(Term(rows.expr), Term(top.view(rows.shape, place).expr))
+    none = Value(sizes.shape, torch.int64, rows.device, literal(identity("min", torch.int64), torch.int64))
+    first = folded(ctx, "min", none, place, order, same if held is None else same & held)
+    filled = Term(sizes.expr) > 0
+    found = Term(guarded(names.view(sizes.shape, [first.expr, axis_symbol(1)]).expr, filled.expr))
+    empty = combine(lambda n, t: where(n > 0, t, 0), sizes, top)
+    return empty, Value(sizes.shape, torch.int64, rows.device, where(filled, found, 0).expr)
 
 
 def _as(meta: torch.Tensor, value: Value | None) -> Value:
@@ -130,11 +154,16 @@ def embedding_bag_backward(
     padding_idx: int = -1,
 ) -> Value:
     """For each row of the table Σ of the gradients of the bags it is in."""
-    _check(mode, scale_grad_by_freq)
+    _check(scale_grad_by_freq)
     if sparse:
         raise Unsupported("sparse gradients")
     width = grad.shape[1]
     bags = _bags(ctx, indices, offsets)
+    zeros = Value((sympy.sympify(num_weights), width), grad.dtype, grad.device, literal(0, grad.dtype))
+    if mode == MAX:
+        sizes = _sizes(ctx, bags, indices, grad.shape[0], padding_idx).view(grad.shape, [axis_symbol(0)])
+        place = convert(maximum_indices, torch.int64)
+        return folded(ctx, "sum", zeros, [place.expr, axis_symbol(1)], grad, Term(sizes.expr) > 0)
     along = _rows(bags, width)
     parts = widen(grad.view(along.shape, [along.expr, axis_symbol(1)]))
     if mode == MEAN:
@@ -143,7 +172,6 @@ def embedding_bag_backward(
         parts = combine(lambda part, n: part / maximum(n, 1).to(part.dtype), parts, number)
     if per_sample_weights is not None:
         parts = combine(lambda part, by: part * by, parts, _rows(widen(per_sample_weights), width))
-    zeros = Value((sympy.sympify(num_weights), width), grad.dtype, grad.device, literal(0, grad.dtype))
     at = _rows(convert(indices, torch.int64), width)
     return folded(ctx, "sum", zeros, [at.expr, axis_symbol(1)], parts, _counted(at, padding_idx))
 
@@ -160,7 +188,6 @@ def per_sample_weights_backward(
     padding_idx: int = -1,
 ) -> Value:
     """For each index Σ of the gradient of its bag times its row."""
-    _check(mode, False)
     width = grad.shape[1]
     along = _rows(_bags(ctx, indices, offsets), width)
     at = _rows(_looked_up(indices, weight), width)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.lowering.lowered import calls, check, lowered
+from tests.lowering.lowered import check
 
 aten = torch.ops.aten
 TABLE = torch.randn(11, 5)
@@ -65,9 +65,18 @@ def test_gradients_of_weights():
         check(lambda *args, p=padding: backward(*args, 0, p), *given)
 
 
-def test_the_largest_of_a_bag_is_left():
-    program = lowered(lambda w, i, o: F.embedding_bag(i, w, o, mode="max"), TABLE, INDICES, OFFSETS)
-    assert list(calls(program).values()) == ["the maximum of each bag"]
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_largest_of_a_bag(dtype):
+    table = (TABLE * 2).round().to(dtype)  # with ties
+    for padding in (-1, 7):
+        for indices, offsets in ((INDICES, OFFSETS), (INDICES.int(), OFFSETS.int())):
+            check(lambda w, i, o: aten._embedding_bag(w, i, o, False, 2, padding_idx=padding), table, indices, offsets)  # noqa: B023
+            check(lambda w, i, o: F.embedding_bag(i, w, o, mode="max", padding_idx=padding), table, indices, offsets)  # noqa: B023
+        _, bags, sizes, largest = aten._embedding_bag(table, INDICES, OFFSETS, False, 2, padding_idx=padding)
+        check(
+            lambda g, i, o, b, s, m: aten._embedding_bag_backward(g, i, o, b, s, m, 11, False, 2, False, None, padding),  # noqa: B023
+            *(torch.randint(-4, 5, (4, 5)).to(dtype), INDICES, OFFSETS, bags, sizes, largest),
+        )
 
 
 # Masks ----------------------------------------------------------------------------------------------------------------
