@@ -109,7 +109,7 @@ def index_put(
     if not given:
         raise Unsupported("no index")
     if accumulate and not updates_input(ctx):
-        shape, place = indexed(x.shape, indices)
+        shape, place = indexed(x.shape, indices, check=False)  # those of runs are known to be in range
         source = convert(broadcast_to(_aligned(values, shape), shape), x.dtype)
         if (in_runs := summed_in_runs(ctx, x, place, source)) is not None:
             return in_runs
