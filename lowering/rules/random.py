@@ -17,7 +17,7 @@ from lowering.errors import Unsupported
 from lowering.expr import Expr, Random
 from lowering.registry import lowers
 from lowering.rules.creation import made
-from lowering.rules.formula import Term, call, exp, literal, log1p, maximum, sqrt, where
+from lowering.rules.formula import Term, call, exp, literal, log1p, maximum, minimum, sqrt, where
 from lowering.rules.promotion import Argument, compose, term_of, widened
 from lowering.rules.view import result_shape
 from lowering.value import Shape, Value, axes_of, contiguous_strides
@@ -80,7 +80,16 @@ def rand(ctx: Builder, like: object, **options: object) -> Value:
 def uniform(ctx: Builder, x: Value, low: float = 0.0, high: float = 1.0, *, generator: object = None) -> Value:
     """Uniform in [low, high)."""
     seed, shape, dtype = _fresh(ctx, generator)
-    return _rounded(ctx, uniform_term(seed, shape, dtype) * (high - low) + low, dtype)
+    number = uniform_term(seed, shape, dtype) * (high - low) + low
+    return _rounded(ctx, minimum(number, max(_below(high, dtype), low)), dtype)
+
+
+def _below(bound: float, dtype: torch.dtype) -> float:
+    """The largest number of `dtype` below `bound`: what is drawn is cut there, as rounding may lead beyond it."""
+    nearest = torch.tensor(bound, dtype=dtype)
+    if float(nearest) < bound:
+        return float(nearest)
+    return float(torch.nextafter(nearest, torch.tensor(-math.inf, dtype=dtype)))
 
 
 # Normal -------------------------------------------------------------------------------------------------------------

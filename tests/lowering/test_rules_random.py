@@ -75,6 +75,10 @@ UNIFORM: dict[str, tuple[Callable[[torch.Tensor], object], float, float]] = {
     "rand_bfloat16": (lambda x: torch.rand(SIZE, dtype=torch.bfloat16), 0, 1),
     "rand_like": (torch.rand_like, 0, 1),
     "uniform": (lambda x: aten.uniform(x, -3, 5), -3, 5),
+    "uniform_half": (lambda x: aten.uniform(x.half(), 2, 3), 2, 3),
+    "uniform_bfloat16": (lambda x: aten.uniform(x.bfloat16(), 2, 4), 2, 4),
+    "uniform_inexact": (lambda x: aten.uniform(x.bfloat16(), 0, 0.1), 0, 0.1),
+    "uniform_double": (lambda x: aten.uniform(x.double(), 2, 3), 2, 3),
 }
 
 
