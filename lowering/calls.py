@@ -26,6 +26,10 @@ from lowering.value import Shape, Value, axes_of
 FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
 
 
+TOLD_BY_DATA = ("_unique", "_unique2", "unique_dim", "unique_consecutive", "nonzero", "masked_select")
+"""Operations of which only data tells the size of the result, whatever their arguments."""
+
+
 class Calls(Builder):
     """What the fx nodes so far stand for, which buffers hold it as eager would, and calls that make such buffers."""
 
@@ -40,6 +44,8 @@ class Calls(Builder):
     def extern(self, node: fx.Node, reason: str) -> FxValue:
         """The result of `node` by the call that eager makes, for this reason."""
         assert callable(node.target)
+        if _is_mistraced(node):
+            raise Unsupported(f"PyTorch traced {node.target} as if its size were known", origin=origin_of(node))
         is_view = _is_view(node.target)
         args = tuple(self._extern_arg(arg) for arg in node.args)
         kwargs = {key: self._extern_arg(arg) for key, arg in node.kwargs.items()}
@@ -202,6 +208,17 @@ def _same_layout(buffer: Buffer, shape: Shape, strides: Shape) -> bool:
     if buffer.numel == 0:
         return True
     return all(a == b for a, b, size in zip(buffer.strides, strides, shape, strict=True) if size != ONE)
+
+
+def _is_mistraced(node: fx.Node) -> bool:
+    """Has a result a known size although only data tells it?  PyTorch 2.11 traces `_unique` so: as of one element."""
+    if not isinstance(node.target, OpOverload) or node.target._schema.name.removeprefix("aten::") not in TOLD_BY_DATA:
+        return False
+    val, given = node.meta.get("val"), [arg.meta.get("val") for arg in node.all_input_nodes]
+    results = val if isinstance(val, (tuple, list)) else (val,)
+    sizes = [size for part in results if isinstance(part, torch.Tensor) for size in sizes_of(part.shape)]
+    numbers = [arg.numel() for arg in given if isinstance(arg, torch.Tensor)]
+    return all(size.is_Integer for size in sizes) and not any(isinstance(n, int) and n < 2 for n in numbers)
 
 
 def _is_view(target: object) -> bool:

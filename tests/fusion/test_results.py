@@ -8,7 +8,9 @@ from torch import Tensor
 
 import fusion
 from fusion.runtime.results import as_said
-from lowering.errors import FusionError
+from lowering.errors import FusionError, Unsupported
+from lowering.lower import lower
+from tests.lowering.lowered import single_call
 
 
 @torch.library.custom_op("fusion_tests::turned", mutates_args=())
@@ -47,3 +49,13 @@ def test_what_lies_as_said_is_not_copied():
     assert as_said(x[:0], "x", (0, 1, 4), (9, 9, 9)).numel() == 0
     got = as_said(x, "x", (3, 1, 4), (1, 1, 3))
     assert got.stride() == (1, 1, 3) and torch.equal(got, x)
+
+
+def test_a_size_that_only_data_tells_is_not_taken_as_known():
+    """The gradient of `index_fill` looks up what an index names, each once: traced as one element by PyTorch 2.11."""
+    nothing = torch.empty(0, dtype=torch.long)
+    graph = single_call(torch.ops.aten._unique.default, (torch.tensor([3, 1, 3]),), (torch.tensor([3]), nothing))
+    with pytest.raises(Unsupported, match="_unique.* as if its size were known"):
+        lower(graph)
+    alone = single_call(torch.ops.aten._unique.default, (torch.tensor([3]),), (torch.tensor([3]), nothing))
+    assert len(lower(alone).nodes) == 1
