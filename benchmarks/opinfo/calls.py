@@ -36,6 +36,13 @@ class Call(nn.Module):
         """The sample's own tensors."""
         return [leaf for leaf in self.leaves if isinstance(leaf, Tensor)]
 
+    @property
+    def returns_positions(self) -> bool:
+        """Are the results values and the positions at which they were found?"""
+        input_, args, kwargs = tree_unflatten(list(self.leaves), self.spec)
+        result = self.op.op(input_, *args, **kwargs)
+        return isinstance(result, tuple) and all(hasattr(result, name) for name in ("values", "indices"))
+
     def forward(self, *tensors: Tensor) -> list[Tensor]:
         """The tensors of the result."""
         rest = iter(tensors)

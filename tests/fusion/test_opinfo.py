@@ -110,6 +110,30 @@ def test_other_strides_are_a_mismatch(monkeypatch):
     assert "strides" in judge(pair_of("softmax"), "cpu", count=3).reason
 
 
+def test_of_equal_elements_either_may_be_named(monkeypatch):
+    def the_other(change):
+        def otherwise(call, backward, target):
+            found = calls.run(call, call.tensors, backward)
+            values, positions = found.outputs
+            found.outputs = [values, change(positions, call.tensors[0], values)]
+            return found
+
+        monkeypatch.setattr(verdict, "compiled", otherwise)
+        return judge(pair_of("topk", "int64"), "cpu", count=1).status
+
+    def last_equal(positions, source, values):
+        if values.ndim != 3:
+            return positions
+        equal = source.unsqueeze(-2) == values.unsqueeze(-1)
+        last = source.shape[-1] - 1 - equal.flip(-1).int().argmax(-1)
+        again = (values.unsqueeze(-1) == values.unsqueeze(-2)).sum(-1) > 1
+        return torch.where(again, positions, last)
+
+    assert the_other(last_equal) == "pass"
+    assert the_other(lambda positions, source, values: positions * 0) == "mismatch"
+    assert the_other(lambda positions, source, values: (positions + 1) % source.shape[-1]) == "mismatch"
+
+
 def test_random_operations_are_compared_by_form():
     found = judge(pair_of("randn_like"), "cpu", count=1, target="reference")
     assert found.status == "pass" and found.random and found.native
