@@ -6,7 +6,7 @@ kernel is something else.  All time goes into loading the matrix: what counts is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.configs import PROGRAMS, Config, extent, power_of_two
@@ -21,6 +21,7 @@ from lowering.scalar_ops import HALVES
 # (rows of the matrix, bytes along each, words of 16 bytes that each thread loads in a step); fastest on an H200 first.
 _BYTES = ((1, 2048, 1), (4, 2048, 4), (2, 2048, 2), (2, 1024, 1))
 _HALVES = ((1, 2048, 1), (2, 4096, 2), (4, 2048, 2), (2, 1024, 2))
+_ROWS = ((2, 1024, 2), (2, 4096, 2), (4, 2048, 4), (1, 2048, 1))  # times several rows
 _GROUPS = ((4, 2048, 4), (2, 2048, 2), (2, 1024, 1), (2, 1024, 4))
 _PACKED = ((8, 1024, 4), (8, 1024, 8), (4, 2048, 8), (4, 1024, 8))
 
@@ -38,8 +39,7 @@ def candidates(blocked: Blocked) -> tuple[Config, ...]:
         return ()
     size = _itemsize(blocked)
     held = power_of_two(extent(dims["q"].size)) if "q" in dims else 1
-    packed = any(isinstance(fold.args[0], Op) and fold.args[0].name == "add" for fold in _sums(blocked))
-    shapes = _PACKED if packed else _GROUPS if held * size > WORD else _BYTES if size == 1 else _HALVES
+    shapes = _shapes(_sums(blocked), size, grouped=held * size > WORD)
     found = []
     for rows, along, words in shapes:
         rows = min(rows, power_of_two(extent(dims["x"].size)))
@@ -50,6 +50,17 @@ def candidates(blocked: Blocked) -> tuple[Config, ...]:
         warps = min(8, max(1, rows * steps * held * size // (WORD * words * 32)))
         found.append(Config(tuple((name, blocks[name]) for name in dims), num_warps=warps))
     return tuple(dict.fromkeys(found))
+
+
+def _shapes(sums: Sequence[Fold], size: int, *, grouped: bool) -> tuple[tuple[int, int, int], ...]:
+    """The table for a matrix of elements of `size` bytes, in `grouped` words or one by one."""
+    if any(isinstance(fold.args[0], Op) and fold.args[0].name == "add" for fold in sums):
+        return _PACKED  # of each element several numbers are taken
+    if grouped:
+        return _GROUPS
+    if len(sums) > 1:
+        return _ROWS
+    return _BYTES if size == 1 else _HALVES
 
 
 # (rows, bytes along each, warps) of a matrix whose columns are summed; fastest on an H200 first.

@@ -10,9 +10,9 @@ their pipeline keeps less of that memory in flight than plain loads of 16 bytes 
 
 The larger operand is contiguous along what is summed, [n, k].  Where it is contiguous along its own rows, [k, n], the
 pipeline of the matrix units is the faster one (`products.narrow`), except for a single row and weights that are bytes:
-these become sums too, of which neighbouring threads take neighbouring columns.  Where several weights share a byte, the
-matrix units are as fast for one row as sums are, and faster for more.  Left as it is: an operand that is
-contiguous along neither, and a kernel with other folds.
+these become sums too, of which neighbouring threads take neighbouring columns.  Of several rows, halves times bytes
+are left to the matrix units, which leave time to convert.  Left as it is as well: an operand that is contiguous along
+neither, and a kernel with other folds.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import sympy
 import torch
 
 from codegen.triton.packed import MOST
-from lowering.expr import Cast, Expr, Op, TileRef, loads, make_cast, postorder, rewrite
+from lowering.expr import Cast, Expr, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
 from lowering.indexing import FloorDiv, coefficient, simplify, substitute_all
 from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements
 from lowering.scalar_ops import HALVES
@@ -78,7 +78,7 @@ def _few(kernel: Kernel, fold: Fold) -> frozenset[sympy.Symbol] | None:
             continue
         count = math.prod(int(sizes[symbol]) for symbol in side)
         longer = math.prod(sizes[symbol] for symbol in other if symbol in sizes)
-        most = 1 if fold.args[0].dtype in HALVES and _shared(operand, fold.over) else FEW
+        most = 1 if fold.args[0].dtype in HALVES and _of_bytes(operand, set(other)) else FEW
         if not 0 < count <= most or longer == 0:
             continue
         if _along(operand, fold.over, set(other)) or (count == 1 and _bytes_across(operand, fold.over, other)):
@@ -100,10 +100,10 @@ def _bytes_across(operand: Expr, over: Sequence[sympy.Symbol], other: Sequence[s
     return any(coefficient(offset, axis) == 1 for offset in found for axis in other)
 
 
-def _shared(operand: Expr, over: Sequence[sympy.Symbol]) -> bool:
-    """Do neighbours along an axis of `over` share a stored element?"""
-    offsets = [load.index[0] for load in loads(operand) if not isinstance(load.index[0], Expr)]
-    return any(_of_elements(offset, axis) != offset for offset in offsets for axis in over)
+def _of_bytes(operand: Expr, other: set[sympy.Symbol]) -> bool:
+    """Are the widest loads of `operand` of single bytes?"""
+    wide = [load for load in loads(operand) if any(other & index.free_symbols for index in index_of(load))]
+    return any(load.dtype in _BYTES for load in wide)
 
 
 def _of_elements(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:

@@ -30,13 +30,13 @@ SHORTEST = 8 * BLOCK
 """The shortest part: below it, filling the pipeline takes longer than the product."""
 FEWEST = 2
 """Rows or columns below which a product is summed up without matrix units, by programs enough."""
-NARROW_TOGETHER = 4
+NARROW_TOGETHER = 2
 """Tiles of a product with few rows or columns that share a processor: it waits for memory, not for matrix units.
 
-(H200, 16 rows and int4 weights of 4096 × 14336: 39 µs in one kernel of 64 tiles, 16 µs in parts; int8 31 and 24 µs.)
+(H200, 16 rows and int4 weights of 4096 × 14336: 39 µs in one kernel of 64 tiles, 16 µs in 4 parts; int8 31 and 23 µs.)
 """
-NARROW_SHARE = 0.6
-"""Of the speed of memory, what a product with few rows or columns reaches in parts, whatever its operands are made of."""
+NARROW_SHARE = 0.5
+"""Of the speed of memory, what a product with few rows or columns reaches in parts, whatever makes its operands."""
 
 
 def in_parts(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> Way | None:

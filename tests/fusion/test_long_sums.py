@@ -129,7 +129,7 @@ def test_parts_are_cheaper_where_a_single_kernel_leaves_the_device_idle() -> Non
         (((1024, 1024), (1024, 1024)), 1),  # every processor has a tile
         (((128, 960), (128, 960)), 1),  # too short
         (((128, 4095), (128, 4095)), 1),  # no part ends with a block
-        (((8, 16384), (512, 16384)), 32),  # a few rows: four tiles of 64 to a processor
+        (((8, 16384), (512, 16384)), 16),  # a few rows: two tiles of 64 to a processor
     ],
     ids=str,
 )

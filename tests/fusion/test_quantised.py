@@ -24,6 +24,7 @@ from lowering.interpret import run_kernel
 from lowering.kernel import Fold, Kernel, Role, statements
 from lowering.program import Extern
 from lowering.verify import verify_kernel
+from tests.codegen.kernels.products import linear
 
 Linear = Callable[..., torch.Tensor]
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -186,11 +187,16 @@ def test_blocked_kernels_compute_the_same(name: str, m: int) -> None:
 
 
 def test_few_rows_are_sums_that_share_the_weight() -> None:
-    kernel = block(only_kernel(per_channel, *inputs(per_channel, 3, 4096, 4096))).kernel
-    found = [fold for fold in folds(kernel) if list(loads(*fold.args))]
-    assert [fold.op for fold in found] == ["sum"] * 3
-    assert len({load for fold in found for load in loads(*fold.args) if load.buffer == "in1"}) == 1
-    assert [folds(block(only_kernel(per_channel, *inputs(per_channel, 5, 8192, 4096))).kernel)[0].op] == ["dot"]
+    """Of halves up to four rows; of bytes one, unless they are multiplied in float32."""
+    found = folds(block(linear(4, 4096, 4096, BF16)).kernel)
+    weights = [load for fold in found for load in loads(*fold.args) if load.buffer == "w"]
+    assert {fold.op for fold in found} == {"sum"}
+    assert len(weights) == 4
+    assert len(set(weights)) == 1
+    assert [fold.op for fold in folds(block(linear(6, 4096, 4096, BF16)).kernel)] == ["dot"]
+    for m, dtype, form in ((1, BF16, "sum"), (2, BF16, "dot"), (2, F32, "sum")):
+        given = inputs(per_channel, m, 16384, 1024, dtype=dtype)
+        assert {fold.op for fold in folds(block(only_kernel(per_channel, *given)).kernel)} == {form}
 
 
 @pytest.mark.parametrize(("m", "form"), [(1, ["sum"]), (2, ["dot"])])
