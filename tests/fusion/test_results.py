@@ -55,7 +55,7 @@ def test_a_size_that_only_data_tells_is_not_taken_as_known():
     """The gradient of `index_fill` looks up what an index names, each once: traced as one element by PyTorch 2.11."""
     nothing = torch.empty(0, dtype=torch.long)
     graph = single_call(torch.ops.aten._unique.default, (torch.tensor([3, 1, 3]),), (torch.tensor([3]), nothing))
-    with pytest.raises(Unsupported, match="_unique.* as if its size were known"):
+    with pytest.raises(Unsupported, match=r"_unique.* as if its size were known"):
         lower(graph)
     alone = single_call(torch.ops.aten._unique.default, (torch.tensor([3]),), (torch.tensor([3]), nothing))
     assert len(lower(alone).nodes) == 1
