@@ -92,6 +92,8 @@ def cast(code: Code, source: torch.dtype, target: torch.dtype) -> Code:
     if target is torch.uint8 and source.is_floating_point:
         # Through int64, so that -1.0 wraps to 255 as it does in eager.
         return Code(f"{code.at(ATOM)}.to(tl.int64).to(tl.uint8)")
+    if source is torch.float64 and target in HALVES:  # eager has halves of float32 only, and so rounds twice
+        return Code(f"{code.at(ATOM)}.to(tl.float32).to({TYPES[target]})")
     return Code(f"{code.at(ATOM)}.to({TYPES[target]})")
 
 

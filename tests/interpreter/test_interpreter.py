@@ -107,6 +107,14 @@ def test_cast(source: torch.dtype, target: torch.dtype) -> None:
     torch.testing.assert_close(out, x.to(target), rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.parametrize("target", [torch.float16, torch.bfloat16], ids=str)
+def test_doubles_become_halves_by_way_of_float32(target: torch.dtype) -> None:
+    x = torch.tensor([65519.999, 1 + 2**-11 + 2**-40, 1 + 2**-8 + 2**-40, 2**-25 * 1.00000001], dtype=torch.float64)
+    out = torch.zeros(4, dtype=target)
+    run(convert(torch.float64, target, 4), [x, out])
+    torch.testing.assert_close(out, x.to(target), rtol=0, atol=0)
+
+
 @pytest.mark.parametrize("sizes", [(5, 70), (16, 32), (1, 1)])
 def test_symbolic_sizes(sizes: tuple[int, int]) -> None:
     rows, columns = sympy.symbols("s0 s1", integer=True, positive=True)
