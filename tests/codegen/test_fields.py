@@ -14,6 +14,8 @@ from codegen.triton.prelude import FUNCTIONS
 from lowering.evaluate import Scope, evaluate
 from lowering.expr import Cast, Expr, Load, Op, const
 from lowering.indexing import axis_symbol
+from lowering.kernel import Kernel, Role, Store
+from tests.codegen.kernels.making import kernel, param, tensors
 from tests.fusion.test_quantised import inputs, only_kernel, packed
 
 I0 = axis_symbol(0)
@@ -61,6 +63,22 @@ OTHERS: dict[str, Expr] = {
     "shifted up": op("shl", LOW, 1),
     "shifted past its width": op("shr", BYTE, 9),
 }
+
+
+def converted(source: torch.dtype, dtype: torch.dtype, n: int) -> Kernel:
+    """Every field of bytes of type `source`, and of what is none, as floats"""
+    byte = SIGNED if source is I8 else BYTE
+    values = [Cast(expr, dtype) for expr in (*FIELDS.values(), *OTHERS.values()) if byte in _nodes(expr)]
+    outs = [param(f"out{k}", dtype, n, written=True) for k in range(len(values))]
+    stores = [Store(out.name, I0, value) for out, value in zip(outs, values, strict=True)]
+    return kernel("converted", [param("w", source, n), *outs], {I0: (n, Role.GRID)}, *stores)
+
+
+def every_byte(source: torch.dtype, kernel: Kernel) -> list[torch.Tensor]:
+    """Operands for `converted`."""
+    given = tensors(kernel)
+    given[0] = (torch.arange(len(given[0])) * 37 % 256).to(U8).view(source)
+    return given
 
 
 def stored(expr: Expr) -> torch.Tensor:

@@ -11,11 +11,12 @@ from codegen.triton import TritonTarget
 from lowering.kernel import Role
 from lowering.scalar_ops import SCALAR_OPS
 from tests.codegen.kernels.large import LARGE
-from tests.codegen.kernels.making import BF16, F16, F32, F64, I8, LOOP, WHOLE, assert_same, special, tensors
+from tests.codegen.kernels.making import BF16, F16, F32, F64, I8, LOOP, WHOLE, assert_same, expected, special, tensors
 from tests.codegen.kernels.pointwise import add, convert, scalar
 from tests.codegen.kernels.products import matmul
 from tests.codegen.kernels.rows import fold
 from tests.codegen.kernels.small import SMALL
+from tests.codegen.test_fields import converted, every_byte
 from tests.gpu.launched import build, check
 
 pytestmark = pytest.mark.gpu
@@ -133,3 +134,15 @@ def test_offsets_beyond_32_bits() -> None:
     build(add(size, I8))(x, y, out)
     assert int(out[-1]) == 6 and int(out[-4]) == 2 and int(out[1 << 31]) == 2
     assert bool((out[: 1 << 20] == 2).all())
+
+
+@pytest.mark.parametrize("dtype", [F16, BF16, F32], ids=str)
+@pytest.mark.parametrize("source", [torch.uint8, I8], ids=str)
+def test_bits_of_every_byte(source: torch.dtype, dtype: torch.dtype) -> None:
+    """In assembly of the device, of which the interpreter runs a model."""
+    kernel = converted(source, dtype, 70_001)
+    given = every_byte(source, kernel)
+    want = expected(kernel, given)
+    got = [tensor.cuda() for tensor in given]
+    build(kernel)(*got)
+    assert all(torch.equal(found.cpu(), exact) for found, exact in zip(got, want, strict=True))

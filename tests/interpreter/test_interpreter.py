@@ -38,6 +38,7 @@ from tests.codegen.kernels.rows import (
     total_of_rows,
 )
 from tests.codegen.kernels.small import SMALL
+from tests.codegen.test_fields import converted, every_byte
 
 TARGET = TritonTarget()
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -315,3 +316,14 @@ def test_interpreting_excludes_compiling() -> None:
     kernel = add(100)
     with pytest.raises(BuildError, match="TRITON_INTERPRET"):
         list(TARGET.stages(kernel, TARGET.emit(kernel)))
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("source", [torch.uint8, torch.int8], ids=str)
+def test_bits_of_every_byte(source: torch.dtype, dtype: torch.dtype) -> None:
+    kernel = converted(source, dtype, 263)
+    given = every_byte(source, kernel)
+    want = expected(kernel, given)
+    run(kernel, given)
+    assert "_bits_to_" in TARGET.emit(kernel)
+    assert all(torch.equal(got, exact) for got, exact in zip(given, want, strict=True))
