@@ -29,9 +29,7 @@ REASONS: dict[str, tuple[OpOverloadPacket, ...]] = {
     ),
     "the most frequent element is found by sorting": (aten.mode,),
     "the size of the result depends on the contents": (aten.nonzero, aten.masked_select),
-    "a distribution that is drawn by rejection or in sequence": (
-        *(aten.randperm, aten.multinomial, aten.poisson, aten.binomial),
-    ),
+    "a distribution that is drawn by rejection or in sequence": (*(aten.randperm, aten.poisson, aten.binomial),),
     "its parts would be library calls again": (aten._euclidean_dist,),
 }
 """Why → which.  Overloads that have a rule elsewhere keep it."""

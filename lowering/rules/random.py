@@ -134,14 +134,14 @@ def normal(ctx: Builder, mean: Argument, std: Argument = 1.0, *, generator: obje
 def exponential(ctx: Builder, x: Value, lambd: float = 1.0, *, generator: object = None) -> Value:
     """Exponential with rate `lambd`."""
     seed, shape, dtype = _fresh(ctx, generator)
-    return _rounded(ctx, -log1p(-_open(seed, shape, dtype)) / lambd, dtype)
+    return _rounded(ctx, -log1p(-open_term(seed, shape, dtype)) / lambd, dtype)
 
 
 @lowers(aten.cauchy.default)
 def cauchy(ctx: Builder, x: Value, median: float = 0.0, sigma: float = 1.0, *, generator: object = None) -> Value:
     """Cauchy around `median`."""
     seed, shape, dtype = _fresh(ctx, generator)
-    return _rounded(ctx, call("tan", math.pi * (_open(seed, shape, dtype) - 0.5)) * sigma + median, dtype)
+    return _rounded(ctx, call("tan", math.pi * (open_term(seed, shape, dtype) - 0.5)) * sigma + median, dtype)
 
 
 @lowers(aten.log_normal.default)
@@ -156,11 +156,11 @@ def geometric(ctx: Builder, x: Value, p: float, *, generator: object = None) -> 
     """How many coins of probability p it takes to the first success, at least one."""
     seed, shape, dtype = _fresh(ctx, generator)
     compute = torch.float64 if dtype is torch.float64 else torch.float32
-    trials = call("ceil", log1p(-_open(seed, shape, compute)) / math.log1p(-p))
+    trials = call("ceil", log1p(-open_term(seed, shape, compute)) / math.log1p(-p))
     return made(ctx, maximum(trials, 1).expr)
 
 
-def _open(seed: Expr, shape: Shape, dtype: torch.dtype) -> Term:
+def open_term(seed: Expr, shape: Shape, dtype: torch.dtype) -> Term:
     """Uniform between 0 and 1 and neither of them, in the dtype that `dtype` is computed in."""
     compute = widened(dtype)
     return uniform_term(seed, shape, compute) * (1 - 2.0**-23) + 2.0**-24

@@ -228,7 +228,7 @@ DRAWN_AGAIN: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "dropout": lambda v: F.dropout(v * 2, 0.5),
     "two": lambda v: F.dropout(F.dropout(v * 2, 0.2) * torch.rand_like(v), 0.2),
     "rrelu": lambda v: F.rrelu(-v, 0.1, 0.9, training=True),
-    "no_rule": lambda v: v * torch.multinomial(torch.ones(3), v.numel(), replacement=True).view(v.shape),
+    "no_rule": lambda v: v * torch.poisson(torch.full_like(v, 4.0)),
 }
 
 

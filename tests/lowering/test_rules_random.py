@@ -208,7 +208,7 @@ def test_other_draws_are_the_librarys():
     for function in (
         lambda x: torch.randint(0, 2**33, (3,)),
         lambda x: torch.randperm(5),
-        lambda x: torch.multinomial(x + 1, 2),
+        lambda x: torch.multinomial((x + 1).expand(65, 3).t(), 2),
         lambda x: aten.poisson(x),
     ):
         assert len(calls(lowered(function, torch.zeros(3)))) == 1
@@ -242,3 +242,29 @@ def test_a_randomised_rectifier():
     assert abs(slopes.mean().item() - 0.375) < 0.01
     even, _ = drawn(lambda x: aten.rrelu_with_noise_functional(x, torch.ones_like(x), 0.25, 0.5), x)
     torch.testing.assert_close(even, F.rrelu(x, 0.25, 0.5))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_choices_by_weight(dtype: torch.dtype):
+    weights = torch.tensor([[1.0, 0.0, 2.0, 5.0], [0.0, 3.0, 1.0, 0.0]], dtype=dtype)
+    (again,) = drawn(lambda w: torch.multinomial(w, SIZE, replacement=True), weights)
+    (once,) = drawn(lambda w: torch.multinomial(w, 1), weights[:, None].expand(2, SIZE, 4).reshape(-1, 4))
+    for places in (again, once.view(2, SIZE)):
+        for row, numbers in zip(weights.double(), places, strict=True):
+            shares = torch.bincount(numbers, minlength=4) / SIZE
+            assert (shares - row / row.sum()).abs().max() < 0.02  # five deviations
+            assert (shares == 0).equal(row == 0)  # never what has no weight
+
+
+def test_choices_without_replacement():
+    weights = torch.tensor([1.0, 2.0, 4.0, 0.0, 8.0]).expand(SIZE, 5)
+    (places,) = drawn(lambda w: torch.multinomial(w, 3), weights.contiguous())
+    assert places.shape == (SIZE, 3)
+    assert not (places == 3).any()
+    assert (places.sort(1).values.diff(dim=1) > 0).all()  # each once
+    eager = torch.multinomial(weights, 3)
+    for k in range(3):
+        ours, theirs = (torch.bincount(found[:, k], minlength=5) / SIZE for found in (places, eager))
+        assert (ours - theirs).abs().max() < 0.03
+    (alone,) = drawn(lambda w: torch.multinomial(w, 2, replacement=True), weights[0])
+    assert alone.shape == (2,)

@@ -1,0 +1,65 @@
+"""Choices by weight: `multinomial`, of the rows of a matrix each by itself.
+
+With replacement, a number that is drawn evenly falls between two running sums of the weights.  Without, each element
+waits for a time drawn at the rate of its weight, and the first ones to come are chosen (Gumbel's trick, as in eager);
+of several choices from a row longer than can be ordered here, that is refused.  Weights that are negative, infinite or
+NaN, or whose sum is 0, are the caller's error, as in eager; what is chosen is then not defined.
+"""
+
+from __future__ import annotations
+
+import sympy
+import torch
+
+from lowering.builder import Builder
+from lowering.errors import Unsupported
+from lowering.expr import IndexValue
+from lowering.indexing import ONE, axis_symbol
+from lowering.registry import lowers
+from lowering.rules.formula import Term, log1p, minimum
+from lowering.rules.ordering import chosen, placed_in_order
+from lowering.rules.promotion import widen
+from lowering.rules.random import open_term, uniform_term
+from lowering.rules.reduction import fold
+from lowering.rules.scans import cumsum
+from lowering.rules.search import searchsorted
+from lowering.value import Value, reshape
+
+aten = torch.ops.aten
+
+
+@lowers(aten.multinomial.default)
+def multinomial(
+    ctx: Builder, weights: Value, count: int | sympy.Expr, replacement: bool = False, *, generator: object = None
+) -> Value:
+    """The positions of `count` elements of each row, chosen with probabilities in proportion to the weights, int64."""
+    if generator is not None:
+        raise Unsupported("a generator of the caller's own")
+    if not weights.shape[-1].is_Integer or 0 in weights.shape:
+        raise Unsupported("choices from rows of symbolic length")
+    rows = reshape(widen(weights), (sympy.Mul(*weights.shape[:-1]), weights.shape[-1]))
+    number = sympy.sympify(count)
+    found = _again(ctx, rows, number) if replacement and number != 1 else _apart(ctx, rows, number)
+    return reshape(found, (*weights.shape[:-1], number))
+
+
+def _again(ctx: Builder, rows: Value, count: sympy.Expr) -> Value:
+    """By where a number falls among the running sums; one that rounding takes to the end stays below it."""
+    length = rows.shape[1]
+    sums = ctx.map(cumsum(ctx, rows, 1))
+    shape = (rows.shape[0], count)
+    total = Term(sums.view(shape, [axis_symbol(0), length - 1]).expr)
+    drawn = uniform_term(ctx.seed(rows.device).expr, shape, rows.dtype) * total * (1 - 2.0**-22)
+    places = searchsorted(ctx, sums, ctx.map(Value(shape, rows.dtype, rows.device, drawn.expr)), right=True)
+    return Value(shape, torch.int64, rows.device, minimum(Term(places.expr), length - 1).expr)
+
+
+def _apart(ctx: Builder, rows: Value, count: sympy.Expr) -> Value:
+    """By the times that elements wait for: the larger a weight over a number drawn exponentially, the earlier."""
+    wait = -log1p(-open_term(ctx.seed(rows.device).expr, rows.shape, rows.dtype))
+    rate = ctx.map(Value(rows.shape, rows.dtype, rows.device, (Term(rows.expr) / wait).expr))
+    if count == 1:
+        places = Value(rows.shape, torch.int64, rows.device, IndexValue(axis_symbol(1)))
+        return reshape(fold(ctx, "argmax", [rate, places], [1]), (rows.shape[0], ONE))
+    keys, places = placed_in_order(ctx, rate, 1, descending=True)
+    return chosen(ctx, rate, keys, places, 1, count)[1]
