@@ -11,10 +11,12 @@ import sympy
 import torch
 
 from lowering.builder import Builder
+from lowering.checks import checked
 from lowering.errors import Unsupported
 from lowering.expr import Expr, IndexValue, const, guarded
 from lowering.indexing import axis_symbol
 from lowering.registry import lowers
+from lowering.rules.assembly import placed
 from lowering.rules.formula import Term, eq, literal, maximum, where
 from lowering.rules.gather import position
 from lowering.rules.meeting import folded
@@ -34,10 +36,10 @@ def _check(scale_grad_by_freq: bool) -> None:
 
 
 def _bags(ctx: Builder, indices: Value, offsets: Value) -> Value:
-    """The bag of each index: how many of the others begin no later, int64."""
+    """The bag of each index: how many of the others begin no later, int64.  The first has to begin with the first."""
     at = Value(indices.shape, torch.int64, indices.device, IndexValue(axis_symbol(0)))
     found = bucketize(ctx, at, convert(offsets, torch.int64), right=True)
-    return ctx.map(combine(lambda n: n - 1, found))
+    return ctx.map(combine(lambda n: Term(checked((n - 1).expr, offsets.shape[0], 0, wrap=False)), found))
 
 
 def _counted(indices: Value, padding_idx: int) -> Term | None:
@@ -56,6 +58,13 @@ def _looked_up(indices: Value, weight: Value) -> Value:
     """The rows of the table that the indices name, which eager checks."""
     at = position(convert(indices, torch.int64), weight.shape[0], 0, wrap=False)
     return Value(indices.shape, torch.int64, indices.device, at if isinstance(at, Expr) else IndexValue(at))
+
+
+def _of_bags(value: Value, bags: Value) -> Value:
+    """What `value` says of the bag (and column) of each index; 0 for indices behind the last bag."""
+    at = Term(bags.expr)
+    read = placed(value, bags.shape, [at.expr, axis_symbol(1)][: value.rank], at < value.shape[0])
+    return Value(bags.shape, value.dtype, value.device, read.expr)
 
 
 def _rows(bags: Value, width: sympy.Expr) -> Value:
@@ -165,10 +174,10 @@ def embedding_bag_backward(
         place = convert(maximum_indices, torch.int64)
         return folded(ctx, "sum", zeros, [place.expr, axis_symbol(1)], grad, Term(sizes.expr) > 0)
     along = _rows(bags, width)
-    parts = widen(grad.view(along.shape, [along.expr, axis_symbol(1)]))
+    parts = widen(_of_bags(grad, along))
     if mode == MEAN:
         sizes = _sizes(ctx, bags, indices, grad.shape[0], padding_idx)
-        number = sizes.view(along.shape, [along.expr])
+        number = _of_bags(sizes, along)
         parts = combine(lambda part, n: part / maximum(n, 1).to(part.dtype), parts, number)
     if per_sample_weights is not None:
         parts = combine(lambda part, by: part * by, parts, _rows(widen(per_sample_weights), width))
@@ -191,7 +200,7 @@ def per_sample_weights_backward(
     width = grad.shape[1]
     along = _rows(_bags(ctx, indices, offsets), width)
     at = _rows(_looked_up(indices, weight), width)
-    parts = widen(grad.view(along.shape, [along.expr, axis_symbol(1)]))
+    parts = widen(_of_bags(grad, along))
     rows = widen(weight.view(along.shape, [at.expr, axis_symbol(1)]))
     products = combine(lambda a, b: a * b, parts, rows)
     held = _counted(at, padding_idx)

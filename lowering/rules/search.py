@@ -12,6 +12,7 @@ import sympy
 import torch
 
 from lowering.builder import Builder
+from lowering.checks import checked
 from lowering.errors import Unsupported
 from lowering.expr import Expr, guarded
 from lowering.indexing import ZERO
@@ -80,4 +81,7 @@ def _element(
         bound = {s: ZERO if size == 1 else s for s, size in zip(rows, source.shape, strict=False)}
         return guarded(source.view(shape, [*(bound[s] for s in rows), at.expr]).expr, exists.expr)
 
-    return Term(read(sequence, place if sorter is None else Term(read(sorter, place)).to(torch.int64)))
+    if sorter is not None:
+        named = Term(read(sorter, place)).to(torch.int64)
+        place = Term(checked(named.expr, sequence.shape[-1], sequence.rank - 1, wrap=False))
+    return Term(read(sequence, place))

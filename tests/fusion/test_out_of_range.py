@@ -242,6 +242,30 @@ def test_losses_in_chunks_look_at_their_targets() -> None:
     assert isinstance(refused(fused, x, weight, targets), IndexError)
 
 
+def test_bags_begin_with_the_first_index_and_may_leave_out_the_last() -> None:
+    def bags(table: torch.Tensor, words: torch.Tensor, offsets: torch.Tensor) -> torch.Tensor:
+        return F.embedding_bag(words, table, offsets, mode="sum", include_last_offset=True) * 2
+
+    fused, words = fusion.fuse(bags), torch.tensor([1, 0, 2, 3])
+    table = X.clone().requires_grad_()
+    torch.testing.assert_close(fused(table, words, torch.tensor([0, 1, 2])), bags(X, words, torch.tensor([0, 1, 2])))
+    fused(table, words, torch.tensor([0, 1, 2])).sum().backward()
+    assert table.grad is not None
+    torch.testing.assert_close(table.grad[:, 0], torch.tensor([2.0, 2.0, 0.0, 0.0, 0.0]))  # eager does not set the last
+    offsets = torch.tensor([1, 2, 4])
+    assert isinstance(refused(fused, table, words, offsets), type(refused(bags, X, words, offsets)))
+
+
+def test_an_order_to_search_in_is_looked_at_where_it_is_read() -> None:
+    def search(x: torch.Tensor, order: torch.Tensor, sought: torch.Tensor) -> torch.Tensor:
+        return torch.searchsorted(x, sought, sorter=order) + 1
+
+    fused, x, sought = fusion.fuse(search), torch.tensor([3.0, 1.0, 2.0]), torch.tensor([0.5, 1.5, 2.5, 9.0])
+    torch.testing.assert_close(fused(x, torch.tensor([1, 2, 0]), sought), search(x, torch.tensor([1, 2, 0]), sought))
+    for order in ([1, 3, 0], [1, 2, -1], [1 << 40, 2, 0]):
+        assert isinstance(refused(fused, x, torch.tensor(order), sought), RuntimeError)
+
+
 @pytest.mark.parametrize("rows", [0, 4])
 @pytest.mark.parametrize("count", [0, 2])
 def test_dimensions_without_elements(rows: int, count: int) -> None:
