@@ -37,8 +37,8 @@ from fusion.inspect.report import Report
 from fusion.joint.seeds import has_seeds
 from fusion.joint.widths import fix_widths
 from fusion.options import Options
-from fusion.runtime.memoryless import refuse_fake_inputs, with_memory
 from fusion.runtime.overlaps import watch_overlaps
+from fusion.runtime.surroundings import refuse_fake_inputs, watch_surroundings
 from lowering.builder import origin_of
 from lowering.errors import FusionError, Origin, Unsupported
 from lowering.interpret import run_program
@@ -119,8 +119,8 @@ class Backend:
                 raise located from failure
             return self._eagerly(graph, label, failure)
         self._report(report)
-        fakes = Unsupported("inside of a mode of fake tensors, what is allocated has no memory")  # nothing is computed
-        return with_memory(compiled, lambda: self._eagerly(graph, f"{label}, called", fakes))
+        # What surrounds a call is the caller's wish, also under strict.
+        return watch_surroundings(compiled, lambda reason: self._eagerly(graph, f"{label}, called", reason))
 
     def _eagerly(self, graph: fx.GraphModule, label: str, failure: Exception) -> Boxed:
         """The operations of a graph as they are, once that is said."""
