@@ -110,3 +110,12 @@ def test_rows_of_large_numbers(dtype: torch.dtype) -> None:
     eager, exact = gradients(normalised_rows, *given), gradients(normalised_rows, *(x.double() for x in given))
     for got, rounded, want in zip(fused, eager, exact, strict=True):
         assert float((got - want).abs().max()) <= 2 * float((rounded - want).abs().max()) + 1e-6
+
+
+def test_a_softmax_is_made_again_from_what_it_was_made_of() -> None:
+    """Its own result, in float32 and as large as what is given in halves, is not kept: two numbers of each row are."""
+    scores = torch.randn(64, 500).bfloat16().requires_grad_()
+    words = torch.randint(0, 500, (64,))
+    saved = kept(lambda x: torch.nn.functional.cross_entropy(x.float(), words), scores)
+    assert [x.dtype for x in saved if x.numel() > 64] == [torch.bfloat16]
+    assert sorted(x.numel() for x in saved if x.dtype is torch.float32) == [1, 64, 64]
