@@ -22,6 +22,7 @@ from fusion.schedule.space import Placement, Space
 from lowering.expr import Expr, Load, postorder
 from lowering.indexing import coefficient, flatten, replace_axes
 from lowering.program import Axis, Map, Program, Reduce, Scan, axis_sizes
+from lowering.sizes import estimate
 
 LONG = 1 << 13
 """Elements of a contiguous part above which more parts are better, within bounds (measured on an H200)."""
@@ -169,9 +170,9 @@ def walks_contiguously(program: Program, node: Reduce | Scan, walked: Sequence[A
     """Is one of the `walked` axes that along which the largest tensor read is contiguous?"""
     sizes = axis_sizes(node)
     found = [part for part in postorder(*node.args) if isinstance(part, Load)]
-    largest = max((program.buffers[load.buffer].numel for load in found), key=int, default=sympy.Integer(0))
-    for load in found:
-        if program.buffers[load.buffer].numel != largest:
+    elements = [estimate(program.buffers[load.buffer].numel, {}) for load in found]  # of a slice of what is not known
+    for load, count in zip(found, elements, strict=True):
+        if count != max(elements):
             continue
         offset = flatten(load.index, program.buffers[load.buffer].strides, sizes)
         if not isinstance(offset, Expr) and any(coefficient(offset, axis.symbol) in (1, -1) for axis in walked):

@@ -225,6 +225,16 @@ FOUND = {
         calls=({"B": 32},),
         seed=5,
     ),
+    "a slice of what is not known": Program(
+        inputs=(Input("x0", ("A", 1), torch.float32), Input("x1", (1, 1), torch.float16)),
+        source="""
+            t0 = x0 / (x1.abs() + 0.5)
+            t1, t2 = torch.unbind(t0[:2])
+            return (t1.mean(0, keepdim=True), t2.square(),)
+        """,
+        calls=({"A": 32}, {"A": 37}),
+        dynamic=True,
+    ),
 }
 
 
