@@ -55,12 +55,16 @@ class Input:
     ) -> Tensor:
         """The argument, off by up to `shift` of each number; with `wide`, in float64.
 
-        A shift that its own dtype can hold is rounded to it in both.
+        A shift that its own dtype can hold is rounded to it in both; then also elements in one place in memory are off
+        by different amounts, so that equal rows do not look harmless.
         """
         shape = self.shape(sizes)
         held, strides, offset = placed(shape, self.layout)
         generator = torch.Generator().manual_seed(seed)
         numbers = _numbers(held, self.dtype, self.values, generator)
+        if self.dtype.is_floating_point and abs(shift) >= LEAST:
+            numbers = numbers.as_strided(shape, strides, offset).flatten()
+            held, strides, offset = placed(shape, "contiguous")
         if self.dtype.is_floating_point:
             noise_of = torch.Generator().manual_seed(seed + int(abs(shift) * 2**40))
             noise = torch.rand(held, generator=noise_of, dtype=torch.float64) * 2 - 1
