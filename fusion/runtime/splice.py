@@ -27,6 +27,11 @@ from lowering.kernel import Kernel
 from lowering.program import BufferRef, Extern, ExternArg, Program
 from lowering.sizes import Computed, calculation
 
+aten = torch.ops.aten
+
+PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
+"""Calls whose results need no look at each run: PyTorch allocates them by the function that it traces them with."""
+
 
 class _Boxed(fx.graph.CodeGen):
     """Takes all inputs in one list and empties it, so that an input dies after its last use and not at the end."""
@@ -123,7 +128,8 @@ class _Splicer:
             for position, name in enumerate(call.outs):
                 if name is not None:
                     self.tensors[name] = self.graph.call_function(operator.getitem, (node, position))
-        self.given.update((name, call.name) for name in call.outs if name is not None)
+        if target not in PRODUCTS:
+            self.given.update((name, call.name) for name in call.outs if name is not None)
 
     def _laid(self, name: str) -> fx.Node:
         """A buffer as a kernel is to find it."""
