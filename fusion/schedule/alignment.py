@@ -20,7 +20,7 @@ from dataclasses import replace
 import sympy
 
 from codegen.target import Capabilities
-from fusion.schedule.chunks.body import product_calls
+from fusion.schedule.chunks.matrices import product_calls
 from lowering.expr import Expr, Load, loads, rewrite
 from lowering.indexing import axis_symbol
 from lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Program, Scatter, reads, writes

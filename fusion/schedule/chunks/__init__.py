@@ -22,11 +22,12 @@ import networkx as nx
 import sympy
 import torch
 
-from fusion.schedule.chunks.body import POINTS, Cut, body_of, cut, strided_view, symbols_in
+from fusion.schedule.chunks.body import POINTS, Cut, body_of, cut, symbols_in
 from fusion.schedule.chunks.collapse import collapse
+from fusion.schedule.chunks.matrices import Copies, strided_view, with_matrices
 from fusion.schedule.chunks.region import ADDED_UP, Region, find_region, is_short
 from fusion.schedule.graph import Dependences
-from lowering.expr import Expr, Load
+from lowering.expr import Expr, Load, free_axes
 from lowering.program import Buffer, BufferRef, Contract, Extern, Node, Program, axis_sizes, reads
 from lowering.sizes import given_by
 
@@ -164,21 +165,24 @@ def _replaced(dependences: Dependences, region: Region, workspace: int) -> Progr
 
 
 def _with_views(dependences: Dependences, region: Region) -> tuple[Dependences, list[Node]]:
-    """Operands that are read at the cut axis through a split of it, as in hidden[i // S, i % S], as matrices.
+    """Operands that are read at the cut axis through a split of it, as in hidden[i // S, i % S], as matrices; others
+    that are computed, or lie in no even steps, are copied into matrices.
 
     Returns:
-        The program in which the region's contractions read these, and the calls that make them.
+        The program in which the region's contractions read these, and the nodes that make them.
     """
     program = dependences.program
     nodes, buffers, origins = list(program.nodes), dict(program.buffers), dict(program.origins)
+    inside = {dependences.compute(position).out for position in region.axes}
     views: list[Node] = []
+    copies: Copies = {}
     for position, axis in region.axes.items():
         node = nodes[position]
         if not isinstance(node, Contract):
             continue
         operands: list[Expr] = []
         for operand in (node.lhs, node.rhs):
-            inner = tuple(a.symbol for a in (*node.axes, *node.over) if a.symbol in _axes_of(operand))
+            inner = tuple(a.symbol for a in (*node.axes, *node.over) if a.symbol in free_axes(operand))
             view = None
             if isinstance(operand, Load) and axis in inner and axis not in operand.index:
                 view = strided_view(operand, inner, axis_sizes(node), buffers, f"{operand.buffer}_rows")
@@ -190,17 +194,14 @@ def _with_views(dependences: Dependences, region: Region) -> tuple[Dependences, 
             views.append(view)
             origins[name] = origins[operand.buffer]
             operands.append(Load(name, inner, operand.dtype))
-        nodes[position] = replace(node, lhs=operands[0], rhs=operands[1])
+        node = replace(node, lhs=operands[0], rhs=operands[1])
+        nodes[position], made = with_matrices(node, buffers, copies, later=inside)
+        origins.update((copy.out, origins[node.out]) for copy in made)
+        views += made
     if not views:
         return dependences, []
     changed = replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins)
     return Dependences(changed, dependences.hints), views
-
-
-def _axes_of(operand: Expr) -> Collection[sympy.Basic]:
-    if not isinstance(operand, Load):
-        return ()
-    return set().union(*(index.free_symbols for index in operand.index if not isinstance(index, Expr)))
 
 
 def _without_unread(program: Program) -> Program:

@@ -13,13 +13,14 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from fusion.runtime.products import add_aligned_product, aligned_product, is_aligned
+from fusion.runtime.products import add_aligned_product
 from fusion.schedule.axes import indices_of
+from fusion.schedule.chunks.matrices import Copies, aligned_strides, product_calls, with_matrices
 from fusion.schedule.chunks.pick import pick
 from fusion.schedule.chunks.region import Region
 from fusion.schedule.graph import Dependences
 from lowering.expr import Expr, IndexValue, Load, Random, rewrite
-from lowering.indexing import coefficient, flatten, simplify
+from lowering.indexing import simplify
 from lowering.program import (
     Axis,
     Buffer,
@@ -37,8 +38,6 @@ from lowering.program import (
     reads,
     with_exprs,
 )
-from lowering.sizes import estimate
-from lowering.value import contiguous_strides
 
 START = sympy.Symbol("chunk_start", integer=True, nonnegative=True)
 """The first point of a chunk."""
@@ -46,9 +45,6 @@ BETA = sympy.Symbol("chunk_beta", integer=True, nonnegative=True)
 """1 where a chunk is added to those before it, 0 in the first one."""
 POINTS = sympy.Symbol("chunk_points", integer=True, positive=True)
 """The points of a chunk, where they are not known before it runs."""
-
-ALIGNED, LINE, LONG = 16, 128, 1024
-"""Bytes: what a row should start at a multiple of, what it is padded to, and how long it is at least."""
 
 aten = torch.ops.aten
 
@@ -150,12 +146,16 @@ class _Body:
         origins = dict(self.program.origins)
         made = [self._node(position) for position in sorted(self.region.axes)]
         rows = {node.out for node in made if self.cut[node.out] is not None and len(node.axes) > 1}
+        copies: Copies = {}
         for node in pick(made, rows, self.buffers):
             if node.out not in origins:  # an element is picked where its row is read
                 origins[node.out] = origins[next(name for name in reads(node) if name in rows)]
             if not isinstance(node, Contract):
                 self.nodes.append(node)
                 continue
+            node, copied = with_matrices(node, self.buffers, copies)
+            origins.update((copy.out, origins[node.out]) for copy in copied)
+            self.nodes += copied
             library = product_calls(node, self.buffers)
             if not library:
                 return None
@@ -175,7 +175,7 @@ class _Body:
         if dimension is None:
             return buffer
         shape = tuple(self.points if k == dimension else size for k, size in enumerate(buffer.shape))
-        return replace(buffer, shape=shape, strides=_aligned(buffer, shape) if dense else buffer.strides)
+        return replace(buffer, shape=shape, strides=aligned_strides(buffer, shape) if dense else buffer.strides)
 
     def _node(self, position: int) -> Compute:
         node, axis = self.dependences.compute(position), self.region.axes[position]
@@ -206,33 +206,6 @@ class _Body:
         return replace(node, axes=shorter(node.axes), over=shorter(node.over))
 
 
-def product_calls(node: Contract, buffers: dict[str, Buffer]) -> tuple[Node, ...]:
-    """Views of the operands and the library's product of them; empty where an operand is not a strided matrix.
-
-    The buffers of the views are added to `buffers`.
-    """
-    symbols = [axis.symbol for axis in node.axes]
-    sides = (node.rows, node.columns, tuple(axis.symbol for axis in node.over))
-    if [len(side) for side in sides] != [1, 1, 1] or len(symbols) > 3 or symbols[-2:] != [*node.rows, *node.columns]:
-        return ()
-    (row,), (column,), (over,) = sides
-    made: list[Extern] = []
-    for expr, matrix in ((node.lhs, (row, over)), (node.rhs, (over, column))):
-        view = strided_view(expr, (*symbols[:-2], *matrix), axis_sizes(node), buffers, f"{node.out}_{len(made)}")
-        if view is None:
-            return ()
-        made.append(view)
-    target = aten.mm.default if len(symbols) == 2 else aten.bmm.default
-    args = tuple(BufferRef(str(view.outs[0])) for view in made)
-    call = Extern((node.out,), target, args, reason="the library is faster here")
-    out, sizes = buffers[node.out], axis_sizes(node)
-    extents = [sizes[symbol] for symbol in (row, column, over)]
-    known = all(extent.is_Integer for extent in extents)  # what is not may turn out not to be aligned
-    if not known or not is_aligned(tuple(map(int, extents)), out.dtype):
-        call = replace(call, target=aligned_product, args=(*args, [*out.strides]))
-    return (*made, call)
-
-
 def _added(call: Extern, out: str) -> Extern:
     """The call of a product as one that adds it to `out`, or overwrites that in the first chunk."""
     into: Callable[..., object] = add_aligned_product
@@ -241,42 +214,3 @@ def _added(call: Extern, out: str) -> Extern:
     args = (BufferRef(out), *call.args[:2])
     reason = "chunks are added up in place"
     return replace(call, outs=(None,), target=into, args=args, kwargs={"beta": BETA}, impure=True, reason=reason)
-
-
-def strided_view(
-    expr: Expr,
-    axes: tuple[sympy.Symbol, ...],
-    sizes: Mapping[sympy.Symbol, sympy.Expr],
-    buffers: dict[str, Buffer],
-    name: str,
-) -> Extern | None:
-    """A load as a view with one dimension for each of `axes`, its buffer added to `buffers`; None if it is not one."""
-    if not isinstance(expr, Load) or expr.mask is not None:
-        return None
-    source = buffers[expr.buffer]
-    offset = flatten(expr.index, source.strides, sizes)
-    if isinstance(offset, Expr):
-        return None
-    found = [coefficient(offset, axis) for axis in axes]
-    strides = tuple(stride for stride in found if stride is not None and not stride.free_symbols & set(axes))
-    linear = sum(stride * axis for stride, axis in zip(strides, axes, strict=False))
-    if len(strides) != len(axes) or sympy.expand(offset - linear) != 0:
-        return None
-    shape = tuple(sizes[axis] for axis in axes)
-    while name in buffers:
-        name += "_"
-    buffers[name] = Buffer(name, source.dtype, shape, strides, source.device)
-    args = (BufferRef(source.name), [*shape], [*strides])
-    return Extern((name,), aten.as_strided.default, args, is_view=True)
-
-
-def _aligned(buffer: Buffer, shape: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
-    """Strides for `shape` in the order that the dimensions of `buffer` have in memory, with rows padded to start at
-    aligned addresses where they are long."""
-    order = sorted(range(len(shape)), key=lambda k: (-estimate(buffer.strides[k], {}), k))
-    sizes = [shape[k] for k in order]
-    row = int(sizes[-1]) * buffer.dtype.itemsize if sizes[-1:] and sizes[-1].is_Integer else 0
-    if len(sizes) > 1 and row >= LONG and row % ALIGNED:
-        sizes[-1] = sympy.Integer(-(-row // LINE) * LINE // buffer.dtype.itemsize)
-    strides = contiguous_strides(tuple(sizes))
-    return tuple(strides[order.index(k)] for k in range(len(shape)))

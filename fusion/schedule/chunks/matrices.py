@@ -1,0 +1,140 @@
+"""Matrices: the operands of a chunk's products as the library takes them.
+
+What enters are contractions over tensors of any layout; what leaves are views of their operands with even steps, and
+the library's call of the product.  An operand that is computed where it is read, or whose rows do not lie in even steps
+(hidden[:, :-1] as one matrix), is copied into a matrix first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+import sympy
+import torch
+
+from fusion.runtime.products import aligned_product, is_aligned
+from lowering.expr import Expr, Load, free_axes, loads
+from lowering.indexing import axis_symbol, coefficient, flatten, substitute
+from lowering.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, axis_sizes
+from lowering.sizes import estimate
+from lowering.value import contiguous_strides
+
+ALIGNED, LINE, LONG = 16, 128, 1024
+"""Bytes: what a row should start at a multiple of, what it is padded to, and how long it is at least."""
+
+aten = torch.ops.aten
+
+
+def product_calls(node: Contract, buffers: dict[str, Buffer]) -> tuple[Node, ...]:
+    """Views of the operands and the library's product of them; empty where an operand is not a strided matrix.
+
+    The buffers of the views are added to `buffers`.
+    """
+    symbols = [axis.symbol for axis in node.axes]
+    sides = (node.rows, node.columns, tuple(axis.symbol for axis in node.over))
+    if [len(side) for side in sides] != [1, 1, 1] or len(symbols) > 3 or symbols[-2:] != [*node.rows, *node.columns]:
+        return ()
+    (row,), (column,), (over,) = sides
+    made: list[Extern] = []
+    for expr, matrix in ((node.lhs, (row, over)), (node.rhs, (over, column))):
+        view = strided_view(expr, (*symbols[:-2], *matrix), axis_sizes(node), buffers, f"{node.out}_{len(made)}")
+        if view is None:
+            return ()
+        made.append(view)
+    target = aten.mm.default if len(symbols) == 2 else aten.bmm.default
+    args = tuple(BufferRef(str(view.outs[0])) for view in made)
+    call = Extern((node.out,), target, args, reason="the library is faster here")
+    out, sizes = buffers[node.out], axis_sizes(node)
+    extents = [sizes[symbol] for symbol in (row, column, over)]
+    known = all(extent.is_Integer for extent in extents)  # what is not may turn out not to be aligned
+    if not known or not is_aligned(tuple(map(int, extents)), out.dtype):
+        call = replace(call, target=aligned_product, args=(*args, [*out.strides]))
+    return (*made, call)
+
+
+def strided_view(
+    expr: Expr,
+    axes: tuple[sympy.Symbol, ...],
+    sizes: Mapping[sympy.Symbol, sympy.Expr],
+    buffers: dict[str, Buffer],
+    name: str,
+) -> Extern | None:
+    """A load as a view with one dimension for each of `axes`, its buffer added to `buffers`; None if it is not one."""
+    if not isinstance(expr, Load) or expr.mask is not None:
+        return None
+    source = buffers[expr.buffer]
+    offset = flatten(expr.index, source.strides, sizes)
+    if isinstance(offset, Expr):
+        return None
+    found = [coefficient(offset, axis) for axis in axes]
+    strides = tuple(stride for stride in found if stride is not None and not stride.free_symbols & set(axes))
+    linear = sum(stride * axis for stride, axis in zip(strides, axes, strict=False))
+    if len(strides) != len(axes) or sympy.expand(offset - linear) != 0:
+        return None
+    shape = tuple(sizes[axis] for axis in axes)
+    while name in buffers:
+        name += "_"
+    buffers[name] = Buffer(name, source.dtype, shape, strides, source.device)
+    args = (BufferRef(source.name), [*shape], [*strides])
+    return Extern((name,), aten.as_strided.default, args, is_view=True)
+
+
+Copies = dict[Map, str]
+"""What is copied, as a map into a tensor without a name → the tensor."""
+
+
+def with_matrices(
+    node: Contract, buffers: dict[str, Buffer], copies: Copies, later: Collection[str] = ()
+) -> tuple[Contract, list[Map]]:
+    """A contraction of matrices, and the maps that copy into matrices what was none.
+
+    Operands that read a tensor of `later` stay as they are.  Buffers of copies are added to `buffers` and `copies`.
+    """
+    operands: list[Expr] = []
+    made: list[Map] = []
+    for operand in (node.lhs, node.rhs):
+        axes = _spanned(node, operand)
+        symbols = tuple(axis.symbol for axis in axes)
+        is_matrix = strided_view(operand, symbols, axis_sizes(node), dict(buffers), node.out) is not None
+        if is_matrix or any(load.buffer in later for load in loads(operand)):
+            operands.append(operand)
+            continue
+        own = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate(axes))
+        moved = {old: axis.symbol for old, axis in zip(symbols, own, strict=True)}
+        copy = Map("", own, substitute(operand, moved, {axis.symbol: axis.size for axis in own}))
+        if copy not in copies:
+            name = f"{node.out}_operand"
+            while name in buffers:
+                name += "_"
+            copies[copy] = name
+            shape = tuple(axis.size for axis in own)
+            dense = Buffer(name, operand.dtype, shape, contiguous_strides(shape), buffers[node.out].device)
+            buffers[name] = replace(dense, strides=aligned_strides(dense, shape))
+            made.append(replace(copy, out=name))
+        operands.append(Load(copies[copy], symbols, operand.dtype))
+    return replace(node, lhs=operands[0], rhs=operands[1]), made
+
+
+def _spanned(node: Contract, operand: Expr) -> tuple[Axis, ...]:
+    """The axes of an operand in the order in which its loads name them, which is that of memory."""
+    order: dict[sympy.Basic, None] = {}
+    for load in loads(operand):
+        for index in load.index:
+            named = free_axes(index) if isinstance(index, Expr) else index.free_symbols
+            order |= dict.fromkeys(sorted(named, key=str))
+    order |= dict.fromkeys(sorted(free_axes(operand), key=str))
+    known = {axis.symbol: axis for axis in (*node.axes, *node.over)}
+    return tuple(known[symbol] for symbol in order if symbol in known)
+
+
+def aligned_strides(buffer: Buffer, shape: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
+    """Strides for `shape` in the order that the dimensions of `buffer` have in memory, with rows padded to start at
+    aligned addresses where they are long."""
+    order = sorted(range(len(shape)), key=lambda k: (-estimate(buffer.strides[k], {}), k))
+    sizes = [shape[k] for k in order]
+    row = int(sizes[-1]) * buffer.dtype.itemsize if sizes[-1:] and sizes[-1].is_Integer else 0
+    if len(sizes) > 1 and row >= LONG and row % ALIGNED:
+        sizes[-1] = sympy.Integer(-(-row // LINE) * LINE // buffer.dtype.itemsize)
+    strides = contiguous_strides(tuple(sizes))
+    return tuple(strides[order.index(k)] for k in range(len(shape)))
