@@ -89,7 +89,7 @@ def _split_multiple(expr: sympy.Expr, of: sympy.Expr) -> tuple[sympy.Expr, sympy
 def _common_factors(rest: sympy.Expr, b: sympy.Expr) -> list[sympy.Expr]:
     """What some term of `rest` and `b` have in common, greatest first; each divides `b`."""
     found: set[sympy.Expr] = set()
-    number, symbols = b.as_coeff_Mul()
+    number, symbols = (sympy.factor_terms(b) if b.is_Add else b).as_coeff_Mul()  # a size may be s - 1
     for term in sympy.Add.make_args(rest):
         coefficient, factor = term.as_coeff_Mul()
         shared = set(sympy.Mul.make_args(factor)).intersection(sympy.Mul.make_args(symbols))
@@ -108,7 +108,7 @@ def _simplify_floordiv(a: sympy.Expr, b: sympy.Expr, sizes: Sizes) -> sympy.Expr
     for g in _common_factors(rest, b):  # (g·x + y) // (g·c) = x // c when 0 ≤ y < g
         inner, small = _split_multiple(rest, g)
         if inner != 0 and within(small, g, sizes):
-            return quotient + _simplify_floordiv(inner, b / g, sizes)
+            return quotient + _simplify_floordiv(inner, expanded(b / g), sizes)
     return quotient + FloorDiv(rest, b)
 
 
@@ -125,7 +125,7 @@ def _simplify_mod(a: sympy.Expr, b: sympy.Expr, sizes: Sizes) -> sympy.Expr:
     for g in _common_factors(rest, b):  # (g·x + y) % (g·c) = g·(x % c) + y when 0 ≤ y < g
         inner, small = _split_multiple(rest, g)
         if inner != 0 and within(small, g, sizes):
-            return sympy.expand_mul(g * _simplify_mod(inner, b / g, sizes)) + small
+            return sympy.expand_mul(g * _simplify_mod(inner, expanded(b / g), sizes)) + small
     return Mod(rest, b)
 
 

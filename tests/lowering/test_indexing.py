@@ -104,6 +104,17 @@ def test_what_simplify_finds() -> None:
     assert simplify(LENGTH * (Mod(s, 4) + 4 * FloorDiv(s, 4)), sizes) == LENGTH * s
 
 
+def test_simplify_sees_factors_of_a_length_less_one() -> None:
+    """Rows of all but the last of s positions, [b, s - 1, 12] flattened and cut again."""
+    i, r = axis_symbol(0), axis_symbol(1)
+    s, t = sympy.symbols("s t", integer=True, positive=True)
+    known, factor = {i: sympy.Integer(12), r: 3 * (s - 1)}, {i: t, r: 3 * (s - 1)}
+    for width, sizes in ((sympy.Integer(12), known), (t, factor)):
+        place, divisor = sympy.expand(i + width * r), sympy.expand(width * (s - 1))
+        assert simplify(FloorDiv(place, divisor), sizes) == FloorDiv(r, s - 1)
+        assert simplify(Mod(place, divisor), sizes) == sympy.expand(i + width * Mod(r, s - 1))
+
+
 def test_text_of_an_index_is_unambiguous() -> None:
     i, j = AXES[:2]
     assert str(4 * FloorDiv(i, 8)) == "4*(i0//8)"
