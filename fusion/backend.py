@@ -39,6 +39,7 @@ from fusion.joint.widths import fix_widths
 from fusion.options import Options
 from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.surroundings import refuse_fake_inputs, watch_surroundings
+from fusion.unread import skip_unread_rows
 from lowering.builder import origin_of
 from lowering.errors import FusionError, Origin, Unsupported
 from lowering.interpret import run_program
@@ -89,6 +90,8 @@ class Backend:
         choices = () if self.options.exact else self._attention(graph)
         self._noted.first = tuple(map(str, choices)), break_after(graph)
         try:
+            if not self.options.exact:
+                skip_unread_rows(graph, self.options.workspace)
             with _compiling():
                 compiled = self._aot(graph, example_inputs)
         except (RestartAnalysis, ShortenTraceback):  # Dynamo is asked to begin anew, or has it raised already
