@@ -46,7 +46,7 @@ def multinomial(
 def _again(ctx: Builder, rows: Value, count: sympy.Expr) -> Value:
     """By where a number falls among the running sums; one that rounding takes to the end stays below it."""
     length = rows.shape[1]
-    sums = ctx.map(cumsum(ctx, rows, 1))
+    sums = cumsum(ctx, rows, 1)
     shape = (rows.shape[0], count)
     total = Term(sums.view(shape, [axis_symbol(0), length - 1]).expr)
     drawn = uniform_term(ctx.seed(rows.device).expr, shape, rows.dtype) * total * (1 - 2.0**-22)

@@ -75,7 +75,7 @@ def _segments(ctx: Builder, data: Value, dim: int, lengths: Value | None, offset
         count, sizes = told.shape[-1], told
         if count == 0:
             raise Unsupported("no segments")
-        ends, first = ctx.map(cumsum(ctx, told, -1)), None
+        ends, first = cumsum(ctx, told, -1), None
     else:
         count, rows = told.shape[-1] - 1, axes_of(told.shape)[:-1]
         shape, last = (*told.shape[:-1], count), axis_symbol(dim)
