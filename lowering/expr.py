@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import struct
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import ClassVar, TypeAlias, cast
 from weakref import WeakValueDictionary
@@ -227,10 +227,16 @@ def as_stored(expr: Expr) -> Expr:
     return Cast(expr.arg, expr.dtype) if isinstance(expr, Cast) and expr.implicit else expr
 
 
-def guarded(expr: Expr, mask: Expr) -> Expr:
-    """`expr` where `mask` is true and 0 elsewhere; where it is false, nothing that it loads is touched or checked."""
+def guarded(expr: Expr, mask: Expr, safe: Iterable[Expr] = ()) -> Expr:
+    """`expr` where `mask` is true and 0 elsewhere; where it is false, nothing that it loads is touched or checked.
+
+    What is `safe` may be touched all the same: positions that are found anyway, at which `expr` loads.
+    """
+    anyway = frozenset(postorder(*safe))
 
     def rule(node: Expr) -> Expr | None:
+        if node in anyway:
+            return None
         if isinstance(node, Op) and node.name == "checked":
             return checked_where(node, mask)
         if not isinstance(node, Load):

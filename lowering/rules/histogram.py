@@ -75,7 +75,8 @@ class Bins:
         for _ in range(steps):
             half = call("floordiv", left, 2)
             exists = left > 0
-            edge = guarded(self.edges.view(element.shape, [(first + half).expr]).expr, exists.expr)
+            at = (first + half).expr
+            edge = guarded(self.edges.view(element.shape, [at]).expr, exists.expr, safe=[at])
             beyond = exists & ~(Term(element.expr) < Term(edge))
             first = where(beyond, first + half + 1, first)
             left = where(beyond, left - half - 1, half)

@@ -79,7 +79,7 @@ def _element(
 
     def read(source: Value, at: Term) -> Expr:
         bound = {s: ZERO if size == 1 else s for s, size in zip(rows, source.shape, strict=False)}
-        return guarded(source.view(shape, [*(bound[s] for s in rows), at.expr]).expr, exists.expr)
+        return guarded(source.view(shape, [*(bound[s] for s in rows), at.expr]).expr, exists.expr, safe=[at.expr])
 
     if sorter is not None:
         named = Term(read(sorter, place)).to(torch.int64)

@@ -9,7 +9,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lowering.expr import postorder
 from lowering.interpret import run_program
+from lowering.program import Extern
 from tests.lowering.lowered import calls, check, lowered
 
 aten = torch.ops.aten
@@ -268,3 +270,14 @@ def test_choices_without_replacement():
         assert (ours - theirs).abs().max() < 0.03
     (alone,) = drawn(lambda w: torch.multinomial(w, 2, replacement=True), weights[0])
     assert alone.shape == (2,)
+
+
+def test_a_search_grows_with_its_steps_alone():
+    """Twice as many weights are one step more, which finds its place from the one before: nothing is made twice."""
+
+    def size(count: int) -> int:
+        program = lowered(lambda w: torch.multinomial(w, 3, replacement=True), torch.rand(2, count))
+        return sum(len(postorder(*node.exprs)) for node in program.nodes if not isinstance(node, Extern))
+
+    sizes = [size(2**steps - 1) for steps in (4, 6, 8, 10)]
+    assert sizes[3] - sizes[2] == sizes[2] - sizes[1] == sizes[1] - sizes[0]
