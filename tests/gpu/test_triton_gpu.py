@@ -50,7 +50,7 @@ def test_every_configuration_gives_the_same(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [F32, F64, BF16, F16, torch.int64, torch.int32, I8, torch.uint8, torch.bool], ids=str)
-@pytest.mark.parametrize("name", SCALAR_OPS)
+@pytest.mark.parametrize("name", [name for name in SCALAR_OPS if name != "checked"])  # an assertion ends the process
 def test_scalar_op(name: str, dtype: torch.dtype) -> None:
     """Against eager on the device, with the values that are easy to get wrong."""
     given = special(name, dtype, 4096)
