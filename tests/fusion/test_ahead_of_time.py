@@ -36,7 +36,7 @@ def kernels_of(name: str) -> dict[Kernel, None]:
     return found
 
 
-QUICK = ("bert", "convnext", "gpt2", "llama", "mamba", "vit")
+QUICK = ("bert", "convnext", "gpt2", "vit")
 """One of each kind, compiled by default."""
 NAMES = [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in sorted(ARCHITECTURES)]
 
