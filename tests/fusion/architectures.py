@@ -133,6 +133,7 @@ SLOW = frozenset(
     {"beit", "cohere", "deit", "detr", "gemma2", "gptj", "granite", "hubert"}
     | {"mamba2", "patchtst", "pegasus", "pvt", "qwen3", "regnet", "siglip", "swinv2"}
     | {"albert", "bart", "bloom", "convnextv2", "deberta", "segformer", "swin", "vit_mae"}
+    | {"electra", "falcon", "gpt_neo", "mistral", "modernbert", "olmo2", "phi", "poolformer", "stablelm", "xlnet"}
 )
 """Those that take longest, or show little that others do not."""
 

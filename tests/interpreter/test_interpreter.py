@@ -80,7 +80,9 @@ def test_nan_wins_and_then_the_lowest_index(name: str, role: Role) -> None:
 
 
 @pytest.mark.parametrize("dtype", [*FLOATS, *INTEGERS, torch.bool], ids=str)
-@pytest.mark.parametrize("name", SCALAR_OPS)
+@pytest.mark.parametrize(
+    "name", [name for name in SCALAR_OPS if name != "checked"]
+)  # refuses edge values: test_out_of_range
 def test_scalar_op(name: str, dtype: torch.dtype) -> None:
     given = special(name, dtype, 256)
     kernel = scalar(name, dtype, 256)
