@@ -11,6 +11,40 @@ import re
 
 _CALL = re.compile(r"\b(_[a-z_]+[0-9]*)\b")
 
+
+def _bits_to_half(name: str, pair: str, bits: int, word: str) -> str:
+    """Text that makes halves of bits: `word` has, in each byte, the upper one of 2^`bits`, the bits of its fraction."""
+    return f"""
+def _bits_to_{name}(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.constexpr, offset: tl.constexpr):
+    # Bits of bytes, plus a constant; each byte that is left is put under the exponent of 2^{bits}.
+    return tl.inline_asm_elementwise(
+        '''{{
+            .reg .b32 s, f, a, b;
+            and.b32 s, $3, 31;
+            shr.u32 f, $2, s;
+            and.b32 f, f, $4;
+            xor.b32 f, f, $5;
+            prmt.b32 a, f, {word}, 0x4140;
+            prmt.b32 b, f, {word}, 0x4342;
+            fma.rn.{pair} $0, a, $6, $8;
+            fma.rn.{pair} $1, b, $7, $9;
+        }}''',
+        constraints="=r,=r,r,r,r,r,r,r,r,r",
+        args=[
+            x,
+            tl.full([], shift, tl.uint8),
+            tl.full([], mask, tl.uint8),
+            tl.full([], flip, tl.uint8),
+            tl.full([], 1, tl.{name}),
+            tl.full([], offset - {1 << bits}, tl.{name}),
+        ],
+        dtype=tl.{name},
+        is_pure=True,
+        pack=4,
+    )
+"""
+
+
 FUNCTIONS: dict[str, str] = {
     "_maximum": """
 def _maximum(a, b):
@@ -160,64 +194,8 @@ def _bits_to_float32(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.conste
     )
     return bits + (offset - 8388608.0)
 """,
-    "_bits_to_float16": """
-def _bits_to_float16(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.constexpr, offset: tl.constexpr):
-    # Bits of bytes, plus a constant; each byte that is left is put under the exponent of 2^10.
-    return tl.inline_asm_elementwise(
-        '''{
-            .reg .b32 s, f, a, b;
-            and.b32 s, $3, 31;
-            shr.u32 f, $2, s;
-            and.b32 f, f, $4;
-            xor.b32 f, f, $5;
-            prmt.b32 a, f, 0x64646464, 0x4140;
-            prmt.b32 b, f, 0x64646464, 0x4342;
-            fma.rn.f16x2 $0, a, $6, $8;
-            fma.rn.f16x2 $1, b, $7, $9;
-        }''',
-        constraints="=r,=r,r,r,r,r,r,r,r,r",
-        args=[
-            x,
-            tl.full([], shift, tl.uint8),
-            tl.full([], mask, tl.uint8),
-            tl.full([], flip, tl.uint8),
-            tl.full([], 1, tl.float16),
-            tl.full([], offset - 1024, tl.float16),
-        ],
-        dtype=tl.float16,
-        is_pure=True,
-        pack=4,
-    )
-""",
-    "_bits_to_bfloat16": """
-def _bits_to_bfloat16(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.constexpr, offset: tl.constexpr):
-    # Bits of bytes, plus a constant; each byte that is left is put under the exponent of 2^7.
-    return tl.inline_asm_elementwise(
-        '''{
-            .reg .b32 s, f, a, b;
-            and.b32 s, $3, 31;
-            shr.u32 f, $2, s;
-            and.b32 f, f, $4;
-            xor.b32 f, f, $5;
-            prmt.b32 a, f, 0x43434343, 0x4140;
-            prmt.b32 b, f, 0x43434343, 0x4342;
-            fma.rn.bf16x2 $0, a, $6, $8;
-            fma.rn.bf16x2 $1, b, $7, $9;
-        }''',
-        constraints="=r,=r,r,r,r,r,r,r,r,r",
-        args=[
-            x,
-            tl.full([], shift, tl.uint8),
-            tl.full([], mask, tl.uint8),
-            tl.full([], flip, tl.uint8),
-            tl.full([], 1, tl.bfloat16),
-            tl.full([], offset - 128, tl.bfloat16),
-        ],
-        dtype=tl.bfloat16,
-        is_pure=True,
-        pack=4,
-    )
-""",
+    "_bits_to_float16": _bits_to_half("float16", "f16x2", 10, "0x64646464"),
+    "_bits_to_bfloat16": _bits_to_half("bfloat16", "bf16x2", 7, "0x43434343"),
     "_power": """
 def _power(base, exponent):
     result = base * 0 + exponent * 0 + 1
