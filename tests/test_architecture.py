@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -132,6 +133,28 @@ def test_imports_go_one_way():
             if any(is_below(name, top) for top in forbidden)
         ]
     )
+
+
+def test_no_module_needs_itself():
+    """Within a package too imports run one way, so that a module can be understood without those above it."""
+    found = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in all_package_modules()}
+    found = {name.removesuffix(".__init__"): path for name, path in found.items()}
+    sources = {name: ast.parse(path.read_text(encoding="utf-8")).body for name, path in found.items()}
+    needs: dict[str, set[str]] = {
+        name: {
+            full if full in found else statement.module
+            for statement in body
+            if isinstance(statement, ast.ImportFrom) and statement.module
+            for full in (f"{statement.module}.{alias.name}" for alias in statement.names)
+        }
+        & found.keys()
+        for name, body in sources.items()
+    }
+    try:
+        order = list(TopologicalSorter(needs).static_order())
+    except CycleError as error:
+        complain([f"a circle: {' → '.join(reversed(error.args[1]))}"])
+    assert len(order) == len(found)
 
 
 def test_libraries_stay_where_they_belong():

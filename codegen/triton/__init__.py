@@ -1,12 +1,14 @@
 """The Triton target: kernels for NVIDIA and AMD GPUs, as Triton source that a person could have written.
 
-blocks → indices → values / reduce / contract / descriptors → body → tail → emit   a Kernel becomes text
-load → aot → counters → build, or interpreted                                      text becomes a launcher
+kernel → rewrites → blocks → choices → expressions, loops, products, statements → body → tail, beside → emit    text
+text   → launch/load → launch/aot → launch/build, or launch/interpreted                                    a launcher
+
+`emit.py` is the path of a kernel to its text; each package decides one thing on it, and says what.
 """
 
 from __future__ import annotations
 
-from codegen.triton.configs import Config
+from codegen.triton.blocks import Config
 from codegen.triton.target import TritonTarget
 
 __all__ = ["Config", "TritonTarget"]

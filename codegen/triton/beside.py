@@ -21,11 +21,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from codegen.triton import configs, contract, descriptors, persistent, products
-from codegen.triton.blocks import Blocked, Dim, block
-from codegen.triton.configs import Config
-from codegen.triton.indices import Layout, index_code, lay_out
-from codegen.triton.spell import PRODUCT, UNARY
+from codegen.triton.blocks import Blocked, Config, Dim, block, extent, power_of_two
+from codegen.triton.choices import contractions, persistent, rows, vectors
+from codegen.triton.expressions.indices import Layout, index_code, lay_out
+from codegen.triton.expressions.spell import PRODUCT, UNARY
+from codegen.triton.products import descriptors
 from lowering.kernel import Kernel, Role
 
 PROGRAM = "program"
@@ -119,14 +119,14 @@ def _configs(parts: Sequence[Blocked], arch: str, tf32: bool) -> list[Config]:
     if all(descriptors.applies(part, arch) for part in parts):
         return persistent.together(parts)
     if parts[0].contraction:
-        return [(*products.narrow(part), *contract.candidates(part, arch, tf32=tf32))[0] for part in parts]
+        return [(*vectors.narrow(part), *contractions.candidates(part, arch, tf32=tf32))[0] for part in parts]
     found = [_default(part) for part in parts]
     warps = max(config.num_warps for config in found)
     return [_widened(part, config, warps) for part, config in zip(parts, found, strict=True)]
 
 
 def _default(blocked: Blocked) -> Config:
-    return (*products.candidates(blocked), configs.configure(blocked))[0]
+    return (*vectors.candidates(blocked), rows.configure(blocked))[0]
 
 
 def _family(config: Config) -> tuple[int, int, bool, int]:
@@ -138,7 +138,7 @@ def _widened(blocked: Blocked, config: Config, warps: int) -> Config:
     factor, dim = warps // config.num_warps, next((dim for dim in blocked.dims if dim.role is Role.GRID), None)
     if factor == 1 or dim is None:
         return replace(config, num_warps=warps)
-    most = configs.power_of_two(configs.extent(dim.size))
+    most = power_of_two(extent(dim.size))
     size = max(config.block(dim.name), min(most, config.block(dim.name) * factor))
     blocks = tuple((name, size if name == dim.name else length) for name, length in config.blocks)
     return replace(config, num_warps=warps, blocks=blocks)

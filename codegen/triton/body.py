@@ -9,13 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from codegen.triton import contract, descriptors, fields, finish, follow, interleaved, prefix, reduce, skips, stacked
 from codegen.triton.blocks import Blocked, Dim
-from codegen.triton.indices import expand
-from codegen.triton.scopes import Tile
-from codegen.triton.spell import PRODUCT, UNARY, Code, typed
-from codegen.triton.updates import update
-from codegen.triton.values import Values
+from codegen.triton.expressions import fields, interleaved
+from codegen.triton.expressions.indices import expand
+from codegen.triton.expressions.scopes import Tile
+from codegen.triton.expressions.spell import PRODUCT, UNARY, Code, typed
+from codegen.triton.expressions.values import Values
+from codegen.triton.loops import skips
+from codegen.triton.products import contract, descriptors, finish, stacked
+from codegen.triton.products.place import place
+from codegen.triton.statements import follow, prefix, reduce
+from codegen.triton.statements.updates import update
 from lowering.expr import Load, index_of, loads
 from lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, running, statements, values_of
 
@@ -71,7 +75,7 @@ class Body:
     def _place(self) -> None:
         values, grid = self.values, self.layout.blocked.grid()
         if self.layout.blocked.contraction:
-            contract.place(values, self._program())
+            place(values, self._program())
         elif len(grid) == 1:
             values.starts[grid[0]] = self._start(grid[0], Code(values.program))
         elif grid:

@@ -12,32 +12,23 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from codegen.numerics import DEFAULT, Numerics
-from codegen.triton import beside, chains, configs, contract, persistent, prelude, products, tail
+from codegen.triton import beside, tail
 from codegen.triton.beside import Part
-from codegen.triton.blocks import Blocked, Dim, block
+from codegen.triton.blocks import PROGRAMS, Config, Dim, block
 from codegen.triton.body import Body
-from codegen.triton.configs import PROGRAMS, Config
-from codegen.triton.indices import Layout, index_code, lay_out
-from codegen.triton.rounding import is_rounded
-from codegen.triton.scopes import Names
-from codegen.triton.sigmoids import as_sigmoids
-from codegen.triton.spell import PRODUCT, UNARY
+from codegen.triton.choices import candidates
+from codegen.triton.expressions import prelude
+from codegen.triton.expressions.indices import Layout, index_code, lay_out
+from codegen.triton.expressions.scopes import Names
+from codegen.triton.expressions.spell import PRODUCT, UNARY
+from codegen.triton.expressions.values import Values
+from codegen.triton.rewrites.rounding import is_rounded
+from codegen.triton.rewrites.sigmoids import as_sigmoids
 from codegen.triton.tail import Follower
-from codegen.triton.values import Values
 from lowering.checks import has_checks
 from lowering.kernel import Kernel, Param
 
 _INDENT = "    "
-
-
-def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Config, ...]:
-    """Configurations worth timing, the default first."""
-    if not blocked.contraction:
-        return products.candidates(blocked) or configs.candidates(blocked)
-    if blocked.chained:
-        return chains.candidates(blocked, arch, tf32=tf32)
-    others = contract.candidates(blocked, arch, tf32=tf32)
-    return tuple(dict.fromkeys((*products.narrow(blocked), *persistent.candidates(blocked, arch), *others)))
 
 
 def emit(kernel: Kernel, config: Config | None = None, *, arch: str = "sm_90", numerics: Numerics = DEFAULT) -> str:

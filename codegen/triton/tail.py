@@ -14,11 +14,11 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from codegen.triton import contract
-from codegen.triton.blocks import Blocked, block
-from codegen.triton.configs import Config, configure, extent, power_of_two
-from codegen.triton.indices import Layout, lay_out
-from codegen.triton.walk import walked
+from codegen.triton.blocks import Blocked, Config, block, extent, power_of_two
+from codegen.triton.choices import contractions
+from codegen.triton.choices.rows import configure
+from codegen.triton.expressions.indices import Layout, lay_out
+from codegen.triton.rewrites.walk import walked
 from lowering.kernel import Kernel, Role, folds, stored
 
 COUNTER = "counter"
@@ -97,7 +97,7 @@ def _fitted(step: Kernel, warps: int, arch: str, tf32: bool) -> tuple[Blocked, C
     """Blocks that the registers of `warps` warps hold, where axes can be walked."""
     blocked = block(step)
     if blocked.contraction:
-        return blocked, contract.candidates(blocked, arch, tf32=tf32)[0]
+        return blocked, contractions.candidates(blocked, arch, tf32=tf32)[0]
     room, config = warps * _PER_WARP, configure(blocked)
     sets = {frozenset(fold.over) for fold in folds(step).values()}
     if _elements(config) > room and len(sets) <= 1 and all(axis.role is Role.WHOLE for axis in step.axes):

@@ -10,12 +10,12 @@ import torch
 from codegen.numerics import DEFAULT, Numerics
 from codegen.target import Alternative, AttentionSpeed, Capabilities, Launcher, Stage
 from codegen.triton.beside import alike
-from codegen.triton.blocks import block
-from codegen.triton.configs import Config, describe
-from codegen.triton.efficiency import efficiency, speed
-from codegen.triton.emit import candidates, emit
+from codegen.triton.blocks import Config, block, describe
+from codegen.triton.choices import candidates
+from codegen.triton.choices.efficiency import efficiency, speed
+from codegen.triton.emit import emit
+from codegen.triton.statements.updates import ATOMIC
 from codegen.triton.tail import with_room
-from codegen.triton.updates import ATOMIC
 from lowering.kernel import Kernel
 from lowering.scalar_ops import FOLD_OPS
 
@@ -149,7 +149,7 @@ class TritonTarget:
         Raises:
             BuildError: with Triton's own message, or where there is no device.
         """
-        from codegen.triton.build import build
+        from codegen.triton.launch.build import build
 
         return build(kernel, source, self.emit)
 
@@ -159,6 +159,6 @@ class TritonTarget:
         Raises:
             BuildError: Triton cannot compile `source` for `arch`.
         """
-        from codegen.triton.aot import stages
+        from codegen.triton.launch.aot import stages
 
         return stages(kernel, source, arch or self.arch)

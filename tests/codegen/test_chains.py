@@ -8,7 +8,7 @@ import pytest
 
 from codegen.triton import TritonTarget
 from codegen.triton.blocks import block
-from codegen.triton.chains import candidates
+from codegen.triton.choices.chains import candidates
 from lowering.kernel import Kernel
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 

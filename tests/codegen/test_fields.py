@@ -8,9 +8,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from codegen.triton import TritonTarget, ptx
-from codegen.triton.fields import Field, field_of
-from codegen.triton.prelude import FUNCTIONS
+from codegen.triton import TritonTarget
+from codegen.triton.expressions.fields import Field, field_of
+from codegen.triton.expressions.prelude import FUNCTIONS
+from codegen.triton.launch import ptx
 from lowering.evaluate import Scope, evaluate
 from lowering.expr import Cast, Expr, Load, Op, const
 from lowering.indexing import axis_symbol

@@ -12,8 +12,8 @@ pytest.importorskip("triton")
 
 from codegen.numerics import Numerics
 from codegen.triton import Config, TritonTarget
-from codegen.triton.aot import compile_for, target_of
-from codegen.triton.load import load
+from codegen.triton.launch.aot import compile_for, target_of
+from codegen.triton.launch.load import load
 from lowering.expr import Op, const
 from lowering.kernel import Kernel, Role, Store
 from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS

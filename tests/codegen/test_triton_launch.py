@@ -10,9 +10,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from codegen.triton import TritonTarget, counters
-from codegen.triton.build import _dynamic_launcher, _Ready, _static_launcher, promise, unaligned
-from codegen.triton.load import load
+from codegen.triton import TritonTarget
+from codegen.triton.launch import counters
+from codegen.triton.launch.build import _dynamic_launcher, _Ready, _static_launcher, promise, unaligned
+from codegen.triton.launch.load import load
 from lowering.kernel import Kernel
 from tests.codegen.kernels.making import BF16, F32, param
 from tests.codegen.kernels.pointwise import add

@@ -9,7 +9,7 @@ import pytest
 pytest.importorskip("triton")
 
 from codegen.triton import Config
-from codegen.triton.build import unaligned
+from codegen.triton.launch.build import unaligned
 from lowering.errors import BuildError
 from lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F16, packed

@@ -11,10 +11,10 @@ pytest.importorskip("triton")
 import sympy
 
 from codegen.triton import TritonTarget
-from codegen.triton.aot import compile_for, target_of
 from codegen.triton.blocks import block
-from codegen.triton.load import load as imported
-from codegen.triton.persistent import reached, speed, work_of
+from codegen.triton.choices.persistent import reached, speed, work_of
+from codegen.triton.launch.aot import compile_for, target_of
+from codegen.triton.launch.load import load as imported
 from lowering.expr import Cast, Expr, const
 from lowering.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.making import BF16, F32, GRID, LOOP, i, j, kernel, load, op, param, r

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("triton")
 
 from codegen.triton import Config, TritonTarget
-from codegen.triton.load import load
+from codegen.triton.launch.load import load
 from lowering.errors import Unsupported
 from lowering.expr import Cast, Op
 from lowering.kernel import Fold, Kernel, Loop, Role, Store

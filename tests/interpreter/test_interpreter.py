@@ -19,7 +19,7 @@ import sympy
 import torch
 
 from codegen.triton import Config, TritonTarget
-from codegen.triton.load import load
+from codegen.triton.launch.load import load
 from lowering.errors import BuildError
 from lowering.kernel import Kernel, Role
 from lowering.scalar_ops import SCALAR_OPS

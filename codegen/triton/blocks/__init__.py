@@ -9,12 +9,24 @@ one last), and the rewriting of every axis as a digit of the linear index of its
                   of further contractions are these dimensions too, or reduced ones of their own
 
 Axes of size 1 are dropped, but for one of each side of a contraction.  Which axes are contiguous is read from the
-offsets of loads and stores.
+offsets of loads and stores.  How large the blocks are is a `Config`, which `choices` picks.
 """
 
 from __future__ import annotations
 
+from codegen.triton.blocks.config import PROGRAMS, Config, describe, extent, full_rounds, power_of_two, programs
 from codegen.triton.blocks.dims import Blocked, Dim
 from codegen.triton.blocks.rewrite import block
 
-__all__ = ["Blocked", "Dim", "block"]
+__all__ = [
+    "PROGRAMS",
+    "Blocked",
+    "Config",
+    "Dim",
+    "block",
+    "describe",
+    "extent",
+    "full_rounds",
+    "power_of_two",
+    "programs",
+]

@@ -11,7 +11,7 @@ import sympy
 
 from codegen.triton.blocks.dims import Dim, sides_of
 from codegen.triton.blocks.rows import reduced_dims
-from codegen.triton.vectors import is_narrow
+from codegen.triton.rewrites.vectors import is_narrow
 from lowering.errors import Unsupported
 from lowering.kernel import Fold, Kernel, KernelAxis, Role, spans
 

@@ -11,12 +11,12 @@ import torch
 from codegen.triton.blocks.contraction import contraction_dims
 from codegen.triton.blocks.dims import Blocked, dots_of
 from codegen.triton.blocks.rows import row_dims, too_tall
-from codegen.triton.exponentials import in_powers_of_two
-from codegen.triton.groups import grouped
-from codegen.triton.packed import unpacked
-from codegen.triton.rounding import is_rounded
-from codegen.triton.vectors import unrolled
-from codegen.triton.walk import walked
+from codegen.triton.rewrites.exponentials import in_powers_of_two
+from codegen.triton.rewrites.groups import grouped
+from codegen.triton.rewrites.packed import unpacked
+from codegen.triton.rewrites.rounding import is_rounded
+from codegen.triton.rewrites.vectors import unrolled
+from codegen.triton.rewrites.walk import walked
 from lowering.expr import Cast, Expr
 from lowering.indexing import ZERO, simplify, substitute_all
 from lowering.kernel import Fold, Kernel, Loop, Prefix, Stmt, statements, values_of, with_values

@@ -1,0 +1,100 @@
+"""Config: how large the blocks of a kernel are, and in which form it is launched.
+
+What enters are block dimensions and a `Config`; what leaves is how many blocks the result has, and what share of the
+device these keep busy.  Which `Config` a kernel gets is decided in `choices`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import sympy
+
+from codegen.triton.blocks.dims import Blocked
+from lowering.sizes import with_values
+
+PROGRAMS = 132  # streaming multiprocessors of an H100 or H200: with fewer programs some are idle
+_UNKNOWN = 1 << 20  # stands for a symbolic size: most are large
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """One way to launch a kernel.
+
+    Attributes:
+        blocks: (dimension name, elements per program or loop step); powers of two.  Others are taken one by one.
+        group: contractions only: how many blocks of rows share the columns they load, through the L2 cache.
+        persistent: contractions only: tensor descriptors, and no more programs than run at once.
+        descriptors: contractions whose rows or columns are walked: tensor descriptors for the operands that allow it.
+        registers: at most so many per thread, so that more programs share a multiprocessor; 0: as the compiler likes.
+        parts: persistent programs only: the columns of a block are finished, loaded for and stored in so many parts.
+        per_processor: how many persistent programs share a multiprocessor; the products of one hide the end of another.
+        tf32: contractions only: float32 operands may be rounded to 19 bits.
+        split: a loop is two loops, of which one has the blocks in which its condition holds and nothing is masked.
+    """
+
+    blocks: tuple[tuple[str, int], ...]
+    num_warps: int = 4
+    num_stages: int = 1
+    group: int = 8
+    persistent: bool = False
+    per_processor: int = 1
+    tf32: bool = False
+    split: bool = False
+    descriptors: bool = False
+    registers: int = 0
+    parts: int = 1
+
+    def block(self, name: str) -> int:
+        return dict(self.blocks).get(name, 1)
+
+
+def describe(config: Config) -> str:
+    """A configuration in words.
+
+    >>> describe(Config((("x", 1), ("r", 4096)), num_warps=8))
+    'r 4096, 8 warps'
+    """
+    words = [f"{name} {size}" for name, size in config.blocks if size > 1]
+    words.append("1 warp" if config.num_warps == 1 else f"{config.num_warps} warps")
+    words += [f"{config.num_stages} stages"] if config.num_stages > 1 else []
+    if config.persistent:
+        words.append("persistent" if config.per_processor == 1 else f"{config.per_processor} persistent")
+    words += [f"finished in {config.parts} parts"] if config.parts > 1 else []
+    words += ["descriptors"] if config.descriptors else []
+    words += ["split"] if config.split else []
+    words += [f"{config.registers} registers"] if config.registers else []
+    return ", ".join(words)
+
+
+def extent(size: sympy.Expr) -> int:
+    """A size as a number; a symbolic one is taken to be large."""
+    return int(size) if size.is_Integer else _UNKNOWN
+
+
+def power_of_two(size: int) -> int:
+    """The least power of two that is not below `size`.
+
+    >>> power_of_two(0), power_of_two(5), power_of_two(8)
+    (1, 8, 8)
+    """
+    return 1 << max(0, size - 1).bit_length()
+
+
+def full_rounds(blocks: int, slots: int) -> float:
+    """The share of the device that so many blocks keep busy, of which so many run at once.
+
+    >>> full_rounds(264, 132), full_rounds(198, 132)
+    (1.0, 0.75)
+    """
+    return blocks / (slots * -(-blocks // slots)) if blocks else 1.0
+
+
+def programs(blocked: Blocked, config: Config, known: Mapping[sympy.Symbol, int] = MappingProxyType({})) -> int:
+    """How many blocks the result has, with symbolic sizes that are not `known` taken to be large."""
+    count = 1
+    for dim in blocked.grid():
+        count *= -(-extent(with_values(dim.size, known)) // config.block(dim.name))
+    return count

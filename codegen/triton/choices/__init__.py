@@ -1,0 +1,22 @@
+"""Choices: how large the blocks of a kernel are, on how many warps and in which form.
+
+What enters is a kernel over block dimensions; what leaves are configurations, the one that a model of the device likes
+best first.  A module for each kind of kernel: `rows` (no contraction), `vectors` (a matrix with a few vectors),
+`contractions` and `persistent` (products through pointers and through tensor memory), `chains` (products of products,
+such as attention).  `efficiency` tells the scheduler how fast the first choice will be.
+"""
+
+from __future__ import annotations
+
+from codegen.triton.blocks import Blocked, Config
+from codegen.triton.choices import chains, contractions, persistent, rows, vectors
+
+
+def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Config, ...]:
+    """Configurations worth timing, the default first."""
+    if not blocked.contraction:
+        return vectors.candidates(blocked) or rows.candidates(blocked)
+    if blocked.chained:
+        return chains.candidates(blocked, arch, tf32=tf32)
+    others = contractions.candidates(blocked, arch, tf32=tf32)
+    return tuple(dict.fromkeys((*vectors.narrow(blocked), *persistent.candidates(blocked, arch), *others)))

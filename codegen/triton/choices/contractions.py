@@ -1,0 +1,82 @@
+"""Contractions: configurations of products whose operands are loaded through pointers.
+
+What enters is a kernel over block dimensions with a contraction, and an architecture; what leaves are configurations,
+the default first: the largest blocks that still keep the device busy, with as many stages as shared memory holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, power_of_two, programs
+from codegen.triton.products.matrix_units import input_precision, on_matrix_units, shared_memory
+from lowering.kernel import Role
+
+# (m, n, k) blocks, warps, stages, for operands of 16 bits; k counts bytes / 2, so that it doubles for int8.
+_SHAPES = (
+    (128, 256, 64, 8, 3),
+    (128, 128, 64, 8, 4),
+    (128, 64, 64, 4, 4),
+    (64, 64, 64, 4, 4),
+    (32, 64, 64, 4, 5),
+    (16, 64, 128, 4, 5),
+)
+_SPLIT_SHAPES = ((128, 64, 64, 4, 3), (64, 64, 64, 4, 3), (32, 64, 64, 4, 3), (16, 64, 64, 4, 3))  # split float32
+_EXACT_SHAPES = ((64, 64, 16, 8, 3), (32, 64, 16, 4, 3), (32, 32, 16, 4, 3), (16, 32, 16, 4, 3))  # float32, float64
+
+
+def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Config, ...]:
+    """Configurations worth timing, the default first: the largest blocks that still keep the device busy."""
+    dots = blocked.dots
+    dtype = dots[0].args[0].dtype
+    if not on_matrix_units(dtype, arch):
+        return (_fitted(blocked, (16, 16, 16, 4, 1), dtype, tf32),)
+    shapes = _with_room(_shapes(dtype, arch, tf32), len(dots))
+    room = shared_memory(arch)
+    fitted = [_fitted(blocked, shape, dtype, tf32) for shape in shapes]
+    possible = list(dict.fromkeys(_shallower(config, dtype, len(dots), room) for config in fitted))
+    deep = [config for config in possible if config.num_stages > 1] or possible
+    busy = [config for config in deep if programs(blocked, config) * 10 >= PROGRAMS * 7]
+    default = busy[0] if busy else max(deep, key=lambda config: programs(blocked, config))
+    return (default, *(config for config in possible if config != default))
+
+
+def _shapes(dtype: torch.dtype, arch: str, tf32: bool) -> tuple[tuple[int, ...], ...]:
+    if dtype is torch.float32:
+        return {"tf32": _SHAPES, "tf32x3": _SPLIT_SHAPES, "ieee": _EXACT_SHAPES}[input_precision(arch, tf32)]
+    return _EXACT_SHAPES if dtype is torch.float64 else _SHAPES
+
+
+def _with_room(shapes: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[int, ...]]:
+    """Those of `shapes` in which `count` contractions have no more sums per warp than one of them has in any."""
+    if count == 1:
+        return shapes
+    room = max(m * n // warps for m, n, _, warps, _ in shapes)
+    return [shape for shape in shapes if count * shape[0] * shape[1] // shape[3] <= room] or shapes[-1:]
+
+
+def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, tf32: bool) -> Config:
+    """A shape cut down to the sizes of the kernel, whole dimensions held whole, and no block below 16."""
+    m, n, k, warps, stages = shape
+    least_k = 32 if dtype.itemsize == 1 else 16
+    wanted = {"m": m, "n": n, "k": max(least_k, k * 2 // dtype.itemsize if k > 16 else k)}
+    blocks: dict[str, int] = {}
+    for dim in blocked.dims:
+        length = power_of_two(extent(dim.size))
+        if dim.role is Role.WHOLE:
+            blocks[dim.name] = max(least_k if dim.name == "k" else 16, length)
+        elif dim.name != "b":
+            blocks[dim.name] = max(least_k if dim.name == "k" else 16, min(wanted.get(dim.name, 64), length))
+    if blocks["n"] > n and blocks["m"] * blocks["n"] > 128 * 256:  # a whole row in the epilogue
+        blocks["m"] = max(16, 128 * 256 // blocks["n"])
+        warps = 8
+    return Config(tuple(blocks.items()), num_warps=warps, num_stages=stages, tf32=tf32)
+
+
+def _shallower(config: Config, dtype: torch.dtype, dots: int, room: int) -> Config:
+    """`config` with as many stages as shared memory holds."""
+    per_stage = (config.block("m") + dots * config.block("n")) * config.block("k") * dtype.itemsize
+    return replace(config, num_stages=max(1, min(config.num_stages, room // max(1, per_stage))))

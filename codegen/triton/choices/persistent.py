@@ -1,0 +1,131 @@
+"""Persistent: which configuration of the persistent form (`descriptors`) is predicted to be the fastest.
+
+What enters are contractions to which the form applies; what leaves are configurations, the best first, and the share of
+the library's speed that each is predicted to reach.  A block takes as long as its sum, and as long again as `end` more
+elements of it: then its result is finished and stored, and the matrix units wait.  How long that is depends on what
+is computed for each element (`work`) and on whether tiles are loaded for it.  Two programs on a multiprocessor hide
+part of it behind each other's products.  Numbers are fitted to measurements on an H200 over the shapes of transformer
+layers, with ReLU, both forms of GELU, and a residual.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, programs
+from codegen.triton.products.descriptors import NARROWEST, applies, divided, loads_tiles, stack_of
+from codegen.triton.rewrites.sigmoids import as_sigmoids
+from lowering.expr import Op, TileRef, postorder
+from lowering.kernel import Store, values_of
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """A configuration, and how fast it is.
+
+    Attributes:
+        share: of the library's speed, for long sums.
+        apart: the same for several products that are not one (`stacked`), each with too few columns for the units.
+        slope: elements of the sum that an operation on each result takes as long as.
+        loading: elements of the sum that tiles loaded for the end take as long as.
+    """
+
+    config: Config
+    share: float
+    apart: float
+    end: int = 137
+    slope: float = 12.0
+    loading: int = 740
+
+
+def _config(m: int, n: int, warps: int, stages: int, each: int = 1, parts: int = 1) -> Config:
+    blocks = (("m", m), ("k", 64), ("n", n))
+    return Config(blocks, num_warps=warps, num_stages=stages, persistent=True, per_processor=each, parts=parts)
+
+
+_FORMS = (
+    _Form(_config(128, 256, 8, 3), 0.958, 0.958, loading=2000),  # with tiles, memory is left for two stages
+    _Form(_config(128, 256, 8, 3, parts=2), 0.98, 0.0, end=200, slope=16.0, loading=357),
+    _Form(_config(128, 256, 8, 4, parts=2), 0.95, 0.0, loading=2000),
+    _Form(_config(256, 128, 8, 4, parts=2), 0.945, 0.0, loading=2000),
+    _Form(_config(128, 128, 8, 3, each=2, parts=2), 0.904, 0.0, end=91, slope=8.0, loading=2000),
+    _Form(_config(128, 128, 4, 3, each=2, parts=2), 0.9, 0.0, end=91, slope=8.5, loading=2000),
+    _Form(_config(128, 128, 8, 4), 0.89, 0.66),
+    _Form(_config(64, 256, 4, 4), 0.88, 0.62),
+    _Form(NARROWEST, 0.81, 0.70, slope=9.0),
+)
+_LIBRARY_END = 215
+"""Elements of the sum that the end of a block takes as long as in the library's products, which finish nothing else."""
+
+_WORK = {"exp": 6, "exp2": 6, "log": 6, "log2": 6, "truediv": 9, "rsqrt": 9, "sqrt": 9, "tanh": 30, "erfc": 43}
+_FUNCTIONS = {"erf", "expm1", "log1p", "log10", "sin", "cos", "tan", "pow", "atan", "atan2", "sinh", "cosh", "lgamma"}
+_FUNCTION, _FREE = 50, 3
+
+
+def candidates(blocked: Blocked, arch: str) -> tuple[Config, ...]:
+    """Configurations of the persistent form, best first; none where the rule does not hold."""
+    if not applies(blocked, arch):
+        return ()
+    return tuple(divided(config, len(blocked.dots)) for config in _ranked([blocked]))
+
+
+def together(parts: Sequence[Blocked]) -> list[Config]:
+    """The best of the persistent form for each of several kernels to which it `applies`, walked in one launch."""
+    best = _ranked(parts)[0]
+    return [divided(best, len(part.dots)) for part in parts]
+
+
+def speed(blocked: Blocked, config: Config) -> float:
+    """The share of the library's speed that is predicted for a configuration, on the blocks of this kernel."""
+    count = len(blocked.dots)
+    shares = _shares([blocked])
+    return max(shares[form] * _rounds([blocked], form) for form in shares if divided(form, count) == config)
+
+
+def reached(blocked: Blocked) -> float:
+    """The share of the library's speed that is predicted for the best configuration, were the last round full."""
+    return _shares([blocked])[_ranked([blocked])[0]]
+
+
+def _ranked(parts: Sequence[Blocked]) -> list[Config]:
+    """Configurations for one product, best first."""
+    shares = _shares(parts)
+    return sorted(shares, key=lambda form: shares[form] * _rounds(parts, form), reverse=True)
+
+
+def _shares(parts: Sequence[Blocked]) -> dict[Config, float]:
+    """Configurations for one product → the share of the library's speed with every multiprocessor busy."""
+    single = all(len(part.dots) == 1 for part in parts)
+    one = all(len(part.dots) == 1 or stack_of(part) for part in parts)
+    length = min(extent(part.of(part.dots[0].over)[0].size) for part in parts)
+    work, loading = max(map(work_of, parts)), any(map(loads_tiles, parts))
+    found = {}
+    for form in _FORMS:
+        if single or form.config.parts == 1:
+            end = form.end + form.slope * work + (form.loading if loading else 0)
+            found[form.config] = (form.share if one else form.apart) * (length + _LIBRARY_END) / (length + end)
+    return found
+
+
+def _rounds(parts: Sequence[Blocked], form: Config) -> float:
+    """The share of the device that the last round of blocks leaves busy."""
+    divisions = [(part, divided(form, len(part.dots))) for part in parts]
+    blocks = sum(programs(part, config, dict(part.kernel.traced)) for part, config in divisions)
+    if blocks < PROGRAMS:  # few rows when traced: that says nothing of calls with more, which take longer
+        blocks = sum(programs(part, config) for part, config in divisions)
+    return full_rounds(blocks, PROGRAMS * form.per_processor)
+
+
+def work_of(blocked: Blocked) -> int:
+    """Operations for each element of the results, in additions, beyond the few that cost nothing beside their store."""
+    stores = [stmt for stmt in as_sigmoids(blocked.body) if isinstance(stmt, Store)]
+    nodes = list(postorder(*(value for stmt in stores for value in values_of(stmt))))
+    made = set()
+    total = 0
+    for node in nodes:
+        if isinstance(node, TileRef) or any(child in made for child in node.children()):
+            made.add(node)
+            if isinstance(node, Op):
+                total += _FUNCTION if node.name in _FUNCTIONS else _WORK.get(node.name, 1)
+    return max(0, total - _FREE)

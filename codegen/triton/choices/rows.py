@@ -1,0 +1,163 @@
+"""Rows: configurations of kernels without contraction, pointwise ones and those that fold or scan their rows.
+
+What enters is a kernel over block dimensions; what leaves is one `Config`, picked from sizes alone so that the same
+kernel always gets the same one, and `candidates` to time where that is wanted.  The numbers come from measurements on
+an H200: enough 16-byte accesses in flight per thread for pointwise kernels, one warp per row for short rows, a few
+dozen elements per thread for long ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two
+from lowering.kernel import Fold, Param, Prefix, Role, statements
+
+
+def configure(blocked: Blocked) -> Config:
+    """The default configuration of a kernel without contraction."""
+    reduced = [dim for dim in blocked.dims if dim.role is not Role.GRID]
+    grid = {dim.name: dim for dim in blocked.grid()}
+    if not reduced:
+        return _tile(blocked, grid["y"], grid["x"]) if "y" in grid else _pointwise(blocked, grid.get("x"))
+    if len(reduced) > 1:
+        return _several(blocked, reduced)
+    if blocked.dims[-1] is not reduced[0]:
+        return _columns(blocked, reduced[0], grid["x"])
+    return _rows(blocked, reduced[0], grid.get("x"))
+
+
+def candidates(blocked: Blocked) -> tuple[Config, ...]:
+    """Configurations worth timing, the default first: other numbers of warps, and blocks half and twice as large."""
+    default = configure(blocked)
+    found = [default]
+    for warps in (default.num_warps // 2, default.num_warps * 2):
+        if 1 <= warps <= 32:
+            found.append(replace(default, num_warps=warps))
+    for dim in blocked.dims:
+        for size in (default.block(dim.name) // 2, default.block(dim.name) * 2):
+            if dim.role is not Role.WHOLE and 1 <= size <= min(16384, power_of_two(extent(dim.size))):
+                blocks = {**dict(default.blocks), dim.name: size}
+                found.append(replace(default, blocks=tuple(blocks.items())))
+    return tuple(found)
+
+
+# Pointwise ------------------------------------------------------------------------------------------------------------
+
+
+def _itemsize(blocked: Blocked, *, least: bool = False) -> int:
+    """Bytes of the largest (or smallest) elements among the tensors that most of the traffic consists of."""
+
+    def weight(param: Param) -> int:
+        return extent(param.extent) * param.dtype.itemsize
+
+    params = blocked.kernel.params
+    heaviest = max((weight(param) for param in params), default=0)
+    sizes = [param.dtype.itemsize for param in params if weight(param) * 4 >= heaviest]
+    return (min if least else max)(sizes, default=4)
+
+
+def _warps(elements: int, per_thread: int) -> int:
+    """Warps so that each thread has about `per_thread` of `elements`."""
+    return min(32, max(1, power_of_two(elements // (32 * per_thread))))
+
+
+def _pointwise(blocked: Blocked, x: Dim | None) -> Config:
+    """Each thread moves two 16-byte words of every tensor (one, of many tensors), and every processor has work."""
+    if x is None:
+        return Config((), num_warps=1)
+    size = extent(x.size)
+    per_thread = min(16, 32 // _itemsize(blocked)) if len(blocked.kernel.params) <= 6 else 8
+    per_thread = max(per_thread, 4)
+    block = 128 * per_thread
+    while block > 256 and -(-size // block) < 4 * PROGRAMS:
+        block //= 2
+    each = 4 if block <= 512 else min(per_thread, 8)  # little to do: as many threads as there are 16-byte words
+    block = min(block, power_of_two(size))
+    return Config((("x", block),), num_warps=min(4, _warps(block, each)))
+
+
+def _tile(blocked: Blocked, y: Dim, x: Dim) -> Config:
+    """Rows of 128 bytes on both sides of the transposition."""
+    side = 32 if _itemsize(blocked, least=True) >= 4 else 64
+    blocks = (("y", min(side, power_of_two(extent(y.size)))), ("x", min(side, power_of_two(extent(x.size)))))
+    return Config(blocks, num_warps=_warps(blocks[0][1] * blocks[1][1], 8 if side == 32 else 16))
+
+
+# Reductions -----------------------------------------------------------------------------------------------------------
+
+SECTOR = 32
+"""Bytes: the least that memory is asked for."""
+
+_ROW_WARPS = {1024: 2, 2048: 2, 4096: 8, 8192: 8, 16384: 16}  # padded length of a row held whole → warps; above: 32
+
+
+def _rows(blocked: Blocked, r: Dim, x: Dim | None) -> Config:
+    """The reduced axis is contiguous."""
+    length = power_of_two(extent(r.size))
+    rows = extent(x.size) if x is not None else 1
+    if r.role is Role.LOOP and length > 1024:
+        block, warps = _steps(blocked, length, rows)
+        return Config((("r", min(length, block)),), num_warps=warps)
+    if length <= 128:  # several rows per warp
+        block = max(1, min(2048 // length, power_of_two(rows)))
+        while block > 1 and -(-rows // block) < 2 * PROGRAMS:
+            block //= 2
+        return Config((("x", block), ("r", length)), num_warps=min(4, _warps(block * length, 8)))
+    warps = 1 if length <= 512 else _ROW_WARPS.get(length, 32)
+    if rows < 4 * PROGRAMS:  # too few rows to hide latency behind other programs
+        warps = max(warps, min(16, _warps(length, 8)))
+    return Config((("r", length),), num_warps=warps)
+
+
+def _steps(blocked: Blocked, length: int, rows: int) -> tuple[int, int]:
+    """Elements and warps of each step along a row.
+
+    Of many rows small blocks, since others go on where one waits: for the sum of a running value, in few warps, which
+    have to agree on it in each step.  Of few rows as much as can be under way at once.  (H200, bf16, maximum and sum of
+    exponentials of 8192 rows of 50264: 295 µs in steps of 4096 with 4 warps, 370 in steps of 8192 with 16; of 132 rows
+    of 400000: 139 and 89.)
+    """
+    warps = 16 if length >= 16384 else 8
+    if _scans(blocked):
+        return warps * 1024, warps  # the blocks of a scan wait for each other
+    if rows < 8 * PROGRAMS:
+        return warps * 512, warps
+    running = any(isinstance(stmt, Fold) and stmt.carry is not None for stmt in statements(blocked.body))
+    return (4096, 4) if running else (2048, 8)
+
+
+def _columns(blocked: Blocked, r: Dim, x: Dim) -> Config:
+    """The grid axis is contiguous: neighbouring threads take neighbouring columns, at least 64 bytes of them."""
+    columns, length = extent(x.size), power_of_two(extent(r.size))
+    if length >= 256 and _scans(blocked):  # many rows at once: the next ones wait for them
+        block = min(max(1, SECTOR // _itemsize(blocked, least=True)), power_of_two(columns))
+        steps = length if r.role is Role.WHOLE else 256
+        return Config((("r", steps), ("x", block)), num_warps=max(4, steps * block // 1024))
+    wanted = min(1024, 4096 // length) if r.role is Role.WHOLE else 256 // _itemsize(blocked)
+    block = min(max(32, wanted), power_of_two(columns))
+    while block > 32 and -(-columns // block) < 2 * PROGRAMS:
+        block //= 2
+    steps = length if r.role is Role.WHOLE else min(length, max(1, 4096 // block))
+    return Config((("r", steps), ("x", block)), num_warps=min(16, _warps(steps * block, 16)))
+
+
+def _scans(blocked: Blocked) -> bool:
+    """Does the kernel scan?"""
+    return any(isinstance(stmt, Prefix) for stmt in statements(blocked.body))
+
+
+def _several(blocked: Blocked, reduced: list[Dim]) -> Config:
+    """Folds over different axes: a whole tile per program, what is looped in steps that keep it small."""
+    room = 8192
+    blocks: list[tuple[str, int]] = []
+    for dim in sorted(reduced, key=lambda dim: dim.role is Role.LOOP):
+        length = power_of_two(extent(dim.size))
+        if dim.role is Role.LOOP:
+            length = min(length, max(1, room))
+        room = max(1, room // length)
+        blocks.append((dim.name, length))
+    elements = 1
+    for _, length in blocks:
+        elements *= length
+    return Config(tuple(blocks), num_warps=min(16, _warps(elements, 16)))

@@ -1,0 +1,174 @@
+"""Fields: a few bits of a byte become floats four at a time, by bit patterns.
+
+What enters are the expressions of a kernel; what leaves are the lines that convert those of them which are some bits of
+a byte, plus a constant, as 4-bit weights are:
+
+    f32(i8(w & 15) - 8)    →    _bits_to_float32(w, 0, 15, 0, -8)
+    f32((w << 4) >> 4)     →    _bits_to_float32(w, 0, 15, 8, -8)    of a signed byte: its sign is a bit to flip
+
+The bits are put under the exponent of a float whose last bits then count ones (2²³ in float32, 2¹⁰ in float16, 2⁷ in
+bfloat16), from which what is too much is subtracted.  All of that is exact.  Four neighbouring bytes are masked at
+once, where the device's own conversions take them one by one.  Whatever could wrap around on the way, or is not exact
+in the float, stays a conversion.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+
+from codegen.triton.expressions.scopes import Tile
+from codegen.triton.expressions.spell import TYPES, Code
+from codegen.triton.expressions.values import Values
+from lowering.expr import Cast, Const, Expr, IndexValue, Op, postorder
+from lowering.kernel import Loop, statements, values_of
+
+_BASES = {torch.float32: 2**23, torch.float16: 2**10, torch.bfloat16: 2**7}
+"""The power of two whose last bit counts ones; integers up to twice that are exact."""
+
+_COMMUTE = ("and", "add")
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """The integer `(((byte >> shift) & mask) ^ flip) + offset`.
+
+    `mask` is None while it is still all of a signed byte, shifted.  `up`: by how much it has been shifted out of its
+    byte, until it is shifted back.
+    """
+
+    byte: Expr
+    shift: int = 0
+    mask: int | None = None
+    flip: int = 0
+    offset: int = 0
+    up: int = 0
+
+    def then(self, name: str, value: int, dtype: torch.dtype) -> Field | None:
+        """The field after one more operation with a constant, computed in `dtype`; None if that is none."""
+        if name in ("add", "sub"):
+            found = self.settled()
+            moved = replace(found, offset=found.offset + (value if name == "add" else -value))
+            return None if moved.mask is None else moved.within(dtype)
+        if self.offset != 0 or value < 0:
+            return None
+        if name == "shl" and self == Field(self.byte, mask=self.mask) and dtype is self.byte.dtype and value < 8:
+            return replace(self, up=value)
+        if name == "shr" and self.up > 0:
+            return self._back(value, signed=dtype.is_signed)
+        if name == "and" and self.up == 0:
+            return replace(self, mask=value if self.mask is None else self.mask & value)
+        if name == "shr" and value < 8:
+            return replace(self, shift=self.shift + value, mask=None if self.mask is None else self.mask >> value)
+        return None
+
+    def _back(self, value: int, *, signed: bool) -> Field | None:
+        """What was shifted up, shifted down at least as far: its upper bits are gone, or copies of the new sign."""
+        if not self.up <= value < 8:
+            return None
+        return _bits(self.byte, value - self.up, 8 - value, signed=signed)
+
+    def settled(self) -> Field:
+        """The same number; one that is still a part of a signed byte as bits of which the highest one is the sign."""
+        if self.mask is not None or not 0 < self.shift < 8:
+            return self
+        return _bits(self.byte, self.shift, 8 - self.shift, signed=True)
+
+    def within(self, dtype: torch.dtype) -> Field | None:
+        """The same field, if integers of `dtype` hold each of its values."""
+        found = self.settled()
+        least, greatest = (-128, 127) if found.mask is None else (found.offset, found.offset + found.mask)
+        info = torch.iinfo(dtype)
+        return found if found.up == 0 and info.min <= least and greatest <= info.max else None
+
+    def exact(self, dtype: torch.dtype) -> bool:
+        """Are these some bits of the byte, whose float in `dtype` a bit pattern gives exactly?"""
+        if self.mask is None or self.mask == 0 or self.mask & (self.mask + 1) != 0 or self.up > 0:
+            return False
+        base, bits = _BASES[dtype], self.mask.bit_length()
+        return bits < 8 and self.shift + bits <= 8 and abs(base - self.offset) <= 2 * base
+
+
+def _bits(byte: Expr, shift: int, count: int, *, signed: bool) -> Field:
+    """So many bits of a byte; with a sign, the highest one counts downwards."""
+    sign = 1 << (count - 1) if signed else 0
+    return Field(byte, shift, (1 << count) - 1, sign, -sign)
+
+
+def field_of(expr: Expr) -> Field | None:
+    """What `expr`, an integer, is as bits of a byte; None where it is anything else.
+
+    >>> from lowering.expr import Load, const
+    >>> byte = Load("w", (), torch.uint8)
+    >>> high = Op("shr", (byte, const(4, torch.uint8)), torch.uint8)
+    >>> field_of(Op("sub", (Cast(high, torch.int8), const(8, torch.int8)), torch.int8))
+    Field(byte=Load(buffer='w', index=(), dtype=torch.uint8, mask=None), shift=4, mask=15, flip=0, offset=-8, up=0)
+    """
+    steps: list[tuple[Expr, int]] = []
+    while True:
+        inner = _inner(expr)
+        if inner is None:
+            break
+        steps.append((expr, inner[1]))
+        expr = inner[0]
+    if expr.dtype not in (torch.uint8, torch.int8):
+        return None
+    found: Field | None = Field(expr, mask=255 if expr.dtype is torch.uint8 else None)
+    for step, value in reversed(steps):
+        if found is None:
+            return None
+        found = found.within(step.dtype) if isinstance(step, Cast) else found.then(_name(step), value, step.dtype)
+    return None if found is None else found.settled()
+
+
+def _inner(expr: Expr) -> tuple[Expr, int] | None:
+    """What one step of a field is made of: the integer before it, and the constant (0 for a conversion)."""
+    if not _is_integer(expr.dtype):
+        return None
+    if isinstance(expr, Cast):
+        return (expr.arg, 0) if _is_integer(expr.arg.dtype) else None
+    if not isinstance(expr, Op) or len(expr.args) != 2:
+        return None
+    first, second = expr.args
+    known = _constant(second)
+    if known is None and expr.name in _COMMUTE:
+        first, known = second, _constant(first)
+    return None if known is None else (first, known)
+
+
+def _name(step: Expr) -> str:
+    assert isinstance(step, Op)
+    return step.name
+
+
+def _constant(expr: Expr) -> int | None:
+    if isinstance(expr, IndexValue) and expr.index.is_Integer:
+        return int(expr.index)
+    return int(expr.value) if isinstance(expr, Const) and _is_integer(expr.dtype) else None
+
+
+def _is_integer(dtype: torch.dtype) -> bool:
+    return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
+
+
+# Lines ----------------------------------------------------------------------------------------------------------------
+
+
+def convert(values: Values, arch: str) -> None:
+    """From here on, the kernel of `values` converts fields by bit patterns, where `arch` has the operations."""
+    if not arch.startswith("sm_") or int(arch[3:].rstrip("af")) < 80:
+        return
+    stmts = list(statements(values.layout.blocked.body))
+    for node in postorder(*(value for stmt in stmts if not isinstance(stmt, Loop) for value in values_of(stmt))):
+        if isinstance(node, Cast) and node.dtype in _BASES and _is_integer(node.arg.dtype):
+            found = field_of(node.arg)
+            if found is not None and found.exact(node.dtype):
+                values.made_by[node] = partial(_converted, values, found, node.dtype)
+
+
+def _converted(values: Values, field: Field, dtype: torch.dtype) -> Tile:
+    byte = values.value(field.byte)
+    given = f"{byte.code.text}, {field.shift}, {field.mask}, {field.flip}, {field.offset}"
+    return replace(byte, code=Code(f"_bits_to_{TYPES[dtype].removeprefix('tl.')}({given})"), narrow=False)

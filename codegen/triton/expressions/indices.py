@@ -1,0 +1,249 @@
+"""Indices: index expressions as Triton text, and the proofs that go with them.
+
+What enters is a sympy expression over linear indices and sizes; what leaves is integer text, every index spread along
+its own dimension of the tile (`xi[:, None] * 4096 + ri[None, :]`).  Bounds decide which indices must be int64 (an
+offset could reach 2³¹, or a size is not known), and which dimensions need a mask (the size is not a multiple of the
+block).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+
+from codegen.triton.blocks import Blocked, Config, Dim
+from codegen.triton.expressions.spell import ATOM, PRODUCT, SUM, UNARY, Code
+from lowering.division import may_be_negative
+from lowering.expr import Expr, Load, index_of, postorder
+from lowering.indexing import ZERO, FloorDiv, Mod, bounds
+from lowering.kernel import Loop, Role, Stmt, Store, statements, values_of
+
+LIMIT = 2**31
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """What is known of each dimension once the blocks are chosen.
+
+    Attributes:
+        tiled: dimensions that tiles span; a GRID dimension in blocks of 1 is one value per program.
+        depth: the loop depth at which the index of a dimension is defined.
+        wide: dimensions whose index is an int64.
+        parted: dimensions of which a tile spans a part of the block.
+    """
+
+    blocked: Blocked
+    config: Config
+    tiled: tuple[Dim, ...]
+    depth: Mapping[Dim, int]
+    wide: frozenset[Dim]
+    parted: tuple[Dim, ...] = ()
+
+    def in_parts(self, dim: Dim) -> Layout:
+        """The same for the end of a block, where `dim` is taken in parts, in a loop over these."""
+        if self.config.parts == 1:
+            return self
+        return replace(self, parted=(dim,), depth={**self.depth, dim: self.depth[dim] + 1})
+
+    def width(self, dim: Dim) -> str:
+        """The elements of `dim` in a tile, as text."""
+        return f"{dim.constant} // {self.config.parts}" if dim in self.parted else dim.constant
+
+    def dim(self, symbol: sympy.Symbol) -> Dim | None:
+        """The dimension whose linear index `symbol` is."""
+        return next((dim for dim in self.blocked.dims if dim.symbol == symbol), None)
+
+    def within(self, index: sympy.Expr) -> tuple[Dim, ...]:
+        """The dimensions `index` depends on, in tile order."""
+        return tuple(dim for dim in self.blocked.dims if dim.symbol in index.free_symbols)
+
+    def spanned(self, index: sympy.Expr) -> tuple[Dim, ...]:
+        """The tiled dimensions `index` depends on, in tile order."""
+        return tuple(dim for dim in self.within(index) if dim in self.tiled)
+
+    def by_block(self, index: sympy.Expr) -> sympy.Expr:
+        """`index` with what a block of a walked dimension is all within (the group of a scale) taken at its start."""
+        whole = {
+            atom: FloorDiv(start_symbol(dim), atom.args[1])
+            for atom in index.atoms(FloorDiv)
+            for dim in self.within(atom)
+            if atom.args[0] == dim.symbol and dim.role is Role.LOOP and dim not in self.wide
+            if (atom.args[1] / self.config.block(dim.name)).is_integer
+        }
+        return index.xreplace(whole) if whole else index
+
+    def masked(self, dim: Dim) -> bool:
+        """Can a block of `dim` reach past its end?"""
+        return dim in self.tiled and (dim.size == 0 or not (dim.size / self.config.block(dim.name)).is_integer)
+
+    def narrow(self, index: sympy.Expr) -> bool:
+        """Is `index` computed in int32, exactly?"""
+        dims = self.within(index)
+        if any(dim in self.wide for dim in dims) or len(index.free_symbols) > len(dims):
+            return False
+        return fits(_reach([index], self.blocked.sizes()))
+
+    def shape(self, dims: Sequence[Dim]) -> str:
+        """The shape of a tile over `dims`, as text."""
+        return f"[{', '.join(self.width(dim) for dim in dims)}]"
+
+    def parts(self, offset: sympy.Expr) -> list[sympy.Expr]:
+        """`offset` as summands that are best added one after another to a pointer.
+
+        First what is one value per program, then what varies over the tile; what is known before a loop comes before
+        what is known only inside it.
+        """
+        found: dict[tuple[int, bool], list[sympy.Expr]] = {}
+        for term in sympy.Add.make_args(sympy.expand_mul(offset)):
+            dims = self.within(term)
+            depth = max((self.depth[dim] for dim in dims), default=0)
+            found.setdefault((depth, any(dim in self.tiled for dim in dims)), []).append(term)
+        return [sympy.Add(*found[key]) for key in sorted(found)]
+
+
+def start_symbol(dim: Dim) -> sympy.Symbol:
+    """Stands for the first index of the current block of a walked dimension."""
+    return sympy.Symbol(f"{dim.name} start", integer=True, nonnegative=True)
+
+
+def lay_out(blocked: Blocked, config: Config, grid_depth: int = 0) -> Layout:
+    """Facts about the dimensions of `blocked` under `config`; GRID indices are defined at loop depth `grid_depth`."""
+    tiled = tuple(dim for dim in blocked.dims if dim.role is not Role.GRID or config.block(dim.name) > 1)
+    depth = {dim: grid_depth if dim.role is Role.GRID else 0 for dim in blocked.dims}
+
+    def descend(body: Sequence[Stmt], level: int) -> None:
+        for stmt in body:
+            if isinstance(stmt, Loop):
+                depth.update(dict.fromkeys(blocked.of(stmt.axes), level + 1))
+                descend(stmt.body, level + 1)
+
+    descend(blocked.body, grid_depth)
+    unproven = Layout(blocked, config, tiled, depth, frozenset())
+    return Layout(blocked, config, tiled, depth, _wide(unproven))
+
+
+def fits(span: tuple[sympy.Expr, sympy.Expr] | None) -> bool:
+    """Is every value between these bounds an int32?"""
+    return span is not None and bool(span[0] > -LIMIT) and bool(span[1] < LIMIT)
+
+
+def _wide(layout: Layout) -> frozenset[Dim]:
+    """The dimensions that must be indexed in int64 so that no sum or product overflows."""
+    sizes = layout.blocked.sizes()
+    wide: set[Dim] = set()
+    for dim in layout.blocked.dims:
+        reach = dim.size + layout.config.block(dim.name)
+        if not (reach.is_Integer and int(reach) < LIMIT):
+            wide.add(dim)
+    for index in _summands(layout):
+        for widen_grid in (True, False):
+            terms = [term for term in sympy.Add.make_args(index) if _is_int32(layout, term, wide)]
+            if fits(_reach(terms, sizes)):
+                break
+            dims = {dim for term in terms for dim in layout.within(term)}
+            wide |= {dim for dim in dims if dim.role is Role.GRID} if widen_grid else dims
+    return frozenset(wide)
+
+
+def _summands(layout: Layout) -> list[sympy.Expr]:
+    """Every sum of indices that the source will compute."""
+    found: list[sympy.Expr] = []
+    body = list(statements(layout.blocked.body))
+    for node in postorder(*(value for stmt in body for value in values_of(stmt))):
+        for index in index_of(node):
+            found.extend(layout.parts(index) if isinstance(node, Load) else [index])
+    for stmt in body:
+        if isinstance(stmt, Store) and not isinstance(stmt.offset, Expr):
+            found.extend(layout.parts(stmt.offset))
+    return found
+
+
+def _is_int32(layout: Layout, term: sympy.Expr, wide: set[Dim]) -> bool:
+    """Would this term be computed in int32?  Not if a wide index or a size (always int64) is a factor of it."""
+    dims = layout.within(term)
+    return len(term.free_symbols) == len(dims) and not any(dim in wide for dim in dims)
+
+
+def _reach(
+    terms: Sequence[sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]
+) -> tuple[sympy.Expr, sympy.Expr] | None:
+    """Bounds on every partial sum of `terms`, and on all that is computed on the way to each of them.
+
+    What `(i + 7) % n` is made of may be larger than what it is.
+    """
+    low, high = ZERO, ZERO
+    inner: list[tuple[sympy.Expr, sympy.Expr]] = []
+    for term in terms:
+        span = bounds(term, sizes)
+        if span is None:
+            return None
+        low, high = low + min(span[0], ZERO), high + max(span[1], ZERO)
+        for atom in term.atoms(FloorDiv, Mod):
+            whole, by = atom.args
+            reached = _reach(sympy.Add.make_args(whole), sizes)
+            if reached is None:
+                return None
+            inner.append((reached[0], max(reached[1], 2 * by) if may_be_negative(whole) else reached[1]))
+    return min([low, *(span[0] for span in inner)]), max([high, *(span[1] for span in inner)])
+
+
+# Text -----------------------------------------------------------------------------------------------------------------
+
+
+def expand(code: Code, has: Sequence[Dim], wants: Sequence[Dim]) -> Code:
+    """`code`, a tile over `has`, as one over `wants`, with size 1 along the new dimensions.
+
+    A value without dimensions stays one; it goes with every tile.
+    """
+    if not has or tuple(has) == tuple(wants):
+        return code
+    index = ", ".join(":" if dim in has else "None" for dim in wants)
+    return Code(f"{code.at(ATOM)}[{index}]")
+
+
+def index_code(index: sympy.Expr, layout: Layout, variable: Callable[[sympy.Symbol], str]) -> Code:
+    """`index` as integer text over the dimensions it spans; `variable` names the symbols in it."""
+    wants = layout.spanned(index)
+
+    def spelled(expr: sympy.Expr) -> Code:
+        if expr.is_Integer:
+            return Code(str(abs(int(expr)))) if expr >= 0 else Code(str(int(expr)), UNARY)
+        if expr.is_Symbol:
+            dim = layout.dim(expr)
+            has = (dim,) if dim is not None and dim in layout.tiled else ()
+            return expand(Code(variable(expr)), has, wants)
+        if expr.is_Add:
+            text = ""
+            for term in sorted(expr.args, key=_written_order):
+                factor, rest = term.as_coeff_Mul()
+                minus = bool(text) and bool(factor < 0)
+                part = spelled(-factor * rest if minus else term)
+                text += (" - " if minus else " + ") * bool(text) + part.at(PRODUCT if minus else SUM)
+            return Code(text, SUM)
+        if expr.is_Mul:
+            factors = sorted(expr.args, key=lambda factor: (factor.is_Integer, str(factor)))
+            text = spelled(factors[0]).at(PRODUCT)
+            for factor in factors[1:]:
+                text += f" * {spelled(factor).at(UNARY)}"
+            return Code(text, PRODUCT)
+        if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+            return Code(" * ".join([spelled(expr.base).at(UNARY)] * int(expr.exp)), PRODUCT)
+        assert isinstance(expr, (FloorDiv, Mod)), f"no text for index {expr}"
+        whole, divisor = expr.args
+        by = spelled(divisor).at(UNARY)
+        rest = Code(f"{spelled(whole).at(PRODUCT)} % {by}", PRODUCT)
+        if may_be_negative(whole):  # the device's own division rounds to zero
+            rest = Code(f"({rest.at(SUM)} + {by}) % {by}", PRODUCT)
+            whole_text = f"({spelled(whole).at(SUM)} - {rest.at(PRODUCT)})"
+            return Code(f"{whole_text} // {by}", PRODUCT) if isinstance(expr, FloorDiv) else rest
+        return Code(f"{spelled(whole).at(PRODUCT)} // {by}", PRODUCT) if isinstance(expr, FloorDiv) else rest
+
+    return spelled(index)
+
+
+def _written_order(term: sympy.Expr) -> tuple[bool, bool, int, str]:
+    """What is added first, large strides first, constants last, as people write offsets."""
+    factor, rest = term.as_coeff_Mul()
+    return bool(factor < 0), rest == 1, -abs(int(factor)), str(rest)

@@ -1,0 +1,121 @@
+"""Interleaved: two loads of every other element, of elements that lie side by side, are one load.
+
+What enters are expressions with loads at `2*k` and `2*k + 1`, as packed weights leave them for what they are multiplied
+with; what leaves are the lines of one contiguous load that serves both, taken apart in registers:
+
+    both = tl.load(x_ptr + 2 * k0 + tl.arange(0, 2 * KBLOCK))
+    even, odd = tl.split(tl.reshape(both, [KBLOCK, 2]))
+
+Each of the two alone would use half of every word it reads, an element at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import sympy
+
+from codegen.triton.blocks import Dim
+from codegen.triton.expressions.indices import Layout, expand
+from codegen.triton.expressions.scopes import Tile
+from codegen.triton.expressions.spell import AND, COMPARE, SUM, Code, literal
+from codegen.triton.expressions.values import Values
+from lowering.expr import Expr, Load, loads
+from lowering.indexing import coefficient
+from lowering.kernel import Loop, Role, Store, statements, values_of
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two loads that interleave.
+
+    Attributes:
+        loads: at `rest + 2*along` and one element further.
+        along: the dimension of which every index has one element of each.
+        rest: the part of the offset that does not depend on it.
+    """
+
+    loads: tuple[Load, Load]
+    along: Dim
+    rest: sympy.Expr
+
+
+def join_loads(values: Values) -> None:
+    """From here on, the kernel of `values` loads what interleaves together."""
+    stmts = list(statements(values.layout.blocked.body))
+    written = {stmt.param for stmt in stmts if isinstance(stmt, Store)} | values.behind
+    found = loads(*(value for stmt in stmts if not isinstance(stmt, Loop) for value in values_of(stmt)))
+    for pair in _pairs((load for load in found if load.buffer not in written), values.layout):
+        for load in pair.loads:
+            values.made_by[load] = partial(_half, values, pair, load)
+
+
+def _pairs(found: Iterable[Load], layout: Layout) -> list[Pair]:
+    """Loads that interleave, each in one pair."""
+    plain: dict[tuple[str, sympy.Expr], Load] = {}
+    for load in found:
+        if load.mask is None and not isinstance(load.index[0], Expr):
+            plain[load.buffer, load.index[0]] = load
+    result: dict[Load, Pair] = {}
+    for (buffer, offset), even in plain.items():
+        odd = plain.get((buffer, offset + 1))
+        if odd is None or even in result or odd in result:
+            continue
+        for dim in layout.within(offset):
+            if coefficient(offset, dim.symbol) == 2 and dim.role is not Role.GRID and dim not in layout.wide:
+                rest = sympy.expand(offset - 2 * dim.symbol)
+                result[even] = result[odd] = Pair((even, odd), dim, rest)
+    return list(dict.fromkeys(result.values()))
+
+
+def _half(values: Values, pair: Pair, load: Load) -> Tile:
+    """The value of one of the loads, after the lines that load and part both, if they are not there yet."""
+    known = values.find(("half", load))
+    if known is None:
+        _part(values, pair)
+        known = values.find(("half", load))
+    assert known is not None
+    return known
+
+
+def _part(values: Values, pair: Pair) -> None:
+    """Add the lines that load both and take them apart."""
+    layout, dim = values.layout, pair.along
+    whole = _whole(values, pair)
+    others = tuple(other for other in whole.dims if other is not dim)
+    shape = ", ".join([*(other.constant for other in others), dim.constant, "2"])
+    names = [values.fresh(f"{pair.loads[0].buffer}_{word}", whole.depth) for word in ("even", "odd")]
+    values.line(f"{', '.join(names)} = tl.split(tl.reshape({whole.code.text}, [{shape}]))", whole.depth)
+    has, wants = (*others, dim), values.join((whole.dims,))
+    turned = "" if has == wants else f", {', '.join(str(has.index(want)) for want in wants)}"
+    for name, load in zip(names, pair.loads, strict=True):
+        code = Code(f"tl.permute({name}{turned})" if turned else name)
+        values.bind(("half", load), Tile(code, wants, max(whole.depth, layout.depth[dim])))
+
+
+def _whole(values: Values, pair: Pair) -> Tile:
+    """Both loads as one named tile, whose last dimension is twice as long as that of each."""
+    layout, dim, first = values.layout, pair.along, pair.loads[0]
+    pointer = values.pointer(first.buffer, pair.rest)
+    others = pointer.dims
+    start = values.starts.get(dim, "")
+    index = values.find(("both", dim))
+    if index is None:
+        text = (f"2 * {start} + " if start else "") + f"tl.arange(0, 2 * {dim.constant})"
+        index = values.bind(
+            ("both", dim), values.name(f"{dim.name}i_both", Tile(Code(text, SUM), (dim,), layout.depth[dim]))
+        )
+    dims = (*others, dim)
+    text = f"{expand(pointer.code, others, dims).at(SUM)} + {expand(index.code, (dim,), dims).at(SUM + 1)}"
+    inside = values.masks(others)
+    checks = [] if inside is None else [expand(inside.code, inside.dims, dims)]
+    if layout.masked(dim):
+        limit = values.index_tile(2 * dim.size).code.at(COMPARE + 1)
+        checks.append(expand(Code(f"{index.code.text} < {limit}", COMPARE), (dim,), dims))
+    if checks:
+        mask = " & ".join(check.at(AND + 1) for check in checks) if len(checks) > 1 else checks[0].text
+        text += f", mask={mask}, other={literal(0, first.dtype).text}"
+    depth = max(pointer.depth, index.depth, 0 if inside is None else inside.depth)
+    return values.name(f"{first.buffer}_both", Tile(Code(f"tl.load({text})"), dims, depth))

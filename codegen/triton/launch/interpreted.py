@@ -1,0 +1,136 @@
+"""Interpreted: generated kernels on CPU tensors, under Triton's interpreter (`TRITON_INTERPRET=1`).
+
+What enters is an imported source; what leaves is a launcher for CPU tensors that runs the very same text, program by
+program, with numpy: for tests, and for stepping through a kernel with a Python debugger.  The interpreter knows
+neither the vendor's math library, nor its assembly, nor arithmetic of bfloat16; what is missing is added here, with
+torch's functions.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import torch
+import triton.language as tl
+from triton.runtime import interpreter
+from triton.runtime.interpreter import TensorHandle
+
+from codegen.target import Launcher
+from codegen.triton.launch import ptx
+from codegen.triton.launch.load import Generated
+from lowering.checks import failure
+from lowering.kernel import Kernel
+from lowering.scalar_ops import SCALAR_OPS
+
+_ELSEWHERE = {"nearbyint": torch.round}  # names that differ from those of `SCALAR_OPS`
+
+
+class Libdevice:
+    """Stands in for `triton.language.extra.libdevice`: each function has its meaning from `lowering.scalar_ops`."""
+
+    def __getattr__(self, name: str) -> Any:
+        meaning = _ELSEWHERE.get(name) or SCALAR_OPS[name].meaning
+
+        def function(*args: Any) -> Any:
+            tiles = [interpreter.interpreter_semantic.to_tensor(arg) for arg in args]
+            dtype = tiles[0].dtype
+            result = meaning(*(torch.from_numpy(np.array(tile.handle.data)) for tile in tiles)).numpy()
+            blocks = [tile for tile in tiles if tile.type.is_block()]
+            shaped = tl.block_type(dtype, list(result.shape)) if blocks else dtype
+            return tl.core.tensor(TensorHandle(result, dtype), shaped)
+
+        return function
+
+
+def launcher(kernel: Kernel, generated: Generated) -> Launcher:
+    """Runs `kernel` on CPU tensors."""
+    _complete_interpreter()
+    if hasattr(generated.module, "libdevice"):
+        vars(generated.module)["libdevice"] = Libdevice()
+    tensors = len(kernel.params)
+
+    def launch(*args: Any) -> None:
+        programs = generated.grid(*args[tensors:])
+        counter = [torch.zeros((), dtype=torch.int32)] if generated.counted else []
+        if programs > 0:
+            try:
+                with np.errstate(all="ignore"):  # masked lanes compute on zeros
+                    generated.function[(programs,)](*args, *counter, **generated.constants, **generated.options)
+            except interpreter.InterpreterError as failed:
+                if not _is_assertion(failed):
+                    raise
+                raise failure(kernel, args) from None
+
+    return launch
+
+
+def _is_assertion(error: BaseException | None) -> bool:
+    """Has an assertion on the device failed?  Functions that call one another wrap what they raise."""
+    while error is not None and not isinstance(error, AssertionError):
+        error = error.__cause__
+    return error is not None
+
+
+@functools.cache
+def _complete_interpreter() -> None:
+    """Teach the interpreter assembly, and bfloat16, which it holds as bits: constants, conversion and products.
+
+    What it compares it still takes for numbers of the operands' dtype; a single one would be spread as such.
+    Its values are arrays of one element even where they are scalars; numpy 2.4 no longer takes these for loop bounds.
+    """
+    builder: Any = interpreter.interpreter_builder
+    builder.options = interpreter.InterpreterOptions(debug=True, sanitize_overflow=False)  # with assertions
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_lang_tensor(tensor: Any, scope: Any) -> None:
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_lang_tensor
+    cast, dot, binary = builder.cast_impl, builder.create_dot, builder.binary_op
+
+    def to_bits(values: torch.Tensor) -> Any:
+        return values.to(torch.bfloat16).view(torch.int16).numpy().view(np.uint16)
+
+    def widen(handle: Any) -> Any:
+        if handle.dtype.scalar != tl.bfloat16:
+            return handle
+        return TensorHandle((handle.data.astype(np.uint32) << 16).view(np.float32), tl.float32)
+
+    def cast_impl(handle: Any, target: Any) -> Any:
+        if target.scalar == tl.bfloat16 and handle.dtype.scalar != tl.bfloat16:
+            return TensorHandle(to_bits(torch.from_numpy(np.array(handle.data))), tl.bfloat16)
+        return cast(handle if target.scalar == tl.bfloat16 else widen(handle), target)
+
+    def create_dot(a: Any, b: Any, *rest: Any) -> Any:
+        return dot(widen(a), widen(b), *rest)
+
+    def get_bf16(value: float) -> Any:
+        return TensorHandle(to_bits(torch.tensor([value])), tl.bfloat16)
+
+    def binary_op(a: Any, b: Any, op: Any) -> Any:
+        result = binary(a, b, op)
+        return TensorHandle(result.data, tl.int1) if result.data.dtype == np.bool_ else result
+
+    builder.cast_impl, builder.create_dot, builder.get_bf16 = cast_impl, create_dot, get_bf16
+    builder.binary_op = binary_op
+    builder.create_inline_asm = _run_assembly
+
+
+class _Results:
+    """What a call gives."""
+
+    def __init__(self, *handles: Any) -> None:
+        self.get_result = handles.__getitem__
+
+
+def _run_assembly(text: str, constraints: str, handles: list[Any], types: list[Any], is_pure: bool, pack: int) -> Any:
+    """An `inline_asm_elementwise` with one result."""
+    (result,) = types
+    shape, dtype = handles[0].data.shape, result.scalar
+    flat = [np.broadcast_to(handle.data, shape).reshape(-1) for handle in handles]
+    bits = ptx.run(text, flat, dtype.primitive_bitwidth // 8, pack)
+    held = np.dtype({"fp32": np.float32, "fp16": np.float16, "bf16": np.uint16}[str(dtype)])
+    return _Results(TensorHandle(bits.view(held)[: flat[0].size].reshape(shape), dtype))

@@ -1,0 +1,188 @@
+"""Contractions: Σ over k of lhs[m, k] · rhs[k, n] on the matrix units.
+
+What enters is a `dot` fold over block dimensions (b, m, k, n); what leaves are lines.  Operands may be any expression
+that spans [m, k] or [k, n]: casts, masks, gathers and pointwise work are computed on the tile between its load and
+the `tl.dot`.  Ragged edges are masked in m, n and k.  Sums are kept in float32 (int32 for int8, float64 for float64).
+Operand types without a matrix instruction are multiplied and summed.
+
+float32 keeps its precision on the matrix units of sm_80 and later: each operand is split into two parts of 19 bits, and
+three of their four products are summed (`tf32x3`).  On an H200 that is more exact than multiplying in float32, and
+faster.  Where an operand is infinite or NaN its lower part is NaN; Triton drops a correction that is NaN, so the sum is
+what eager gives.  Only where finite operands overflow (a product or, in 19 bits, an operand beyond 3.4e38) may an
+infinity come out as NaN.
+
+Two forms: pointers, one block of the result per program; and, where `descriptors` finds that every operand allows it,
+tensor descriptors in persistent programs.  Which block a program computes is decided in `place`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from codegen.triton.blocks import Dim
+from codegen.triton.expressions.indices import expand, start_symbol
+from codegen.triton.expressions.scopes import Tile
+from codegen.triton.expressions.spell import ATOM, SUM, TYPES, Code, cast, literal, spell, typed
+from codegen.triton.expressions.values import Values
+from codegen.triton.products.matrix_units import input_precision, on_matrix_units
+from codegen.triton.rewrites.vectors import NARROW
+from lowering.errors import Unsupported
+from lowering.expr import Cast, Expr, Load, make_cast, rewrite
+from lowering.hoist import Hoisted, hoist
+from lowering.indexing import substitute_all
+from lowering.kernel import Fold
+from lowering.scalar_ops import accumulator
+
+# The fold -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """How one `dot` is computed.
+
+    Attributes:
+        factors: the operands as text, lhs first, in the order in which the product needs their dimensions.
+        spans: the dimensions of each of them, in that order.
+        over: the dimension that is summed over.
+        dims: dimensions of the result, in tile order.
+        sums: the type that sums are kept in.
+        matrix: computed by `tl.dot`; otherwise multiplied and summed, in tile order.
+        precision: how `tl.dot` takes float32 operands.
+    """
+
+    factors: tuple[Code, Code]
+    spans: tuple[tuple[Dim, ...], ...]
+    over: Dim
+    dims: tuple[Dim, ...]
+    sums: torch.dtype
+    matrix: bool
+    precision: str = ""
+
+    def text(self, values: Values, running: str | None = None) -> str:
+        """The product of one pair of blocks; with `running`, that plus this product."""
+        a, b = self.factors
+        if not self.matrix:
+            wants = values.join(self.spans)
+            first, second = (expand(code, dims, wants) for code, dims in zip(self.factors, self.spans, strict=True))
+            text = f"tl.sum({first.text} * {second.text}, {wants.index(self.over)})"
+            return text if running is None else f"{running} + {text}"
+        inputs = [a.text, b.text, *([] if running is None else [running])]
+        if self.precision:
+            inputs.append(f'input_precision="{self.precision}"')
+        if self.sums is not torch.float32:
+            inputs.append(f"out_dtype={TYPES[self.sums]}")
+        return f"tl.dot({', '.join(inputs)})"
+
+
+def product(values: Values, fold: Fold, arch: str) -> Product:
+    """The product of the current blocks, after adding the lines that compute its factors.
+
+    The result comes in tile order: where the rows come after the columns, the operands change places, transposed.
+    """
+    dtype = fold.args[0].dtype
+    rows, columns, over = values.layout.blocked.sides(fold)
+    lhs, rhs = fold.args
+    dims = values.join(((rows, columns),))
+    if dims[0] is columns:
+        rows, columns, lhs, rhs = columns, rows, rhs, lhs
+    sums = accumulator("dot", dtype) if dtype.is_floating_point or dtype is torch.int8 else fold.dtype
+    matrix = on_matrix_units(dtype, arch)
+    left: tuple[Dim, ...] = (rows, over)
+    right: tuple[Dim, ...] = (over, columns)
+    if not matrix:
+        left, right = values.join((left,)), values.join((right,))
+    a, b = operand(values, lhs, left, over, "lhs"), operand(values, rhs, right, over, "rhs")
+    if not matrix:
+        a, b = cast(a, dtype, sums), cast(b, dtype, sums)
+    precision = input_precision(arch, values.layout.config.tf32) if matrix and dtype is torch.float32 else ""
+    return Product((a, b), (left, right), over, dims, sums, matrix, precision)
+
+
+def dot_in_loop(values: Values, fold: Fold, arch: str) -> Callable[[], None]:
+    """Accumulate over the current loop; the function returned makes the result known after it."""
+    hoisted = _hoisted(values, fold)
+    found = product(values, replace(fold, args=hoisted.operands), arch)
+    running = values.accumulator(fold.name, zeros(values, found, values.depth - 1))
+    name = running.code.text
+    if hoisted.scales:
+        values.line(f"{name} += {_scaled(values, found, hoisted.scales)}")
+    elif found.matrix:
+        values.line(f"{name} = {found.text(values, name)}")
+    else:
+        values.line(f"{name} += {found.text(values)}")
+    return lambda: bind(values, fold, found, running)
+
+
+def _hoisted(values: Values, fold: Fold) -> Hoisted:
+    """The operands of a narrow product without factors that are the same for a whole block of what is summed over.
+
+    Such is the scale of a group of weights: a block of the result has less elements to scale than one of the operand.
+    """
+    layout = values.layout
+    rows, columns, over = layout.blocked.sides(fold)
+    narrow = min(layout.config.block(dim.name) for dim in (rows, columns)) <= NARROW
+
+    def at_start(node: Expr) -> Expr | None:
+        if not isinstance(node, Load) or isinstance(node.index[0], Expr):
+            return None
+        return replace(node, index=(layout.by_block(node.index[0]),))
+
+    given = tuple(rewrite(fold.args, at_start))
+    if not narrow or layout.blocked.chained or given == fold.args or fold.dtype is not torch.float32:
+        return Hoisted(fold.args)
+    found, sizes = hoist(given, (over.symbol,)), layout.blocked.sizes()
+    walked = {start_symbol(over): over.symbol}
+    operands = substitute_all(found.operands, walked, sizes)
+    factors = substitute_all([factor for _, factor in found.scales], walked, sizes)
+    return Hoisted(tuple(operands), tuple(zip((name for name, _ in found.scales), factors, strict=True)))
+
+
+def _scaled(values: Values, found: Product, scales: Sequence[tuple[str, Expr]]) -> str:
+    """The product of one pair of blocks times what it is scaled by."""
+    code = Code(found.text(values), ATOM if found.matrix else SUM)
+    for name, factor in scales:
+        tile = values.value(make_cast(factor, found.sums))
+        code = spell(name, [code, expand(tile.code, tile.dims, found.dims)], found.sums)
+    return code.text
+
+
+def dot_now(values: Values, fold: Fold, arch: str) -> None:
+    """A contraction over a dimension that is held whole, or of the current block alone."""
+    found = product(values, fold, arch)
+    bind(values, fold, found, values.name(fold.name, Tile(Code(found.text(values)), found.dims, values.depth)))
+
+
+def zeros(values: Values, found: Product, depth: int) -> Tile:
+    """What nothing has been added to yet."""
+    return Tile(Code(f"tl.zeros({values.layout.shape(found.dims)}, {TYPES[found.sums]})"), found.dims, depth)
+
+
+def bind(values: Values, fold: Fold, found: Product, result: Tile) -> None:
+    """From here on, within the scope of `result`, it is the value of the fold."""
+    values.bind(fold.ref, replace(result, code=cast(result.code, found.sums, fold.dtype)))
+
+
+def operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: str) -> Code:
+    """A full tile with `dims` in this order, 0 in lanes past the end of the contracted axis."""
+    tile = values.widened(values.value(expr))
+    tile = replace(tile, code=typed(tile.code, expr.dtype))
+    if not set(tile.dims) <= set(dims):
+        raise Unsupported(f"{values.layout.blocked.kernel.name}: an operand of a contraction is more than a matrix")
+    if not (_zero_past_the_end(expr) and over in tile.dims):
+        mask = values.masks((over,))
+        if mask is not None:
+            tile = values.select(mask, tile, Tile(literal(0, expr.dtype)))
+    order = values.join((dims,))
+    tile = values.spread(tile, order)
+    code = tile.code if order == dims else Code(f"{tile.code.at(ATOM)}.T")
+    return code if code.text.isidentifier() else values.name(wish, replace(tile, code=code)).code
+
+
+def _zero_past_the_end(expr: Expr) -> bool:
+    """Is this a load, whose masked lanes are 0, perhaps converted?"""
+    while isinstance(expr, Cast):
+        expr = expr.arg
+    return isinstance(expr, Load)

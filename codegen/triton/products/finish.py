@@ -1,0 +1,50 @@
+"""Finish: the end of a block of a contraction, in parts.
+
+What enters is a block whose sums are complete; what leaves is a loop over parts of its columns, in which results are
+computed, with what is loaded for them, and stored.  A part takes half the registers, and half the shared memory on its
+way out: what is free holds another stage of the operands, or another program.
+
+    dot0_parts = _halves(dot0)
+    for part in tl.static_range(2):
+        n1 = n0 + part * (NBLOCK // 2)
+        …
+        out0_desc.store([m0, n1], (dot0_parts[part] + in2[None, :]).to(tl.bfloat16))
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from codegen.triton.expressions.scopes import Tile
+from codegen.triton.expressions.spell import SUM, Code
+from codegen.triton.expressions.values import Values
+
+
+@contextmanager
+def in_parts(values: Values) -> Iterator[None]:
+    """Within this, lines are for one part of the columns; without parts in the configuration, for the whole block."""
+    layout = values.layout
+    if layout.config.parts == 1:
+        yield
+        return
+    assert layout.config.parts == 2
+    n = next(dim for dim in layout.blocked.dims if dim.name == "n")
+    sums = {dot.ref: values.find(dot.ref) for dot in layout.blocked.dots}
+    halves = {}
+    for ref, tile in sums.items():
+        assert tile is not None
+        assert values.find(("index", n)) is None
+        halves[ref] = values.name(
+            f"{tile.code.text}_parts", Tile(Code(f"_halves({tile.code.text})"), tile.dims, tile.depth)
+        )
+    start = values.starts[n]
+    part = values.open("part")
+    values.layout = layout.in_parts(n)
+    text = f"{start} + {part} * ({values.layout.width(n)})"
+    values.starts[n] = values.name("n1", Tile(Code(text, SUM), depth=values.depth)).code.text
+    for ref, tile in halves.items():
+        values.bind(ref, Tile(Code(f"{tile.code.text}[{part}]"), tile.dims, values.depth))
+    yield
+    values.layout, values.starts[n] = layout, start
+    values.close(f"for {part} in tl.static_range({layout.config.parts}):")

@@ -1,0 +1,74 @@
+"""Place: which block of the result a program of a contraction computes.
+
+What enters is the number of a program, as text; what leaves are lines that find its block.  Programs are numbered so
+that neighbours share operands in the L2 cache, and that the longest walks come first where a mask makes them unequal.
+"""
+
+from __future__ import annotations
+
+from codegen.triton.blocks import Dim, extent
+from codegen.triton.expressions.scopes import Tile
+from codegen.triton.expressions.spell import ATOM, PRODUCT, Code
+from codegen.triton.expressions.values import Values
+from codegen.triton.loops.skips import longer_for_later_rows
+
+
+def place(values: Values, number: str) -> None:
+    """Add the lines that find the block of program `number`, and set the starts of the GRID dimensions."""
+    layout = values.layout
+    grid = {dim.name: dim for dim in layout.blocked.grid()}
+    counts = {}
+    for name in ("m", "n"):
+        if name in grid:
+            size = values.index_tile(grid[name].size).code.text
+            code = Code(f"tl.cdiv({size}, {grid[name].constant})")
+            code = as_int32(code, known=grid[name].size.is_Integer or not layout.config.persistent)
+            counts[name] = values.name(f"{name}_blocks", Tile(code, depth=values.depth)).code.text
+    if "b" in grid and len(counts) == 1 and layout.config.group > 1 and layout.blocked.chained:
+        number = _in_turn(values, grid["b"], next(iter(counts.values())), number)
+    elif "b" in grid:
+        both = Code(" * ".join(counts.values()) or "1", PRODUCT if len(counts) == 2 else ATOM).at(ATOM)
+        _start_batch(values, grid["b"], Code(f"{number} // {both}", PRODUCT))
+        number = values.name("block", Tile(Code(f"{number} % {both}", PRODUCT), depth=values.depth)).code.text
+    if len(counts) == 2:
+        m, n = counts["m"], counts["n"]
+        values.line("# Down a few blocks of rows before the next block of columns: these share operands in the cache.")
+        m_block, n_block = (values.fresh(f"{name}_block", values.depth) for name in ("m", "n"))
+        values.line(
+            f"{m_block}, {n_block} = tl.swizzle2d({number} // {n}, {number} % {n}, {m}, {n}, {layout.config.group})"
+        )
+        blocks = {"m": m_block, "n": n_block}
+    else:
+        blocks = dict.fromkeys(counts, number)
+    if set(blocks) == {"m"} and longer_for_later_rows(layout.blocked):
+        values.line("# The blocks of rows that take longest come first.")
+        block = f"{counts['m']} - 1 - {Code(number, PRODUCT).at(PRODUCT)}"
+        blocks = {"m": values.name("m_block", Tile(Code(block), depth=values.depth)).code.text}
+    for name, block in blocks.items():
+        text = Code(f"{block} * {grid[name].constant}", PRODUCT)
+        values.starts[grid[name]] = values.name(f"{name}0", Tile(text, depth=values.depth)).code.text
+
+
+def as_int32(count: Code, *, known: bool) -> Code:
+    """A count of blocks, which an int32 holds where a descriptor has counted the rows; one of known sizes is one."""
+    return count if known else Code(f"tl.cast({count.text}, tl.int32)")
+
+
+def _in_turn(values: Values, batch: Dim, blocks: str, number: str) -> str:
+    """Add the lines by which a few points of `batch` take their blocks in turn; returns the block."""
+    group = values.layout.config.group
+    values.line("# The first blocks of all that fit the cache together, then their second blocks, and so on.")
+    size = values.index_tile(batch.size).code
+    if extent(batch.size) <= group:
+        _start_batch(values, batch, Code(f"{number} % {size.at(ATOM)}", PRODUCT))
+        return values.name("block", Tile(Code(f"{number} // {size.at(ATOM)}", PRODUCT), depth=values.depth)).code.text
+    point, block = (values.fresh(name, values.depth) for name in ("batch", "block"))
+    where = f"{number} // {blocks}, {number} % {blocks}"
+    values.line(f"{point}, {block} = tl.swizzle2d({where}, {size.text}, {blocks}, {group})")
+    _start_batch(values, batch, Code(point))
+    return block
+
+
+def _start_batch(values: Values, batch: Dim, point: Code) -> None:
+    wide = batch in values.layout.wide
+    values.starts[batch] = f"{point.at(ATOM)}.to(tl.int64)" if wide else point.text

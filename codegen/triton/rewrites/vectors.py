@@ -1,0 +1,178 @@
+"""Vectors: a contraction with a few rows is multiply-and-sum.
+
+What enters is a Kernel with one `dot`, one side of which has at most `FEW` rows, or with several that have the same few
+rows; what leaves is a Kernel with one `sum` for each of them and each such row, of products over the same axes, so that
+a tile of the other operand is loaded once for all of its rows.  Such a product is bound by the memory that the larger
+operand comes from: the matrix units would pad the few rows to 16, and their pipeline keeps less of that memory in
+flight than plain loads of 16 bytes do.
+
+    dot over r0 of x[r0], w[4096*i1 + r0]    rows i0: 1    →    sum over r0 of f32(x[r0]) * f32(w[4096*i1 + r0])
+
+The larger operand is contiguous along what is summed, [n, k].  Where it is contiguous along its own rows, [k, n], the
+pipeline of the matrix units is the faster one (`narrow` in `choices`), except for a single row and weights that are
+bytes: these become sums too, of which neighbouring threads take neighbouring columns.  Of several rows, halves times
+bytes are left to the matrix units, which leave time to convert.  Left as it is as well: an operand that is contiguous
+along neither, and a kernel with other folds.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import sympy
+import torch
+
+from codegen.triton.rewrites.packed import MOST
+from lowering.expr import Cast, Expr, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
+from lowering.indexing import FloorDiv, coefficient, simplify, substitute_all
+from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements
+from lowering.scalar_ops import HALVES
+
+FEW = 4
+"""The most rows for which every thread holds a sum of its own."""
+
+NARROW = 32
+"""The most rows that are the narrow side of the matrix units: 64 rows by 8, 16, 24 or 32 columns at a time."""
+
+_BYTES = (torch.bool, torch.int8, torch.uint8)  # any float type holds them exactly
+
+
+def unrolled(kernel: Kernel) -> Kernel:
+    """`kernel` with its contractions as sums, one for each of the few rows; the same object where there are none."""
+    folds = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold)]
+    sides = {_few(kernel, fold) for fold in folds}
+    few = next(iter(sides), None)
+    if few is None or len(sides) > 1 or len({fold.over for fold in folds}) > 1 or kernel.then is not None:
+        return kernel
+    if any(fold.carry is not None or _names(fold) for fold in folds):
+        return kernel
+    points = list(_points(kernel, few))
+    if len(points) * len(folds) > 2 * FEW:
+        return kernel
+    axes = tuple(axis for axis in kernel.axes if axis.symbol not in few)
+    return replace(kernel, axes=axes, body=_unroll(kernel, kernel.body, folds, points))
+
+
+def _names(fold: Fold) -> bool:
+    """Is it over the result of another fold?"""
+    return any(isinstance(node, TileRef) for node in postorder(*fold.args))
+
+
+def is_narrow(kernel: Kernel, rows: Collection[sympy.Symbol], columns: Collection[sympy.Symbol]) -> bool:
+    """Has one side of a contraction so few rows that the other one should fill the 64 rows of the matrix units?"""
+    sizes = kernel.axis_sizes()
+    count, longer = (math.prod((sizes[symbol] for symbol in side), start=sympy.Integer(1)) for side in (rows, columns))
+    return bool(count.is_Integer and count <= NARROW and (not longer.is_Integer or longer >= 2 * NARROW))
+
+
+def _few(kernel: Kernel, fold: Fold) -> frozenset[sympy.Symbol] | None:
+    """The axes of the side of a `dot` that has few rows, if sums of products of the other operand are fast."""
+    if fold.op != "dot":
+        return None
+    sizes = {axis.symbol: axis.size for axis in kernel.with_role(Role.GRID)}
+    for side, other, operand in ((fold.rows, fold.columns, fold.args[1]), (fold.columns, fold.rows, fold.args[0])):
+        if not side or not all(symbol in sizes and sizes[symbol].is_Integer for symbol in side):
+            continue
+        count = math.prod(int(sizes[symbol]) for symbol in side)
+        longer = math.prod(sizes[symbol] for symbol in other if symbol in sizes)
+        most = 1 if fold.args[0].dtype in HALVES and _of_bytes(operand, set(other)) else FEW
+        if not 0 < count <= most or longer == 0:
+            continue
+        if _along(operand, fold.over, set(other)) or (count == 1 and _bytes_across(operand, fold.over, other)):
+            return frozenset(side)
+    return None
+
+
+def _along(operand: Expr, over: Sequence[sympy.Symbol], other: set[sympy.Symbol]) -> bool:
+    """Are the widest loads of `operand` contiguous along an axis of `over`, perhaps with neighbours in one element?"""
+    offsets = [load.index[0] for load in loads(operand) if not isinstance(load.index[0], Expr)]
+    wide = [offset for offset in offsets if other & offset.free_symbols]
+    return any(coefficient(_of_elements(offset, axis), axis) == 1 for offset in wide for axis in over)
+
+
+def _bytes_across(operand: Expr, over: Sequence[sympy.Symbol], other: Sequence[sympy.Symbol]) -> bool:
+    """Is a matrix of single bytes loaded that is contiguous along an axis of `other`, [k, n]?"""
+    offsets = [load.index[0] for load in loads(operand) if load.dtype in _BYTES]
+    found = [offset for offset in offsets if not isinstance(offset, Expr) and offset.free_symbols & set(over)]
+    return any(coefficient(offset, axis) == 1 for offset in found for axis in other)
+
+
+def _of_bytes(operand: Expr, other: set[sympy.Symbol]) -> bool:
+    """Are the widest loads of `operand` of single bytes?"""
+    wide = [load for load in loads(operand) if any(other & index.free_symbols for index in index_of(load))]
+    return any(load.dtype in _BYTES for load in wide)
+
+
+def _of_elements(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:
+    """`offset` with the stored element that `axis` is in, of which `packed` makes an axis, as the axis."""
+    packed = {atom: axis for atom in offset.atoms(FloorDiv) if atom.args[0] == axis and atom.args[1] <= MOST}
+    return offset.xreplace(packed)
+
+
+def _points(kernel: Kernel, few: frozenset[sympy.Symbol]) -> Iterator[dict[sympy.Symbol, sympy.Expr]]:
+    """Every point of the axes `few`."""
+    axes = [axis for axis in kernel.axes if axis.symbol in few]
+    for values in itertools.product(*(range(int(axis.size)) for axis in axes)):
+        yield {axis.symbol: sympy.Integer(value) for axis, value in zip(axes, values, strict=True)}
+
+
+def _unroll(
+    kernel: Kernel,
+    body: Sequence[Stmt],
+    folds: Sequence[Fold],
+    points: Sequence[Mapping[sympy.Symbol, sympy.Expr]],
+) -> tuple[Stmt, ...]:
+    sizes = kernel.axis_sizes()
+    found: list[Stmt] = []
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            found.append(replace(stmt, body=_unroll(kernel, stmt.body, folds, points)))
+            continue
+        for number, point in enumerate(points):
+            if isinstance(stmt, Store):
+                names = {fold.ref: _sum(folds, fold, number, len(points)) for fold in folds}
+                found.append(_stored(stmt, names, point, sizes))
+            else:
+                assert isinstance(stmt, Fold), "no scan stands beside a contraction"
+                lhs, rhs = (widened(arg, stmt.dtype) for arg in substitute_all(stmt.args, point, sizes))
+                product = Op("mul", (lhs, rhs), stmt.dtype)
+                name = _sum(folds, stmt, number, len(points))
+                found.append(Fold(name, "sum", (product,), stmt.over, stmt.dtype))
+    return tuple(found)
+
+
+def _sum(folds: Sequence[Fold], fold: Fold, point: int, points: int) -> str:
+    """The name of the sum that `fold` is at one of the points."""
+    return f"sum{folds.index(fold) * points + point}"
+
+
+def _stored(
+    stmt: Store,
+    names: Mapping[Expr, str],
+    point: Mapping[sympy.Symbol, sympy.Expr],
+    sizes: Mapping[sympy.Symbol, sympy.Expr],
+) -> Store:
+    """A store at one of the points, of the sums of that point."""
+
+    def renamed(node: Expr) -> Expr | None:
+        return TileRef(names[node], node.dtype) if node in names else None
+
+    value = rewrite(substitute_all([stmt.value], point, sizes), renamed)[0]
+    if isinstance(stmt.offset, Expr):
+        return replace(stmt, offset=substitute_all([stmt.offset], point, sizes)[0], value=value)
+    return replace(stmt, offset=simplify(stmt.offset.xreplace(dict(point)), sizes), value=value)
+
+
+def widened(expr: Expr, dtype: torch.dtype) -> Expr:
+    """`expr` as `dtype`, a byte converted to it at once and not by way of a 16-bit float, which holds it exactly."""
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Cast) or not node.dtype.is_floating_point or not isinstance(node.arg, Cast):
+            return None
+        byte = node.arg.arg
+        return make_cast(byte, node.dtype) if node.arg.dtype in HALVES and byte.dtype in _BYTES else None
+
+    return rewrite([make_cast(expr, dtype)], rule)[0]

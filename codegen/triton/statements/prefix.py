@@ -1,0 +1,178 @@
+"""Prefixes: a scan as Triton text.
+
+What enters is a `Prefix` over tiles; what leaves are lines.  Along a dimension held whole it is one `tl.cumsum` or
+`tl.associative_scan`.  In a loop each block is scanned by itself and joined with what all blocks before it have come
+to, which is the last lane of what that gave.  Lanes past the end of an axis come last: nothing is guarded for them.
+
+Extremes keep the later of equals and let NaN win, as eager does.  A log-sum-exp is carried as the largest value so far
+and the sum of the exponentials relative to it: one exponential joins two of these, and none can overflow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+
+from codegen.triton.blocks import Dim
+from codegen.triton.expressions.indices import expand
+from codegen.triton.expressions.scopes import Tile
+from codegen.triton.expressions.spell import COMPARE, PRODUCT, SUM, TYPES, Code, literal, spell, typed
+from codegen.triton.expressions.values import Values
+from lowering.expr import IndexValue, Scalar
+from lowering.kernel import Loop, Prefix, Role, Stmt
+from lowering.scalar_ops import identity
+
+_SIGNS = {"sum": ("+", SUM), "prod": ("*", PRODUCT)}
+_WHOLE = {"sum": "tl.cumsum", "prod": "tl.cumprod"}
+_COMBINE = {
+    "max": "_later_maximum",
+    "min": "_later_minimum",
+    "argmax": "_later_argmax",
+    "argmin": "_later_argmin",
+    "logsumexp": "_log_sum",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """One of the numbers that a scan carries: what it is called, a full tile of it, its dtype, what it begins as."""
+
+    wish: str
+    tile: Tile
+    dtype: torch.dtype
+    start: Scalar
+
+
+def scan_now(values: Values, prefix: Prefix) -> None:
+    """Add the lines of a scan; from here on, in the scope where it stands, it has its value."""
+    if values.find(prefix.ref) is not None:  # scanned together with another one
+        return
+    along = values.layout.blocked.of((prefix.along,))
+    if not along:  # an axis of size 1
+        values.bind(prefix.ref, values.value(prefix.args[-1]))
+        return
+    (dim,) = along
+    whole, extremes = _together(values, prefix)
+    parts = _scanned(values, whole, _operands(values, whole, dim), dim)
+    if dim.role is Role.LOOP:
+        parts = _joined(values, whole, parts, dim)
+    values.bind(whole.ref, _result(values, whole, parts))
+    for extreme in extremes:
+        values.bind(extreme.ref, parts[0].tile)
+
+
+def _together(values: Values, prefix: Prefix) -> tuple[Prefix, list[Prefix]]:
+    """The scan to make, and the scans for an extreme whose position it finds, which it brings along.
+
+    Each scan is made once: in a loop, what it keeps for the next block is then that of another block.
+    """
+    (body,) = (body for body in _bodies(values.layout.blocked.body) if prefix in body)
+    own = [stmt for stmt in body if isinstance(stmt, Prefix)]
+    alike = [stmt for stmt in own if stmt.args[0] is prefix.args[0] and stmt.along == prefix.along]
+    places = [stmt for stmt in alike if stmt.op.startswith("arg") and isinstance(stmt.args[1], IndexValue)]
+    whole = prefix
+    if not prefix.op.startswith("arg"):
+        asked = (stmt for stmt in places if stmt.op == f"arg{prefix.op}" and values.find(stmt.ref) is None)
+        whole = next(asked, prefix)
+    if whole not in places:
+        return whole, []
+    extremes = [stmt for stmt in alike if f"arg{stmt.op}" == whole.op and values.find(stmt.ref) is None]
+    return whole, extremes
+
+
+def _bodies(body: Sequence[Stmt]) -> Iterator[Sequence[Stmt]]:
+    """`body` and those of the loops in it."""
+    yield body
+    for stmt in body:
+        if isinstance(stmt, Loop):
+            yield from _bodies(stmt.body)
+
+
+def _operands(values: Values, prefix: Prefix, dim: Dim) -> list[_Part]:
+    """What is scanned, as full tiles over the same dimensions; a log-sum-exp begins as each value and 1."""
+    tiles = [values.value(arg) for arg in prefix.args]
+    tiles[0] = values.widened(tiles[0])
+    dims = values.join([*(tile.dims for tile in tiles), (dim,)])
+    dtypes = [torch.int32 if tile.narrow else arg.dtype for tile, arg in zip(tiles, prefix.args, strict=True)]
+    pairs = zip(tiles, dtypes, strict=True)
+    tiles = [values.spread(replace(tile, code=typed(tile.code, dtype)), dims) for tile, dtype in pairs]
+    first = _Part(prefix.name, tiles[0], dtypes[0], identity(prefix.op, dtypes[0]))
+    if prefix.op in ("argmax", "argmin"):
+        value = replace(first, wish=f"{prefix.name}_value")
+        return [value, _Part(prefix.name, tiles[1], dtypes[1], 0)]
+    if prefix.op == "logsumexp":
+        one = Code(f"tl.full({values.layout.shape(dims)}, 1.0, {TYPES[dtypes[0]]})")
+        largest = replace(first, wish=f"{prefix.name}_largest")
+        return [largest, _Part(f"{prefix.name}_total", replace(tiles[0], code=one), dtypes[0], 0.0)]
+    return [first]
+
+
+def _scanned(values: Values, prefix: Prefix, parts: Sequence[_Part], dim: Dim) -> list[_Part]:
+    """The block folded up to each of its lanes."""
+    depth = max(part.tile.depth for part in parts)
+    axis = parts[0].tile.dims.index(dim)
+    given = ", ".join(part.tile.code.text for part in parts)
+    given = given if len(parts) == 1 else f"({given})"
+    if prefix.op in _WHOLE:
+        return _named(values, parts, f"{_WHOLE[prefix.op]}({given}, {axis})", depth)
+    return _named(values, parts, f"tl.associative_scan({given}, {axis}, {_COMBINE[prefix.op]})", depth)
+
+
+def _named(values: Values, parts: Sequence[_Part], text: str, depth: int) -> list[_Part]:
+    """`parts` with what `text` gives, under names."""
+    names = [values.fresh(part.wish, depth) for part in parts]
+    values.line(f"{', '.join(names)} = {text}", depth)
+    pairs = zip(parts, names, strict=True)
+    return [replace(part, tile=replace(part.tile, code=Code(name), depth=depth)) for part, name in pairs]
+
+
+def _result(values: Values, prefix: Prefix, parts: Sequence[_Part]) -> Tile:
+    """The value of the scan."""
+    if prefix.op != "logsumexp":
+        return parts[-1].tile
+    largest, total = (part.tile for part in parts)
+    log = spell("log", [total.code], prefix.dtype, values.fast)
+    code = spell("add", [log, largest.code], prefix.dtype, values.fast)
+    return values.name(prefix.name, replace(largest, code=code))
+
+
+# In a loop ------------------------------------------------------------------------------------------------------------
+
+
+def _joined(values: Values, prefix: Prefix, parts: Sequence[_Part], dim: Dim) -> list[_Part]:
+    """The block after all blocks before it; what it comes to is kept for the next one."""
+    dims = parts[0].tile.dims
+    rest = tuple(other for other in dims if other is not dim)
+    states = [_state(values, part, rest) for part in parts]
+    before = [expand(state.code, rest, dims) for state in states]
+    if prefix.op in _SIGNS:
+        sign, binds = _SIGNS[prefix.op]
+        text = f"{before[0].at(binds)} {sign} {parts[0].tile.code.at(binds + 1)}"
+    else:
+        given = (*before, *(part.tile.code for part in parts))
+        text = f"{_COMBINE[prefix.op]}({', '.join(code.text for code in given)})"
+    joined = _named(values, parts, text, values.depth)
+    last = expand(_last_lane(values, dim), (dim,), dims).text
+    for state, part in zip(states, joined, strict=True):
+        nothing = "-0.0" if part.dtype.is_floating_point else "0"
+        chosen = f"tl.where({last}, {part.tile.code.text}, {nothing})"
+        values.line(f"{state.code.text} = tl.sum({chosen}, {dims.index(dim)})")
+    return joined
+
+
+def _state(values: Values, part: _Part, rest: Sequence[Dim]) -> Tile:
+    """What all blocks so far come to; before the first one, what changes nothing."""
+    start = literal(part.start, part.dtype).text
+    code = Code(f"tl.full({values.layout.shape(rest)}, {start}, {TYPES[part.dtype]})")
+    return values.accumulator(f"{part.wish}_before", Tile(code, tuple(rest), values.depth - 1, part.tile.narrow))
+
+
+def _last_lane(values: Values, dim: Dim) -> Code:
+    """Is it the last lane of a block?  The same for all blocks of a loop."""
+    known = values.find(("last", dim))
+    if known is None:
+        lanes = Tile(Code(f"tl.arange(0, {dim.constant}) == {dim.constant} - 1", COMPARE), (dim,), values.depth - 1)
+        known = values.bind(("last", dim), values.name(f"{dim.name}_last", lanes))
+    return known.code

@@ -1,0 +1,169 @@
+"""Reductions: a fold as Triton text.
+
+What enters is a fold over tiles; what leaves are lines.  A fold over dimensions held whole is one `tl.reduce`.  A fold
+inside a loop keeps one running value per lane of the tile and is reduced after the loop, so that the loop itself needs
+no synchronisation; where the loop itself needs the value so far, see `follow`.  Lanes past the end of an axis hold the
+identity of the fold.
+
+`max` and `min` propagate NaN, `argmax` and `argmin` let NaN win and then the lower index, as eager does; Triton's own
+`tl.max` and `tl.argmax` do neither, so these have their own combine functions (`prelude`).  `dot` is in `contract`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+
+from codegen.triton.blocks import Dim
+from codegen.triton.expressions.indices import expand
+from codegen.triton.expressions.scopes import Tile
+from codegen.triton.expressions.spell import (
+    AND,
+    ATOM,
+    COMPARE,
+    OR,
+    PRODUCT,
+    SUM,
+    TYPES,
+    UNARY,
+    Code,
+    cast,
+    literal,
+    typed,
+)
+from codegen.triton.expressions.values import Values
+from lowering.kernel import Fold
+from lowering.scalar_ops import HALVES, identity
+
+_COMBINE = {"max": "_maximum", "min": "_minimum", "prod": "_multiply", "argmax": "_argmax", "argmin": "_argmin"}
+_SIGNS = {"sum": ("+", SUM), "prod": ("*", PRODUCT), "any": ("|", OR), "all": ("&", AND)}
+_SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16)
+
+
+def fold_now(values: Values, fold: Fold, over: Sequence[Dim]) -> None:
+    """Reduce over dimensions that are held whole (or over none: axes of size 1)."""
+    _finish(values, fold, _operands(values, fold, over), over)
+
+
+def block_value(values: Values, fold: Fold, over: Sequence[Dim]) -> tuple[Tile, torch.dtype]:
+    """A fold of one operand over the current block of `over`, and the type it is carried in."""
+    tiles = [values.widened(tile) for tile in _operands(values, fold, over)]
+    carried = _carrier(fold, 0, tiles[0])
+    return _reduced(values, fold, tiles, over), carried
+
+
+def combined(fold: Fold, before: Code, block: Code) -> Code:
+    """The value of a fold over what `before` and `block` are the values of."""
+    sign = _SIGNS.get(fold.op)
+    if sign is not None:
+        return Code(f"{before.at(sign[1])} {sign[0]} {block.at(sign[1] + 1)}", sign[1])
+    return Code(f"{_COMBINE[fold.op]}({before.text}, {block.text})")
+
+
+def fold_in_loop(values: Values, fold: Fold, over: Sequence[Dim]) -> Callable[[], None]:
+    """Accumulate over the current loop; the function returned reduces the lanes, to be called after the loop."""
+    tiles = [_operand(values, fold, position, over) for position in range(len(fold.args))]
+    dims = values.join([*(tile.dims for tile in tiles), over])
+    lanes: list[Tile] = []
+    for position, tile in enumerate(tiles):
+        dtype = _carrier(fold, position, tile)
+        start = literal(_identity(fold, position, dtype), dtype).text
+        code = Code(f"tl.full({values.layout.shape(dims)}, {start}, {TYPES[dtype]})")
+        wish = f"{fold.name}_lanes" if position == len(tiles) - 1 else f"{fold.name}_values"
+        lanes.append(values.accumulator(wish, Tile(code, dims, values.depth - 1, tile.narrow)))
+    values.line(_accumulate(fold, lanes, [expand(tile.code, tile.dims, dims) for tile in tiles]))
+    return lambda: _finish(values, fold, lanes, over)
+
+
+def _accumulate(fold: Fold, lanes: Sequence[Tile], codes: Sequence[Code]) -> str:
+    names = ", ".join(tile.code.text for tile in lanes)
+    if fold.op in _SIGNS:
+        return f"{names} {_SIGNS[fold.op][0]}= {codes[0].text}"
+    return f"{names} = {_COMBINE[fold.op]}({names}, {', '.join(code.text for code in codes)})"
+
+
+def _finish(values: Values, fold: Fold, tiles: Sequence[Tile], over: Sequence[Dim]) -> None:
+    """Reduce full tiles over `over`; from here on the fold has its value."""
+    tile = _reduced(values, fold, tiles, over)
+    last = tiles[-1]
+    if not last.narrow:
+        tile = replace(tile, code=cast(tile.code, _carrier(fold, len(tiles) - 1, last), fold.dtype))
+    values.bind(fold.ref, tile if tile.code.text.isidentifier() else values.name(fold.name, tile))
+
+
+def _reduced(values: Values, fold: Fold, tiles: Sequence[Tile], over: Sequence[Dim]) -> Tile:
+    """Full tiles reduced over `over`, in the type that the fold is carried in."""
+    dims = list(tiles[0].dims)
+    depth = max(tile.depth for tile in tiles)
+    codes = [tile.code for tile in tiles]
+    logical = fold.op in ("any", "all") and bool(over)
+    if logical:
+        codes = [Code(f"{codes[0].at(ATOM)}.to(tl.int32)")]
+    for dim in sorted(over, key=dims.index, reverse=True):
+        codes = _reduce(values, fold, codes, dims.index(dim), depth)
+        dims.remove(dim)
+    code = Code(f"{codes[0].at(COMPARE + 1)} != 0", COMPARE) if logical else codes[-1]
+    return Tile(code, tuple(dims), depth, tiles[-1].narrow)
+
+
+def _reduce(values: Values, fold: Fold, codes: Sequence[Code], position: int, depth: int) -> list[Code]:
+    if fold.op in ("sum", "any", "all"):
+        function = {"sum": "tl.sum", "any": "tl.max", "all": "tl.min"}[fold.op]
+        return [Code(f"{function}({codes[0].text}, {position})")]
+    if len(codes) == 1:
+        return [Code(f"tl.reduce({codes[0].text}, {position}, {_COMBINE[fold.op]})")]
+    names = [values.fresh(f"{fold.name}_value", depth), values.fresh(fold.name, depth)]
+    pair = ", ".join(code.text for code in codes)
+    values.line(f"{', '.join(names)} = tl.reduce(({pair}), {position}, {_COMBINE[fold.op]})", depth)
+    return [Code(name) for name in names]
+
+
+# Operands -------------------------------------------------------------------------------------------------------------
+
+
+def _operands(values: Values, fold: Fold, over: Sequence[Dim]) -> list[Tile]:
+    """Every operand as a full tile."""
+    tiles = [_operand(values, fold, position, over) for position in range(len(fold.args))]
+    dims = values.join([*(tile.dims for tile in tiles), over])
+    return [values.spread(tile, dims) for tile in tiles]
+
+
+def _operand(values: Values, fold: Fold, position: int, over: Sequence[Dim]) -> Tile:
+    """An operand in the type it is carried in, with the identity in lanes past the end of `over`."""
+    tile, dtype = values.value(fold.args[position]), fold.args[position].dtype
+    if fold.op in ("sum", "prod"):
+        tile = values.widened(tile)
+    carried = _carrier(fold, position, tile)
+    dtype = torch.int32 if tile.narrow else dtype
+    tile = replace(tile, code=cast(typed(tile.code, dtype), dtype, carried))
+    mask = values.masks(over)
+    if mask is None:
+        return tile
+    if fold.op in ("any", "all"):
+        dims = values.join((tile.dims, mask.dims))
+        given, inside = expand(tile.code, tile.dims, dims), expand(mask.code, mask.dims, dims)
+        code = Code(f"{given.at(AND)} & {inside.at(AND + 1)}", AND)
+        if fold.op == "all":
+            code = Code(f"{given.at(OR)} | ~{inside.at(UNARY)}", OR)
+        return Tile(code, dims, max(tile.depth, mask.depth))
+    other = Tile(literal(_identity(fold, position, carried), carried))
+    return replace(values.select(mask, tile, other), narrow=tile.narrow)
+
+
+def _carrier(fold: Fold, position: int, tile: Tile) -> torch.dtype:
+    """The type a fold keeps its running value in."""
+    dtype = fold.args[position].dtype
+    if fold.op in ("any", "all"):
+        return torch.bool
+    if dtype in HALVES:
+        return torch.float32
+    return torch.int32 if dtype in _SMALL or tile.narrow else dtype
+
+
+def _identity(fold: Fold, position: int, carried: torch.dtype) -> bool | int | float:
+    if position == 1:  # the index of argmax and argmin: above every real one, so that a real one wins a tie
+        return torch.iinfo(carried).max
+    dtype = fold.args[0].dtype
+    return identity(fold.op, carried if dtype is torch.int64 else dtype)  # int64 may be carried in fewer bits

@@ -1,0 +1,39 @@
+"""Updates: what is done to elements of memory at which points of a kernel may meet, of one program or of several.
+
+What enters is a store that says at which points it happens; what leaves is its line, an atomic operation with one
+address for each point.  A NaN is given the sign with which it wins: maxima and minima of floats are taken by comparing
+their bits.
+"""
+
+from __future__ import annotations
+
+from codegen.triton.expressions.indices import expand
+from codegen.triton.expressions.scopes import Tile
+from codegen.triton.expressions.spell import Code, typed
+from codegen.triton.expressions.values import Values
+from lowering.kernel import Store
+
+ATOMIC = {"sum": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min"}
+"""Operation of a store → what Triton calls it."""
+
+
+def update(values: Values, stmt: Store) -> None:
+    """Add the line of `stmt`."""
+    assert stmt.axes is not None
+    dims = values.join((values.layout.blocked.of(stmt.axes),))
+    dims = tuple(dim for dim in dims if dim in values.layout.tiled)
+    condition = None if stmt.where is None else values.value(stmt.where)
+    value = values.widened(values.value(stmt.value))
+    value = Tile(typed(value.code, stmt.value.dtype), value.dims, value.depth)
+    if stmt.op in ("max", "min") and stmt.value.dtype.is_floating_point:
+        value = values.name(stmt.op, value)
+        nan = "float('nan')" if stmt.op == "max" else "-float('nan')"
+        text = f"tl.where({value.code.text} != {value.code.text}, {nan}, {value.code.text})"
+        value = Tile(Code(text), value.dims, value.depth)
+    pointer = values.pointer(stmt.param, stmt.offset)
+    text = ", ".join(values.spread(tile, dims).code.text for tile in (pointer, value))
+    mask = values.masks(dims, condition)
+    if mask is not None:
+        text += f", mask={expand(mask.code, mask.dims, dims).text}"
+    values.line(f"tl.store({text})" if stmt.op == "store" else f'{ATOMIC[stmt.op]}({text}, sem="relaxed")')
+    values.stored(stmt.param)
