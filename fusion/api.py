@@ -55,7 +55,8 @@ def fuse(
     Args:
         target: an `nn.Module`, a function of tensors, or what `torch.export.export` returned.  Without it, returns a
             decorator.
-        mode: "default"; "max-autotune" times several configurations of each kernel and keeps the fastest.
+        mode: "default"; "reduce-overhead" records launches as CUDA graphs; "max-autotune" times several configurations
+            of each kernel and keeps the fastest.
         dynamic: True compiles once for all sizes, False once per size; None lets sizes that change become dynamic.
         options: see `fusion.options.Options`.
 

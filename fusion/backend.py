@@ -12,7 +12,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import CodeType
 from typing import ClassVar
 from weakref import WeakValueDictionary
@@ -38,6 +38,7 @@ from fusion.joint.seeds import has_seeds
 from fusion.joint.widths import fix_widths
 from fusion.options import Options
 from fusion.runtime.overlaps import watch_overlaps
+from fusion.runtime.recording import Recorder
 from fusion.runtime.surroundings import refuse_fake_inputs, watch_surroundings
 from fusion.unread import skip_unread_rows
 from lowering.builder import origin_of
@@ -75,7 +76,6 @@ class Backend:
         self._lock = threading.Lock()
         self._attention = Chooser(self._target, strict=options.strict)
         self._noted = threading.local()
-        self._aot = aot_backend(self._compile, self._streams, options.workspace, exact=options.exact)
 
     def __reduce__(self) -> tuple[type[Backend], tuple[Options]]:
         """Pickled as its options: a module saved with `torch.save` compiles anew where it is loaded."""
@@ -93,7 +93,7 @@ class Backend:
             if not self.options.exact:
                 skip_unread_rows(graph, self.options.workspace)
             with _compiling():
-                compiled = self._aot(graph, example_inputs)
+                compiled = self._aot()(graph, example_inputs)
         except (RestartAnalysis, ShortenTraceback):  # Dynamo is asked to begin anew, or has it raised already
             raise
         except Exception as failure:  # AOTAutograd does not take all that Dynamo captures
@@ -103,17 +103,25 @@ class Backend:
             return graph.forward
         return watch_overlaps(compiled, self._of_other_inputs(graph), example_inputs)
 
+    def _aot(self) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
+        """What compiles one captured region."""
+        compile_one = partial(self._compile, Recorder() if self.options.cudagraphs else None)
+        return aot_backend(compile_one, self._streams, self.options.workspace, exact=self.options.exact)
+
     def _target(self, device: torch.device) -> Target:
         return builder_for(device.type, self.options.target, current(strict=self.options.exact)).target
 
     def _streams(self, device: torch.device) -> bool:
         return "dot" in self._target(device).capabilities.fold_ops
 
-    def _compile(self, graph: fx.GraphModule, label: str) -> Boxed:
+    def _compile(self, recorder: Recorder | None, graph: fx.GraphModule, label: str) -> Boxed:
         try:
             if label == "inference" and self._streams(main_device(graph)):  # others were one joint graph, and prepared
                 fix_widths(graph)
             compiled, report = compile_graph(graph, self.options, label)
+            if recorder is not None:
+                compiled, note = recorder.record(compiled, graph, label)
+                report = replace(report, notes=(*report.notes, note))
         except Exception as failure:  # any defect of ours must leave the user's program running
             if self.options.strict:
                 located = _located(failure, graph)

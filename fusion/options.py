@@ -17,7 +17,7 @@ from pathlib import Path
 
 from codegen.targets import TARGETS
 
-MODES = ("default", "max-autotune")
+MODES = ("default", "reduce-overhead", "max-autotune")
 
 NUMERICS = ("default", "strict")
 """How results are rounded: see docs/numerics.md."""
@@ -31,12 +31,14 @@ class Options:
     """What a compilation was asked for.
 
     Attributes:
-        mode: "default", or "max-autotune", which times configurations on the device.
+        mode: "default"; "reduce-overhead", which sets `cudagraphs`; "max-autotune", which times configurations on the
+            device.
         target: name of the target to generate for; None picks by device.
         dump: directory for dumps, or None.
         strict: raise instead of falling back to eager.
         workspace: bytes above which a product that nobody needs whole is made in chunks.
         numerics: "default", or "strict": every value is rounded as eager rounds it.
+        cudagraphs: record the launches of a graph, and play them again in one call.
     """
 
     mode: str = "default"
@@ -45,6 +47,7 @@ class Options:
     strict: bool = False
     workspace: int = WORKSPACE
     numerics: str = "default"
+    cudagraphs: bool = False
 
     @property
     def exact(self) -> bool:
@@ -64,7 +67,7 @@ class Options:
         if mode is not None:
             if mode not in MODES:
                 raise ValueError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
-            result = replace(result, mode=mode)
+            result = replace(result, mode=mode, cudagraphs=mode == "reduce-overhead")
         if options is None:
             return result
         if not isinstance(options, Mapping):

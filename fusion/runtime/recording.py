@@ -1,0 +1,173 @@
+"""CUDA graphs: a compiled graph whose launches are recorded once, and played again at later calls by one call.
+
+What enters is a compiled graph with the ATen graph it was made of; what leaves is a callable that records and plays it
+by PyTorch's own `torch._inductor.cudagraph_trees`, as `torch.compile(mode="reduce-overhead")` does: one pool of memory
+for all graphs of a device, one recording for each set of sizes, inputs copied into memory of the recording unless they
+are parameters, buffers, or what another recording has made.  So results are valid until the next step begins.
+
+Refused, with a reason, is what a recording cannot hold: operations that wait for the device, sizes that only data tell,
+tensors on the CPU, inputs that are changed in place and may lie elsewhere at the next call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeAlias, cast
+
+import torch
+from torch import fx
+from torch._guards import TracingContext
+from torch._ops import OpOverload
+
+Boxed: TypeAlias = Callable[[list[object]], tuple[object, ...]]
+
+aten = torch.ops.aten
+
+_REBINDING = frozenset(
+    (
+        aten.set_.default,
+        aten.set_.source_Storage,
+        aten.set_.source_Storage_storage_offset,
+        aten.set_.source_Tensor,
+        aten.set_.source_Tensor_storage_offset,
+    )
+)
+
+
+class Recorder:
+    """Records the graphs of one captured region: forward, and the backward that follows it, or an inference graph."""
+
+    def __init__(self) -> None:
+        self._device: int | None = None  # on which forward was recorded
+
+    def record(self, compiled: Boxed, graph: fx.GraphModule, label: str) -> tuple[Boxed, str]:
+        """What to call instead of `compiled`, and a note of what was done.
+
+        To be called in the tracing context of the region.  `graph` is what `compiled` was made of, `label` what it is.
+        """
+        backward = label == "backward"
+        reason = "its forward is not" if backward and self._device is None else refusal(graph, backward=backward)
+        if reason:
+            unrecorded = compiled if self._device is None else _beside_recorded(compiled, self._device)
+            return unrecorded, f"not recorded as a CUDA graph: {reason}"
+        device = _devices(graph)[0].index
+        assert device is not None, "a graph's tensors are on a device with a number"
+        if label == "forward":
+            self._device = device
+        return _recorded(compiled, graph, label, device), "recorded as a CUDA graph"
+
+
+def refusal(graph: fx.GraphModule, *, backward: bool) -> str:
+    """Why `graph` cannot be recorded; empty if it can."""
+    devices = _devices(graph)
+    others = [device for device in devices if device.type != "cuda"]
+    if others:
+        return f"it has tensors on {others[0]}"
+    if len(devices) != 1:
+        return f"it has tensors on {' and '.join(map(str, devices)) or 'no device'}"
+    inputs = graph.graph.find_nodes(op="placeholder")
+    if any(not isinstance(node.meta.get("val"), (torch.Tensor, torch.SymInt, int)) for node in inputs):
+        return "an input is neither a tensor nor a size"
+    moved = next((node for node in graph.graph.nodes if node.target in _REBINDING), None)
+    if moved is not None:
+        return f"{moved.target} gives an input other memory"
+    changed = sorted(_changed(graph) - set(_fixed(graph, backward=backward)))
+    if changed:
+        return f"it changes its input {inputs[changed[0]].name} in place, which may lie elsewhere at the next call"
+
+    from torch._inductor.utils import get_first_incompatible_cudagraph_node  # takes seconds to import
+
+    node = get_first_incompatible_cudagraph_node(graph)
+    return "" if node is None else f"{node.target} waits for the device, or has a size that only data tell"
+
+
+def _recorded(compiled: Boxed, graph: fx.GraphModule, label: str, device: int) -> Boxed:
+    from torch._inductor.compile_fx import cudagraphify
+    from torch._inductor.cudagraph_utils import get_placeholder_info
+
+    results = cast("Sequence[object]", graph.graph.output_node().args[0])
+    recorded: Boxed = cudagraphify(
+        compiled,
+        _fixed(graph, backward=label == "backward"),
+        device_index=device,
+        stack_traces=[node.stack_trace if isinstance(node, fx.Node) else None for node in results],
+        is_backward=label == "backward",
+        is_inference=label == "inference",
+        constants=tuple(_constants(graph)),
+        placeholders=tuple(get_placeholder_info(graph.graph)),
+        mutated_input_idxs=tuple(sorted(_changed(graph))),
+    )
+    return recorded
+
+
+def _beside_recorded(compiled: Boxed, device: int) -> Boxed:
+    """A backward that is not recorded, which says when it runs: what its forward recorded has a backward pending."""
+
+    def run(args: list[object]) -> tuple[object, ...]:
+        from torch._inductor.cudagraph_trees import get_manager
+
+        manager = get_manager(device, create_if_none_exists=False)
+        if manager is not None:
+            manager.set_to_running_backward()
+        return compiled(args)
+
+    return run
+
+
+def _fixed(graph: fx.GraphModule, *, backward: bool) -> list[int]:
+    """The inputs that lie where they lay, or whose move is noticed.
+
+    Of a forward graph they are parameters, buffers, and what the user has marked as static; of a backward graph what
+    its forward, recorded too, has saved.
+    """
+    if backward:
+        from torch._inductor.utils import count_tangents
+
+        return list(range(count_tangents(graph)))
+    context = TracingContext.try_get()
+    known = None if context is None else context.fw_metadata
+    return [] if known is None else list(known.static_input_indices or ())
+
+
+def _devices(graph: fx.GraphModule) -> list[torch.device]:
+    """Where its tensors are, in the order of their appearance."""
+    values = (node.meta.get("val") for node in graph.graph.nodes)
+    parts = (part for value in values for part in (value if isinstance(value, (tuple, list)) else (value,)))
+    return list(dict.fromkeys(part.device for part in parts if isinstance(part, torch.Tensor)))
+
+
+def _changed(graph: fx.GraphModule) -> set[int]:
+    """The inputs whose memory an operation writes to."""
+    memory: dict[int, set[int]] = {}
+    for position, node in enumerate(graph.graph.find_nodes(op="placeholder")):
+        if isinstance(node.meta.get("val"), torch.Tensor):
+            memory.setdefault(_memory(node), set()).add(position)
+    written = (_memory(node) for node in _written(graph))
+    return {position for place in written for position in memory.get(place, ())}
+
+
+def _written(graph: fx.GraphModule) -> Iterator[fx.Node]:
+    """The tensors that operations write to."""
+    for node in graph.graph.nodes:
+        if not isinstance(node.target, OpOverload):
+            continue
+        for position, argument in enumerate(node.target._schema.arguments):
+            if argument.alias_info is not None and argument.alias_info.is_write:
+                given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+                parts = given if isinstance(given, (tuple, list)) else (given,)
+                yield from (part for part in parts if isinstance(part, fx.Node))
+
+
+def _memory(node: fx.Node) -> int:
+    """What is equal for tensors that share memory."""
+    return int(node.meta["val"].untyped_storage()._cdata)
+
+
+def _constants(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
+    """The tensors that the graph holds."""
+    for node in graph.graph.find_nodes(op="get_attr"):
+        held = graph
+        for name in str(node.target).split("."):
+            held = getattr(held, name)
+        if isinstance(held, torch.Tensor):
+            yield held

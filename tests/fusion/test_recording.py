@@ -1,0 +1,113 @@
+"""CUDA graphs: what is recorded, what is not and why, and that results are those of the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import fusion
+from fusion.runtime import recording
+from fusion.runtime.recording import Boxed, refusal
+
+
+def captured(function: Callable[..., object], *inputs: Callable[[], object]) -> GraphModule:
+    with FakeTensorMode(shape_env=ShapeEnv()):
+        return make_fx(function)(*(make() for make in inputs))
+
+
+def on_gpu() -> Tensor:
+    return torch.empty(4, 3, device="cuda")
+
+
+def on_second_gpu() -> Tensor:
+    return torch.empty(4, 3, device="cuda:1")
+
+
+def change(x: Tensor) -> Tensor:
+    x.t().select(0, 0).mul_(2)
+    return x.sum()
+
+
+def change_several(x: Tensor, y: Tensor) -> Tensor:
+    torch._foreach_copy_([y], [x])
+    return x + y
+
+
+REFUSED = [
+    (lambda x: x.cpu() + 1, (on_gpu,), "it has tensors on cpu"),
+    (lambda x, y: (x + 1, y * 2), (on_gpu, on_second_gpu), "it has tensors on cuda:0 and cuda:1"),
+    (lambda x, y: x + y, (on_gpu, lambda: 2.5), "an input is neither a tensor nor a size"),
+    (change, (on_gpu,), "changes its input x_1 in place"),
+    (change_several, (on_gpu, on_gpu), "changes its input y_1 in place"),
+    (lambda x: x * x.sum().item(), (on_gpu,), "aten._local_scalar_dense.default waits for the device"),
+    (lambda x, y: x.set_(y) + 1, (on_gpu, on_gpu), "aten.set_.source_Tensor gives an input other memory"),
+]
+
+
+@pytest.mark.parametrize(("function", "inputs", "reason"), REFUSED)
+def test_refusals(function: Callable[..., object], inputs: Sequence[Callable[[], object]], reason: str) -> None:
+    assert reason in refusal(captured(function, *inputs), backward=False)
+
+
+def test_no_refusal() -> None:
+    graph = captured(lambda x: torch.rand_like(x).add_(x).sum(), on_gpu)
+    assert refusal(graph, backward=False) == refusal(graph, backward=True) == ""
+
+
+@pytest.mark.parametrize("settings", [{"mode": "reduce-overhead"}, {"options": {"cudagraphs": True}}], ids=str)
+def test_a_cpu_has_no_cuda_graphs_and_the_report_says_so(settings: dict[str, object]) -> None:
+    x = torch.randn(4, 3, requires_grad=True)
+    f = fusion.fuse(lambda x: x.sin().sum(), **settings)  # type: ignore[call-overload]
+    f(x).backward()
+    torch.testing.assert_close(x.grad, x.detach().cos())
+    notes = [note for graph in fusion.report(f).graphs for note in graph.notes]
+    assert notes == [f"not recorded as a CUDA graph: {why}" for why in ("it has tensors on cpu", "its forward is not")]
+
+
+def test_the_mode_reaches_torch_compile() -> None:
+    x = torch.randn(5)
+    f = torch.compile(lambda x: x.sin() + 1, backend="fusion", mode="reduce-overhead")
+    torch.testing.assert_close(f(x), x.sin() + 1)
+
+
+def test_forward_and_backward_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as that goes without a device: what PyTorch's recorder is told, and that its callables run."""
+    told: list[dict[str, object]] = []
+
+    def cudagraphify(compiled: Boxed, fixed: Sequence[int], **settings: object) -> Boxed:
+        told.append({"fixed": list(fixed), "runs": 0, **settings})
+        mine = told[-1]
+
+        def run(args: list[object]) -> tuple[object, ...]:
+            mine["runs"] += 1  # type: ignore[operator]
+            return compiled(args)
+
+        return run
+
+    monkeypatch.setattr("torch._inductor.compile_fx.cudagraphify", cudagraphify)
+    monkeypatch.setattr(recording, "_devices", lambda graph: [torch.device("cuda", 3)])
+    model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
+    x = torch.randn(5, 3)
+    expected = torch.func.functional_call(model, {k: v.clone() for k, v in model.state_dict().items()}, x)
+    f = fusion.fuse(model, mode="reduce-overhead", options={"strict": True})
+    y = f(x)
+    y.sum().backward()
+    torch.testing.assert_close(y, expected)
+    assert model[1].num_batches_tracked == 1
+    forward, backward = told
+    assert [forward["runs"], backward["runs"]] == [1, 1]
+    assert [graph["device_index"] for graph in told] == [3, 3]
+    assert [graph["is_backward"] for graph in told] == [False, True]
+    names = [info.name for info in forward["placeholders"]]  # type: ignore[attr-defined]
+    assert len(names) == 8 and len(forward["fixed"]) == 7, "all but x"  # type: ignore[arg-type]
+    changed = forward["mutated_input_idxs"]
+    assert len(changed) == 3 and set(changed) <= set(forward["fixed"])  # type: ignore[arg-type, call-overload]
+    assert not backward["mutated_input_idxs"]
+    assert all("recorded as a CUDA graph" in graph.notes for graph in fusion.report(f).graphs)

@@ -1,0 +1,157 @@
+"""CUDA graphs on a device: numbers of eager at every call, whatever has changed since the recording."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusion
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def recorded(target: Callable[..., Any]) -> Callable[..., Any]:
+    return fusion.fuse(target, mode="reduce-overhead", options={"strict": True})
+
+
+def model() -> nn.Module:
+    return nn.Sequential(nn.Linear(33, 64), nn.LayerNorm(64), nn.GELU(), nn.Linear(64, 7)).cuda()
+
+
+def notes(fused: Callable[..., Any]) -> list[str]:
+    return [note for graph in fusion.report(fused).graphs for note in graph.notes]
+
+
+def test_inference_of_several_sizes() -> None:
+    plain = model().eval()
+    fused = recorded(plain)
+    with torch.no_grad():
+        for rows in (4, 4, 4, 9, 9, 17, 17, 4, 17):
+            x = torch.randn(rows, 33, device="cuda")
+            torch.testing.assert_close(fused(x), plain(x), rtol=1e-4, atol=1e-4)
+    assert set(notes(fused)) == {"recorded as a CUDA graph"}
+
+
+def test_a_launch_is_one_call_once_recorded() -> None:
+    plain = model().eval()
+    fused = recorded(plain)
+    x = torch.randn(4, 33, device="cuda")
+    with torch.no_grad():
+        for _ in range(4):
+            fused(x)
+        with torch.profiler.profile(activities=torch.profiler.supported_activities()) as profile:
+            fused(x)
+            torch.cuda.synchronize()
+    launches = [event.count for event in profile.key_averages() if "GraphLaunch" in event.key]
+    assert launches == [1]
+
+
+def test_training_with_an_optimizer() -> None:
+    torch.manual_seed(0)
+    plain, other = model(), model()
+    other.load_state_dict(plain.state_dict())
+    fused = recorded(other)
+    for net, run in ((plain, plain), (other, fused)):
+        torch.manual_seed(1)
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        for _ in range(6):
+            x, y = torch.randn(12, 33, device="cuda"), torch.randint(7, (12,), device="cuda")
+            optimizer.zero_grad()
+            nn.functional.cross_entropy(run(x), y).backward()  # type: ignore[no-untyped-call]
+            optimizer.step()
+    for ours, theirs in zip(other.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert notes(fused) == ["recorded as a CUDA graph"] * 2
+
+
+def test_gradients_that_accumulate() -> None:
+    plain = model()
+    inputs = [torch.randn(12, 33, device="cuda") for _ in range(5)]
+    fused = recorded(plain)
+    for x in inputs:
+        fused(x).square().sum().backward()
+    ours = [p.grad.clone() for p in plain.parameters() if p.grad is not None]
+    plain.zero_grad()
+    for x in inputs:
+        plain(x).square().sum().backward()
+    for found, parameter in zip(ours, plain.parameters(), strict=True):
+        torch.testing.assert_close(found, parameter.grad, rtol=1e-3, atol=1e-3)
+
+
+def test_parameters_that_move() -> None:
+    plain = model().eval()
+    fused = recorded(plain)
+    x = torch.randn(4, 33, device="cuda")
+    with torch.no_grad():
+        for _ in range(3):
+            fused(x)
+        for parameter in plain.parameters():
+            parameter.data = torch.randn_like(parameter)
+        for _ in range(3):
+            torch.testing.assert_close(fused(x), plain(x), rtol=1e-4, atol=1e-4)
+
+
+def test_inputs_that_are_not_aligned() -> None:
+    fused = recorded(lambda x: (x * 2).softmax(-1))
+    memory = torch.randn(4 * 33 + 3, device="cuda")
+    for start in (0, 1, 2, 3, 0, 1):
+        x = memory[start : start + 4 * 33].view(4, 33)
+        torch.testing.assert_close(fused(x), (x * 2).softmax(-1))
+
+
+def test_random_numbers_differ_between_calls() -> None:
+    fused = recorded(lambda x: nn.functional.dropout(x, 0.5))
+    x = torch.ones(1000, device="cuda")
+    torch.manual_seed(3)
+    drawn = [fused(x).clone() for _ in range(5)]
+    torch.manual_seed(3)
+    again = [fused(x).clone() for _ in range(5)]
+    assert len({tuple(each.tolist()) for each in drawn}) == 5
+    assert all(torch.equal(first, second) for first, second in zip(drawn, again, strict=True))
+    assert all(0.4 < each.count_nonzero() / 1000 < 0.6 for each in drawn)
+
+
+def test_a_step_that_ends_in_one_program() -> None:
+    """Programs that count themselves: a count of its own for each launch that is recorded."""
+    fused = recorded(lambda x: (x.exp().mean(), (x * x).mean()))
+    for _ in range(5):
+        x = torch.randn(300, 500, device="cuda")
+        torch.testing.assert_close(fused(x), (x.exp().mean(), (x * x).mean()))
+
+
+class Counter(nn.Module):
+    """A buffer that each call changes."""
+
+    total: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", torch.zeros(3, 5, device="cuda"))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.total.add_(x)
+        return self.total * 2
+
+
+def test_buffers_are_changed_where_they_lie() -> None:
+    plain = Counter()
+    fused = recorded(plain)
+    total = torch.zeros(3, 5, device="cuda")
+    for _ in range(5):
+        x = torch.randn(3, 5, device="cuda")
+        total += x
+        torch.testing.assert_close(fused(x), total * 2)
+        torch.testing.assert_close(plain.total, total)
+    assert notes(fused) == ["recorded as a CUDA graph"]
+
+
+def test_inputs_that_are_changed_are_not_recorded() -> None:
+    fused = recorded(lambda x: x.add_(1).sum())
+    for _ in range(3):
+        x = torch.zeros(3, 5, device="cuda")
+        assert fused(x) == 15 and x.sum() == 15
+    assert "in place" in notes(fused)[0]
