@@ -5,12 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lowering.expr import IndexValue
+from lowering.expr import Cast, IndexValue, const
 from lowering.kernel import Fold, Loop, Store
 from tests.codegen.c_kernels import (
     BF16,
     F16,
     F32,
+    F64,
     FLOATS,
     I64,
     INTEGERS,
@@ -97,6 +98,26 @@ def test_argmax_takes_nan_then_the_lowest_index(name, across):
     run(inputs, outputs, [axis(i0, 30), axis(r0, 200, WHOLE)], *folds, *stores)
     for word, out in outputs.items():
         assert torch.equal(out, expected[word]), word
+
+
+@pytest.mark.parametrize("dtype", [F32, F64])
+@pytest.mark.parametrize("stored", FLOATS)
+def test_sums_of_choices_beside_what_is_stored(dtype, stored):
+    """Lanes of several widths: GCC, if it made a branch of each choice, would add up only the first vector of lanes."""
+    x = torch.randn(9, 517, dtype=dtype)
+    total, out = torch.empty(9, dtype=dtype), torch.empty(9, 517, dtype=stored)
+    read, zero, one = load("x", 517 * i0 + r0, dtype), const(0.0, dtype), const(1.0, dtype)
+    cube = op("mul", op("mul", read, read), read)
+    chosen = op("where", op("lt", read, const(-1.0, dtype)), zero, cube)
+    chosen = op("where", op("isnan", read), zero, op("where", op("gt", read, one), one, chosen))
+    fold = Fold("total", "sum", (chosen,), (r0,), dtype)
+    shown = chosen if stored is dtype else Cast(chosen, stored)
+    walk = Loop((r0,), (fold, Store("out", 517 * i0 + r0, shown)))
+    axes = [axis(i0, 9), axis(r0, 517, LOOP)]
+    run({"x": x}, {"total": total, "out": out}, axes, walk, Store("total", i0, fold.ref))
+    expected = torch.where(x > 1, 1, torch.where(x < -1, 0, x * x * x))
+    torch.testing.assert_close(total, expected.sum(1), rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(out, expected.to(stored))
 
 
 @REDUCED
