@@ -221,10 +221,9 @@ def bin_edges(
     bins: Sequence[int],
     *,
     range: Sequence[float] | None = None,
-    weight: Value | None = None,
-    density: bool = False,
+    **counting: object,
 ) -> tuple[Value | None, ...]:
-    """The edges of bins of equal width along each column."""
+    """The edges of bins of equal width along each column, however elements are counted."""
     return tuple(each.edges for each in _grid(ctx, x, bins, range)[1])
 
 

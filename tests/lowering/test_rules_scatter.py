@@ -8,7 +8,7 @@ import torch
 from lowering.errors import IndexOutOfRange
 from lowering.interpret import run_program
 from lowering.lower import lower
-from lowering.rules import scatter
+from lowering.rules import compared
 from tests.lowering.lowered import calls, check, lowered, traced
 
 X = torch.arange(60, dtype=torch.float32).view(3, 4, 5) / 8
@@ -152,8 +152,8 @@ def test_several_positions():
 @pytest.fixture
 def one_by_one(monkeypatch):
     """No element looks for its sources, however few there are."""
-    monkeypatch.setattr(scatter, "MOST", 0)
-    monkeypatch.setattr(scatter, "FEW", 0)
+    monkeypatch.setattr(compared, "MOST", 0)
+    monkeypatch.setattr(compared, "FEW", 0)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8])
