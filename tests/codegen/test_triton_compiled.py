@@ -19,7 +19,7 @@ from lowering.kernel import Kernel, Role, Store
 from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
 from tests.codegen.kernels.making import BF16, F16, F32, F64, I8, i, kernel, param, special
 from tests.codegen.kernels.making import load as load_expr
-from tests.codegen.kernels.pointwise import add, bias_gelu, gather, scalar, transposed_add
+from tests.codegen.kernels.pointwise import add, bias_gelu, gather, normalised, scalar, transposed_add
 from tests.codegen.kernels.products import linear, matmul
 from tests.codegen.kernels.rows import fold, layernorm, softmax
 from tests.codegen.kernels.small import SMALL
@@ -81,6 +81,13 @@ def test_rows_and_tiles_move_16_bytes_at_a_time() -> None:
 
 
 @compiles
+@compiles
+def test_numbers_of_a_row_are_read_once_and_nothing_is_divided_for_each_element() -> None:
+    ptx = stages(normalised(2048, 128256, BF16))["ptx"]
+    assert len(re.findall(r"ld\.global[.\w]*\.b32 ", ptx)) == 2 + ptx.count("ld.global.v4.b32")
+    assert "st.global.v4.b32" in ptx and ptx.count("mul.hi") <= 1
+
+
 def test_unaligned_memory_does_not() -> None:
     made = kernel(
         "copy",

@@ -3,7 +3,8 @@
 What enters is a Kernel; what leaves is its block dimensions in the order in which tiles are laid out (the contiguous
 one last), and the rewriting of every axis as a digit of the linear index of its dimension.
 
-    pointwise     GRID axes → x, or (y, x) where a load and the store are contiguous along different axes
+    pointwise     GRID axes → x, or (y, x) where a load and the store are contiguous along different axes, or rows
+                  and columns (b, x) where much belongs to a row
     reduction     GRID axes → x, reduced axes → r (more of them where folds take different axes)
     contraction   rows → m, columns → n, folded axes → k, the other GRID axes → b, one value per program; the sides
                   of further contractions are these dimensions too, or reduced ones of their own
@@ -17,6 +18,7 @@ from __future__ import annotations
 from codegen.triton.blocks.config import PROGRAMS, Config, describe, extent, full_rounds, power_of_two, programs
 from codegen.triton.blocks.dims import Blocked, Dim
 from codegen.triton.blocks.rewrite import block
+from codegen.triton.blocks.rows import row_block
 
 __all__ = [
     "PROGRAMS",
@@ -29,4 +31,5 @@ __all__ = [
     "full_rounds",
     "power_of_two",
     "programs",
+    "row_block",
 ]

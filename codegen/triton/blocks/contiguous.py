@@ -17,9 +17,14 @@ RUN = 16
 
 def load_offsets(kernel: Kernel) -> list[sympy.Expr]:
     """The offsets of all direct loads."""
+    return [offset for _, offset in direct_loads(kernel)]
+
+
+def direct_loads(kernel: Kernel) -> list[tuple[str, sympy.Expr]]:
+    """All direct loads: of which parameter, and the offset in it."""
     roots = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
-    found = [node.index[0] for node in postorder(*roots) if isinstance(node, Load)]
-    return [offset for offset in found if not isinstance(offset, Expr)]
+    found = [(node.buffer, node.index[0]) for node in postorder(*roots) if isinstance(node, Load)]
+    return [(buffer, offset) for buffer, offset in found if not isinstance(offset, Expr)]
 
 
 def store_offsets(kernel: Kernel) -> list[sympy.Expr]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two
+from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two, row_block
 from lowering.kernel import Fold, Param, Prefix, Role, statements
 
 
@@ -19,7 +19,9 @@ def configure(blocked: Blocked) -> Config:
     reduced = [dim for dim in blocked.dims if dim.role is not Role.GRID]
     grid = {dim.name: dim for dim in blocked.grid()}
     if not reduced:
-        return _tile(blocked, grid["y"], grid["x"]) if "y" in grid else _pointwise(blocked, grid.get("x"))
+        if "y" in grid:
+            return _tile(blocked, grid["y"], grid["x"])
+        return _by_rows(blocked, grid["b"], grid["x"]) if "b" in grid else _pointwise(blocked, grid.get("x"))
     if len(reduced) > 1:
         return _several(blocked, reduced)
     if blocked.dims[-1] is not reduced[0]:
@@ -47,14 +49,18 @@ def candidates(blocked: Blocked) -> tuple[Config, ...]:
 
 def _itemsize(blocked: Blocked, *, least: bool = False) -> int:
     """Bytes of the largest (or smallest) elements among the tensors that most of the traffic consists of."""
+    return (min if least else max)((param.dtype.itemsize for param in _streams(blocked)), default=4)
+
+
+def _streams(blocked: Blocked) -> list[Param]:
+    """The tensors that most of the traffic consists of."""
 
     def weight(param: Param) -> int:
         return extent(param.extent) * param.dtype.itemsize
 
     params = blocked.kernel.params
     heaviest = max((weight(param) for param in params), default=0)
-    sizes = [param.dtype.itemsize for param in params if weight(param) * 4 >= heaviest]
-    return (min if least else max)(sizes, default=4)
+    return [param for param in params if weight(param) * 4 >= heaviest]
 
 
 def _warps(elements: int, per_thread: int) -> int:
@@ -66,15 +72,28 @@ def _pointwise(blocked: Blocked, x: Dim | None) -> Config:
     """Each thread moves two 16-byte words of every tensor (one, of many tensors), and every processor has work."""
     if x is None:
         return Config((), num_warps=1)
-    size = extent(x.size)
-    per_thread = min(16, 32 // _itemsize(blocked)) if len(blocked.kernel.params) <= 6 else 8
+    block, warps = _line(blocked, extent(x.size), len(blocked.kernel.params))
+    return Config((("x", block),), num_warps=warps)
+
+
+def _by_rows(blocked: Blocked, b: Dim, x: Dim) -> Config:
+    """As many elements as of a line: of one row, or of a few short ones."""
+    rows, columns = extent(b.size), extent(x.size)
+    block, warps = _line(blocked, rows * columns, len(_streams(blocked)))
+    held = row_block(x.size, block)
+    return Config((("b", min(block // held, power_of_two(rows))), ("x", held)), num_warps=warps)
+
+
+def _line(blocked: Blocked, size: int, tensors: int) -> tuple[int, int]:
+    """How many elements of a line of `size` a program takes of each of so many tensors, on how many warps."""
+    per_thread = min(16, 32 // _itemsize(blocked)) if tensors <= 6 else 8
     per_thread = max(per_thread, 4)
     block = 128 * per_thread
     while block > 256 and -(-size // block) < 4 * PROGRAMS:
         block //= 2
     each = 4 if block <= 512 else min(per_thread, 8)  # little to do: as many threads as there are 16-byte words
     block = min(block, power_of_two(size))
-    return Config((("x", block),), num_warps=min(4, _warps(block, each)))
+    return block, min(4, _warps(block, each))
 
 
 def _tile(blocked: Blocked, y: Dim, x: Dim) -> Config:

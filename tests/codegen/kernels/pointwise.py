@@ -48,6 +48,15 @@ def bias_gelu(rows: int, columns: int, dtype: torch.dtype) -> Kernel:
     return kernel("bias_gelu", params, axes, Store("out", columns * i + j, Cast(value, dtype)))
 
 
+def normalised(rows: int | sympy.Expr, columns: int | sympy.Expr, dtype: torch.dtype) -> Kernel:
+    """exp(x - top) / total: two numbers per row"""
+    x = op("sub", Cast(load("x", columns * i + j, dtype), F32), load("top", i))
+    value = Cast(op("truediv", op("exp", x), load("total", i)), dtype)
+    params = (param("x", dtype, rows, columns), param("top", F32, rows), param("total", F32, rows))
+    params = (*params, param("out", dtype, rows, columns, written=True))
+    return kernel("normalised", params, {i: (rows, GRID), j: (columns, GRID)}, Store("out", columns * i + j, value))
+
+
 def transposed_add(rows: int, columns: int) -> Kernel:
     """out = x + yᵀ"""
     value = op("add", load("x", columns * i + j), load("y", rows * j + i))

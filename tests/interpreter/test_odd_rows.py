@@ -1,0 +1,81 @@
+"""Rows whose length suits no block, under Triton's interpreter, against float64: as what is read in blocks of one row.
+
+Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
+pytest.importorskip("triton")
+
+import torch
+
+import fusion
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
+
+Function = Callable[..., torch.Tensor]
+OPTIONS = {"strict": True, "target": "triton"}
+HALVES = (torch.bfloat16, torch.float16)
+
+
+def gradient(x: torch.Tensor, t: torch.Tensor, top: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """That of a cross-entropy: four numbers per row."""
+    valid = (t >= 0)[:, None]
+    one = torch.where(t[:, None] == torch.arange(x.shape[1]), 1.0, 0.0)
+    return torch.where(valid, (torch.exp(x.double() - top[:, None]) - one) * scale[:, None], 0).to(x.dtype)
+
+
+def scaled(x: torch.Tensor, t: torch.Tensor, top: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return (x * scale[:, None] + top[:, None]).to(x.dtype)
+
+
+def inputs(rows: int, columns: int, dtype: torch.dtype) -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows * columns)
+    x, top, scale = (torch.randn(*s, generator=generator) for s in ((rows, columns), (rows,), (rows,)))
+    return [x.to(dtype), torch.randint(-1, columns, (rows,), generator=generator), top, scale]
+
+
+def source_of(fused: object) -> str:
+    return fusion.report(fused).kernels[-1].source  # of what was compiled last
+
+
+def check(function: Function, fused: Function, given: list[torch.Tensor]) -> None:
+    got = fused(*given)
+    x, t, *rest = given
+    want = function(x.double(), t, *(each.double() for each in rest))
+    assert got.dtype is x.dtype and got.stride() == function(*given).stride()
+    rounding = torch.finfo(x.dtype).eps if x.dtype in HALVES else 2e-6
+    assert bool(((got.double() - want).abs() <= rounding * (want.abs() + 1)).all())
+
+
+@pytest.mark.parametrize("dtype", [*HALVES, torch.float32], ids=str)
+@pytest.mark.parametrize("columns", [64, 129, 250, 1000, 1501])
+def test_what_belongs_to_a_row_is_read_once(columns: int, dtype: torch.dtype) -> None:
+    fused = fusion.fuse(gradient, options=OPTIONS, dynamic=False)
+    check(gradient, fused, inputs(5, columns, dtype))
+    source = source_of(fused)
+    assert ("bi" in source) == (columns != 129)  # of that no block takes at most an eighth too much
+    assert f"% {columns}" not in source or columns == 129
+
+
+def test_rows_that_lie_apart_and_begin_anywhere() -> None:
+    fused = fusion.fuse(gradient, options=OPTIONS, dynamic=False)
+    x, *rest = inputs(7, 1501, torch.bfloat16)
+    whole = torch.zeros(9 * 1603, dtype=torch.bfloat16)
+    strided = whole[3:].as_strided((7, 1501), (1603, 1)).copy_(x)
+    check(gradient, fused, [strided, *rest])
+
+
+def test_rows_of_any_number_and_length() -> None:
+    fused = fusion.fuse(scaled, options=OPTIONS, dynamic=True)
+    for rows, columns in ((5, 1501), (3, 40), (17, 2049)):
+        check(scaled, fused, inputs(rows, columns, torch.float32))
+    source = source_of(fused)
+    assert "bi" in source and "xi //" not in source and "xi %" not in source
