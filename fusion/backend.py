@@ -40,6 +40,7 @@ from fusion.options import Options
 from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder
 from fusion.runtime.surroundings import refuse_fake_inputs, watch_surroundings
+from fusion.settings import settings_fixed
 from fusion.unread import skip_unread_rows
 from lowering.builder import origin_of
 from lowering.errors import FusionError, Origin, Unsupported
@@ -74,6 +75,7 @@ class Backend:
         self.since = time.time()
         self.reports: list[Report] = []
         self._lock = threading.Lock()
+        self._settings: dict[str, float] = {}
         self._attention = Chooser(self._target, strict=options.strict)
         self._noted = threading.local()
 
@@ -87,6 +89,10 @@ class Backend:
         except Unsupported as refusal:  # also under strict: there is nothing to compute
             self._gave_up(graph, "captured", refusal)
             return graph.forward
+        with settings_fixed(graph, self._settings):
+            return self._compiled(graph, example_inputs)
+
+    def _compiled(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         choices = () if self.options.exact else self._attention(graph)
         self._noted.first = tuple(map(str, choices)), break_after(graph)
         try:

@@ -244,6 +244,40 @@ def test_one_graph_for_marked_sizes_of_two_inputs() -> None:
     assert not any("cannot see" in extern.reason for report in reports for extern in report.externs)
 
 
+class Scaled(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.eps, self.scales = 0.5, [2.0, 3.0]
+
+    def forward(self, x: torch.Tensor, by: float) -> torch.Tensor:
+        normed = F.layer_norm(x, (x.shape[-1],), eps=self.eps)
+        return normed * math.sqrt(2 / math.pi) * self.scales[1] + x * by
+
+
+def test_floats_that_belong_to_a_program_are_numbers() -> None:
+    """They are traced once, and read by no kernel; one that changes is an input from then on, as arguments are."""
+    torch._dynamo.reset()
+    backend, model = Backend(Options(strict=True)), Scaled()
+    traced: list[torch.fx.GraphModule] = []
+
+    def traces(graph: torch.fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        traced.append(graph)
+        return backend(graph, inputs)
+
+    ours = torch.compile(model, backend=traces, dynamic=True)
+    for length, by in ((5, 0.25), (9, 0.75), (12, -1.5)):
+        x = rows(3, length)
+        torch.testing.assert_close(ours(x, by), model(x, by))
+    assert len(traced) == 1
+    (kernel,) = backend.reports[0].kernels
+    assert kernel.source.count("const double *") == 1  # the argument
+    for model.scales[1] in (4.0, 5.0, 6.5):
+        torch.testing.assert_close(ours(x, 2.0), model(x, 2.0))
+    assert len(traced) == 2
+    model.eps = 0.125
+    torch.testing.assert_close(ours(x, 2.0), model(x, 2.0))
+
+
 def test_sizes_that_are_rounded_quotients() -> None:
     def resized(x: torch.Tensor) -> torch.Tensor:
         return F.interpolate(x[:, None], scale_factor=1.5, mode="nearest").relu()[:, 0] + 1

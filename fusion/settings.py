@@ -1,0 +1,71 @@
+"""Settings: floats that belong to a program, as a norm's epsilon does, are numbers even where all sizes are symbols.
+
+With `dynamic=True` Dynamo makes an input of each Python float: a tensor of one element on the CPU, on which PyTorch
+computes what the program computes of the float, and which every kernel would read.  Where an operation wants the number
+itself, all is traced a second time.  That is right for an argument or a learning rate.  What a module holds, or the
+text of the program names (`math.pi`), hardly ever changes, so it is guarded, as all floats are without `dynamic=True`;
+if it does change, it becomes an input after all.
+
+What enters is Dynamo's graph, before anything is derived from it; it is changed in place.  The inputs stay, unread.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from torch import fx
+from torch._dynamo.source import AttrSource, GlobalSource, NNModuleSource
+from torch._dynamo.symbolic_convert import TensorifyState
+from torch._guards import Source
+from torch.fx.experimental.symbolic_shapes import guard_scalar
+
+
+@contextmanager
+def settings_fixed(graph: fx.GraphModule, known: dict[str, float]) -> Iterator[None]:
+    """Guard the settings among the inputs of `graph` and write them as numbers; within, AOTAutograd may trace it.
+
+    Args:
+        known: the settings that earlier graphs of this program were compiled for; those of this one are added.
+            What has another value now is no setting.
+    """
+    fixed = {name for node in graph.graph.find_nodes(op="placeholder") if (name := _fix(node, known)) is not None}
+    if fixed:
+        graph.recompile()
+    own = fixed - TensorifyState.force_specializations
+    TensorifyState.force_specializations |= own  # else PyTorch begins anew, for the guards that there are already
+    try:
+        yield
+    finally:
+        TensorifyState.force_specializations -= own
+
+
+def _fix(node: fx.Node, known: dict[str, float]) -> str | None:
+    """Write an input as a number, if it is a setting; returns what PyTorch calls it."""
+    given = node.meta.get("grapharg")
+    number = getattr(node.meta.get("example_value"), "item_memo", None)  # what `.item()` gives of a float
+    if given is None or number is None or not given.pass_arg_as_tensor or not belongs_to_program(given.source):
+        return None
+    value = given.example.item()
+    if any(user.target != "item" for user in node.users) or known.setdefault(str(given.source), value) != value:
+        return None
+    guarded = guard_scalar(number)
+    for user in list(node.users):
+        user.replace_all_uses_with(guarded)  # type: ignore[arg-type]  # numbers are arguments, too
+        node.graph.erase_node(user)
+    return str(number.node._expr)
+
+
+def belongs_to_program(source: object) -> bool:
+    """Is what Dynamo found at `source` held by a module, or named by the program's text?
+
+    >>> belongs_to_program(AttrSource(GlobalSource("math"), "pi"))
+    True
+    """
+    by_name = True  # is all on the way a name?
+    while isinstance(source, Source):
+        if isinstance(source, NNModuleSource) or (by_name and isinstance(source, GlobalSource)):
+            return True
+        by_name &= isinstance(source, AttrSource)
+        source = getattr(source, "base", None)
+    return False
