@@ -39,6 +39,7 @@ from fusion.joint.widths import fix_widths
 from fusion.options import Options
 from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder
+from fusion.runtime.second_derivatives import watch_derivatives
 from fusion.runtime.surroundings import refuse_fake_inputs, watch_surroundings
 from fusion.settings import settings_fixed
 from fusion.unread import skip_unread_rows
@@ -107,6 +108,9 @@ class Backend:
                 raise _for_the_caller(failure, graph) from failure
             self._gave_up(graph, "captured", failure)
             return graph.forward
+        # What is asked of a result is the caller's wish, also under strict.
+        say = partial(self._gave_up, graph, "called")
+        compiled = watch_derivatives(compiled, graph, example_inputs, say)
         return watch_overlaps(compiled, self._of_other_inputs(graph), example_inputs)
 
     def _aot(self) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
@@ -137,7 +141,7 @@ class Backend:
             return self._eagerly(graph, label, failure)
         self._report(report)
         # What surrounds a call is the caller's wish, also under strict.
-        return watch_surroundings(compiled, lambda reason: self._eagerly(graph, f"{label}, called", reason))
+        return watch_surroundings(compiled, graph, lambda reason: self._eagerly(graph, f"{label}, called", reason))
 
     def _eagerly(self, graph: fx.GraphModule, label: str, failure: Exception) -> Boxed:
         """The operations of a graph as they are, once that is said."""

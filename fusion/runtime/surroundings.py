@@ -2,8 +2,9 @@
 
 Inside of a `FakeTensorMode` whatever is allocated has no memory, also by a function that was compiled before: a kernel
 would write where there is nothing.  Inside of a level of forward-mode derivatives tensors carry tangents, which kernels
-would lose without a word.  What enters is a compiled graph; what leaves is a callable that looks, at each call, whether
-it is so.  A graph that Dynamo captures from fake tensors is refused.
+would lose without a word.  Inside of `vmap` (a backward that is asked for many gradients at once) a tensor is many.
+What enters is a compiled graph; what leaves is a callable that looks, at each call, whether it is so.  A graph that
+Dynamo captures from fake tensors is refused.
 """
 
 from __future__ import annotations
@@ -23,20 +24,33 @@ Boxed: TypeAlias = Callable[[list[object]], tuple[object, ...]]
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
-def watch_surroundings(compiled: Boxed, eagerly: Callable[[Unsupported], Boxed]) -> Boxed:
-    """What to call: `compiled`, or where that must not be, what `eagerly` makes of the reason, once."""
+def watch_surroundings(compiled: Boxed, graph: fx.GraphModule, eagerly: Callable[[Unsupported], Boxed]) -> Boxed:
+    """What to call: `compiled`, or where that must not be, what `eagerly` makes of the reason, once.
+
+    Args:
+        graph: what was compiled.  The gradients that it takes may be many at once, with no other sign of that.
+    """
     made: list[Boxed] = []
-    fake_mode = torch._C._get_dispatch_mode
+    holders = graph.graph.find_nodes(op="placeholder")
+    tangents = [k for k, holder in enumerate(holders) if holder.name.startswith("tangents")]
+    fake_mode, level = torch._C._get_dispatch_mode, torch._C._functorch.maybe_current_level
+    batched: Callable[[object], bool] = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[assignment]  # a tensor
 
     def run(args: list[object]) -> tuple[object, ...]:
-        if fake_mode(FAKE) is None and forward_ad._current_level < 0:
+        plain = fake_mode(FAKE) is None and forward_ad._current_level < 0 and level() is None
+        if plain and not any(batched(args[k]) for k in tangents):
             return compiled(args)
         if not made:
-            fake = fake_mode(FAKE) is not None
-            made.append(eagerly(Unsupported(f"inside of {'fake tensors' if fake else 'forward-mode derivatives'}")))
+            made.append(eagerly(Unsupported(f"inside of {_surroundings()}")))
         return made[0](args)
 
     return run
+
+
+def _surroundings() -> str:
+    if torch._C._get_dispatch_mode(FAKE) is not None:
+        return "fake tensors"
+    return "forward-mode derivatives" if forward_ad._current_level >= 0 else "vmap"
 
 
 def refuse_fake_inputs(graph: fx.GraphModule) -> None:

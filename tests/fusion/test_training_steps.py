@@ -1,4 +1,4 @@
-"""Training as people write it: autocast, accumulated gradients, checkpoints, second derivatives, clipping, scaling."""
+"""Training as people write it: autocast, accumulated gradients, checkpoints, clipping, scaling."""
 
 from __future__ import annotations
 
@@ -156,16 +156,6 @@ def test_several_forwards_before_their_backwards() -> None:
     for x, y in reversed(list(zip(inputs, results, strict=True))):
         y.sum().backward()
         torch.testing.assert_close(x.grad, 2 * y.detach() / x.detach())
-
-
-def test_second_derivatives_are_refused_clearly() -> None:
-    """As with every backend that parts forward and backward: the error names it, no wrong number comes out."""
-    f = fusion.fuse(lambda x: (x**3).sum(), options=STRICT)
-    x = torch.randn(4, requires_grad=True)
-    (gradient,) = torch.autograd.grad(f(x), x, create_graph=True)
-    torch.testing.assert_close(gradient, 3 * x**2)
-    with pytest.raises(RuntimeError, match="does not currently support double backward"):
-        gradient.sum().backward()
 
 
 def test_second_derivatives_within() -> None:

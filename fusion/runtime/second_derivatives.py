@@ -1,0 +1,255 @@
+"""Derivatives that a compiled region does not have: those of its gradients, and those taken forwards.
+
+AOTAutograd parts forward and backward, and its backward has no derivative.  It raises where that is asked for, but is
+not always asked: gradients made under `create_graph=True` are joined to what backward saved, which is seldom the
+region's inputs, and so a gradient penalty is taken for one that does not depend on them.  So what enters is a compiled
+region, with the graph that Dynamo captured; what leaves is a callable whose gradients are joined to the
+inputs.  Where a derivative of them is wanted, the captured graph is differentiated twice, in eager.  Inside of
+forward-mode derivatives the captured graph runs as it is.
+
+For that the inputs are kept until backward has run.  Where what is saved for backward is packed away (checkpoints),
+those that are not leaves are only remembered, as long as somebody else keeps them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+from weakref import ref
+
+import torch
+from torch import Tensor
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch._guards import TracingContext
+from torch.autograd import forward_ad
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowering.errors import Unsupported
+
+Call: TypeAlias = Callable[..., Any]
+Grads: TypeAlias = "tuple[Tensor | None, ...]"
+
+OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+"""Results that are made by the region, and are nobody's view."""
+
+GIVEN = (OutputType.alias_of_input, OutputType.is_input)
+"""Results that lead to an input, beside the region."""
+
+_keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
+_saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
+
+
+def watch_derivatives(
+    compiled: Call, captured: Call, inputs: Sequence[object], say: Callable[[Unsupported], None]
+) -> Call:
+    """What to call: `compiled`, with what its gradients depend on, if it has any.
+
+    Args:
+        compiled: made by AOTAutograd in the current tracing context.
+        captured: the same program, run operation by operation.
+        inputs: those that it was compiled for.
+        say: told once why the captured graph runs.
+    """
+    context = TracingContext.try_get()
+    known = None if context is None else context.fw_metadata
+    differentiable = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
+    if known is None or not differentiable or not torch.is_grad_enabled():
+        return compiled
+    region = _Region(captured, _autocasts(), _refusal(known, len(inputs)), say)
+    made = _made(known)
+
+    def run(*args: object) -> Any:
+        if forward_ad._current_level >= 0:
+            region.say_once("inside of forward-mode derivatives")
+            return captured(*args)
+        results = compiled(*args)
+        node = None if made is None else _node_of(results[made])
+        if node is not None:
+            node.register_hook(_Hook(region, args))
+        return results
+
+    return run
+
+
+@dataclass
+class _Region:
+    """A compiled region, as its derivatives need it.
+
+    Attributes:
+        captured: its graph, run operation by operation.
+        autocasts: device type and dtype of those that it was captured under.
+        refusal: why it cannot be differentiated again; empty if it can.
+    """
+
+    captured: Call
+    autocasts: tuple[tuple[str, torch.dtype], ...]
+    refusal: str
+    say: Callable[[Unsupported], None]
+    said: set[str] = field(default_factory=set)
+
+    def say_once(self, reason: str) -> None:
+        """Tell why the captured graph runs."""
+        if reason not in self.said:
+            self.said.add(reason)
+            self.say(Unsupported(reason))
+
+    def run(self, args: Sequence[object]) -> Sequence[Any]:
+        """The results of the region.
+
+        Raises:
+            Unsupported: the region draws random numbers, which would be others.
+        """
+        with ExitStack() as stack:
+            for device, dtype in self.autocasts:
+                stack.enter_context(torch.autocast(device, dtype))
+            stack.enter_context(_NothingRandom())  # type: ignore[no-untyped-call]  # PyTorch's own
+            results: Sequence[Any] = self.captured(*args)
+        return results
+
+
+class _Hook:
+    """Called with the gradients of one call of a region: under `create_graph=True` it joins them to the inputs."""
+
+    def __init__(self, region: _Region, args: Sequence[object]) -> None:
+        self.region = region
+        if region.refusal:
+            args = [arg for arg in args if isinstance(arg, Tensor) and arg.requires_grad]
+        self.held = [*args]
+        if _saved_tensors_hooks(False) is not None:
+            self.held = [ref(arg) if isinstance(arg, Tensor) and not arg.is_leaf else arg for arg in args]
+        self.versions = _versions(args)
+
+    def __call__(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads | None:
+        if not torch.is_grad_enabled():
+            if not _keeps_graph():
+                self.held = []
+            return None
+        args = [arg() if isinstance(arg, ref) else arg for arg in self.held]
+        if any(arg is None and isinstance(held, ref) for arg, held in zip(args, self.held, strict=True)):
+            raise Unsupported(
+                "gradients of gradients of a compiled region need its inputs, and one of them is gone",
+                hint="keep what the region is called with until its gradients are made",
+            )
+        refusal = self.region.refusal
+        if _versions(args) != self.versions:
+            refusal = "an input was changed in place since"
+        given = [k for k, grad in enumerate(grad_outputs) if grad is not None]
+        made = [k for k, grad in enumerate(grad_inputs) if grad is not None]
+        if not made:
+            return None
+        again = _Again(self.region, refusal, args, given, [grad_inputs[k] for k in made])
+        outer = [grad_outputs[k] for k in given]
+        joined = iter(_Joined.apply(again, *again.leaves, *outer))  # type: ignore[no-untyped-call]  # PyTorch's own
+        return tuple(None if grad is None else next(joined) for grad in grad_inputs)
+
+
+@dataclass
+class _Again:
+    """The gradients of one call, to be made again as functions of inputs and of the gradients of results.
+
+    Attributes:
+        args: what the region was called with.
+        given: which of the results have a gradient.
+        made: the gradients that the region's backward made, of those inputs that have one.
+    """
+
+    region: _Region
+    refusal: str
+    args: list[object]
+    given: list[int]
+    made: list[Tensor | None]
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """The inputs that have gradients."""
+        return [arg for arg in self.args if isinstance(arg, Tensor) and arg.requires_grad]
+
+
+class _Joined(torch.autograd.Function):
+    """Gradients as they were made, whose own derivatives are those of the captured graph's gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, again: _Again, *tensors: Tensor) -> tuple[Tensor, ...]:
+        ctx.again = again
+        ctx.save_for_backward(*tensors)
+        return tuple(grad.detach() for grad in again.made if grad is not None)
+
+    @staticmethod
+    def backward(ctx: Any, *wanted: Tensor | None) -> tuple[Tensor | None, ...]:
+        again: _Again = ctx.again
+        if again.refusal:
+            raise Unsupported(f"gradients of gradients of a compiled region: {again.refusal}")
+        again.region.say_once("gradients of gradients")
+        return None, *_twice(again, ctx.saved_tensors, wanted, further=torch.is_grad_enabled())
+
+
+def _twice(
+    again: _Again, tensors: Sequence[Tensor], wanted: Sequence[Tensor | None], *, further: bool
+) -> list[Tensor | None]:
+    """Derivatives of the region's gradients, weighted as `wanted`, by inputs and by the gradients of results.
+
+    Each is taken by a view of its own, so that one input that was made of another is not counted for both.
+    """
+    with torch.enable_grad():
+        views = [tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in tensors]
+        count = len(again.leaves)
+        leaves, outer = iter(views[:count]), views[count:]
+        args = [next(leaves) if isinstance(a, Tensor) and a.requires_grad else a for a in again.args]
+        results = again.region.run(args)
+        ends = [results[k] for k in again.given]
+        first = torch.autograd.grad(ends, views[:count], outer, create_graph=True, allow_unused=True)
+        made = [grad for grad in first if grad is not None]
+        pairs = [(g, w) for g, w in zip(made, wanted, strict=True) if w is not None and g.requires_grad]
+        places = [k for k, view in enumerate(views) if view.requires_grad]
+        found: list[Tensor | None] = [None] * len(views)
+        if pairs:
+            grads, weights = zip(*pairs, strict=True)
+            by = [views[k] for k in places]
+            second = torch.autograd.grad(grads, by, weights, create_graph=further, allow_unused=True)
+            for k, grad in zip(places, second, strict=True):
+                found[k] = grad
+    return found
+
+
+class _NothingRandom(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own
+    """Refuse operations whose results are other ones each time."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise Unsupported(f"gradients of gradients of a compiled region that draws random numbers ({func})")
+        return func(*args, **(kwargs or {}))
+
+
+def _made(known: Any) -> int | None:
+    """A result that has the autograd node of the call, by AOTAutograd's metadata; one that is a view, if none has."""
+    kinds = {k: info.output_type for k, info in enumerate(known.output_info) if info.requires_grad}
+    own = [k for k, kind in kinds.items() if kind in OWN] or [k for k, kind in kinds.items() if kind not in GIVEN]
+    return own[0] if own else None
+
+
+def _node_of(result: Tensor) -> torch.autograd.graph.Node | None:
+    """The autograd node of the call that this is a result of, or a view of one."""
+    node = result.grad_fn
+    while node is not None and "CompiledFunction" not in node.name():
+        node = node.next_functions[0][0] if node.next_functions else None
+    return node
+
+
+def _versions(args: Sequence[object]) -> list[int]:
+    return [arg._version for arg in args if isinstance(arg, Tensor) and not arg.is_inference()]
+
+
+def _autocasts() -> tuple[tuple[str, torch.dtype], ...]:
+    devices = ("cpu", "cuda")
+    return tuple((name, torch.get_autocast_dtype(name)) for name in devices if torch.is_autocast_enabled(name))
+
+
+def _refusal(known: Any, inputs: int) -> str:
+    """Why gradients of a region with this metadata of AOTAutograd cannot be made again."""
+    if len(known.input_info) != inputs or any(info.mutates_data for info in known.input_info):
+        return "it changes its inputs in place"
+    if any(info.requires_grad and info.output_type not in (*OWN, *GIVEN) for info in known.output_info):
+        return "it returns views of what it makes"
+    return ""

@@ -1,0 +1,230 @@
+"""Gradients of gradients, and derivatives taken forwards, around a fused function: as without it, or an error."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import nn
+from torch.autograd import forward_ad, functional
+from torch.utils.checkpoint import checkpoint
+
+import fusion
+from lowering.errors import FusionError
+from tests.fusion.agreement import STRICT
+
+Function = Callable[..., torch.Tensor]
+
+
+def layer(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """What is saved for backward is not what goes in."""
+    return torch.tanh(x @ w).exp()
+
+
+def given() -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of odd length that are not contiguous, and a weight."""
+    x = torch.linspace(-1, 1, 15, dtype=torch.float64).view(5, 3).t()
+    return x, torch.linspace(-1, 2, 20, dtype=torch.float64).sin().view(5, 4).requires_grad_()
+
+
+def penalty(f: Function) -> tuple[torch.Tensor, ...]:
+    """The weight's gradient of a loss that holds a gradient."""
+    x, w = given()
+    x.requires_grad_()
+    out = f(x, w)
+    (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    return torch.autograd.grad(out.sum() + (gradient.norm(dim=1) - 1).square().sum(), [w, x])
+
+
+def of_what_was_computed(f: Function) -> tuple[torch.Tensor, ...]:
+    """The first input was made of another one, which goes in as well."""
+    x, w = given()
+    x.requires_grad_()
+    out = f((w.sum() * x).sin(), w) * 2
+    (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    return torch.autograd.grad(gradient.square().sum(), [w, x])
+
+
+def third(f: Function) -> tuple[torch.Tensor, ...]:
+    x, w = given()
+    x.requires_grad_()
+    (first,) = torch.autograd.grad(f(x, w).square().sum(), x, create_graph=True)
+    (second,) = torch.autograd.grad(first.sin().sum(), x, create_graph=True)
+    return torch.autograd.grad(second.square().sum(), [x, w])
+
+
+def by_gradients_of_results(f: Function) -> tuple[torch.Tensor, ...]:
+    x, w = given()
+    out = f(x, w)
+    along = torch.ones_like(out).requires_grad_()
+    (gradient,) = torch.autograd.grad(out, w, along, create_graph=True)
+    return torch.autograd.grad(gradient.square().sum(), [along, w])
+
+
+def forward_over_reverse(f: Function) -> tuple[torch.Tensor, ...]:
+    x, w = given()
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(x.clone().requires_grad_(), torch.ones_like(x))
+        (gradient,) = torch.autograd.grad(f(dual, w).sum(), dual, create_graph=True)
+        return tuple(forward_ad.unpack_dual(gradient))
+
+
+def number(f: Function) -> Function:
+    _, w = given()
+    return lambda x: f(x, w).square().sum()
+
+
+@pytest.mark.parametrize(
+    "derive",
+    [
+        penalty,
+        of_what_was_computed,
+        third,
+        by_gradients_of_results,
+        forward_over_reverse,
+        lambda f: functional.hessian(number(f), given()[0], vectorize=True),
+        lambda f: functional.hessian(number(f), given()[0], vectorize=True, outer_jacobian_strategy="forward-mode"),
+        lambda f: functional.hvp(number(f), given()[0], given()[0])[1],
+        lambda f: functional.jvp(f, given(), given())[1],
+        lambda f: functional.jacobian(f, given(), vectorize=True),
+        lambda f: torch.func.jvp(torch.func.grad(number(f)), (given()[0],), (given()[0],))[1],
+    ],
+    ids=[
+        "penalty",
+        "computed",
+        "third",
+        "cotangents",
+        "dual",
+        "hessian_at_once",
+        "hessian_forwards",
+        "hvp",
+        "jvp",
+        "jacobian_at_once",
+        "func_jvp_of_grad",
+    ],
+)
+def test_derivatives_around_a_fused_function(derive: Callable[[Function], object]) -> None:
+    expected = derive(layer)
+    torch.testing.assert_close(derive(fusion.fuse(layer, options=STRICT)), expected)
+
+
+def test_the_report_says_what_ran_eagerly() -> None:
+    fused = fusion.fuse(lambda x, w: layer(x, w) + 1, options=STRICT)
+    penalty(fused)
+    assert "gradients of gradients" in fusion.report(fused).graphs[-1].failure
+
+
+def test_modules_and_losses_of_more_than_one_result() -> None:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 7), nn.Softplus(), nn.LayerNorm(7), nn.Linear(7, 3)).double()
+    x = torch.randn(4, 5, dtype=torch.float64)
+
+    def step(net: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor]:
+        y = x.clone().requires_grad_()
+        loss = net(y).square().sum()
+        (gradient,) = torch.autograd.grad(loss, y, create_graph=True)
+        parameters = [p for p in plain.parameters() if p.requires_grad]
+        return list(torch.autograd.grad(loss + gradient.square().sum(), parameters, allow_unused=True))
+
+    plain = net
+    expected = step(net)
+    torch.testing.assert_close(step(fusion.fuse(net, options=STRICT)), expected)
+
+
+def test_several_results_of_which_not_all_are_differentiable() -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.argmax(-1), x.view(-1), (x.exp() * 2).sum(), x > 0, x.sin()
+
+    def second(f: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> torch.Tensor:
+        x = given()[0].contiguous().requires_grad_()
+        _, flat, total, _, sine = f(x)
+        (gradient,) = torch.autograd.grad((sine * flat.view(3, 5)).sum() * total, x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), x)[0]
+
+    torch.testing.assert_close(second(fusion.fuse(f, options=STRICT)), second(f))
+
+
+def test_autocast_is_that_of_the_call() -> None:
+    x, w = (t.detach().float().requires_grad_() for t in given())
+    fused = fusion.fuse(layer, options=STRICT)
+
+    def second(f: Function) -> torch.Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            out = f(x, w)
+        (gradient,) = torch.autograd.grad(out.float().sum(), x, create_graph=True)
+        return torch.autograd.grad(gradient.square().sum(), w)[0]
+
+    torch.testing.assert_close(second(fused), second(layer), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize(
+    ("f", "words"),
+    [
+        (lambda x: nn.functional.dropout(x, 0.5) * x.sin(), "random"),
+        (lambda x: (lambda y: (y, y.t()))(x.sin()), "views"),
+    ],
+    ids=["random", "views"],
+)
+def test_what_cannot_be_made_again_is_an_error(f: Callable[[torch.Tensor], object], words: str) -> None:
+    """PyTorch takes the gradient of a gradient for zero, where it is one of the inputs."""
+    x = torch.randn(3, 4).requires_grad_()
+    result = fusion.fuse(f, options=STRICT)(x)
+    out = result if isinstance(result, torch.Tensor) else result[0]
+    (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    with pytest.raises(FusionError, match=words):
+        torch.autograd.grad(gradient.square().sum() + x.sum(), x)
+
+
+def test_of_inputs_that_are_changed_in_place() -> None:
+    x, scale = torch.randn(3, 4, requires_grad=True), torch.ones(4)
+
+    def f(x: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        out = (x * scale.mean()).sin()
+        scale.add_(1)
+        return out
+
+    (gradient,) = torch.autograd.grad(fusion.fuse(f, options=STRICT)(x, scale).sum(), x, create_graph=True)
+    torch.testing.assert_close(gradient, x.cos())
+    with pytest.raises(FusionError, match="in place"):
+        torch.autograd.grad(gradient.sum() + x.sum(), x)
+    bias = torch.zeros(4)
+    out = fusion.fuse(lambda x, b: (x + b).sum(), options=STRICT)(x, bias)  # saves nothing
+    bias.add_(1)
+    (gradient,) = torch.autograd.grad(out * out, x, create_graph=True)
+    with pytest.raises(FusionError, match="in place since"):
+        torch.autograd.grad(gradient.sum(), x)
+
+
+def test_a_checkpoint_keeps_no_more_than_its_inputs() -> None:
+    """What is computed within it is computed again: a region only remembers such an input, and says if it is gone."""
+    fused = fusion.fuse(lambda h: h.sum() * 2, options=STRICT)
+    seen: list[weakref.ref[torch.Tensor]] = []
+
+    def block(x: torch.Tensor) -> torch.Tensor:
+        hidden = x * 3
+        seen.append(weakref.ref(hidden))
+        return fused(hidden)
+
+    x = torch.randn(3, requires_grad=True)
+    out = checkpoint(block, x, use_reentrant=False)
+    assert seen[0]() is None
+    with pytest.raises(FusionError, match="gone"):
+        torch.autograd.grad(out, x, create_graph=True)
+    checkpoint(block, x, use_reentrant=False).backward()
+    torch.testing.assert_close(x.grad, torch.full((3,), 6.0))
+
+
+def test_inputs_are_let_go_by_backward() -> None:
+    fused = fusion.fuse(lambda h, x: h + x.sum(), options=STRICT)
+    x, weight = torch.randn(3), torch.randn(3, requires_grad=True)
+    hidden = weight * 2
+    seen = [weakref.ref(hidden), weakref.ref(x)]
+    out = fused(hidden, x)
+    del hidden, x
+    out.sum().backward(retain_graph=True)
+    assert seen[0]() is not None
+    out.sum().backward()
+    assert seen[0]() is None and seen[1]() is None and out.grad_fn is not None
+    torch.testing.assert_close(weight.grad, torch.full((3,), 4.0))
