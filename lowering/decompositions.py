@@ -83,13 +83,14 @@ def max_unpool(
 ) -> torch.Tensor:
     """0 but for the elements of x, each at the position in the last dimensions that `indices` holds.
 
-    PyTorch's own parts leave the result contiguous, where eager keeps the channels last.
+    PyTorch's own parts leave the result contiguous, where eager keeps the channels last on a CPU.
     """
     lead = x.shape[: x.ndim - len(output_size)]
     flat = (*lead, math.prod(x.shape[len(lead) :]))
     zeros = x.new_zeros((*lead, math.prod(output_size)))
     whole = zeros.scatter(-1, indices.reshape(flat), x.reshape(flat)).view(*lead, *output_size)
-    return whole.contiguous(memory_format=suggest_memory_format(x)) if len(output_size) == 2 else whole
+    as_given = len(output_size) == 2 and x.device.type == "cpu"
+    return whole.contiguous(memory_format=suggest_memory_format(x)) if as_given else whole
 
 
 def as_strided_copy(

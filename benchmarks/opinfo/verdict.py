@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 from torch.testing._internal.opinfo.core import SampleInput
 
-from benchmarks.opinfo.calls import Call, Run, aot_eager, compiled, run
+from benchmarks.opinfo.calls import Call, Run, aot_eager, compiled, cotangent, run
 from benchmarks.opinfo.pairs import Pair, samples
 
 TOLERANCE = {
@@ -144,7 +144,10 @@ def _one(verdict: Verdict, pair: Pair, sample: SampleInput, position: int, backw
 
 
 def _by_eagers_choice(found: Run, expected: Run, call: Call) -> Run:
-    """Eager's positions for ours, if the elements there are the same: of values and positions, the second."""
+    """Eager's positions for ours, if the elements there are the same: of values and positions, the second.
+
+    So it is with the gradients that go there.
+    """
     if not call.returns_positions or len(found.outputs) != 2:
         return found
     (values, ours), (wanted, theirs) = found.outputs, expected.outputs
@@ -154,8 +157,18 @@ def _by_eagers_choice(found: Run, expected: Run, call: Call) -> Run:
         if all(at is not None and torch.equal(at, wanted) for at in named) and torch.equal(values, wanted):
             rows = (ours if ours.ndim == source.ndim else ours.unsqueeze(dim)).sort(dim).values
             if (rows.diff(dim=dim) != 0).all():  # none is named twice
-                return replace(found, outputs=[values, theirs])
+                return replace(found, outputs=[values, theirs], grads=_chosen(found, expected, source, dim, ours))
     return found
+
+
+def _chosen(found: Run, expected: Run, source: Tensor, dim: int, ours: Tensor) -> list[Tensor | None]:
+    """Eager's gradients for ours, if ours go to the elements of `source` along `dim` that we named."""
+    at, along = ours, cotangent(found.outputs[0])
+    if ours.ndim < source.ndim:
+        at, along = at.unsqueeze(dim), along.unsqueeze(dim)
+    there = torch.zeros_like(source).scatter_add(dim, at, along)
+    same = len(found.grads) == 1 and found.grads[0] is not None and torch.equal(found.grads[0], there)
+    return expected.grads if same else found.grads
 
 
 def _named_by(source: Tensor, dim: int, positions: Tensor) -> Tensor | None:

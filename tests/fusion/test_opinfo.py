@@ -13,6 +13,8 @@ import torch
 
 pytest.importorskip("expecttest", reason="PyTorch's table of operations needs expecttest")
 
+from torch.testing._internal.opinfo.core import SampleInput
+
 from benchmarks.opinfo import calls, verdict
 from benchmarks.opinfo.pairs import Pair, pairs
 from benchmarks.opinfo.table import Record, report
@@ -132,6 +134,19 @@ def test_of_equal_elements_either_may_be_named(monkeypatch):
     assert the_other(last_equal) == "pass"
     assert the_other(lambda positions, source, values: positions * 0) == "mismatch"
     assert the_other(lambda positions, source, values: (positions + 1) % source.shape[-1]) == "mismatch"
+
+
+def test_a_gradient_goes_to_the_element_that_was_named():
+    source = torch.tensor([1.0, 3.0, 2.0, 3.0], requires_grad=True)
+    call = calls.Call(pair_of("topk").op, SampleInput(source, args=(1,)))
+    theirs = calls.run(call, call.tensors, True)
+    weight = theirs.grads[0].sum()
+    for named, gone_to in ((1, 1), (3, 3), (1, 3), (3, 1), (0, 0)):
+        gradient = torch.zeros(4).index_fill(0, torch.tensor([gone_to]), float(weight))
+        ours = calls.Run([theirs.outputs[0], torch.tensor([named])], [gradient])
+        judged = verdict._by_eagers_choice(ours, theirs, call)
+        right = all(torch.equal(a, b) for a, b in zip(judged.grads, theirs.grads, strict=True))
+        assert right == ((named == gone_to and named != 0) or gone_to == int(theirs.outputs[1]))
 
 
 def test_random_operations_are_compared_by_form():

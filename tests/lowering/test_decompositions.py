@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowering.decompositions import FOR_TRAINING, addbmm, decompositions, softmax_backward
+from lowering.decompositions import FOR_TRAINING, addbmm, decompositions, max_unpool, softmax_backward
 from lowering.registry import RULES
 
 aten = torch.ops.aten
@@ -80,3 +80,10 @@ def test_a_sum_of_products_is_one_product(dtype: torch.dtype):
     x, a, b = torch.arange(4), torch.arange(30).view(2, 3, 5) % 7, torch.arange(40).view(2, 5, 4) % 5
     operands = [tensor.to(dtype) for tensor in (x, a, b)]
     assert torch.equal(addbmm(*operands, beta=3, alpha=2), torch.addbmm(*operands, beta=3, alpha=2))
+
+
+@pytest.mark.parametrize(("device", "strides"), [("cpu", (96, 1, 12, 2)), ("meta", (96, 48, 6, 1))])
+def test_what_is_unpooled_keeps_the_channels_last_on_a_cpu(device: str, strides: tuple[int, ...]):
+    x = torch.ones(1, 2, 4, 3, device=device).contiguous(memory_format=torch.channels_last)
+    positions = torch.zeros(x.shape, dtype=torch.int64, device=device)
+    assert max_unpool(x, positions, (8, 6)).stride() == strides
