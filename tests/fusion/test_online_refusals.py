@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from fusion.schedule.online import online
-from lowering.expr import Cast, IndexValue, Load
+from lowering.expr import Cast, IndexValue, Load, const
 from tests.fusion.folds import BF16, F16, F32, INF, LENGTH, ROW, Body, Folds, S, add, div, exp, mul, op, sub, where
 
 
@@ -26,6 +26,18 @@ def half_variance(b: Body) -> Folds:
     """Σ (x - mean) · x is n times the variance."""
     total, mean = b.mean()
     return total, b.fold("o", "sum", mul(sub(b.x, mean), b.x))
+
+
+def deviations(b: Body) -> Folds:
+    total, mean = b.mean()
+    return total, b.fold("o", "sum", sub(b.x, mean))
+
+
+def masked_deviations(b: Body) -> Folds:
+    """As in parts of a row that its length does not fill."""
+    total, mean = b.mean()
+    inside = op("lt", IndexValue(S), const(LENGTH, torch.int64))
+    return total, b.fold("o", "sum", where(inside, sub(b.x, mean), b.c(0)))
 
 
 def covariance(b: Body) -> Folds:
@@ -118,6 +130,8 @@ REFUSED: dict[Callable[[Body], Folds], str] = {
     variance_by_power: "cancels",
     half_variance: "cancels",
     covariance: "cancels",
+    deviations: "cancels: the sum of differences",
+    masked_deviations: "cancels: the sum of differences",
     rounded_sum: "cancels: a sum of walked and running values is rounded",
     rounded: "no factor: full rank",
     integers: "no factor: full rank",

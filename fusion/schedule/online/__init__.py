@@ -9,8 +9,8 @@ What depends on a running value through factors that are safe alone (1/l, rsqrt,
 What would leave the range of floats without its shift (exp) stays, and is carried.  A fold has several accumulators
 where its value is a sum, as in Σ p·(x - d).
 
-Refused, with a reason: values in which nothing separates what is walked from what runs, raw moments, which cancel, and
-exponents that an extreme value does not bound.
+Refused, with a reason: values in which nothing separates what is walked from what runs, raw moments and sums of
+deviations, which cancel, and exponents that an extreme value does not bound.
 """
 
 from __future__ import annotations
@@ -24,12 +24,16 @@ import torch
 from fusion.schedule.online.split import Splitter
 from fusion.schedule.online.terms import (
     Kind,
+    Part,
     Refused,
     Term,
+    Terms,
     add_all,
     apply,
+    loop_of,
     nonnegative,
     op,
+    unmasked,
 )
 from fusion.schedule.online.trial import Trial, rank_of
 from fusion.schedule.online.update import STARTS, Start, Update, refs_of
@@ -126,7 +130,17 @@ class _Rule:
                 raise Refused("cancels: a product of sums of walked and running values needs raw moments")
             for terms, others in (operands, operands[::-1]):
                 self.splitter.check_moments(terms, others[0])
+        elif self.fold.op == "sum":
+            self._check_deviations(operands[0])
         return list(product(*operands))
+
+    def _check_deviations(self, terms: Terms) -> None:
+        """Refuse Σ (x - d) where d is made of Σ x: what is left of the two sums is nearly nothing."""
+        summed = [unmasked(loop_of(term)) for term in terms if not self.splitter.is_fixed(term)]
+        for ref in refs_of([Part(step.value, False) for term in terms for step in term.steps]):
+            fold = self.running[ref.name]
+            if len(terms) > 1 and fold.op == "sum" and unmasked(fold.args[0]) in summed:
+                raise Refused(f"cancels: the sum of differences from {ref.name}, which is a sum of the same")
 
     def _piece(self, terms: tuple[Term, ...]) -> _Piece:
         """One accumulator: the operands' walked parts under the fold, everything else joined."""

@@ -14,7 +14,7 @@ from enum import IntFlag
 
 import torch
 
-from lowering.expr import Cast, Const, Expr, Op, TileRef, const, make_cast, postorder
+from lowering.expr import Cast, Const, Expr, Load, Op, TileRef, const, make_cast, postorder, rewrite
 from lowering.kernel import Fold
 
 
@@ -243,6 +243,19 @@ def _is_one(expr: Expr) -> bool:
 
 def is_infinite(expr: Expr) -> bool:
     return isinstance(expr, Const) and expr.value in (float("inf"), float("-inf"))
+
+
+def unmasked(expr: Expr) -> Expr:
+    """`expr` as it is where no mask makes it 0."""
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.mask is not None:
+            return Load(node.buffer, node.index, node.dtype)
+        if isinstance(node, Op) and node.name == "where" and is_zero(node.args[2]):
+            return node.args[1]
+        return None
+
+    return rewrite([expr], rule)[0]
 
 
 def cores(expr: Expr) -> set[Expr]:
