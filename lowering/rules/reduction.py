@@ -281,12 +281,22 @@ def _squeezed(value: Value, dims: Sequence[int]) -> Value:
 # Variances ----------------------------------------------------------------------------------------------------------
 
 
-def moments(ctx: Builder, x: Value, dims: Sequence[int], correction: float | sympy.Expr = 0) -> tuple[Value, Value]:
-    """(variance, mean) of x (already wide) over `dims`, both kept at size 1, in two passes."""
+def moments(
+    ctx: Builder, x: Value, dims: Sequence[int], correction: float | sympy.Expr = 0, *, corrected: bool = False
+) -> tuple[Value, Value]:
+    """(variance, mean) of x (already wide) over `dims`, both kept at size 1, in two passes.
+
+    With `corrected`, what the rounding of the mean adds to the squares is taken off: (Σ (x - mean))² / n (Chan, Golub,
+    LeVeque: Algorithms for Computing the Sample Variance, 1983).
+    """
     average = mean_over(ctx, x, dims)
     squares = combine(lambda a, m: (a - m) * (a - m), x, average)
     total = fold(ctx, "sum", [squares], dims, keepdim=True)
     size = count(x, dims)
+    if corrected:
+        rest = fold(ctx, "sum", [combine(lambda a, m: a - m, x, average)], dims, keepdim=True)
+        points = Term(literal(size, x.dtype))
+        total = combine(lambda s, r: maximum(s - r * r / points, 0.0), total, rest)
     if size.is_Integer and not isinstance(correction, sympy.Expr):
         return combine(lambda s: s / max(float(size) - correction, 0.0), total), average
     return combine(lambda s: s / maximum(Term(literal(size, s.dtype)) - correction, 0.0), total), average
@@ -302,7 +312,7 @@ def _variance(
     if not x.dtype.is_floating_point:
         raise Unsupported(f"variance of {x.dtype}")
     over = reduced_dims(x, dims)
-    found = moments(ctx, widen(x), over, 1 if correction is None else correction)
+    found = moments(ctx, widen(x), over, 1 if correction is None else correction, corrected=True)
     return found if keepdim else (_squeezed(found[0], over), _squeezed(found[1], over))
 
 

@@ -216,3 +216,28 @@ def test_builders_of_other_numerics_are_others() -> None:
     plain, rounded = builder_for("cpu", "triton"), builder_for("cpu", "triton", Numerics(tf32=True))
     assert plain is not rounded
     assert rounded is builder_for("cpu", "triton", Numerics(tf32=True))
+
+
+@pytest.mark.parametrize("operation", [torch.var, torch.std, torch.var_mean])
+@pytest.mark.parametrize("dim", [0, 1])
+def test_variances_far_from_zero(operation: Callable[..., object], dim: int) -> None:
+    """The mean of numbers around 10⁵ is off by more than their variance may be; equal numbers have none."""
+    x = torch.randn(65, 67, generator=torch.Generator().manual_seed(0)) + 1e5
+    x[3], x[:, 3] = 98765.43, 12345.678
+    for given in (x, torch.full_like(x, 98765.43)):
+        got = fuse(lambda x: operation(x, dim))(given)
+        torch.testing.assert_close(got, operation(given, dim), rtol=1e-6, atol=1e-6)
+
+
+def test_variances_of_long_rows_far_from_zero() -> None:
+    """In parts: what is summed up of each part are differences from the mean of all."""
+    x = torch.randn(300_007, generator=torch.Generator().manual_seed(0)) + 1e5
+    threads = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        fused = fuse(lambda x: torch.var(x, 0))
+        torch.testing.assert_close(fused(x).double(), torch.var(x.double(), 0), rtol=1e-6, atol=0)
+    finally:
+        torch.set_num_threads(threads)
+    (graph,) = report(fused).graphs
+    assert len(graph.kernels) > 1, str(graph)
