@@ -4,7 +4,7 @@ The gradient of a scalar loss is linear in the one number, g, that comes back fo
 the loss (the logits of a language model), its gradient is g times something that forward knows already; computed in
 forward, right after the loss and in the same chunks (`schedule/chunks`), neither the product nor its gradient has to
 be kept, nor made twice.  Only what is left of them is: the gradients of the product's operands, multiplied by g when it
-comes.
+comes, in their own memory where nobody else may want them as they are (`runtime/ownership.py`).
 
 What enters is a functional joint graph, which is changed in place.  It is left alone where the product is small, its
 gradient depends on more than one number or on it in any way not known to be linear, and where anything on the way has
@@ -24,6 +24,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.factors import PRODUCTS, value_of
+from fusion.runtime.ownership import take_over
 from lowering.sizes import elements
 
 aten = torch.ops.aten
@@ -199,8 +200,10 @@ def _move(ends: list[fx.Node], path: list[fx.Node], number: fx.Node) -> list[fx.
             copies[node] = graph.node_copy(node, lambda arg: copies.get(arg, arg))
     for node in ends:
         with graph.inserting_after(copies[node]):
-            scaled = graph.call_function(aten.mul.Tensor, (copies[node], number))
-        scaled.meta = dict(node.meta)
+            taken = graph.call_function(take_over, (copies[node], number))
+        with graph.inserting_after(taken):
+            scaled = graph.call_function(aten.mul.Tensor, (taken, number))
+        taken.meta, scaled.meta = dict(node.meta), dict(node.meta)
         copies[node].meta["recompute"] = CheckpointPolicy.MUST_SAVE
         node.replace_all_uses_with(scaled)
     return [copies[node] for node in ends]

@@ -178,7 +178,7 @@ def test_backward_only_scales_what_forward_made() -> None:
     fused, reports = compiled(cross_entropy)
     run(fused, torch.float32, torch.float32)
     (backward,) = [report for report in reports if report.label == "backward"]
-    assert not backward.externs
+    assert {extern.name for extern in backward.externs} == {"take_over"}
     largest = max(kernel.bytes_read for kernel in backward.kernels)
     assert largest <= 2 * 4 * WIDTH * (WORDS + BATCH * LENGTH)
 
@@ -247,6 +247,43 @@ def test_gradients_can_be_taken_twice() -> None:
     first = torch.autograd.grad(result, x, retain_graph=True)[0].clone()
     second = torch.autograd.grad(result, x)[0]
     torch.testing.assert_close(first, second, rtol=0, atol=0)
+
+
+def saved_by(loss: Loss, keep: list[torch.Tensor] | None) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+    """The loss of x, x, and where all that was saved for backward lies; what is saved is added to `keep`."""
+    x, w, t = inputs(torch.float32)
+    x.requires_grad_()
+    places: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        places.append(tensor.data_ptr())
+        if keep is not None:
+            keep.append(tensor)
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        result = loss(x, w, t)
+    return result, x, places
+
+
+def test_gradients_are_scaled_where_they_lie() -> None:
+    fused, _ = compiled(cross_entropy)
+    result, x, places = saved_by(fused, None)
+    (gradient,) = torch.autograd.grad(result * 3, x)
+    assert gradient.data_ptr() in places
+    want, y, _ = saved_by(cross_entropy, None)
+    torch.testing.assert_close(gradient, torch.autograd.grad(want * 3, y)[0])
+
+
+def test_gradients_that_somebody_holds_are_scaled_elsewhere() -> None:
+    fused, _ = compiled(cross_entropy)
+    held: list[torch.Tensor] = []
+    result, x, places = saved_by(fused, held)
+    before = [tensor.clone() for tensor in held]
+    (gradient,) = torch.autograd.grad(result * 3, x)
+    assert gradient.data_ptr() not in places
+    for tensor, old in zip(held, before, strict=True):
+        assert torch.equal(tensor, old)
 
 
 def test_large_enough_workspace_keeps_products_whole() -> None:

@@ -16,14 +16,16 @@ from dataclasses import replace
 
 import torch
 
+from fusion.runtime.ownership import take_over
 from fusion.runtime.products import aligned_product
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.redirect import redirected
+from fusion.schedule.launches.updates import written_into
 from lowering.expr import loads
 from lowering.kernel import Fold, Kernel, Store, statements, values_of
 from lowering.program import Buffer, Extern, Program, writes
 
-FRESH = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, aligned_product)
+FRESH = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, aligned_product, take_over)
 """Calls whose results are tensors of their own, of which nobody else has a view."""
 
 SMALL = 1 << 16
@@ -77,10 +79,13 @@ def _over(buffers: Mapping[str, Buffer], call: KernelCall, dying: set[str]) -> K
 def _into(call: KernelCall, out: str, operand: str) -> Kernel | None:
     """The kernel that writes to the parameter of `operand` instead of that of `out`; None where that is not certain."""
     kernel = call.kernel
+    if kernel.beside:
+        moved = written_into(call, operand, out)
+        return None if moved is None else moved.kernel
     names = dict(zip(call.buffers, (param.name for param in kernel.params), strict=True))
     new, old = names[out], names[operand]
     every = list(statements(kernel.body))
-    if kernel.then is not None or kernel.beside or any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in every):
+    if kernel.then is not None or any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in every):
         return None
     stores = [position for position, stmt in enumerate(every) if isinstance(stmt, Store) and stmt.param == new]
     if len(stores) != 1:

@@ -85,11 +85,11 @@ def _written_in_place(
     assert isinstance(host, KernelCall)
     if not (views - {target}).isdisjoint(host.buffers):  # the kernel reads the input by another name
         return None
-    call = _into(host, target, source)
+    call = written_into(host, target, source)
     return None if call is None else (made, call)
 
 
-def _into(call: KernelCall, target: str, source: str) -> KernelCall | None:
+def written_into(call: KernelCall, target: str, source: str) -> KernelCall | None:
     """`call`, with what it writes to `source` written to `target`; None where that would change what it reads."""
     names = dict(zip(call.buffers, (param.name for param in call.kernel.params), strict=True))
     written = tuple(name for name in call.written if name != source)
@@ -165,4 +165,4 @@ def _as_one_call(steps: list[KernelCall | Extern], program: Program) -> list[Ker
     return [*steps[: len(steps) - count], call]
 
 
-__all__ = ["update"]
+__all__ = ["update", "written_into"]

@@ -1,0 +1,42 @@
+"""Ownership: whether a tensor that forward kept is backward's own, to be written over.
+
+What enters is a tensor; what leaves is the same one if nobody else can see it, else a copy.  Others see it where the
+caller keeps the graph for another backward, where hooks on saved tensors keep what they were given, and where a view
+of it is held.  Whatever is not known to be the only reference is copied.
+"""
+
+from __future__ import annotations
+
+import sys
+from functools import cache
+
+import torch
+
+
+def take_over(tensor: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """`tensor`, which one variable of the caller holds, as a tensor of our own, once `after` is known.
+
+    Outside of a backward, somebody else may always want it.
+
+    >>> kept = torch.ones(3)
+    >>> take_over(kept, torch.ones(())) is kept
+    False
+    """
+    python, tensors, storages = _references(tensor)
+    shared = python > _alone()[0] + 1 or (tensors, storages) != _alone()[1:]
+    if shared or torch._C._autograd._get_current_graph_task_keep_graph():
+        return tensor.clone(memory_format=torch.preserve_format)
+    return tensor
+
+
+def _references(tensor: torch.Tensor) -> tuple[int, int, int]:
+    """How often a tensor is referred to from Python and from C++, and how many tensors lie in its memory."""
+    storages = torch._C._storage_Use_Count(tensor.untyped_storage()._cdata)
+    return sys.getrefcount(tensor), tensor._use_count(), storages  # type: ignore[attr-defined]  # has no stub
+
+
+@cache
+def _alone() -> tuple[int, int, int]:
+    """The same of a tensor that nobody but the function which counts refers to."""
+    fresh = torch.empty(0)
+    return _references(fresh)
