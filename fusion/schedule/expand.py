@@ -2,7 +2,8 @@
 
 What enters is a cluster; what leaves are its folds in order and its stores, in which members appear no more: each was
 replaced by its value (where reader and producer meet at the same point) or by its own expression at the index where
-it is read.  Interning makes what is shared one object again, so nothing is computed twice.
+it is read.  Interning makes what is shared one object again, so nothing is computed twice.  What is stored is rounded
+as it is stored before anything is made of it here: a row from one kernel and its mean from another have to fit.
 """
 
 from __future__ import annotations
@@ -15,7 +16,19 @@ import sympy
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
 from fusion.schedule.space import Placement
-from lowering.expr import Expr, Index, IndexValue, Load, TileRef, free_axes, guarded, make_cast, postorder, rewrite
+from lowering.expr import (
+    Expr,
+    Index,
+    IndexValue,
+    Load,
+    TileRef,
+    as_stored,
+    free_axes,
+    guarded,
+    make_cast,
+    postorder,
+    rewrite,
+)
 from lowering.hoist import Hoisted, hoist
 from lowering.indexing import flatten, substitute, substitute_all
 from lowering.kernel import Fold, Prefix
@@ -66,9 +79,13 @@ class Expanded:
         return tuple(write.offset for write in self.writes if isinstance(write.offset, Expr))
 
 
-def expand(dependences: Dependences, cluster: Cluster) -> Expanded:
-    """Evaluate the members of `cluster` symbolically."""
-    return _without_dead_folds(_Expansion(dependences, cluster).run())
+def expand(dependences: Dependences, cluster: Cluster, *, grown: bool = True) -> Expanded:
+    """Evaluate the members of `cluster` symbolically.
+
+    Args:
+        grown: whether what it stores is known; while others may still join, only what is stored in any case is rounded.
+    """
+    return _without_dead_folds(_Expansion(dependences, cluster, grown=grown).run())
 
 
 def _without_dead_folds(expanded: Expanded) -> Expanded:
@@ -86,9 +103,10 @@ def _without_dead_folds(expanded: Expanded) -> Expanded:
 def values_of(dependences: Dependences, cluster: Cluster) -> tuple[tuple[Fold, ...], Mapping[str, Expr]]:
     """The folds of `cluster`, and what each of its placed members is, by buffer.
 
-    As in `expand`, but what is loaded from outside keeps its name and one index for each dimension.
+    As in `expand` of what may still grow, but what is loaded from outside keeps its name and one index for each of its
+    dimensions.
     """
-    expansion = _Expansion(dependences, cluster, flat=False)
+    expansion = _Expansion(dependences, cluster, flat=False, grown=False)
     return expansion.run().folds, expansion.values
 
 
@@ -99,11 +117,13 @@ def _symbols(axes: Iterable[sympy.Symbol], placement: Placement) -> tuple[sympy.
 
 
 class _Expansion:
-    def __init__(self, dependences: Dependences, cluster: Cluster, *, flat: bool = True) -> None:
+    def __init__(self, dependences: Dependences, cluster: Cluster, *, flat: bool = True, grown: bool = True) -> None:
         self.dependences, self.flat = dependences, flat
         self.cluster = cluster
         self.sizes = cluster.space.sizes
         self.spread = {axis.symbol for axis in cluster.space.parallel} - cluster.space.held
+        self.together = frozenset(cluster.members)
+        self.joined = self.together if grown else dependences.generated
         self.inside = {dependences.compute(m).out: m for m in cluster.members}
         self.values: dict[str, Expr] = {}
         self.inlined: dict[Load, Expr] = {}
@@ -113,7 +133,6 @@ class _Expansion:
         folds: list[Fold] = []
         prefixes: list[Prefix] = []
         writes: list[Write] = []
-        together = frozenset(self.cluster.members)
         buffers = self.dependences.program.buffers
         over = tuple(axis.symbol for axis in self.cluster.space.reduced)
         for member in self.cluster.members:
@@ -154,11 +173,13 @@ class _Expansion:
                 folds.append(fold)
                 self.spans[fold.name] = self._spanned(*exprs) - {*over}
                 value = fold.ref
-            self.values[node.out] = value
-            if self.dependences.stored(member, together):
+            if self.dependences.stored(member, self.joined):
+                value = as_stored(value)
+            if self.dependences.stored(member, self.together):
                 index = tuple(placement[axis.symbol] for axis in node.axes)
                 offset = flatten(index, buffers[node.out].strides, self.sizes)
                 writes.append(Write(node.out, offset, value))
+            self.values[node.out] = value
         return Expanded(tuple(folds), tuple(writes), tuple(prefixes))
 
     def _scattered(self, node: Scatter, exprs: Sequence[Expr], placement: Placement) -> Write:
@@ -218,4 +239,6 @@ class _Expansion:
         assert isinstance(node, Map), "only maps are read at other points than their own"
         at = {axis.symbol: index for axis, index in zip(node.axes, load.index, strict=True)}
         value = self._resolve(substitute(node.expr, at, self.sizes))
+        if self.dependences.stored(member, self.joined):
+            value = as_stored(value)
         return value if load.mask is None else guarded(value, load.mask)

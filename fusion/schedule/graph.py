@@ -27,6 +27,7 @@ class Dependences:
         self.readers: dict[str, list[int]] = {}
         self.graph: nx.DiGraph[int] = nx.DiGraph()
         self.loads: list[tuple[Load, ...]] = []
+        self.generated = frozenset(k for k, node in enumerate(program.nodes) if not isinstance(node, Extern))
         last_impure: int | None = None
         told: dict[sympy.Symbol, int] = {}  # size → the call whose result tells it
         memory = memory_of(program.nodes)

@@ -4,7 +4,8 @@
 changes one other tensor, or combines vectors to something larger (a mask of equal documents) is substituted into every
 generated reader; any map is, into one that looks at few of its points (the loss of a class, among the probabilities of
 all).  It stays a node only where an extern or the caller needs the tensor itself, or where a library may be called with
-it: an operand is taken into a contraction by `clusters.py`, if that pays.
+it: an operand is taken into a contraction by `clusters.py`, if that pays.  Whoever reads through such a node rounds as
+the tensor is rounded, so that all see the same numbers.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import replace
 
 import sympy
 
-from lowering.expr import Cast, Expr, Load, Op, Random, free_axes, guarded, loads, postorder, rewrite
+from lowering.expr import Cast, Expr, Load, Op, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
 from lowering.indexing import substitute
 from lowering.program import Compute, Contract, Extern, Map, Node, Program, axis_sizes, reads, with_exprs, writes
 from lowering.scalar_ops import SCALAR_OPS
@@ -34,6 +35,7 @@ def inline_cheap_maps(program: Program) -> Program:
     nodes: list[Node] = []
     taken_in: dict[str, tuple[str, ...]] = dict(program.inlined)
     changed = False
+    stays = program.output_names().union(*(reads(node) for node in program.nodes if isinstance(node, Extern)))
     for node in program.nodes:
         if not isinstance(node, Extern) and not (isinstance(node, Contract) and node.library):
             while (inlined := inline(node, known := {**cheap, **_seen_at_few_points(node, maps)})) is not node:
@@ -43,9 +45,10 @@ def inline_cheap_maps(program: Program) -> Program:
                 taken_in[node.out] = tuple(dict.fromkeys((*taken_in.get(node.out, ()), *names)))
                 node = inlined
             if isinstance(node, Map) and not any(isinstance(part, Random) for part in postorder(node.expr)):
-                maps[node.out] = node
+                seen = replace(node, expr=as_stored(node.expr)) if node.out in stays else node
+                maps[node.out] = seen
                 if _is_cheap(node):
-                    cheap[node.out] = node
+                    cheap[node.out] = seen
         nodes.append(node)
     if not changed:
         return program

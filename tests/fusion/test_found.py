@@ -235,6 +235,20 @@ FOUND = {
         calls=({"A": 32}, {"A": 37}),
         dynamic=True,
     ),
+    "a row of a half that is stored, read by one kernel as it was made and by another as it is": Program(
+        inputs=(
+            Input("x0", ("A", "A"), torch.bfloat16, layout="expanded", values="positive", grad=True),
+            Input("x1", (1, "A"), torch.bfloat16, values="positive", grad=True),
+        ),
+        source="""
+            t0 = x0 @ x1.mT * 0.5
+            t1 = torch.eye(t0.shape[-1], device=t0.device) * t0
+            t2 = F.layer_norm(t1.relu(), t1.shape[-1:])
+            return (t2, t0,)
+        """,
+        calls=({"A": 6},),
+        backward=True,
+    ),
 }
 
 

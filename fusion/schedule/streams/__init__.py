@@ -202,7 +202,7 @@ class _Finder:
         """The first fold that does not run in one walk; None if all do."""
         cluster = Cluster(tuple(sorted(made.places)), made.space, made.places)
         axes = [axis.symbol for axis in made.space.reduced]
-        expanded = expand(self.dependences, cluster)
+        expanded = expand(self.dependences, cluster, grown=False)
         writes = tuple(write for write in expanded.writes if self.dependences.writer[write.buffer] not in self.tiles)
         if not isinstance(walk(replace(expanded, writes=writes), axes, ()), str):
             return None
