@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import os
 import sys
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -17,7 +19,7 @@ import torch
 
 import fusion
 from codegen.targets import TARGETS
-from lowering.errors import FusionError
+from lowering.errors import FusionError, Origin
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -137,6 +139,7 @@ def _prepared(arguments: argparse.Namespace) -> tuple[Callable[..., object], lis
         raise CommandError(
             f"the program failed on {shapes}: {type(error).__name__}: {_first_line(error)}",
             hint="give one --shape per input, in order, and --dtype where float32 is wrong",
+            origin=_origin(error),
         ) from error
     return program, inputs
 
@@ -161,19 +164,29 @@ def load_program(spec: str) -> Callable[..., object]:
     sys.path.insert(0, str(path.resolve().parent))  # what the file itself imports may lie beside it
     try:
         source.loader.exec_module(module)
-        found = getattr(module, name, None)
-        if isinstance(found, type):
-            found = found()
     except Exception as error:
-        raise CommandError(
-            f"loading {spec} failed: {type(error).__name__}: {_first_line(error)}",
-            hint="a class must be an nn.Module that takes no arguments; else name an instance or a function",
-        ) from error
+        message = f"{file} cannot be imported: {type(error).__name__}: {_first_line(error)}"
+        raise CommandError(message, hint="it is run as Python runs it", origin=_origin(error)) from error
+    found = getattr(module, name, None)
     if not callable(found):
         names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
         what = "has nothing" if found is None else f"has a {type(found).__name__}"
-        raise CommandError(f"{file} {what} called {name!r} that can be run", hint=f"it has: {', '.join(names) or '-'}")
-    return found  # type: ignore[no-any-return]  # just checked to be callable
+        cannot = "" if found is None else ", which cannot be run"
+        raise CommandError(f"{file} {what} called {name!r}{cannot}", hint=f"it has: {', '.join(names) or '-'}")
+    return _instance(found, spec) if isinstance(found, type) else found
+
+
+def _instance(found: type, spec: str) -> Callable[..., object]:
+    """An instance of the class that `spec` names."""
+    hint = "a class must be an nn.Module that takes no arguments; else name an instance or a function"
+    try:
+        made: object = found()
+    except Exception as error:
+        message = f"{spec} cannot be instantiated: {type(error).__name__}: {_first_line(error)}"
+        raise CommandError(message, hint=hint, origin=_origin(error)) from error
+    if not callable(made):
+        raise CommandError(f"an instance of {spec} cannot be called", hint=hint)
+    return made
 
 
 def make_inputs(arguments: argparse.Namespace) -> list[torch.Tensor]:
@@ -189,7 +202,12 @@ def make_inputs(arguments: argparse.Namespace) -> list[torch.Tensor]:
     if len(names) != len(shapes):
         raise CommandError(f"{len(names)} dtypes for {len(shapes)} shapes", hint="give one --dtype, or one per --shape")
     generator = torch.Generator().manual_seed(arguments.seed)
-    return [_random(shape, name, generator).to(arguments.device) for shape, name in zip(shapes, names, strict=True)]
+    made = [_random(shape, name, generator) for shape, name in zip(shapes, names, strict=True)]
+    try:
+        return [tensor.to(arguments.device) for tensor in made]
+    except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built with CUDA
+        message = f"the device {arguments.device!r} cannot be used: {_first_line(error)}"
+        raise CommandError(message, hint="`fusion kernels --target triton` needs no GPU") from error
 
 
 def _shape(text: str) -> tuple[int, ...]:
@@ -209,6 +227,14 @@ def _random(shape: tuple[int, ...], name: str, generator: torch.Generator) -> to
     if dtype.is_floating_point:
         return torch.randn(shape, generator=generator).to(dtype)
     return torch.randint(0, 2 if dtype is torch.bool else 8, shape, generator=generator).to(dtype)
+
+
+def _origin(error: Exception) -> Origin | None:
+    """The innermost line outside PyTorch and this file that `error` came through."""
+    within = os.path.dirname(torch.__file__) + os.sep
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith((within, "<"))]
+    return Origin(own[-1].name, line=f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}") if own else None
 
 
 def _first_line(error: Exception) -> str:

@@ -88,13 +88,18 @@ def test_kernels_says_so_where_there_is_none(program, capsys):
         (["explain", "nothing"], "names no program", "FILE.py:NAME"),
         (["explain", "absent.py:f"], "there is no file", "looked in"),
         (["explain", "PROGRAM:absent"], "has nothing called 'absent'", "scaled"),
-        (["explain", "PROGRAM:FACTOR"], "has a float called 'FACTOR'", "scaled"),
-        (["explain", "PROGRAM:Needy"], "loading", "takes no arguments"),
+        (["explain", "PROGRAM:FACTOR"], "has a float called 'FACTOR', which cannot be run", "scaled"),
+        (["explain", "PROGRAM:Needy"], "cannot be instantiated", "takes no arguments"),
         (["explain", "PROGRAM:scaled", "--shape", "8,x"], "is no shape", "--shape 8,128"),
         (["explain", "PROGRAM:scaled", "--shape", "8", "--dtype", "f"], "unknown dtype", "float32"),
         (["explain", "PROGRAM:scaled", "--shape", "8", *["--dtype", "int8"] * 2], "2 dtypes for 1 shapes", "one per"),
         (["explain", "PROGRAM:scaled", "--shape", "8"], "the program failed on (8,)", "one --shape per input"),
         (["explain", "PROGRAM:scaled", "--shape", "3", "--shape", "4"], "the program failed", "--shape"),
+        (
+            ["explain", "PROGRAM:scaled", "--shape", "3", "--device", "nowhere"],
+            "'nowhere' cannot be used",
+            "needs no GPU",
+        ),
     ],
 )
 def test_errors_have_a_message_a_hint_and_code_2(program, arguments, message, hint, capsys):
@@ -104,6 +109,15 @@ def test_errors_have_a_message_a_hint_and_code_2(program, arguments, message, hi
     assert message in shown
     assert hint in shown.partition("hint:")[2]
     assert "Traceback" not in shown
+
+
+def test_errors_name_the_line_of_the_program(program, tmp_path, capsys):
+    assert main(["explain", f"{program}:scaled", "--shape", "3", "--shape", "4"]) == 2
+    assert "at: scaled (" in capsys.readouterr().err
+    broken = tmp_path / "broken.py"
+    broken.write_text("import torch\n\nnumber = torch.ones(2) @ torch.ones(3)\n")
+    assert main(["explain", f"{broken}:number"]) == 2
+    assert "at: <module> (broken.py:3)" in capsys.readouterr().err
 
 
 def test_an_unknown_command_is_refused_with_code_2(capsys):
