@@ -62,7 +62,7 @@ class Part:
         return f"{self.name}({', '.join(given)})"
 
 
-def parts_of(kernel: Kernel, arch: str, *, tf32: bool) -> list[Part]:
+def parts_of(kernel: Kernel, arch: str, *, tf32: bool, within_limit: bool = False) -> list[Part]:
     """The parts of `kernel`, laid out for the warps and stages that they have in common."""
     found: list[Part] = []
     taken = {kernel.name}
@@ -73,7 +73,7 @@ def parts_of(kernel: Kernel, arch: str, *, tf32: bool) -> list[Part]:
         config = replace(config, num_warps=warps, num_stages=stages)
         name = part.kernel.name if part.kernel.name not in taken else f"{part.kernel.name}_{number}"
         taken.add(name)
-        found.append(Part(name, lay_out(part, config, grid_depth=int(config.persistent))))
+        found.append(Part(name, lay_out(part, config, int(config.persistent), within_limit=within_limit)))
     return found
 
 

@@ -19,6 +19,7 @@ from codegen.triton.body import Body
 from codegen.triton.choices import candidates
 from codegen.triton.expressions import prelude
 from codegen.triton.expressions.indices import Layout, index_code, lay_out
+from codegen.triton.expressions.limits import limit_of
 from codegen.triton.expressions.scopes import Names
 from codegen.triton.expressions.spell import PRODUCT, UNARY
 from codegen.triton.expressions.values import Values
@@ -31,39 +32,74 @@ from lowering.kernel import Kernel, Param
 _INDENT = "    "
 
 
-def emit(kernel: Kernel, config: Config | None = None, *, arch: str = "sm_90", numerics: Numerics = DEFAULT) -> str:
-    """The source of `kernel` for `arch`, in `config` or in the default configuration."""
-    tf32 = numerics.tf32
+def emit(
+    kernel: Kernel,
+    config: Config | None = None,
+    *,
+    arch: str = "sm_90",
+    numerics: Numerics = DEFAULT,
+    wide: bool = False,
+) -> str:
+    """The source of `kernel` for `arch`, in `config` or in the default configuration.
+
+    Of symbolic sizes it takes those with which all indices fit into 32 bits, as its function `fits` says of them; it
+    takes any where `wide` is asked for, or where there is no such limit (`limits`).
+    """
+    if kernel.sizes and not wide:
+        limited = _emit(kernel, config, arch, numerics, within_limit=True)
+        if limited is not None:
+            return limited
+    text = _emit(kernel, config, arch, numerics, within_limit=False)
+    assert text is not None
+    return text
+
+
+def _emit(kernel: Kernel, config: Config | None, arch: str, numerics: Numerics, *, within_limit: bool) -> str | None:
+    """The source for sizes `within_limit`, if there is a limit, or for any."""
+    tf32, strict = numerics.tf32, numerics.strict
     if kernel.beside:
-        return _emit_together(kernel, beside.parts_of(kernel, arch, tf32=tf32), arch, strict=numerics.strict)
+        parts = beside.parts_of(kernel, arch, tf32=tf32, within_limit=within_limit)
+        limit = limit_of([part.layout for part in parts]) if within_limit else None
+        if within_limit and limit is None:
+            return None
+        return _emit_together(kernel, parts, arch, limit, strict=strict)
     blocked = block(kernel)
     chosen = config or tail.with_room(candidates(blocked, arch, tf32=tf32)[0], kernel)
-    layout = lay_out(blocked, chosen, grid_depth=int(chosen.persistent))
-    steps = tail.followers(kernel, chosen.num_warps, arch, tf32=tf32)
-    strict = numerics.strict
+    layout = lay_out(blocked, chosen, int(chosen.persistent), within_limit=within_limit)
+    steps = tail.followers(kernel, chosen.num_warps, arch, tf32=tf32, within_limit=within_limit)
+    limit = limit_of([layout, *(step.layout for step in steps)]) if within_limit else None
+    if within_limit and limit is None:
+        return None
     functions = [_function(step.layout, step.name, arch, behind=step.behind, strict=strict) for step in steps]
     functions.append(_function(layout, kernel.name, arch, steps=steps, strict=strict))
     count = " * ".join(_blocks(layout, dim) for dim in layout.blocked.grid()) or "1"
-    return _file(kernel, functions, layout.config, _constants(layout), count, strict=strict)
+    return _file(kernel, functions, layout.config, _constants(layout), count, limit, strict=strict)
 
 
-def _emit_together(kernel: Kernel, parts: Sequence[Part], arch: str, *, strict: bool) -> str:
+def _emit_together(kernel: Kernel, parts: Sequence[Part], arch: str, limit: str | None, *, strict: bool) -> str:
     """The source of a kernel with others beside it: a function for each, and the one that is launched."""
     functions = [_function(part.layout, part.name, arch, part=True, strict=strict) for part in parts]
     lines = beside.dispatch(parts)
     functions.append("\n".join([*_signature(kernel, kernel.name, [], []), *(_INDENT + line for line in lines)]))
     count = " + ".join(part.blocks for part in parts)
-    return _file(kernel, functions, parts[0].layout.config, {}, count, strict=strict)
+    return _file(kernel, functions, parts[0].layout.config, {}, count, limit, strict=strict)
 
 
 def _file(
-    kernel: Kernel, functions: list[str], config: Config, constants: dict[str, int], count: str, *, strict: bool
+    kernel: Kernel,
+    functions: list[str],
+    config: Config,
+    constants: dict[str, int],
+    count: str,
+    limit: str | None,
+    *,
+    strict: bool,
 ) -> str:
-    """The whole text: `functions`, of which the last is launched on `count` programs."""
+    """The whole text: `functions`, of which the last is launched on `count` programs, for sizes with this `limit`."""
     helpers = prelude.needed("".join(functions))
     described = any("tl.make_tensor_descriptor(" in text for text in functions)
     head = f"{_docstring(kernel)}\n\n{_imports(described or kernel.then is not None, [*functions, *helpers])}"
-    launching = _launching(kernel, config, constants, count, described=described, strict=strict)
+    launching = _launching(kernel, config, constants, count, limit, described=described, strict=strict)
     sections = [head, *helpers, *functions, *launching]
     return "\n\n\n".join(section.strip("\n") for section in sections) + "\n"
 
@@ -141,9 +177,16 @@ def _constants(layout: Layout) -> dict[str, int]:
 
 
 def _launching(
-    kernel: Kernel, config: Config, constants: dict[str, int], count: str, *, described: bool, strict: bool
+    kernel: Kernel,
+    config: Config,
+    constants: dict[str, int],
+    count: str,
+    limit: str | None,
+    *,
+    described: bool,
+    strict: bool,
 ) -> list[str]:
-    """The configuration, the grid of `count` blocks and the function that launches the kernel."""
+    """The configuration, the grid of `count` blocks, the sizes within `limit` and what launches the kernel."""
     sizes = [size.name for size in kernel.sizes]
     entries = {**constants, "num_warps": config.num_warps, "num_stages": config.num_stages}
     entries |= {"maxnreg": config.registers} if config.registers else {}
@@ -151,15 +194,18 @@ def _launching(
     entries |= {"enable_fp_fusion": False, "enable_reflect_ftz": False} if strict else {}
     listed = ", ".join(f'"{name}": {value}' for name, value in entries.items())
     settings = f"CONFIG = {{{listed}}}"
-    given, limit = ", ".join(sizes), ""
+    given, most = ", ".join(sizes), ""
+    fits = [f'def fits({given}):\n{_INDENT}"""Do all indices fit into 32 bits?"""\n{_INDENT}return {limit} < 2**31']
     if config.persistent:
         each = config.per_processor
         given = ", ".join([*sizes, f"processors={PROGRAMS}"])
-        limit = f", at most {'one' if each == 1 else each} per multiprocessor"
+        most = f", at most {'one' if each == 1 else each} per multiprocessor"
         count = f"min({'' if each == 1 else f'{each} * '}processors, {count})"
-    grid = f'def grid({given}):\n{_INDENT}"""How many programs to launch{limit}."""\n{_INDENT}return ({count},)'
+    grid = f'def grid({given}):\n{_INDENT}"""How many programs to launch{most}."""\n{_INDENT}return ({count},)'
     first = len(kernel.params)
     launch = ["def launch(*args):", f'{_INDENT}"""Launch on the tensors and sizes of the signature, in order."""']
+    if limit is not None:
+        launch.append(f'{_INDENT}assert fits(*args[{first}:]), "this is for smaller sizes"')
     if described:  # descriptors are made in memory that the launch provides
         allocate = "lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=args[0].device)"
         launch.append(f"{_INDENT}triton.set_allocator({allocate})")
@@ -168,7 +214,7 @@ def _launching(
         counted = f", {tail.COUNTER}"
         launch.append(f"{_INDENT}{tail.COUNTER} = torch.zeros((), dtype=torch.int32, device=args[0].device)")
     call = f"{kernel.name}[grid({f'*args[{first}:]' if sizes else ''})](*args{counted}, **CONFIG)"
-    return [settings, grid, "\n".join([*launch, f"{_INDENT}{call}"])]
+    return [settings, grid, *(fits if limit is not None else []), "\n".join([*launch, f"{_INDENT}{call}"])]
 
 
 def _blocks(layout: Layout, dim: Dim) -> str:

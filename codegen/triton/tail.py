@@ -50,7 +50,7 @@ class Follower:
         return f"{self.name}({', '.join(given)})"
 
 
-def followers(kernel: Kernel, warps: int, arch: str, *, tf32: bool) -> list[Follower]:
+def followers(kernel: Kernel, warps: int, arch: str, *, tf32: bool, within_limit: bool = False) -> list[Follower]:
     """The kernels that follow `kernel` in its launch, in order, laid out for `warps` warps."""
     found: list[Follower] = []
     taken, behind = {kernel.name}, stored(kernel)
@@ -58,7 +58,7 @@ def followers(kernel: Kernel, warps: int, arch: str, *, tf32: bool) -> list[Foll
         name = step.name if step.name not in taken else f"{step.name}_{number}"
         taken.add(name)
         blocked, config = _fitted(step, warps, arch, tf32)
-        found.append(Follower(name, lay_out(blocked, config), behind))
+        found.append(Follower(name, lay_out(blocked, config, within_limit=within_limit), behind))
         behind |= stored(step)
     return found
 

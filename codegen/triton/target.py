@@ -110,9 +110,9 @@ class TritonTarget:
         found = replace(_H200, follows=False) if self.numerics.strict else _H200
         return replace(found, matrix_share=_TF32_SHARE, attention=_TF32_ATTENTION) if self.numerics.tf32 else found
 
-    def emit(self, kernel: Kernel, config: Config | None = None) -> str:
-        """The source of `kernel`, in `config` or in the default configuration."""
-        return emit(kernel, config, arch=self.arch, numerics=self.numerics)
+    def emit(self, kernel: Kernel, config: Config | None = None, *, wide: bool = False) -> str:
+        """The source of `kernel`, in `config` or in the default configuration; `wide`: for sizes of any size."""
+        return emit(kernel, config, arch=self.arch, numerics=self.numerics, wide=wide)
 
     def configs(self, kernel: Kernel) -> tuple[Config, ...]:
         """Configurations worth timing for `kernel`, the default first."""

@@ -112,7 +112,19 @@ def test_indices_are_int64_only_where_they_must_be() -> None:
     wide = body(fold("sum", 600_000, 4096, Role.LOOP, along=0))
     assert "ri = (r0 + tl.arange(0, RBLOCK)).to(tl.int64)" in wide
     assert "xi = tl.program_id(0) * XBLOCK" in wide
-    assert "int64" in body(add(sympy.Symbol("s0", integer=True, positive=True)))
+
+
+def test_indices_of_sizes_that_are_not_known_are_within_a_limit() -> None:
+    n = sympy.Symbol("s0", integer=True, positive=True)
+    assert "int64" not in body(add(n)) and "xi = tl.program_id(0).to(tl.int64)" in TARGET.emit(add(n), wide=True)
+    text = TARGET.emit(add(n))
+    assert "return 1024 + s0 < 2**31" in text and "assert fits(*args[3:])" in text
+    params = [param("x", I8, n), param("out", I8, n, written=True)]
+    rolled = load_expr("x", Mod(i + n - 3, n), I8)  # (a % n + n) % n is made of more than n
+    assert " + 3 * s0 < 2**31" in TARGET.emit(kernel("roll", params, {i: (n, Role.GRID)}, Store("out", i, rolled)))
+    params = [param("x", I8, n + 2**31), param("out", I8, n, written=True)]  # never within a limit
+    shifted = load_expr("x", i + 2**31, I8)
+    assert "fits" not in TARGET.emit(kernel("shift", params, {i: (n, Role.GRID)}, Store("out", i, shifted)))
 
 
 @pytest.mark.parametrize(("size", "wide"), [(1 << 30, False), ((1 << 30) + 16, True)])

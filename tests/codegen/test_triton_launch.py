@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import sympy
@@ -13,7 +13,7 @@ pytest.importorskip("triton")
 from codegen.triton import TritonTarget
 from codegen.triton.launch import counters
 from codegen.triton.launch.build import _dynamic_launcher, _Ready, _static_launcher, promise, unaligned
-from codegen.triton.launch.load import load
+from codegen.triton.launch.load import load, signature
 from lowering.kernel import Kernel
 from tests.codegen.kernels.making import BF16, F32, param
 from tests.codegen.kernels.pointwise import add
@@ -40,11 +40,16 @@ class _Recorded:
         self.made: list[tuple[object, ...]] = []
         self.launched: list[tuple[object, ...]] = []
 
-    def run(self, device: int, aligned: bool, multiples: tuple[bool, ...] = ()) -> Callable[[int, list[int]], None]:
-        self.made.append((aligned, *multiples))
+    def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
+        return max(sizes) > 1000
+
+    def run(
+        self, device: int, aligned: bool, wide: bool = False, multiples: tuple[bool, ...] = ()
+    ) -> Callable[[int, list[int]], None]:
+        self.made.append((aligned, *multiples, *(["wide"] if wide else [])))
         return lambda programs, args: self.launched.append((aligned, programs, *args))
 
-    def programs(self, device: int, aligned: bool, *sizes: int) -> int:
+    def programs(self, device: int, aligned: bool, wide: bool = False, sizes: Sequence[int] = ()) -> int:
         return 7 if aligned else 9
 
 
@@ -59,10 +64,10 @@ def test_a_launch_takes_the_binary_that_its_pointers_allow(monkeypatch: pytest.M
 
     ready = _Recorded()
     launch = _dynamic_launcher(ready, add(sympy.Symbol("s0", integer=True, positive=True)))
-    for address, size in ((16, 32), (16, 33), (20, 32), (32, 64)):
+    for address, size in ((16, 32), (16, 33), (20, 32), (32, 64), (32, 1024)):
         launch(_At(address), _At(32), _At(48), size)
-    assert ready.made == [(True, True), (True, False), (False, True)]
-    assert [call[0] for call in ready.launched] == [True, True, False, True]
+    assert ready.made == [(True, True), (True, False), (False, True), (True, True, "wide")]
+    assert [call[0] for call in ready.launched] == [True, True, False, True, True]
 
 
 def test_launches_that_may_overlap_count_apart(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -99,9 +104,9 @@ def test_unaligned_tensors_are_not_fetched_through_descriptors() -> None:
     target, made = TritonTarget("sm_90"), matmul(2048, 2048, 2048, BF16)
     emitted: list[Kernel] = []
 
-    def emit(kernel: Kernel) -> str:
+    def emit(kernel: Kernel, *, wide: bool) -> str:
         emitted.append(kernel)
-        return target.emit(kernel)
+        return target.emit(kernel, wide=wide)
 
     ready = _Ready(load(made, target.emit(made)), emit)
     assert ready.source(True).persistent and not emitted
@@ -110,3 +115,17 @@ def test_unaligned_tensors_are_not_fetched_through_descriptors() -> None:
     # An edited source serves any tensor, if it can.
     plain = load(add(64), target.emit(add(64)))
     assert _Ready(plain, emit).source(False) is plain
+
+
+def test_sizes_decide_how_wide_indices_are() -> None:
+    """Within the limit that a kernel states, all indices are 32 bits wide; beyond, it is generated anew."""
+    target, rows = TritonTarget("sm_90"), sympy.Symbol("s0", integer=True, positive=True)
+    made = matmul(rows, 768, 50257, BF16)
+    generated = load(made, target.emit(made))
+    assert "int64" not in target.emit(made) and signature(generated)["s0"] == "i32"
+    assert generated.fits(8192) and generated.fits(2**31 // 50257 - 1024) and not generated.fits(2**31 // 50257 + 1)
+    ready = _Ready(generated, target.emit)
+    assert not ready.wide(True, [8192]) and ready.wide(True, [50_000]) and ready.wide(False, [50_000])
+    beyond = ready.source(True, True)
+    assert not beyond.limited and beyond.fits(50_000) and signature(beyond)["s0"] == "i64"
+    assert not load(add(64), target.emit(add(64))).limited

@@ -47,8 +47,10 @@ INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
 
 
-def run(kernel: Kernel, given: list[torch.Tensor], *sizes: int, config: Config | None = None) -> None:
-    TARGET.build(kernel, TARGET.emit(kernel, config))(*given, *sizes)
+def run(
+    kernel: Kernel, given: list[torch.Tensor], *sizes: int, config: Config | None = None, wide: bool = False
+) -> None:
+    TARGET.build(kernel, TARGET.emit(kernel, config, wide=wide))(*given, *sizes)
 
 
 @pytest.mark.parametrize("name", SMALL)
@@ -127,8 +129,10 @@ def test_symbolic_sizes(sizes: tuple[int, int]) -> None:
         given = tensors(kernel, sizes=known)
         values = [known[size] for size in kernel.sizes]
         want = expected(kernel, given, values)
-        run(kernel, given, *values, config=small[kernel.name])
-        assert_same(kernel, given, want, factor=10)
+        for wide in (False, True):
+            got = [tensor.clone() for tensor in given]
+            run(kernel, got, *values, config=small[kernel.name], wide=wide)
+            assert_same(kernel, got, want, factor=10)
 
 
 @pytest.mark.parametrize("turned", [(False, False), (False, True), (True, False), (True, True)])

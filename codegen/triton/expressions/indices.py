@@ -32,6 +32,7 @@ class Layout:
         depth: the loop depth at which the index of a dimension is defined.
         wide: dimensions whose index is an int64.
         parted: dimensions of which a tile spans a part of the block.
+        within_limit: sizes are such that all indices fit into 32 bits (`limits`).
     """
 
     blocked: Blocked
@@ -40,6 +41,7 @@ class Layout:
     depth: Mapping[Dim, int]
     wide: frozenset[Dim]
     parted: tuple[Dim, ...] = ()
+    within_limit: bool = False
 
     def in_parts(self, dim: Dim) -> Layout:
         """The same for the end of a block, where `dim` is taken in parts, in a loop over these."""
@@ -81,6 +83,8 @@ class Layout:
     def narrow(self, index: sympy.Expr) -> bool:
         """Is `index` computed in int32, exactly?"""
         dims = self.within(index)
+        if self.within_limit:
+            return True
         if any(dim in self.wide for dim in dims) or len(index.free_symbols) > len(dims):
             return False
         return fits(_reach([index], self.blocked.sizes()))
@@ -108,8 +112,11 @@ def start_symbol(dim: Dim) -> sympy.Symbol:
     return sympy.Symbol(f"{dim.name} start", integer=True, nonnegative=True)
 
 
-def lay_out(blocked: Blocked, config: Config, grid_depth: int = 0) -> Layout:
-    """Facts about the dimensions of `blocked` under `config`; GRID indices are defined at loop depth `grid_depth`."""
+def lay_out(blocked: Blocked, config: Config, grid_depth: int = 0, *, within_limit: bool = False) -> Layout:
+    """Facts about the dimensions of `blocked` under `config`; GRID indices are defined at loop depth `grid_depth`.
+
+    `within_limit`: see `Layout`.
+    """
     tiled = tuple(dim for dim in blocked.dims if dim.role is not Role.GRID or config.block(dim.name) > 1)
     depth = {dim: grid_depth if dim.role is Role.GRID else 0 for dim in blocked.dims}
 
@@ -120,8 +127,8 @@ def lay_out(blocked: Blocked, config: Config, grid_depth: int = 0) -> Layout:
                 descend(stmt.body, level + 1)
 
     descend(blocked.body, grid_depth)
-    unproven = Layout(blocked, config, tiled, depth, frozenset())
-    return Layout(blocked, config, tiled, depth, _wide(unproven))
+    unproven = Layout(blocked, config, tiled, depth, frozenset(), within_limit=within_limit)
+    return unproven if within_limit else replace(unproven, wide=_wide(unproven))
 
 
 def fits(span: tuple[sympy.Expr, sympy.Expr] | None) -> bool:
@@ -137,7 +144,7 @@ def _wide(layout: Layout) -> frozenset[Dim]:
         reach = dim.size + layout.config.block(dim.name)
         if not (reach.is_Integer and int(reach) < LIMIT):
             wide.add(dim)
-    for index in _summands(layout):
+    for index in summands(layout):
         for widen_grid in (True, False):
             terms = [term for term in sympy.Add.make_args(index) if _is_int32(layout, term, wide)]
             if fits(_reach(terms, sizes)):
@@ -147,7 +154,7 @@ def _wide(layout: Layout) -> frozenset[Dim]:
     return frozenset(wide)
 
 
-def _summands(layout: Layout) -> list[sympy.Expr]:
+def summands(layout: Layout) -> list[sympy.Expr]:
     """Every sum of indices that the source will compute."""
     found: list[sympy.Expr] = []
     body = list(statements(layout.blocked.body))

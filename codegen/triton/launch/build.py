@@ -6,7 +6,8 @@ is left is one call into Triton's launching stub with raw pointers and the curre
 device of the process, loads the binary on the first launch there, and may be called from several threads.
 
 With symbolic sizes there is one binary per set of sizes that are multiples of 16, compiled when first needed.  So is
-one without promises on pointers, for tensors that do not start at a multiple of 16 bytes, such as `x[1:]`.
+one without promises on pointers, for tensors that do not start at a multiple of 16 bytes, such as `x[1:]`, and one with
+indices of 64 bits, for sizes with which 32 are too few.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import reduce
 from operator import or_
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 import triton
@@ -36,11 +37,12 @@ from lowering.kernel import Kernel, Param
 _KNOWN_STUB = triton.__version__.startswith("3.6.")
 
 
-def build(kernel: Kernel, source: str, emit: Callable[[Kernel], str]) -> Launcher:
+def build(kernel: Kernel, source: str, emit: Callable[..., str]) -> Launcher:
     """Compile `source` for the current device and return what launches it.
 
     `emit` makes the source for tensors that are not aligned, where `source` cannot serve them because it uses tensor
-    descriptors.  Under `TRITON_INTERPRET=1` the launcher interprets, and takes CPU tensors.
+    descriptors, and, with `wide=True`, for sizes that it does not take.  Under `TRITON_INTERPRET=1` the launcher
+    interprets, and takes CPU tensors.
 
     Raises:
         BuildError: with Triton's own message, or where there is no device.
@@ -56,7 +58,7 @@ def build(kernel: Kernel, source: str, emit: Callable[[Kernel], str]) -> Launche
     ready = _Ready(generated, emit)
     if kernel.sizes:
         return _dynamic_launcher(ready, kernel, near=generated.near)
-    ready.compiled(torch.cuda.current_device(), True, ())
+    ready.compiled(torch.cuda.current_device(), True, False, ())
     return _static_launcher(ready, kernel, near=generated.near)
 
 
@@ -73,42 +75,51 @@ def promise(params: Sequence[Param], *, near: bool = False) -> Callable[[Sequenc
     return kept_near if near else kept
 
 
+Wanted: TypeAlias = "tuple[int, bool, bool, tuple[bool, ...]]"
+"""The device, are pointers as promised, are indices 64 bits wide, which sizes are multiples of 16."""
+
+
 class _Ready:
-    """The binaries of one kernel, by device, by whether pointers are as promised, and by which sizes are multiples
-    of 16.
+    """The binaries of one kernel, by device, by whether pointers are as promised, by whether sizes are beyond what the
+    given source takes, and by which sizes are multiples of 16.
     """
 
-    def __init__(self, generated: Generated, emit: Callable[[Kernel], str]) -> None:
-        self._sources, self._emit = {True: generated}, emit
-        self._compiled: dict[tuple[int, bool, tuple[bool, ...]], Any] = {}
-        self._runs: dict[tuple[int, bool, tuple[bool, ...]], Run] = {}
+    def __init__(self, generated: Generated, emit: Callable[..., str]) -> None:
+        self._sources, self._emit = {(True, False): generated}, emit
+        self._compiled: dict[Wanted, Any] = {}
+        self._runs: dict[Wanted, Run] = {}
         self._lock = threading.RLock()
 
-    def source(self, aligned: bool) -> Generated:
-        """What is compiled for pointers that are or are not as promised."""
+    def source(self, aligned: bool, wide: bool = False) -> Generated:
+        """What is compiled for pointers that are or are not as promised, and for any sizes or for most."""
         with self._lock:
-            if aligned not in self._sources:
-                promised = self._sources[True]
-                kernel = unaligned(promised.kernel)
-                self._sources[aligned] = load(kernel, self._emit(kernel)) if promised.described else promised
-            return self._sources[aligned]
+            if (aligned, wide) not in self._sources:
+                promised = self._sources[True, False]
+                kernel = promised.kernel if aligned else unaligned(promised.kernel)
+                same = not wide and not promised.described
+                self._sources[aligned, wide] = promised if same else load(kernel, self._emit(kernel, wide=wide))
+            return self._sources[aligned, wide]
 
-    def compiled(self, device: int, aligned: bool, multiples: tuple[bool, ...]) -> Any:
+    def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
+        """Are these sizes beyond what the kernel is generated for as a rule?"""
+        return not self.source(aligned).fits(*sizes)
+
+    def compiled(self, device: int, aligned: bool, wide: bool, multiples: tuple[bool, ...]) -> Any:
         """The binary for `device`, which need not be the current one."""
         with self._lock:
-            key = (device, aligned, multiples)
+            key = (device, aligned, wide, multiples)
             if key not in self._compiled:
                 with torch.cuda.device(device):
                     target = driver.active.get_current_target()
-                self._compiled[key] = compile_for(self.source(aligned), target, multiples, aligned=aligned)
+                self._compiled[key] = compile_for(self.source(aligned, wide), target, multiples, aligned=aligned)
             return self._compiled[key]
 
-    def run(self, device: int, aligned: bool, multiples: tuple[bool, ...] = ()) -> Run:
+    def run(self, device: int, aligned: bool, wide: bool = False, multiples: tuple[bool, ...] = ()) -> Run:
         """What launches on `device`; loads the binary."""
         with self._lock, torch.cuda.device(device):
-            key = (device, aligned, multiples)
+            key = (device, aligned, wide, multiples)
             if key not in self._runs:
-                compiled, source = self.compiled(device, aligned, multiples), self.source(aligned)
+                compiled, source = self.compiled(*key), self.source(aligned, wide)
                 try:
                     run = _run(compiled, device, source)
                     self._runs[key] = counted(run, device) if source.counted else run
@@ -116,9 +127,9 @@ class _Ready:
                     raise BuildError(f"{source.kernel.name} cannot be loaded: {error}") from error
             return self._runs[key]
 
-    def programs(self, device: int, aligned: bool, *sizes: int) -> int:
+    def programs(self, device: int, aligned: bool, wide: bool = False, sizes: Sequence[int] = ()) -> int:
         """The number of programs; of persistent ones no more than run at once on `device`."""
-        source = self.source(aligned)
+        source = self.source(aligned, wide)
         if not source.persistent:
             return source.grid(*sizes)
         return source.grid(*sizes, processors=torch.cuda.get_device_properties(device).multi_processor_count)
@@ -189,19 +200,20 @@ MOST_SIZES = 4096
 
 
 def _dynamic_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> Launcher:
-    runs: dict[tuple[int, bool, tuple[bool, ...]], Run] = {}
+    runs: dict[Wanted, Run] = {}
     known: dict[tuple[int, ...], tuple[Run, int]] = {}  # sizes that were there before cost no more than fixed ones
     current, kept = torch._C._cuda_getDevice, promise(kernel.params, near=near)
     count = len(kernel.params)
 
     def first(device: int, aligned: bool, sizes: tuple[int, ...]) -> tuple[Run, int]:
-        key = (device, aligned, tuple([size % 16 == 0 for size in sizes]))
+        wide = ready.wide(aligned, sizes)
+        key = (device, aligned, wide, tuple([size % 16 == 0 for size in sizes]))
         if key not in runs:
             runs[key] = ready.run(*key)
         if len(known) >= MOST_SIZES:
             known.clear()
         asked = (device, aligned, *sizes)
-        known[asked] = runs[key], ready.programs(device, aligned, *sizes)
+        known[asked] = runs[key], ready.programs(device, aligned, wide, sizes)
         return known[asked]
 
     def launch(*args: Any) -> None:

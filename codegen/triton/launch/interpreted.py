@@ -52,6 +52,7 @@ def launcher(kernel: Kernel, generated: Generated) -> Launcher:
     tensors = len(kernel.params)
 
     def launch(*args: Any) -> None:
+        assert generated.fits(*args[tensors:]), "what the interpreter would not live to see"
         programs = generated.grid(*args[tensors:])
         counter = [torch.zeros((), dtype=torch.int32)] if generated.counted else []
         if programs > 0:

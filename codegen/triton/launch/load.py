@@ -62,6 +62,15 @@ class Generated:
         return "processors" in inspect.signature(self.module.grid).parameters
 
     @property
+    def limited(self) -> bool:
+        """Are sizes taken only with which all indices fit into 32 bits?"""
+        return hasattr(self.module, "fits")
+
+    def fits(self, *sizes: int) -> bool:
+        """Are these sizes taken?"""
+        return not self.limited or self.module.fits(*sizes)
+
+    @property
     def counted(self) -> bool:
         """Do its programs count themselves, so that the last one goes on?"""
         return self.kernel.then is not None
@@ -113,7 +122,7 @@ def _generated(kernel: Kernel, module: ModuleType, *, described: bool, near: boo
 def signature(generated: Generated) -> dict[str, str]:
     """The type of each parameter of the function, in order."""
     types = {f"{param.name}_ptr": POINTERS[param.dtype] for param in generated.kernel.params}
-    types |= dict.fromkeys((size.name for size in generated.kernel.sizes), "i64")
+    types |= dict.fromkeys((size.name for size in generated.kernel.sizes), "i32" if generated.limited else "i64")
     types |= {COUNTER: "*i32"} if generated.counted else {}
     return types | dict.fromkeys(generated.constants, "constexpr")
 

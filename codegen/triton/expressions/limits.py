@@ -1,0 +1,93 @@
+"""Limits: for which sizes all indices of a kernel fit into 32 bits, which is known when it is launched.
+
+What enters are the layouts of a kernel whose sizes are symbols; what leaves is one polynomial of these, which no index,
+and nothing that is computed on the way to one, exceeds.  Arithmetic on 64 bits costs a GPU two to four times as much,
+a division more, so a kernel is generated for sizes within the limit, and again should larger ones come.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TypeAlias
+
+import sympy
+
+from codegen.triton.expressions.indices import LIMIT, Layout, summands
+from lowering.division import may_be_negative
+from lowering.indexing import FloorDiv, Mod
+
+Polynomial: TypeAlias = "Counter[tuple[str, ...]]"
+"""The names of the factors of each product → how often it counts."""
+
+
+def limit_of(layouts: Sequence[Layout]) -> str | None:
+    """A text over sizes that are known when a kernel is launched: below 2³¹, all indices are.
+
+    None where nothing is symbolic, where indices never fit, and for operations on sizes that have no bound here.
+    """
+    found: Polynomial = Counter()
+    try:
+        for layout in layouts:
+            for ceiling in _of_layout(layout):
+                found |= ceiling  # the greater one for each product
+    except NotImplementedError:
+        return None
+    if max(map(len, found), default=0) == 0 or found[()] >= LIMIT:
+        return None
+    return " + ".join(_spelled(found[term], term) for term in sorted(found))
+
+
+def _spelled(count: int, factors: tuple[str, ...]) -> str:
+    return " * ".join([str(count)] * (count != 1 or not factors) + [*factors])
+
+
+def _of_layout(layout: Layout) -> Iterator[Polynomial]:
+    sizes, kernel = layout.blocked.sizes(), layout.blocked.kernel
+    own = {size.name for size in kernel.sizes}
+    for dim in layout.blocked.dims:
+        yield from _ceilings(dim.size + layout.config.block(dim.name), sizes, own)
+    for index in summands(layout):
+        yield from _ceilings(index, sizes, own)
+    for param in kernel.params:  # descriptors are made of these
+        for size, stride in zip(param.shape, param.strides, strict=True):
+            yield from _ceilings(size * stride, sizes, own)
+
+
+def _ceilings(index: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr], own: set[str]) -> Iterator[Polynomial]:
+    """A bound on the absolute value of `index`, after those on what is divided in it."""
+    inside: list[Polynomial] = []
+
+    def bound(expr: sympy.Expr) -> Polynomial:
+        if expr.is_Integer:
+            return Counter({(): abs(int(expr))} if expr else {})
+        if expr.is_Symbol and expr in sizes:
+            return bound(sizes[expr])
+        if expr.is_Symbol and expr.name in own:
+            return Counter({(expr.name,): 1})
+        if expr.is_Add:
+            return sum(map(bound, expr.args), Counter())
+        if expr.is_Mul:
+            return _product(map(bound, expr.args))
+        if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
+            return _product([bound(expr.base)] * int(expr.exp))
+        if isinstance(expr, (FloorDiv, Mod)):
+            whole, by = map(bound, expr.args)
+            inside.extend([whole, by + by + whole if may_be_negative(expr.args[0]) else by])
+            return whole if isinstance(expr, FloorDiv) else by
+        raise NotImplementedError(expr)
+
+    outer = bound(index)
+    yield from inside
+    yield outer
+
+
+def _product(factors: Iterator[Polynomial] | Sequence[Polynomial]) -> Polynomial:
+    result: Polynomial = Counter({(): 1})
+    for factor in factors:
+        grown: Polynomial = Counter()
+        for a, times in result.items():
+            for b, count in factor.items():
+                grown[tuple(sorted((*a, *b)))] += times * count
+        result = grown
+    return result
