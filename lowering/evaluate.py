@@ -171,7 +171,7 @@ class _Point:
         if tensor.numel() == 0:  # all points are masked
             return torch.zeros(offset.shape, dtype=dtype, device=self.scope.device)
         found = _gather(tensor, offset.to(tensor.device)).to(self.scope.device)
-        return found if mask is None else torch.where(mask, found, torch.zeros((), dtype=dtype, device=found.device))
+        return found if mask is None else _zeros_outside(found, mask)
 
 
 def check_positions(
@@ -214,6 +214,12 @@ _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def _gather(tensor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
     flat = flat_view(tensor)
     return flat.view(_BITS[flat.itemsize])[offset].view(flat.dtype) if flat.itemsize in _BITS else flat[offset]
+
+
+def _zeros_outside(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """`values` where `mask` is true; of bits, as not every dtype has a choice."""
+    bits = values.view(_BITS[values.itemsize]) if values.itemsize in _BITS else values
+    return torch.where(mask, bits, torch.zeros((), dtype=bits.dtype, device=bits.device)).view(values.dtype)
 
 
 def scatter(flat: torch.Tensor, offset: torch.Tensor, value: torch.Tensor) -> None:

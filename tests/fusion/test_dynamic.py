@@ -163,6 +163,8 @@ def forwards(reports: Sequence[Report]) -> int:
 
 LEFT = {"embedded", "pictures"}
 """Programs with a call that is taken apart for known sizes only: a scatter of few sources, a pooling."""
+EVEN_ROWS = torch.__version__ < "2.13"
+"""Does PyTorch guard whether the rows that a pooling halves are even in number?"""
 PRODUCTS = {"aten.mm.default", "aten.bmm.default", "aten.addmm.default"}
 """Generated where they are known to be small."""
 
@@ -186,10 +188,10 @@ def test_training_compiles_once_for_all_sizes(name: str) -> None:
     ours, reports = fused(program, True)
     for batch, length in ((5, 17), (2, 9), (6, 33), (4, 16)):
         check(program, ours, inputs(batch, length), train=True)
-    assert len(reports) == 2
+    assert len(reports) == (4 if name == "pictures" and EVEN_ROWS else 2)
     static, fixed = fused(program, False)
     check(program, static, inputs(5, 17), train=True)
-    for changing, known in zip(reports, fixed, strict=True):
+    for changing, known in zip(reports[:2], fixed, strict=True):
         assert len(changing.kernels) <= len(known.kernels) + 1
         if name not in LEFT:
             assert {extern.name for extern in changing.externs} <= PRODUCTS | {e.name for e in known.externs}

@@ -38,21 +38,23 @@ def filled(x: Tensor, value: Tensor) -> Tensor:
 def test_a_gradient_of_unknown_size_is_reported():
     x, value = X.clone().requires_grad_(), torch.tensor(2.0, requires_grad=True)
     fused = fusion.fuse(filled)
-    with pytest.warns(fusion.FusionWarning, match="_unique"):
-        got = fused(x, value)
-    expected = filled(x, value)
-    torch.testing.assert_close(got, expected)
-    weights = torch.arange(5.0)
-    for ours, theirs in zip(*(torch.autograd.grad(y, (x, value), weights) for y in (got, expected)), strict=True):
+
+    def step(call: Callable[..., Tensor]) -> tuple[Tensor, ...]:
+        result = call(x, value)
+        return result, *torch.autograd.grad(result, (x, value), torch.arange(5.0))
+
+    with pytest.warns(fusion.FusionWarning, match="_unique"):  # releases differ in when they meet the gradient
+        got = step(fused)
+    for ours, theirs in zip(got, step(filled), strict=True):
         torch.testing.assert_close(ours, theirs)
-    (graph,) = fusion.report(fused).graphs
-    assert graph.label == "captured" and "_unique" in graph.failure and not graph.kernels
+    *_, graph = fusion.report(fused).graphs
+    assert graph.label in ("captured", "backward") and "_unique" in graph.failure and not graph.kernels
 
 
 def test_a_gradient_of_unknown_size_is_raised_under_strict():
     fused = fusion.fuse(filled, options={"strict": True})
     with pytest.raises(Exception, match=r"_unique[\s\S]*test_loud\.py:\d+"):
-        fused(X.clone().requires_grad_(), torch.tensor(2.0, requires_grad=True))
+        fused(X.clone().requires_grad_(), torch.tensor(2.0, requires_grad=True)).sum().backward()
 
 
 @pytest.mark.parametrize("kind", [exc.Unsupported, exc.TorchRuntimeError, exc.InternalTorchDynamoError])

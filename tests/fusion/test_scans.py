@@ -102,6 +102,10 @@ TRAINED = {
 }
 
 
+UNROLLED = torch.__version__ < "2.13"
+"""Does PyTorch trace the gradient of a `cumprod` as one sum and product for each element?"""
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_gradients(name: str) -> None:
     function = TRAINED[name]
@@ -117,7 +121,8 @@ def test_gradients(name: str) -> None:
     fused = fusion.fuse(function, options={"target": "c", "strict": True})
     assert_as_eager(step(fused, x), step(function, x), step(function, x.double()))
     for graph in fusion.report(fused).graphs:
-        assert graph.kernels and not graph.externs, str(graph)
+        left = [extern for extern in graph.externs if not (UNROLLED and extern.name == "aten.stack.default")]
+        assert graph.kernels and not left, str(graph)
 
 
 @pytest.mark.parametrize("target", ["reference", "c"])

@@ -86,7 +86,7 @@ UNARY: dict[str, Callable[[torch.Tensor], object]] = {
     "clamp_min": lambda x: x.clamp(min=0.5),
     "clamp_max": lambda x: x.clamp(max=0.5),
     "clamp_crossed": lambda x: x.clamp(3, 1),
-    "clamp_nan": lambda x: x.clamp(min=float("nan")),
+    "clamp_nan": lambda x: x.clamp(float("nan"), 2.5),
     **{f"pow_{p}": lambda x, p=p: x**p for p in (0, 1, 2, 3, 4, 7, -1, -2, 0.5, -0.5, 1.5, 0.0)},
     **{f"base_{b}": lambda x, b=b: b**x for b in (2, 0.5, 1, 10.0)},
     "where_scalars": lambda x: torch.where(x > 0, 1.0, -1.0),
@@ -105,6 +105,7 @@ COARSE_IN_EAGER = {
     ("hardsigmoid_backward", torch.float64),  # eager's sixth is a float32
     ("gelu", torch.float32),  # oneDNN gives NaN at infinity
     ("gelu", torch.bfloat16),
+    ("gelu", torch.float16),
     ("pow_0.5", torch.float16),  # no square root here, unlike for all other dtypes
     ("pow_-0.5", torch.float16),
 }

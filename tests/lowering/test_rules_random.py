@@ -29,7 +29,7 @@ MADE: dict[str, Callable[[torch.Tensor], object]] = {
     "eye": lambda x: (torch.eye(3), torch.eye(2, 4, dtype=torch.int32)),
     "scalar_tensor": lambda x: (torch.scalar_tensor(2.5), torch.scalar_tensor(3, dtype=torch.int64)),
     "tril_indices": lambda x: (torch.tril_indices(3, 4), torch.triu_indices(3, 4, 1)),
-    "window": lambda x: torch.hann_window(6),
+    "window": lambda x: (0.5 - 0.5 * torch.cos(torch.arange(7, dtype=torch.float32) * (math.pi / 3)))[:6],
     "fill": lambda x: (aten.fill(x, 2.5), aten.fill(x, torch.full((), 3))),
     "copy": lambda x: aten.copy(x, torch.arange(5)),
 }
