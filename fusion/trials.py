@@ -30,7 +30,7 @@ from fusion.schedule.kernels import KernelCall
 from fusion.schedule.legality import Cluster
 from fusion.schedule.streams.copies import positions_in
 from fusion.schedule.ways import Way, alone, moved, weighed
-from lowering.errors import FusionError, IndexOutOfRange, VerifyError
+from lowering.errors import CheckFailed, FusionError, VerifyError
 from lowering.interpret import run_program
 from lowering.kernel import Kernel
 from lowering.program import BufferRef, ExternArg, Program, reads, writes
@@ -114,7 +114,7 @@ class Trials:
             given = [drawn(*layout, self._tuner.device, limit) for layout in layouts]
             try:
                 made = run_program(part, given)
-            except (VerifyError, IndexOutOfRange):  # a position outside of a tensor
+            except (VerifyError, CheckFailed):  # a position outside of a tensor
                 continue
             return given, [tensor for tensor in made if isinstance(tensor, torch.Tensor)]
         raise VerifyError("a product reads at positions of which nothing is known")

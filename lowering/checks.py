@@ -1,9 +1,11 @@
-"""Checks: positions that data hold, each with the range in which it must lie.
+"""Checks: positions that data hold, each with the range in which it must lie, and what integers are divided by.
 
 `checked(index, wrap, last, dim)` is the scalar operation: its value is `index`, plus `wrap` where that is negative, and
 evaluating it where the value is not in `[0, last]` is a failure of the launch, whatever becomes of the value.  What
 enters are positions as a tensor holds them; what leaves is an expression.  A check is where eager checks, not where
 something is read: what follows from a checked position needs no check, and what is not computed is not checked.
+
+A divisor that may be zero is checked as a position along no dimension (`NO_DIMENSION`), in which there is only one.
 
 A target that can tell the host reports only that some check failed; `failure` finds out which, by evaluating the checks
 of the kernel over its inputs.
@@ -16,9 +18,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import sympy
 import torch
 
-from lowering.errors import IndexOutOfRange
-from lowering.evaluate import Scope, boxes, evaluate, flat_view, pieces, points_of, size_value
-from lowering.expr import Expr, IndexValue, Op, TileRef, const, postorder
+from lowering.errors import CheckFailed, DivisionByZero, IndexOutOfRange
+from lowering.evaluate import BY_ZERO, NO_DIMENSION, Scope, boxes, evaluate, flat_view, pieces, points_of, size_value
+from lowering.expr import Expr, IndexValue, Op, TileRef, const, make_cast, postorder
 from lowering.indexing import ONE, ZERO
 from lowering.kernel import Kernel, spans, statements, values_of
 
@@ -35,6 +37,14 @@ def checked(index: Expr, size: sympy.Expr, dim: int, *, wrap: bool) -> Op:
     """
     args = (index, _size(size if wrap else ZERO), _size(size - 1), const(dim, torch.int64))
     return Op(CHECKED, args, torch.int64)
+
+
+def divisor(number: Expr) -> Expr:
+    """An integer that something is divided by: where it is 0, a failure of the launch."""
+    one, zero = const(1, torch.int64), const(0, torch.int64)
+    is_zero = Op("eq", (number, const(0, number.dtype)), torch.bool)
+    check = Op(CHECKED, (Op("where", (is_zero, one, zero), torch.int64), zero, zero, NO_DIMENSION), torch.int64)
+    return Op("add", (number, make_cast(check, number.dtype)), number.dtype)
 
 
 def _size(size: sympy.Expr) -> Expr:
@@ -93,7 +103,7 @@ def reporting(kernel: Kernel, run: Callable[..., int]) -> Callable[..., None]:
     return launch
 
 
-def failure(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> IndexOutOfRange:
+def failure(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> CheckFailed:
     """What to raise after a launch on `args` (tensors, then sizes) in which a check failed."""
     tensors = {p.name: t for p, t in zip(kernel.params, args, strict=False) if isinstance(t, torch.Tensor)}
     sizes = {symbol: int(size) for symbol, size in zip(kernel.sizes, args[len(kernel.params) :], strict=True)}
@@ -101,12 +111,17 @@ def failure(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> IndexOutOfRan
         found = _failure_in(part, tensors, sizes)
         if found is not None:
             return found
-    return IndexOutOfRange("an index is out of bounds")
+    kinds = {check.args[-1] is NO_DIMENSION for part in _everything(kernel) for check in checks_of(part)}
+    if kinds == {True}:
+        return DivisionByZero(BY_ZERO)
+    return IndexOutOfRange(
+        "an index is out of bounds" + (", or an integer is divided by zero" if True in kinds else "")
+    )
 
 
 def _failure_in(
     kernel: Kernel, tensors: Mapping[str, torch.Tensor], sizes: Mapping[sympy.Symbol, int]
-) -> IndexOutOfRange | None:
+) -> CheckFailed | None:
     flats = {param.name: flat_view(tensors[param.name]) for param in kernel.params}
     where, scope = spans(kernel), Scope(flats, sizes, {})
     for check in checks_of(kernel):
@@ -116,6 +131,6 @@ def _failure_in(
         try:
             for box in boxes(axes, pieces(points_of([where[check]], axes))):
                 evaluate([check], box, scope)
-        except IndexOutOfRange as found:
+        except CheckFailed as found:
             return found
     return None

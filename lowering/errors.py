@@ -53,8 +53,16 @@ class VerifyError(FusionError):
     """A Program or a Kernel breaks an invariant of its IR: a defect of the compiler, never of the user."""
 
 
-class IndexOutOfRange(FusionError, IndexError, RuntimeError):
+class CheckFailed(FusionError, RuntimeError):
+    """What a tensor holds is not what an operation takes: found at a launch."""
+
+
+class IndexOutOfRange(CheckFailed, IndexError):
     """A tensor of positions holds one outside of what it is a position in; eager raises one or the other."""
+
+
+class DivisionByZero(CheckFailed):
+    """An integer is divided by zero."""
 
 
 class BuildError(FusionError):

@@ -3,7 +3,7 @@
 What enters are expressions, a box (each axis with the part of it that is looked at) and what the names in them stand
 for; what leaves are tensors with one dimension per axis.  Each axis is one dimension of a broadcast, so a value is
 computed only over the axes it varies with.  Reading outside a tensor where no mask forbids it, an unknown name and a
-dtype that is not as stated are refused with `VerifyError`, a position that fails its check with `IndexOutOfRange`.
+dtype that is not as stated are refused with `VerifyError`, what fails its check with `CheckFailed`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ import sympy
 import torch
 
 from lowering import philox
-from lowering.errors import IndexOutOfRange, VerifyError
-from lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, postorder
+from lowering.errors import DivisionByZero, IndexOutOfRange, VerifyError
+from lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, const, postorder
 from lowering.indexing import FloorDiv, Mod
 from lowering.scalar_ops import SCALAR_OPS, accumulator, identity
 from lowering.sizes import with_values
@@ -187,10 +187,19 @@ def check_positions(
         raise VerifyError(f"{name}[{text}] reaches {first}, outside [0, {size})")
 
 
+NO_DIMENSION = const(-1, torch.int64)
+"""Where a dimension is named, of a check that is no position: of what integers are divided by."""
+
+BY_ZERO = "ZeroDivisionError"
+"""What eager says of integers divided by zero."""
+
+
 def check_range(index: torch.Tensor, wrap: torch.Tensor, last: torch.Tensor, dim: torch.Tensor) -> None:
-    """Refuse positions along a dimension that are not in `[-wrap, last]`, as eager does."""
+    """Refuse positions along a dimension that are not in `[-wrap, last]`, as eager does, and divisors that are zero."""
     outside = (index < -wrap) | (index > last)
     if bool(outside.any()):
+        if int(dim) == NO_DIMENSION.value:
+            raise DivisionByZero(BY_ZERO)
         found = int(index.broadcast_to(outside.shape)[outside][0])
         raise IndexOutOfRange(f"index {found} is out of bounds for dimension {int(dim)} with size {int(last) + 1}")
 

@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 import sympy
 import torch
 
-from lowering.errors import IndexOutOfRange, Unsupported, VerifyError
+from lowering.errors import CheckFailed, Unsupported, VerifyError
 from lowering.expr import Expr, index_of, loads
 from lowering.interpret import run_kernel
 from lowering.kernel import Kernel, Store, statements, values_of
@@ -41,7 +41,7 @@ def expected(kernel: Kernel, device: torch.device) -> tuple[list[torch.Tensor], 
         after = [clone(tensor) for tensor in given]
         try:
             run_kernel(kernel, after)
-        except (VerifyError, IndexOutOfRange):  # a position outside of a tensor
+        except (VerifyError, CheckFailed):  # a position outside of a tensor
             continue
         return given, after
     raise Unsupported(f"{kernel.name} is called with positions of which nothing is known")

@@ -21,7 +21,7 @@ from fusion.schedule import Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.kernels import KernelCall
 from lowering.checks import has_checks
-from lowering.errors import IndexOutOfRange
+from lowering.errors import CheckFailed
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Kernel
 from lowering.program import BufferRef, Extern, ExternArg, Program
@@ -204,8 +204,8 @@ def _located(launch: Callable[..., object], step: KernelCall) -> Callable[..., o
     def located(*args: object) -> object:
         try:
             return launch(*args)
-        except IndexOutOfRange as failed:
-            raise IndexOutOfRange("\n  at: ".join((failed.message, *lines))) from None
+        except CheckFailed as failed:
+            raise type(failed)("\n  at: ".join((failed.message, *lines))) from None
 
     return located
 

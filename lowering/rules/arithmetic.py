@@ -11,6 +11,7 @@ import sympy
 import torch
 
 from lowering.builder import Builder
+from lowering.checks import divisor
 from lowering.errors import Unsupported
 from lowering.indexing import ONE
 from lowering.registry import lowers
@@ -35,6 +36,7 @@ from lowering.rules.promotion import (
     common_place,
     compose,
     convert,
+    overloads,
     pointwise,
     promote,
     term_of,
@@ -119,6 +121,31 @@ def floor_divide(ctx: Builder, a: Argument, b: Argument) -> Value:
 def _rounded_quotient(name: str, a: Argument, b: Argument) -> Value:
     if promote((a, b), Kind.DEFAULT)[1] is torch.bool:
         raise Unsupported("rounded division of bools")
+    return _divided(name, a, b)
+
+
+@lowers(*overloads(aten.remainder))
+def remainder(ctx: Builder, a: Argument, b: Argument) -> Value:
+    """What is left of a after division by b, with the sign of b."""
+    return _divided("remainder", a, b)
+
+
+@lowers(*overloads(aten.fmod))
+def fmod(ctx: Builder, a: Argument, b: Argument) -> Value:
+    """What is left of a after division by b, with the sign of a."""
+    return _divided("fmod", a, b)
+
+
+def _divided(name: str, a: Argument, b: Argument) -> Value:
+    """A division of two numbers.  Eager refuses to divide integers by zero, but on a GPU."""
+    compute, _ = promote((a, b), Kind.DEFAULT)
+    _, device = common_place((a, b))
+    if compute.is_floating_point or device.type != "cpu":
+        return pointwise(name, a, b)
+    if isinstance(b, Value):
+        return compose(lambda x, y: call(name, x, Term(divisor(y.expr))), a, b)
+    if b == 0:
+        raise Unsupported("integers divided by zero")
     return pointwise(name, a, b)
 
 

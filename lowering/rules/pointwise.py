@@ -24,8 +24,6 @@ TABLE: tuple[tuple[OpOverloadPacket, str, Kind], ...] = (
     (aten.mul, "mul", Kind.DEFAULT),
     (aten.maximum, "maximum", Kind.DEFAULT),
     (aten.minimum, "minimum", Kind.DEFAULT),
-    (aten.fmod, "fmod", Kind.DEFAULT),
-    (aten.remainder, "remainder", Kind.DEFAULT),
     (aten.atan2, "atan2", Kind.INT_TO_FLOAT),
     (aten.sqrt, "sqrt", Kind.INT_TO_FLOAT),
     (aten.rsqrt, "rsqrt", Kind.INT_TO_FLOAT),

@@ -153,7 +153,9 @@ def _extreme(ctx: Builder, op: str, x: Value, dims: Sequence[int], keepdim: bool
 
 
 def _place(ctx: Builder, op: str, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
-    """The position of an extreme over `dims`, counted in row-major order."""
+    """The position of an extreme over `dims`, counted in row-major order.  Eager raises where there is none."""
+    if any(x.shape[k] == 0 for k in dims):
+        raise Unsupported("the extreme of no elements")
     if not dims:
         return Value(x.shape, torch.int64, x.device, literal(0, torch.int64))
     strides = contiguous_strides(tuple(x.shape[k] for k in dims))

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from lowering.builder import Builder
+from lowering.errors import Unsupported
 from lowering.registry import lowers
 from lowering.rules.formula import Term
 from lowering.rules.promotion import Argument, Kind, common_place, compose, overloads, promote
@@ -30,13 +31,21 @@ def add(ctx: Builder, a: Argument, b: Argument, *, alpha: Argument = 1) -> Value
 @lowers(*overloads(aten.sub))
 def sub(ctx: Builder, a: Argument, b: Argument, alpha: Argument = 1) -> Value:
     """a - alpha·b."""
+    _refuse_bools(a, b)
     return _sum(ctx, a, b, alpha, lambda x, y: x - y)
 
 
 @lowers(aten.rsub.Tensor, aten.rsub.Scalar)
 def rsub(ctx: Builder, a: Argument, b: Argument, alpha: Argument = 1) -> Value:
     """b - alpha·a."""
+    _refuse_bools(a, b)
     return _sum(ctx, b, a, alpha, lambda x, y: x - y)
+
+
+def _refuse_bools(*args: Argument) -> None:
+    """Eager raises where one operand of a difference is a tensor of bools."""
+    if any(isinstance(arg, Value) and arg.dtype is torch.bool for arg in args):
+        raise Unsupported("a difference of bools")
 
 
 def _sum(ctx: Builder, a: Argument, b: Argument, alpha: Argument, join: Callable[[Term, Term], Term]) -> Value:

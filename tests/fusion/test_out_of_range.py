@@ -345,3 +345,51 @@ def test_sizes_that_only_data_tell_may_be_none() -> None:
     assert may_be_empty(size_of(shape.create_unbacked_symint()))
     place = Load("places", (), torch.int64)
     assert checked(place, size_of(3), 0, wrap=False).dtype is torch.int64
+
+
+# Divisors -------------------------------------------------------------------------------------------------------------
+
+DIVISIONS: dict[str, Function] = {
+    "floor": lambda a, b: a // b * 2,
+    "trunc": lambda a, b: torch.div(a, b, rounding_mode="trunc") + 1,
+    "remainder": lambda a, b: (a % b).float().softmax(1),
+    "fmod": lambda a, b: torch.fmod(a, b).sum(1),
+    "both": lambda a, b: (a // b, a % b),
+    "where it is not chosen": lambda a, b: torch.where(b != 0, a // b, a),
+    "padded": lambda a, b: F.pad(a // b, (1, 2, 3, 0), value=5),
+    "of one number": lambda a, b: a // b.sum() + b.sum(),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int32, torch.uint8])
+def test_integers_divided_by_zero_are_refused(name: str, dtype: torch.dtype) -> None:
+    divide = DIVISIONS[name]
+    fused = fusion.fuse(divide, options={"strict": True})
+    a, b = torch.arange(9 * 33).view(9, 33) - 40, torch.ones(9, 33, dtype=torch.int64)
+    a, b = a.clamp(max=100).to(dtype), (b.cumsum(1) % 7 + 1).to(dtype)
+    torch.testing.assert_close(fused(a, b), divide(a, b))
+    b[7, 20] = 0
+    if name == "of one number":
+        b.zero_()
+    error = refused(fused, a, b)
+    assert str(refused(divide, a, b)) == "ZeroDivisionError" == str(error).split("\n")[0]
+    assert "at: test_out_of_range.py:" in str(error)
+
+
+def test_floats_and_numbers_are_divided_as_they_are() -> None:
+    x = torch.tensor([1.0, -2.0, 0.0])
+    torch.testing.assert_close(fusion.fuse(lambda x: (x // 0, x % 0))(x), (x // 0, x % 0), equal_nan=True)
+    fused = fusion.fuse(lambda a: a // 3 + a % -4)
+    torch.testing.assert_close(fused(torch.arange(-9, 9)), torch.arange(-9, 9) // 3 + torch.arange(-9, 9) % -4)
+    assert "ZeroDivisionError" in str(refused(fusion.fuse(lambda a: a // 0 + 1), torch.arange(3)))
+
+
+def test_what_has_no_extreme_or_no_difference_is_refused() -> None:
+    for f, x in (
+        (lambda x: x.min(1).values + 1, torch.ones(3, 0)),
+        (lambda x: x.argmin(1) + 1, torch.ones(3, 0)),
+        (lambda x: (x - 1) * 2, torch.tensor([True, False])),
+        (lambda x: (1.5 - x) * 2, torch.tensor([True, False])),
+    ):
+        assert isinstance(refused(fusion.fuse(f), x), type(refused(f, x)))
