@@ -2,7 +2,8 @@
 
 What enters is a tensor; what leaves is the same one if nobody else can see it, else a copy.  Others see it where the
 caller keeps the graph for another backward, where hooks on saved tensors keep what they were given, and where a view
-of it is held.  Whatever is not known to be the only reference is copied.
+of it is held.  Whatever is not known to be the only reference is copied; so is what a CUDA graph records, which is
+played again when others may see it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ def take_over(tensor: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """
     python, tensors, storages = _references(tensor)
     shared = python > _alone()[0] + 1 or (tensors, storages) != _alone()[1:]
-    if shared or torch._C._autograd._get_current_graph_task_keep_graph():
+    recorded = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
+    if shared or recorded or torch._C._autograd._get_current_graph_task_keep_graph():
         return tensor.clone(memory_format=torch.preserve_format)
     return tensor
 

@@ -71,17 +71,35 @@ def test_training_with_an_optimizer() -> None:
 
 
 def test_gradients_that_accumulate() -> None:
+    """Where they are there before: those that a backward returns lie in memory that the next step writes to."""
     plain = model()
     inputs = [torch.randn(12, 33, device="cuda") for _ in range(5)]
     fused = recorded(plain)
-    for x in inputs:
-        fused(x).square().sum().backward()
-    ours = [p.grad.clone() for p in plain.parameters() if p.grad is not None]
-    plain.zero_grad()
-    for x in inputs:
-        plain(x).square().sum().backward()
-    for found, parameter in zip(ours, plain.parameters(), strict=True):
-        torch.testing.assert_close(found, parameter.grad, rtol=1e-3, atol=1e-3)
+
+    def gradients(run: Callable[..., Any]) -> list[Tensor]:
+        for parameter in plain.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+        for x in inputs:
+            run(x).square().sum().backward()
+        return [parameter.grad for parameter in plain.parameters() if parameter.grad is not None]
+
+    for ours, theirs in zip(gradients(fused), gradients(plain), strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+def test_a_second_backward_through_a_graph_that_is_kept() -> None:
+    plain = model()
+    fused = recorded(plain)
+    targets = torch.randint(7, (12,), device="cuda")
+    for _ in range(4):
+        x = torch.randn(12, 33, device="cuda")
+        loss = nn.functional.cross_entropy(fused(x), targets)
+        first = [each.clone() for each in torch.autograd.grad(loss, list(plain.parameters()), retain_graph=True)]
+        second = torch.autograd.grad(loss, list(plain.parameters()))
+        expected = torch.autograd.grad(nn.functional.cross_entropy(plain(x), targets), list(plain.parameters()))
+        for each, again, theirs in zip(first, second, expected, strict=True):
+            torch.testing.assert_close(each, again, rtol=0, atol=0)
+            torch.testing.assert_close(each, theirs, rtol=1e-3, atol=1e-4)
 
 
 def test_parameters_that_move() -> None:
