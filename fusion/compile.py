@@ -26,6 +26,7 @@ from fusion.capture import Boxed, main_device, size_hints
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
 from fusion.options import WORKSPACE, Options
+from fusion.runtime.memory import on_device
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.alignment import align_rows
@@ -202,14 +203,15 @@ def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph")
         built, tunings = {each.kernel: each for each, _ in found}, [tuning for _, tuning in found]
     trace.kernels([built[kernel] for kernel in kernels])
 
-    module = trace.module(splice(schedule, built))
+    main = main_device(graph)
+    module = trace.module(splice(schedule, built, main))
     for name, body in module.named_children():
         assert isinstance(body, fx.GraphModule)
         trace.within(name).module(body)
     report = Report.of(label, lowered, schedule, built, builder.target.name, hints)
     report = replace(report, tunings=(*report.tunings, *tunings))
     trace.report(report)
-    return partial(module.forward), report
+    return on_device(partial(module.forward), main), report
 
 
 __all__ = ["compile_graph", "schedule_graph"]

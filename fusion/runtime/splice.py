@@ -16,7 +16,9 @@ from torch import fx
 
 from codegen.build import Built
 from fusion.runtime.chunks import InChunks
+from fusion.runtime.memory import allocator, in_memory_of
 from fusion.runtime.results import as_said
+from fusion.runtime.views import begins_at_start, lone_results
 from fusion.schedule import Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.kernels import KernelCall
@@ -29,8 +31,15 @@ from lowering.sizes import Computed, calculation
 
 aten = torch.ops.aten
 
-PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
-"""Calls whose results need no look at each run: PyTorch allocates them by the function that it traces them with."""
+PRODUCTS: Mapping[object, Callable[..., object]] = {
+    aten.mm.default: torch.mm,
+    aten.bmm.default: torch.bmm,
+    aten.addmm.default: torch.addmm,
+    aten.baddbmm.default: torch.baddbmm,
+}
+"""Calls whose results need no look at each run: PyTorch allocates them by the function that it traces them with.  Each
+with the function that costs less to call than the operation.
+"""
 
 
 class _Boxed(fx.graph.CodeGen):
@@ -44,11 +53,12 @@ class _Boxed(fx.graph.CodeGen):
         return lines
 
 
-def splice(schedule: Schedule, built: Mapping[Kernel, Built]) -> fx.GraphModule:
+def splice(schedule: Schedule, built: Mapping[Kernel, Built], main: torch.device | None = None) -> fx.GraphModule:
     """The callable module of a schedule.
 
     Args:
         built: kernel → what launches it.
+        main: the device that is the current one whenever the module runs, if that is certain.
 
     Returns:
         A module whose `forward(args: list) -> tuple` empties `args` and returns the outputs of the program.  Its
@@ -57,10 +67,10 @@ def splice(schedule: Schedule, built: Mapping[Kernel, Built]) -> fx.GraphModule:
     modules: dict[str, fx.GraphModule] = {}
     calls: dict[Chunks, Callable[..., object]] = {}
     for number, (chunks, bodies) in enumerate(schedule.bodies.items()):
-        made = {f"chunks_{number}_{k}": splice(body, built) for k, body in enumerate(bodies)}
+        made = {f"chunks_{number}_{k}": splice(body, built, main) for k, body in enumerate(bodies)}
         calls[chunks] = _named(InChunks(chunks, [module.forward for module in made.values()]), "in_chunks")
         modules.update(made)
-    result = _Splicer(schedule.program, calls).run(schedule.steps, built)
+    result = _Splicer(schedule.program, calls, main).run(schedule.steps, built)
     for name, module in modules.items():
         result.add_module(name, module)
     return result
@@ -69,10 +79,13 @@ def splice(schedule: Schedule, built: Mapping[Kernel, Built]) -> fx.GraphModule:
 class _Splicer:
     """The graph under construction, and the fx node that holds each buffer and size."""
 
-    def __init__(self, program: Program, calls: Mapping[Chunks, Callable[..., object]]) -> None:
-        self.program, self.calls = program, calls
+    def __init__(
+        self, program: Program, calls: Mapping[Chunks, Callable[..., object]], main: torch.device | None
+    ) -> None:
+        self.program, self.calls, self.main = program, calls, main
         self.graph = fx.Graph()
         self.tensors: dict[str, fx.Node] = {}
+        self.views: dict[str, str] = {}  # those that are made where they are needed, with what they are views of
         self.given: dict[str, str] = {}  # results of calls that no kernel has read yet, with the names of the calls
         self.sizes: dict[sympy.Expr, fx.Node | int] = {}
         self.root = torch.nn.Module()
@@ -88,6 +101,7 @@ class _Splicer:
             attribute = f"constant_{_identifier(name)}"
             self.root.register_buffer(attribute, tensor, persistent=False)
             self.tensors[name] = self.graph.get_attr(attribute)
+        self.lone = lone_results(self.program, steps, PRODUCTS)
         for step in steps:
             if isinstance(step, Extern):
                 self._extern(step)
@@ -104,19 +118,28 @@ class _Splicer:
         for name in call.written:
             buffer = self.program.buffers[name]
             layout = (tuple(map(self.size, buffer.shape)), tuple(map(self.size, buffer.strides)))
-            node = self.graph.call_function(
-                torch.empty_strided, layout, {"dtype": buffer.dtype, "device": buffer.device}
-            )
-            node.name = self.graph._graph_namespace.create_name(_identifier(name), node)
+            empty = allocator(buffer.device, self.main)
+            if empty is not None:
+                node = self.graph.call_function(empty, (*layout, buffer.dtype))
+            else:
+                node = self.graph.call_function(
+                    torch.empty_strided, layout, {"dtype": buffer.dtype, "device": buffer.device}
+                )
+            node._rename(_identifier(name))
             self.tensors[name] = node
         sizes = tuple(self.size(symbol) for symbol in call.kernel.sizes)
         self.graph.call_function(launch, (*(self._laid(name) for name in call.buffers), *sizes))
-        self.tensors.update({name: self.tensors[operand] for name, operand in call.over.items()})
+        self.tensors.update({name: self._tensor(operand) for name, operand in call.over.items()})
 
     def _extern(self, call: Extern) -> None:
+        if begins_at_start(call) and self._can_wait(call):
+            (base, *_), out = call.reads, call.outs[0]
+            assert out is not None
+            self.views[out] = self.views.get(base, base)
+            return
         args = tuple(self._argument(arg) for arg in call.args)
         kwargs = {key: self._argument(arg) for key, arg in call.kwargs.items()}
-        target = self.calls[call.target] if isinstance(call.target, Chunks) else call.target
+        target = self.calls[call.target] if isinstance(call.target, Chunks) else PRODUCTS.get(call.target, call.target)
         node = self.graph.call_function(target, args, kwargs)
         for symbol, place, dim in call.sizes:
             result = self.graph.call_function(operator.getitem, (node, place)) if call.multiple else node
@@ -128,8 +151,30 @@ class _Splicer:
             for position, name in enumerate(call.outs):
                 if name is not None:
                     self.tensors[name] = self.graph.call_function(operator.getitem, (node, position))
-        if target not in PRODUCTS:
+        if call.target not in PRODUCTS:
             self.given.update((name, call.name) for name in call.outs if name is not None)
+
+    def _can_wait(self, call: Extern) -> bool:
+        """Can a view that begins at the start of its tensor be made by its shape and strides, where it is needed?
+
+        Results that may be told from tensors of their own are made as they were asked for.
+        """
+        (base, *_), (out,) = call.reads, call.outs
+        if out is None or base in self.given or (out in self.program.output_names() and out not in self.lone):
+            return False
+        buffer = self.program.buffers[out]
+        return all(self._told(size) is not None for size in (*buffer.shape, *buffer.strides))
+
+    def _tensor(self, name: str) -> fx.Node:
+        """The node that holds a buffer, which is made now if it is a view that has waited."""
+        if name not in self.tensors:
+            buffer = self.program.buffers[name]
+            function = in_memory_of if name in self.lone else torch.as_strided
+            layout = (tuple(map(self.size, buffer.shape)), tuple(map(self.size, buffer.strides)))
+            node = self.graph.call_function(function, (self._tensor(self.views[name]), *layout))
+            node._rename(_identifier(name))
+            self.tensors[name] = node
+        return self.tensors[name]
 
     def _laid(self, name: str) -> fx.Node:
         """A buffer as a kernel is to find it."""
@@ -137,8 +182,8 @@ class _Splicer:
             buffer = self.program.buffers[name]
             strides = tuple(map(self._told, buffer.strides))
             said = tuple(map(self._told, buffer.shape)), None if None in strides else strides
-            self.tensors[name] = self.graph.call_function(as_said, (self.tensors[name], self.given.pop(name), *said))
-        return self.tensors[name]
+            self.tensors[name] = self.graph.call_function(as_said, (self._tensor(name), self.given.pop(name), *said))
+        return self._tensor(name)
 
     def _told(self, expr: sympy.Expr) -> fx.Node | int | None:
         """A size that the inputs tell, by sums and products."""
@@ -148,7 +193,7 @@ class _Splicer:
 
     def _argument(self, arg: ExternArg) -> fx.node.Argument:
         if isinstance(arg, BufferRef):
-            return self.tensors[arg.name]
+            return self._tensor(arg.name)
         if isinstance(arg, sympy.Expr):
             return self.size(arg)
         if isinstance(arg, fx.GraphModule):
@@ -164,7 +209,7 @@ class _Splicer:
 
     def _output(self, out: BufferRef | sympy.Expr | None) -> fx.node.Argument:
         if isinstance(out, BufferRef):
-            return self.tensors[out.name]
+            return self._tensor(out.name)
         return None if out is None else self.size(out)
 
     def size(self, expr: sympy.Expr) -> fx.Node | int:

@@ -1,0 +1,58 @@
+"""Memory: what allocates tensors, and says of memory that it holds a tensor of another shape, at least cost.
+
+Called once for each result of each kernel of each step, what PyTorch offers for all cases costs as much as the launch:
+it parses names, looks up a device and passes a dispatcher.  Inductor's allocators do not; they are used here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any, TypeAlias
+
+import torch
+
+Boxed: TypeAlias = Callable[[list[object]], tuple[object, ...]]
+
+_native: Any = torch._C._dynamo.guards  # declares less than it has
+
+_ALLOCATORS = {"cpu": _native._empty_strided_cpu, "cuda": _native._empty_strided_cuda}
+
+
+def _called(name: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """`function` under a name of its own, for the generated code to read well."""
+    named = partial(function)
+    named.__name__, named.__module__ = name, "memory"  # type: ignore[attr-defined]  # partials take attributes
+    return named
+
+
+def allocator(device: torch.device, main: torch.device | None) -> Callable[..., torch.Tensor] | None:
+    """What makes a tensor on `device` of (shape, strides, dtype), where `main` is current if it is an accelerator.
+
+    None where only PyTorch's own can.
+
+    >>> allocator(torch.device("cpu"), torch.device("cpu"))((2, 3), (3, 1), torch.int8).shape
+    torch.Size([2, 3])
+    """
+    if device.type == "cpu" or (device == main and device.type in _ALLOCATORS):
+        return _called("empty", _ALLOCATORS[device.type])
+    return None
+
+
+in_memory_of = _called("in_memory_of", _native._reinterpret_tensor)
+"""A tensor of (shape, strides) that begins where the given one does, and that nobody takes for a view of it."""
+
+
+def on_device(compiled: Boxed, main: torch.device) -> Boxed:
+    """`compiled`, run while `main` is the current device of its type."""
+    if main.type != "cuda" or main.index is None:
+        return compiled
+    index, current = main.index, torch._C._cuda_getDevice
+
+    def run(args: list[object]) -> tuple[object, ...]:
+        if current() == index:
+            return compiled(args)
+        with torch.cuda.device(index):
+            return compiled(args)
+
+    return run

@@ -1,0 +1,94 @@
+"""Views in the module that runs: one call each, where they are needed, and still views where anybody can tell."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusion
+
+STRICT = {"strict": True}
+
+
+def code_of(function: Callable[..., object], *args: Tensor, folder: Path) -> str:
+    """The modules that run for one call."""
+    fusion.fuse(function, options={**STRICT, "dump": folder})(*args)
+    return "\n".join(path.read_text() for path in sorted(folder.glob("*/*_module.py")))
+
+
+def test_a_chain_of_views_is_one_call(tmp_path: Path) -> None:
+    def f(x: Tensor, w: Tensor) -> Tensor:
+        return (torch.tanh(x).reshape(-1, 60) @ w.unsqueeze(0).transpose(1, 2).squeeze(0)).view(2, 50, 40)
+
+    x, w = torch.randn(2, 50, 60), torch.randn(40, 60)
+    code = code_of(f, x, w, folder=tmp_path)
+    calls = re.findall(r"([\w.]+)\(", code.partition("clear()")[2])
+    assert calls == ["memory_empty", "kernels_tanh", *["torch.as_strided"] * 2, "torch.mm", "memory_in_memory_of"]
+    torch.testing.assert_close(fusion.fuse(f, options=STRICT)(x, w), f(x, w))
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_of_inputs_that_do_not_begin_their_memory(dynamic: bool) -> None:
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        return x.t() @ w.unsqueeze(0).expand(3, -1, -1)[1], x.t()
+
+    fused = fusion.fuse(f, dynamic=dynamic, options=STRICT)
+    for rows in (4, 7, 9):
+        x, w = torch.randn(rows + 2, 11)[1 : rows + 1, 3:9], torch.randn(rows + 1, 5)[1:]
+        product, view = fused(x, w)
+        torch.testing.assert_close(product, x.t() @ w)
+        assert view.data_ptr() == x.data_ptr() and view.stride() == (1, 11)
+
+
+def test_a_lone_result_is_a_tensor_that_may_be_changed() -> None:
+    def f(x: Tensor) -> Tensor:
+        return x.sin().view(2, 6).t()
+
+    x = torch.randn(3, 4, requires_grad=True)
+    result = fusion.fuse(f, options=STRICT)(x)
+    expected = f(x)
+    assert result.stride() == expected.stride() == (1, 6)
+    result.mul_(2)
+    expected.mul_(2)
+    result.sum().backward()  # type: ignore[no-untyped-call]
+    ours, x.grad = x.grad, None
+    expected.sum().backward()  # type: ignore[no-untyped-call]
+    torch.testing.assert_close(ours, x.grad)
+
+
+def test_a_change_of_what_backward_has_saved_is_noticed() -> None:
+    """A view that backward needs shares its count of changes with the tensor that was returned."""
+
+    def f(x: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        hidden = x.exp()
+        return hidden, hidden.view(-1, 4) @ w
+
+    x, w = torch.randn(2, 3, 4), torch.randn(4, 5, requires_grad=True)
+    for run in (f, fusion.fuse(f, options=STRICT)):
+        hidden, product = run(x, w)
+        hidden.zero_()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            product.sum().backward()  # type: ignore[no-untyped-call]
+
+
+def test_views_of_tensors_without_strides() -> None:
+    dense = torch.randn(3, 4).relu()
+    fused = fusion.fuse(lambda s, x: s.t() @ (x + 1), options=STRICT)
+    x = torch.randn(3, 2)
+    torch.testing.assert_close(fused(dense.to_sparse(), x), dense.t() @ (x + 1))
+
+
+def test_results_in_several_memories_of_one_kernel_are_apart() -> None:
+    def f(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        y = x.sin()
+        return y.view(-1), y.t(), (x.cos()).view(-1)
+
+    x = torch.randn(3, 4)
+    first, second, third = fusion.fuse(f, options=STRICT)(x)
+    first.zero_()
+    assert not second.any() and torch.equal(third, x.cos().view(-1))
