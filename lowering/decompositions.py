@@ -70,6 +70,18 @@ def softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_d
     return (y * (g - (g * y).sum(dim, keepdim=True))).to(input_dtype)
 
 
+def weight_norm_backward(
+    grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The gradients of w = v·(g / |v|), norms |v| over all dimensions but `dim`, with regard to v and g."""
+    wide = get_computation_dtype(v.dtype)
+    found, given, scale, size = (x.to(wide) for x in (grad, v, g, norms))
+    others = [k for k in range(v.ndim) if k != dim % v.ndim]
+    products = found * given
+    along = (products.sum(others, keepdim=True) if others else products) / size
+    return ((scale / size) * (found - given * (along / size))).to(v.dtype), along.to(g.dtype)
+
+
 def addbmm(
     x: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor:
@@ -107,6 +119,7 @@ def decompositions() -> dict[OpOverload, Callable[..., object]]:
     kept = {target: parts for target, parts in table.items() if target not in RULES}
     kept.update(get_decompositions(FOR_TRAINING))
     kept[aten._softmax_backward_data.default] = softmax_backward
+    kept[aten._weight_norm_interface_backward.default] = weight_norm_backward
     kept[aten.addbmm.default] = addbmm
     kept[aten.max_unpool2d.default] = kept[aten.max_unpool3d.default] = max_unpool
     kept[aten.as_strided_copy.default] = as_strided_copy

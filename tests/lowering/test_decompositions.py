@@ -6,7 +6,14 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowering.decompositions import FOR_TRAINING, addbmm, decompositions, max_unpool, softmax_backward
+from lowering.decompositions import (
+    FOR_TRAINING,
+    addbmm,
+    decompositions,
+    max_unpool,
+    softmax_backward,
+    weight_norm_backward,
+)
 from lowering.registry import RULES
 
 aten = torch.ops.aten
@@ -73,6 +80,21 @@ def test_backward_shows_its_sums():
     assert targets.count(aten.sum.dim_IntList) == 4
     assert not {aten._softmax_backward_data.default, aten._log_softmax_backward_data.default} & set(targets)
     torch.testing.assert_close(graph(x, g), gradients(x, g))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("shape", "dim"), [((7, 5, 3), 0), ((7, 5, 3), 2), ((300, 9), 1), ((6,), 0)])
+def test_the_gradients_of_a_normed_weight(dtype: torch.dtype, shape: tuple[int, ...], dim: int):
+    sizes = [n if k == dim else 1 for k, n in enumerate(shape)]
+    v, grad, g = (torch.randn(size).add(0.5).to(dtype) for size in (shape, shape, sizes))
+    _, norms = aten._weight_norm_interface(v, g, dim)
+    wide = [x.double() for x in (grad, v, g, norms)]
+    exact = aten._weight_norm_interface_backward(*wide, dim)
+    eager = aten._weight_norm_interface_backward(grad, v, g, norms, dim)
+    for got, theirs, true in zip(weight_norm_backward(grad, v, g, norms, dim), eager, exact, strict=True):
+        assert got.dtype is dtype and got.shape == true.shape
+        allowed = 2 * (theirs - true).abs().max() + 4 * torch.finfo(dtype).eps * (1 + true.abs().max())
+        assert (got - true).abs().max() <= allowed
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.int64])
