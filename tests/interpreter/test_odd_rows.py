@@ -17,6 +17,12 @@ pytest.importorskip("triton")
 import torch
 
 import fusion
+from codegen.triton import Config, TritonTarget
+from lowering.kernel import Kernel, Role
+from tests.codegen.kernels.making import BF16, F16, F32, assert_same, expected, tensors
+from tests.codegen.kernels.rows import fold, shifted_softmax, softmax
+
+TARGET = TritonTarget()
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
 
@@ -42,7 +48,7 @@ def inputs(rows: int, columns: int, dtype: torch.dtype) -> list[torch.Tensor]:
     return [x.to(dtype), torch.randint(-1, columns, (rows,), generator=generator), top, scale]
 
 
-def source_of(fused: object) -> str:
+def source_of(fused: Callable[..., object]) -> str:
     return fusion.report(fused).kernels[-1].source  # of what was compiled last
 
 
@@ -79,3 +85,25 @@ def test_rows_of_any_number_and_length() -> None:
         check(scaled, fused, inputs(rows, columns, torch.float32))
     source = source_of(fused)
     assert "bi" in source and "xi //" not in source and "xi %" not in source
+
+
+WALKS = {
+    "softmax": softmax(3, 8193, Role.LOOP, F16),
+    "softmax in one block": softmax(2, 9001, Role.LOOP, F32),
+    "largest": fold("argmax", 2, 8195, Role.LOOP),
+    "apart": shifted_softmax(3, 8193, 8211, 8195, 3, BF16),
+    "with an aligned result": shifted_softmax(3, 8193, 8195, 8200, 1, BF16),
+    "congruent": shifted_softmax(3, 8193, 8201, 8193, 8, BF16),
+}
+
+
+@pytest.mark.parametrize("name", WALKS)
+def test_walks_from_aligned_addresses(name: str) -> None:
+    kernel: Kernel = WALKS[name]
+    config = Config((("r", 16384),), num_warps=4) if "one block" in name else None
+    given = tensors(kernel)
+    want = expected(kernel, given)
+    source = TARGET.emit(kernel, config)
+    TARGET.build(kernel, source)(*given)
+    assert_same(kernel, given, want)
+    assert "r_shift = " in source

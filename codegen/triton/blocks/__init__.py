@@ -5,7 +5,8 @@ one last), and the rewriting of every axis as a digit of the linear index of its
 
     pointwise     GRID axes → x, or (y, x) where a load and the store are contiguous along different axes, or rows
                   and columns (b, x) where much belongs to a row
-    reduction     GRID axes → x, reduced axes → r (more of them where folds take different axes)
+    reduction     GRID axes → x, reduced axes → r (more of them where folds take different axes); a walk of long rows
+                  that start at odd addresses begins at the aligned address before (`shifted`)
     contraction   rows → m, columns → n, folded axes → k, the other GRID axes → b, one value per program; the sides
                   of further contractions are these dimensions too, or reduced ones of their own
 

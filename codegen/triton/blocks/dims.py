@@ -7,17 +7,24 @@ from dataclasses import dataclass
 
 import sympy
 
-from lowering.indexing import ONE, FloorDiv, Mod
+from lowering.indexing import ONE, ZERO, FloorDiv, Mod
 from lowering.kernel import Fold, Kernel, KernelAxis, Role, Stmt, statements
+
+WORD = 16
+"""Bytes: the widest access of a thread, to addresses that are a multiple of it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """Axes that are walked together, outermost first, as one linear index."""
+    """Axes that are walked together, outermost first, as one linear index.
+
+    `shift` is where on a walk the first point lies (`shifted`): `0 ≤ shift ≤ symbol < shift + size`; it is below WORD.
+    """
 
     name: str
     axes: tuple[KernelAxis, ...]
     role: Role
+    shift: sympy.Expr = ZERO
 
     @property
     def size(self) -> sympy.Expr:
@@ -25,8 +32,13 @@ class Dim:
 
     @property
     def symbol(self) -> sympy.Symbol:
-        """The linear index, `0 ≤ symbol < size`."""
+        """The linear index, `0 ≤ symbol < reach`."""
         return sympy.Symbol(f"{self.name}i", integer=True, nonnegative=True)
+
+    @property
+    def reach(self) -> sympy.Expr:
+        """What the linear index is always below."""
+        return self.size if self.shift == 0 else self.size + WORD - 1
 
     @property
     def constant(self) -> str:
@@ -62,7 +74,7 @@ class Blocked:
 
     def sizes(self) -> dict[sympy.Symbol, sympy.Expr]:
         """The bounds of the linear indices."""
-        return {dim.symbol: dim.size for dim in self.dims}
+        return {dim.symbol: dim.reach for dim in self.dims}
 
     def of(self, axes: Sequence[sympy.Symbol]) -> tuple[Dim, ...]:
         """The dimensions that hold `axes`, in tile order."""

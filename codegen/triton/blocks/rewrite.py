@@ -11,6 +11,7 @@ import torch
 from codegen.triton.blocks.contraction import contraction_dims
 from codegen.triton.blocks.dims import Blocked, dots_of
 from codegen.triton.blocks.rows import row_dims, too_tall
+from codegen.triton.blocks.shifted import shifted
 from codegen.triton.rewrites.exponentials import in_powers_of_two
 from codegen.triton.rewrites.groups import grouped
 from codegen.triton.rewrites.packed import unpacked
@@ -32,10 +33,14 @@ def block(kernel: Kernel) -> Blocked:
     if not dots and too_tall(kernel, dims):
         kernel = walked(kernel)
         dims = row_dims(kernel)
+    if not dots:
+        kernel, dims = shifted(kernel, dims)
     digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes}  # of size 1, if in no dim
     for dim in dims:
         digits.update(dim.digits())
-    body = _rewrite(kernel.body, digits, {dim.symbol: dim.size for dim in dims})
+    sizes = {dim.symbol: dim.reach for dim in dims}
+    dims = tuple(replace(dim, shift=simplify(dim.shift.xreplace(digits), sizes)) for dim in dims)
+    body = _rewrite(kernel.body, digits, sizes)
     return Blocked(kernel, dims, in_powers_of_two(body) if dots and is_rounded(kernel) else body)
 
 

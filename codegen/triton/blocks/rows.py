@@ -14,7 +14,7 @@ from codegen.triton.blocks.contiguous import (
     load_offsets,
     store_offsets,
 )
-from codegen.triton.blocks.dims import Dim
+from codegen.triton.blocks.dims import WORD, Dim
 from lowering.expr import Expr, TileRef, postorder
 from lowering.indexing import ZERO, coefficient
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Prefix, Role, Store, statements
@@ -23,9 +23,6 @@ HELD_COLUMN, HELD_ONCE = 1024, 128
 """The longest column that is held whole, where it is needed again and where it is read once: times 16 columns it fills
 the registers of 16 warps, and a walk keeps wider rows of memory in flight."""
 
-
-_WORD = 16
-"""Bytes: the widest access of a thread, to addresses that are a multiple of it."""
 
 _LEAST_ROW, _UNKNOWN_ROW = 64, 1024
 """The fewest columns that are worth a block, and how many of a row whose length is not known."""
@@ -94,7 +91,7 @@ def _aligned(kernel: Kernel, name: str, offset: sympy.Expr, outer: Collection[sy
     """Does every row of a tensor start at a multiple of 16 bytes, as far as is known?"""
     size = kernel.param(name).dtype.itemsize
     strides = (coefficient(offset, symbol) for symbol in outer)
-    return all(stride is not None and (stride * size / _WORD).is_integer is not False for stride in strides)
+    return all(stride is not None and (stride * size / WORD).is_integer is not False for stride in strides)
 
 
 def _continues(kernel: Kernel, outer: Dim, inner: Dim) -> bool:

@@ -78,7 +78,9 @@ class Layout:
 
     def masked(self, dim: Dim) -> bool:
         """Can a block of `dim` reach past its end?"""
-        return dim in self.tiled and (dim.size == 0 or not (dim.size / self.config.block(dim.name)).is_integer)
+        return dim in self.tiled and (
+            dim.size == 0 or dim.shift != 0 or not (dim.size / self.config.block(dim.name)).is_integer
+        )
 
     def narrow(self, index: sympy.Expr) -> bool:
         """Is `index` computed in int32, exactly?"""
@@ -141,7 +143,7 @@ def _wide(layout: Layout) -> frozenset[Dim]:
     sizes = layout.blocked.sizes()
     wide: set[Dim] = set()
     for dim in layout.blocked.dims:
-        reach = dim.size + layout.config.block(dim.name)
+        reach = dim.reach + layout.config.block(dim.name)
         if not (reach.is_Integer and int(reach) < LIMIT):
             wide.add(dim)
     for index in summands(layout):

@@ -93,6 +93,13 @@ class Values(Lines):
             tile = self.name(dim.symbol.name, tile)
         return self.bind(("index", dim), tile)
 
+    def shift(self, dim: Dim) -> str:
+        """Where on a shifted walk its first point lies, under a name."""
+        known = self.find(("shift", dim)) or self.bind(
+            ("shift", dim), self.name(f"{dim.name}_shift", self.index_tile(dim.shift))
+        )
+        return known.code.text
+
     def mask(self, dim: Dim) -> Tile:
         """Where the indices of `dim` are inside it."""
         known = self.find(("mask", dim))
@@ -101,6 +108,9 @@ class Values(Lines):
         index = self.index(dim)
         limit = self.index_tile(dim.size).code.at(COMPARE + 1)
         code = Code(f"{index.code.text} < {limit}", COMPARE)
+        if dim.shift != 0:
+            start = self.shift(dim)
+            code = Code(f"({index.code.text} >= {start}) & ({index.code.text} < {start} + {limit})", AND)
         return self.bind(("mask", dim), self.name(f"{dim.name}_mask", replace(index, code=code)))
 
     def masks(self, dims: Sequence[Dim], more: Tile | None = None) -> Tile | None:

@@ -57,6 +57,8 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
     """The loop in one part, or if `split` asks for it in two: one of them computes neither the condition nor masks."""
     size = values.index_tile(dim.size).code.text
     split &= not any(isinstance(stmt, Loop) for stmt in loop.body)
+    if dim.shift != 0:
+        return _from_aligned(values, loop, dim, size)
     if loop.where is None:
         return _with_ragged_end(values, loop, dim, size) if split else (Part(loop, "0", size),)
     every_part = [p for p in conjuncts(loop.where) if not (isinstance(p, Op) and p.name == "and")]
@@ -108,6 +110,17 @@ def _run(values: Values, found: scan.Found, every: Reach, dim: Dim) -> tuple[str
         after = f"tl.minimum({after}, tl.maximum({every.end}, 0))"
     first = _named(values, f"{dim.name}_first", first) if first != found.first else first
     return first, _named(values, f"{dim.name}_after", f"tl.maximum({after} // {block} * {block}, {first})")
+
+
+def _from_aligned(values: Values, loop: Loop, dim: Dim, size: str) -> tuple[Part, ...]:
+    """The block in which a row begins, the full ones, and the one in which it ends."""
+    end = _named(values, f"{dim.name}_end", f"{values.shift(dim)} + {size}")
+    middle = _named(values, f"{dim.name}_middle", f"tl.maximum({end} // {dim.constant}, 1) * {dim.constant}")
+    return (
+        Part(loop, "0", dim.constant),
+        Part(loop, dim.constant, middle, full=True),
+        Part(loop, middle, end),
+    )
 
 
 def _with_ragged_end(values: Values, loop: Loop, dim: Dim, size: str) -> tuple[Part, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import sympy
 import torch
 
-from lowering.expr import Cast, Expr, IndexValue, const
+from lowering.expr import Cast, Expr, IndexValue, Load, const, rewrite
 from lowering.indexing import ZERO
 from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store
 from tests.codegen.kernels.attention import running_softmax, visible_keys
@@ -46,6 +46,26 @@ def softmax(rows: int | sympy.Expr, columns: int | sympy.Expr, role: Role, dtype
         body = tuple(Loop((r,), (stmt,)) for stmt in body)
     params = (param("x", dtype, rows, columns), param("out", dtype, rows, columns, written=True))
     return kernel("softmax", params, {i: (rows, GRID), r: (columns, role)}, *body)
+
+
+def shifted_softmax(rows: int, columns: int, apart: int, results: int, first: int, dtype: torch.dtype) -> Kernel:
+    """Softmax over a part of each row: rows of x are `apart`, those of the result `results`, parts begin at `first`"""
+    whole = softmax(rows, columns, LOOP, dtype)
+    offset, moved = columns * i + r, {columns * i + r: first + apart * i + r}
+
+    def from_part(node: Expr) -> Expr | None:
+        return Load("x", (moved[offset],), dtype) if isinstance(node, Load) else None
+
+    def rebuilt(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Loop):
+            return replace(stmt, body=tuple(rebuilt(inner) for inner in stmt.body))
+        if isinstance(stmt, Fold):
+            return replace(stmt, args=tuple(rewrite(stmt.args, from_part)))
+        assert isinstance(stmt, Store)
+        return replace(stmt, value=rewrite([stmt.value], from_part)[0], offset=results * i + r)
+
+    params = (param("x", dtype, rows + 1, apart), param("out", dtype, rows, results, written=True))
+    return replace(whole, name="shifted_softmax", params=params, body=tuple(rebuilt(stmt) for stmt in whole.body))
 
 
 def column_softmax(rows: int, columns: int) -> Kernel:

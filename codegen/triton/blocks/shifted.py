@@ -1,0 +1,144 @@
+"""Shifted walks: rows that start at any address are walked from the aligned address at or before their start.
+
+    for r in 0 … 50257:  x[50257*i + r]      becomes      for r in s … s + 50257:  x[8*(50257*i // 8) + r],  s = i % 8
+
+What enters is a kernel over a dimension of rows and one that is walked; what leaves is an equal kernel whose walked
+index counts from an aligned address of the tensors that most is read from and written to, and `Dim.shift`, where on
+this walk the row begins.  A thread then moves 16 bytes at a time, except in the first block and in the last one.
+
+Left as it is: a walk that scans or updates, whose rows are aligned or of unknown length, or along which something is
+read that does not follow it step by step.  (H200, maximum and sum of exponentials of 8192 × 50257, bfloat16: 386 µs
+from where each row starts, 266 µs from aligned addresses.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+
+from codegen.triton.blocks.dims import WORD, Dim
+from lowering.expr import Expr, Load, index_of, loads, postorder, rewrite
+from lowering.indexing import FloorDiv, Mod, coefficient, simplify, substitute_all
+from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements, values_of, with_values
+
+_LEAST = 1 << 13
+"""The shortest rows that are worth three loops in the place of one."""
+
+_PLACE = sympy.Symbol("place", integer=True, nonnegative=True)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stream:
+    """What a walk moves: for each row from `base` (in elements) on, `word` elements at a time where that is aligned.
+
+    `strides` are those of the other axes, and what is added to them; None where they are not numbers.
+    """
+
+    base: sympy.Expr
+    word: int
+    strides: tuple[int, ...] | None
+
+    def is_aligned(self) -> bool:
+        return self.strides is not None and all(stride % self.word == 0 for stride in self.strides)
+
+    def follows(self, other: _Stream) -> bool:
+        """Is it aligned wherever `other` is?"""
+        if self.strides is None or other.strides is None or other.word % self.word:
+            return False
+        return all((a - b) % other.word == 0 for a, b in zip(self.strides, other.strides, strict=True))
+
+
+def shifted(kernel: Kernel, dims: Sequence[Dim]) -> tuple[Kernel, tuple[Dim, ...]]:
+    """The kernel with its walk shifted, if that pays, and its dimensions; the shift is over axes still."""
+    walk = _walk(kernel, dims)
+    if walk is None:
+        return kernel, tuple(dims)
+    (axis,) = walk.axes
+    streams = list(_streams(kernel, axis.symbol))
+    now = sum(stream.is_aligned() for stream in streams)
+    odd = [stream for stream in streams if stream.strides is not None and not stream.is_aligned()]
+    best = max(odd, key=lambda each: sum(stream.follows(each) for stream in streams), default=None)
+    if best is None or sum(stream.follows(best) for stream in streams) <= now:
+        return kernel, tuple(dims)
+    shift = Mod(best.base, best.word)
+    sizes = {each.symbol: each.size for each in kernel.axes} | {axis.symbol: axis.size + best.word - 1}
+    aligned = {stream.base for stream in streams if stream.follows(best)}
+    body = _from_aligned(kernel.body, axis.symbol, shift, aligned, sizes)
+    return replace(kernel, body=body), tuple(replace(dim, shift=shift) if dim is walk else dim for dim in dims)
+
+
+def _walk(kernel: Kernel, dims: Sequence[Dim]) -> Dim | None:
+    """The dimension that could be shifted: of one long axis, walked alone, along which all indices are linear."""
+    if [dim.role for dim in dims] != [Role.GRID, Role.LOOP] or len(dims[1].axes) != 1:
+        return None
+    (axis,) = dims[1].axes
+    every = list(statements(kernel.body))
+    loops = [stmt for stmt in every if isinstance(stmt, Loop)]
+    plain = all(isinstance(stmt, (Fold, Loop)) or (isinstance(stmt, Store) and stmt.axes is None) for stmt in every)
+    if not axis.size.is_Integer or axis.size < _LEAST or not plain or any(loop.where is not None for loop in loops):
+        return None
+    roots = [value for stmt in every for value in values_of(stmt)]
+    indices = [index for node in postorder(*roots) for index in index_of(node)]
+    indices += [stmt.offset for stmt in every if isinstance(stmt, Store) and not isinstance(stmt.offset, Expr)]
+    return dims[1] if all(coefficient(index, axis.symbol) is not None for index in indices) else None
+
+
+def _streams(kernel: Kernel, axis: sympy.Symbol) -> Iterator[_Stream]:
+    """What each loop loads and stores along the walk, element after element."""
+    others = [each.symbol for each in kernel.axes if each.symbol != axis]
+    for loop in (stmt for stmt in kernel.body if isinstance(stmt, Loop)):
+        moved = [(load.buffer, load.index[0]) for load in loads(*(v for stmt in loop.body for v in values_of(stmt)))]
+        moved += [(stmt.param, stmt.offset) for stmt in loop.body if isinstance(stmt, Store)]
+        for name, offset in moved:
+            if isinstance(offset, Expr) or coefficient(offset, axis) != 1:
+                continue
+            base = sympy.expand(offset - axis)
+            strides = [coefficient(base, other) for other in others]
+            strides.append(base.xreplace(dict.fromkeys(others, sympy.Integer(0))))
+            known = tuple(int(stride) for stride in strides if stride is not None and stride.is_Integer)
+            word = max(1, WORD // kernel.param(name).dtype.itemsize)
+            yield _Stream(base, word, known if len(known) == len(strides) else None)
+
+
+def _from_aligned(
+    body: Sequence[Stmt],
+    axis: sympy.Symbol,
+    shift: sympy.Expr,
+    aligned: set[sympy.Expr],
+    sizes: Mapping[sympy.Symbol, sympy.Expr],
+) -> tuple[Stmt, ...]:
+    """`body` with its walk counted from `shift` elements before the row; bases of `aligned` are rounded down by it."""
+    word = shift.args[1]
+    bounds = {**sizes, _PLACE: sizes[axis]}
+
+    def rounded(offset: sympy.Expr) -> sympy.Expr:
+        base = sympy.expand(offset - axis)
+        if coefficient(offset, axis) == 1 and base in aligned:
+            return word * FloorDiv(base, word) + _PLACE
+        return offset.xreplace({axis: _PLACE - shift})
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Load) or isinstance(node.index[0], Expr):
+            return None
+        return Load(node.buffer, (rounded(node.index[0]),), node.dtype, node.mask)
+
+    def moved(values: Sequence[Expr]) -> list[Expr]:
+        found = substitute_all(rewrite(values, rule), {axis: _PLACE - shift}, bounds)
+        return list(substitute_all(found, {_PLACE: axis}, dict(sizes)))
+
+    def rebuilt(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Loop):
+            return replace(stmt, body=tuple(rebuilt(inner) for inner in stmt.body))
+        if isinstance(stmt, Fold):
+            args = moved(values_of(stmt))
+            carry = None if stmt.carry is None else args.pop()
+            return replace(stmt, args=tuple(args), carry=carry)
+        assert isinstance(stmt, Store)
+        stored = with_values(stmt, moved(values_of(stmt)))
+        if isinstance(stored.offset, Expr):
+            return stored
+        return replace(stored, offset=simplify(rounded(stored.offset).xreplace({_PLACE: axis}), dict(sizes)))
+
+    return tuple(rebuilt(stmt) for stmt in body)
