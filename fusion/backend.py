@@ -90,8 +90,8 @@ class Backend:
         except Unsupported as refusal:  # also under strict: there is nothing to compute
             self._gave_up(graph, "captured", refusal)
             return graph.forward
-        with settings_fixed(graph, self._settings):
-            return self._compiled(graph, example_inputs)
+        with settings_fixed(graph, example_inputs, self._settings) as inputs:
+            return self._compiled(graph, inputs)
 
     def _compiled(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         choices = () if self.options.exact else self._attention(graph)

@@ -6,36 +6,51 @@ itself, all is traced a second time.  That is right for an argument or a learnin
 text of the program names (`math.pi`), hardly ever changes, so it is guarded, as all floats are without `dynamic=True`;
 if it does change, it becomes an input after all.
 
-What enters is Dynamo's graph, before anything is derived from it; it is changed in place.  The inputs stay, unread.
+What enters is Dynamo's graph, before anything is derived from it; it is changed in place.  What was an input is none
+any more: to make a tensor of each number would take longer, at each call, than the launch of a kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 from torch import fx
 from torch._dynamo.source import AttrSource, GlobalSource, NNModuleSource
-from torch._dynamo.symbolic_convert import TensorifyState
+from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
 from torch._guards import Source
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 
 @contextmanager
-def settings_fixed(graph: fx.GraphModule, known: dict[str, float]) -> Iterator[None]:
+def settings_fixed(
+    graph: fx.GraphModule, inputs: Sequence[object], known: dict[str, float]
+) -> Iterator[Sequence[object]]:
     """Guard the settings among the inputs of `graph` and write them as numbers; within, AOTAutograd may trace it.
 
     Args:
         known: the settings that earlier graphs of this program were compiled for; those of this one are added.
             What has another value now is no setting.
+
+    Returns:
+        The inputs that are left.
     """
-    fixed = {name for node in graph.graph.find_nodes(op="placeholder") if (name := _fix(node, known)) is not None}
+    given = zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True)
+    left, fixed, is_called = [], set(), _is_called_by_dynamo(graph)
+    for node, value in given:
+        name = _fix(node, known)
+        if name is not None:
+            fixed.add(name)
+        if name is not None and is_called:
+            graph.graph.erase_node(node)
+        else:
+            left.append(value)
     if fixed:
         graph.recompile()
     own = fixed - TensorifyState.force_specializations
     TensorifyState.force_specializations |= own  # else PyTorch begins anew, for the guards that there are already
     try:
-        yield
+        yield left
     finally:
         TensorifyState.force_specializations -= own
 
@@ -54,6 +69,14 @@ def _fix(node: fx.Node, known: dict[str, float]) -> str | None:
         user.replace_all_uses_with(guarded)  # type: ignore[arg-type]  # numbers are arguments, too
         node.graph.erase_node(user)
     return str(number.node._expr)
+
+
+def _is_called_by_dynamo(graph: fx.GraphModule) -> bool:
+    """Does Dynamo call what becomes of `graph` with what this very graph takes?  It may be a copy that another has."""
+    try:
+        return InstructionTranslator.current_tx().output.graph is graph.graph
+    except AttributeError:  # nothing is being traced
+        return False
 
 
 def belongs_to_program(source: object) -> bool:
