@@ -175,3 +175,25 @@ def test_inputs_that_are_changed_are_not_recorded() -> None:
         x = torch.zeros(3, 5, device="cuda")
         assert fused(x) == 15 and x.sum() == 15
     assert "in place" in notes(fused)[0]
+
+
+def test_tensors_that_stay_where_they_are() -> None:
+    """A cache that the caller has marked is changed where it lies, at a position that a tensor holds."""
+    cache = torch.zeros(1, 2, 16, 8, device="cuda")
+    torch._dynamo.mark_static_address(cache)
+
+    def decode(x: Tensor, position: Tensor) -> Tensor:
+        cache.index_copy_(2, position, x)
+        scores = (x @ cache.transpose(-1, -2)).masked_fill(torch.arange(16, device="cuda") > position, float("-inf"))
+        return scores.softmax(-1) @ cache
+
+    fused = recorded(decode)
+    known = torch.zeros_like(cache)
+    for step in range(8):
+        x = torch.randn(1, 2, 1, 8, device="cuda")
+        found = fused(x, torch.tensor([step], device="cuda"))
+        known[:, :, step] = x[:, :, 0]
+        expected = (x @ known[:, :, : step + 1].transpose(-1, -2)).softmax(-1) @ known[:, :, : step + 1]
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(cache, known)
+    assert notes(fused) == ["recorded as a CUDA graph"]
