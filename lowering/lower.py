@@ -21,6 +21,7 @@ from lowering.builder import GENERATED_DTYPES, load_of, origin_of
 from lowering.calls import Calls, FxValue
 from lowering.errors import Unsupported
 from lowering.expr import Load, as_stored
+from lowering.overflow import refuse_overflow
 from lowering.program import BufferRef, Contract, Extern, Node, Program, memory_of, reads, writes
 from lowering.registry import RULES
 from lowering.seeded import seeded
@@ -172,6 +173,7 @@ class Lowering(Calls):
         before = len(self.nodes), set(self.buffers)
         try:
             self._check_tensors(node)
+            refuse_overflow(node)
             result = registered.rule(self, *self._rule_args(args), **self._rule_kwargs(node.kwargs))
         except Unsupported as refusal:
             del self.nodes[before[0] :]

@@ -393,3 +393,36 @@ def test_what_has_no_extreme_or_no_difference_is_refused() -> None:
         (lambda x: (1.5 - x) * 2, torch.tensor([True, False])),
     ):
         assert isinstance(refused(fusion.fuse(f), x), type(refused(f, x)))
+
+
+# Numbers --------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("f", "dtype"),
+    [
+        (lambda x: x.clamp(5, 300) + 1, torch.uint8),
+        (lambda x: torch.where(x > 3, x, 300) + 1, torch.uint8),
+        (lambda x: x.masked_fill(x > 3, -1e10) * 2, torch.float16),
+        (lambda x: torch.full_like(x, 1 << 40) + x, torch.int32),
+        (lambda x: F.pad(x, (1, 1), value=-300) + 1, torch.int8),
+        (lambda x: x.index_fill(0, torch.tensor([1]), 1e300) + 1, torch.float32),
+    ],
+    ids=["clamp", "where", "masked_fill", "full", "pad", "index_fill"],
+)
+def test_numbers_that_do_not_fit_are_refused(f: Function, dtype: torch.dtype) -> None:
+    x = torch.arange(7).to(dtype)
+    assert "without overflow" in str(refused(f, x)) and "without overflow" in str(refused(fusion.fuse(f), x))
+
+
+def test_numbers_that_fit_or_wrap_around_are_taken() -> None:
+    def f(x: torch.Tensor, h: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        wrapped = x + 300, x * -1, x == 300, x.clamp(-5, 30), x.masked_fill(x > 3, -1)
+        return *wrapped, h.masked_fill(h > 3, -torch.inf), h.clamp(max=65504), h + 1e10, torch.where(h > 2, h, 60000)
+
+    x = torch.arange(7, dtype=torch.uint8)
+    h = x.half()
+    fused = fusion.fuse(f, options={"strict": True})
+    for got, expected in zip(fused(x, h), f(x, h), strict=True):
+        assert torch.equal(got, expected) and got.dtype is expected.dtype
+    assert not fusion.report(fused).externs

@@ -1,0 +1,75 @@
+"""Numbers that eager refuses to convert to the dtype of a tensor they are written into.
+
+What enters is an fx node; a node that eager refuses is refused here too, so that it is called, and eager's own error is
+raised.  Other operations wrap such a number around (`x + 300` of bytes) or promote it.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import fx
+from torch._ops import OpOverload, OpOverloadPacket
+
+from lowering.errors import Unsupported
+
+aten = torch.ops.aten
+
+CONVERTING: frozenset[OpOverloadPacket] = frozenset(
+    (
+        aten.addcdiv,
+        aten.addcmul,
+        aten.clamp,
+        aten.clamp_max,
+        aten.clamp_min,
+        aten.constant_pad_nd,
+        aten.fill,
+        aten.full,
+        aten.full_like,
+        aten.hardtanh,
+        aten.index_fill,
+        aten.masked_fill,
+        aten.new_full,
+        aten.scalar_tensor,
+        aten.scatter,
+        aten.threshold,
+        aten.where,
+    )
+)
+"""Operations whose numbers become elements of the result, are compared with them or multiply them."""
+
+
+def refuse_overflow(node: fx.Node) -> None:
+    """Refuse a call with a number that does not fit into the dtype of its result.
+
+    Raises:
+        Unsupported: it does not.
+    """
+    target, val = node.target, node.meta.get("val")
+    if not (isinstance(target, OpOverload) and target.overloadpacket in CONVERTING and isinstance(val, torch.Tensor)):
+        return
+    arguments = target._schema.arguments
+    given = [*zip(arguments, node.args, strict=False)]
+    given += [(argument, node.kwargs[argument.name]) for argument in arguments if argument.name in node.kwargs]
+    for argument, number in given:
+        if "number" not in str(argument.type) or not isinstance(number, (int, float)):
+            continue
+        if not fits(number, val.dtype):
+            raise Unsupported(f"{number} does not fit into {val.dtype}")
+
+
+def fits(number: int | float, dtype: torch.dtype) -> bool:
+    """Does eager convert the number?  Into unsigned integers it converts negative ones, too.
+
+    >>> fits(300, torch.uint8), fits(-255, torch.uint8), fits(1e10, torch.float16), fits(-math.inf, torch.float16)
+    (False, True, False, True)
+    """
+    if isinstance(number, bool) or dtype is torch.bool:
+        return True
+    if dtype.is_floating_point:
+        return not math.isfinite(number) or abs(number) <= torch.finfo(dtype).max
+    if dtype.is_complex:
+        return True
+    info = torch.iinfo(dtype)
+    return (info.min or -info.max) <= number <= info.max
