@@ -38,7 +38,7 @@ from fusion.joint.seeds import has_seeds
 from fusion.joint.widths import fix_widths
 from fusion.options import Options
 from fusion.runtime.overlaps import watch_overlaps
-from fusion.runtime.recording import Recorder
+from fusion.runtime.recording import Recorder, forget_recordings
 from fusion.runtime.second_derivatives import watch_derivatives
 from fusion.runtime.surroundings import refuse_fake_inputs, watch_surroundings
 from fusion.settings import settings_fixed
@@ -83,6 +83,11 @@ class Backend:
     def __reduce__(self) -> tuple[type[Backend], tuple[Options]]:
         """Pickled as its options: a module saved with `torch.save` compiles anew where it is loaded."""
         return Backend, (self.options,)
+
+    def reset(self) -> None:
+        """Called by `torch._dynamo.reset`, which forgets what was compiled."""
+        if self.options.cudagraphs:
+            forget_recordings()
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         try:

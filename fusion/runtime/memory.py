@@ -16,14 +16,18 @@ Boxed: TypeAlias = Callable[[list[object]], tuple[object, ...]]
 
 _native: Any = torch._C._dynamo.guards  # declares less than it has
 
-_ALLOCATORS = {"cpu": _native._empty_strided_cpu, "cuda": _native._empty_strided_cuda}
-
 
 def _called(name: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
     """`function` under a name of its own, for the generated code to read well."""
     named = partial(function)
     named.__name__, named.__module__ = name, "memory"  # type: ignore[attr-defined]  # partials take attributes
     return named
+
+
+_ALLOCATORS = {
+    "cpu": _called("empty", _native._empty_strided_cpu),
+    "cuda": _called("empty", _native._empty_strided_cuda),
+}
 
 
 def allocator(device: torch.device, main: torch.device | None) -> Callable[..., torch.Tensor] | None:
@@ -35,7 +39,7 @@ def allocator(device: torch.device, main: torch.device | None) -> Callable[..., 
     torch.Size([2, 3])
     """
     if device.type == "cpu" or (device == main and device.type in _ALLOCATORS):
-        return _called("empty", _ALLOCATORS[device.type])
+        return _ALLOCATORS[device.type]
     return None
 
 

@@ -11,6 +11,7 @@ tensors on the CPU, inputs that are changed in place and may lie elsewhere at th
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import TypeAlias, cast
 
@@ -79,6 +80,12 @@ def refusal(graph: fx.GraphModule, *, backward: bool) -> str:
 
     node = get_first_incompatible_cudagraph_node(graph)
     return "" if node is None else f"{node.target} waits for the device, or has a size that only data tell"
+
+
+def forget_recordings() -> None:
+    """Give back the memory of all that was recorded in this process, by whatever compiler; none of it may run again."""
+    if "torch._inductor.cudagraph_trees" in sys.modules:
+        sys.modules["torch._inductor.cudagraph_trees"].reset_cudagraph_trees()
 
 
 def _recorded(compiled: Boxed, graph: fx.GraphModule, label: str, device: int) -> Boxed:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -111,3 +113,15 @@ def test_forward_and_backward_are_recorded(monkeypatch: pytest.MonkeyPatch) -> N
     assert len(changed) == 3 and set(changed) <= set(forward["fixed"])  # type: ignore[arg-type, call-overload]
     assert not backward["mutated_input_idxs"]
     assert all("recorded as a CUDA graph" in graph.notes for graph in fusion.report(f).graphs)
+
+
+def test_what_was_recorded_is_given_back_with_what_was_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    given_back: list[str] = []
+    trees = SimpleNamespace(reset_cudagraph_trees=lambda: given_back.append("all"))
+    monkeypatch.setitem(sys.modules, "torch._inductor.cudagraph_trees", trees)
+    fusion.fuse(lambda x: x + 1)(torch.ones(3))
+    torch._dynamo.reset()
+    assert given_back == []
+    fusion.fuse(lambda x: x + 1, mode="reduce-overhead")(torch.ones(3))
+    torch._dynamo.reset()
+    assert given_back == ["all"]
