@@ -21,7 +21,7 @@ from threading import Event, Thread, Timer
 
 import torch
 
-from benchmarks.opinfo.verdict import TimeUp, limited
+from benchmarks.limit import TimeUp, limited
 from tests.random_programs.builder import LARGEST
 from tests.random_programs.grammar import generate
 from tests.random_programs.judge import Verdict, judge

@@ -17,8 +17,9 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.limit import TimeUp, limited
 from benchmarks.opinfo.pairs import DTYPES, Pair, pairs
-from benchmarks.opinfo.verdict import TimeUp, Verdict, judge, limited
+from benchmarks.opinfo.verdict import Verdict, judge
 
 SHOWN = 100
 """Characters of a reason in the table."""

@@ -9,13 +9,10 @@ or runs differently from eager, is not counted.
 
 from __future__ import annotations
 
-import signal
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from types import FrameType
 
 import torch
 from torch import Tensor
@@ -66,26 +63,6 @@ class Verdict:
     def native(self) -> bool:
         """Does everything run in generated kernels?"""
         return self.status == "pass" and not self.externs
-
-
-class TimeUp(BaseException):
-    """A pair has used up its time."""
-
-
-@contextmanager
-def limited(seconds: int) -> Iterator[None]:
-    """Raise `TimeUp` in the body after `seconds`; only in the main thread."""
-
-    def stop(number: int, frame: FrameType | None) -> None:
-        raise TimeUp
-
-    previous = signal.signal(signal.SIGALRM, stop)
-    signal.alarm(seconds)
-    try:
-        yield
-    finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, previous)
 
 
 def judge(pair: Pair, device: str, *, count: int = 3, backward: bool = True, target: str | None = None) -> Verdict:
