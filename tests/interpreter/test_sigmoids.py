@@ -60,12 +60,28 @@ def test_every_number(function: Function, dtype: torch.dtype) -> None:
     assert bool((error <= 2 * torch.maximum(theirs, rounding) + torch.finfo(dtype).tiny).all())
 
 
-def test_a_gradient_computes_its_tanh_once() -> None:
-    """1 + tanh(x) and 1 - tanh(x)² share it."""
+def tanh_gradient(x: torch.Tensor) -> torch.Tensor:
+    """1 + tanh(x) and 1 - tanh(x)², as the gradient of GELU has both."""
+    bent = torch.tanh(x)
+    return (1 + bent) + x * (1 - bent * bent)
 
-    def gradient(x: torch.Tensor) -> torch.Tensor:
-        bent = torch.tanh(x)
-        return (1 + bent) + x * (1 - bent * bent)
 
-    source = TARGET.emit(only_kernel(gradient, torch.randn(64, dtype=torch.float16)))
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_a_gradient_takes_one_exponential(dtype: torch.dtype) -> None:
+    x = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).to(torch.int16).view(dtype)
+    kernel = only_kernel(tanh_gradient, x)
+    source = TARGET.emit(kernel)
+    assert source.count("tl.exp2(") == 1 and "tanh(" not in source
+    out = torch.full_like(x, 7.0)
+    TARGET.build(kernel, source)(x, out)
+    eager, want = tanh_gradient(x).double(), tanh_gradient(x.double())
+    assert torch.equal(out.isnan(), eager.isnan())
+    number = torch.isfinite(want)
+    error, theirs = ((result.double() - want)[number].abs() for result in (out, eager))
+    rounding = want[number].abs() * torch.finfo(dtype).eps / 2
+    assert bool((error <= 2 * torch.maximum(theirs, rounding) + 1e-6).all())
+
+
+def test_a_tanh_that_is_wanted_itself_is_computed() -> None:
+    source = TARGET.emit(only_kernel(lambda x: torch.tanh(x) * (1 + torch.tanh(x)), torch.randn(64).half()))
     assert source.count("_quick_tanh(") == 2  # its definition, and one call

@@ -3,18 +3,19 @@
 What enters is a body whose results are rounded so much that the last bits of these cannot be seen; what leaves is an
 equal one that takes fewer operations for each element of a tile, and that does not cancel where x is far below 0:
 
-    1 + tanh(x)        →  2 / (1 + exp2(-2 · log₂e · x))
+    1 + tanh(x)        →  s  with  s = 2 / (1 + exp2(-2 · log₂e · x))
+    1 - tanh(x)²       →  s · (2 - s)
     ½ · y · (2 / d)    →  y / d
     1 + erf(x)         →  erfc(-x)
 
-Only where nothing else needs the tanh or erf, as its own derivative does.
+Only where nothing else needs the tanh or erf: by itself tanh is wanted to the last bits near 0 as well.
 """
 
 from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import torch
@@ -22,27 +23,29 @@ import torch
 from lowering.expr import Const, Expr, Op, const, postorder, rewrite
 from lowering.kernel import Stmt, Store, statements, values_of
 
-_TWO = const(2.0, torch.float32)
+_ONE, _TWO = const(1.0, torch.float32), const(2.0, torch.float32)
 
 
 def as_sigmoids(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """`body` with the sums in what it stores rewritten; the same statements where there are none."""
     every = list(postorder(*(value for stmt in statements(body) for value in values_of(stmt))))
     uses = Counter(child for node in every for child in node.children())
+    known = _Bent(every, uses)
 
     def rule(node: Expr) -> Expr | None:
-        if not isinstance(node, Op) or node.name not in ("add", "mul") or node.dtype is not torch.float32:
+        if not isinstance(node, Op) or node.name not in ("add", "sub", "mul") or node.dtype is not torch.float32:
             return None
         first, second = node.args
         if node.name == "mul":
-            return _divided(first, second) or _divided(second, first)
-        bent, one = (first, second) if isinstance(second, Const) else (second, first)
-        if not (isinstance(one, Const) and one.value == 1.0 and isinstance(bent, Op) and uses[bent] == 1):
+            return known.divided(first, second) or known.divided(second, first)
+        if (bent := known.squared(node)) is not None:
+            sigmoid = known.sigmoid(bent)
+            return Op("mul", (sigmoid, Op("sub", (_TWO, sigmoid), torch.float32)), torch.float32)
+        if (bent := known.summed(node)) is None:
             return None
         if bent.name == "tanh":
-            power = Op("exp2", (_times(bent.args[0], -2.0 / math.log(2.0)),), torch.float32)
-            return Op("truediv", (_TWO, Op("add", (power, one), torch.float32)), torch.float32)
-        return Op("erfc", (_times(bent.args[0], -1.0),), torch.float32) if bent.name == "erf" else None
+            return known.sigmoid(bent)
+        return Op("erfc", (_times(bent.args[0], -1.0),), torch.float32)
 
     def rebuilt(stmt: Stmt) -> Stmt:
         if not isinstance(stmt, Store):
@@ -53,13 +56,71 @@ def as_sigmoids(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     return tuple(rebuilt(stmt) for stmt in body)
 
 
-def _divided(factor: Expr, sigmoid: Expr) -> Expr | None:
-    """A product with 2 / d as a quotient, where the other factor holds a constant that takes in the 2."""
-    if not (isinstance(sigmoid, Op) and sigmoid.name == "truediv" and sigmoid.args[0] is _TWO):
+class _Bent:
+    """The tanh and erf of a body of which only 1 + f, or of a tanh 1 - f², is wanted."""
+
+    def __init__(self, every: Sequence[Expr], uses: Counter[Expr]) -> None:
+        self._uses = uses
+        self._free = {bent for bent, count in Counter(self._wanted(every)).items() if count == uses[bent]}
+        self._several = {bent for bent in self._free if uses[bent] > 1}
+        self._kept: set[Expr] = set()
+
+    def _wanted(self, every: Sequence[Expr]) -> Iterator[Expr]:
+        """Each tanh or erf, once for each of its uses that can be rewritten."""
+        for node in every:
+            if isinstance(node, Op) and node.dtype is torch.float32:
+                if (bent := _summed(node)) is not None:
+                    yield bent
+                if (bent := _squared(node)) is not None and self._uses[node.args[1]] == 1:
+                    yield from (bent, bent)
+
+    def summed(self, node: Op) -> Op | None:
+        """`f` of a node 1 + f that may be rewritten."""
+        return bent if (bent := _summed(node)) in self._free else None
+
+    def squared(self, node: Op) -> Op | None:
+        """`f` of a node 1 - f² that may be rewritten."""
+        return bent if (bent := _squared(node)) in self._free else None
+
+    def sigmoid(self, bent: Op) -> Expr:
+        """1 + tanh as a quotient, one node however often it is asked for."""
+        power = Op("exp2", (_times(bent.args[0], -2.0 / math.log(2.0)),), torch.float32)
+        made = Op("truediv", (_TWO, Op("add", (power, _ONE), torch.float32)), torch.float32)
+        if bent in self._several:
+            self._kept.add(made)
+        return made
+
+    def divided(self, factor: Expr, sigmoid: Expr) -> Expr | None:
+        """A product with 2 / d as a quotient, where the other factor holds a constant that takes in the 2."""
+        if not (isinstance(sigmoid, Op) and sigmoid.name == "truediv" and sigmoid.args[0] is _TWO):
+            return None
+        if sigmoid in self._kept:
+            return None
+        if not (isinstance(factor, Op) and factor.name == "mul" and any(isinstance(arg, Const) for arg in factor.args)):
+            return None
+        return Op("truediv", (_times(factor, 2.0), sigmoid.args[1]), torch.float32)
+
+
+def _summed(node: Op) -> Op | None:
+    """`f` where `node` is 1 + f, of a tanh or erf."""
+    if node.name != "add":
         return None
-    if not (isinstance(factor, Op) and factor.name == "mul" and any(isinstance(arg, Const) for arg in factor.args)):
+    first, second = node.args
+    bent, one = (first, second) if isinstance(second, Const) else (second, first)
+    if isinstance(one, Const) and one.value == 1.0 and isinstance(bent, Op) and bent.name in ("tanh", "erf"):
+        return bent
+    return None
+
+
+def _squared(node: Op) -> Op | None:
+    """`f` where `node` is 1 - f · f, of a tanh."""
+    if node.name != "sub":
         return None
-    return Op("truediv", (_times(factor, 2.0), sigmoid.args[1]), torch.float32)
+    one, square = node.args
+    if not (isinstance(one, Const) and one.value == 1.0 and isinstance(square, Op) and square.name == "mul"):
+        return None
+    bent, same = square.args
+    return bent if bent is same and isinstance(bent, Op) and bent.name == "tanh" else None
 
 
 def _times(expr: Expr, factor: float) -> Expr:
