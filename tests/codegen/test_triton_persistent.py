@@ -45,6 +45,15 @@ def activated(m: int | sympy.Expr, n: int, k: int, *, smooth: bool) -> Kernel:
     return kernel("activated", (*params, out), axes, Loop((r,), (dot,)), store)
 
 
+def graded(m: int, n: int, k: int, factor: Expr) -> Kernel:
+    """(a · bᵀ) · factor, as in the gradient of an activation"""
+    dot = Fold("acc", "dot", (load("a", k * i + r, BF16), load("b", k * j + r, BF16)), (r,), F32, (i,), (j,))
+    params = (param("a", BF16, m, k), param("b", BF16, n, k), param("bias", BF16, n), param("c", BF16, m, n))
+    axes: dict[sympy.Symbol, tuple[object, Role]] = {i: (m, GRID), j: (n, GRID), r: (k, LOOP)}
+    store = Store("out", n * i + j, Cast(op("mul", dot.ref, factor), BF16))
+    return kernel("graded", (*params, param("out", BF16, m, n, written=True)), axes, Loop((r,), (dot,)), store)
+
+
 def chosen(made: Kernel) -> tuple[int, int, int, int]:
     config = TARGET.configs(made)[0]
     assert config.persistent
@@ -67,6 +76,12 @@ def test_long_sums_leave_little_to_hide() -> None:
     short, long = (block(activated(8192, 8192, k, smooth=True)) for k in (1024, 16384))
     assert reached(short) < 0.8 < 0.9 < reached(long)
     assert work_of(block(activated(8192, 8192, 1024, smooth=False))) == 0
+
+
+def test_functions_of_loaded_tiles_are_work_and_those_of_rows_are_not() -> None:
+    tile, row = Cast(load("c", 3072 * i + j, BF16), F32), Cast(load("bias", j, BF16), F32)
+    of_tile, of_row, plain = (work_of(block(graded(8192, 3072, 768, f))) for f in (gelu(tile), gelu(row), tile))
+    assert of_tile > 40 > of_row == plain == 0
 
 
 def test_every_configuration_is_priced() -> None:

@@ -14,9 +14,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, programs
-from codegen.triton.products.descriptors import NARROWEST, applies, divided, loads_tiles, stack_of
+from codegen.triton.products.descriptors import NARROWEST, applies, divided, loads_tiles, stack_of, tile_loads
 from codegen.triton.rewrites.sigmoids import as_sigmoids
-from lowering.expr import Op, TileRef, postorder
+from lowering.expr import Expr, Op, TileRef, postorder
 from lowering.kernel import Store, values_of
 
 
@@ -118,10 +118,13 @@ def _rounds(parts: Sequence[Blocked], form: Config) -> float:
 
 
 def work_of(blocked: Blocked) -> int:
-    """Operations for each element of the results, in additions, beyond the few that cost nothing beside their store."""
+    """Operations for each element of the results, in additions, beyond the few that cost nothing beside their store.
+
+    What is computed of loaded tiles counts as what is computed of the sums; of a row or column of numbers it does not.
+    """
     stores = [stmt for stmt in as_sigmoids(blocked.body) if isinstance(stmt, Store)]
     nodes = list(postorder(*(value for stmt in stores for value in values_of(stmt))))
-    made = set()
+    made: set[Expr] = set(tile_loads(blocked, nodes))
     total = 0
     for node in nodes:
         if isinstance(node, TileRef) or any(child in made for child in node.children()):

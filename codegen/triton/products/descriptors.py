@@ -17,7 +17,7 @@ program's batch.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import sympy
@@ -44,13 +44,17 @@ LONG_ROW = 256
 
 def loads_tiles(blocked: Blocked) -> bool:
     """Does the epilogue load whole tiles, rather than a row or column of numbers?"""
-    grid = {dim.symbol for dim in blocked.grid() if dim.name != "b"}
     values = [value for stmt in blocked.body if isinstance(stmt, Store) for value in values_of(stmt)]
-    spans = (
-        {symbol for index in load.index if not isinstance(index, Expr) for symbol in index.free_symbols}
-        for load in loads(*values)
-    )
-    return any(len(span & grid) > 1 for span in spans)
+    return any(tile_loads(blocked, values))
+
+
+def tile_loads(blocked: Blocked, values: Sequence[Expr]) -> Iterator[Load]:
+    """The loads below `values` that differ from row to row as well as from column to column."""
+    grid = {dim.symbol for dim in blocked.grid() if dim.name != "b"}
+    for load in loads(*values):
+        symbols = {s for index in load.index if not isinstance(index, Expr) for s in index.free_symbols}
+        if len(symbols & grid) > 1:
+            yield load
 
 
 def loaded_tiles(blocked: Blocked) -> dict[Load, Matrix]:
