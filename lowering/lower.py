@@ -21,9 +21,11 @@ from lowering.builder import GENERATED_DTYPES, load_of, origin_of
 from lowering.calls import Calls, FxValue
 from lowering.errors import Unsupported
 from lowering.expr import Load, as_stored
+from lowering.host import KnownNumbers, is_number, joins
 from lowering.overflow import refuse_overflow
 from lowering.program import BufferRef, Contract, Extern, Node, Program, memory_of, reads, writes
 from lowering.registry import RULES
+from lowering.rules.formula import literal
 from lowering.seeded import seeded
 from lowering.sizes import size_of, sizes_of, truth_of, write_over
 from lowering.value import Value
@@ -75,6 +77,8 @@ class Lowering(Calls):
         super().__init__(contractions, scatters)
         self.inputs: list[str | sympy.Symbol | None] = []
         self.constants: dict[str, torch.Tensor] = {}
+        self.numbers = KnownNumbers()
+        self.brought: dict[fx.Node, Value] = {}  # numbers of the host, as they are on the device
 
     def run(self) -> Program:
         outputs: tuple[BufferRef | sympy.Expr | None, ...] = ()
@@ -138,6 +142,7 @@ class Lowering(Calls):
             raise Unsupported(f"attribute {node.target} is neither a tensor nor a graph", origin=origin_of(node))
         value = self._tensor_buffer(node, found)
         self.constants[self.realised[node]] = found
+        self.numbers.add(node, found)
         return value
 
     def _tensor_buffer(self, node: fx.Node, val: torch.Tensor) -> Value:
@@ -167,6 +172,7 @@ class Lowering(Calls):
             given = self.values[seed]  # type: ignore[index]  # a node
             assert isinstance(given, Value)
             args, self.given_seed = tuple(rest), given
+        self.numbers.compute(node)
         registered = RULES.get(target) if isinstance(target, OpOverload) else None
         if registered is None:
             return self.extern(node, "no rule")
@@ -179,6 +185,7 @@ class Lowering(Calls):
             del self.nodes[before[0] :]
             for name in set(self.buffers) - before[1]:
                 del self.buffers[name], self.origins[name]
+            self.brought = {arg: value for arg, value in self.brought.items() if value.buffer() in self.buffers}
             return self.extern(node, refusal.message)
         if isinstance(result, tuple):
             metas = node.meta["val"]
@@ -213,8 +220,9 @@ class Lowering(Calls):
                     continue
                 if tensor.dtype not in GENERATED_DTYPES:
                     raise Unsupported(f"{tensor.dtype} is not generated")
-                if self.device is not None and tensor.device != self.device:
-                    raise Unsupported(f"a tensor on {tensor.device} among others on {self.device}")
+                place = self.device
+                if place is not None and tensor.device != place and not (is_number(tensor) and joins(node, place)):
+                    raise Unsupported(f"a tensor on {tensor.device} among others on {place}")
                 if tensor.layout is not torch.strided:
                     raise Unsupported(f"{tensor.layout} tensors are not generated")
 
@@ -226,10 +234,25 @@ class Lowering(Calls):
 
     def _rule_arg(self, arg: object) -> object:
         if isinstance(arg, fx.Node):
-            return self.values[arg]
+            return self._on_device(arg)
         if isinstance(arg, (list, tuple)):
             return [self._rule_arg(part) for part in arg]
         return arg
+
+    def _on_device(self, arg: fx.Node) -> FxValue:
+        """What an operand stands for; a number of the host, as it is on the device."""
+        value = self.values[arg]
+        if self.device is None or not isinstance(value, Value) or value.device == self.device:
+            return value
+        number = self.numbers[arg]
+        if number is not None:
+            return Value((), value.dtype, self.device, literal(number, value.dtype))
+        if arg not in self.brought:
+            out = self.buffer(value.dtype, (), (), self.device, arg.name)
+            target, given = torch.ops.aten._to_copy.default, (BufferRef(self.tensor(arg)),)
+            self.nodes.append(Extern((out.name,), target, given, {"device": self.device}))
+            self.brought[arg] = load_of(out)
+        return self.brought[arg]
 
     def _told_by(self, node: fx.Node, size: sympy.Symbol) -> None:
         """Call what gives a number that nothing tells beforehand."""

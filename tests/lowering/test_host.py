@@ -1,0 +1,64 @@
+"""Numbers of the host among tensors of a device: constants where they are known, else copied once.
+
+The device is `meta` here; numbers are compared on a GPU, in `tests/gpu/test_host_gpu.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from lowering.decompositions import decompositions
+from lowering.expr import Const, postorder
+from lowering.lower import lower
+from lowering.program import Extern, Program
+
+
+def lowered(f: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Program:
+    functional = torch.func.functionalize(f)
+    return lower(make_fx(functional, decompositions(), "fake")(*inputs), device=torch.device("meta"))
+
+
+def constants(program: Program) -> set[float]:
+    exprs = [expr for node in program.nodes if not isinstance(node, Extern) for expr in node.exprs]
+    return {part.value for part in postorder(*exprs) if isinstance(part, Const)}
+
+
+@pytest.mark.parametrize(
+    ("f", "expected"),
+    [
+        (lambda x: torch.where(x > 0.5, x, torch.tensor(-1e4)), -1e4),
+        (lambda x: x.masked_fill(x > 0.5, torch.tensor(float("-inf"))), float("-inf")),
+        (lambda x: x / torch.sqrt(torch.tensor(64.0, dtype=torch.float64)), 8.0),
+        (lambda x: x * torch.full([], 3), 3.0),
+        (lambda x: x - torch.tensor([1.0, 2.0, 3.0]).sum(), None),
+    ],
+    ids=["where", "masked_fill", "root", "full", "of more than numbers"],
+)
+def test_known_numbers_are_constants(f: Callable[..., torch.Tensor], expected: float | None) -> None:
+    program = lowered(f, torch.empty(4, 5, device="meta"))
+    calls = [node for node in program.nodes if isinstance(node, Extern)]
+    if expected is None:
+        assert [call.name for call in calls][-1] == "aten._to_copy.default"
+    else:
+        assert not calls and expected in constants(program)
+
+
+def test_others_are_copied_once() -> None:
+    def f(x: torch.Tensor, s: torch.Tensor) -> torch.Tensor:
+        return torch.where(x > s, x * s, s) + 1
+
+    program = lowered(f, torch.empty(4, 5, device="meta"), torch.tensor(2.0))
+    (call,) = (node for node in program.nodes if isinstance(node, Extern))
+    assert call.name == "aten._to_copy.default" and call.reads == ("s_1",) and not call.reason
+
+
+def test_random_numbers_and_rows_of_the_host_stay_calls() -> None:
+    program = lowered(lambda x: x * torch.rand(()), torch.empty(4, device="meta"))
+    assert [node.name for node in program.nodes if isinstance(node, Extern)] == [
+        "aten.rand.default",
+        "aten._to_copy.default",
+    ]
