@@ -135,7 +135,8 @@ def _family(config: Config) -> tuple[int, int, bool, int]:
 
 def _widened(blocked: Blocked, config: Config, warps: int) -> Config:
     """`config` on more warps, with as much larger a block of what is spread over programs, if it has one to enlarge."""
-    factor, dim = warps // config.num_warps, next((dim for dim in blocked.dims if dim.role is Role.GRID), None)
+    spread = (dim for dim in blocked.dims if dim.role is Role.GRID and not blocked.single(dim))
+    factor, dim = warps // config.num_warps, next(spread, None)
     if factor == 1 or dim is None:
         return replace(config, num_warps=warps)
     most = power_of_two(extent(dim.size))

@@ -50,6 +50,14 @@ def test_independent_kernels_are_one_function_on_ranges_of_programs() -> None:
 
 
 @compiles
+def test_odd_rows_stay_one_per_program_beside_others_with_more_warps() -> None:
+    odd, wide = softmax(2048, 50257, Role.LOOP, F16), softmax(64, 32768, Role.WHOLE, F16)
+    text = TARGET.emit(packed("packed", odd, wide))
+    assert '"num_warps": 32' in text and "r_shift = program % 8" in text
+    assert stages(packed("packed", odd, wide))["cubin"]
+
+
+@compiles
 def test_persistent_parts_share_warps_and_stages() -> None:
     made = packed("packed", matmul(4096, 4096, 512, BF16, out=BF16), gated(4096, 1024, 512, turned=True))
     text = TARGET.emit(made)

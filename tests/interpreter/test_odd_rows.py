@@ -20,6 +20,7 @@ import fusion
 from codegen.triton import Config, TritonTarget
 from lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F16, F32, assert_same, expected, tensors
+from tests.codegen.kernels.pointwise import normalised
 from tests.codegen.kernels.rows import fold, shifted_softmax, softmax
 
 TARGET = TritonTarget()
@@ -90,6 +91,7 @@ def test_rows_of_any_number_and_length() -> None:
 WALKS = {
     "softmax": softmax(3, 8193, Role.LOOP, F16),
     "softmax in one block": softmax(2, 9001, Role.LOOP, F32),
+    "map": normalised(530, 8193, F16),
     "largest": fold("argmax", 2, 8195, Role.LOOP),
     "apart": shifted_softmax(3, 8193, 8211, 8195, 3, BF16),
     "with an aligned result": shifted_softmax(3, 8193, 8195, 8200, 1, BF16),

@@ -85,6 +85,10 @@ class Blocked:
         spread = [dim for dim in self.dims if dim.role is Role.GRID]
         return tuple(sorted(spread, key=lambda dim: "byxmn".index(dim.name)))
 
+    def single(self, dim: Dim) -> bool:
+        """Does a program take one point of `dim` only, because a walk in it begins at another place for each?"""
+        return any(dim.symbol in other.shift.free_symbols for other in self.dims)
+
     @property
     def dots(self) -> tuple[Fold, ...]:
         """The contractions, in order."""

@@ -8,9 +8,10 @@ from dataclasses import replace
 import sympy
 import torch
 
+from codegen.triton.blocks.config import PROGRAMS, extent
 from codegen.triton.blocks.contraction import contraction_dims
-from codegen.triton.blocks.dims import Blocked, dots_of
-from codegen.triton.blocks.rows import row_dims, too_tall
+from codegen.triton.blocks.dims import Blocked, Dim, dots_of
+from codegen.triton.blocks.rows import row_dims, row_values, too_tall
 from codegen.triton.blocks.shifted import shifted
 from codegen.triton.rewrites.exponentials import in_powers_of_two
 from codegen.triton.rewrites.groups import grouped
@@ -20,8 +21,11 @@ from codegen.triton.rewrites.vectors import unrolled
 from codegen.triton.rewrites.walk import walked
 from lowering.expr import Cast, Expr
 from lowering.indexing import ZERO, simplify, substitute_all
-from lowering.kernel import Fold, Kernel, Loop, Prefix, Stmt, statements, values_of, with_values
+from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, statements, values_of, with_values
 from lowering.scalar_ops import HALVES
+
+MANY = 4
+"""Rows per multiprocessor that keep it busy, if each is walked by a program of its own."""
 
 
 def block(kernel: Kernel) -> Blocked:
@@ -34,7 +38,7 @@ def block(kernel: Kernel) -> Blocked:
         kernel = walked(kernel)
         dims = row_dims(kernel)
     if not dots:
-        kernel, dims = shifted(kernel, dims)
+        kernel, dims = shifted(*_walked_along_rows(kernel, dims))
     digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes}  # of size 1, if in no dim
     for dim in dims:
         digits.update(dim.digits())
@@ -42,6 +46,20 @@ def block(kernel: Kernel) -> Blocked:
     dims = tuple(replace(dim, shift=simplify(dim.shift.xreplace(digits), sizes)) for dim in dims)
     body = _rewrite(kernel.body, digits, sizes)
     return Blocked(kernel, dims, in_powers_of_two(body) if dots and is_rounded(kernel) else body)
+
+
+def _walked_along_rows(kernel: Kernel, dims: tuple[Dim, ...]) -> tuple[Kernel, tuple[Dim, ...]]:
+    """A map of many long rows, of which numbers are read, as a walk per row, if that is shifted then; else as it is."""
+    axes = [axis for dim in dims for axis in dim.axes]
+    rows = sympy.Mul(*(axis.size for axis in axes[:-1]))
+    if len(axes) < 2 or any(dim.role is not Role.GRID or dim.name == "y" for dim in dims):
+        return kernel, dims
+    if extent(rows) < MANY * PROGRAMS or not row_values(kernel, axes):
+        return kernel, dims
+    changed = walked(kernel, (axes[-1].symbol,))
+    moved = row_dims(changed)
+    _, after = shifted(changed, moved)
+    return (changed, moved) if any(dim.shift != 0 for dim in after) else (kernel, dims)
 
 
 def _rewrite(

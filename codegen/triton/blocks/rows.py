@@ -79,12 +79,17 @@ def _by_rows(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
         return False
     if not grid[-1].size.is_Integer:
         return True  # to divide by a number of 64 bits costs more than all else
-    loads = direct_loads(kernel)
-    rows = [offset for _, offset in loads if outer & offset.free_symbols and last not in offset.free_symbols]
-    streams = [*loads, *((store.param, store.offset) for store in stores)]
+    streams = [*direct_loads(kernel), *((store.param, store.offset) for store in stores)]
     streams = [(name, offset) for name, offset in streams if coefficient(offset, last) == 1]
     odd = sum(not _aligned(kernel, name, offset, outer) for name, offset in streams)
-    return len(rows) > odd
+    return len(row_values(kernel, grid)) > odd
+
+
+def row_values(kernel: Kernel, grid: Sequence[KernelAxis]) -> list[sympy.Expr]:
+    """The offsets of what is read for each row, once for all points of the last axis."""
+    last, outer = grid[-1].symbol, {axis.symbol for axis in grid[:-1]}
+    offsets = load_offsets(kernel)
+    return [offset for offset in offsets if outer & offset.free_symbols and last not in offset.free_symbols]
 
 
 def _aligned(kernel: Kernel, name: str, offset: sympy.Expr, outer: Collection[sympy.Symbol]) -> bool:

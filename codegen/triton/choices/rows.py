@@ -36,9 +36,8 @@ def candidates(blocked: Blocked) -> tuple[Config, ...]:
     for warps in (default.num_warps // 2, default.num_warps * 2):
         if 1 <= warps <= 32:
             found.append(replace(default, num_warps=warps))
-    alone = {symbol for dim in blocked.dims for symbol in dim.shift.free_symbols}  # a walk begins at one place
     for dim in blocked.dims:
-        if dim.symbol in alone:
+        if blocked.single(dim):
             continue
         for size in (default.block(dim.name) // 2, default.block(dim.name) * 2):
             if dim.role is not Role.WHOLE and 1 <= size <= min(16384, power_of_two(extent(dim.size))):

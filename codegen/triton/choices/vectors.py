@@ -41,7 +41,7 @@ def candidates(blocked: Blocked) -> tuple[Config, ...]:
     found = []
     for rows, along, words in shapes:
         rows = min(rows, power_of_two(extent(dims["x"].size)))
-        while rows > 1 and extent(dims["x"].size) < rows * PROGRAMS:
+        while rows > 1 and (extent(dims["x"].size) < rows * PROGRAMS or blocked.single(dims["x"])):
             rows //= 2
         steps = max(1, min(along // size // held, power_of_two(extent(dims["r"].size))))
         blocks = {"x": rows, "r": steps, "q": held}
@@ -154,14 +154,15 @@ def _is_product(blocked: Blocked) -> bool:
     grid, last = {dim.symbol for dim in blocked.grid()}, blocked.dims[-1].symbol
     if any(isinstance(stmt, Prefix) for stmt in statements(blocked.body)):
         return False
-    for fold in _sums(blocked):
+    sums = _sums(blocked)
+    for fold in sums:
         if fold.op != "sum" or not all(isinstance(term, Op) and term.name == "mul" for term in _terms(fold.args[0])):
             return False
         plain = [load.index[0] for load in loads(*fold.args) if not isinstance(load.index[0], Expr)]
         rows = [offset for offset in plain if grid & offset.free_symbols]
         if len(rows) == len(plain) or not any(coefficient(offset, last) == 1 for offset in rows):
             return False
-    return True
+    return bool(sums)
 
 
 def _sums(blocked: Blocked) -> list[Fold]:

@@ -120,6 +120,7 @@ def lay_out(blocked: Blocked, config: Config, grid_depth: int = 0, *, within_lim
     `within_limit`: see `Layout`.
     """
     tiled = tuple(dim for dim in blocked.dims if dim.role is not Role.GRID or config.block(dim.name) > 1)
+    assert not any(blocked.single(dim) for dim in tiled), "rows that begin at different places are walked one by one"
     depth = {dim: grid_depth if dim.role is Role.GRID else 0 for dim in blocked.dims}
 
     def descend(body: Sequence[Stmt], level: int) -> None:
