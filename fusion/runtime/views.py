@@ -11,6 +11,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 
 import torch
+from torch._ops import OpOverload
 
 from fusion.schedule.kernels import KernelCall
 from lowering.program import BufferRef, Extern, Program, memory_of
@@ -29,6 +30,13 @@ _AT_START = frozenset(
 def begins_at_start(call: Extern) -> bool:
     """Is the result a view that begins where its tensor does?  Those that have no rule may be of sparse tensors."""
     return call.is_view and not call.multiple and not call.reason and call.target in _AT_START
+
+
+def only_reads(call: Extern) -> bool:
+    """Does the call neither change nor return what it is given?"""
+    if call.impure or call.is_view or not isinstance(call.target, OpOverload):
+        return False
+    return all(result.alias_info is None for result in call.target._schema.returns)
 
 
 def lone_results(program: Program, steps: Sequence[KernelCall | Extern], fresh: Collection[object]) -> frozenset[str]:
