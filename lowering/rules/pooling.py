@@ -292,14 +292,14 @@ for _count in (2, 3):
 def col2im(
     ctx: Builder,
     x: Value,
-    output_size: Sequence[int],
+    output_size: Sequence[int | sympy.Expr],
     kernel: Sequence[int],
     dilation: Sequence[int],
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> Value:
     """Windows [n, c·kh·kw, windows] summed up where they lay in an image [n, c, h, w]."""
-    sizes = [int(size) for size in output_size]
+    sizes = fixed([sympy.sympify(size) for size in output_size])
     k, d, p, s = (each(a, 2) for a in (kernel, dilation, padding, stride))
     counts = [(n + 2 * q - e * (t - 1) - 1) // f + 1 for n, t, e, q, f in zip(sizes, k, d, p, s, strict=True)]
     *batch, rows, _ = x.shape

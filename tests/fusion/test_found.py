@@ -249,6 +249,16 @@ FOUND = {
         calls=({"A": 6},),
         backward=True,
     ),
+    "the gradient of windows of an image of sizes that are not known": Program(
+        inputs=(Input("x0", ("A", "B", "C"), torch.float32, grad=True),),
+        source="""
+            t0 = F.unfold(x0[None], 2) * 2
+            return (t0,)
+        """,
+        calls=({"A": 2, "B": 3, "C": 5}, {"A": 4, "B": 5, "C": 6}),
+        dynamic=True,
+        backward=True,
+    ),
 }
 
 
