@@ -19,7 +19,7 @@ import torch
 from codegen.triton import Config, TritonTarget
 from lowering.kernel import Kernel
 from tests.codegen.kernels.making import assert_same, expected
-from tests.codegen.kernels.masked import DOCUMENTS, MASKS, WALKS, given, masked
+from tests.codegen.kernels.masked import DOCUMENTS, EACH, MASKS, WALKS, given, masked
 
 TARGET = TritonTarget()
 BLOCKS = Config((("m", 32), ("k", 16), ("n", 16), ("r", 16)))
@@ -43,6 +43,19 @@ def test_masks_in_memory(walk: str, mask: str, split: bool) -> None:
         want = expected(kernel, tensors)
         source = run(kernel, tensors, replace(BLOCKS, split=split))
         assert ("_lower" in source) == (walk != "dkv" or mask not in ("lengths", "flags")) and "_upper" in source
+        assert_same(kernel, tensors, want)
+
+
+@pytest.mark.parametrize("split", [False, True], ids=["one loop", "split"])
+@pytest.mark.parametrize("walk", WALKS)
+def test_a_mask_of_each_score(walk: str, split: bool) -> None:
+    """It is read in every block; only in the last one, apart, is it asked where a row ends."""
+    for sizes in ((1, 96, 128), (1, 50, 90)):
+        kernel = masked(walk, EACH, sizes)
+        tensors = given(kernel, sizes)
+        want = expected(kernel, tensors)
+        source = run(kernel, tensors, replace(BLOCKS, split=split))
+        assert ("_middle" in source) == (split and sizes[1] % 16 > 0)
         assert_same(kernel, tensors, want)
 
 

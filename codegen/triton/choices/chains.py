@@ -20,6 +20,7 @@ from codegen.triton.products.matrix_units import on_matrix_units
 from lowering.expr import index_of, loads
 from lowering.kernel import Loop, Role, statements, values_of
 from lowering.scalar_ops import HALVES
+from lowering.sizes import with_values
 
 _CACHE = 32 << 20  # bytes of what programs that run at once may walk, so that it stays in the L2 cache
 
@@ -128,7 +129,11 @@ def _kind(blocked: Blocked, plain: _Table, skipping: _Table, scanned: _Table) ->
 
 
 def _together(blocked: Blocked) -> int:
-    """Points of the batch dimension whose walked operands fit the cache together, as many in each group of them."""
+    """Points of the batch dimension whose walked operands fit the cache together, as many in each group of them.
+
+    Symbolic sizes are taken as they were when the graph was traced.
+    """
+    known = dict(blocked.kernel.traced)
     rows = {dim.symbol for dim in blocked.grid() if dim.name != "b"}
     walked = 0
     for loop in (stmt for stmt in blocked.body if isinstance(stmt, Loop)):
@@ -136,9 +141,10 @@ def _together(blocked: Blocked) -> int:
         for load in {*loads(*(value for stmt in statements(loop.body) for value in values_of(stmt)))}:
             free = {symbol for index in index_of(load) for symbol in index.free_symbols}
             if along & free and not rows & free:
-                sizes = (extent(dim.size) for dim in blocked.dims if dim.symbol in free and dim.name != "b")
+                dims = (dim for dim in blocked.dims if dim.symbol in free and dim.name != "b")
+                sizes = (extent(with_values(dim.size, known)) for dim in dims)
                 walked += load.dtype.itemsize * math.prod(sizes)
-    batch = next((extent(dim.size) for dim in blocked.grid() if dim.name == "b"), 1)
+    batch = next((extent(with_values(dim.size, known)) for dim in blocked.grid() if dim.name == "b"), 1)
     groups = -(-batch // max(1, _CACHE // max(1, walked)))
     return -(-batch // groups)
 

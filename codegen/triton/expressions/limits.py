@@ -74,6 +74,8 @@ def _ceilings(index: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr], own: 
         if isinstance(expr, (FloorDiv, Mod)):
             whole, by = map(bound, expr.args)
             inside.extend([whole, by + by + whole if may_be_negative(expr.args[0]) else by])
+            if isinstance(expr, FloorDiv) and expr.args[1].is_Integer:
+                return Counter({term: -(-count // int(expr.args[1])) for term, count in whole.items()})
             return whole if isinstance(expr, FloorDiv) else by
         raise NotImplementedError(expr)
 

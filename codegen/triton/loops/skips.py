@@ -60,7 +60,7 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
     if dim.shift != 0:
         return _from_aligned(values, loop, dim, size)
     if loop.where is None:
-        return _with_ragged_end(values, loop, dim, size) if split else (Part(loop, "0", size),)
+        return _with_ragged_end(values, loop, dim, "0", size) if split else (Part(loop, "0", size),)
     every_part = [p for p in conjuncts(loop.where) if not (isinstance(p, Op) and p.name == "and")]
     asked = [part for part in every_part if scan.decides(values.layout, part, dim)]
     plain = _conjunction([part for part in every_part if part not in asked])
@@ -90,7 +90,7 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
         text = f"tl.minimum(tl.cdiv(tl.maximum({every.start}, 0), {block}) * {block}, {size})"
         middle = _named(values, f"{dim.name}_middle", text)
         return Part(loop, start, middle), Part(inside, middle, end)
-    return (Part(loop, start, end),)
+    return _with_ragged_end(values, loop, dim, start, end) if split else (Part(loop, start, end),)
 
 
 def _conjunction(parts: Sequence[Expr]) -> Expr | None:
@@ -123,14 +123,18 @@ def _from_aligned(values: Values, loop: Loop, dim: Dim, size: str) -> tuple[Part
     )
 
 
-def _with_ragged_end(values: Values, loop: Loop, dim: Dim, size: str) -> tuple[Part, ...]:
-    """The full blocks, then the one that reaches past the end, if there is one."""
+def _with_ragged_end(values: Values, loop: Loop, dim: Dim, start: str, end: str) -> tuple[Part, ...]:
+    """The full blocks from `start` to before `end`, then the one that reaches past the end of the axis, if any does."""
     short = dim.size.is_Integer and int(dim.size) < values.layout.config.block(dim.name)
     if short or not values.layout.masked(dim):
-        return (Part(loop, "0", size),)
-    middle = f"{values.index_tile(dim.size).code.at(PRODUCT)} // {dim.constant} * {dim.constant}"
+        return (Part(loop, start, end),)
+    size = values.index_tile(dim.size).code
+    middle = f"{size.at(PRODUCT)} // {dim.constant} * {dim.constant}"
+    if start != "0":  # whole blocks come before it, perhaps all
+        middle = f"tl.maximum({start}, {middle})"
     middle = _named(values, f"{dim.name}_middle", middle)
-    return Part(loop, "0", middle, full=True), Part(loop, middle, size)
+    before = middle if end == size.text else f"tl.minimum({middle}, {end})"
+    return Part(loop, start, before, full=True), Part(loop, middle, end)
 
 
 def longer_for_later_rows(blocked: Blocked) -> bool:

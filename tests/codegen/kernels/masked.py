@@ -65,6 +65,12 @@ MASKS: Mapping[str, Mask] = {
     ),
 }
 
+EACH = Mask(
+    lambda q, k, n: load("each", n[2] * q + k, BOOL),
+    lambda n: (param("each", BOOL, n[1], n[2]),),
+)
+"""A mask of rows and keys, of which no end is known before a walk."""
+
 WALKS: Mapping[str, tuple[Callable[..., Kernel], sympy.Symbol, sympy.Symbol]] = {
     "forward": (online_attention, i, over_symbol(2)),
     "dkv": (attention_dkv, over_symbol(2), j),
@@ -73,12 +79,13 @@ WALKS: Mapping[str, tuple[Callable[..., Kernel], sympy.Symbol, sympy.Symbol]] = 
 """The builder of each kernel, its queries and its keys."""
 
 
-def masked(walk: str, mask: str, sizes: Sizes, width: int = 16) -> Kernel:
+def masked(walk: str, mask: str | Mask, sizes: Sizes, width: int = 16) -> Kernel:
     """An attention kernel with a mask in memory, whose params come first."""
+    mask = MASKS[mask] if isinstance(mask, str) else mask
     made, query, key = WALKS[walk]
     kernel = made(*sizes, width, causal=True)
     (loop,) = (stmt for stmt in kernel.body if isinstance(stmt, Loop))
-    old, new = loop.where, MASKS[mask].sees(query, key, sizes)
+    old, new = loop.where, mask.sees(query, key, sizes)
 
     def rule(node: Expr) -> Expr | None:
         return new if node is old else None
@@ -89,7 +96,7 @@ def masked(walk: str, mask: str, sizes: Sizes, width: int = 16) -> Kernel:
 
     other = Loop(loop.axes, tuple(rebuilt(stmt) for stmt in loop.body), new)
     body = tuple(other if stmt is loop else stmt for stmt in kernel.body)
-    return replace(kernel, params=(*MASKS[mask].params(sizes), *kernel.params), body=body)
+    return replace(kernel, params=(*mask.params(sizes), *kernel.params), body=body)
 
 
 DOCUMENTS: Mapping[str, Callable[[int], torch.Tensor]] = {
@@ -110,6 +117,7 @@ def given(kernel: Kernel, sizes: Sizes, ids: torch.Tensor | None = None) -> list
         "key_ids": ids[:keys],
         "lengths": torch.tensor([0, keys - 30, keys, 1])[:heads],
         "starts": torch.arange(queries) // 29 * 29,
+        "each": (torch.arange(queries * keys).view(queries, keys) * 7 // 5) % 3 == 0,
         "seen": (torch.arange(heads * keys).view(heads, keys) // 23) % 2 == 0,
     }
     made = tensors(kernel)
