@@ -133,10 +133,7 @@ class Backend:
         try:
             if label == "inference" and self._streams(main_device(graph)):  # others were one joint graph, and prepared
                 fix_widths(graph)
-            compiled, report = compile_graph(graph, self.options, label)
-            if recorder is not None:
-                compiled, note = recorder.record(compiled, graph, label)
-                report = replace(report, notes=(*report.notes, note))
+            compiled, report = compile_graph(graph, self.options, label, recorder)
         except Exception as failure:  # any defect of ours must leave the user's program running
             if self.options.strict:
                 located = _located(failure, graph)

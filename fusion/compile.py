@@ -27,6 +27,7 @@ from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
 from fusion.options import WORKSPACE, Options
 from fusion.runtime.memory import on_device
+from fusion.runtime.recording import Recorder
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.alignment import align_rows
@@ -173,12 +174,15 @@ def _scatters(capabilities: Capabilities) -> frozenset[str]:
     return capabilities.scatters & {"max", "min"}
 
 
-def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph") -> tuple[Boxed, Report]:
+def compile_graph(
+    graph: fx.GraphModule, options: Options, label: str = "graph", recorder: Recorder | None = None
+) -> tuple[Boxed, Report]:
     """Compile one ATen graph.
 
     Args:
         graph: functional ATen calls; every node carries its fake tensor in `meta["val"]`.
         label: what the graph is ("forward", "backward", …), for dumps and the report.
+        recorder: what records its launches as a CUDA graph, if that is wanted.
 
     Returns:
         The compiled graph, called with its inputs in one list (which it empties), and the report.
@@ -210,8 +214,12 @@ def compile_graph(graph: fx.GraphModule, options: Options, label: str = "graph")
         trace.within(name).module(body)
     report = Report.of(label, lowered, schedule, built, builder.target.name, hints)
     report = replace(report, tunings=(*report.tunings, *tunings))
+    compiled = on_device(partial(module.forward), main)
+    if recorder is not None:
+        compiled, note = recorder.record(compiled, graph, schedule, label)
+        report = replace(report, notes=(*report.notes, note))
     trace.report(report)
-    return on_device(partial(module.forward), main), report
+    return compiled, report
 
 
 __all__ = ["compile_graph", "schedule_graph"]

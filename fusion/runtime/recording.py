@@ -20,6 +20,10 @@ from torch import fx
 from torch._guards import TracingContext
 from torch._ops import OpOverload
 
+from fusion.schedule import Schedule
+from fusion.schedule.kernels import KernelCall
+from lowering.program import writes
+
 Boxed: TypeAlias = Callable[[list[object]], tuple[object, ...]]
 
 aten = torch.ops.aten
@@ -41,26 +45,28 @@ class Recorder:
     def __init__(self) -> None:
         self._device: int | None = None  # on which forward was recorded
 
-    def record(self, compiled: Boxed, graph: fx.GraphModule, label: str) -> tuple[Boxed, str]:
+    def record(self, compiled: Boxed, graph: fx.GraphModule, schedule: Schedule, label: str) -> tuple[Boxed, str]:
         """What to call instead of `compiled`, and a note of what was done.
 
-        To be called in the tracing context of the region.  `graph` is what `compiled` was made of, `label` what it is.
+        To be called in the tracing context of the region.  `compiled` was made of `graph`, and runs `schedule`.
         """
         backward = label == "backward"
-        reason = "its forward is not" if backward and self._device is None else refusal(graph, backward=backward)
+        reason = "its forward is not"
+        if not backward or self._device is not None:
+            reason = refusal(graph, schedule, backward=backward)
         if reason:
             unrecorded = compiled if self._device is None else _beside_recorded(compiled, self._device)
             return unrecorded, f"not recorded as a CUDA graph: {reason}"
-        device = _devices(graph)[0].index
+        device = _devices(schedule)[0].index
         assert device is not None, "a graph's tensors are on a device with a number"
         if label == "forward":
             self._device = device
         return _recorded(compiled, graph, label, device), "recorded as a CUDA graph"
 
 
-def refusal(graph: fx.GraphModule, *, backward: bool) -> str:
-    """Why `graph` cannot be recorded; empty if it can."""
-    devices = _devices(graph)
+def refusal(graph: fx.GraphModule, schedule: Schedule, *, backward: bool) -> str:
+    """Why `graph`, run by `schedule`, cannot be recorded; empty if it can."""
+    devices = _devices(schedule)
     others = [device for device in devices if device.type != "cuda"]
     if others:
         return f"it has tensors on {others[0]}"
@@ -136,11 +142,14 @@ def _fixed(graph: fx.GraphModule, *, backward: bool) -> list[int]:
     return [] if known is None else list(known.static_input_indices or ())
 
 
-def _devices(graph: fx.GraphModule) -> list[torch.device]:
-    """Where its tensors are, in the order of their appearance."""
-    values = (node.meta.get("val") for node in graph.graph.nodes)
-    parts = (part for value in values for part in (value if isinstance(value, (tuple, list)) else (value,)))
-    return list(dict.fromkeys(part.device for part in parts if isinstance(part, torch.Tensor)))
+def _devices(schedule: Schedule) -> list[torch.device]:
+    """Where the tensors are that a call is given, makes and returns, in the order of their appearance."""
+    program = schedule.program
+    names = [name for name in program.inputs if isinstance(name, str)]
+    for step in schedule.steps:
+        names += step.buffers if isinstance(step, KernelCall) else (*step.reads, *writes(step))
+    names += program.output_names()
+    return list(dict.fromkeys(program.buffers[name].device for name in names))
 
 
 def _changed(graph: fx.GraphModule) -> set[int]:

@@ -15,6 +15,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 import fusion
+from codegen.triton.target import TritonTarget
+from fusion.compile import schedule_graph
+from fusion.inspect.trace import Trace
 from fusion.runtime import recording
 from fusion.runtime.recording import Boxed, refusal
 
@@ -22,6 +25,11 @@ from fusion.runtime.recording import Boxed, refusal
 def captured(function: Callable[..., object], *inputs: Callable[[], object]) -> GraphModule:
     with FakeTensorMode(shape_env=ShapeEnv()):
         return make_fx(function)(*(make() for make in inputs))
+
+
+def why_not(graph: GraphModule, *, backward: bool = False) -> str:
+    target = TritonTarget("sm_90")
+    return refusal(graph, schedule_graph(graph, target, Trace(None, "test", target))[1], backward=backward)
 
 
 def on_gpu() -> Tensor:
@@ -48,19 +56,24 @@ REFUSED = [
     (lambda x, y: x + y, (on_gpu, lambda: 2.5), "an input is neither a tensor nor a size"),
     (change, (on_gpu,), "changes its input x_1 in place"),
     (change_several, (on_gpu, on_gpu), "changes its input y_1 in place"),
-    (lambda x: x * x.sum().item(), (on_gpu,), "aten._local_scalar_dense.default waits for the device"),
+    (lambda x: x * x.sum().long().item(), (on_gpu,), "aten._local_scalar_dense.default waits for the device"),
     (lambda x, y: x.set_(y) + 1, (on_gpu, on_gpu), "aten.set_.source_Tensor gives an input other memory"),
 ]
 
 
 @pytest.mark.parametrize(("function", "inputs", "reason"), REFUSED)
 def test_refusals(function: Callable[..., object], inputs: Sequence[Callable[[], object]], reason: str) -> None:
-    assert reason in refusal(captured(function, *inputs), backward=False)
+    assert reason in why_not(captured(function, *inputs))
 
 
 def test_no_refusal() -> None:
     graph = captured(lambda x: torch.rand_like(x).add_(x).sum(), on_gpu)
-    assert refusal(graph, backward=False) == refusal(graph, backward=True) == ""
+    assert why_not(graph) == why_not(graph, backward=True) == ""
+
+
+def test_numbers_of_the_host_are_no_tensors_on_it() -> None:
+    assert why_not(captured(lambda x: x + torch.tensor(2.5), on_gpu)) == ""
+    assert why_not(captured(lambda x, y: x + y, on_gpu, lambda: torch.tensor(2.5))) == "it has tensors on cpu"
 
 
 @pytest.mark.parametrize("settings", [{"mode": "reduce-overhead"}, {"options": {"cudagraphs": True}}], ids=str)
@@ -94,7 +107,7 @@ def test_forward_and_backward_are_recorded(monkeypatch: pytest.MonkeyPatch) -> N
         return run
 
     monkeypatch.setattr("torch._inductor.compile_fx.cudagraphify", cudagraphify)
-    monkeypatch.setattr(recording, "_devices", lambda graph: [torch.device("cuda", 3)])
+    monkeypatch.setattr(recording, "_devices", lambda schedule: [torch.device("cuda", 3)])
     model = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     x = torch.randn(5, 3)
     expected = torch.func.functional_call(model, {k: v.clone() for k, v in model.state_dict().items()}, x)
