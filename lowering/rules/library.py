@@ -27,7 +27,6 @@ REASONS: dict[str, tuple[OpOverloadPacket, ...]] = {
         aten._scaled_dot_product_fused_attention_overrideable,
         aten._scaled_dot_product_fused_attention_overrideable_backward,
     ),
-    "the most frequent element is found by sorting": (aten.mode,),
     "the size of the result depends on the contents": (aten.nonzero, aten.masked_select),
     "a distribution that is drawn by rejection or in sequence": (*(aten.randperm, aten.poisson, aten.binomial),),
     "its parts would be library calls again": (aten._euclidean_dist,),

@@ -67,22 +67,22 @@ def chosen(
     """
     numbers = _numbers(x, dim, count)
     if first is not None:
-        numbers = combine(lambda n, by: n + by, numbers, _spread(first, dim))
-    at = _apart(places, dim), numbers
+        numbers = combine(lambda n, by: n + by, numbers, spread(first, dim))
+    at = apart(places, dim), numbers
     lowest = identity("max", keys.dtype)
-    held = combine(lambda p, k, v: where(eq(p, k), v, lowest), *at, _apart(keys, dim))
+    held = combine(lambda p, k, v: where(eq(p, k), v, lowest), *at, apart(keys, dim))
     values = convert(fold(ctx, "max", [held], [dim + 1]), x.dtype, implicit=True)
     counted = Value(x.shape, torch.int64, x.device, IndexValue(axis_symbol(dim)))
-    found = combine(lambda p, k, i: where(eq(p, k), i, 0), *at, _apart(counted, dim))
+    found = combine(lambda p, k, i: where(eq(p, k), i, 0), *at, apart(counted, dim))
     return values, fold(ctx, "sum", [found], [dim + 1])
 
 
-def _apart(x: Value, dim: int) -> Value:
+def apart(x: Value, dim: int) -> Value:
     """x with its dimension `dim` moved one on, behind one of size 1."""
     return reshape(x, (*x.shape[:dim], ONE, *x.shape[dim:]))
 
 
-def _spread(x: Value, dim: int) -> Value:
+def spread(x: Value, dim: int) -> Value:
     """x with a dimension of size 1 behind `dim`."""
     return reshape(x, (*x.shape[: dim + 1], ONE, *x.shape[dim + 1 :]))
 
@@ -90,7 +90,7 @@ def _spread(x: Value, dim: int) -> Value:
 def _numbers(x: Value, dim: int, count: sympy.Expr) -> Value:
     """The places 0, 1, … up to `count` along `dim`, with a dimension of size 1 behind."""
     shape: Shape = tuple(count if k == dim else ONE for k in range(x.rank))
-    return _spread(Value(shape, torch.int64, x.device, IndexValue(axis_symbol(dim))), dim)
+    return spread(Value(shape, torch.int64, x.device, IndexValue(axis_symbol(dim))), dim)
 
 
 def _places(ctx: Builder, keys: Value, dim: int, *, descending: bool) -> Value:
@@ -108,7 +108,7 @@ def _places(ctx: Builder, keys: Value, dim: int, *, descending: bool) -> Value:
             equal = equal | (a_nan & b_nan)
         return (ahead | (equal & first)).to(torch.int64)
 
-    counted = combine(before, _spread(keys, dim), _apart(keys, dim), earlier)
+    counted = combine(before, spread(keys, dim), apart(keys, dim), earlier)
     return fold(ctx, "sum", [counted], [dim + 1])
 
 

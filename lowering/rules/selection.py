@@ -1,4 +1,4 @@
-"""Selection by rank in short rows: the largest few, the k-th smallest, medians.
+"""Selection by rank in short rows: the largest few, the k-th smallest, medians, the most frequent.
 
 An element's place in its row is how many come before it (`ordering`), NaN after every number; what is selected is what
 has the place asked for.  Of equal elements the first ones count as smaller, in either direction.  Which of them eager
@@ -14,8 +14,8 @@ from lowering.builder import Builder
 from lowering.errors import Unsupported
 from lowering.indexing import ONE
 from lowering.registry import lowers
-from lowering.rules.formula import Term, call, isnan, literal, maximum, where
-from lowering.rules.ordering import chosen, placed_in_order
+from lowering.rules.formula import Term, call, eq, isnan, literal, maximum, where
+from lowering.rules.ordering import apart, chosen, placed_in_order, spread
 from lowering.rules.promotion import combine
 from lowering.rules.reduction import fold
 from lowering.value import Value, reshape
@@ -78,6 +78,24 @@ def _median(ctx: Builder, x: Value, dim: int, keepdim: bool, *, skips: bool) -> 
         return where(count < length, count, middle)
 
     return _one(ctx, x, dim, combine(place, numbers), keepdim)
+
+
+@lowers(aten.mode.default)
+def mode(ctx: Builder, x: Value, dim: int = -1, keepdim: bool = False) -> tuple[Value, ...]:
+    """(the most frequent element along `dim`, the smallest of several; its last place).  A NaN equals no other."""
+    if x.rank == 0:
+        return _alone(x)
+    dim %= x.rank
+    length = x.shape[dim]
+    if length == 0:
+        raise Unsupported("the mode of nothing")
+    keys, places = placed_in_order(ctx, x, dim)
+    pairs = combine(lambda a, b: eq(a, b).to(torch.int64), spread(keys, dim), apart(keys, dim))
+    counts = ctx.map(combine(lambda n: maximum(n, 1), fold(ctx, "sum", [pairs], [dim + 1])))
+    most = fold(ctx, "max", [counts], [dim], keepdim=True)
+    begins = combine(lambda n, top, place: where(eq(n, top), place, int(length)), counts, most, places)
+    first = fold(ctx, "min", [begins], [dim], keepdim=True)
+    return _one(ctx, x, dim, combine(lambda begin, n: begin + n - 1, first, most), keepdim)
 
 
 @lowers(aten.median.dim)

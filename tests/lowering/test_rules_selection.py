@@ -70,9 +70,28 @@ def test_medians_among_nan(median):
     check(median, ODD[3:])
 
 
+@pytest.mark.parametrize("dtype", [*FLOATS, torch.int64, torch.uint8, torch.bool])
+def test_the_most_frequent(dtype):
+    x = ((ROWS * 4).to(torch.int64) % 3).to(dtype)
+    for keepdim in (False, True):
+        check(lambda x: torch.mode(x, keepdim=keepdim), x)  # noqa: B023
+        check(lambda x: torch.mode(x, 1, keepdim=keepdim), x.transpose(1, 2))  # noqa: B023
+    check(torch.mode, x[0, 0, 0])
+    check(torch.mode, (ROWS * 4).to(dtype))  # each once
+
+
+def test_the_most_frequent_among_nan():
+    """Eager's sort of them is none: what it finds depends on where they are."""
+    rows = torch.cat([ODD, ODD[:, 1:4]], 1)
+    values, places = run_program(lowered(torch.mode, rows), [rows])
+    torch.testing.assert_close(values, torch.tensor([-0.5, 0.0, 1.0, math.nan]), equal_nan=True)
+    torch.testing.assert_close(rows.gather(1, places[:, None])[:, 0], values, equal_nan=True)
+
+
 def test_long_rows_are_left_to_the_library():
     x = torch.randn(2, LONGEST + 1)
     check(lambda x: torch.topk(x, 2), x, leaves=["topk.default"])
     check(lambda x: torch.kthvalue(x, 2), x, leaves=["kthvalue.default"])
     check(lambda x: (torch.median(x, 1), torch.nanmedian(x)), x, leaves=["median.dim", "nanmedian.default"])
     check(lambda x: torch.median(x, 0), x)
+    check(torch.mode, x, leaves=["mode.default"])
