@@ -7,7 +7,7 @@ import torch
 
 from codegen.targets import TARGETS
 from lowering.expr import IndexValue, Load, const
-from lowering.kernel import Fold, Role, Store
+from lowering.kernel import Fold, Loop, Role, Store
 from tests.lowering.building import I0, R0, kernel, op, param
 
 I64 = torch.int64
@@ -28,3 +28,26 @@ def test_the_extreme_of_chosen_positions(fold_op: str) -> None:
     source = target.emit(made)
     assert str(torch.iinfo(I64).max) not in source and str(torch.iinfo(I64).min) not in source
     assert dict(target.stages(made, source))["cubin"][:4] == b"\x7fELF"
+
+
+def test_a_position_of_a_row_is_checked_before_the_row_is_walked() -> None:
+    place = op("checked", Load("index", (I0,), I64), const(0, I64), const(39999, I64), const(1, I64))
+    chosen = op(
+        "where",
+        op("eq", place, IndexValue(R0)),
+        Load("x", (40000 * I0 + R0,), torch.float32),
+        const(0.0, torch.float32),
+    )
+    fold = Fold("chosen0", "sum", (chosen,), (R0,), torch.float32)
+    made = kernel(
+        [
+            param("x", (5, 40000), torch.float32),
+            param("index", (5,), I64),
+            param("out", (5,), torch.float32, written=True),
+        ],
+        {I0: (5, Role.GRID), R0: (40000, Role.LOOP)},
+        Loop((R0,), (fold,)),
+        Store("out", I0, fold.ref),
+    )
+    before, inside = TARGETS["triton"]("sm_90").emit(made).split("for r0 in range(")
+    assert "= _inside(" in before and "_inside(" not in inside

@@ -254,6 +254,8 @@ class Values(Lines):
             return not self._is_cast_at_once(node)
         if isinstance(node, Cast) and isinstance(node.arg, Load) and self._is_cast_at_once(node.arg):
             return True
+        if isinstance(node, Op) and node.name == CHECKED and tile.depth < self.depth:
+            return True  # a loop would check it again in each block
         return (self._uses[node] > 1 and not isinstance(node, IndexValue)) or len(tile.code.text) > _INLINE
 
     def _is_cast_at_once(self, node: Load) -> bool:
