@@ -45,6 +45,8 @@ FLAGS = (
     # Threading a jump from a choice to what adds its result up puts one addition into each branch.  GCC then loads the
     # lanes' sums under a mask, and of several vectors of lanes always the first (12 and 13: wrong sums beside halves).
     "-fno-thread-jumps",
+    # Then partial redundancies would be moved into branches, and lanes lost there: a call has no form for some of them.
+    "-fno-tree-pre",
 )
 LINK_FLAGS = ("-shared", "-nostdlib")
 

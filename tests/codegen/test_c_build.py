@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from codegen.c.build import bind_openmp
+import fusion
+from codegen.c.build import assembly, bind_openmp
+from codegen.c.prelude import vector_functions
 from codegen.cache import cache_dir, digest, publish
 from lowering.errors import BuildError
 from lowering.expr import const
@@ -169,6 +172,15 @@ def test_one_openmp_run_time_in_the_process():
     made, source, _ = simple()
     TARGET.build(made, source)
     assert before and mapped() == before
+
+
+@pytest.mark.skipif("erfcf" not in vector_functions(), reason="libmvec has no erfc here")
+def test_calls_in_choices_take_all_lanes():
+    """A call has no form for some of the lanes: a compiler that moves it into a branch gives up all of them."""
+    fused = fusion.fuse(torch.erfinv, options={"target": "c", "strict": True})
+    fused(torch.rand(1000))
+    ((made,),) = (graph.kernels for graph in fusion.report(fused).graphs)
+    assert re.search(r"_ZGV\w+_erfcf", assembly(made.source))
 
 
 def test_the_cache_directory(tmp_path, monkeypatch):
