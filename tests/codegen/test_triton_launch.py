@@ -14,10 +14,12 @@ from codegen.triton import TritonTarget
 from codegen.triton.launch import counters
 from codegen.triton.launch.build import _dynamic_launcher, _Ready, _static_launcher, promise, unaligned
 from codegen.triton.launch.load import load, signature
-from lowering.kernel import Kernel
+from codegen.triton.launch.multiples import telling
+from lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F32, param
 from tests.codegen.kernels.pointwise import add
 from tests.codegen.kernels.products import gated, matmul
+from tests.codegen.kernels.rows import softmax
 
 
 class _At:
@@ -68,6 +70,18 @@ def test_a_launch_takes_the_binary_that_its_pointers_allow(monkeypatch: pytest.M
         launch(_At(address), _At(32), _At(48), size)
     assert ready.made == [(True, True), (True, False), (False, True), (True, True, "wide")]
     assert [call[0] for call in ready.launched] == [True, True, False, True, True]
+
+
+def test_sizes_that_only_count_rows_have_one_binary() -> None:
+    rows, length = sympy.symbols("s0 s1", integer=True, positive=True)
+
+    def told(kernel: Kernel) -> set[sympy.Symbol]:
+        return {size for size, tells in zip(kernel.sizes, telling(kernel), strict=True) if tells}
+
+    assert not told(softmax(rows, 768, Role.WHOLE)) and not told(matmul(rows, 768, 2304, BF16))
+    assert told(softmax(rows, length, Role.LOOP)) == {length}  # where rows begin, and how long they are
+    assert told(matmul(rows, length, 2304, BF16)) == {length}
+    assert told(add(length)) == {length} and not told(add(48 * length))
 
 
 def test_launches_that_may_overlap_count_apart(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,7 +5,8 @@ the kernel is compiled for types and alignments that it promises, the grid is co
 is left is one call into Triton's launching stub with raw pointers and the current stream.  A launcher serves every
 device of the process, loads the binary on the first launch there, and may be called from several threads.
 
-With symbolic sizes there is one binary per set of sizes that are multiples of 16, compiled when first needed.  So is
+With symbolic sizes there is one binary per set of sizes that are multiples of 16, of those of which that matters
+(`multiples`), compiled when first needed.  So is
 one without promises on pointers, for tensors that do not start at a multiple of 16 bytes, such as `x[1:]`, and one with
 indices of 64 bits, for sizes with which 32 are too few.
 """
@@ -29,6 +30,7 @@ from codegen.triton.launch import interpreted
 from codegen.triton.launch.aot import compile_for
 from codegen.triton.launch.counters import Run, counted
 from codegen.triton.launch.load import Generated, load
+from codegen.triton.launch.multiples import ALIGNED, telling
 from codegen.triton.products.stacked import NEAR
 from lowering.errors import BuildError
 from lowering.kernel import Kernel, Param
@@ -206,11 +208,16 @@ def _dynamic_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> L
     runs: dict[Wanted, Run] = {}
     known: dict[tuple[int, ...], tuple[Run, int]] = {}  # sizes that were there before cost no more than fixed ones
     current, kept = torch._C._cuda_getDevice, promise(kernel.params, near=near)
-    count = len(kernel.params)
+    count, told = len(kernel.params), telling(kernel)
 
     def first(device: int, aligned: bool, sizes: tuple[int, ...]) -> tuple[Run, int]:
         wide = ready.wide(aligned, sizes)
-        key = (device, aligned, wide, tuple([size % 16 == 0 for size in sizes]))
+        key = (
+            device,
+            aligned,
+            wide,
+            tuple([tells and size % ALIGNED == 0 for tells, size in zip(told, sizes, strict=True)]),
+        )
         if key not in runs:
             runs[key] = ready.run(*key)
         if len(known) >= MOST_SIZES:
