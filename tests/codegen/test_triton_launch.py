@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -97,6 +98,24 @@ def test_launches_that_may_overlap_count_apart(monkeypatch: pytest.MonkeyPatch) 
     first, again, other, captured, next_captured, *last = launched
     assert first == again and last == [other, first]
     assert len({first, other, captured, next_captured}) == 4
+
+
+def test_counters_are_allocated_by_a_thread_that_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the thread of a recording allocates belongs to the pool of its CUDA graph."""
+    threads: list[int] = []
+
+    def zeros(device: int) -> torch.Tensor:
+        threads.append(threading.get_ident())
+        return torch.zeros(4 * device, dtype=torch.int32)
+
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(counters, "_zeros", zeros)
+    monkeypatch.setattr(counters, "_free", {})
+    monkeypatch.setattr(counters, "_memory", [])
+    counters.reserve(1)
+    counters.reserve(1)
+    assert len(threads) == 1 and threads[0] != threading.get_ident()
+    assert counters.take(1) != counters.take(1)
 
 
 def test_only_promised_pointers_must_be_aligned() -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import TypeAlias
 
 import torch
@@ -28,11 +29,19 @@ def reserve(device: int) -> None:
     """Have enough counters on `device`, which is the current one, for captures to come; they cannot allocate."""
     with _lock:
         if len(_free.get(device, ())) < _LOW and not torch.cuda.is_current_stream_capturing():
-            zeros = torch.zeros(_CHUNK, dtype=torch.int32, device=torch.device("cuda", device))
-            torch.cuda.current_stream(device).synchronize()  # other streams use them too
+            # By another thread: what this one allocates may go to the pool of a CUDA graph that is about to be recorded.
+            with ThreadPoolExecutor(max_workers=1) as other:
+                zeros = other.submit(_zeros, device).result()
             _memory.append(zeros)
             first = zeros.data_ptr()
             _free.setdefault(device, []).extend(range(first, first + 4 * _CHUNK, 4))
+
+
+def _zeros(device: int) -> torch.Tensor:
+    with torch.cuda.device(device):
+        zeros = torch.zeros(_CHUNK, dtype=torch.int32, device=torch.device("cuda", device))
+        torch.cuda.current_stream(device).synchronize()  # all streams use them
+    return zeros
 
 
 def take(device: int) -> int | None:
