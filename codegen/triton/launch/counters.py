@@ -29,7 +29,7 @@ def reserve(device: int) -> None:
     """Have enough counters on `device`, which is the current one, for captures to come; they cannot allocate."""
     with _lock:
         if len(_free.get(device, ())) < _LOW and not torch.cuda.is_current_stream_capturing():
-            # By another thread: what this one allocates may go to the pool of a CUDA graph that is about to be recorded.
+            # By another thread: what this one allocates may go to the pool of a CUDA graph that is to be recorded.
             with ThreadPoolExecutor(max_workers=1) as other:
                 zeros = other.submit(_zeros, device).result()
             _memory.append(zeros)
