@@ -57,7 +57,7 @@ def watch_derivatives(
     differentiable = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
     if known is None or not differentiable or not torch.is_grad_enabled():
         return compiled
-    region = _Region(captured, _autocasts(), _refusal(known, len(inputs)), say)
+    region = _Region.of(captured, known, len(inputs), say)
     made = _made(known)
 
     def run(*args: object) -> Any:
@@ -80,20 +80,37 @@ class _Region:
     Attributes:
         captured: its graph, run operation by operation.
         autocasts: device type and dtype of those that it was captured under.
+        changed: inputs that it changes in place, without gradients.  What they held is lost, but seldom matters: the
+            running statistics of a batch norm.
+        first: how many results of the autograd node come before the region's own.
         refusal: why it cannot be differentiated again; empty if it can.
     """
 
     captured: Call
     autocasts: tuple[tuple[str, torch.dtype], ...]
+    changed: frozenset[int]
+    first: int
     refusal: str
     say: Callable[[Unsupported], None]
     said: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, captured: Call, known: Any, inputs: int, say: Callable[[Unsupported], None]) -> _Region:
+        """The region with this metadata of AOTAutograd."""
+        changed = frozenset(k for k, info in enumerate(known.input_info) if info.mutates_data)
+        first = known.num_mutated_inp_runtime_indices
+        return cls(captured, _autocasts(), changed, first, _refusal(known, inputs), say)
 
     def say_once(self, reason: str) -> None:
         """Tell why the captured graph runs."""
         if reason not in self.said:
             self.said.add(reason)
             self.say(Unsupported(reason))
+
+    def versions(self, args: Sequence[object]) -> list[int]:
+        """How often each input was changed in place so far, but by the region."""
+        tensors = [arg for k, arg in enumerate(args) if k not in self.changed and isinstance(arg, Tensor)]
+        return [tensor._version for tensor in tensors if not tensor.is_inference()]
 
     def run(self, args: Sequence[object]) -> Sequence[Any]:
         """The results of the region.
@@ -105,7 +122,8 @@ class _Region:
             for device, dtype in self.autocasts:
                 stack.enter_context(torch.autocast(device, dtype))
             stack.enter_context(_NothingRandom())  # type: ignore[no-untyped-call]  # PyTorch's own
-            results: Sequence[Any] = self.captured(*args)
+            own = [arg.clone() if k in self.changed and isinstance(arg, Tensor) else arg for k, arg in enumerate(args)]
+            results: Sequence[Any] = self.captured(*own)
         return results
 
 
@@ -119,7 +137,7 @@ class _Hook:
         self.held = [*args]
         if _saved_tensors_hooks(False) is not None:
             self.held = [ref(arg) if isinstance(arg, Tensor) and not arg.is_leaf else arg for arg in args]
-        self.versions = _versions(args)
+        self.versions = region.versions(args)
 
     def __call__(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads | None:
         if not torch.is_grad_enabled():
@@ -133,13 +151,17 @@ class _Hook:
                 hint="keep what the region is called with until its gradients are made",
             )
         refusal = self.region.refusal
-        if _versions(args) != self.versions:
+        if self.region.versions(args) != self.versions:
             refusal = "an input was changed in place since"
+        tensors = [arg for arg in args if isinstance(arg, Tensor)]
+        if not refusal and len(tensors) != len(grad_inputs):
+            refusal = "its inputs are not those of its gradients"
+        leaves = [k for k, tensor in enumerate(tensors) if tensor.requires_grad]
         given = [k for k, grad in enumerate(grad_outputs) if grad is not None]
-        made = [k for k, grad in enumerate(grad_inputs) if grad is not None]
-        if not made:
+        made = grad_inputs if refusal else tuple(grad_inputs[k] for k in leaves)
+        if all(grad is None for grad in made):
             return None
-        again = _Again(self.region, refusal, args, given, [grad_inputs[k] for k in made])
+        again = _Again(self.region, refusal, args, given, made)
         outer = [grad_outputs[k] for k in given]
         joined = iter(_Joined.apply(again, *again.leaves, *outer))  # type: ignore[no-untyped-call]  # PyTorch's own
         return tuple(None if grad is None else next(joined) for grad in grad_inputs)
@@ -152,18 +174,18 @@ class _Again:
     Attributes:
         args: what the region was called with.
         given: which of the results have a gradient.
-        made: the gradients that the region's backward made, of those inputs that have one.
+        made: the gradients that the region's backward made, for each input that requires one.
     """
 
     region: _Region
     refusal: str
     args: list[object]
     given: list[int]
-    made: list[Tensor | None]
+    made: Grads
 
     @property
     def leaves(self) -> list[Tensor]:
-        """The inputs that have gradients."""
+        """The inputs that require gradients."""
         return [arg for arg in self.args if isinstance(arg, Tensor) and arg.requires_grad]
 
 
@@ -198,10 +220,13 @@ def _twice(
         leaves, outer = iter(views[:count]), views[count:]
         args = [next(leaves) if isinstance(a, Tensor) and a.requires_grad else a for a in again.args]
         results = again.region.run(args)
-        ends = [results[k] for k in again.given]
+        ends = [results[k - again.region.first] for k in again.given]
         first = torch.autograd.grad(ends, views[:count], outer, create_graph=True, allow_unused=True)
-        made = [grad for grad in first if grad is not None]
-        pairs = [(g, w) for g, w in zip(made, wanted, strict=True) if w is not None and g.requires_grad]
+        if again.region.changed and not _alike(first, again.made):
+            raise Unsupported("gradients of gradients of a compiled region need inputs that it changes in place")
+        made = [grad for grad, known in zip(first, again.made, strict=True) if known is not None]
+        given = [(g, w) for g, w in zip(made, wanted, strict=True) if g is not None and w is not None]
+        pairs = [(grad, weight) for grad, weight in given if grad.requires_grad]
         places = [k for k, view in enumerate(views) if view.requires_grad]
         found: list[Tensor | None] = [None] * len(views)
         if pairs:
@@ -237,8 +262,11 @@ def _node_of(result: Tensor) -> torch.autograd.graph.Node | None:
     return node
 
 
-def _versions(args: Sequence[object]) -> list[int]:
-    return [arg._version for arg in args if isinstance(arg, Tensor) and not arg.is_inference()]
+def _alike(again: Grads, made: Grads) -> bool:
+    """Are gradients the same but for how they were rounded?"""
+    pairs = [(a, b) for a, b in zip(again, made, strict=True) if a is not None and b is not None and b.numel()]
+    largest = max((float(b.abs().max()) for _, b in pairs), default=0.0)
+    return all(float((a - b).abs().max()) <= 1e-2 * largest for a, b in pairs)
 
 
 def _autocasts() -> tuple[tuple[str, torch.dtype], ...]:
@@ -248,7 +276,7 @@ def _autocasts() -> tuple[tuple[str, torch.dtype], ...]:
 
 def _refusal(known: Any, inputs: int) -> str:
     """Why gradients of a region with this metadata of AOTAutograd cannot be made again."""
-    if len(known.input_info) != inputs or any(info.mutates_data for info in known.input_info):
+    if len(known.input_info) != inputs or any(info.mutates_data and info.requires_grad for info in known.input_info):
         return "it changes its inputs in place"
     if any(info.requires_grad and info.output_type not in (*OWN, *GIVEN) for info in known.output_info):
         return "it returns views of what it makes"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import weakref
 from collections.abc import Callable
 
@@ -63,6 +64,22 @@ def by_gradients_of_results(f: Function) -> tuple[torch.Tensor, ...]:
     return torch.autograd.grad(gradient.square().sum(), [along, w])
 
 
+def of_one_result(f: Function) -> tuple[torch.Tensor, ...]:
+    """Of two results one has no gradient, and neither has an input that only this one depends on."""
+    x, w = given()
+    other = torch.ones(4, dtype=torch.float64, requires_grad=True)
+    two = both(f)
+    (gradient,) = torch.autograd.grad(two(x, other, w)[0].square().sum(), w, create_graph=True)
+    return torch.autograd.grad(gradient.square().sum(), w)
+
+
+def both(f: Function) -> Callable[..., tuple[torch.Tensor, torch.Tensor]]:
+    def two(x: torch.Tensor, other: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return layer(x, w), (other.exp() * w).sum()
+
+    return two if f is layer else fusion.fuse(two, options=STRICT)
+
+
 def forward_over_reverse(f: Function) -> tuple[torch.Tensor, ...]:
     x, w = given()
     with forward_ad.dual_level():
@@ -76,36 +93,29 @@ def number(f: Function) -> Function:
     return lambda x: f(x, w).square().sum()
 
 
-@pytest.mark.parametrize(
-    "derive",
-    [
-        penalty,
-        of_what_was_computed,
-        third,
-        by_gradients_of_results,
-        forward_over_reverse,
-        lambda f: functional.hessian(number(f), given()[0], vectorize=True),
-        lambda f: functional.hessian(number(f), given()[0], vectorize=True, outer_jacobian_strategy="forward-mode"),
-        lambda f: functional.hvp(number(f), given()[0], given()[0])[1],
-        lambda f: functional.jvp(f, given(), given())[1],
-        lambda f: functional.jacobian(f, given(), vectorize=True),
-        lambda f: torch.func.jvp(torch.func.grad(number(f)), (given()[0],), (given()[0],))[1],
-    ],
-    ids=[
-        "penalty",
-        "computed",
-        "third",
-        "cotangents",
-        "dual",
-        "hessian_at_once",
-        "hessian_forwards",
-        "hvp",
-        "jvp",
-        "jacobian_at_once",
-        "func_jvp_of_grad",
-    ],
-)
-def test_derivatives_around_a_fused_function(derive: Callable[[Function], object]) -> None:
+DERIVATIVES: dict[str, Callable[[Function], object]] = {
+    "penalty": penalty,
+    "computed": of_what_was_computed,
+    "third": third,
+    "cotangents": by_gradients_of_results,
+    "one_result": of_one_result,
+    "dual": forward_over_reverse,
+    "hessian_forwards": lambda f: functional.hessian(
+        number(f), given()[0], vectorize=True, outer_jacobian_strategy="forward-mode"
+    ),
+    "jacobian_at_once": lambda f: functional.jacobian(f, given(), vectorize=True),
+}
+MORE: dict[str, Callable[[Function], object]] = {
+    "hessian_at_once": lambda f: functional.hessian(number(f), given()[0], vectorize=True),
+    "hvp": lambda f: functional.hvp(number(f), given()[0], given()[0])[1],
+    "jvp": lambda f: functional.jvp(f, given(), given())[1],
+    "func_jvp_of_grad": lambda f: torch.func.jvp(torch.func.grad(number(f)), (given()[0],), (given()[0],))[1],
+}
+
+
+@pytest.mark.parametrize("name", [*DERIVATIVES, *(pytest.param(name, marks=pytest.mark.slow) for name in MORE)])
+def test_derivatives_around_a_fused_function(name: str) -> None:
+    derive = {**DERIVATIVES, **MORE}[name]
     expected = derive(layer)
     torch.testing.assert_close(derive(fusion.fuse(layer, options=STRICT)), expected)
 
@@ -175,6 +185,23 @@ def test_what_cannot_be_made_again_is_an_error(f: Callable[[torch.Tensor], objec
     (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
     with pytest.raises(FusionError, match=words):
         torch.autograd.grad(gradient.square().sum() + x.sum(), x)
+
+
+def test_running_statistics_do_not_matter() -> None:
+    """They are changed in place, once for each call, and no result depends on them."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(5, 7), nn.BatchNorm1d(7), nn.Softplus(), nn.Linear(7, 1)).double()
+    x = torch.randn(4, 5, dtype=torch.float64)
+
+    def step(net: nn.Module, called: nn.Module) -> list[torch.Tensor]:
+        y = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(called(y).sum(), y, create_graph=True)
+        loss = called(x + 1).sum() + gradient.square().sum()
+        return [*torch.autograd.grad(loss, list(net.parameters())), *(b.clone() for b in net.buffers())]
+
+    other = copy.deepcopy(net)
+    expected = step(net, net)
+    torch.testing.assert_close(step(other, fusion.fuse(other, options=STRICT)), expected)
 
 
 def test_of_inputs_that_are_changed_in_place() -> None:
