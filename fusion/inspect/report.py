@@ -98,6 +98,7 @@ class Report:
         externs: list[ExternReport] = []
         notes: list[str] = []
         after = Traffic(0, 0)
+        dependences = {id(part): Dependences(part.program, hints) for part in _schedules(schedule)}
         for part, step, runs in _steps(schedule):
             if isinstance(step, KernelCall):
                 moved = step.bytes_read * runs, step.bytes_written * runs
@@ -109,7 +110,7 @@ class Report:
             if isinstance(step.target, Chunks):
                 notes.append(f"in chunks: {step.reason}")
                 continue
-            traffic = _extern_traffic(Dependences(part.program, hints), step)
+            traffic = _extern_traffic(dependences[id(part)], step)
             after += Traffic(traffic.read * runs, traffic.written * runs)
             if not step.is_view:
                 origin = part.program.origins.get(out, lowered.origins.get(out, Origin(out)))
