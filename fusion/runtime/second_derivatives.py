@@ -57,7 +57,7 @@ def watch_derivatives(
     differentiable = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
     if known is None or not differentiable or not torch.is_grad_enabled():
         return compiled
-    region = _Region.of(captured, known, len(inputs), say)
+    region = _Region.of(captured, known, inputs, say)
     made = _made(known)
 
     def run(*args: object) -> Any:
@@ -82,6 +82,7 @@ class _Region:
         autocasts: device type and dtype of those that it was captured under.
         changed: inputs that it changes in place, without gradients.  What they held is lost, but seldom matters: the
             running statistics of a batch norm.
+        watched: inputs that nobody may change in place before they are used again.
         first: how many results of the autograd node come before the region's own.
         refusal: why it cannot be differentiated again; empty if it can.
     """
@@ -89,17 +90,20 @@ class _Region:
     captured: Call
     autocasts: tuple[tuple[str, torch.dtype], ...]
     changed: frozenset[int]
+    watched: tuple[int, ...]
     first: int
     refusal: str
     say: Callable[[Unsupported], None]
     said: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, captured: Call, known: Any, inputs: int, say: Callable[[Unsupported], None]) -> _Region:
-        """The region with this metadata of AOTAutograd."""
+    def of(cls, captured: Call, known: Any, inputs: Sequence[object], say: Callable[[Unsupported], None]) -> _Region:
+        """The region with this metadata of AOTAutograd, compiled for these inputs."""
         changed = frozenset(k for k, info in enumerate(known.input_info) if info.mutates_data)
+        counted = [k for k, value in enumerate(inputs) if isinstance(value, Tensor) and not value.is_inference()]
+        watched = tuple(k for k in counted if k not in changed)
         first = known.num_mutated_inp_runtime_indices
-        return cls(captured, _autocasts(), changed, first, _refusal(known, inputs), say)
+        return cls(captured, _autocasts(), changed, watched, first, _refusal(known, len(inputs)), say)
 
     def say_once(self, reason: str) -> None:
         """Tell why the captured graph runs."""
@@ -107,10 +111,9 @@ class _Region:
             self.said.add(reason)
             self.say(Unsupported(reason))
 
-    def versions(self, args: Sequence[object]) -> list[int]:
-        """How often each input was changed in place so far, but by the region."""
-        tensors = [arg for k, arg in enumerate(args) if k not in self.changed and isinstance(arg, Tensor)]
-        return [tensor._version for tensor in tensors if not tensor.is_inference()]
+    def versions(self, args: Sequence[Any]) -> list[int]:
+        """How often each input that is watched was changed in place so far."""
+        return [args[k]._version for k in self.watched]
 
     def run(self, args: Sequence[object]) -> Sequence[Any]:
         """The results of the region.
@@ -132,12 +135,12 @@ class _Hook:
 
     def __init__(self, region: _Region, args: Sequence[object]) -> None:
         self.region = region
+        self.versions = region.versions(args)
         if region.refusal:
-            args = [arg for arg in args if isinstance(arg, Tensor) and arg.requires_grad]
+            args = [arg if isinstance(arg, Tensor) and arg.requires_grad else None for arg in args]
         self.held = [*args]
         if _saved_tensors_hooks(False) is not None:
             self.held = [ref(arg) if isinstance(arg, Tensor) and not arg.is_leaf else arg for arg in args]
-        self.versions = region.versions(args)
 
     def __call__(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads | None:
         if not torch.is_grad_enabled():
@@ -151,7 +154,7 @@ class _Hook:
                 hint="keep what the region is called with until its gradients are made",
             )
         refusal = self.region.refusal
-        if self.region.versions(args) != self.versions:
+        if not refusal and self.region.versions(args) != self.versions:
             refusal = "an input was changed in place since"
         tensors = [arg for arg in args if isinstance(arg, Tensor)]
         if not refusal and len(tensors) != len(grad_inputs):
