@@ -3,9 +3,9 @@
 AOTAutograd parts forward and backward, and its backward has no derivative.  It raises where that is asked for, but is
 not always asked: gradients made under `create_graph=True` are joined to what backward saved, which is seldom the
 region's inputs, and so a gradient penalty is taken for one that does not depend on them.  So what enters is a compiled
-region, with the graph that Dynamo captured; what leaves is a callable whose gradients are joined to the
-inputs.  Where a derivative of them is wanted, the captured graph is differentiated twice, in eager.  Inside of
-forward-mode derivatives the captured graph runs as it is.
+region, with the graph that Dynamo captured; what leaves is a callable whose gradients are joined to the inputs.  Where
+a derivative of them is wanted, the captured graph is differentiated twice, in eager.  Inside of forward-mode
+derivatives the captured graph runs as it is.
 
 For that the inputs are kept until backward has run.  Where what is saved for backward is packed away (checkpoints),
 those that are not leaves are only remembered, as long as somebody else keeps them.
@@ -139,7 +139,8 @@ class _Hook:
         if region.refusal:
             args = [arg if isinstance(arg, Tensor) and arg.requires_grad else None for arg in args]
         self.held = [*args]
-        if _saved_tensors_hooks(False) is not None:
+        # An input that was changed in place is a result of the node that this hook is held by.
+        if region.refusal or _saved_tensors_hooks(False) is not None:
             self.held = [ref(arg) if isinstance(arg, Tensor) and not arg.is_leaf else arg for arg in args]
 
     def __call__(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads | None:

@@ -243,6 +243,17 @@ def test_a_checkpoint_keeps_no_more_than_its_inputs() -> None:
     torch.testing.assert_close(x.grad, torch.full((3,), 6.0))
 
 
+def test_inputs_that_are_changed_in_place_are_let_go_without_backward() -> None:
+    fused = fusion.fuse(lambda h: h.mul_(2).sin(), options=STRICT)
+    weight = torch.randn(3, requires_grad=True)
+    hidden = weight * 1
+    seen = weakref.ref(hidden)
+    out = fused(hidden)
+    assert out.requires_grad
+    del hidden, out
+    assert seen() is None
+
+
 def test_inputs_are_let_go_by_backward() -> None:
     fused = fusion.fuse(lambda h, x: h + x.sum(), options=STRICT)
     x, weight = torch.randn(3), torch.randn(3, requires_grad=True)
