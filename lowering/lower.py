@@ -176,14 +176,14 @@ class Lowering(Calls):
         registered = RULES.get(target) if isinstance(target, OpOverload) else None
         if registered is None:
             return self.extern(node, "no rule")
-        before = len(self.nodes), set(self.buffers)
+        nodes, buffers = len(self.nodes), len(self.buffers)
         try:
             self._check_tensors(node)
             refuse_overflow(node)
             result = registered.rule(self, *self._rule_args(args), **self._rule_kwargs(node.kwargs))
         except Unsupported as refusal:
-            del self.nodes[before[0] :]
-            for name in set(self.buffers) - before[1]:
+            del self.nodes[nodes:]
+            for name in list(self.buffers)[buffers:]:  # what the rule has added, in the order of a dict
                 del self.buffers[name], self.origins[name]
             self.brought = {arg: value for arg, value in self.brought.items() if value.buffer() in self.buffers}
             return self.extern(node, refusal.message)

@@ -13,11 +13,11 @@ from codegen.tuning import Tuning
 from fusion.inspect.breaks import Break
 from fusion.schedule import Refusal, Schedule
 from fusion.schedule.chunks import Chunks
-from fusion.schedule.graph import Dependences
+from fusion.schedule.graph import bytes_of
 from fusion.schedule.kernels import KernelCall
 from lowering.errors import Origin
 from lowering.kernel import Kernel
-from lowering.program import Extern, Program, reads, writes
+from lowering.program import Extern, Node, Program, reads, writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,6 @@ class Report:
         externs: list[ExternReport] = []
         notes: list[str] = []
         after = Traffic(0, 0)
-        dependences = {id(part): Dependences(part.program, hints) for part in _schedules(schedule)}
         for part, step, runs in _steps(schedule):
             if isinstance(step, KernelCall):
                 moved = step.bytes_read * runs, step.bytes_written * runs
@@ -110,19 +109,12 @@ class Report:
             if isinstance(step.target, Chunks):
                 notes.append(f"in chunks: {step.reason}")
                 continue
-            traffic = _extern_traffic(dependences[id(part)], step)
+            traffic = _traffic(part.program, step, hints)
             after += Traffic(traffic.read * runs, traffic.written * runs)
             if not step.is_view:
                 origin = part.program.origins.get(out, lowered.origins.get(out, Origin(out)))
                 externs.append(ExternReport(step.name, step.reason, origin))
-        before_dependences = Dependences(lowered, hints)
-        before = Traffic(0, 0)
-        for node in lowered.nodes:
-            if isinstance(node, Extern):
-                before += _extern_traffic(before_dependences, node)
-            else:
-                read = sum(before_dependences.bytes(name) for name in reads(node))
-                before += Traffic(read, sum(before_dependences.bytes(name) for name in writes(node)))
+        before = sum((_traffic(lowered, node, hints) for node in lowered.nodes), Traffic(0, 0))
         operations = sum(not isinstance(node, Extern) for node in lowered.nodes)
         refusals = tuple(refusal for part in _schedules(schedule) for refusal in part.refusals)
         choices = dict.fromkeys(choice for part in _schedules(schedule) for choice in part.choices)
@@ -222,11 +214,12 @@ def _steps(schedule: Schedule, runs: int = 1) -> Iterator[tuple[Schedule, Kernel
                 yield from _steps(body, runs * which.count(number))
 
 
-def _extern_traffic(dependences: Dependences, call: Extern) -> Traffic:
-    if call.is_view:
+def _traffic(program: Program, node: Node, hints: Mapping[sympy.Symbol, int]) -> Traffic:
+    """What a node of `program` moves where it runs by itself."""
+    if isinstance(node, Extern) and node.is_view:
         return Traffic(0, 0)
-    read = sum(dependences.bytes(name) for name in call.reads)
-    return Traffic(read, sum(dependences.bytes(name) for name in writes(call)))
+    read, written = (sum(bytes_of(program.buffers[name], hints) for name in of(node)) for of in (reads, writes))
+    return Traffic(read, written)
 
 
 def _count(number: int, noun: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from bisect import bisect_left
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import networkx as nx
 import sympy
@@ -19,7 +19,7 @@ from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster, Link, Refused, may_join, may_stand_beside, single
 from fusion.schedule.profit import Prices
 from lowering.errors import Origin
-from lowering.program import Extern, Program, reads, writes
+from lowering.program import Extern, Program, writes
 
 MAX_SIBLINGS = 8
 """How many later readers of the same buffer a cluster is compared with."""
@@ -63,14 +63,6 @@ def grow(
     return _Growth(Dependences(program, hints), capabilities).run(given)
 
 
-@dataclass(order=True, slots=True)
-class _Candidate:
-    """Two clusters that share a buffer.  Ordered by the bytes that joining saves (most first), then position."""
-
-    priority: tuple[int, int, int]
-    link: Link = field(compare=False)
-
-
 class _Growth:
     """The state of one clustering: the quotient graph, where its nodes are clusters."""
 
@@ -85,7 +77,10 @@ class _Growth:
         self.ranked: list[int | None] = []  # place → cluster
         self.reasons: dict[tuple[int, int], str] = {}
         self.refused: dict[int, list[Link]] = {}  # cluster → links that were refused with its present axes
-        self.heap: list[_Candidate] = []
+        self.made: dict[int, dict[str, int]] = {}  # cluster → what its members make, and which
+        self.read: dict[int, frozenset[str]] = {}  # cluster → what its members load from
+        self.heap: list[tuple[int, int, int, int, Link]] = []  # bytes saved, most first; positions; when it was pushed
+        self.pushed = 0
         self.next = len(dependences.program.nodes)
 
     def run(self, given: Sequence[Cluster]) -> Clustering:
@@ -93,6 +88,8 @@ class _Growth:
         for position in range(len(program.nodes)):
             self.clusters[position] = single(self.dependences, self.capabilities, position)
             self.owner[position] = position
+            self.made[position] = {self.dependences.outs[position]: position}
+            self.read[position] = self.dependences.read[position]
         self.graph = self.dependences.graph.copy()
         self.ranked = list(self.clusters)
         self.rank = {cluster: cluster for cluster in self.clusters}
@@ -102,7 +99,7 @@ class _Growth:
             for link in self._links_from(position):
                 self._push(link)
         while self.heap:
-            self._try(heapq.heappop(self.heap).link)
+            self._try(heapq.heappop(self.heap)[-1])
         self._unite()
         order = nx.lexicographical_topological_sort(self.graph, key=lambda c: self.clusters[c].members[-1])
         return Clustering(tuple(self.clusters[c] for c in order), tuple(self._refusals()), self.prices)
@@ -118,7 +115,7 @@ class _Growth:
                     yield Link(name, position, reader, vertical=True)
         if isinstance(node, Extern):
             return
-        for name in reads(node):
+        for name in self.dependences.reads[position]:
             readers = self.dependences.readers[name]
             here = bisect_left(readers, position)
             for other in readers[here + 1 : here + 1 + MAX_SIBLINGS]:
@@ -128,18 +125,16 @@ class _Growth:
         a, b = self.owner[link.first], self.owner[link.second]
         if a == b or self.clusters[a].extern or self.clusters[b].extern:
             return
-        gain = self._shared(self.clusters[a], self.clusters[b])
-        heapq.heappush(self.heap, _Candidate((-gain, link.second, link.first), link))
+        self.pushed += 1
+        heapq.heappush(self.heap, (-self._shared(a, b), link.second, link.first, self.pushed, link))
 
-    def _shared(self, first: Cluster, second: Cluster) -> int:
+    def _shared(self, first: int, second: int) -> int:
         """Bytes that need not be moved if two clusters are one: what both touch once, and what nobody else needs."""
-        loads, compute = self.dependences.loads, self.dependences.compute
-        made = {compute(m).out: m for m in first.members}
-        read = {load.buffer for m in first.members for load in loads[m]}
-        wanted = {load.buffer for m in second.members for load in loads[m]}
-        total = sum(self.dependences.bytes(name) for name in wanted & (made.keys() | read))
-        together = frozenset((*first.members, *second.members))
-        for name in wanted & made.keys():
+        made, wanted = self.made[first], self.read[second]
+        handed = made.keys() & wanted
+        total = sum(self.dependences.bytes(name) for name in (wanted & self.read[first]) | handed)
+        together = {*self.clusters[first].members, *self.clusters[second].members} if handed else ()
+        for name in handed:
             if not self.dependences.stored(made[name], together):
                 total += self.dependences.bytes(name)
         return total
@@ -196,9 +191,11 @@ class _Growth:
         for old in parts:
             self.graph.add_edges_from((p, new) for p in self.graph.predecessors(old) if p not in parts and p != new)
             self.graph.add_edges_from((new, s) for s in self.graph.successors(old) if s not in parts and s != new)
+        self.made[new] = {name: member for old in parts for name, member in self.made[old].items()}
+        self.read[new] = frozenset[str]().union(*(self.read[old] for old in parts))
         for old in parts:
             self.graph.remove_node(old)
-            del self.clusters[old]
+            del self.clusters[old], self.made[old], self.read[old]
         self.owner.update(dict.fromkeys(joined.members, new))
         self._rank(new, parts)
         return new
@@ -237,7 +234,7 @@ class _Growth:
         for member in touched:  # what the smaller side touches may be joinable now that it is part of more
             for link in self._links_from(member):
                 self._push(link)
-            for name in reads(self.dependences.node(member)):
+            for name in self.dependences.reads[member]:
                 if name in self.dependences.writer:
                     self._push(Link(name, self.dependences.writer[name], member, vertical=True))
         return new

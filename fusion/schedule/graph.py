@@ -12,7 +12,7 @@ import networkx as nx
 import sympy
 
 from lowering.expr import Load, index_of, loads, postorder
-from lowering.program import Compute, Extern, Node, Program, axis_sizes, leaves, memory_of, reads, writes
+from lowering.program import Buffer, Compute, Extern, Node, Program, axis_sizes, leaves, memory_of, reads, writes
 from lowering.sizes import estimate, given_by
 
 
@@ -27,6 +27,10 @@ class Dependences:
         self.readers: dict[str, list[int]] = {}
         self.graph: nx.DiGraph[int] = nx.DiGraph()
         self.loads: list[tuple[Load, ...]] = []
+        self.read: list[frozenset[str]] = []  # buffers that a node's expressions load from
+        self.reads: list[tuple[str, ...]] = []  # buffers that a node takes, in their order
+        self.outs: list[str] = []  # what a node makes; of an extern nothing
+        self._bytes: dict[str, int] = {}
         self.generated = frozenset(k for k, node in enumerate(program.nodes) if not isinstance(node, Extern))
         last_impure: int | None = None
         told: dict[sympy.Symbol, int] = {}  # size → the call whose result tells it
@@ -36,7 +40,10 @@ class Dependences:
         for position, node in enumerate(program.nodes):
             self.graph.add_node(position)
             self.loads.append(() if isinstance(node, Extern) else tuple(loads(*node.exprs)))
-            for name in reads(node):
+            self.read.append(frozenset(load.buffer for load in self.loads[-1]))
+            self.reads.append(tuple(reads(node)))
+            self.outs.append("" if isinstance(node, Extern) else node.out)
+            for name in self.reads[-1]:
                 self.readers.setdefault(name, []).append(position)
                 if name in self.writer:
                     self.graph.add_edge(self.writer[name], position)
@@ -81,13 +88,13 @@ class Dependences:
 
     def producers(self, position: int) -> Iterator[int]:
         """The nodes that make what a node reads."""
-        for name in reads(self.program.nodes[position]):
+        for name in self.reads[position]:
             if name in self.writer:
                 yield self.writer[name]
 
     def stored(self, position: int, members: Collection[int]) -> bool:
         """Is a node's result needed outside `members`?"""
-        out = self.compute(position).out
+        out = self.outs[position]
         return out in self.outputs or any(reader not in members for reader in self.readers.get(out, ()))
 
     def estimate(self, size: sympy.Expr) -> int:
@@ -95,4 +102,13 @@ class Dependences:
         return estimate(size, self.hints)
 
     def bytes(self, buffer: str) -> int:
-        return self.estimate(self.program.buffers[buffer].numel) * self.program.buffers[buffer].dtype.itemsize
+        """How much memory a buffer takes."""
+        if (known := self._bytes.get(buffer)) is not None:
+            return known
+        self._bytes[buffer] = found = bytes_of(self.program.buffers[buffer], self.hints)
+        return found
+
+
+def bytes_of(buffer: Buffer, hints: Mapping[sympy.Symbol, int]) -> int:
+    """How much memory a buffer takes, symbolic sizes at their hints."""
+    return estimate(buffer.numel, hints) * buffer.dtype.itemsize

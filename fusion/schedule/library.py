@@ -108,7 +108,7 @@ def _groups(prices: Prices, offers: Sequence[_Offer], target: Target) -> list[li
 def _beside(prices: Prices, first: _Offer, second: _Offer, target: Target) -> bool:
     """May two clusters share a launch, in which they read the same operand?"""
     dependences = prices.dependences
-    operands = [{load.buffer for m in o.products for load in dependences.loads[m]} for o in (first, second)]
+    operands = [set[str]().union(*(dependences.read[m] for m in o.products)) for o in (first, second)]
     if not operands[0] & operands[1] or not target.packs(first.kernel, second.kernel):
         return False
     ends = ((first, second), (second, first))

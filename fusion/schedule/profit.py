@@ -58,8 +58,8 @@ class Prices:
     def traffic(self, cluster: Cluster) -> tuple[int, int]:
         """Bytes (read, written): every tensor from outside once, every tensor needed outside once."""
         together = frozenset(cluster.members)
-        outs = {self.dependences.compute(m).out for m in cluster.members}
-        outside = {load.buffer for m in cluster.members for load in self.dependences.loads[m]} - outs
+        outs = {self.dependences.outs[m] for m in cluster.members}
+        outside = set[str]().union(*(self.dependences.read[m] for m in cluster.members)) - outs
         written = sum(self._written(m) for m in cluster.members if self._stored(m, together))
         points = self.dependences.estimate(cluster.space.points)
         read = 0
@@ -88,7 +88,7 @@ class Prices:
 
     def _arithmetic(self, cluster: Cluster) -> float:
         sizes = {s: self.dependences.estimate(n) for s, n in cluster.space.sizes.items()}
-        inside = {self.dependences.compute(m).out: m for m in cluster.members}
+        inside = {self.dependences.outs[m]: m for m in cluster.members}
         shared = 1.0 if cluster.space.streamed else slowdown(self.dependences, cluster.members)
         points: dict[int, int] = {}
         total = 0.0
@@ -121,7 +121,7 @@ class Prices:
 
     def _odd(self, cluster: Cluster, node: Contract) -> bool:
         """Does a contraction read rows at odd addresses, itself or through members of its cluster?"""
-        inside = {self.dependences.compute(m).out: m for m in cluster.members}
+        inside = {self.dependences.outs[m]: m for m in cluster.members}
         pending, seen = [*loads(*node.exprs)], set[str]()
         while pending:
             load = pending.pop()

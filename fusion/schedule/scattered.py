@@ -28,7 +28,7 @@ def not_apart(dependences: Dependences, members: Sequence[int], sides: Sequence[
     if not scattered:
         return None
     made = {node.out: node for node in nodes}
-    read = {load.buffer for m in members for load in dependences.loads[m]}
+    read = set[str]().union(*(dependences.read[m] for m in members))
     if any(node.start in made and not _updates_further(node, made[node.start]) for node in scattered):
         return "a scatter begins when all that it is added to is there"
     if any(node.out in read for node in scattered):

@@ -37,12 +37,9 @@ def small_enough(
     """A kernel holds so many operations, and takes so many tensors."""
     if len(members) > MAX_MEMBERS:
         return f"the kernel would hold more than {MAX_MEMBERS} operations"
-    touched: set[str] = set()
-    for member in members:
-        touched.update(load.buffer for load in dependences.loads[member])
-        touched.add(dependences.compute(member).out)
     together = frozenset(members)
-    inside = {dependences.compute(m).out for m in members if not dependences.stored(m, together)}
+    touched = {dependences.outs[m] for m in members}.union(*(dependences.read[m] for m in members))
+    inside = {dependences.outs[m] for m in members if not dependences.stored(m, together)}
     if len(touched - inside) > capabilities.max_params:
         return f"the kernel would take more than {capabilities.max_params} tensors"
     return None
