@@ -18,7 +18,7 @@ from codegen.build import Built
 from fusion.runtime.chunks import InChunks
 from fusion.runtime.memory import allocator, in_memory_of
 from fusion.runtime.results import as_said
-from fusion.runtime.views import begins_at_start, lone_results, only_reads
+from fusion.runtime.views import lone_results, only_reads, starts
 from fusion.schedule import Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.kernels import KernelCall
@@ -87,7 +87,7 @@ class _Splicer:
         self.program, self.calls, self.main = program, calls, main
         self.graph = fx.Graph()
         self.tensors: dict[str, fx.Node] = {}
-        self.views: dict[str, str] = {}  # those that are made where they are needed, with what they are views of
+        self.views: dict[str, tuple[str, int]] = {}  # made where they are needed: of what, and how far from its start
         self.unseen: dict[str, fx.Node] = {}  # those of them that nobody can tell from tensors of their own
         self.given: dict[str, str] = {}  # results of calls that no kernel has read yet, with the names of the calls
         self.sizes: dict[sympy.Expr, fx.Node | int] = {}
@@ -135,10 +135,12 @@ class _Splicer:
         self.tensors.update({name: self._tensor(operand) for name, operand in call.over.items()})
 
     def _extern(self, call: Extern) -> None:
-        if begins_at_start(call) and self._can_wait(call):
-            (base, *_), out = call.reads, call.outs[0]
-            assert out is not None
-            self.views[out] = self.views.get(base, base)
+        begins = starts(call, self.program.buffers)
+        if begins and self._can_wait(call):
+            root, offset = self.views.get(call.reads[0], (call.reads[0], 0))
+            for out, begin in zip(call.outs, begins, strict=True):
+                if out is not None:
+                    self.views[out] = root, offset + begin
             return
         held = self._read if only_reads(call) else self._tensor
         args = tuple(self._argument(arg, held) for arg in call.args)
@@ -159,22 +161,26 @@ class _Splicer:
             self.given.update((name, call.name) for name in call.outs if name is not None)
 
     def _can_wait(self, call: Extern) -> bool:
-        """Can a view that begins at the start of its tensor be made by its shape and strides, where it is needed?
+        """Can views be made by shape, strides and start, where they are needed?
 
         Results that may be told from tensors of their own are made as they were asked for.
         """
-        (base, *_), (out,) = call.reads, call.outs
-        if out is None or base in self.given or (out in self.program.output_names() and out not in self.lone):
+        outs = [out for out in call.outs if out is not None]
+        seen = self.program.output_names() - self.lone
+        if call.reads[0] in self.given or not seen.isdisjoint(outs):
             return False
-        buffer = self.program.buffers[out]
-        return all(self._told(size) is not None for size in (*buffer.shape, *buffer.strides))
+        buffers = [self.program.buffers[out] for out in outs]
+        return all(self._told(size) is not None for each in buffers for size in (*each.shape, *each.strides))
 
     def _tensor(self, name: str) -> fx.Node:
         """The node that holds a buffer, which is made now if it is a view that has waited."""
         if name in self.lone and name not in self.tensors:
             return self._read(name)
         if name not in self.tensors:
-            self.tensors[name] = self._view(name, torch.as_strided)
+            root, offset = self._root(name)
+            begin = (operator.add, (self.graph.call_method("storage_offset", (root,)), offset)) if offset else None
+            begins = () if begin is None else (self.graph.call_function(*begin),)
+            self.tensors[name] = self._view(name, torch.as_strided, root, *begins)
         return self.tensors[name]
 
     def _read(self, name: str) -> fx.Node:
@@ -182,13 +188,19 @@ class _Splicer:
         if name in self.tensors:
             return self.tensors[name]
         if name not in self.unseen:
-            self.unseen[name] = self._view(name, in_memory_of)
+            root, offset = self._root(name)
+            self.unseen[name] = self._view(name, in_memory_of, root, *((offset,) if offset else ()))
         return self.unseen[name]
 
-    def _view(self, name: str, function: Callable[..., object]) -> fx.Node:
+    def _root(self, name: str) -> tuple[fx.Node, int]:
+        """What a view that waits is a view of, and where it begins in that."""
+        root, offset = self.views[name]
+        return self._tensor(root), offset
+
+    def _view(self, name: str, function: Callable[..., object], root: fx.Node, *begins: fx.Node | int) -> fx.Node:
         buffer = self.program.buffers[name]
         layout = (tuple(map(self.size, buffer.shape)), tuple(map(self.size, buffer.strides)))
-        node = self.graph.call_function(function, (self._tensor(self.views[name]), *layout))
+        node = self.graph.call_function(function, (root, *layout, *begins))
         node._rename(_identifier(name))
         return node
 

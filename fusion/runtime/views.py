@@ -1,20 +1,22 @@
-"""Views in one call: which of them begin where the tensor begins that they are views of.
+"""Views in one call: which of them are known by their shape, their strides and where they begin.
 
-Such a view is known by its shape and strides, whatever views of views led to it: one call makes it, where it is needed.
-(`mm(x.view(-1, 768), w.t())` of two tensors was three calls of operations; the two views cost more than the product.)
-What enters are the steps of a schedule; what leaves are answers about them.
+Such a view is made from the tensor that it is a view of, whatever views of views led to it: one call makes it, where it
+is needed.  (`mm(x.view(-1, 768), w.t())` of two tensors was three calls of operations; the two views cost more than the
+product.)  What enters are the steps of a schedule; what leaves are answers about them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from itertools import accumulate
 
+import sympy
 import torch
 from torch._ops import OpOverload
 
 from fusion.schedule.kernels import KernelCall
-from lowering.program import BufferRef, Extern, Program, memory_of
+from lowering.program import Buffer, BufferRef, Extern, Program, memory_of
 
 aten = torch.ops.aten
 
@@ -27,14 +29,48 @@ _AT_START = frozenset(
 )
 
 
-def begins_at_start(call: Extern) -> bool:
-    """Is the result a view that begins where its tensor does?  Those that have no rule may be of sparse tensors."""
-    return call.is_view and not call.multiple and not call.reason and call.target in _AT_START
+def starts(call: Extern, buffers: Mapping[str, Buffer]) -> tuple[int, ...]:
+    """Where the results of a call, which are views, begin: elements after the start of what they are views of.
+
+    Empty where that is not known.  Calls that have no rule may be of sparse tensors.
+    """
+    if not call.is_view or call.reason or call.kwargs:
+        return ()
+    if call.target in _AT_START:
+        return (0,)
+    args = [int(arg) if isinstance(arg, sympy.Integer) else arg for arg in call.args[1:]]
+    base = buffers[call.reads[0]]
+    if call.target is aten.split_with_sizes.default:
+        sizes, dim = args[0], args[1] if len(args) > 1 else 0
+        places = list(accumulate(sizes, initial=0))[:-1] if isinstance(sizes, (list, tuple)) else []
+    elif call.target is aten.split.Tensor:
+        (size, dim) = (*args, 0)[:2]
+        places = [k * size for k in range(len(call.outs))] if isinstance(size, int) else []
+    elif call.target is aten.select.int:
+        dim, places = args[0], [args[1]]
+    elif call.target is aten.slice.Tensor:
+        (dim, start) = (*args, *(0, None)[len(args) :])[:2]
+        places = [0 if start is None else start]
+    else:
+        return ()
+    return _from(base, dim, places)
+
+
+def _from(base: Buffer, dim: object, places: Sequence[object]) -> tuple[int, ...]:
+    """Where the given places of a dimension begin; empty where they are not known."""
+    assert isinstance(dim, int)
+    size, stride = base.shape[dim], base.strides[dim]
+    if not (size.is_Integer and stride.is_Integer):
+        return ()
+    known = [int(place) for place in places if isinstance(place, (int, sympy.Integer))]
+    if len(known) != len(places):
+        return ()
+    return tuple(min(max(place + int(size) if place < 0 else place, 0), int(size)) * int(stride) for place in known)
 
 
 def only_reads(call: Extern) -> bool:
     """Does the call neither change nor return what it is given?"""
-    if call.impure or call.is_view or not isinstance(call.target, OpOverload):
+    if call.is_view or not isinstance(call.target, OpOverload) or call.target._schema.is_mutable:
         return False
     return all(result.alias_info is None for result in call.target._schema.returns)
 

@@ -92,3 +92,39 @@ def test_results_in_several_memories_of_one_kernel_are_apart() -> None:
     first, second, third = fusion.fuse(f, options=STRICT)(x)
     first.zero_()
     assert not second.any() and torch.equal(third, x.cos().view(-1))
+
+
+def cut(x: Tensor, w: Tensor) -> Tensor:
+    first, second, third = torch.split(x.exp(), [128, 136, 248], dim=1)
+    rows = (first @ w[24:152]).sum(0) + (second @ w[-136:]).sum(0) + (third @ w[160:408]).sum(0)
+    whole = x.sin()
+    parts = torch.split(whole.unsqueeze(0).expand(2, -1, -1).transpose(1, 2)[1], 200)
+    for part in parts[:2]:
+        rows = rows + (part.t() @ w[:200][:, : w.shape[1]]).sum(0)
+    return rows
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_that_begin_elsewhere(dynamic: bool, tmp_path: Path) -> None:
+    fused = fusion.fuse(cut, dynamic=dynamic, options={**STRICT, "dump": tmp_path})
+    for rows in (260, 250):
+        x, w = torch.randn(rows, 512, dtype=torch.float64), torch.randn(600, 256, dtype=torch.float64)[5:555]
+        torch.testing.assert_close(fused(x, w), cut(x, w))
+    code = next(tmp_path.glob("*/*_module.py")).read_text()
+    assert code.count("torch.mm") == 5 and (dynamic or "torch.ops.aten" not in code), code
+
+
+def test_a_change_through_a_view_of_an_input() -> None:
+    """A cache that is updated at a place, by the library: the count of its changes goes up, as in eager."""
+
+    def f(cache: Tensor, x: Tensor) -> Tensor:
+        torch.ops.aten.index_put_(cache[1][:, 2:], [torch.tensor([0, 2])], x.sort(1)[0])
+        return cache * 2
+
+    fused = fusion.fuse(f, options=STRICT)
+    x = torch.randn(2, 3)
+    caches = [torch.zeros(20)[4:].view(2, 2, 4)[:, :, :].repeat(1, 2, 1) for _ in range(2)]
+    versions = [cache._version for cache in caches]
+    torch.testing.assert_close(fused(caches[0], x[:, :2]), f(caches[1], x[:, :2]))
+    torch.testing.assert_close(*caches)
+    assert [c._version > v for c, v in zip(caches, versions, strict=True)] == [True, True]
