@@ -38,7 +38,7 @@ def watch_surroundings(compiled: Boxed, graph: fx.GraphModule, eagerly: Callable
 
     def run(args: list[object]) -> tuple[object, ...]:
         plain = fake_mode(FAKE) is None and forward_ad._current_level < 0 and level() is None
-        if plain and not any(batched(args[k]) for k in tangents):
+        if plain and not any(isinstance(args[k], torch.Tensor) and batched(args[k]) for k in tangents):
             return compiled(args)
         if not made:
             made.append(eagerly(Unsupported(f"inside of {_surroundings()}")))
