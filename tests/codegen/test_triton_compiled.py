@@ -14,6 +14,7 @@ from codegen.numerics import Numerics
 from codegen.triton import Config, TritonTarget
 from codegen.triton.launch.aot import compile_for, target_of
 from codegen.triton.launch.load import load
+from codegen.triton.products.matrix_units import shared_memory
 from lowering.expr import Op, const
 from lowering.kernel import Kernel, Role, Store
 from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
@@ -138,6 +139,18 @@ def test_symbolic_sizes_that_are_multiples_of_16_move_16_bytes_at_a_time() -> No
 def test_contractions_run_on_the_matrix_units(made: Kernel, arch: str, wanted: tuple[str, ...]) -> None:
     found = instructions(made, arch)
     assert has(found, *wanted), sorted(name for name in found if "mma" in name or "async" in name)
+
+
+@compiles
+def test_tiles_of_wide_numbers_beside_a_product_fit_into_shared_memory() -> None:
+    """On their way out they take as much of it as a block has elements, and no shorter pipeline helps."""
+    made = matmul(4096, 4099, 515, BF16, out=torch.int64)  # rows of odd length: through pointers
+    default = TARGET.configs(made)[0]
+    room = shared_memory("sm_90")
+    assert not default.persistent and 8 * default.block("m") * default.block("n") <= room
+    assert compile_for(load(made, TARGET.emit(made)), target_of("sm_90")).metadata.shared <= room
+    narrow = TARGET.configs(matmul(4096, 4099, 515, BF16))[0]
+    assert 8 * narrow.block("m") * narrow.block("n") > room
 
 
 @compiles

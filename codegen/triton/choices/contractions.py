@@ -12,8 +12,9 @@ from dataclasses import replace
 import torch
 
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, power_of_two, programs
+from codegen.triton.products.descriptors import tile_loads
 from codegen.triton.products.matrix_units import input_precision, on_matrix_units, shared_memory
-from lowering.kernel import Role
+from lowering.kernel import Role, Store, values_of
 
 # (m, n, k) blocks, warps, stages, for operands of 16 bits; k counts bytes / 2, so that it doubles for int8.
 _SHAPES = (
@@ -38,6 +39,8 @@ def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Conf
     room = shared_memory(arch)
     fitted = [_fitted(blocked, shape, dtype, tf32) for shape in shapes]
     possible = list(dict.fromkeys(_shallower(config, dtype, len(dots), room) for config in fitted))
+    widest = _widest_beside(blocked)
+    possible = [each for each in possible if each.block("m") * each.block("n") * widest <= room] or possible[-1:]
     deep = [config for config in possible if config.num_stages > 1] or possible
     busy = [config for config in deep if programs(blocked, config) * 10 >= PROGRAMS * 7]
     default = busy[0] if busy else max(deep, key=lambda config: programs(blocked, config))
@@ -74,6 +77,19 @@ def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, tf32: 
         blocks["m"] = max(16, 128 * 256 // blocks["n"])
         warps = 8
     return Config(tuple(blocks.items()), num_warps=warps, num_stages=stages, tf32=tf32)
+
+
+def _widest_beside(blocked: Blocked) -> int:
+    """Bytes of the widest element of the tiles beside the product that are loaded or stored.
+
+    Such a tile goes through shared memory where it is laid out otherwise than the sums, or than the next one.
+    """
+    widths = [0]
+    for stmt in blocked.body:
+        if isinstance(stmt, Store):
+            widths += [load.dtype.itemsize for load in tile_loads(blocked, values_of(stmt))]
+            widths.append(stmt.value.dtype.itemsize)
+    return max(widths)
 
 
 def _shallower(config: Config, dtype: torch.dtype, dots: int, room: int) -> Config:
