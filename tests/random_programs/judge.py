@@ -135,8 +135,12 @@ def judge(program: Program, device: str = "cpu", target: str | None = None) -> V
 
 def cause(failure: BaseException) -> str:
     """The innermost failure, with the place it was raised at."""
-    while (inner := failure.__cause__ or getattr(failure, "inner_exception", None)) is not None:  # Dynamo's own
+    seen = [failure]
+    while inner := failure.__cause__ or getattr(failure, "inner_exception", None):  # Dynamo's own
+        if inner in seen:
+            break
         failure = inner
+        seen.append(inner)
     trace = failure.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
