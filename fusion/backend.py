@@ -30,7 +30,7 @@ from codegen.numerics import current
 from codegen.target import Target
 from codegen.targets import builder_for
 from fusion.attention import Chooser
-from fusion.capture import Boxed, aot_backend, main_device
+from fusion.capture import Boxed, aot_backend, holds_tensors, main_device
 from fusion.compile import compile_graph
 from fusion.inspect.breaks import Break, break_after
 from fusion.inspect.report import Report
@@ -110,7 +110,10 @@ class Backend:
             raise
         except Exception as failure:  # AOTAutograd does not take all that Dynamo captures
             if self.options.strict:
-                raise _for_the_caller(failure, graph) from failure
+                told = _for_the_caller(failure, graph)
+                if told is failure:
+                    raise
+                raise told from failure
             self._gave_up(graph, "captured", failure)
             return graph.forward
         # What is asked of a result is the caller's wish, also under strict.
@@ -130,6 +133,8 @@ class Backend:
         return "dot" in self._target(device).capabilities.fold_ops
 
     def _compile(self, recorder: Recorder | None, graph: fx.GraphModule, label: str) -> Boxed:
+        if not holds_tensors(graph):  # sizes alone: nothing is computed on any device
+            return _boxed(graph)
         try:
             if label == "inference" and self._streams(main_device(graph)):  # others were one joint graph, and prepared
                 fix_widths(graph)

@@ -8,7 +8,7 @@ graph; what leaves is a Dynamo backend.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias, cast
 
 import sympy
@@ -156,15 +156,23 @@ def main_device(graph: fx.GraphModule) -> torch.device:
     Raises:
         Unsupported: the graph holds no tensor.
     """
-    seen: Counter[torch.device] = Counter()
+    seen = Counter(tensor.device for tensor in _tensors(graph))
+    if not seen:
+        raise Unsupported("the graph holds no tensors")
+    return max(seen, key=lambda device: (device.type != "cpu", seen[device]))
+
+
+def holds_tensors(graph: fx.GraphModule) -> bool:
+    """Is there any tensor in a graph?  What is left of a region between two breaks may be sizes alone."""
+    return next(_tensors(graph), None) is not None
+
+
+def _tensors(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
     for node in graph.graph.nodes:
         val = node.meta.get("val")
         for part in val if isinstance(val, (tuple, list)) else (val,):
             if isinstance(part, torch.Tensor):
-                seen[part.device] += 1
-    if not seen:
-        raise Unsupported("the graph holds no tensors")
-    return max(seen, key=lambda device: (device.type != "cpu", seen[device]))
+                yield part
 
 
 def size_hints(graph: fx.GraphModule) -> dict[sympy.Symbol, int]:

@@ -236,3 +236,19 @@ def test_tensors_of_other_devices() -> None:
         fusion.fuse(lambda x: x + torch.ones(x.shape, device="meta").to(x).shape[0])(torch.ones(3)),
         torch.full((3,), 4.0),
     )
+
+
+def test_sizes_without_any_tensor() -> None:
+    """Of a program of numbers, and of what a break leaves of one of tensors, nothing has to be generated."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        places = x.argwhere()  # of a size that only the numbers tell, in Python
+        count = places.shape[0] * 2
+        torch._dynamo.graph_break()
+        return torch.ones(count).sum() + x.sum()
+
+    fused = fusion.fuse(lambda count: count * 2 + 1, dynamic=True, options=STRICT)
+    assert [fused(count) for count in (3, 4, 5)] == [7, 9, 11]
+    fused = fusion.fuse(f, dynamic=True, options=STRICT)
+    for size in (1, 3):
+        torch.testing.assert_close(fused(torch.ones(size, size)), f(torch.ones(size, size)))
