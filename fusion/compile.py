@@ -105,7 +105,7 @@ def _schedule(
         program, walked = leave_lone_products(program, walked)
     verify_program(trace.program("streamed", program))
     # after inlining, so that what feeds a split reduction is part of it, and after streams, which have their own parts
-    split = split_reductions(program, capabilities, walked)
+    split = split_reductions(program, capabilities, walked, hints)
     program, walked = split, positions_in(split, program, walked)
     verify_program(trace.program("split", program))
     aligned = align_rows(program, capabilities, hints)

@@ -2,8 +2,9 @@
 
 `Program → Program`.  The first stage folds parts of the longest reduced axis, one more parallel axis; the second folds
 the parts (`cutting.py`).  Parts are whole where the length has a fitting divisor, and guarded at the end where it has
-none.  A reduction that needs the result of another one over the same axis (the sum of a softmax, its maximum) is
-split together with it where the online rule allows it: so what both read is read once.
+none, or is symbolic: then there are as many as are good for the length that was traced.  A reduction that needs the
+result of another one over the same axis (the sum of a softmax, its maximum) is split together with it where the online
+rule allows it: so what both read is read once.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from fusion.schedule.legality import Cluster
 from fusion.schedule.online.merge import MERGEABLE
 from fusion.schedule.space import Placement, Space
 from lowering.expr import Expr, Load, postorder
-from lowering.indexing import coefficient, flatten, replace_axes
+from lowering.indexing import FloorDiv, coefficient, flatten, replace_axes
 from lowering.program import Axis, Map, Program, Reduce, Scan, axis_sizes
 from lowering.sizes import estimate
 
@@ -34,21 +35,29 @@ LANES = 32
 """Columns that one program takes at least when the reduced axis is not the contiguous one."""
 
 
-def split_reductions(program: Program, capabilities: Capabilities, streams: Sequence[Cluster] = ()) -> Program:
+def split_reductions(
+    program: Program,
+    capabilities: Capabilities,
+    streams: Sequence[Cluster] = (),
+    hints: Mapping[sympy.Symbol, int] | None = None,
+) -> Program:
     """The program with long, few-rowed reductions in two stages; the same object when there are none.
 
     Args:
         streams: clusters whose nodes stay as they are.
+        hints: what symbolic sizes were when the graph was traced.
     """
-    walked = {member for cluster in streams for member in cluster.members}
+    walked, known = {member for cluster in streams for member in cluster.members}, hints or {}
     chunks = {
         position: count
         for position, node in enumerate(program.nodes)
-        if isinstance(node, Reduce) and position not in walked and (count := _chunks(program, node, capabilities)) > 1
+        if isinstance(node, Reduce)
+        and position not in walked
+        and (count := _chunks(program, node, capabilities, known)) > 1
     }
     if not chunks:
         return program
-    dependences = Dependences(program)
+    dependences = Dependences(program, known)
     cuts: list[Cut] = []
     done: set[int] = set()
     for position in sorted(chunks, reverse=True):  # those that need the results of others come last
@@ -65,7 +74,9 @@ def split_reductions(program: Program, capabilities: Capabilities, streams: Sequ
 
 
 def _cut(dependences: Dependences, cluster: Cluster, count: int) -> Cut | None:
-    longest = max(cluster.space.reduced, key=lambda axis: int(axis.size))
+    longest = max(cluster.space.reduced, key=lambda axis: dependences.estimate(axis.size))
+    if not longest.size.is_Integer:
+        return cut(dependences, cluster, longest, FloorDiv(longest.size + count - 1, sympy.Integer(count)), count)
     length = -(-int(longest.size) // count)
     return cut(dependences, cluster, longest, sympy.Integer(length), -(-int(longest.size) // length))
 
@@ -129,17 +140,19 @@ def _placement(dependences: Dependences, producer: int, load: Load, at: Placemen
     return found
 
 
-def _chunks(program: Program, node: Reduce, capabilities: Capabilities) -> int:
+def _chunks(program: Program, node: Reduce, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]) -> int:
     """Into how many parts the longest reduced axis is cut; 1 leaves the node as it is."""
-    sizes = [axis.size for axis in (*node.axes, *node.over)]
-    if node.op not in MERGEABLE or not all(size.is_Integer for size in sizes):
+    if node.op not in MERGEABLE:
         return 1
-    rows = math.prod(int(axis.size) for axis in node.axes)
-    length = math.prod(int(axis.size) for axis in node.over)
+    rows = math.prod(estimate(axis.size, hints) for axis in node.axes)
+    length = math.prod(estimate(axis.size, hints) for axis in node.over)
     contiguous = walks_contiguously(program, node, node.over)
-    longest = max(int(axis.size) for axis in node.over)
+    size = max((axis.size for axis in node.over), key=lambda size: estimate(size, hints), default=sympy.Integer(1))
+    longest = estimate(size, hints)
     wanted = min(wanted_parts(rows, length, capabilities, contiguous=contiguous), longest)
-    return near_divisor(longest, wanted) or wanted if wanted >= 2 else 1
+    if wanted < 2:
+        return 1
+    return (near_divisor(longest, wanted) if size.is_Integer else None) or wanted
 
 
 def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguous: bool) -> int:

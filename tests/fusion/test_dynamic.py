@@ -197,6 +197,20 @@ def test_training_compiles_once_for_all_sizes(name: str) -> None:
             assert {extern.name for extern in changing.externs} <= PRODUCTS | {e.name for e in known.externs}
 
 
+def test_long_reductions_are_split_whatever_their_length() -> None:
+    """Into as many parts as were good for the first call; of a shorter one, some parts are empty."""
+
+    def program(x: torch.Tensor) -> Tensors:
+        flat = x.reshape(-1, x.shape[-1])
+        return flat.sum(0), (x * x).sum((0, 1)), x.amax((0, 1)), x.logsumexp((0, 1)), torch.softmax(flat.sum(1), 0)
+
+    ours, reports = fused(program, True)
+    for batch, length in ((20, 700), (2, 3), (7, 33)):
+        check(program, ours, (normal(batch, length, WIDTH),), train=False)
+    (report,) = reports
+    assert sum("_part" in kernel.name for kernel in report.kernels) >= 2
+
+
 @pytest.mark.parametrize("size", [0, 1])
 @pytest.mark.parametrize("name", ["perceptron", "reduced"])
 def test_sizes_of_zero_and_one_are_compiled_for_themselves(name: str, size: int) -> None:
