@@ -17,10 +17,10 @@ from codegen.triton.launch.load import POINTERS
 from lowering.builder import GENERATED_DTYPES
 from lowering.errors import BuildError
 from lowering.expr import Op
-from lowering.indexing import Mod
+from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Kernel, Role, Store
 from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
-from tests.codegen.kernels.making import BF16, F16, F32, I8, i, kernel, param
+from tests.codegen.kernels.making import BF16, F16, F32, I8, i, j, kernel, param
 from tests.codegen.kernels.making import load as load_expr
 from tests.codegen.kernels.pointwise import add, bias_gelu, causal, convert, in_place, padded, permuted, transposed_add
 from tests.codegen.kernels.products import linear, matmul
@@ -122,6 +122,11 @@ def test_indices_of_sizes_that_are_not_known_are_within_a_limit() -> None:
     params = [param("x", I8, n), param("out", I8, n, written=True)]
     rolled = load_expr("x", Mod(i + n - 3, n), I8)  # (a % n + n) % n is made of more than n
     assert " + 3 * s0 < 2**31" in TARGET.emit(kernel("roll", params, {i: (n, Role.GRID)}, Store("out", i, rolled)))
+    parts = FloorDiv(n + 87, 88)  # 88 of these are no more than all
+    params = [param("x", I8, n + 87), param("out", I8, n + 87, written=True)]
+    at = i * parts + j
+    axes = {i: (88, Role.GRID), j: (parts, Role.GRID)}
+    assert "88 * s0" not in TARGET.emit(kernel("cut", params, axes, Store("out", at, load_expr("x", at, I8))))
     params = [param("x", I8, n + 2**31), param("out", I8, n, written=True)]  # never within a limit
     shifted = load_expr("x", i + 2**31, I8)
     assert "fits" not in TARGET.emit(kernel("shift", params, {i: (n, Role.GRID)}, Store("out", i, shifted)))

@@ -7,8 +7,10 @@ a division more, so a kernel is generated for sizes within the limit, and again 
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from fractions import Fraction
 from typing import TypeAlias
 
 import sympy
@@ -18,7 +20,7 @@ from lowering.division import may_be_negative
 from lowering.indexing import FloorDiv, Mod
 
 Polynomial: TypeAlias = "Counter[tuple[str, ...]]"
-"""The names of the factors of each product → how often it counts."""
+"""The names of the factors of each product → how often it counts, which may be a fraction."""
 
 
 def limit_of(layouts: Sequence[Layout]) -> str | None:
@@ -39,6 +41,7 @@ def limit_of(layouts: Sequence[Layout]) -> str | None:
 
 
 def _spelled(count: int, factors: tuple[str, ...]) -> str:
+    count = math.ceil(count)
     return " * ".join([str(count)] * (count != 1 or not factors) + [*factors])
 
 
@@ -75,7 +78,9 @@ def _ceilings(index: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr], own: 
             whole, by = map(bound, expr.args)
             inside.extend([whole, by + by + whole if may_be_negative(expr.args[0]) else by])
             if isinstance(expr, FloorDiv) and expr.args[1].is_Integer:
-                return Counter({term: -(-count // int(expr.args[1])) for term, count in whole.items()})
+                each = Fraction(1, int(expr.args[1]))  # so many parts of what is divided are no more than it
+                below = Counter({(): 1} if may_be_negative(expr.args[0]) else {})
+                return below + Counter({term: count * each for term, count in whole.items()})
             return whole if isinstance(expr, FloorDiv) else by
         raise NotImplementedError(expr)
 
