@@ -182,6 +182,18 @@ def test_lengths_that_change_compile_twice(name: str) -> None:
     assert forwards(reports) == 2
 
 
+def test_fifty_calls_with_other_batches_and_lengths_compile_twice() -> None:
+    """The third compilation is for a length of 1, the fourth for a batch of 1, the fifth for an empty batch."""
+    program, inputs = PROGRAMS["perceptron"]
+    ours, reports = fused(program, None)
+    for call in range(50):
+        check(program, ours, inputs(3 + call % 7, 2 + call * 3 % 47), train=True)
+    assert forwards(reports) == 2
+    for batch, length in ((4, 1), (7, 1), (1, 5), (1, 8), (0, 6), (0, 9), (5, 2)):
+        check(program, ours, inputs(batch, length), train=True)
+    assert forwards(reports) <= 5
+
+
 @pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "gathered"])
 def test_training_compiles_once_for_all_sizes(name: str) -> None:
     program, inputs = PROGRAMS[name]
