@@ -69,7 +69,7 @@ def _by_rows(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
     In a line each element divides by the length of a row where it reads what belongs to the row.  In a block of one row
     that is known, and so is what is read there, but a row that does not start at an aligned address is read and written
     element by element.  (H200, the gradient of 8192 × 50257 logits in bfloat16, with four numbers per row: 669 µs in a
-    line, 485 by rows.)
+    line, 493 by rows; of 50264 words 407 by rows, where a copy takes 383.)
     """
     if len(grid) < 2 or not row_block(grid[-1].size, _LEAST_ROW):
         return False

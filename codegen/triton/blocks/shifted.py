@@ -7,8 +7,8 @@ index counts from an aligned address of the tensors that most is read from and w
 this walk the row begins.  A thread then moves 16 bytes at a time, except in the first block and in the last one.
 
 Left as it is: a walk that scans or updates, whose rows are aligned or of unknown length, or along which something is
-read that does not follow it step by step.  (H200, maximum and sum of exponentials of 8192 × 50257, bfloat16: 386 µs
-from where each row starts, 266 µs from aligned addresses.)
+read that does not follow it step by step.  (H200, 8192 × 50257, bfloat16: maximum and sum of exponentials take 386 µs
+from where each row starts, 244 µs from aligned addresses; with the gradient of a cross-entropy 1493 µs and 1008 µs.)
 """
 
 from __future__ import annotations
