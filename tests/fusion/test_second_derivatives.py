@@ -187,6 +187,19 @@ def test_what_cannot_be_made_again_is_an_error(f: Callable[[torch.Tensor], objec
         torch.autograd.grad(gradient.square().sum() + x.sum(), x)
 
 
+def test_a_gradient_that_is_missing_is_no_batch() -> None:
+    """Eigenvectors are given, and have no gradient: AOTAutograd passes None."""
+    x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
+
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return tuple(torch.linalg.eig(x))
+
+    def gradient(f: Callable[[torch.Tensor], tuple[torch.Tensor, ...]]) -> torch.Tensor:
+        return torch.autograd.grad(f(x)[0].abs().sum(), x)[0]
+
+    torch.testing.assert_close(gradient(fusion.fuse(f, options=STRICT)), gradient(f))
+
+
 def test_running_statistics_do_not_matter() -> None:
     """They are changed in place, once for each call, and no result depends on them."""
     torch.manual_seed(0)
