@@ -114,6 +114,18 @@ def test_views_that_begin_elsewhere(dynamic: bool, tmp_path: Path) -> None:
     assert code.count("torch.mm") == 5 and (dynamic or "torch.ops.aten" not in code), code
 
 
+def test_strides_of_a_result_with_a_dimension_of_one_element() -> None:
+    """PyTorch's fake tensors say 40 for the first stride of this view, and its calls give 40 · 517 · 2."""
+
+    def f(x: Tensor) -> Tensor:
+        return (x * 2).view(2, 517, 1, 1, 40).permute(3, 0, 1, 4, 2).view(1, 2, 517, 40)
+
+    x = torch.randn(2, 517, 40)
+    fused = fusion.fuse(f, options=STRICT)(x)
+    torch.testing.assert_close(fused, f(x))
+    assert fused.stride() == f(x).stride()
+
+
 def test_a_change_through_a_view_of_an_input() -> None:
     """A cache that is updated at a place, by the library: the count of its changes goes up, as in eager."""
 
