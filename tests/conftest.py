@@ -8,6 +8,10 @@ import tempfile
 from collections.abc import Iterator
 
 import pytest
+
+# Two workers with two threads each share two cores: a thread that waits for the others should not spin meanwhile.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read where PyTorch loads its run time library
+
 import torch
 
 
