@@ -88,6 +88,23 @@ def test_rows_of_any_number_and_length() -> None:
     assert "bi" in source and "xi //" not in source and "xi %" not in source
 
 
+def columns_of_batches(x: torch.Tensor, top: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return ((x - top[..., None]) * scale[..., None]).sum(1)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+@pytest.mark.parametrize("shape", [(3, 140, 517), (2, 40, 250), (2, 300, 1001)], ids=str)
+def test_sums_of_columns_read_what_belongs_to_a_row_once(shape: tuple[int, int, int], dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, top, scale = (torch.randn(*s, generator=generator) for s in (shape, shape[:2], shape[:2]))
+    fused = fusion.fuse(columns_of_batches, options=OPTIONS, dynamic=False)
+    got = fused(x.to(dtype), top, scale)
+    want = columns_of_batches(x.to(dtype).double(), top.double(), scale.double())
+    assert bool(((got.double() - want).abs() <= 1e-5 * (want.abs() + shape[1])).all())
+    source = fusion.report(fused).kernels[0].source
+    assert "bi * " in source and f"// {shape[2]}" not in source
+
+
 WALKS = {
     "softmax": softmax(3, 8193, Role.LOOP, F16),
     "softmax in one block": softmax(2, 9001, Role.LOOP, F32),

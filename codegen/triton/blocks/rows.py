@@ -31,7 +31,10 @@ _NAMES = ("r", "q", "u", "v", "w", "p", "o", "h")  # of reduced dimensions beyon
 
 
 def row_dims(kernel: Kernel) -> tuple[Dim, ...]:
-    """(x), (y, x), (b, x), or x and the reduced dimensions of a kernel without contractions, in tile order."""
+    """The dimensions of a kernel without contractions, in tile order.
+
+    (x), (y, x) or (b, x) of a map; x, or b and x, and the reduced dimensions of what folds or scans.
+    """
     grid = by_stride([axis for axis in kernel.with_role(Role.GRID) if axis.size != 1], kernel)
     reduced = reduced_dims(kernel, ())
     if reduced:
@@ -39,6 +42,8 @@ def row_dims(kernel: Kernel) -> tuple[Dim, ...]:
         along_x = x and contiguous_along(kernel, x[0]) > max(contiguous_along(kernel, dim) for dim in reduced)
         if x and len(reduced) == 2 and _continues(kernel, *reduced):
             return (reduced[0], *x, reduced[1])
+        if along_x and _by_columns(kernel, grid):
+            return (Dim("b", grid[:-1], Role.GRID), *reduced, Dim("x", grid[-1:], Role.GRID))
         return (*reduced, *x) if along_x else (*x, *reduced)
     crossing = _crossing_axis(kernel, grid)
     if crossing is not None:
@@ -85,6 +90,15 @@ def _by_rows(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
     return len(row_values(kernel, grid)) > odd
 
 
+def _by_columns(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
+    """Are columns that are folded better taken apart from what they are columns of, as the rows of a batch are?
+
+    In one line with it each column would divide to find where it belongs, and what belongs to a row would be read,
+    and checked, for each of its columns.
+    """
+    return len(grid) > 1 and row_block(grid[-1].size, _LEAST_ROW) > 0 and bool(row_values(kernel, grid))
+
+
 def row_values(kernel: Kernel, grid: Sequence[KernelAxis]) -> list[sympy.Expr]:
     """The offsets of what is read for each row, once for all points of the last axis."""
     last, outer = grid[-1].symbol, {axis.symbol for axis in grid[:-1]}
@@ -115,13 +129,15 @@ def _continues(kernel: Kernel, outer: Dim, inner: Dim) -> bool:
 
 def too_tall(kernel: Kernel, dims: Sequence[Dim]) -> bool:
     """Would a block of neighbouring columns, each held whole, not fit the registers of a program, or for nothing?"""
-    if len(dims) != 2 or dims[1].name != "x" or dims[0].role is not Role.WHOLE:
+    reduced = [dim for dim in dims if dim.role is not Role.GRID]
+    if len(reduced) != 1 or dims[-1].name != "x" or reduced[0].role is not Role.WHOLE:
         return False
+    (held,) = reduced
     folds = [stmt for stmt in kernel.body if isinstance(stmt, Fold)]
     again = any(isinstance(node, TileRef) for node in postorder(*(arg for fold in folds for arg in fold.args)))
-    reduced = {axis.symbol for axis in dims[0].axes}
-    again |= any(reduced & offset.free_symbols for offset in store_offsets(kernel))
-    return not dims[0].size.is_Integer or int(dims[0].size) > (HELD_COLUMN if again else HELD_ONCE)
+    axes = {axis.symbol for axis in held.axes}
+    again |= any(axes & offset.free_symbols for offset in store_offsets(kernel))
+    return not held.size.is_Integer or int(held.size) > (HELD_COLUMN if again else HELD_ONCE)
 
 
 def reduced_dims(

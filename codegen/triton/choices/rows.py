@@ -25,7 +25,7 @@ def configure(blocked: Blocked) -> Config:
     if len(reduced) > 1:
         return _several(blocked, reduced)
     if blocked.dims[-1] is not reduced[0]:
-        return _columns(blocked, reduced[0], grid["x"])
+        return _columns(blocked, reduced[0], grid["x"], extent(grid["b"].size) if "b" in grid else 1)
     return _rows(blocked, reduced[0], grid.get("x"))
 
 
@@ -148,8 +148,11 @@ def _steps(blocked: Blocked, length: int, rows: int) -> tuple[int, int]:
     return (4096, 4) if running else (2048, 8)
 
 
-def _columns(blocked: Blocked, r: Dim, x: Dim) -> Config:
-    """The grid axis is contiguous: neighbouring threads take neighbouring columns, at least 64 bytes of them."""
+def _columns(blocked: Blocked, r: Dim, x: Dim, times: int) -> Config:
+    """The grid axis is contiguous: neighbouring threads take neighbouring columns, at least 64 bytes of them.
+
+    Programs take blocks of them so many `times`.
+    """
     columns, length = extent(x.size), power_of_two(extent(r.size))
     if length >= 256 and _scans(blocked):  # many rows at once: the next ones wait for them
         block = min(max(1, SECTOR // _itemsize(blocked, least=True)), power_of_two(columns))
@@ -157,7 +160,7 @@ def _columns(blocked: Blocked, r: Dim, x: Dim) -> Config:
         return Config((("r", steps), ("x", block)), num_warps=max(4, steps * block // 1024))
     wanted = min(1024, 4096 // length) if r.role is Role.WHOLE else 256 // _itemsize(blocked)
     block = min(max(32, wanted), power_of_two(columns))
-    while block > 32 and -(-columns // block) < 2 * PROGRAMS:
+    while block > 32 and -(-columns // block) * times < 2 * PROGRAMS:
         block //= 2
     steps = length if r.role is Role.WHOLE else min(length, max(1, 4096 // block))
     return Config((("r", steps), ("x", block)), num_warps=min(16, _warps(steps * block, 16)))
