@@ -138,7 +138,7 @@ class Backend:
         try:
             if label == "inference" and self._streams(main_device(graph)):  # others were one joint graph, and prepared
                 fix_widths(graph)
-            compiled, report = compile_graph(graph, self.options, label, recorder)
+            compiled, report = compile_graph(graph, self.options, label, recorder=recorder)
         except Exception as failure:  # any defect of ours must leave the user's program running
             if self.options.strict:
                 located = _located(failure, graph)

@@ -88,6 +88,7 @@ class _Splicer:
         self.graph = fx.Graph()
         self.tensors: dict[str, fx.Node] = {}
         self.views: dict[str, tuple[str, int]] = {}  # made where they are needed: of what, and how far from its start
+        self.waiting: dict[str, Extern] = {}  # their calls
         self.unseen: dict[str, fx.Node] = {}  # those of them that nobody can tell from tensors of their own
         self.given: dict[str, str] = {}  # results of calls that no kernel has read yet, with the names of the calls
         self.sizes: dict[sympy.Expr, fx.Node | int] = {}
@@ -141,7 +142,11 @@ class _Splicer:
             for out, begin in zip(call.outs, begins, strict=True):
                 if out is not None:
                     self.views[out] = root, offset + begin
+                    self.waiting[out] = call
             return
+        self._call(call)
+
+    def _call(self, call: Extern) -> None:
         held = self._read if only_reads(call) else self._tensor
         args = tuple(self._argument(arg, held) for arg in call.args)
         kwargs = {key: self._argument(arg, held) for key, arg in call.kwargs.items()}
@@ -176,6 +181,9 @@ class _Splicer:
 
     def _tensor(self, name: str) -> fx.Node:
         """The node that holds a buffer, which is made now if it is a view that has waited."""
+        ones = name not in self.tensors and any(size == 1 for size in self.program.buffers[name].shape)
+        if ones:  # only the calls themselves tell strides along a single element as eager has them
+            self._call(self.waiting[name])
         if name in self.lone and name not in self.tensors:
             return self._read(name)
         if name not in self.tensors:
