@@ -9,7 +9,8 @@ The first tensor of an entry is its subject; the others follow from it.  Holes, 
     c, k, p      a float, a small integer, an integer from 1 to 3
     keep, dt     a bool, a dtype
 
-Whether a computed float equals another one, zero above all, is never asked: roundings would decide it.
+Whether a computed float equals another one, zero above all, is never asked: roundings would decide it.  Nor is a
+gradient of `topk`, which may name any of equal elements.
 """
 
 from __future__ import annotations
@@ -276,7 +277,7 @@ SCANS = (
     "{f}.scatter_reduce({d}, {si}.long() % {f}.shape[{d}], {f}, 'amax')",
     "{x}.sort({d})[0]",
     "{x}.sort(dim={d}, stable=True)[1]",
-    "{f}.topk(1, {d})[0]",
+    "{f}.topk(1, {d})[0].detach()",
     "{x}.select_scatter({x}.select({d}, 0), {d}, -1)",
     "{x}.slice_scatter({x}.narrow({d}, 0, 1), {d}, 0, 1)",
     "{x}.index_put(({i}.long().flatten()[:1] % {x}.shape[0],), {x}[:1])",
