@@ -168,15 +168,13 @@ class _Splicer:
     def _can_wait(self, call: Extern) -> bool:
         """Can views be made by shape, strides and start, where they are needed?
 
-        Results that may be told from tensors of their own are made as they were asked for, and so are those with a
-        dimension of size 1, whose stride is not always the one that PyTorch has said.
+        Results that may be told from tensors of their own are made as they were asked for.
         """
         outs = [out for out in call.outs if out is not None]
-        buffers = [self.program.buffers[out] for out in outs]
-        returned = self.program.output_names()
-        seen = any(b.name in returned and (b.name not in self.lone or 1 in b.shape) for b in buffers)
-        if call.reads[0] in self.given or seen:
+        seen = self.program.output_names() - self.lone
+        if call.reads[0] in self.given or not seen.isdisjoint(outs):
             return False
+        buffers = [self.program.buffers[out] for out in outs]
         return all(self._told(size) is not None for each in buffers for size in (*each.shape, *each.strides))
 
     def _tensor(self, name: str) -> fx.Node:
