@@ -62,8 +62,8 @@ def fuse(
 
     Returns:
         For a module, a module of the same type that shares parameters, buffers and submodules with the given one, which
-        itself is not changed; for an exported program, that of its module.  For a function, a function of the same
-        signature.  Compilation happens at the first call.
+        itself is not changed; `train` and `eval` are to be called on what is returned.  For an exported program, that
+        of its module.  For a function, a function of the same signature.  Compilation happens at the first call.
 
     Raises:
         TypeError: `target` is neither a module nor a function, or is TorchScript.
@@ -138,9 +138,16 @@ def _fuse_module(module: Module, options: Options, dynamic: bool | None) -> Modu
         fused.__dict__["_fusion_backend"] = backend = Backend(options)
         fused._compiled_call_impl = torch.compile(_frame_of(fused), backend=backend, dynamic=dynamic)
         return fused
-    fused.__dict__["_fusion_backend"] = backend = Backend.shared(_code_of(module.forward), options)
+    backend = Backend(options) if _has_hooks(module) else Backend.shared(_code_of(module.forward), options)
+    fused.__dict__["_fusion_backend"] = backend
     fused.compile(backend=backend, dynamic=dynamic)
     return fused
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    """Has it hooks anywhere?  Dynamo does not look for them again: what has none would run for what has some."""
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(each, kind) for each in module.modules() for kind in kinds)
 
 
 def _frame_of(module: torch.nn.Module) -> Callable[..., object]:

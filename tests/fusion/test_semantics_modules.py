@@ -153,6 +153,17 @@ def test_hooks_run_and_change_what_they_see(kind: str) -> None:
     assert seen == seen_fused
 
 
+def test_hooks_run_where_another_instance_had_none() -> None:
+    x, seen = torch.randn(5, 6), list[object]()
+    fusion.fuse(Net().eval(), options=STRICT)(x)
+    plain = Net().eval()
+    twin = copy.deepcopy(plain)
+    hooked(plain, "forward", [])
+    hooked(twin, "forward", seen)
+    compare(plain(x), fusion.fuse(twin, options=STRICT)(x), rtol=1e-5, atol=1e-5)
+    assert seen
+
+
 def test_hooks_on_tensors() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         y = x * 2
