@@ -23,6 +23,10 @@ Polynomial: TypeAlias = "Counter[tuple[str, ...]]"
 """The names of the factors of each product → how often it counts, which may be a fraction."""
 
 
+class _Unbounded(Exception):
+    """Raised at an operation on sizes that has no bound here."""
+
+
 def limit_of(layouts: Sequence[Layout]) -> str | None:
     """A text over sizes that are known when a kernel is launched: below 2³¹, all indices are.
 
@@ -33,7 +37,7 @@ def limit_of(layouts: Sequence[Layout]) -> str | None:
         for layout in layouts:
             for ceiling in _of_layout(layout):
                 found |= ceiling  # the greater one for each product
-    except NotImplementedError:
+    except _Unbounded:
         return None
     if max(map(len, found), default=0) == 0 or found[()] >= LIMIT:
         return None
@@ -82,7 +86,7 @@ def _ceilings(index: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr], own: 
                 below = Counter({(): 1} if may_be_negative(expr.args[0]) else {})
                 return below + Counter({term: count * each for term, count in whole.items()})
             return whole if isinstance(expr, FloorDiv) else by
-        raise NotImplementedError(expr)
+        raise _Unbounded(expr)
 
     outer = bound(index)
     yield from inside
