@@ -1,8 +1,8 @@
 """Random programs through `fuse` against eager: `python -m benchmarks random [options]`.
 
 The grammar and the judge are those of `tests/random_programs`.  Program K of seed S is the same on every machine.  With
-`--jobs N`, N processes share the work; a program that takes its process down counts as an error, and so does one that
-takes longer than `--limit`, wherever it hangs: its process is ended.
+`--jobs N`, N processes share the work; a program that takes its process down counts as an error.  One that takes longer
+than `--limit` is late, wherever it hangs: its process is ended.  That may be the machine's load, and is counted apart.
 """
 
 from __future__ import annotations
@@ -12,12 +12,17 @@ import json
 import random
 import subprocess
 import sys
+import tempfile
 import time
+import traceback
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
 from queue import SimpleQueue
 from threading import Event, Thread, Timer
+from types import TracebackType
+from typing import IO
 
 import torch
 
@@ -28,10 +33,12 @@ from tests.random_programs.judge import Verdict, judge
 from tests.random_programs.program import Program
 from tests.random_programs.smaller import smallest
 
-FAILED = ("mismatch", "error")
+FAILED = ("mismatch", "error", "late")
 
 GRACE = 10
 """Seconds beyond `--limit` after which a process that does not end a program by itself is ended."""
+
+HERE = Path(__file__).parents[1]
 
 RESTART = 200
 """Programs after which a process of `--jobs` is replaced by a fresh one: what is compiled adds up."""
@@ -116,8 +123,8 @@ def _one(number: int, options: argparse.Namespace) -> Iterator[Entry]:
     try:
         with limited(options.limit):
             verdict = judge(program_of(options, number), options.device, options.target)
-    except TimeUp:
-        verdict = _late(options)
+    except TimeUp as late:
+        verdict = _late(options, late.__traceback__)
     yield Entry(number, verdict)
 
 
@@ -161,7 +168,10 @@ def _process(numbers: Sequence[int], options: argparse.Namespace, end: float) ->
     command += [f"--budget={max(1.0, end - time.monotonic())}"] if options.budget else []
     begun: Entry | None = None
     late = Event()
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+    with (
+        tempfile.TemporaryFile("w+") as said,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+    ):
 
         def end_it() -> None:
             late.set()
@@ -179,20 +189,32 @@ def _process(numbers: Sequence[int], options: argparse.Namespace, end: float) ->
                 begun = None
                 yield entry
         watch.cancel()
-    if begun is not None:
-        yield Entry(begun.number, _late(options)) if late.is_set() else begun
+        code = process.wait()
+        if begun is not None:
+            yield Entry(begun.number, _late(options) if late.is_set() else _down(begun.verdict, code, said))
 
 
-def _late(options: argparse.Namespace) -> Verdict:
-    return Verdict("error", f"took more than {options.limit} s")
+def _late(options: argparse.Namespace, trace: TracebackType | None = None) -> Verdict:
+    """Of a program that took too long; with where it was, for one that said so itself."""
+    frames = traceback.extract_tb(trace)[:-1]  # but for what raised it
+    innermost = {frame.filename.startswith(str(HERE)): frame for frame in frames}  # of ours, and of others
+    places = [f"{frame.filename.removeprefix(str(HERE) + '/')}:{frame.lineno}" for frame in innermost.values()]
+    return Verdict("late", " in ".join([f"took more than {options.limit} s", *places]))
+
+
+def _down(verdict: Verdict, code: int, said: IO[str]) -> Verdict:
+    """Of a program that took its process down: what that ended with, and its last words."""
+    said.seek(0)
+    words = said.read().strip().splitlines()[-1:]
+    return replace(verdict, reason=": ".join([f"{verdict.reason} (exit code {code})", *words]))
 
 
 def shown(entry: Entry, options: argparse.Namespace) -> str:
     """A failure, and the program as a test can hold it."""
     if options.names:
-        return f"{entry.verdict.status} {options.seed}/{entry.number}: {entry.verdict.reason[:160]}"
+        return f"{entry.verdict.status} {options.seed}/{entry.number}: {entry.verdict.reason[:240]}"
     program, verdict = program_of(options, entry.number), entry.verdict
-    if options.smallest and not verdict.reason.startswith("took"):
+    if options.smallest and verdict.status != "late" and not verdict.reason.startswith("took"):
 
         def fails(candidate: Program) -> bool:
             other = judge(candidate, options.device, options.target)
@@ -218,7 +240,7 @@ def report(verdicts: Sequence[Verdict]) -> list[str]:
     share = native / max(1, native + sum(calls.values()))
     return [
         f"{len(verdicts)} run, {status['mismatch']} mismatches, {status['error']} errors, "
-        f"{status['skipped']} not captured",
+        f"{status['late']} late, {status['skipped']} not captured",
         f"{idle} without a kernel, {sum(verdict.breaks for verdict in verdicts)} in part in Python, "
         f"{sum(bool(verdict.unsteady) for verdict in verdicts)} too sensitive to compare in every result",
         f"{native} operations native ({share:.1%}), {sum(verdict.kernels for verdict in verdicts)} kernels",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import sys
 from dataclasses import replace
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks import random_programs
 from fusion.inspect.report import Explanation
 from tests.random_programs import judge as judging
 from tests.random_programs import templates
@@ -151,3 +153,28 @@ def test_a_failure_is_made_small() -> None:
     small = smallest(program, lambda candidate: "sort" in candidate.source)
     assert small.lines == ["t2 = torch.sort(y2)[0]", "return (t2,)"]
     assert small.calls == ({"A": 1},) and small.dynamic is None
+
+
+# The runner --------------------------------------------------------------------------------------------------------
+
+
+def test_a_program_that_takes_too_long_is_counted_apart_and_says_where_it_was(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    def hangs(*arguments: object) -> judging.Verdict:
+        while True:
+            pass
+
+    monkeypatch.setattr(random_programs, "judge", hangs)
+    assert random_programs.main(["--only", "3", "--limit", "1", "--names"]) == 1
+    said = capsys.readouterr().out
+    assert "late 0/3: took more than 1 s in tests/random_programs/test_random_programs.py:" in said
+    assert "1 run, 0 mismatches, 0 errors, 1 late, 0 not captured" in said
+
+
+def test_a_process_that_is_taken_down_leaves_its_last_words(monkeypatch, capsys, tmp_path) -> None:  # type: ignore[no-untyped-def]
+    begun = random_programs.Entry(0, judging.Verdict("error", "took the process down")).line()
+    worker = tmp_path / "worker"
+    worker.write_text(f"#!/bin/sh\necho '{begun}'\necho 'out of luck' >&2\nexit 3\n")
+    worker.chmod(0o700)
+    monkeypatch.setattr(sys, "executable", str(worker))
+    assert random_programs.main(["--count", "1", "--names"]) == 1
+    assert "error 0/0: took the process down (exit code 3): out of luck" in capsys.readouterr().out
