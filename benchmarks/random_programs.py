@@ -212,7 +212,7 @@ def _down(verdict: Verdict, code: int, said: IO[str]) -> Verdict:
 def shown(entry: Entry, options: argparse.Namespace) -> str:
     """A failure, and the program as a test can hold it."""
     if options.names:
-        return f"{entry.verdict.status} {options.seed}/{entry.number}: {entry.verdict.reason[:240]}"
+        return f"{entry.verdict.status} {options.seed}/{entry.number}: {entry.verdict.reason}"
     program, verdict = program_of(options, entry.number), entry.verdict
     if options.smallest and verdict.status != "late" and not verdict.reason.startswith("took"):
 
