@@ -162,6 +162,8 @@ class Body:
             yield reduce.fold_in_loop(values, fold, over)
         else:
             reduce.fold_now(values, fold, over)
+            if not over and values.is_overwritten(fold.args):
+                values.line("tl.debug_barrier()")  # other threads of this program write over what has been read here
 
     def _store(self, stmt: Store) -> None:
         values = self.values

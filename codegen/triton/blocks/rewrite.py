@@ -14,6 +14,7 @@ from codegen.triton.blocks.dims import Blocked, Dim, dots_of
 from codegen.triton.blocks.rows import row_dims, row_values, too_tall
 from codegen.triton.blocks.shifted import shifted
 from codegen.triton.rewrites.exponentials import in_powers_of_two
+from codegen.triton.rewrites.found import loaded_terms
 from codegen.triton.rewrites.groups import grouped
 from codegen.triton.rewrites.packed import unpacked
 from codegen.triton.rewrites.rounding import is_rounded
@@ -38,7 +39,7 @@ def block(kernel: Kernel) -> Blocked:
         kernel = walked(kernel)
         dims = row_dims(kernel)
     if not dots:
-        kernel, dims = shifted(*_walked_along_rows(kernel, dims))
+        kernel, dims = shifted(*_walked_along_rows(loaded_terms(kernel), dims))
     digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes}  # of size 1, if in no dim
     for dim in dims:
         digits.update(dim.digits())

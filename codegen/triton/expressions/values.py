@@ -75,6 +75,10 @@ class Values(Lines):
                 for key in stale:
                     del scope.known[key]
 
+    def is_overwritten(self, roots: Sequence[Expr]) -> bool:
+        """Is anything that `roots` load written by this kernel?"""
+        return any(load.buffer in self._mutable for load in loads(*roots))
+
     # Indices and masks ------------------------------------------------------------------------------------------------
 
     def index(self, dim: Dim) -> Tile:
