@@ -20,7 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.joint import prepare
 from fusion.joint.layout import lay_out_gradients
-from fusion.joint.saved import widen_statistics
+from fusion.joint.saved import keep_unchanged, widen_statistics
 from fusion.joint.seeds import share_seeds
 from fusion.options import WORKSPACE
 from lowering.decompositions import decompositions
@@ -57,13 +57,17 @@ def aot_backend(
         parted = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=returned, **others)
         drop_results(parted[0], num_fwd_outputs, returned)
         widen_statistics(*parted, num_fwd_outputs)
+        keep_unchanged(parted[0], num_fwd_outputs)
         return parted
 
     def partition_exactly(
-        joint: fx.GraphModule, inputs: Sequence[object], **others: Any
+        joint: fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         share_seeds(joint)
-        parted: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(joint, inputs, **others)
+        parted: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
+            joint, inputs, num_fwd_outputs=num_fwd_outputs, **others
+        )
+        keep_unchanged(parted[0], num_fwd_outputs)
         return parted
 
     def labelled(label: str) -> Callable[[fx.GraphModule, Sequence[object]], Boxed]:

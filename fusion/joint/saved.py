@@ -5,8 +5,11 @@ There it is as exact as the row, which was stored as well.  Here backward makes 
 that was rounded is not the maximum of that row: exp(s - m) would be off by up to exp(|m| / 256), and the whole row with
 it.  So statistics of rows of halves are kept in float32.
 
+An input that backward needs is kept as it was when forward began.  The partition may choose an input where eager keeps
+what was made of it; if the program changes the input in place, that would be another one by then.
+
 What enters are the graphs of forward and backward, as they were parted, and both are changed in place.  What is no
-statistic of a row, or no half, or is given to the graph, is kept as it is.
+statistic of a row, or no half, or is given to the graph and stays what it is, is kept as it is.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from typing import cast
 
 import torch
 from torch import fx
+from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
 from fusion.joint.factors import VIEWS, is_tensor, value_of
 from lowering.rules.conversion import ONLY_STORED
@@ -54,6 +58,45 @@ def widen_statistics(forward: fx.GraphModule, backward: fx.GraphModule, outputs:
         for graph in (forward, backward):
             graph.graph.lint()
             graph.recompile()
+
+
+def keep_unchanged(forward: fx.GraphModule, outputs: int) -> None:
+    """Keep copies of those inputs that the program changes in place, and of views of them.
+
+    Args:
+        outputs: how many results of forward are the program's own; those that follow are kept for backward.
+    """
+    changed = _changed_inputs(forward)
+    output = forward.graph.output_node()
+    results = list(cast("list[fx.Node]", output.args[0]))
+    places = [k for k in range(outputs, len(results)) if _memory_of(results[k]) in changed] if changed else []
+    for place in places:
+        node = results[place]
+        with forward.graph.inserting_after(node):  # which is before the change: that comes last
+            results[place] = forward.graph.create_node("call_function", aten.clone.default, (node,))
+        results[place].meta = {key: value for key, value in node.meta.items() if key not in ("desc", "recompute")}
+    if places:
+        output.args = (tuple(results),)
+        forward.graph.lint()
+        forward.recompile()
+
+
+def _changed_inputs(forward: fx.GraphModule) -> set[fx.Node]:
+    """Inputs that the graph copies to, and those of which it returns what the caller copies to them."""
+    holders = forward.graph.find_nodes(op="placeholder")
+    copies = forward.graph.find_nodes(op="call_function", target=aten.copy_.default)
+    described = forward.graph.output_node().meta.get("desc", ())
+    later = [desc.mutated_input for desc in described if isinstance(desc, InputMutationAOTOutput)]
+    return {cast(fx.Node, copy.args[0]) for copy in copies} | {
+        node for node in holders if node.meta.get("desc") in later
+    }
+
+
+def _memory_of(node: fx.Node) -> fx.Node:
+    """The node whose memory this one lies in."""
+    while isinstance(node, fx.Node) and (node.target is getitem or getattr(node.target, "is_view", False)):
+        node = cast(fx.Node, node.args[0])
+    return node
 
 
 def _take_wide(given: fx.Node, wide: torch.Tensor) -> None:
