@@ -34,6 +34,7 @@ from fusion.capture import Boxed, aot_backend, holds_tensors, main_device
 from fusion.compile import compile_graph
 from fusion.inspect.breaks import Break, break_after
 from fusion.inspect.report import Report
+from fusion.joint.dependence import Dependence
 from fusion.joint.seeds import has_seeds
 from fusion.joint.widths import fix_widths
 from fusion.options import Options
@@ -104,27 +105,30 @@ class Backend:
         try:
             if not self.options.exact:
                 skip_unread_rows(graph, self.options.workspace)
+            told: list[Dependence | None] = []
             with _compiling():
-                compiled = self._aot()(graph, example_inputs)
+                compiled = self._aot(told.append)(graph, example_inputs)
         except (RestartAnalysis, ShortenTraceback):  # Dynamo is asked to begin anew, or has it raised already
             raise
         except Exception as failure:  # AOTAutograd does not take all that Dynamo captures
             if self.options.strict:
-                told = _for_the_caller(failure, graph)
-                if told is failure:
+                raised = _for_the_caller(failure, graph)
+                if raised is failure:
                     raise
-                raise told from failure
+                raise raised from failure
             self._gave_up(graph, "captured", failure)
             return graph.forward
         # What is asked of a result is the caller's wish, also under strict.
         say = partial(self._gave_up, graph, "called")
-        compiled = watch_derivatives(compiled, graph, example_inputs, say)
+        compiled = watch_derivatives(compiled, graph, example_inputs, told[0] if told else None, say)
         return watch_overlaps(compiled, self._of_other_inputs(graph), example_inputs)
 
-    def _aot(self) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
-        """What compiles one captured region."""
+    def _aot(
+        self, tell: Callable[[Dependence | None], None]
+    ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
+        """What compiles one captured region; `tell` as `aot_backend` says."""
         compile_one = partial(self._compile, Recorder() if self.options.cudagraphs else None)
-        return aot_backend(compile_one, self._streams, self.options.workspace, exact=self.options.exact)
+        return aot_backend(compile_one, self._streams, self.options.workspace, exact=self.options.exact, tell=tell)
 
     def _target(self, device: torch.device) -> Target:
         return builder_for(device.type, self.options.target, current(strict=self.options.exact)).target

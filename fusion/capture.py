@@ -19,6 +19,7 @@ from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.joint import prepare
+from fusion.joint.dependence import Dependence, dependence_of
 from fusion.joint.layout import lay_out_gradients
 from fusion.joint.saved import keep_unchanged, widen_statistics
 from fusion.joint.seeds import share_seeds
@@ -38,6 +39,7 @@ def aot_backend(
     workspace: int = WORKSPACE,
     *,
     exact: bool = False,
+    tell: Callable[[Dependence | None], None] = lambda dependence: None,
 ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
     """A Dynamo backend that gives every functional ATen graph to `compile_one`.
 
@@ -45,11 +47,13 @@ def aot_backend(
         streams: can contractions be part of generated kernels on a device?
         workspace: bytes above which a product is made in chunks, where that can be done.
         exact: what is computed stays as eager computes it; forward and backward are only parted.
+        tell: told what gradients depend on, where there are some.
     """
 
     def partition(
         joint: fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        tell(dependence_of(joint, num_fwd_outputs))
         lay_out_gradients(joint, num_fwd_outputs)
         share_seeds(joint)
         kept = prepare(joint, streams=streams(main_device(joint)), workspace=workspace)
@@ -63,6 +67,7 @@ def aot_backend(
     def partition_exactly(
         joint: fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
+        tell(dependence_of(joint, num_fwd_outputs))
         share_seeds(joint)
         parted: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
             joint, inputs, num_fwd_outputs=num_fwd_outputs, **others

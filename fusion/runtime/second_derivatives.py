@@ -1,11 +1,12 @@
-"""Derivatives that a compiled region does not have: those of its gradients, and those taken forwards.
+"""Derivatives that a compiled region does not have: those of its gradients, those taken forwards, and none.
 
 AOTAutograd parts forward and backward, and its backward has no derivative.  It raises where that is asked for, but is
 not always asked: gradients made under `create_graph=True` are joined to what backward saved, which is seldom the
 region's inputs, and so a gradient penalty is taken for one that does not depend on them.  So what enters is a compiled
 region, with the graph that Dynamo captured; what leaves is a callable whose gradients are joined to the inputs.  Where
 a derivative of them is wanted, the captured graph is differentiated twice, in eager.  Inside of forward-mode
-derivatives the captured graph runs as it is.
+derivatives the captured graph runs as it is.  Beside that, inputs that lead to nothing of what is differentiated get no
+gradient, as in eager, where AOTAutograd makes zeros.
 
 For that the inputs are kept until backward has run.  Where what is saved for backward is packed away (checkpoints),
 those that are not leaves are only remembered, as long as somebody else keeps them.
@@ -26,6 +27,7 @@ from torch._guards import TracingContext
 from torch.autograd import forward_ad
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from fusion.joint.dependence import Dependence
 from lowering.errors import Unsupported
 
 Call: TypeAlias = Callable[..., Any]
@@ -42,7 +44,11 @@ _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
 
 
 def watch_derivatives(
-    compiled: Call, captured: Call, inputs: Sequence[object], say: Callable[[Unsupported], None]
+    compiled: Call,
+    captured: Call,
+    inputs: Sequence[object],
+    dependence: Dependence | None,
+    say: Callable[[Unsupported], None],
 ) -> Call:
     """What to call: `compiled`, with what its gradients depend on, if it has any.
 
@@ -50,6 +56,7 @@ def watch_derivatives(
         compiled: made by AOTAutograd in the current tracing context.
         captured: the same program, run operation by operation.
         inputs: those that it was compiled for.
+        dependence: what its gradients depend on, if that is known.
         say: told once why the captured graph runs.
     """
     context = TracingContext.try_get()
@@ -57,7 +64,7 @@ def watch_derivatives(
     differentiable = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
     if known is None or not differentiable or not torch.is_grad_enabled():
         return compiled
-    region = _Region.of(captured, known, inputs, say)
+    region = _Region.of(captured, known, inputs, _needs(known, dependence), say)
     made = _made(known)
 
     def run(*args: object) -> Any:
@@ -84,6 +91,8 @@ class _Region:
             running statistics of a batch norm.
         watched: inputs that nobody may change in place before they are used again.
         first: how many results of the autograd node come before the region's own.
+        needs: for each input that is a tensor, the results of the node that its gradient is made of; empty if each is
+            made of all or of none, or if that is not known.
         refusal: why it cannot be differentiated again; empty if it can.
     """
 
@@ -92,18 +101,26 @@ class _Region:
     changed: frozenset[int]
     watched: tuple[int, ...]
     first: int
+    needs: tuple[frozenset[int], ...]
     refusal: str
     say: Callable[[Unsupported], None]
     said: set[str] = field(default_factory=set)
 
     @classmethod
-    def of(cls, captured: Call, known: Any, inputs: Sequence[object], say: Callable[[Unsupported], None]) -> _Region:
+    def of(
+        cls,
+        captured: Call,
+        known: Any,
+        inputs: Sequence[object],
+        needs: tuple[frozenset[int], ...],
+        say: Callable[[Unsupported], None],
+    ) -> _Region:
         """The region with this metadata of AOTAutograd, compiled for these inputs."""
         changed = frozenset(k for k, info in enumerate(known.input_info) if info.mutates_data)
         counted = [k for k, value in enumerate(inputs) if isinstance(value, Tensor) and not value.is_inference()]
         watched = tuple(k for k in counted if k not in changed)
         first = known.num_mutated_inp_runtime_indices
-        return cls(captured, _autocasts(), changed, watched, first, _refusal(known, len(inputs)), say)
+        return cls(captured, _autocasts(), changed, watched, first, needs, _refusal(known, len(inputs)), say)
 
     def say_once(self, reason: str) -> None:
         """Tell why the captured graph runs."""
@@ -114,6 +131,15 @@ class _Region:
     def versions(self, args: Sequence[Any]) -> list[int]:
         """How often each input that is watched was changed in place so far."""
         return [args[k]._version for k in self.watched]
+
+    def reached(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads:
+        """The gradients of inputs without those that nothing that has a gradient was made of; the same if all were."""
+        if not self.needs or len(self.needs) != len(grad_inputs) or all(grad is not None for grad in grad_outputs):
+            return grad_inputs
+        given = {k for k, grad in enumerate(grad_outputs) if grad is not None}
+        return tuple(
+            grad if needed & given or not needed else None for grad, needed in zip(grad_inputs, self.needs, strict=True)
+        )
 
     def run(self, args: Sequence[object]) -> Sequence[Any]:
         """The results of the region.
@@ -144,10 +170,11 @@ class _Hook:
             self.held = [ref(arg) if isinstance(arg, Tensor) and not arg.is_leaf else arg for arg in args]
 
     def __call__(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads | None:
+        made_by_region, grad_inputs = grad_inputs, self.region.reached(grad_inputs, grad_outputs)
         if not torch.is_grad_enabled():
             if not _keeps_graph():
                 self.held = []
-            return None
+            return None if grad_inputs is made_by_region else grad_inputs
         args = [arg() if isinstance(arg, ref) else arg for arg in self.held]
         if any(arg is None and isinstance(held, ref) for arg, held in zip(args, self.held, strict=True)):
             raise Unsupported(
@@ -249,6 +276,33 @@ class _NothingRandom(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyT
         if torch.Tag.nondeterministic_seeded in func.tags:
             raise Unsupported(f"gradients of gradients of a compiled region that draws random numbers ({func})")
         return func(*args, **(kwargs or {}))
+
+
+def _needs(known: Any, dependence: Dependence | None) -> tuple[frozenset[int], ...]:
+    """For each input that is a tensor, the results of the autograd node that its gradient is made of; see `_Region`.
+
+    The node returns inputs that are changed in place, the region's results, and what some of these are views of; those
+    that have a gradient are in the same order as the tangents that backward takes.
+    """
+    if dependence is None or not dependence.partial:
+        return ()
+    changed = [known.input_info[k] for k in known.mutated_inp_runtime_indices]
+    first, last = len(changed), len(changed) + len(known.output_info)
+    places = [k for k, info in enumerate(changed) if info.mutates_data and info.requires_grad]
+    places += [
+        first + k
+        for k, info in enumerate(known.output_info)
+        if info.output_type in OWN and issubclass(info.raw_type, Tensor) and _differentiable(info)
+    ]
+    places += range(last, last + known.num_intermediate_bases)
+    if len(places) != dependence.tangents:
+        return ()
+    return tuple(frozenset(places[number] for number in numbers) for numbers in dependence.of)
+
+
+def _differentiable(info: Any) -> bool:
+    """Does backward take a gradient of a result?  PyTorch before 2.12 had one word for that."""
+    return bool(getattr(info, "requires_grad_for_backward", info.requires_grad))
 
 
 def _made(known: Any) -> int | None:

@@ -1,0 +1,57 @@
+"""Dependence: which gradients are made of which gradients of results.
+
+In eager an input has no gradient where no path leads from it to what is differentiated.  The backward of a region takes
+gradients of all of its results, zeros for those that have none, and so gives zeros to inputs that lead to these alone.
+What enters is the joint graph; what leaves says for each input that is a tensor which results its gradient needs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import torch
+from torch import fx
+
+Numbers: TypeAlias = frozenset[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Dependence:
+    """For each input that is a tensor, the numbers of the `tangents` that its gradient is made of."""
+
+    tangents: int
+    of: tuple[Numbers, ...]
+
+    @property
+    def partial(self) -> bool:
+        """Is there a gradient that needs some of the tangents and not others?"""
+        return any(0 < len(numbers) < self.tangents for numbers in self.of)
+
+
+def dependence_of(joint: fx.GraphModule, results: int) -> Dependence | None:
+    """What the gradients of a joint graph depend on; None if it does not have one for each input.
+
+    Args:
+        results: how many are those of forward; gradients follow them.
+    """
+    holders = joint.graph.find_nodes(op="placeholder")
+    tangents = [node for node in holders if node.name.startswith("tangents")]
+    inputs = [node for node in holders if not node.name.startswith("tangents")]
+    gradients = list(cast("Sequence[fx.Node | None]", joint.graph.output_node().args[0]))[results:]
+    if len(gradients) != len(inputs):
+        return None
+    reached: dict[fx.Node, Numbers] = {node: frozenset({k}) for k, node in enumerate(tangents)}
+    nothing = Numbers()
+    for node in joint.graph.nodes:
+        known = {reached[arg] for arg in node.all_input_nodes if arg in reached}
+        if known:
+            reached[node] = known.pop() if len(known) == 1 else nothing.union(*known)
+    pairs = zip(inputs, gradients, strict=True)
+    of = (
+        nothing if gradient is None else reached.get(gradient, nothing)
+        for given, gradient in pairs
+        if isinstance(given.meta.get("val"), torch.Tensor)
+    )
+    return Dependence(len(tangents), tuple(of))

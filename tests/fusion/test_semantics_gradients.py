@@ -1,0 +1,129 @@
+"""Which inputs have a gradient: those that lead to what is differentiated, as in eager, and no others."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import fusion
+from tests.fusion.agreement import STRICT
+
+Program = Callable[[Tensor, Tensor, Tensor], Sequence[Tensor]]
+
+
+def apart(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
+    return x.sin() * 2, (y * y).sum(), z.exp()
+
+
+def one_in_two(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
+    return x * y, y.cos(), x.detach() * z
+
+
+def views_of_one(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
+    """Autograd sees what the views were taken of."""
+    made = x * z
+    return made.view(2, 3), y * 3, made.t()
+
+
+def changed(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
+    """An input that is changed in place is a result, too."""
+    own = z * 1.5
+    own.mul_(x)
+    return own, y + 1, x - 1
+
+
+def given_back(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
+    return x, y * z, y.t()
+
+
+def positions_beside(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
+    """A result without gradient stands between others."""
+    return (x * 2).argmax(), y.tanh(), z.square() + x.detach()
+
+
+PROGRAMS = [apart, one_in_two, views_of_one, changed, given_back, positions_beside]
+
+
+def given() -> list[Tensor]:
+    numbers = torch.linspace(-1, 1, 18, dtype=torch.float64).view(3, 2, 3)
+    return [part.clone().requires_grad_() for part in numbers]
+
+
+@pytest.mark.parametrize("which", range(3))
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.__name__)
+def test_inputs_that_lead_nowhere_have_no_gradient(program: Program, which: int) -> None:
+    def gradients(function: Program) -> Sequence[Tensor | None]:
+        leaves = given()
+        end = function(*leaves)[which]
+        return torch.autograd.grad(end.sum(), leaves, allow_unused=True) if end.requires_grad else ()
+
+    torch.testing.assert_close(gradients(fusion.fuse(program, options=STRICT)), gradients(program))
+
+
+def test_all_results_together_have_all_gradients() -> None:
+    def gradients(function: Program) -> Sequence[Tensor | None]:
+        leaves = given()
+        ends = [end for end in function(*leaves) if end.requires_grad]
+        return torch.autograd.grad([ends[0].sum(), ends[-1].sum()], leaves, allow_unused=True)
+
+    for program in PROGRAMS:
+        torch.testing.assert_close(gradients(fusion.fuse(program, options=STRICT)), gradients(program))
+
+
+def test_inputs_changed_in_place_that_lead_nowhere() -> None:
+    def program(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        x.mul_(y)
+        return z.exp()
+
+    def gradients(function: Callable[..., Tensor], *, of_result: bool) -> Sequence[Tensor | None]:
+        leaves = given()
+        x = leaves[0] * 1
+        result = function(x, *leaves[1:])
+        return torch.autograd.grad((result if of_result else x).sum(), leaves, allow_unused=True)
+
+    fused = fusion.fuse(program, options=STRICT)
+    for of_result in (True, False):
+        torch.testing.assert_close(gradients(fused, of_result=of_result), gradients(program, of_result=of_result))
+
+
+def test_gradients_of_gradients_of_some_of_the_inputs() -> None:
+    def gradients(function: Program) -> Sequence[Tensor | None]:
+        leaves = given()
+        first, _, _ = function(*leaves)
+        made = torch.autograd.grad(first.square().sum(), leaves, create_graph=True, allow_unused=True)
+        there = [grad.square().sum() for grad in made if grad is not None]
+        return *made, *torch.autograd.grad(there, leaves, allow_unused=True)
+
+    with pytest.warns(fusion.FusionWarning, match="gradients of gradients"):
+        found = gradients(fusion.fuse(one_in_two, options=STRICT))
+    torch.testing.assert_close(found, gradients(one_in_two))
+
+
+class TwoHeads(nn.Module):
+    """Only one of whose heads is trained."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.trunk, self.head, self.other = nn.Linear(5, 4), nn.Linear(4, 3), nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        inner = self.trunk(x).relu()
+        return self.head(inner), self.other(inner)
+
+
+def test_weights_of_a_head_that_is_not_trained_do_not_decay() -> None:
+    torch.manual_seed(0)
+    model = TwoHeads()
+    before = [weight.detach().clone() for weight in model.other.parameters()]
+    optimizer = torch.optim.AdamW(model.parameters(), weight_decay=0.5)
+    fused = fusion.fuse(model, options=STRICT)
+    for _ in range(2):
+        optimizer.zero_grad()
+        fused(torch.randn(7, 5))[0].square().sum().backward()
+        optimizer.step()
+    assert all(weight.grad is None for weight in model.other.parameters())
+    assert all(weight.grad is not None for weight in (*model.trunk.parameters(), *model.head.parameters()))
+    torch.testing.assert_close(list(model.other.parameters()), before, rtol=0, atol=0)
