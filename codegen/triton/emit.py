@@ -25,6 +25,7 @@ from codegen.triton.expressions.spell import PRODUCT, UNARY
 from codegen.triton.expressions.values import Values
 from codegen.triton.rewrites.rounding import is_rounded
 from codegen.triton.rewrites.sigmoids import as_sigmoids
+from codegen.triton.statements.unchanged import return_unchanged
 from codegen.triton.tail import Follower
 from lowering.checks import has_checks
 from lowering.kernel import Kernel, Param
@@ -129,7 +130,10 @@ def _function(
         layout = replace(layout, blocked=replace(layout.blocked, body=as_sigmoids(layout.blocked.body)))
     values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
     values.program = beside.PROGRAM if part else values.program
-    lines = Body(values, arch).lines()
+    written = Body(values, arch)
+    if not steps and not part:
+        return_unchanged(values)
+    lines = written.lines()
     if steps:
         lines += tail.ending(steps)
     return "\n".join([*_signature(kernel, name, counted, constants, told), *(_INDENT + line for line in lines)])

@@ -1,0 +1,57 @@
+"""Unchanged: a kernel that multiplies tensors by one number in their places returns at once where that number is 1.
+
+    x[i] = x[i] * s      becomes      if s == 1: return;  x[i] = x[i] * s
+
+Gradients that are computed ahead of their loss wait for the number that comes back for it, which is 1 unless the loss
+was scaled: the start of a launch's programs is then all that is left of reading and writing the gradients.
+
+What enters are the statements of a kernel that shares its launch with nothing; what leaves is a line before them, or
+none where anything else is stored, or is rounded to less than it was stored in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from codegen.triton.expressions.spell import COMPARE
+from codegen.triton.expressions.values import Values
+from lowering.expr import Cast, Expr, Load, Op, free_axes, loads
+from lowering.kernel import Kernel, Stmt, Store, stored
+
+
+def return_unchanged(values: Values) -> None:
+    """Add the line that ends a program which would write what it has read."""
+    number = _factor(values.layout.blocked.kernel, values.layout.blocked.body)
+    if number is not None:
+        text = values.value(number).code.at(COMPARE + 1)
+        values.line(f"if {text} == 1.0:")
+        values.line("    return  # times 1 everything stays as it is")
+
+
+def _factor(kernel: Kernel, body: Sequence[Stmt]) -> Expr | None:
+    """The number by which everything that a kernel writes is multiplied in its place; None if there is none."""
+    found = {_factor_of(stmt) for stmt in body}
+    number = found.pop() if len(found) == 1 else None
+    return None if number is None or any(load.buffer in stored(kernel) for load in loads(number)) else number
+
+
+def _factor_of(stmt: Stmt) -> Expr | None:
+    if not isinstance(stmt, Store) or stmt.axes is not None:
+        return None
+    product = _unconverted(stmt.value)
+    if not (isinstance(product, Op) and product.name == "mul" and product.dtype.is_floating_point):
+        return None
+    for element, number in (product.args, product.args[::-1]):
+        load = _unconverted(element)
+        if not isinstance(load, Load) or (load.buffer, load.index, load.mask) != (stmt.param, (stmt.offset,), None):
+            continue
+        exact = stmt.value.dtype is load.dtype and torch.promote_types(load.dtype, product.dtype) is product.dtype
+        return number if exact and not free_axes(number) and any(loads(number)) else None
+    return None
+
+
+def _unconverted(value: Expr) -> Expr:
+    """What a value is converted from, if it is."""
+    return value.arg if isinstance(value, Cast) else value
