@@ -43,6 +43,7 @@ from fusion.runtime.recording import Recorder, forget_recordings
 from fusion.runtime.second_derivatives import watch_derivatives
 from fusion.runtime.surroundings import refuse_fake_inputs, watch_surroundings
 from fusion.settings import settings_fixed
+from fusion.shared_writes import refuse_shared_writes
 from fusion.unread import skip_unread_rows
 from lowering.builder import origin_of
 from lowering.errors import FusionError, Origin, Unsupported
@@ -93,7 +94,8 @@ class Backend:
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         try:
             refuse_fake_inputs(graph)
-        except Unsupported as refusal:  # also under strict: there is nothing to compute
+            refuse_shared_writes(graph)
+        except Unsupported as refusal:  # also under strict: there is nothing to compute, or eager says what
             self._gave_up(graph, "captured", refusal)
             return graph.forward
         with settings_fixed(graph, example_inputs, self._settings) as inputs:
@@ -161,7 +163,7 @@ class Backend:
 
     def _of_other_inputs(self, graph: fx.GraphModule) -> Callable[..., object]:
         """What runs at calls whose inputs lie over one another otherwise than at compilation."""
-        message = "the inputs overlap otherwise than those that this was compiled for"
+        message = "the inputs overlap otherwise than those that this was compiled for, or are views of no common tensor"
         refusal = Unsupported(message, origin=_first_line(graph))
         known = False
 

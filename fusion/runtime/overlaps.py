@@ -4,7 +4,8 @@ A graph that changes an input in place is compiled for the overlaps its inputs h
 base of those that shared elements, and takes the others to be apart.  Neither it nor Dynamo looks again when a later
 call comes with other views, which would give wrong numbers.  So what enters is a compiled graph, with the graph that
 Dynamo captured; what leaves is a callable that compares, at each call, how the inputs lie, and runs the captured graph
-in eager where that differs.  Graphs that change nothing in place are returned as they are.
+in eager where that differs, and where inputs share memory of which none is a view: AOTAutograd makes a base for these
+from all of it, which may be more at each call.  Graphs that change nothing in place are returned as they are.
 """
 
 from __future__ import annotations
@@ -51,12 +52,14 @@ class _Layout:
         others: which they may meet, themselves among them.
         apart: for those that meet, the bytes from the changed one to the other.
         starts: where inputs that are views of one base begin in it, in elements.
+        merged: inputs of which AOTAutograd makes views of one base.
     """
 
     changed: tuple[int, ...]
     others: tuple[int, ...]
     apart: dict[tuple[int, int], int]
     starts: dict[int, int]
+    merged: tuple[int, ...]
 
     @classmethod
     def of(cls, inputs: Sequence[object], tensors: Sequence[int], changed: Collection[int], *, merged: bool) -> _Layout:
@@ -68,12 +71,12 @@ class _Layout:
             if a != b and spans[a][0] < spans[b][1] and spans[b][0] < spans[a][1]
         }
         starts = {}
-        if merged:
-            for member in {k for pair in apart for k in pair}:
-                offset = inputs[member].storage_offset()  # type: ignore[attr-defined]  # a tensor
-                if isinstance(offset, int):  # symbolic ones are guarded
-                    starts[member] = offset
-        return cls(tuple(sorted(changed)), tuple(tensors), apart, starts)
+        members = {k for pair in apart for k in pair} if merged else set()
+        for member in members:
+            offset = inputs[member].storage_offset()  # type: ignore[attr-defined]  # a tensor
+            if isinstance(offset, int):  # symbolic ones are guarded
+                starts[member] = offset
+        return cls(tuple(sorted(changed)), tuple(tensors), apart, starts, tuple(sorted(members)))
 
     def holds(self, args: Sequence[object]) -> bool:
         """Do these inputs lie in the same way?"""
@@ -85,6 +88,8 @@ class _Layout:
                     met = spans[b][0] - start if start < spans[b][1] and spans[b][0] < stop else None
                     if met != self.apart.get((a, b)):
                         return False
+        if any(args[k]._base is None for k in self.merged):  # type: ignore[attr-defined]  # a tensor
+            return False
         return all(args[k].storage_offset() == start for k, start in self.starts.items())  # type: ignore[attr-defined]
 
 

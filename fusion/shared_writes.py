@@ -1,0 +1,174 @@
+"""Shared writes: regions that write to memory of which an operand, or the tensor itself, holds elements several times.
+
+`x[1:] = x[:-1]` depends on the order in which elements are written: eager refuses it.  What is written to a view in
+which elements meet (`expand`, `unfold`) shows in all of its rows.  Neither is true of the functional graph that
+AOTAutograd makes.  So what enters is a graph that Dynamo captured, and one that does so is refused: eager decides what
+becomes of it.
+
+Operands are compared as eager compares them (ATen's `assert_no_partial_overlap`): those with gaps are not, and one that
+is the written tensor itself is allowed.  Sizes that are symbols have the values that the graph was traced with.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, fx
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.node import Argument
+
+from lowering.builder import origin_of
+from lowering.errors import Unsupported
+
+INPLACE = frozenset(
+    (
+        *(operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod),
+        *(operator.ipow, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift),
+    )
+)
+
+
+def refuse_shared_writes(graph: fx.GraphModule) -> None:
+    """Refuse a captured graph whose result would depend on the order in which elements are written.
+
+    Raises:
+        Unsupported: a tensor is written whose elements meet, or that partly lies over an operand.
+    """
+    for module in graph.modules():
+        if not isinstance(module, fx.GraphModule):
+            continue
+        meeting: set[fx.Node] = set()
+        for node in module.graph.nodes:
+            value = node.meta.get("example_value")
+            if isinstance(value, FakeTensor) and _is_view_of_one(node, value, meeting):
+                meeting.add(node)
+            _refuse(node, meeting)
+
+
+def _is_view_of_one(node: fx.Node, value: Tensor, meeting: set[fx.Node]) -> bool:
+    """Do elements of this view meet, or those of what it is a view of?"""
+    source = node.args[0] if node.args else None
+    if not isinstance(source, fx.Node) or not isinstance(viewed := source.meta.get("example_value"), FakeTensor):
+        return False
+    if _storage(viewed) != _storage(value):
+        return False
+    place = _Place.of(value)
+    return source in meeting or (place is not None and place.meets)
+
+
+def _refuse(node: fx.Node, meeting: set[fx.Node]) -> None:
+    write = _write(node)
+    if write is None:
+        return
+    written, part, operands = write
+    target: Tensor = written.meta["example_value"]
+    whole = _Place.of(target)
+    if written in meeting or (whole is not None and whole.meets):
+        raise Unsupported("what is written has elements that are one in memory", origin=origin_of(node))
+    for operand in operands:
+        read = operand.meta.get("example_value")
+        if isinstance(read, FakeTensor) and read is not target and _storage(read) == _storage(target):
+            own, other = _Place.of(part()), _Place.of(read)
+            if own is not None and other is not None and own.partly_over(other):
+                raise Unsupported("what is written partly lies over what is read", origin=origin_of(node))
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where a tensor lies in its storage, in bytes, and in what order."""
+
+    start: int
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    itemsize: int
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> _Place | None:
+        """The place of a tensor; None if a number is not known."""
+        if tensor.layout is not torch.strided:
+            return None
+        numbers = [_number(n) for n in (tensor.storage_offset(), *tensor.shape, *tensor.stride())]
+        if any(number is None for number in numbers):
+            return None
+        start, *others = [number for number in numbers if number is not None]
+        shape, strides = tuple(others[: tensor.ndim]), tuple(others[tensor.ndim :])
+        return cls(start * tensor.element_size(), shape, strides, tensor.element_size())
+
+    @property
+    def _steps(self) -> list[tuple[int, int]]:
+        """Strides and sizes from the innermost dimension on, of those that have more than one element."""
+        return sorted((step, size) for step, size in zip(self.strides, self.shape, strict=True) if size > 1)
+
+    @property
+    def meets(self) -> bool:
+        """May two elements be one in memory?"""
+        reached = 0
+        for step, size in self._steps:
+            if step <= reached:
+                return 0 not in self.shape
+            reached += step * (size - 1)
+        return False
+
+    @property
+    def stop(self) -> int:
+        """The end of a dense tensor; its start if there are gaps, or no elements."""
+        elements = 1
+        for step, size in self._steps:
+            if step != elements:
+                return self.start
+            elements *= size
+        return self.start if 0 in self.shape else self.start + elements * self.itemsize
+
+    def partly_over(self, other: _Place) -> bool:
+        """Do two dense tensors share elements without being the same?"""
+        if not (self.start < other.stop and other.start < self.stop):
+            return False
+        return (self.start, self.stop, self.strides) != (other.start, other.stop, other.strides)
+
+
+def _number(size: object) -> int | None:
+    """A size as it was when the graph was traced."""
+    if isinstance(size, torch.SymInt):
+        hint = size.node.hint
+        return hint if isinstance(hint, int) else None
+    return size if isinstance(size, int) else None
+
+
+def _storage(tensor: Tensor) -> int | None:
+    """What tells tensors that share memory from others."""
+    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
+
+
+def _write(node: fx.Node) -> tuple[fx.Node, Callable[[], Tensor], list[fx.Node]] | None:
+    """The node that one writes to, the part of it, and what is read beside that; None if nothing is written."""
+    out = node.kwargs.get("out")
+    written = out if isinstance(out, fx.Node) else node.args[0] if node.args and _changes_first(node) else None
+    if not isinstance(written, fx.Node) or not isinstance(target := written.meta.get("example_value"), FakeTensor):
+        return None
+    operands = [operand for operand in node.all_input_nodes if operand is not written]
+    if node.target is operator.setitem:
+        return written, partial(_part, target, node.args[1]), operands
+    return written, lambda: target, operands
+
+
+def _part(target: Tensor, index: Argument) -> Tensor:
+    """What an index names; all of it where tensors say that."""
+    known = fx.map_arg(index, lambda node: node.meta.get("example_value"))
+    items = known if isinstance(known, tuple) else (known,)
+    if any(isinstance(item, (Tensor, list)) for item in items):
+        return target
+    with torch.no_grad():
+        return target[known]  # type: ignore[index]  # an index, as the program wrote it
+
+
+def _changes_first(node: fx.Node) -> bool:
+    """Is the first argument changed in place?  PyTorch says so by the name, or is told so."""
+    if node.kwargs.get("inplace") is True or node.target is operator.setitem or node.target in INPLACE:
+        return True
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    called = node.op in ("call_method", "call_function")
+    return called and name.endswith("_") and not name.endswith("__")
