@@ -4,8 +4,8 @@ A graph that changes an input in place is compiled for the overlaps its inputs h
 base of those that shared elements, and takes the others to be apart.  Neither it nor Dynamo looks again when a later
 call comes with other views, which would give wrong numbers.  So what enters is a compiled graph, with the graph that
 Dynamo captured; what leaves is a callable that compares, at each call, how the inputs lie, and runs the captured graph
-in eager where that differs, and where inputs share memory of which none is a view: AOTAutograd makes a base for these
-from all of it, which may be more at each call.  Graphs that change nothing in place are returned as they are.
+in eager where that differs, or where the base is another one: of another shape, or memory that reaches further.  Graphs
+that change nothing in place are returned as they are.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ class _Layout:
         others: which they may meet, themselves among them.
         apart: for those that meet, the bytes from the changed one to the other.
         starts: where inputs that are views of one base begin in it, in elements.
-        merged: inputs of which AOTAutograd makes views of one base.
+        bases: for inputs of which AOTAutograd makes views of one base, what is known of that.
     """
 
     changed: tuple[int, ...]
     others: tuple[int, ...]
     apart: dict[tuple[int, int], int]
     starts: dict[int, int]
-    merged: tuple[int, ...]
+    bases: dict[int, tuple[int, ...]]
 
     @classmethod
     def of(cls, inputs: Sequence[object], tensors: Sequence[int], changed: Collection[int], *, merged: bool) -> _Layout:
@@ -76,7 +76,10 @@ class _Layout:
             offset = inputs[member].storage_offset()  # type: ignore[attr-defined]  # a tensor
             if isinstance(offset, int):  # symbolic ones are guarded
                 starts[member] = offset
-        return cls(tuple(sorted(changed)), tuple(tensors), apart, starts, tuple(sorted(members)))
+        reached = max((spans[k][1] for k in members), default=0)
+        known = {k: _base_of(inputs[k], reached) for k in members}
+        bases = {k: base for k, base in known.items() if all(isinstance(n, int) for n in base)}
+        return cls(tuple(sorted(changed)), tuple(tensors), apart, starts, bases)
 
     def holds(self, args: Sequence[object]) -> bool:
         """Do these inputs lie in the same way?"""
@@ -88,7 +91,7 @@ class _Layout:
                     met = spans[b][0] - start if start < spans[b][1] and spans[b][0] < stop else None
                     if met != self.apart.get((a, b)):
                         return False
-        if any(args[k]._base is None for k in self.merged):  # type: ignore[attr-defined]  # a tensor
+        if any(_base_of(args[k]) != base for k, base in self.bases.items()):
             return False
         return all(args[k].storage_offset() == start for k, start in self.starts.items())  # type: ignore[attr-defined]
 
@@ -106,6 +109,18 @@ def _spans(args: Sequence[object], tensors: Sequence[int]) -> dict[int, tuple[in
             last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
             spans[k] = (start, start + (last + 1) * tensor.element_size() if tensor.numel() else start)
     return spans
+
+
+def _base_of(tensor: object, reached: int | None = None) -> tuple[int, ...]:
+    """Shape and strides of what a tensor is a view of, or the bytes of its memory if it is no view.
+
+    Of that memory AOTAutograd traces what inputs reach: up to the address `reached`.
+    """
+    assert isinstance(tensor, torch.Tensor)
+    if (base := tensor._base) is not None:
+        return (*base.shape, *base.stride())
+    memory = tensor.untyped_storage()
+    return (memory.nbytes() if reached is None else reached - memory.data_ptr(),)
 
 
 def _may_overlap(tensor: torch.Tensor) -> bool:

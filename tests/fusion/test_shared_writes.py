@@ -178,3 +178,21 @@ def test_inputs_that_share_memory_and_are_no_views() -> None:
         else:
             found = called(fused, size)
         torch.testing.assert_close(found, called(program, size), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_views_of_another_base(dynamic: bool) -> None:
+    """The same views of a larger tensor, whose base is what AOTAutograd makes the views of."""
+
+    def program(a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        b.mul_(2)
+        return a + b
+
+    fused = fusion.fuse(program, dynamic=dynamic)
+    for size in (10, 9, 20, 10):
+        mine, own = torch.arange(float(size)), torch.arange(float(size))
+        warnings.simplefilter("ignore", fusion.FusionWarning)
+        found = fused(own[:6], own[3:9])
+        torch.testing.assert_close((found, own), (program(mine[:6], mine[3:9]), mine), rtol=0, atol=0)
+    assert fusion.report(fused).kernels
