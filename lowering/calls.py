@@ -112,6 +112,7 @@ class Calls(Builder):
         if (
             name is None
             or not _same_layout(self.buffers[name], value.shape, strides)
+            or self.buffers[name].device != meta.device
             or (fresh and self._is_copy(node, name))
         ):
             name = self._between_ones(node, value, strides, fresh) if fresh or self.only_calls else None
@@ -131,6 +132,8 @@ class Calls(Builder):
         if fresh and self._is_copy(node, value.expr.buffer):
             return None
         whole, axes = self.buffers[value.expr.buffer], axes_of(value.shape)
+        if whole.device != value.device:
+            return None
         here = [part for part in zip(axes, value.shape, strides, strict=True) if part[1] != ONE]
         there = zip(value.expr.index, whole.shape, whole.strides, strict=True)
         if here != [part for part in there if part[1] != ONE]:

@@ -1,7 +1,8 @@
 """Numbers of the host: 0-d tensors on the CPU among tensors of another device, for which eager takes them as numbers.
 
 `torch.tensor(-1e4)` in a program is one, whatever device the rest is on.  What is known when a graph is lowered becomes
-a constant of the kernels; what is not is copied to the device, once, and read there.
+a constant of the kernels.  What is not is passed to them by value; floats that are computed of it, as PyTorch does of
+the floats among the arguments under `dynamic=True`, are computed by the kernels that read them.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ MAKERS = (torch.ops.aten.full.default, torch.ops.aten.scalar_tensor.default)
 def is_number(val: object) -> bool:
     """Is this a 0-d tensor on the CPU?"""
     return isinstance(val, torch.Tensor) and val.ndim == 0 and val.device.type == "cpu"
+
+
+def is_float_of_numbers(node: fx.Node, device: torch.device) -> bool:
+    """Is this a call on the host that makes a float of numbers there, in a graph for another `device`?"""
+    val, given = node.meta.get("val"), [source.meta.get("val") for source in node.all_input_nodes]
+    makes_float = isinstance(val, torch.Tensor) and val.dtype.is_floating_point and is_number(val)
+    return device.type != "cpu" and makes_float and bool(given) and all(map(is_number, given))
 
 
 def joins(node: fx.Node, device: torch.device) -> bool:

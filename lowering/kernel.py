@@ -69,7 +69,8 @@ class Param:
     """A tensor parameter, as the flat buffer behind it.
 
     `shape` and `strides` (elements) describe the tensor that the caller passes; offsets are relative to its data
-    pointer. `aligned` promises that the pointer is a multiple of 16 bytes.
+    pointer. `aligned` promises that the pointer is a multiple of 16 bytes.  A `number` is a 0-d tensor on the host, of
+    which a kernel for another device is given the value.
     """
 
     name: str
@@ -78,6 +79,7 @@ class Param:
     strides: tuple[sympy.Expr, ...]
     written: bool
     aligned: bool = True
+    number: bool = False
 
     @property
     def extent(self) -> sympy.Expr:

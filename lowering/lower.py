@@ -21,10 +21,10 @@ from lowering.builder import GENERATED_DTYPES, load_of, origin_of
 from lowering.calls import Calls, FxValue
 from lowering.errors import Unsupported
 from lowering.expr import Load, as_stored
-from lowering.host import KnownNumbers, is_number, joins
+from lowering.host import KnownNumbers, is_float_of_numbers, is_number, joins
 from lowering.overflow import refuse_overflow
 from lowering.program import BufferRef, Contract, Extern, Node, Program, memory_of, reads, writes
-from lowering.registry import RULES
+from lowering.registry import RULES, Registered
 from lowering.rules.formula import literal
 from lowering.seeded import seeded
 from lowering.sizes import size_of, sizes_of, truth_of, write_over
@@ -182,10 +182,9 @@ class Lowering(Calls):
             refuse_overflow(node)
             result = registered.rule(self, *self._rule_args(args), **self._rule_kwargs(node.kwargs))
         except Unsupported as refusal:
-            del self.nodes[nodes:]
-            for name in list(self.buffers)[buffers:]:  # what the rule has added, in the order of a dict
-                del self.buffers[name], self.origins[name]
-            self.brought = {arg: value for arg, value in self.brought.items() if value.buffer() in self.buffers}
+            self._take_back(nodes, buffers)
+            if self.device is not None and is_float_of_numbers(node, self.device):
+                self._bring(node, registered)
             return self.extern(node, refusal.message)
         if isinstance(result, tuple):
             metas = node.meta["val"]
@@ -194,6 +193,23 @@ class Lowering(Calls):
                 for part, meta in zip(result, metas, strict=True)
             )
         return self._settle(result, val, registered.lazy)
+
+    def _take_back(self, nodes: int, buffers: int) -> None:
+        """Have no more than so many nodes and buffers: those that a rule has added are the last ones."""
+        del self.nodes[nodes:]
+        for name in list(self.buffers)[buffers:]:  # in the order of a dict
+            del self.buffers[name], self.origins[name]
+
+    def _bring(self, node: fx.Node, registered: Registered) -> None:
+        """Have the device compute a number of the host where it is read there, if nothing has to be stored for that."""
+        nodes, buffers = len(self.nodes), len(self.buffers)
+        try:
+            found = registered.rule(self, *self._rule_args(node.args), **self._rule_kwargs(node.kwargs))
+        except Unsupported:
+            found = None
+        if isinstance(found, Value) and (len(self.nodes), len(self.buffers)) == (nodes, buffers):
+            self.brought[node] = replace(found, expr=as_stored(found.expr))
+        self._take_back(nodes, buffers)
 
     def _settle(self, value: Value, meta: object, lazy: bool) -> Value:
         """A rule's result as it will be read: computed into a buffer unless reading it is free."""
@@ -248,10 +264,7 @@ class Lowering(Calls):
         if number is not None:
             return Value((), value.dtype, self.device, literal(number, value.dtype))
         if arg not in self.brought:
-            out = self.buffer(value.dtype, (), (), self.device, arg.name)
-            target, given = torch.ops.aten._to_copy.default, (BufferRef(self.tensor(arg)),)
-            self.nodes.append(Extern((out.name,), target, given, {"device": self.device}))
-            self.brought[arg] = load_of(out)
+            self.brought[arg] = replace(load_of(self.buffers[self.tensor(arg)]), device=self.device)
         return self.brought[arg]
 
     def _told_by(self, node: fx.Node, size: sympy.Symbol) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from codegen.triton.arguments import argument
 from codegen.triton.blocks import Blocked, Config, Dim, block, extent, power_of_two
 from codegen.triton.choices import contractions, persistent, rows, vectors
 from codegen.triton.expressions.indices import Layout, index_code, lay_out
@@ -55,7 +56,7 @@ class Part:
     def call(self, program: str) -> str:
         """The line that runs it."""
         config = self.layout.config
-        given = [program, *(f"{param.name}_ptr" for param in self.kernel.params)]
+        given = [program, *map(argument, self.kernel.params)]
         given += [size.name for size in self.kernel.sizes]
         tiled = [dim for dim in self.layout.blocked.dims if dim in self.layout.tiled]
         given += [f"{dim.constant}={config.block(dim.name)}" for dim in tiled]

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from codegen.numerics import DEFAULT, Numerics
 from codegen.triton import beside, tail
+from codegen.triton.arguments import argument, on_device, type_of
 from codegen.triton.beside import Part
 from codegen.triton.blocks import PROGRAMS, Config, Dim, block
 from codegen.triton.body import Body
@@ -122,7 +123,7 @@ def _function(
     kernel = layout.blocked.kernel
     counted, told = [tail.COUNTER] if steps else [], [beside.PROGRAM] if part else []
     constants = [dim.constant for dim in layout.blocked.dims if dim in layout.tiled]
-    taken = [*(f"{param.name}_ptr" for param in kernel.params), *(size.name for size in kernel.sizes), *constants]
+    taken = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
     taken += [*told, *counted, *(["done"] if steps else []), *(step.name for step in steps)]
     names = Names([*taken, name, *prelude.FUNCTIONS])
     fast, zero_fill = is_rounded(kernel) and not strict, layout.blocked.contraction
@@ -161,11 +162,16 @@ def _signature(
     kernel: Kernel, name: str, counted: list[str], constants: list[str], told: Sequence[str] = ()
 ) -> list[str]:
     lines = ["@triton.jit", f"def {name}(", *(f"{_INDENT}{number}," for number in told)]
-    lines += [f"{_INDENT}{param.name}_ptr,  # {_shape(param)}" for param in kernel.params]
+    lines += [f"{_INDENT}{_declared(param)},  # {_shape(param)}" for param in kernel.params]
     lines += [f"{_INDENT}{size.name}," for size in kernel.sizes]
     lines += [f"{_INDENT}{name},  # int32: finished programs, 0 between launches" for name in counted]
     lines += [f"{_INDENT}{constant}: tl.constexpr," for constant in constants]
     return [*lines, "):"]
+
+
+def _declared(param: Param) -> str:
+    """A parameter; Triton would take each float for one of 32 bits."""
+    return f'{argument(param)}: "{type_of(param)}"' if param.number else argument(param)
 
 
 def _shape(param: Param) -> str:
@@ -207,16 +213,21 @@ def _launching(
         count = f"min({'' if each == 1 else f'{each} * '}processors, {count})"
     grid = f'def grid({given}):\n{_INDENT}"""How many programs to launch{most}."""\n{_INDENT}return ({count},)'
     first = len(kernel.params)
+    numbers = [position for position, param in enumerate(kernel.params) if param.number]
     launch = ["def launch(*args):", f'{_INDENT}"""Launch on the tensors and sizes of the signature, in order."""']
+    device = f"args[{on_device(kernel)}].device"
+    if numbers:
+        given_as = f"[arg.item() if position in {numbers} else arg for position, arg in enumerate(args)]"
+        launch.append(f"{_INDENT}args = {given_as}")
     if limit is not None:
         launch.append(f'{_INDENT}assert fits(*args[{first}:]), "this is for smaller sizes"')
     if described:  # descriptors are made in memory that the launch provides
-        allocate = "lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device=args[0].device)"
+        allocate = f"lambda size, alignment, stream: torch.empty(size, dtype=torch.int8, device={device})"
         launch.append(f"{_INDENT}triton.set_allocator({allocate})")
     counted = ""
     if kernel.then is not None:
         counted = f", {tail.COUNTER}"
-        launch.append(f"{_INDENT}{tail.COUNTER} = torch.zeros((), dtype=torch.int32, device=args[0].device)")
+        launch.append(f"{_INDENT}{tail.COUNTER} = torch.zeros((), dtype=torch.int32, device={device})")
     call = f"{kernel.name}[grid({f'*args[{first}:]' if sizes else ''})](*args{counted}, **CONFIG)"
     return [settings, grid, *(fits if limit is not None else []), "\n".join([*launch, f"{_INDENT}{call}"])]
 

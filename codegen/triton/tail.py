@@ -14,6 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from codegen.triton.arguments import argument
 from codegen.triton.blocks import Blocked, Config, block, extent, power_of_two
 from codegen.triton.choices import contractions
 from codegen.triton.choices.rows import configure
@@ -44,7 +45,7 @@ class Follower:
     def call(self) -> str:
         """The line that runs it."""
         kernel, config = self.layout.blocked.kernel, self.layout.config
-        given = [*(f"{param.name}_ptr" for param in kernel.params), *(size.name for size in kernel.sizes)]
+        given = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
         tiled = [dim for dim in self.layout.blocked.dims if dim in self.layout.tiled]
         given += [f"{dim.constant}={config.block(dim.name)}" for dim in tiled]
         return f"{self.name}({', '.join(given)})"

@@ -21,6 +21,7 @@ from lowering.interpret import run_kernel
 from lowering.kernel import Kernel, Store, statements, values_of
 
 _SEED = 20
+CPU = torch.device("cpu")
 
 
 def expected(kernel: Kernel, device: torch.device) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
@@ -37,7 +38,10 @@ def expected(kernel: Kernel, device: torch.device) -> tuple[list[torch.Tensor], 
     steps = _steps(kernel)
     positions = any(_positions(step) for step in steps)
     for limit in limits(size for param in kernel.params for size in param.shape) if positions else (None,):
-        given = [drawn(param.shape, param.strides, param.dtype, device, limit) for param in kernel.params]
+        given = [
+            drawn(param.shape, param.strides, param.dtype, CPU if param.number else device, limit)
+            for param in kernel.params
+        ]
         after = [clone(tensor) for tensor in given]
         try:
             run_kernel(kernel, after)

@@ -68,8 +68,11 @@ def _run_grid(kernel: Kernel, tensors: Sequence[torch.Tensor], known: Mapping[sy
     grid = {axis.symbol: axes[axis.symbol] for axis in kernel.with_role(Role.GRID)}
     if any(not len(span) for span in grid.values()):
         return
-    flats = {param.name: flat_view(tensor) for param, tensor in zip(kernel.params, tensors, strict=True)}
     device = next((t.device for p, t in zip(kernel.params, tensors, strict=True) if p.written), CPU)
+    flats = {
+        param.name: flat_view(tensor.to(device) if param.number else tensor)
+        for param, tensor in zip(kernel.params, tensors, strict=True)
+    }
     found = spans(kernel)
     varies = {stmt: _varies(stmt, found) for stmt in statements(kernel.body) if not isinstance(stmt, Loop)}
     cost = max((points_of(spanned, axes) for spanned in varies.values()), default=0)

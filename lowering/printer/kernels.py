@@ -50,7 +50,8 @@ def _part_lines(kernel: Kernel) -> list[str]:
 
 
 def _param(param: Param) -> str:
-    notes = [note for note, on in ((" written", param.written), (" unaligned", not param.aligned)) if on]
+    said = ((" written", param.written), (" unaligned", not param.aligned), (" number", param.number))
+    notes = [note for note, on in said if on]
     return f"{param.name}: {tensor_text(param.dtype, param.shape, param.strides)}{''.join(notes)}"
 
 

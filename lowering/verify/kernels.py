@@ -101,6 +101,11 @@ class _KernelRules:
         for param in kernel.params:
             require(len(param.shape) == len(param.strides), "{} has strides for another rank", param.name)
             require(
+                not param.number or not (param.shape or param.written),
+                "{} is a number, but has dimensions or is to be written",
+                param.name,
+            )
+            require(
                 not param.written or param.name in stored, "{} is to be written, but nothing stores to it", param.name
             )
 

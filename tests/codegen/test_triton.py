@@ -12,8 +12,8 @@ import torch
 pytest.importorskip("triton")
 
 from codegen.triton import Config, TritonTarget
+from codegen.triton.arguments import POINTERS
 from codegen.triton.expressions.spell import SPELLING
-from codegen.triton.launch.load import POINTERS
 from lowering.builder import GENERATED_DTYPES
 from lowering.errors import BuildError
 from lowering.expr import Op

@@ -65,6 +65,7 @@ class Values(Lines):
         self._mutable = {stmt.param for stmt in stmts if isinstance(stmt, Store)}
         self._mutable &= {load.buffer for load in loads(*roots)}
         self._stored: set[str] = set()
+        self._numbers = frozenset(param.name for param in layout.blocked.kernel.params if param.number)
 
     def stored(self, param: str) -> None:
         """Forget what was loaded from `param`: it has just been written."""
@@ -192,6 +193,9 @@ class Values(Lines):
         return f"{param}_ptr"
 
     def _load(self, node: Load) -> Tile:
+        if node.buffer in self._numbers:
+            number, zero = Tile(Code(node.buffer)), Tile(literal(0, node.dtype))
+            return number if node.mask is None else self.select(self.value(node.mask), number, zero)
         transfer = self.load_through.get(node)
         if transfer is not None:
             dims, corner, turn = self.moved(transfer)

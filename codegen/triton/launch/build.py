@@ -26,6 +26,7 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from codegen.target import Launcher
+from codegen.triton.arguments import on_device
 from codegen.triton.launch import interpreted
 from codegen.triton.launch.aot import compile_for
 from codegen.triton.launch.counters import Run, counted
@@ -66,6 +67,10 @@ def build(kernel: Kernel, source: str, emit: Callable[..., str]) -> Launcher:
 
 def promise(params: Sequence[Param], *, near: bool = False) -> Callable[[Sequence[int]], bool]:
     """Says of the pointers of a launch whether all that should be multiples of 16 are; and `near` each other."""
+    tensors = [position for position, param in enumerate(params) if not param.number]
+    if len(tensors) < len(params):
+        check = promise([params[position] for position in tensors], near=near)
+        return lambda given: check([given[position] for position in tensors])
     promised = [position for position, param in enumerate(params) if param.aligned]
 
     def kept(pointers: Sequence[int]) -> bool:
@@ -75,6 +80,12 @@ def promise(params: Sequence[Param], *, near: bool = False) -> Callable[[Sequenc
         return kept(pointers) and max(pointers) - min(pointers) < NEAR
 
     return kept_near if near else kept
+
+
+def _values_of(params: Sequence[Param]) -> Callable[[Sequence[torch.Tensor]], list[Any]]:
+    """Gives what is passed for tensors of these parameters, of which some are numbers."""
+    takes = [torch.Tensor.item if param.number else torch.Tensor.data_ptr for param in params]
+    return lambda tensors: [take(tensor) for take, tensor in zip(takes, tensors, strict=True)]
 
 
 Wanted: TypeAlias = "tuple[int, bool, bool, tuple[bool, ...]]"
@@ -182,13 +193,15 @@ def _run(compiled: Any, device: int, source: Generated) -> Run:
 def _static_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> Launcher:
     runs: dict[tuple[int, bool], tuple[Run, int]] = {}
     current, kept = torch._C._cuda_getDevice, promise(kernel.params, near=near)
+    at, plain, values = on_device(kernel), not any(param.number for param in kernel.params), _values_of(kernel.params)
 
     def first(device: int, aligned: bool) -> tuple[Run, int]:
         runs[device, aligned] = ready.run(device, aligned), ready.programs(device, aligned)
         return runs[device, aligned]
 
     def launch(*tensors: torch.Tensor) -> None:
-        device, pointers = tensors[0].get_device(), [tensor.data_ptr() for tensor in tensors]
+        device = tensors[at].get_device()
+        pointers = [tensor.data_ptr() for tensor in tensors] if plain else values(tensors)
         aligned = kept(pointers)
         run, programs = runs.get((device, aligned)) or first(device, aligned)
         if device == current():
@@ -209,6 +222,7 @@ def _dynamic_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> L
     known: dict[tuple[int, ...], tuple[Run, int]] = {}  # sizes that were there before cost no more than fixed ones
     current, kept = torch._C._cuda_getDevice, promise(kernel.params, near=near)
     count, told = len(kernel.params), telling(kernel)
+    at, plain, values = on_device(kernel), not any(param.number for param in kernel.params), _values_of(kernel.params)
 
     def first(device: int, aligned: bool, sizes: tuple[int, ...]) -> tuple[Run, int]:
         wide = ready.wide(aligned, sizes)
@@ -227,8 +241,8 @@ def _dynamic_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> L
         return known[asked]
 
     def launch(*args: Any) -> None:
-        device, sizes = args[0].get_device(), args[count:]
-        pointers = [tensor.data_ptr() for tensor in args[:count]]
+        device, sizes = args[at].get_device(), args[count:]
+        pointers = [tensor.data_ptr() for tensor in args[:count]] if plain else values(args[:count])
         aligned = kept(pointers)
         run, programs = known.get((device, aligned, *sizes)) or first(device, aligned, sizes)
         if device == current():

@@ -18,6 +18,7 @@ from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
 from codegen.target import Launcher
+from codegen.triton.expressions.spell import TYPES
 from codegen.triton.launch import ptx
 from codegen.triton.launch.load import Generated
 from lowering.checks import failure
@@ -50,21 +51,30 @@ def launcher(kernel: Kernel, generated: Generated) -> Launcher:
     if hasattr(generated.module, "libdevice"):
         vars(generated.module)["libdevice"] = Libdevice()
     tensors = len(kernel.params)
+    numbers = {position for position, param in enumerate(kernel.params) if param.number}
 
     def launch(*args: Any) -> None:
         assert generated.fits(*args[tensors:]), "what the interpreter would not live to see"
         programs = generated.grid(*args[tensors:])
+        given = [_number(arg) if position in numbers else arg for position, arg in enumerate(args)]
         counter = [torch.zeros((), dtype=torch.int32)] if generated.counted else []
         if programs > 0:
             try:
                 with np.errstate(all="ignore"):  # masked lanes compute on zeros
-                    generated.function[(programs,)](*args, *counter, **generated.constants, **generated.options)
+                    generated.function[(programs,)](*given, *counter, **generated.constants, **generated.options)
             except interpreter.InterpreterError as failed:
                 if not _is_assertion(failed):
                     raise
                 raise failure(kernel, args) from None
 
     return launch
+
+
+def _number(given: torch.Tensor) -> Any:
+    """A number as the interpreter holds it; of one passed as such it would take floats for float32, bools for int32."""
+    bits = given.view(torch.int16).numpy().view(np.uint16) if given.dtype is torch.bfloat16 else given.numpy()
+    dtype = getattr(tl, TYPES[given.dtype].removeprefix("tl."))
+    return tl.core.tensor(TensorHandle(bits.reshape(1), dtype), dtype)
 
 
 def _is_assertion(error: BaseException | None) -> bool:

@@ -15,25 +15,11 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from codegen.cache import cache_dir, digest, publish
+from codegen.triton.arguments import argument, type_of
 from codegen.triton.tail import COUNTER
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
-
-POINTERS = {
-    torch.float16: "*fp16",
-    torch.bfloat16: "*bf16",
-    torch.float32: "*fp32",
-    torch.float64: "*fp64",
-    torch.int8: "*i8",
-    torch.int16: "*i16",
-    torch.int32: "*i32",
-    torch.int64: "*i64",
-    torch.uint8: "*u8",
-    torch.bool: "*i1",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +97,7 @@ def load(kernel: Kernel, source: str) -> Generated:
 def _generated(kernel: Kernel, module: ModuleType, *, described: bool, near: bool) -> Generated:
     function, config = getattr(module, kernel.name), dict(module.CONFIG)
     parameters = list(function.arg_names)
-    expected = [f"{param.name}_ptr" for param in kernel.params] + [size.name for size in kernel.sizes]
+    expected = [*map(argument, kernel.params)] + [size.name for size in kernel.sizes]
     expected += [COUNTER] if kernel.then is not None else []
     if parameters[: len(expected)] != expected:
         raise ValueError(f"it takes {parameters}, but is called with {expected}")
@@ -121,7 +107,7 @@ def _generated(kernel: Kernel, module: ModuleType, *, described: bool, near: boo
 
 def signature(generated: Generated) -> dict[str, str]:
     """The type of each parameter of the function, in order."""
-    types = {f"{param.name}_ptr": POINTERS[param.dtype] for param in generated.kernel.params}
+    types = {argument(param): type_of(param) for param in generated.kernel.params}
     types |= dict.fromkeys((size.name for size in generated.kernel.sizes), "i32" if generated.limited else "i64")
     types |= {COUNTER: "*i32"} if generated.counted else {}
     return types | dict.fromkeys(generated.constants, "constexpr")
@@ -133,5 +119,5 @@ def alignment(
     """What Triton may assume of each parameter: aligned pointers (if they are as promised), sizes that are multiples
     of 16.
     """
-    known = [aligned and param.aligned for param in generated.kernel.params] + list(multiples)
+    known = [aligned and param.aligned and not param.number for param in generated.kernel.params] + list(multiples)
     return {(position,): [["tt.divisibility", 16]] for position, divisible in enumerate(known) if divisible}

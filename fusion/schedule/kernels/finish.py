@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fusion.schedule.axes import indices_of
@@ -24,7 +24,7 @@ from lowering.kernel import (
     statements,
     values_of,
 )
-from lowering.program import Contract, Scatter
+from lowering.program import Buffer, Contract, Scatter
 from lowering.sizes import given_by
 
 
@@ -61,10 +61,12 @@ def finished(
     loaded = dict.fromkeys(node.buffer for node in postorder(*roots) if isinstance(node, Load))
     read = [name.removeprefix(FLAT) for name in loaded]
     names = {name: f"in{k}" for k, name in enumerate(loaded)} | {name: f"out{k}" for k, name in enumerate(written)}
+    results = [program.buffers[name] for name in written]
+    numbers = {name for name in read if _is_given(program.buffers[name], results)}
     params = []
     for name, param in zip((*read, *written), names.values(), strict=True):
         buffer = program.buffers[name]
-        params.append(Param(param, buffer.dtype, buffer.shape, buffer.strides, name in written))
+        params.append(Param(param, buffer.dtype, buffer.shape, buffer.strides, name in written, number=name in numbers))
     body = rename(body, {**names, **{out: names[start] for out, start in over.items()}})
     names_of = (name for m in cluster.members for name in program.made_of(dependences.compute(m).out))
     origins = tuple(dict.fromkeys(program.origins[name] for name in names_of))
@@ -87,6 +89,12 @@ def finished(
         prices.flops(cluster),
         over,
     )
+
+
+def _is_given(buffer: Buffer, written: Sequence[Buffer]) -> bool:
+    """Is this a number on the host, given to a kernel of another device?"""
+    here = buffer.device.type == "cpu" and not buffer.shape
+    return here and any(other.device != buffer.device for other in written)
 
 
 def _destinations(dependences: Dependences, cluster: Cluster) -> dict[str, str]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import sympy
 import torch
 
 from lowering.expr import Cast, IndexValue, Random, const
 from lowering.kernel import Kernel, Store
 from lowering.scalar_ops import SCALAR_OPS
-from tests.codegen.kernels.making import BOOL, F32, GRID, I64, b, i, j, kernel, load, op, param
+from tests.codegen.kernels.making import BF16, BOOL, F32, F64, GRID, I64, b, i, j, kernel, load, op, param
 
 
 def add(n: int | sympy.Expr, dtype: torch.dtype = F32) -> Kernel:
@@ -34,6 +36,15 @@ def convert(source: torch.dtype, target: torch.dtype, n: int) -> Kernel:
     """out = x converted"""
     params = (param("x", source, n), param("out", target, n, written=True))
     return kernel("convert", params, {i: (n, GRID)}, Store("out", i, Cast(load("x", i, source), target)))
+
+
+def by_numbers(n: int) -> Kernel:
+    """out = x * a + (b if flag else 0), with numbers of the host, a in double"""
+    flag = load("flag", 0, BOOL)
+    value = op("add", op("mul", load("x", i), Cast(load("a", 0, F64), F32)), Cast(load("b", 0, BF16, flag), F32))
+    numbers = [replace(param(name, dtype), number=True) for name, dtype in (("a", F64), ("b", BF16), ("flag", BOOL))]
+    params = [*numbers, param("x", F32, n), param("out", F32, n, written=True)]
+    return kernel("by_numbers", params, {i: (n, GRID)}, Store("out", i, value))
 
 
 def bias_gelu(rows: int, columns: int, dtype: torch.dtype) -> Kernel:

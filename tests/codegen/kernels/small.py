@@ -10,6 +10,7 @@ from tests.codegen.kernels.making import BF16, BOOL, F16, F32, F64, I8, I32, I64
 from tests.codegen.kernels.pointwise import (
     add,
     bias_gelu,
+    by_numbers,
     causal,
     drawn,
     flipped,
@@ -45,6 +46,7 @@ SMALL: dict[str, Kernel] = {
     "add bf16": add(1000, BF16),
     "normalised": normalised(5, 72, F32),
     "normalised odd": normalised(3, 1501, F16),
+    "numbers of the host": by_numbers(1000),
     "bias_gelu f32": bias_gelu(5, 24, F32),
     "bias_gelu bf16": bias_gelu(5, 24, BF16),
     "transposed_add": transposed_add(40, 50),
