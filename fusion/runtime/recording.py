@@ -110,7 +110,30 @@ def _recorded(compiled: Boxed, graph: fx.GraphModule, label: str, device: int) -
         placeholders=tuple(get_placeholder_info(graph.graph)),
         mutated_input_idxs=tuple(sorted(_changed(graph))),
     )
-    return recorded
+    return _on_its_stream(recorded, device) if draws(graph) else recorded
+
+
+def _on_its_stream(recorded: Boxed, device: int) -> Boxed:
+    """`recorded`, called with the stream of the recordings as the current one, which what came before it leads to.
+
+    A recording begins by writing to the memory that its replays take the state of the generator from, and does so on
+    its own stream.  The first replay writes there too, on the current stream, which waits for no other: where the
+    recording's write came last, numbers were those of the first draw after a seed was set (PyTorch 2.11).
+    """
+
+    def run(args: list[object]) -> tuple[object, ...]:
+        from torch._inductor.cudagraph_trees import get_manager
+
+        manager = get_manager(device)
+        assert manager is not None, "one is made where there is none"
+        current = torch.cuda.current_stream(device)
+        manager.stream.wait_stream(current)
+        with torch.cuda.stream(manager.stream):
+            results = recorded(args)
+        current.wait_stream(manager.stream)
+        return results
+
+    return run
 
 
 def _beside_recorded(compiled: Boxed, device: int) -> Boxed:
@@ -140,6 +163,13 @@ def _fixed(graph: fx.GraphModule, *, backward: bool) -> list[int]:
     context = TracingContext.try_get()
     known = None if context is None else context.fw_metadata
     return [] if known is None else list(known.static_input_indices or ())
+
+
+def draws(graph: fx.GraphModule) -> bool:
+    """Does any call of `graph`, or of a graph that it calls, draw from a generator?"""
+    parts = (part for part in graph.modules() if isinstance(part, fx.GraphModule))
+    targets = (node.target for part in parts for node in part.graph.nodes)
+    return any(isinstance(each, OpOverload) and torch.Tag.nondeterministic_seeded in each.tags for each in targets)
 
 
 def _devices(schedule: Schedule) -> list[torch.device]:

@@ -19,7 +19,7 @@ from codegen.triton.target import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.runtime import recording
-from fusion.runtime.recording import Boxed, refusal
+from fusion.runtime.recording import Boxed, draws, refusal
 
 
 def captured(function: Callable[..., object], *inputs: Callable[[], object]) -> GraphModule:
@@ -69,6 +69,12 @@ def test_refusals(function: Callable[..., object], inputs: Sequence[Callable[[],
 def test_no_refusal() -> None:
     graph = captured(lambda x: torch.rand_like(x).add_(x).sum(), on_gpu)
     assert why_not(graph) == why_not(graph, backward=True) == ""
+
+
+def test_who_draws_random_numbers() -> None:
+    assert draws(captured(lambda x: torch.rand_like(x) + x, on_gpu))
+    assert draws(captured(lambda x: nn.functional.dropout(x, 0.5), on_gpu))
+    assert not draws(captured(lambda x: x * 2, on_gpu))
 
 
 def test_numbers_of_the_host_are_no_tensors_on_it() -> None:

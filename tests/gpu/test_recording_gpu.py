@@ -135,6 +135,19 @@ def test_random_numbers_differ_between_calls() -> None:
     assert all(0.4 < each.count_nonzero() / 1000 < 0.6 for each in drawn)
 
 
+def test_random_numbers_of_calls_that_record() -> None:
+    """Each size is recorded at its second call, whose numbers were once those of the first."""
+    fused = recorded(lambda x: nn.functional.dropout(x, 0.5))
+    for size in range(100, 116):
+        x = torch.ones(size, device="cuda")
+        torch.manual_seed(size)
+        drawn = [fused(x).clone() for _ in range(3)]
+        torch.manual_seed(size)
+        again = [fused(x).clone() for _ in range(3)]
+        assert len({tuple(each.tolist()) for each in drawn}) == 3
+        assert all(torch.equal(first, second) for first, second in zip(drawn, again, strict=True))
+
+
 def test_a_step_that_ends_in_one_program() -> None:
     """Programs that count themselves: a count of its own for each launch that is recorded."""
     fused = recorded(lambda x: (x.exp().mean(), (x * x).mean()))
