@@ -38,10 +38,11 @@ class InChunks:
                 tensor if dimension is None else tensor.narrow(dimension, start, points)
                 for tensor, dimension in zip(tensors, parts.sliced.values(), strict=True)
             ]
-            made = iter(self.bodies[body]([start, int(start > 0), points, *given, *slices, *sums]))
+            # taken from their list one by one, so that none is there while the next chunk runs
+            made = [*reversed(self.bodies[body]([start, int(start > 0), points, *given, *slices, *sums]))]
             for name, dimension in parts.rows.items():
-                results[name].narrow(dimension, start, points).copy_(next(made))
+                results[name].narrow(dimension, start, points).copy_(made.pop())
             for name, join in joins.items():
-                folded = next(made)
+                folded = made.pop()
                 join(results[name], folded, out=results[name]) if start else results[name].copy_(folded)
         return tuple(results.values())

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -13,6 +14,8 @@ from fusion.capture import Boxed, aot_backend
 from fusion.compile import compile_graph
 from fusion.inspect.report import Report
 from fusion.options import Options
+from fusion.runtime.chunks import Body, InChunks
+from fusion.schedule.chunks import Chunks
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 BATCH, LENGTH, WIDTH, WORDS = 4, 70, 260, 1003
@@ -188,6 +191,29 @@ def test_nothing_as_large_as_the_product_is_moved_at_once() -> None:
     run(fused, torch.float32, torch.float32)
     assert reports[0].kernels
     assert all(kernel.bytes_written < 4 * WORDS * BATCH * LENGTH * 2 for kernel in reports[0].kernels)
+
+
+def test_results_of_a_chunk_are_gone_before_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[weakref.ref[torch.Tensor]] = []
+    gone: list[bool] = []
+
+    def watched(body: Body) -> Body:
+        def run(args: list[object]) -> tuple[torch.Tensor, ...]:
+            gone.extend(tensor() is None for tensor in made)
+            results = body(args)
+            made[:] = map(weakref.ref, results)
+            return results
+
+        return run
+
+    class Watched(InChunks):
+        def __init__(self, chunks: Chunks, bodies: Sequence[Body]) -> None:
+            super().__init__(chunks, [watched(body) for body in bodies])
+
+    monkeypatch.setattr("fusion.runtime.splice.InChunks", Watched)
+    fused, _ = compiled(cross_entropy)
+    run(fused, torch.float32, torch.float32)
+    assert gone and all(gone)
 
 
 @pytest.mark.parametrize("loss", [both_ways, unreduced, not_linear], ids=lambda loss: loss.__name__)
