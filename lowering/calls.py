@@ -154,7 +154,7 @@ class Calls(Builder):
         if not is_view and not self.only_calls:
             return None
         for source in call.args[:1]:
-            if isinstance(source, fx.Node):
+            if isinstance(source, fx.Node) and isinstance(self.values[source], Value):  # not a size
                 self.tensor(source, fresh=fresh)
         out = self.buffer(value.dtype, value.shape, strides, value.device)
         outs: list[str | None] = [out.name]

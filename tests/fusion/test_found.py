@@ -259,6 +259,15 @@ FOUND = {
         dynamic=True,
         backward=True,
     ),
+    "a product with a matrix that is made of a size": Program(
+        inputs=(Input("x0", ("B", 1, 1, "C"), torch.float32), Input("x1", ("C",), torch.float32)),
+        source="""
+            t0 = F.linear(x0, torch.eye(x0.shape[-1], device=x0.device), x1).relu()
+            return (t0,)
+        """,
+        calls=({"B": 31, "C": 18}, {"B": 5, "C": 9}),
+        dynamic=True,
+    ),
 }
 
 
