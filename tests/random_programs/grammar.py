@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tests.random_programs import templates
+from tests.random_programs import pieces, templates
 from tests.random_programs.builder import LARGEST, Builder, is_any, is_float, names_read
 from tests.random_programs.program import Program
 from tests.random_programs.templates import filled
@@ -53,6 +53,30 @@ def overlaps(tensor: Tensor) -> bool:
                 return True
             extent = stride * (size - 1) + extent
     return False
+
+
+def chained(builder: Builder) -> bool:
+    """Write to a view of a view of a temporary, and read another view of it."""
+    name = builder.operand(lambda value: value.dim() > 0 and value.numel() > 1)
+    if name is None or not builder.add(f"{name} * 1"):
+        return False
+    whole = view = f"t{builder.made - 1}"
+    for _ in range(builder.one((1, 2, 2, 3))):
+        way = builder.one(CHAINED)
+        if builder.add(way.format(x=view, d=builder.dim(view), e=builder.dim(view))):
+            view = f"t{builder.made - 1}"
+    if overlaps(builder.values[view]):
+        return False
+    act = builder.one(("mul_(3)", "add_(2)", "zero_()", f"copy_({builder.matching(view, is_any)})"))
+    return builder.attempt(f"{view}.{act}", []) and builder.add(f"{whole}.transpose(0, -1) + 1")
+
+
+CHAINED = (
+    *("{x}[1:]", "{x}[..., ::2]", "{x}.transpose({d}, {e})", "{x}.select({d}, -1)", "{x}.view(-1)", "{x}.mT") * 2,
+    *("{x}.narrow({d}, 0, 1)", "{x}.unsqueeze({d})", "{x}.diagonal()", "{x}.flatten()", "{x}.unflatten({d}, (-1, 2))"),
+    *("{x}.squeeze()", "{x}.reshape({x}.shape[0], -1)", "{x}.chunk(2, {d})[-1]", "{x}.movedim({d}, {e})", "{x}[None]"),
+    *("{x}.unfold({d}, 2, 2)", "{x}.view_as({x})", "{x}[..., -1]"),
+)
 
 
 def windows(builder: Builder) -> bool:
@@ -167,10 +191,17 @@ PRODUCTIONS: tuple[tuple[Production, int], ...] = (
     (table(templates.ASSEMBLIES), 8),
     (table(templates.GATHERS), 6),
     (table(templates.SCANS), 4),
+    (table(pieces.NUMBERS), 12),
+    (table(pieces.LAYERS), 6),
+    (table(pieces.ATTENTION), 4),
+    (table(pieces.LOSSES), 3),
+    (table(pieces.IMAGES), 5),
+    (table(pieces.ORDERS), 5),
     (product, 7),
     (attend, 1),
     (mutate, 8),
     (windows, 1),
+    (chained, 4),
     (control, 2),
     (several, 2),
 )

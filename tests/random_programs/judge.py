@@ -212,25 +212,22 @@ def _wrongly_captured(
 
 def _exact(program: Program, call: int, device: str, shift: float) -> Run | None:
     """Eager in float64, where it can be had, on inputs that are off by up to `shift`."""
-    return _wide(program, program.tensors(call, device, wide=True, shift=shift))
-
-
-def _wide(program: Program, arguments: Sequence[Tensor]) -> Run | None:
     torch.set_default_dtype(torch.float64)
     try:
-        return run(program.function(wide=True), arguments, program.backward)
-    except RuntimeError:
-        return None
+        for copies in (False, True):  # autograd may miss what was overwritten where a cast is none any more
+            with suppress(RuntimeError):
+                function = program.function(wide=True, copies=copies)
+                return run(function, program.tensors(call, device, wide=True, shift=shift), program.backward)
     finally:
         torch.set_default_dtype(torch.float32)
+    return None
 
 
 def _error_of(program: Program, call: int, device: str, shift: float) -> dict[str, float]:
     """Eager's largest error in each float tensor, on inputs that are off by up to `shift`."""
-    narrow, wide = (program.tensors(call, device, shift=shift, wide=wide) for wide in (False, True))
-    truth = _wide(program, wide)
+    truth = _exact(program, call, device, shift)
     try:
-        own = run(program.function(), narrow, program.backward)
+        own = run(program.function(), program.tensors(call, device, shift=shift), program.backward)
     except RuntimeError:
         return {}
     found: dict[str, float] = {}

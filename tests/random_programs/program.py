@@ -56,11 +56,17 @@ class Program:
         """The statements, the last of them the return."""
         return textwrap.dedent(self.source).strip().splitlines()
 
-    def function(self, *, wide: bool = False) -> Function:
-        """The program as a function; with `wide`, every float of its own is a float64."""
+    def function(self, *, wide: bool = False, copies: bool = False) -> Function:
+        """The program as a function; with `wide`, every float of its own is a float64.
+
+        With `copies`, a cast that `wide` leaves without effect gives a copy nonetheless, as it does in the program.
+        """
         body = "\n".join(self.lines)
         if wide:
+            body = re.sub(r"\.(float|half|bfloat16)\(\)", ".to(torch.float64)", body)
             body = re.sub(r"torch\.(float32|float16|bfloat16)\b", "torch.float64", body)
+        if copies:
+            body = body.replace(".to(torch.float64)", ".to(torch.float64, copy=True)")
         return compiled(body, [entry.name for entry in self.inputs])
 
     def tensors(self, call: int, device: str = "cpu", *, wide: bool = False, shift: float = 0.0) -> list[Tensor]:

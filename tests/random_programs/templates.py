@@ -7,10 +7,11 @@ The first tensor of an entry is its subject; the others follow from it.  Holes, 
     d, e         a dimension of the subject; another one
     D            one or several of its dimensions, or all
     c, k, p      a float, a small integer, an integer from 1 to 3
+    w            a vector as long as the subject's last dimension, of its dtype
     keep, dt     a bool, a dtype
 
-Whether a computed float equals another one, zero above all, is never asked: roundings would decide it.  Nor is a
-gradient of `topk`, which may name any of equal elements.
+Whether a computed float equals another one, zero above all, is never asked: roundings would decide it.  Nor is the sign
+of a NaN, nor a gradient of `topk`, which may name any of equal elements.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ FUNCTIONS = (
     "torch.nan_to_num({f})",
     "{f}.isnan()",
     "torch.isfinite({f})",
-    "torch.signbit({f})",
+    "torch.signbit(torch.nan_to_num({f}))",
 )
 
 CHOICES = (
@@ -354,11 +355,17 @@ def _dim(builder: Builder, subject: str) -> str | None:
     return None if dim is None else str(dim)
 
 
+def _weight(builder: Builder, subject: str) -> str | None:
+    value = builder.values[subject]
+    return None if value.dim() == 0 else builder.shaped(value.shape[-1:], value.dtype)
+
+
 PARTNERS = {"X", "N", "F", "I", "B", "sx", "sn", "sf", "si", "sb"}
 SETTINGS: dict[str, Callable[[Builder, str], str | None]] = {
     "d": _dim,
     "e": _dim,
     "D": _dims,
+    "w": _weight,
     "c": lambda builder, subject: builder.one(("0.5", "1.5", "0.25", "2.0", "0.3", "1.1")),
     "k": lambda builder, subject: builder.one(("0", "1", "2", "3", "5", "-1", "-2")),
     "p": lambda builder, subject: builder.one(("1", "2", "3")),
