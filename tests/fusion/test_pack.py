@@ -11,6 +11,7 @@ import torch.nn.functional as F  # the name everyone knows it by
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
+from codegen.build import is_idle
 from codegen.c import CTarget
 from codegen.reference import ReferenceTarget
 from codegen.target import Capabilities, Target
@@ -67,9 +68,19 @@ SIZES = ((7,), (3, 50), (1000,), (1, 1), (65, 33), (0, 4), (2, 3, 5))
 
 @pytest.mark.parametrize("target", [GPU, CTarget(), ReferenceTarget()], ids=lambda target: target.name)
 def test_leaves_of_many_sizes_are_one_launch(target: Target) -> None:
-    (step,) = launches(leaves, *SIZES, target=target)
-    assert len(kernel(step).parts) == len(SIZES)
-    assert kernel(step).name == f"tanh_mul_add_x{len(SIZES)}"
+    step, idle = launches(leaves, *SIZES, target=target)
+    assert len(kernel(step).parts) == len(SIZES) - 1
+    assert kernel(step).name == f"tanh_mul_add_x{len(SIZES) - 1}"
+    assert is_idle(kernel(idle))
+
+
+@pytest.mark.parametrize("shape", [(0, 17), (3, 0), (0, 0)])
+def test_rows_without_elements_are_beside_nothing(shape: tuple[int, int]) -> None:
+    def function(x: torch.Tensor, *empty: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sigmoid(), *(y[None].expand(3, *shape).exp() for y in empty), *(y.mT * 2 for y in empty)
+
+    for step in launches(function, (7,), shape, shape, target=GPU):
+        assert not kernel(step).beside and (is_idle(kernel(step)) or GPU.emit(kernel(step)))
 
 
 def test_a_launch_takes_no_more_tensors_than_a_target_allows() -> None:

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 
 import networkx as nx
 
+from codegen.build import is_idle
 from codegen.target import Capabilities, Target
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import share
@@ -56,6 +57,8 @@ class _Packing:
         self.calls = {number: step for number, step in enumerate(self.steps) if isinstance(step, KernelCall)}
         open_launches: deque[int] = deque(maxlen=OPEN)
         for number, call in list(self.calls.items()):
+            if is_idle(call.kernel):  # never launched: there is no block to choose
+                continue
             host = next((h for h in open_launches if number - h <= WINDOW and self._fits(h, number)), None)
             if host is None:
                 if call.kernel.then is None:
