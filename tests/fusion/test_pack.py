@@ -163,7 +163,7 @@ def test_values(function: Function, dtype: torch.dtype, target: str) -> None:
     given[1] = given[1].T.contiguous().T
     fused = fuse(function, options={"target": target, "strict": True})
     got, eager = fused(*given), function(*given)
-    assert len(report(fused).kernels) < len(given)
+    assert len(report(fused).graphs[-1].kernels) < len(given)
     for ours, theirs, exact in zip(got, eager, function(*(tensor.double() for tensor in given)), strict=True):
         assert ours.dtype is theirs.dtype and ours.stride() == theirs.stride()
         if exact.numel():
