@@ -3,8 +3,9 @@
 What enters is the functional ATen graph of both, as AOTAutograd traces it.  It is changed in place and computes the
 same, up to rounding: views that only autograd knows of go, widths of heads become numbers (`widths.py`), gradients of
 maxima that cancel are not computed (`maxima.py`), sums that the graph already holds in another order are taken from
-there (`reassociate.py`), gradients of what is too large to keep are computed in forward (`ahead.py`), and what
-backward makes again, rather than forward saving it, is marked.
+there (`reassociate.py`), gradients of what is too large to keep are computed in forward (`ahead.py`), as is what
+compares floats for equality (`comparisons.py`), and what backward makes again, rather than forward saving it, is
+marked.
 """
 
 from __future__ import annotations
@@ -16,17 +17,13 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.ahead import compute_ahead
+from fusion.joint.comparisons import keep_comparisons
 from fusion.joint.factors import PRODUCTS, operands, value_of
 from fusion.joint.maxima import drop_vanishing_gradients
 from fusion.joint.reassociate import reassociate
 from fusion.joint.widths import fix_widths, grows
 from fusion.options import WORKSPACE
 from lowering.sizes import elements, size_of
-
-EXACT = frozenset(
-    overload for packet in (torch.ops.aten.eq, torch.ops.aten.ne) for overload in (packet.Tensor, packet.Scalar)
-)
-"""Operations whose result depends on the last bit of an operand."""
 
 
 def prepare(joint: fx.GraphModule, *, streams: bool, workspace: int = WORKSPACE) -> list[fx.Node]:
@@ -45,6 +42,7 @@ def prepare(joint: fx.GraphModule, *, streams: bool, workspace: int = WORKSPACE)
     drop_vanishing_gradients(joint)
     kept = compute_ahead(joint, workspace)
     reassociate(joint)
+    kept += keep_comparisons(joint)
     if streams:
         prefer_recomputation(joint)
     return kept
@@ -63,38 +61,26 @@ def drop_detached(joint: fx.GraphModule) -> None:
 
 
 def prefer_recomputation(joint: fx.GraphModule) -> None:
-    """Mark what backward had better make again: products that are larger than their operands, maps of them, and what
-    is made of constants alone (masks).
+    """Mark what backward had better make again: large products, maps of them, and what is made of constants (masks).
 
-    Not what is compared for equality, as the gradient of a maximum does: made again by another kernel, it may differ in
-    its last bit from the maximum that was saved, and nothing would be equal to it.
+    A product is large if it is larger than its operands.  What has to be saved stays so.
     """
     constant: set[fx.Node] = set()
     tiles: set[fx.Node] = set()
-    preferred: list[fx.Node] = []
-    products: dict[fx.Node, frozenset[fx.Node]] = {}  # tile → the products it is made of
-    exact: set[fx.Node] = set()
     for node in joint.graph.nodes:
         if isinstance(node.meta.get("val"), torch.SymInt):
             constant.add(node)  # sizes are there in any case
             continue
         if node.op != "call_function" or _is_random(node):
             continue
-        made_of = frozenset[fx.Node]().union(*(products.get(arg, frozenset()) for arg in node.all_input_nodes))
-        if node.target in EXACT:
-            exact |= made_of
         if all(arg in constant for arg in node.all_input_nodes):
             constant.add(node)
         elif _grows(node) or (node.target not in PRODUCTS and _is_map_of(node, tiles)):
             tiles.add(node)
-            products[node] = made_of or frozenset({node})
         else:
             continue
         if not any(user.op == "output" for user in node.users):
-            preferred.append(node)
-    for node in preferred:
-        if not products.get(node, frozenset()) & exact:
-            node.meta["recompute"] = CheckpointPolicy.PREFER_RECOMPUTE
+            node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def _is_random(node: fx.Node) -> bool:

@@ -62,7 +62,7 @@ def compute_ahead(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
     kept: list[fx.Node] = []
     for product in list(joint.graph.nodes):
         if product.target in PRODUCTS and product.users and _bytes(product) > workspace:
-            waiting = _waiting(joint.graph)
+            waiting = waiting_for_tangents(joint.graph)
             ends = _ends(product, waiting) if product not in waiting else []
             path = _path(ends, waiting)
             number = _linear_in(path)
@@ -78,7 +78,7 @@ def _bytes(node: fx.Node) -> int:
     return elements(val.shape) * val.dtype.itemsize
 
 
-def _waiting(graph: fx.Graph) -> set[fx.Node]:
+def waiting_for_tangents(graph: fx.Graph) -> set[fx.Node]:
     """What cannot be computed before a tangent is there."""
     found: set[fx.Node] = set()
     for node in graph.nodes:

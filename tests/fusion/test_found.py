@@ -259,6 +259,19 @@ FOUND = {
         dynamic=True,
         backward=True,
     ),
+    "the gradient of a minimum of a normalised half, which backward would round otherwise": Program(
+        inputs=(Input("x0", (1, "B", "B"), torch.float16, grad=True),),
+        source="""
+            t0 = torch.hstack([x0, x0])
+            t1 = torch.xlogy(t0.abs(), t0.abs() + 0.5)
+            t2 = (t1 - t1.mean((0, 2), keepdim=True)) / (t1.var((0, 2), correction=0, keepdim=True) + 0.1).sqrt()
+            t3 = t2.aminmax(dim=2)[0]
+            return (t3, t0,)
+        """,
+        calls=({"B": 5},),
+        backward=True,
+        seed=297,
+    ),
     "a product with a matrix that is made of a size": Program(
         inputs=(Input("x0", ("B", 1, 1, "C"), torch.float32), Input("x1", ("C",), torch.float32)),
         source="""
