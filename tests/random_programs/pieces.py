@@ -94,7 +94,7 @@ IMAGES = (
     "F.adaptive_max_pool1d({f}, 2)",
     "F.interpolate({f}[None], scale_factor=2)",
     "F.interpolate({f}, size=(5, 7))",
-    "F.interpolate({f}[:, None, None, :], scale_factor=1.5, mode='bilinear')",
+    "F.interpolate({f}, scale_factor=1.5, mode='bilinear')",
     "F.interpolate({f}, size=(5, 7), mode='bilinear', align_corners=True)",
     "F.interpolate({f}[None], size=7, mode='linear')",
     "F.unfold({f}[None], 2)",

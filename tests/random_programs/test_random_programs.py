@@ -50,7 +50,7 @@ PIECES = ("NUMBERS", "LAYERS", "ATTENTION", "LOSSES", "IMAGES", "ORDERS")
 
 def entered(seed: int) -> Builder:
     builder = Builder(random.Random(seed), {"A": 4, "B": 6}, seed, grads=False, odd=False)
-    for dims in (("A", "B"), ("A", "A", "B"), ("B",), ("B", "B")):
+    for dims in (("A", "B"), ("A", "A", "B"), ("B",), ("B", "B"), ("A", "A", "B", "B")):
         builder.input(dims)
         builder.input(dims)
     return builder
