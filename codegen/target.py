@@ -66,6 +66,7 @@ class Capabilities:
         whole_limit: the longest reduced row, in elements, that one program holds whole.
         parallelism: how many programs keep the device busy (few rows below it call for a split reduction).
         launch_us: microseconds of one launch.
+        product_us: microseconds that the library's smallest product takes beside its launch.
         bandwidth: bytes per microsecond to memory.
         flops: float operations per microsecond of the scalar units.
         matrix_flops: float operations per microsecond of the matrix units (16-bit operands), by the library.
@@ -94,6 +95,7 @@ class Capabilities:
     matrix_share: Mapping[int, float] = field(default_factory=lambda: {1: 2.0, 2: 1.0, 4: 0.07, 8: 0.08})
     streamed: float = 0.5
     lone_products: bool = True
+    product_us: float = 0.0
     attention: Mapping[tuple[str, int], AttentionSpeed] = field(default_factory=dict)
     follows: bool = True
     crowding: float = 0.0

@@ -190,6 +190,27 @@ def test_every_product_is_left_to_the_library_where_none_gains() -> None:
 # No kernel of their own -----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rows", "length", "columns", "generated"),
+    [
+        *((torch.float32, n, k, n, True) for n, k in ((5, 10), (16, 16), (64, 64))),
+        *((BF16, n, k, n, True) for n, k in ((5, 10), (64, 64))),
+        (torch.float32, 128, 512, 128, False),  # few tiles of a long sum, which the library cuts
+        (BF16, 16, 4096, 16, False),
+    ],
+)
+def test_products_over_before_the_library_begins_are_generated(
+    dtype: torch.dtype, rows: int, length: int, columns: int, generated: bool
+) -> None:
+    """As they were measured on an H200: the least that cuBLAS takes is more than the least that a kernel does."""
+    with FakeTensorMode():
+        given = torch.empty(rows, length, dtype=dtype), torch.empty(length, columns, dtype=dtype)
+        graph = make_fx(torch.matmul)(*given)
+    target = TritonTarget("sm_90")
+    launched = launches(schedule_graph(graph, target, Trace(None, "forward", target))[1])
+    assert [isinstance(step, KernelCall) for step in launched] == [generated]
+
+
 def other_width(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return F.linear(x, a), F.linear(x, b)
 
