@@ -38,6 +38,7 @@ class Calls(Builder):
         self.symbols: set[sympy.Symbol] = set()  # sizes that the inputs tell
         self.values: dict[fx.Node, FxValue] = {}
         self.realised: dict[fx.Node, str] = {}
+        self.mistraced: set[fx.Node] = set()  # what has another shape than PyTorch said
         self.modules: dict[fx.Node, fx.GraphModule] = {}  # what a call runs itself: branches, bodies of loops, scores
         self.only_calls = False  # realise by calling what eager calls, not by generated nodes
 
@@ -45,7 +46,7 @@ class Calls(Builder):
         """The result of `node` by the call that eager makes, for this reason."""
         assert callable(node.target)
         if _is_mistraced(node):
-            raise Unsupported(f"PyTorch traced {node.target} as if its size were known", origin=origin_of(node))
+            self.mistraced.add(node)
         is_view = _is_view(node.target)
         args = tuple(self._extern_arg(arg) for arg in node.args)
         kwargs = {key: self._extern_arg(arg) for key, arg in node.kwargs.items()}
@@ -77,6 +78,25 @@ class Calls(Builder):
         if outs[0] is not None:
             self.realised[node] = outs[0]
         return results[0]
+
+    def of_mistraced(self, node: fx.Node) -> str:
+        """Why `node` must be called as it is, if it reads what has another shape than PyTorch said; empty if not.
+
+        What it gives has another shape, too, but for a single number.
+
+        Raises:
+            Unsupported: it is told sizes, which may come from there.
+        """
+        read = next((arg for arg in node.all_input_nodes if arg in self.mistraced), None)
+        if read is None:
+            return ""
+        told = f"PyTorch traced what it reads ({read.name}) as if its size were known"
+        if isinstance(node.target, OpOverload) and "SymInt" in str(node.target._schema):
+            raise Unsupported(f"{told}: {node.target}", origin=origin_of(node))
+        val = node.meta.get("val")
+        if not isinstance(val, torch.Tensor) or val.ndim > 0:
+            self.mistraced.add(node)
+        return told
 
     def _extern_arg(self, arg: object) -> ExternArg:
         if isinstance(arg, fx.Node) and arg in self.modules:

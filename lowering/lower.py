@@ -152,7 +152,7 @@ class Lowering(Calls):
         return load_of(buffer)
 
     def _call(self, node: fx.Node) -> FxValue:
-        val = node.meta.get("val")
+        val, reason = node.meta.get("val"), self.of_mistraced(node)
         if node.target is operator.getitem:
             whole, position = node.args
             parts = self.values[whole]  # type: ignore[index]  # getitem's first argument is always a node
@@ -166,6 +166,8 @@ class Lowering(Calls):
             self._told_by(node, size_of(val))
         if isinstance(val, (torch.SymInt, torch.SymFloat, int)):
             return self.known(size_of(val), origin_of(node))
+        if reason:
+            return self.extern(node, reason)
         target, args, self.given_seed = node.target, node.args, None
         if target is seeded:
             target, seed, *rest = node.args  # type: ignore[assignment]  # the call whose seed is given

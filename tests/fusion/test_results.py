@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
+from torch._ops import OpOverload
 
 import fusion
+from fusion.compile import compile_graph
+from fusion.options import Options
 from fusion.runtime.results import as_said
 from lowering.errors import FusionError, Unsupported
 from lowering.lower import lower
 from tests.lowering.lowered import single_call
+
+aten = torch.ops.aten
 
 
 @torch.library.custom_op("fusion_tests::turned", mutates_args=())
@@ -51,11 +56,39 @@ def test_what_lies_as_said_is_not_copied():
     assert got.stride() == (1, 1, 3) and torch.equal(got, x)
 
 
-def test_a_size_that_only_data_tells_is_not_taken_as_known():
-    """The gradient of `index_fill` looks up what an index names, each once: traced as one element by PyTorch 2.11."""
-    nothing = torch.empty(0, dtype=torch.long)
-    graph = single_call(torch.ops.aten._unique.default, (torch.tensor([3, 1, 3]),), (torch.tensor([3]), nothing))
-    with pytest.raises(Unsupported, match=r"_unique.* as if its size were known"):
-        lower(graph)
-    alone = single_call(torch.ops.aten._unique.default, (torch.tensor([3]),), (torch.tensor([3]), nothing))
+def filled(index: Tensor, after: OpOverload, *args: object) -> fx.GraphModule:
+    """What the gradient of `index_fill` asks of an index, traced as PyTorch 2.11 does; `after` reads the rows."""
+    graph = single_call(aten._unique.default, (index,), (index[:1], torch.empty(0, dtype=torch.long)))
+    output = graph.graph.output_node()
+    with graph.graph.inserting_before(output):
+        rows = graph.graph.placeholder("rows")
+        found = graph.graph.call_function(aten.index_select.default, (rows, 0, output.args[0][0]))
+        end = graph.graph.call_function(after, (found, *args))
+        twice = graph.graph.call_function(aten.mul.Tensor, (end, 2))
+    mode = output.args[0][0].meta["val"].fake_mode
+    rows.meta["val"], found.meta["val"] = (mode.from_tensor(torch.empty(n, 3)) for n in (4, 1))
+    end.meta["val"] = twice.meta["val"] = after(found.meta["val"], *args)
+    output.args = ((twice,),)
+    graph.recompile()
+    return graph
+
+
+def test_what_data_tells_the_size_of_is_read_by_calls() -> None:
+    """Of as many rows as the index names, each once, where one was said."""
+    index, rows = torch.tensor([3, 1, 3]), torch.randn(4, 3)
+    compiled, report = compile_graph(filled(index, aten.sum.default), Options())
+    (found,) = compiled([index, rows])
+    torch.testing.assert_close(found, 2 * (rows[1] + rows[3]).sum())
+    assert report.kernels and {extern.name for extern in report.externs} >= {"aten.sum.default", "aten._unique.default"}
+
+
+def test_what_is_told_such_a_size_is_refused() -> None:
+    with pytest.raises(Unsupported, match=r"as if its size were known: aten.view"):
+        lower(filled(torch.tensor([3, 1, 3]), aten.view.default, [3]))
+
+
+def test_of_one_element_each_size_is_known() -> None:
+    alone = single_call(
+        aten._unique.default, (torch.tensor([3]),), (torch.tensor([3]), torch.empty(0, dtype=torch.long))
+    )
     assert len(lower(alone).nodes) == 1
