@@ -149,6 +149,18 @@ def test_a_gradient_goes_to_the_element_that_was_named():
         assert right == ((named == gone_to and named != 0) or gone_to == int(theirs.outputs[1]))
 
 
+def test_of_equally_frequent_elements_each_is_right():
+    """Eager names the smallest on a CPU, and another one on a GPU."""
+    source = torch.tensor([[5, 2, 5, 2, 9]])
+    call = calls.Call(pair_of("mode", "int64").op, SampleInput(source, args=(1,)))
+    theirs = calls.run(call, call.tensors, False)
+    for element, position in ((2, 1), (5, 2), (5, 3), (9, 4)):
+        ours = calls.Run([torch.tensor([element]), torch.tensor([position])], [])
+        judged = verdict._by_eagers_choice(ours, theirs, call)
+        right = all(torch.equal(a, b) for a, b in zip(judged.outputs, theirs.outputs, strict=True))
+        assert right == ((element, position) in ((2, 1), (5, 2)))
+
+
 def test_random_operations_are_compared_by_form():
     found = judge(pair_of("randn_like"), "cpu", count=1, target="reference")
     assert found.status == "pass" and found.random and found.native
