@@ -27,21 +27,17 @@ Step: TypeAlias = "KernelCall | Extern"
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """Steps in execution order over the buffers of `program`, and the edges that were not fused.
+    """Steps in execution order over the buffers of `program`.
 
-    `choices` are the ways to compute each product, with their prices.  `bodies` holds, for each call in chunks
-    among the steps, the schedules of its bodies.
+    `refusals` are the data edges that were not fused.  `choices` are the ways to compute each product, with their
+    prices.  `bodies` holds, for each call in chunks among the steps, the schedules of its bodies.
     """
 
     program: Program
     steps: tuple[Step, ...]
-    clustering: Clustering
+    refusals: tuple[Refusal, ...]
     choices: tuple[Tuning, ...] = ()
     bodies: Mapping[Chunks, tuple[Schedule, ...]] = field(default_factory=dict)
-
-    @property
-    def refusals(self) -> tuple[Refusal, ...]:
-        return self.clustering.refusals
 
     def launches(self) -> Iterator[KernelCall]:
         """Every kernel call, also those inside chunks."""
@@ -69,7 +65,7 @@ def plan(program: Program, clustering: Clustering, target: Target | None = None)
     if target is not None:
         steps = list(pack_launches(steps, program, target))
     updated, program = update(steps, program)
-    return Schedule(program, reuse(updated, program), clustering)
+    return Schedule(program, reuse(updated, program), clustering.refusals)
 
 
 __all__ = ["Clustering", "Refusal", "Schedule", "Step", "grow", "plan"]
