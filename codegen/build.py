@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import os
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -38,8 +39,11 @@ class Builder:
         self._lock = threading.Lock()
         self._built: dict[Kernel, Future[Built]] = {}
 
-    def build(self, kernels: Sequence[Kernel]) -> list[Built]:
+    def build(self, kernels: Sequence[Kernel], sources: Mapping[Kernel, str] | None = None) -> list[Built]:
         """Build `kernels`, in parallel, and return them in order.
+
+        Args:
+            sources: the sources of kernels that were generated before, for the same target.
 
         Raises:
             BuildError: of the first kernel that could not be built.
@@ -52,23 +56,23 @@ class Builder:
                     mine.append(kernel)
             futures = [self._built[kernel] for kernel in kernels]
         if len(mine) == 1:
-            self._build_one(mine[0])
+            self._build_one(mine[0], sources or {})
         elif mine:
             with ThreadPoolExecutor(max_workers=min(len(mine), os.cpu_count() or 1)) as pool:
-                list(pool.map(self._build_one, mine))
+                list(pool.map(partial(self._build_one, sources=sources or {}), mine))
         return [future.result() for future in futures]
 
-    def _build_one(self, kernel: Kernel) -> None:
+    def _build_one(self, kernel: Kernel, sources: Mapping[Kernel, str]) -> None:
         future = self._built[kernel]
         try:
-            future.set_result(_idle(kernel) if is_idle(kernel) else self._built_now(kernel))
+            future.set_result(_idle(kernel) if is_idle(kernel) else self._built_now(kernel, sources.get(kernel)))
         except BaseException as failure:  # handed to whoever waits; a later request tries again
             with self._lock:
                 del self._built[kernel]
             future.set_exception(failure)
 
-    def _built_now(self, kernel: Kernel) -> Built:
-        source = self.target.emit(kernel)
+    def _built_now(self, kernel: Kernel, source: str | None) -> Built:
+        source = self.target.emit(kernel) if source is None else source
         return Built(kernel, source, self.target.build(kernel, source))
 
 

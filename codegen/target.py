@@ -111,6 +111,10 @@ class Target(Protocol):
     numerics: Numerics
 
     @property
+    def identity(self) -> str:
+        """The machine that is generated for, as far as what is generated depends on it."""
+
+    @property
     def capabilities(self) -> Capabilities:
         """What can be generated here, and what it costs."""
 

@@ -18,6 +18,7 @@ import sympy
 import torch
 from torch import fx
 
+from codegen.build import Builder, Built
 from codegen.numerics import current
 from codegen.target import Capabilities, Target
 from codegen.targets import builder_for, tuner_for
@@ -45,6 +46,8 @@ from fusion.schedule.streams import stream
 from fusion.schedule.streams.copies import positions_in
 from fusion.schedule.ways import Measure
 from fusion.trials import Trials
+from fusion.warm import Finished, WarmStart
+from lowering.kernel import Kernel
 from lowering.lower import lower
 from lowering.program import Contract, Extern, Program
 from lowering.verify import verify_kernel, verify_program
@@ -190,14 +193,40 @@ def compile_graph(
     Raises:
         FusionError: the region cannot be compiled as a whole.
     """
-    builder = builder_for(main_device(graph).type, options.target, current(strict=options.exact))
-    hints = size_hints(graph)
+    main = main_device(graph)
+    builder = builder_for(main.type, options.target, current(strict=options.exact))
     trace = Trace(options.dump, label, builder.target)
     trace.graph(graph)
-    tuner = tuner_for(main_device(graph), builder) if options.mode == "max-autotune" else None
-    measure = None if tuner is None else Trials(builder.target, tuner, hints)
-    lowered, schedule = schedule_graph(graph, builder.target, trace, hints, options.workspace, measure)
+    warm = WarmStart(graph, label, options, builder.target)
+    made = warm.find()
+    if made is not None:
+        built = dict(zip(made.sources, builder.build(list(made.sources), made.sources), strict=True))
+    else:
+        made, built = _made(graph, options, label, builder, trace)
+        warm.keep(made)
 
+    module = trace.module(splice(made.schedule, built, main))
+    for name, body in module.named_children():
+        assert isinstance(body, fx.GraphModule)
+        trace.within(name).module(body)
+    notes = [warm.note] if warm.note else []
+    compiled = on_device(partial(module.forward), main)
+    if recorder is not None:
+        compiled, note = recorder.record(compiled, graph, made.schedule, label)
+        notes.append(note)
+    report = replace(made.report, notes=(*made.report.notes, *notes))
+    trace.report(report)
+    return compiled, report
+
+
+def _made(
+    graph: fx.GraphModule, options: Options, label: str, builder: Builder, trace: Trace
+) -> tuple[Finished, dict[Kernel, Built]]:
+    """What becomes of a graph that was not compiled before: the path up to its kernels."""
+    hints, target = size_hints(graph), builder.target
+    tuner = tuner_for(main_device(graph), builder) if options.mode == "max-autotune" else None
+    measure = None if tuner is None else Trials(target, tuner, hints)
+    lowered, schedule = schedule_graph(graph, target, trace, hints, options.workspace, measure)
     kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
     tunings: list[Tuning] = []
     if tuner is None:
@@ -206,20 +235,9 @@ def compile_graph(
         found = tuner.build(kernels)
         built, tunings = {each.kernel: each for each, _ in found}, [tuning for _, tuning in found]
     trace.kernels([built[kernel] for kernel in kernels])
-
-    main = main_device(graph)
-    module = trace.module(splice(schedule, built, main))
-    for name, body in module.named_children():
-        assert isinstance(body, fx.GraphModule)
-        trace.within(name).module(body)
-    report = Report.of(label, lowered, schedule, built, builder.target.name, hints)
+    report = Report.of(label, lowered, schedule, built, target.name, hints)
     report = replace(report, tunings=(*report.tunings, *tunings))
-    compiled = on_device(partial(module.forward), main)
-    if recorder is not None:
-        compiled, note = recorder.record(compiled, graph, schedule, label)
-        report = replace(report, notes=(*report.notes, note))
-    trace.report(report)
-    return compiled, report
+    return Finished(schedule, {kernel: each.source for kernel, each in built.items()}, report), built
 
 
 __all__ = ["compile_graph", "schedule_graph"]

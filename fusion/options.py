@@ -6,13 +6,14 @@ environment:
     FUSION_DUMP=dir        write every stage of every compiled graph below `dir`
     FUSION_STRICT=1        raise where a region would otherwise fall back to eager
     FUSION_CACHE_DIR=dir   where built kernels are kept (default: `$XDG_CACHE_HOME/fusion` or `~/.cache/fusion`)
+    FUSION_GRAPH_CACHE=0   compile each graph anew, whatever an earlier process made of it
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 
 from codegen.targets import TARGETS
@@ -39,6 +40,7 @@ class Options:
         workspace: bytes above which a product that nobody needs whole is made in chunks.
         numerics: "default", or "strict": every value is rounded as eager rounds it.
         cudagraphs: record the launches of a graph, and play them again in one call.
+        graph_cache: take what an earlier process made of the same graph from the cache directory.
     """
 
     mode: str = "default"
@@ -48,6 +50,7 @@ class Options:
     workspace: int = WORKSPACE
     numerics: str = "default"
     cudagraphs: bool = False
+    graph_cache: bool = field(default_factory=lambda: os.environ.get("FUSION_GRAPH_CACHE", "1") not in ("", "0"))
 
     @property
     def exact(self) -> bool:
@@ -72,7 +75,7 @@ class Options:
             return result
         if not isinstance(options, Mapping):
             raise TypeError(f"options must be a mapping, got {type(options).__name__}")
-        known = {field.name for field in fields(cls)} - {"mode"}
+        known = {each.name for each in fields(cls)} - {"mode"}
         for key, value in options.items():
             if key not in known:
                 raise ValueError(f"unknown option {key!r}; known: {', '.join(sorted(known))}")

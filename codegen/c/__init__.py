@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 import torch
 
-from codegen.c.build import assembly, build_kernel
+from codegen.c.build import assembly, build_kernel, cpu_identity
 from codegen.c.emit import emit_kernel
 from codegen.numerics import DEFAULT, Numerics
 from codegen.target import Alternative, AttentionSpeed, Capabilities, Launcher, Stage
@@ -40,6 +40,11 @@ class CTarget:
 
     def __init__(self, numerics: Numerics = DEFAULT) -> None:
         self.numerics = numerics
+
+    @property
+    def identity(self) -> str:
+        """The CPU with its features."""
+        return cpu_identity()
 
     @property
     def capabilities(self) -> Capabilities:

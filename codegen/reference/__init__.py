@@ -35,6 +35,11 @@ class ReferenceTarget:
         self.numerics = numerics
 
     @property
+    def identity(self) -> str:
+        """Any machine."""
+        return ""
+
+    @property
     def capabilities(self) -> Capabilities:
         """All operations, with the prices of a small many-core device, so that it schedules as such a device would."""
         return Capabilities(

@@ -106,6 +106,14 @@ class TritonTarget:
         return f"sm_{major}{minor}"
 
     @property
+    def identity(self) -> str:
+        """The architecture, and the device at hand."""
+        if self._arch is not None or not torch.cuda.is_available():
+            return self.arch
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        return f"{self.arch} {properties.name} {properties.multi_processor_count} {properties.total_memory}"
+
+    @property
     def capabilities(self) -> Capabilities:
         """What can be generated, and what it costs on an H200."""
         found = replace(_H200, follows=False) if self.numerics.strict else _H200

@@ -1,0 +1,113 @@
+"""Warm starts: what an earlier process made of the same graph is taken from the cache directory.
+
+What enters is a graph about to be compiled; what leaves is the finished compilation, with which lowering, scheduling
+and code generation are skipped, or None.  What is kept are the steps of the schedule with their kernels, the sources of
+these, and the report; the module is spliced and the kernels are loaded anew.  `key.py` says what a graph is found by,
+`form.py` how it is written, `store.py` where it lies.
+
+Refused, with a note in the report, are graphs that cannot be told in full, and compilations that change what they were
+found by: a guard that lowering added would be missing at the next start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from codegen.target import Target
+from codegen.tuning.record import Trial, Tuning
+from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic
+from fusion.options import Options
+from fusion.schedule import Refusal, Schedule
+from fusion.schedule.chunks import Chunks
+from fusion.schedule.chunks.body import Cut
+from fusion.schedule.kernels import KernelCall
+from fusion.warm.form import Unwritten, read, write
+from fusion.warm.key import key_of
+from fusion.warm.store import get, put
+from lowering import expr, kernel, program
+from lowering.errors import BuildError, Origin
+from lowering.kernel import Kernel
+
+
+@dataclass(frozen=True, slots=True)
+class Finished:
+    """A compilation: what is to run, the source of each of its kernels, and the report of how it came about."""
+
+    schedule: Schedule
+    sources: Mapping[Kernel, str]
+    report: Report
+
+
+KINDS = {
+    kind.__name__: kind
+    for kind in (
+        *(expr.Load, expr.Const, expr.IndexValue, expr.Op, expr.Cast, expr.Random, expr.TileRef),
+        *(kernel.Role, kernel.KernelAxis, kernel.Param, kernel.Fold, kernel.Prefix, kernel.Loop, kernel.Store, Kernel),
+        *(program.Axis, program.Buffer, program.BufferRef, program.Map, program.Reduce, program.Scan),
+        *(program.Contract, program.Scatter, program.Extern, program.Program),
+        *(Origin, KernelCall, Schedule, Refusal, Chunks, Cut, Tuning, Trial),
+        *(Report, KernelReport, ExternReport, Traffic, Finished),
+    )
+}
+"""What an entry is made of."""
+
+
+class WarmStart:
+    """The entry of one graph.  `note` says, for the report, what became of it."""
+
+    def __init__(self, graph: fx.GraphModule, label: str, options: Options, target: Target) -> None:
+        self._asked = graph, label, options, target
+        self._key, self.note = "", ""
+        if not options.graph_cache or options.dump is not None or options.mode == "max-autotune":
+            return  # a dump shows every stage, and what is measured has records of its own
+        try:
+            self._key = key_of(*self._asked)
+        except Exception as refusal:  # also a defect of ours: to keep nothing leaves the program running
+            self.note = _not_kept(refusal)
+
+    def find(self) -> Finished | None:
+        """What was made of the graph before."""
+        if not self._key:
+            return None
+        try:
+            text = get(self._key)
+            found = None if text is None else read(text, KINDS)
+        except Exception:  # whatever is found there, it is not what was written
+            self.note = "its entry in the cache was damaged"
+            return None
+        if not isinstance(found, Finished):
+            return None
+        self.note = "from the cache"
+        return found
+
+    def keep(self, made: Finished) -> None:
+        """Keep what was made, if the next start may take it as it is."""
+        if not self._key:
+            return
+        try:
+            text = write(replace(made, schedule=_of_steps(made.schedule)), KINDS)
+            if key_of(*self._asked) != self._key:
+                raise Unwritten("more is known of its sizes since it was compiled")
+            if write(read(text, KINDS), KINDS) != text:
+                raise Unwritten("it reads back otherwise than it was written")
+            put(self._key, text)
+        except Exception as refusal:
+            self.note = _not_kept(refusal)
+
+
+def _not_kept(refusal: Exception) -> str:
+    kind = "" if isinstance(refusal, (Unwritten, BuildError)) else f"{type(refusal).__name__}: "
+    return f"not kept in the cache: {kind}{refusal}"
+
+
+def _of_steps(schedule: Schedule) -> Schedule:
+    """A schedule without the nodes that its steps were made of, and what only the report tells."""
+    own = replace(schedule.program, nodes=(), origins={}, inlined={})
+    bodies = {chunks: tuple(map(_of_steps, each)) for chunks, each in schedule.bodies.items()}
+    return replace(schedule, program=own, refusals=(), choices=(), bodies=bodies)
+
+
+__all__ = ["Finished", "WarmStart"]
