@@ -221,8 +221,8 @@ def test_the_larger_operand_fills_the_rows_of_the_matrix_units() -> None:
 
 
 def test_packed_weights_are_walked_as_they_are_stored() -> None:
-    for m, op, count in ((1, "sum", 1), (2, "dot", 2), (16, "dot", 2)):
-        kernel = block(only_kernel(packed, *inputs(packed, m, 16384, 1024))).kernel
+    for m, n, op, count in ((1, 8192, "sum", 1), (1, 16384, "dot", 2), (2, 8192, "dot", 2), (16, 16384, "dot", 2)):
+        kernel = block(only_kernel(packed, *inputs(packed, m, n, 1024))).kernel
         found = [fold for fold in folds(kernel) if list(loads(*fold.args))]
         assert [fold.op for fold in found] == [op] * count
         assert math.prod(int(axis.size) for axis in kernel.axes if axis.role is not Role.GRID) == 512
@@ -245,6 +245,15 @@ def test_groups_are_held_whole_and_their_scale_loaded_once() -> None:
     assert part.over == (kernel.axes[-1].symbol,)
     assert {load.buffer for load in loads(*part.args)} == {"in0", "in1"}
     assert {load.buffer for load in loads(*total.args)} == {"in2"}
+
+
+def test_few_vectors_and_packed_weights_take_half_as_many_columns() -> None:
+    target = TritonTarget("sm_90")
+    for m, columns in ((1, 8), (8, 8), (9, 16), (16, 16)):
+        for function in (packed, packed_in_groups):
+            kernel = only_kernel(function, *inputs(function, m, 16384, 1024))
+            assert {config.block("n") for config in target.configs(kernel)} >= {columns}
+            assert f'"NBLOCK": {columns}' in target.emit(kernel)
 
 
 # What is generated ----------------------------------------------------------------------------------------------------

@@ -44,6 +44,15 @@ def test_quantised_linear(name: str, m: int) -> None:
     assert error(out, function, given) <= 2 * error(function(*given), function, given)
 
 
+def test_one_row_and_many_rows_of_packed_weights() -> None:
+    """Then the matrix units take the one row, too."""
+    function = LINEARS["packed"]
+    given = inputs(function, 1, 8457, 64)
+    kernel = only_kernel(function, *given)
+    assert "tl.dot(" in TARGET.emit(kernel)
+    assert error(run(kernel, given), function, given) <= 2 * error(function(*given), function, given)
+
+
 @pytest.mark.parametrize("name", ["in_groups", "packed_in_groups"])
 def test_every_configuration_gives_the_same(name: str) -> None:
     function = LINEARS[name]

@@ -85,6 +85,7 @@ _NARROW_SHAPES = ((32, 256, 2, 4), (32, 256, 4, 5), (64, 256, 4, 4), (32, 256, 2
 # (columns of the matrix, rows of it, warps, stages), where it is contiguous along its columns, [k, n].
 _ACROSS_BYTES = ((128, 64, 4, 4), (32, 256, 4, 3), (64, 64, 4, 5), (64, 32, 4, 6))
 _ACROSS_HALVES = ((64, 128, 4, 4), (32, 128, 4, 5), (64, 64, 4, 5), (32, 256, 4, 3))
+# For at most 8 columns of the result the fastest of groups is the last one; all take half as many columns as otherwise.
 # Two warps: each takes the words of a few rows as the matrix units do, with which 64 rows of four warps would differ.
 _PACKED_SHAPES = ((64, 256, 2, 4), (64, 256, 2, 5), (64, 512, 2, 3), (32, 256, 1, 5), (32, 256, 2, 6))
 _PACKED_GROUPS = ((32, 256, 2, 6), (64, 256, 2, 5), (64, 256, 2, 7), (32, 256, 1, 6))
@@ -103,14 +104,16 @@ def narrow(blocked: Blocked) -> tuple[Config, ...]:
     operands = [load for dot in blocked.dots for load in loads(*dot.args)]
     if not _along(operands, dims["m"], dims["k"]):
         return _across(blocked, dims["k"]) if _along(operands, dims["m"], dims["m"]) else ()
-    size, group = _itemsize(blocked), _group(blocked, dims["k"])
+    size, group, least = _itemsize(blocked), _group(blocked, dims["k"]), 16
     shapes: tuple[tuple[int, int, int, int], ...] = _NARROW_SHAPES
     if len(blocked.dots) > 1:
-        shapes = _PACKED_GROUPS if group < _PACKED_SHAPES[0][1] // len(blocked.dots) else _PACKED_SHAPES
+        shapes, least = _PACKED_SHAPES, 8
+        if group < _PACKED_SHAPES[0][1] // len(blocked.dots):
+            shapes = _PACKED_GROUPS if columns > least else _PACKED_GROUPS[::-1]
     found = []
     for m, k, warps, stages in shapes:
         k = max(16, min(k // size // len(blocked.dots), power_of_two(along), group))
-        blocks = (("m", m), ("k", k), ("n", max(16, power_of_two(columns))))
+        blocks = (("m", m), ("k", k), ("n", max(least, power_of_two(columns))))
         found.append(Config(blocks, num_warps=warps, num_stages=stages))
     if len(blocked.dots) == 1 and programs(blocked, found[0]) < 2 * PROGRAMS:
         found[:2] = found[1::-1]  # alone on its multiprocessor, a program needs more warps and more under way
