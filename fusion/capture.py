@@ -92,7 +92,7 @@ def aot_backend(
         bw_compiler=labelled("backward"),
         inference_compiler=labelled("inference"),
         keep_inference_input_mutations=True,
-        decompositions=decompositions(),
+        decompositions=decompositions(exact=exact),
         partition_fn=partition_exactly if exact else partition,
     )
     return backend
