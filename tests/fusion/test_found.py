@@ -265,12 +265,44 @@ FOUND = {
             t0 = torch.hstack([x0, x0])
             t1 = torch.xlogy(t0.abs(), t0.abs() + 0.5)
             t2 = (t1 - t1.mean((0, 2), keepdim=True)) / (t1.var((0, 2), correction=0, keepdim=True) + 0.1).sqrt()
-            t3 = t2.aminmax(dim=2)[0]
+            t3 = t2.amin(2)
             return (t3, t0,)
         """,
         calls=({"B": 5},),
         backward=True,
         seed=297,
+    ),
+    "two equal sums of a softmax, of rows of a length that is not known": Program(
+        inputs=(Input("x0", (1, "B"), torch.float32),),
+        source="""
+            t0 = x0.sinc()
+            t1 = t0 * torch.softmax(t0, -1).sum(-1, keepdim=True)
+            t2 = t0 * torch.softmax(t0, -1).sum(-1, keepdim=True) + 1
+            return (t1, t2,)
+        """,
+        calls=({"B": 7}, {"B": 9}),
+        dynamic=True,
+    ),
+    "a norm along a single element": Program(
+        inputs=(Input("x0", ("A", 1), torch.float32, grad=True), Input("x1", (1,), torch.float32)),
+        source="""
+            t0 = x0.norm(dim=-1) * 2
+            return (t0, x1.norm(dim=-1) + 1, torch.linalg.vector_norm(x0, 3, 1, True) + 1,)
+        """,
+        calls=({"A": 7},),
+        backward=True,
+    ),
+    "a transposed half in a minimum that is overwritten with zeros": Program(
+        inputs=(
+            Input("x0", ("B", "A"), torch.bfloat16, layout="transposed"),
+            Input("x1", ("B", "A"), torch.float32),
+        ),
+        source="""
+            t0 = torch.minimum(torch.sqrt(x0.abs() + 0.1), x1)
+            t0.zero_()
+            return (t0,)
+        """,
+        calls=({"A": 65, "B": 4},),
     ),
     "a product with a matrix that is made of a size": Program(
         inputs=(Input("x0", ("B", 1, 1, "C"), torch.float32), Input("x1", ("C",), torch.float32)),

@@ -66,18 +66,18 @@ def follow(folds: Sequence[Fold], walked: Sequence[sympy.Symbol], inner: Sequenc
     body: list[Stmt] = []
     running: dict[str, Fold] = {}
     results: dict[str, Expr] = {}
-    made: dict[tuple[object, ...], Expr] = {}  # what two folds would both compute
+    made: dict[tuple[object, ...], Expr] = {}  # what two folds would both compute, and what that comes to
     for original in folds:
         fold = replace(original, args=replaced(original.args, results))
         key = (fold.op, fold.args, fold.over, fold.dtype)
         if key in made:
             results[fold.name] = made[key]
             continue
-        made[key] = fold.ref
         if not loops.intersection(fold.over):
             if _names(fold.args) & running.keys():
                 return f"{fold.op} inside a block of what is known only after the walk"
             body.append(Loop(fold.over, (fold,)) if set(fold.over) & set(inner) else fold)
+            made[key] = fold.ref
             continue
         if _keeps_position(fold) and running:
             return POSITION
@@ -87,7 +87,7 @@ def follow(folds: Sequence[Fold], walked: Sequence[sympy.Symbol], inner: Sequenc
         for part in found.folds:
             body.append(part)
             running[part.name] = part
-        results[fold.name] = found.value
+        results[fold.name] = made[key] = found.value
     if any(_keeps_position(fold) for fold in running.values()) and followed(Loop(tuple(walked), tuple(body))):
         return POSITION
     return Followed(tuple(body), running, results)
