@@ -57,12 +57,12 @@ LAYERS = (
 )
 
 ATTENTION = (
-    "F.scaled_dot_product_attention({f}, {f}, {f})",
-    f"F.scaled_dot_product_attention({{f}}, {OTHER}, {{f}}, is_causal=True)",
-    f"F.scaled_dot_product_attention({{f}}, {{f}}, {OTHER}, scale=0.3)",
-    "F.scaled_dot_product_attention({f}, {f}, {f}, attn_mask=torch.zeros({f}.shape[-2], {f}.shape[-2], "
+    "F.scaled_dot_product_attention({f}.clamp(-3, 3), {f}, {f})",
+    f"F.scaled_dot_product_attention({{f}}.clamp(-3, 3), {OTHER}, {{f}}, is_causal=True)",
+    f"F.scaled_dot_product_attention({{f}}.clamp(-3, 3), {{f}}, {OTHER}, scale=0.3)",
+    "F.scaled_dot_product_attention({f}.clamp(-3, 3), {f}, {f}, attn_mask=torch.zeros({f}.shape[-2], {f}.shape[-2], "
     "device={f}.device, dtype={f}.dtype).fill_diagonal_(1))",
-    "F.scaled_dot_product_attention({f}, {f}, {f}, attn_mask=torch.ones({f}.shape[-2], {f}.shape[-2], "
+    "F.scaled_dot_product_attention({f}.clamp(-3, 3), {f}, {f}, attn_mask=torch.ones({f}.shape[-2], {f}.shape[-2], "
     "device={f}.device, dtype=torch.bool).tril())",
     "torch.cat([-{f}[..., {f}.shape[-1] // 2 :], {f}[..., : {f}.shape[-1] // 2]], -1) * {F} + {f} * {F2}",
     "torch.stack([-{f}[..., 1::2], {f}[..., ::2]], -1).flatten(-2)",
