@@ -83,6 +83,14 @@ def test_rows_and_tiles_move_16_bytes_at_a_time() -> None:
 
 
 @compiles
+@pytest.mark.parametrize("apart", [50257, 50304])
+def test_rows_that_end_within_16_bytes_are_loaded_by_as_many(apart: int) -> None:
+    found = instructions(shifted_softmax(64, 50257, apart, apart, 0, BF16))
+    assert not any(name.startswith("ld.global") and name.endswith("b16") for name in found), found
+    assert has(found, "st.global.v4.b32", "st.global.b16")  # elements of the next row stay as they are
+
+
+@compiles
 def test_numbers_of_a_row_are_read_once_and_nothing_is_divided_for_each_element() -> None:
     ptx = stages(normalised(2048, 128256, BF16))["ptx"]
     assert len(re.findall(r"ld\.global[.\w]*\.b32 ", ptx)) == 2 + ptx.count("ld.global.v4.b32")

@@ -15,6 +15,7 @@ import sympy
 import torch
 
 from codegen.triton.blocks import Dim
+from codegen.triton.blocks.words import in_words
 from codegen.triton.expressions.indices import Layout, expand, index_code, start_symbol
 from codegen.triton.expressions.matrices import Stack
 from codegen.triton.expressions.scopes import Lines, Names, Tile, Transfer
@@ -105,22 +106,31 @@ class Values(Lines):
         )
         return known.code.text
 
-    def mask(self, dim: Dim) -> Tile:
-        """Where the indices of `dim` are inside it."""
-        known = self.find(("mask", dim))
+    def mask(self, dim: Dim, word: int = 1) -> Tile:
+        """Where the indices of `dim` are inside it, or in a word of so many elements with one that is."""
+        known = self.find(("mask", dim, word))
         if known is not None:
             return known
         index = self.index(dim)
+        if word > 1:
+            code = Code(f"{index.code.text} < {self._end_of_words(dim, word)}", COMPARE)
+            return self.bind(("mask", dim, word), self.name(f"{dim.name}_words", replace(index, code=code)))
         limit = self.index_tile(dim.size).code.at(COMPARE + 1)
         code = Code(f"{index.code.text} < {limit}", COMPARE)
         if dim.shift != 0:
             start = self.shift(dim)
             code = Code(f"({index.code.text} >= {start}) & ({index.code.text} < {start} + {limit})", AND)
-        return self.bind(("mask", dim), self.name(f"{dim.name}_mask", replace(index, code=code)))
+        return self.bind(("mask", dim, word), self.name(f"{dim.name}_mask", replace(index, code=code)))
+
+    def _end_of_words(self, dim: Dim, word: int) -> str:
+        """The index at which the last word of a walk ends."""
+        if dim.shift == 0:
+            return str(-(-int(dim.size) // word) * word)
+        return f"({self.shift(dim)} + {int(dim.size) + word - 1}) // {word} * {word}"
 
     def masks(self, dims: Sequence[Dim], more: Tile | None = None) -> Tile | None:
         """Where a tile over `dims` is inside all of them and `more` holds; None if it always is."""
-        edges = tuple(dim for dim in dims if self.layout.masked(dim) and dim not in self.full)
+        edges = tuple(dim for dim in dims if self._is_edge(dim))
         inside = self.find(("masks", edges))
         if inside is None and edges:
             inside = self._both([self.mask(dim) for dim in edges])
@@ -130,6 +140,10 @@ class Values(Lines):
         if inside is None or more is None:
             return inside or more
         return self._both([inside, more])
+
+    def _is_edge(self, dim: Dim) -> bool:
+        """Can the current block of `dim` reach past its end?"""
+        return self.layout.masked(dim) and dim not in self.full
 
     def _both(self, parts: Sequence[Tile]) -> Tile:
         wants = self.join(part.dims for part in parts)
@@ -208,7 +222,9 @@ class Values(Lines):
         pointer = self.pointer(node.buffer, offset)
         condition = None if node.mask is None else self.value(node.mask)
         dims = self.join((pointer.dims, () if condition is None else condition.dims))
-        mask = self.masks(dims, condition)
+        words = in_words(self.layout.blocked, node)
+        in_edge = words is not None and [dim for dim in dims if self._is_edge(dim)] == [words[0]]
+        mask = self.mask(*words) if words is not None and in_edge else self.masks(dims, condition)
         depth = max(pointer.depth, 0 if mask is None else mask.depth)
         code = expand(pointer.code, pointer.dims, dims)
         if dims and not pointer.dims:

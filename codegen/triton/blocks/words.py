@@ -1,0 +1,36 @@
+"""Words: what a walk loads 16 bytes at a time up to its very end, although the row ends within a word.
+
+    ri < 50257      becomes      ri < 50264      for 8 elements in a word
+
+A mask that may end anywhere has each thread load one element at a time, which takes more instructions, and more
+registers, than the rest of a kernel.  What enters is a load; what leaves is the dimension along which it walks a row
+from an aligned address, and how many elements a word has.  A word with an element of the row in it can be read whole:
+no memory begins or ends within one.  What is read beyond the row is not used, since folds and stores have masks of
+their own.  (sm_90, bfloat16, loss and gradient of rows of 50257: 254 registers with masks of elements, 87 with these;
+of rows that are 50304 apart, with an end of its own, 96 and 80.)
+"""
+
+from __future__ import annotations
+
+import sympy
+
+from codegen.triton.blocks.dims import WORD, Blocked, Dim
+from lowering.expr import Expr, Load
+from lowering.indexing import coefficient
+from lowering.kernel import Role
+
+
+def in_words(blocked: Blocked, load: Load) -> tuple[Dim, int] | None:
+    """The dimension that `load` walks in words, and the elements of a word; None where it reads anything else."""
+    offset, param = load.index[0], blocked.kernel.param(load.buffer)
+    word = WORD // load.dtype.itemsize
+    if blocked.contraction or isinstance(offset, Expr) or load.mask is not None or not param.aligned or word < 2:
+        return None
+    dim = blocked.dims[-1]
+    if dim.role is not Role.LOOP or not dim.size.is_Integer or coefficient(offset, dim.symbol) != 1:
+        return None
+    if dim.shift == 0 and int(dim.size) % word == 0:
+        return None  # its mask ends with a word
+    start = sympy.expand(offset - dim.symbol)
+    aligned = all(int(term.as_coeff_Mul()[0]) % word == 0 for term in sympy.Add.make_args(start))
+    return (dim, word) if aligned else None
