@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import stat
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
 
 from lowering.errors import BuildError
@@ -47,6 +49,26 @@ def _private(path: Path) -> Path:
     if stat.S_IMODE(status.st_mode) & 0o022:
         path.chmod(0o700)
     return path
+
+
+FOLDERS: Mapping[str, str] = {
+    "c": "kernels of the C target",
+    "triton": "kernels of the Triton target",
+    "tuned": "measurements",
+    "graphs": "finished graphs",
+}
+"""The folders of the cache directory, and what lies in each."""
+
+_OWN_NAME = re.compile(r"\.?(fusion_triton_)?[0-9a-f]{32,64}(\..*)?")
+
+
+def kept(folder: str) -> list[Path]:
+    """The files that were published in a folder of the cache directory, and what Python has made of them.
+
+    A file of another name was put there by somebody else, and is none of them.
+    """
+    found = (cache_dir() / folder).rglob("*")
+    return sorted(path for path in found if _OWN_NAME.fullmatch(path.name) and path.is_file())
 
 
 def is_own(status: os.stat_result) -> bool:

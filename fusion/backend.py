@@ -35,6 +35,7 @@ from fusion.compile import compile_graph
 from fusion.inspect.breaks import Break, break_after
 from fusion.inspect.report import Report
 from fusion.joint.dependence import Dependence
+from fusion.joint.formats import prefer_channels_last
 from fusion.joint.seeds import has_seeds
 from fusion.joint.widths import fix_widths
 from fusion.options import Options
@@ -142,8 +143,10 @@ class Backend:
         if not holds_tensors(graph):  # sizes alone: nothing is computed on any device
             return _boxed(graph)
         try:
-            if label == "inference" and self._streams(main_device(graph)):  # others were one joint graph, and prepared
-                fix_widths(graph)
+            if label == "inference" and not self.options.exact:  # others were one joint graph, and prepared
+                prefer_channels_last(graph)
+                if self._streams(main_device(graph)):
+                    fix_widths(graph)
             compiled, report = compile_graph(graph, self.options, label, recorder=recorder)
         except Exception as failure:  # any defect of ours must leave the user's program running
             if self.options.strict:

@@ -20,6 +20,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.joint import prepare
 from fusion.joint.dependence import Dependence, dependence_of
+from fusion.joint.formats import prefer_channels_last
 from fusion.joint.layout import lay_out_gradients
 from fusion.joint.saved import keep_unchanged, widen_statistics
 from fusion.joint.seeds import share_seeds
@@ -55,6 +56,7 @@ def aot_backend(
     ) -> tuple[fx.GraphModule, fx.GraphModule]:
         tell(dependence_of(joint, num_fwd_outputs))
         lay_out_gradients(joint, num_fwd_outputs)
+        prefer_channels_last(joint)
         share_seeds(joint)
         kept = prepare(joint, streams=streams(main_device(joint)), workspace=workspace)
         returned = num_fwd_outputs + add_results(joint, kept, num_fwd_outputs)
@@ -92,7 +94,7 @@ def aot_backend(
         bw_compiler=labelled("backward"),
         inference_compiler=labelled("inference"),
         keep_inference_input_mutations=True,
-        decompositions=decompositions(),
+        decompositions=decompositions(exact=exact),
         partition_fn=partition_exactly if exact else partition,
     )
     return backend

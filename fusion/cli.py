@@ -1,4 +1,4 @@
-"""The command line: `fusion demo`, `fusion explain FILE.py:NAME`, `fusion kernels FILE.py:NAME`.
+"""The command line: `fusion demo`, `fusion explain FILE.py:NAME`, `fusion kernels FILE.py:NAME`, `fusion cache`.
 
 What enters are the words of the command; what leaves is text on standard output and an exit code: 0 for success, 1
 where the command ran and the answer is bad (the demo's numbers are off, nothing was generated), 2 where it could not
@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 import fusion
+from codegen.cache import FOLDERS, cache_dir, kept
 from codegen.targets import TARGETS
 from lowering.errors import FusionError, Origin
 
@@ -68,6 +69,10 @@ def _parser() -> argparse.ArgumentParser:
     _program_arguments(kernels)
     kernels.add_argument("--target", choices=sorted(TARGETS), help="generate for it ahead of time; needs no device")
     kernels.set_defaults(command=_kernels)
+
+    cache = commands.add_parser("cache", help="show what the cache directory holds, and clear it")
+    cache.add_argument("--clear", action="store_true", help="remove all that was kept there")
+    cache.set_defaults(command=_cache)
     return parser
 
 
@@ -119,6 +124,18 @@ def _kernels(arguments: argparse.Namespace) -> int:
         return 1
     for number, (source, name) in enumerate(sources.items(), 1):
         print(f"{'' if number == 1 else chr(10)}=== kernel {number} of {len(sources)}: {name} ===\n{source.rstrip()}")
+    return 0
+
+
+def _cache(arguments: argparse.Namespace) -> int:
+    print(cache_dir())
+    for folder, what in FOLDERS.items():
+        sizes = {path: path.stat().st_size for path in kept(folder)}
+        print(f"  {folder}/  {len(sizes)} kept, {sum(sizes.values()) / (1 << 20):.1f} MiB: {what}")
+        for path in sizes if arguments.clear else ():
+            path.unlink(missing_ok=True)
+    if arguments.clear:
+        print("cleared")
     return 0
 
 

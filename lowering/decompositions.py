@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import lru_cache
+from typing import Any, cast
 
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
@@ -132,15 +133,47 @@ def as_strided_copy(
     return torch.as_strided(x, size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
 
 
-@lru_cache(maxsize=1)
-def decompositions() -> dict[OpOverload, Callable[..., object]]:
-    """Overload → decomposition.  The same dict each time; do not change it."""
+def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
+    """The convolution, then its bias: on a GPU the library adds it in a kernel of its own, here what follows does."""
+    if bias is None or x.device.type == "cpu":
+        return cast(torch.Tensor, NotImplemented)
+    image: torch.Tensor = aten.convolution.default(x, weight, None, *settings)
+    return image + bias.view(-1, *(1,) * (weight.ndim - 2))
+
+
+def convolution_backward(
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Sequence[int] | None, *settings: Any
+) -> Sequence[torch.Tensor | None]:
+    """The gradients of a convolution, with that of its bias as a sum."""
+    *others, wanted = settings
+    if not wanted[2] or grad.device.type == "cpu":
+        return cast(tuple[None, ...], NotImplemented)
+    apart = (grad, x, weight, None, *others, [*wanted[:2], False])
+    made = aten.convolution_backward.default(*apart) if any(wanted[:2]) else (None, None, None)
+    return made[0], made[1], grad.sum([0, *range(2, grad.ndim)])
+
+
+OTHERWISE_ROUNDED: dict[OpOverload, Callable[..., object]] = {
+    aten.convolution.default: convolution,
+    aten.convolution_backward.default: convolution_backward,
+}
+"""Those whose result eager may round elsewhere: where numbers must be eager's to the last bit, they stay whole."""
+
+
+@lru_cache(maxsize=2)
+def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., object]]:
+    """Overload → decomposition, of those that round as eager does if `exact`.
+
+    The same dict each time; do not change it.
+    """
     table = {**core_aten_decompositions(), **get_decompositions(ALSO)}
     kept = {target: parts for target, parts in table.items() if target not in RULES}
     kept.update(get_decompositions(FOR_TRAINING))
     kept[aten._softmax_backward_data.default] = softmax_backward
     kept[aten._weight_norm_interface_backward.default] = weight_norm_backward
     kept[aten.addbmm.default] = addbmm
+    if not exact:
+        kept.update(OTHERWISE_ROUNDED)
     kept[aten.max_unpool2d.default] = kept[aten.max_unpool3d.default] = max_unpool
     kept[aten.as_strided_copy.default] = as_strided_copy
     kept[aten.linalg_vector_norm.default] = vector_norm

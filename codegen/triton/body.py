@@ -53,6 +53,17 @@ class Body:
         self._policies = iter(list(_policies(self.layout.blocked)))
         self._walk: _Walk | None = None
 
+    def stores(self) -> None:
+        """Add the lines of what is stored."""
+        self._run([stmt for stmt in self.layout.blocked.body if isinstance(stmt, Store)])
+
+    def in_walk(self, loop: Loop, body: Sequence[Stmt]) -> tuple[list[Callable[[], None]], list[str]]:
+        """Add the lines of these statements of `loop`; what completes its folds after it, and what ends its body."""
+        self._walk = _Walk(loop)
+        later = self._run(body)
+        ends, self._walk = self._walk.ends, None
+        return later, ends
+
     def lines(self) -> list[str]:
         """All lines, without the indentation of the function."""
         values = self.values
@@ -61,7 +72,7 @@ class Body:
             header = descriptors.open_program(values)
             self._run([stmt for stmt in self.layout.blocked.body if not isinstance(stmt, Store)])
             with finish.in_parts(values):
-                self._run([stmt for stmt in self.layout.blocked.body if isinstance(stmt, Store)])
+                self.stores()
             values.close(header)
         else:
             self._place()
@@ -180,7 +191,10 @@ class Body:
                 shape = values.layout.shape((transfer.rows, transfer.columns))
                 block = Tile(Code(f"tl.reshape({text}, [1, {shape[1:]})"), dims, values.depth)
                 text = values.name(stmt.param, block).code.text
-            values.line(f"{transfer.name}.store({corner}, {text})")
+            if transfer.staged:
+                values.line(f"_send({transfer.name}, {transfer.staged}, {corner}, {text})")
+            else:
+                values.line(f"{transfer.name}.store({corner}, {text})")
         else:
             pointer = values.pointer(stmt.param, stmt.offset)
             padding = [dim for dim in tile.dims if dim not in pointer.dims]

@@ -24,6 +24,8 @@ from codegen.triton.expressions.limits import limit_of
 from codegen.triton.expressions.scopes import Names
 from codegen.triton.expressions.spell import PRODUCT, UNARY
 from codegen.triton.expressions.values import Values
+from codegen.triton.products.ahead import Ahead
+from codegen.triton.products.groups import GROUP, Given, in_gluon
 from codegen.triton.rewrites.rounding import is_rounded
 from codegen.triton.rewrites.sigmoids import as_sigmoids
 from codegen.triton.statements.unchanged import return_unchanged
@@ -72,8 +74,11 @@ def _emit(kernel: Kernel, config: Config | None, arch: str, numerics: Numerics, 
     limit = limit_of([layout, *(step.layout for step in steps)]) if within_limit else None
     if within_limit and limit is None:
         return None
-    functions = [_function(step.layout, step.name, arch, behind=step.behind, strict=strict) for step in steps]
-    functions.append(_function(layout, kernel.name, arch, steps=steps, strict=strict))
+    if chosen.groups:
+        functions = _in_groups(layout, kernel.name, arch, strict=strict)
+    else:
+        functions = [_function(step.layout, step.name, arch, behind=step.behind, strict=strict) for step in steps]
+        functions.append(_function(layout, kernel.name, arch, steps=steps, strict=strict))
     count = " * ".join(_blocks(layout, dim) for dim in layout.blocked.grid()) or "1"
     return _file(kernel, functions, layout.config, _constants(layout), count, limit, strict=strict)
 
@@ -99,7 +104,7 @@ def _file(
 ) -> str:
     """The whole text: `functions`, of which the last is launched on `count` programs, for sizes with this `limit`."""
     helpers = prelude.needed("".join(functions))
-    described = any("tl.make_tensor_descriptor(" in text for text in functions)
+    described = any("make_tensor_descriptor(" in text for text in functions)
     head = f"{_docstring(kernel)}\n\n{_imports(described or kernel.then is not None, [*functions, *helpers])}"
     launching = _launching(kernel, config, constants, count, limit, described=described, strict=strict)
     sections = [head, *helpers, *functions, *launching]
@@ -126,10 +131,7 @@ def _function(
     taken = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
     taken += [*told, *counted, *(["done"] if steps else []), *(step.name for step in steps)]
     names = Names([*taken, name, *prelude.FUNCTIONS])
-    fast, zero_fill = is_rounded(kernel) and not strict, layout.blocked.contraction
-    if fast:
-        layout = replace(layout, blocked=replace(layout.blocked, body=as_sigmoids(layout.blocked.body)))
-    values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
+    values = _values(layout, names, behind=behind, strict=strict)
     values.program = beside.PROGRAM if part else values.program
     written = Body(values, arch)
     if not steps and not part:
@@ -138,6 +140,38 @@ def _function(
     if steps:
         lines += tail.ending(steps)
     return "\n".join([*_signature(kernel, name, counted, constants, told), *(_INDENT + line for line in lines)])
+
+
+def _values(layout: Layout, names: Names, *, behind: frozenset[str] = frozenset(), strict: bool) -> Values:
+    """What writes the expressions of one function."""
+    fast, zero_fill = is_rounded(layout.blocked.kernel) and not strict, layout.blocked.contraction
+    if fast:
+        layout = replace(layout, blocked=replace(layout.blocked, body=as_sigmoids(layout.blocked.body)))
+    return Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
+
+
+def _in_groups(layout: Layout, name: str, arch: str, *, strict: bool) -> list[str]:
+    """The functions of a program whose warps do different things; the last one is launched."""
+    kernel = layout.blocked.kernel
+    constants = [dim.constant for dim in layout.blocked.dims if dim in layout.tiled]
+    params = [f"{param.name}_ptr" for param in kernel.params]
+    form = Ahead(layout, Given(params, constants))
+    taken = [*form.fetch_takes, *form.compute_takes, *form.reserved, "gl", "gluon", "hopper", name]
+
+    def values() -> Values:
+        return _values(layout, Names([*taken, *prelude.FUNCTIONS]), strict=strict)
+
+    def function(suffix: str, takes: Sequence[str], lines: Sequence[str]) -> str:
+        typed = (f"{each}: tl.constexpr" if each in (*constants, GROUP) else each for each in takes)
+        head = ["@gluon.jit", f"def {name}_{suffix}(", *(f"{_INDENT}{each}," for each in typed), "):"]
+        return "\n".join([*head, *(_INDENT + line for line in in_gluon(lines))])
+
+    launched = ["@gluon.jit", *_signature(kernel, name, [], constants)[1:]]
+    return [
+        function("fetch", form.fetch_takes, form.fetch(values())),
+        function("compute", [GROUP, *form.compute_takes], form.compute(values(), arch)),
+        "\n".join([*launched, *(_INDENT + line for line in form.launched(values(), name))]),
+    ]
 
 
 # Parts of the file ----------------------------------------------------------------------------------------------------
@@ -153,6 +187,10 @@ def _docstring(kernel: Kernel) -> str:
 def _imports(needs_torch: bool, texts: list[str]) -> str:
     lines = ["import torch"] if needs_torch else []
     lines += ["import triton", "import triton.language as tl"]
+    if any("@gluon.jit" in text for text in texts):
+        lines.append("from triton.experimental import gluon")
+        lines.append("from triton.experimental.gluon import language as gl")
+        lines.append("from triton.experimental.gluon.language.nvidia import hopper")
     if any("libdevice." in text for text in texts):
         lines.append("from triton.language.extra import libdevice")
     return "\n".join(lines)

@@ -30,7 +30,7 @@ def lay_out_gradients(joint: fx.GraphModule, results: int) -> None:
         gradient = returned[place]
         if isinstance(gradient, fx.Node) and _differs(gradient, given):
             with joint.graph.inserting_before(output):
-                returned[place] = _like(gradient, given)
+                returned[place] = with_strides(gradient, given.meta["val"].stride())
     output.args = (tuple(returned),)
     joint.graph.lint()
     joint.recompile()
@@ -45,19 +45,19 @@ def _differs(gradient: fx.Node, given: fx.Node) -> bool:
     if not all(isinstance(number, int) for number in numbers) or made.shape != wanted.shape or made.numel() == 0:
         return False
     apart = any(a != b for a, b, size in zip(made.stride(), wanted.stride(), made.shape, strict=True) if size > 1)
-    return apart and _is_dense(wanted)
+    return apart and is_dense(wanted)
 
 
-def _is_dense(tensor: torch.Tensor) -> bool:
+def is_dense(tensor: torch.Tensor) -> bool:
+    """Does a tensor lie in memory without gaps or overlaps?"""
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
-def _like(gradient: fx.Node, given: fx.Node) -> fx.Node:
-    """A copy with the strides of `given`: its dimensions in the order of these, contiguous, and put back."""
-    strides = cast(torch.Tensor, given.meta["val"]).stride()
+def with_strides(node: fx.Node, strides: Sequence[int]) -> fx.Node:
+    """A copy with these strides, of a dense tensor: its dimensions in the order of these, contiguous, and put back."""
     order = sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
     back = sorted(range(len(order)), key=order.__getitem__)
-    node = _called(gradient, aten.permute.default, order)
+    node = _called(node, aten.permute.default, order)
     node = _called(node, aten.clone.default, memory_format=torch.contiguous_format)
     return _called(node, aten.permute.default, back)
 

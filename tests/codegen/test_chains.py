@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from codegen.triton import TritonTarget
+from codegen.triton import Config, TritonTarget
 from codegen.triton.blocks import block
 from codegen.triton.choices.chains import candidates
 from lowering.kernel import Kernel
@@ -15,18 +15,23 @@ from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_
 TARGET = TritonTarget("sm_90")
 
 
+def pipelined(kernel: Kernel) -> Config:
+    """The first configuration of the form that Triton pipelines."""
+    return next(config for config in TARGET.configs(kernel) if not config.descriptors and not config.groups)
+
+
 @pytest.mark.parametrize("make", [online_attention, attention_dq, attention_dkv])
 def test_heads_that_fit_the_cache_take_their_blocks_in_turn(make: object) -> None:
     kernel: Kernel = make(32, 1024, 1024, 64, causal=True)  # type: ignore[operator]
-    config = TARGET.configs(kernel)[0]
+    config = pipelined(kernel)
     assert config.group == 32 and not config.descriptors
-    source = TARGET.emit(kernel)
+    source = TARGET.emit(kernel, config)
     assert "block = pid // 32" in source and "bi = pid % 32" in source
 
 
 def test_longer_walks_share_the_cache_in_groups_of_one_size() -> None:
     kernel = online_attention(30, 16384, 16384, 64, causal=True)  # 4 MiB of keys and values per head, of 32
-    config = next(c for c in candidates(block(kernel), "sm_90") if not c.descriptors)
+    config = pipelined(kernel)
     assert config.group == 8  # 8, 8, 8 and 6
     lines = TARGET.emit(kernel, config)
     assert "batch, block = tl.swizzle2d(pid // m_blocks, pid % m_blocks, 30, m_blocks, 8)" in lines
@@ -36,14 +41,14 @@ def test_longer_walks_share_the_cache_in_groups_of_one_size() -> None:
 def test_walks_of_one_length_come_head_by_head() -> None:
     kernel = online_attention(32, 1024, 1024, 64)
     assert {c.group for c in candidates(block(kernel), "sm_90")} == {1}
-    assert "bi = pid // m_blocks" in TARGET.emit(kernel)
+    assert "bi = pid // m_blocks" in TARGET.emit(kernel, pipelined(kernel))
 
 
 @pytest.mark.parametrize(("heads", "group"), [(7, 3), (8, 4), (3, 64)])
 def test_every_block_is_computed_once(heads: int, group: int) -> None:
     """The order of programs, as the source computes it."""
     kernel = online_attention(heads, 640, 640, 64, causal=True)
-    config = replace(TARGET.configs(kernel)[0], group=group)
+    config = replace(pipelined(kernel), group=group)
     blocks = 640 // config.block("m")
     source = TARGET.emit(kernel, config)
     lines = [line.strip() for line in source.splitlines()]

@@ -12,6 +12,7 @@ pytest.importorskip("triton")
 
 from codegen.triton import Config, TritonTarget
 from codegen.triton.launch.load import load
+from codegen.triton.products.groups import GROUPS
 from lowering.errors import Unsupported
 from lowering.expr import Cast, Op
 from lowering.kernel import Fold, Kernel, Loop, Role, Store
@@ -124,7 +125,7 @@ def test_defaults_of_attention_give_each_group_of_warps_at_most_64_rows(
     made: Callable[..., Kernel], width: int
 ) -> None:
     config = TARGET.configs(made(32, 4096, 4096, width, dtype=BF16))[0]
-    assert config.block("m") <= 16 * config.num_warps
+    assert config.block("m") <= 16 * config.num_warps * (GROUPS if config.groups else 1)
 
 
 def test_a_limit_on_registers_is_passed_on() -> None:

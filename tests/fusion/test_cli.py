@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-import pytest
+import re
+from pathlib import Path
 
+import pytest
+import torch
+
+import fusion
+from codegen.cache import FOLDERS
 from fusion.cli import main
 
 PROGRAM = """
@@ -125,3 +131,29 @@ def test_an_unknown_command_is_refused_with_code_2(capsys):
         main(["fuse-it"])
     assert stopped.value.code == 2
     assert "demo" in capsys.readouterr().err
+
+
+def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setenv("FUSION_GRAPH_CACHE", "1")
+    torch._dynamo.reset()
+    fusion.fuse(lambda x: x.softmax(-1), options={"strict": True})(torch.randn(5, 3))
+    others = tmp_path / "cache" / "c" / "notes.txt"
+    others.write_text("not ours")
+    assert main(["cache"]) == 0
+    shown = capsys.readouterr().out
+    assert str(tmp_path / "cache") in shown
+    assert "c/  1 kept" in shown
+    assert "graphs/  1 kept" in shown
+    assert main(["cache", "--clear"]) == 0
+    assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [others]
+    capsys.readouterr()
+    assert main(["cache"]) == 0
+    assert capsys.readouterr().out.count(" 0 kept, 0.0 MiB") == 4
+
+
+def test_every_folder_of_the_cache_is_among_those_shown():
+    root = Path(fusion.__file__).parents[1]
+    texts = [path.read_text() for name in ("fusion", "codegen") for path in (root / name).rglob("*.py")]
+    named = {name for text in texts for name in re.findall(r'cache_dir\(\) / "(\w+)"', text)}
+    assert named == FOLDERS.keys()

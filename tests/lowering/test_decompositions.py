@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lowering.decompositions import (
     FOR_TRAINING,
+    OTHERWISE_ROUNDED,
     addbmm,
     decompositions,
     max_unpool,
@@ -21,7 +23,7 @@ aten = torch.ops.aten
 
 def test_nothing_with_a_rule_is_taken_apart():
     exceptions = {getattr(packet, name) for packet in FOR_TRAINING for name in packet.overloads()}
-    exceptions |= {aten._softmax_backward_data.default}  # parts of our own
+    exceptions |= {aten._softmax_backward_data.default, *OTHERWISE_ROUNDED}  # parts of our own
     assert decompositions().keys() & RULES.keys() <= exceptions
 
 
@@ -42,11 +44,41 @@ def test_library_calls_stay_whole():
         aten.embedding_dense_backward.default,
         aten.convolution.default,
     ):
-        assert target not in decompositions()
+        assert target not in decompositions(exact=True)
 
 
 def test_it_is_made_once():
-    assert decompositions() is decompositions()
+    assert decompositions() is decompositions() is not decompositions(exact=True)
+
+
+def with_bias(
+    x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, grad: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    transposed = x.ndim == 3
+    ones, zeros = [1] * (x.ndim - 2), [0] * (x.ndim - 2)
+    settings = (ones, zeros, ones, transposed, zeros, 1)
+    y = aten.convolution.default(x, weight, bias, *settings)
+    gradients = aten.convolution_backward.default(grad, x, weight, [bias.numel()], *settings, [True, False, True])
+    alone = aten.convolution_backward.default(grad, x, weight, [bias.numel()], *settings, [False, False, True])
+    return y, gradients[0], gradients[2], alone[2]
+
+
+@pytest.mark.parametrize(
+    "shapes", [((2, 3, 8, 7), (4, 3, 3, 3), (4,), (2, 4, 6, 5)), ((2, 3, 8), (3, 4, 3), (4,), (2, 4, 10))]
+)
+def test_the_bias_of_a_convolution_on_a_gpu_is_a_map(shapes: tuple[tuple[int, ...], ...]):
+    with FakeTensorMode():
+        on_gpu, on_cpu = (
+            make_fx(with_bias, decomposition_table=decompositions())(*(torch.empty(s, device=device) for s in shapes))
+            for device in ("cuda", "cpu")
+        )
+    given = [torch.randn(shape, dtype=torch.float64) for shape in shapes]
+    for apart, whole in zip(on_gpu(*given), with_bias(*given), strict=True):
+        torch.testing.assert_close(apart, whole)
+    calls = [node for node in on_gpu.graph.nodes if node.target in OTHERWISE_ROUNDED]
+    assert [node.args[2] for node in calls[:1]] == [None] and calls[1].args[-1] == [True, False, False]
+    assert len(calls) == 2
+    assert not any(node.target is aten.add.Tensor for node in on_cpu.graph.nodes)
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16, torch.float16])

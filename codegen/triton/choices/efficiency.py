@@ -87,7 +87,7 @@ def speed(blocked: Blocked, config: Config) -> float:
     blocks = programs(blocked, config)
     if not blocked.dots:
         return full_rounds(blocks, PROGRAMS * max(1, WARPS // config.num_warps))
-    if config.persistent:
+    if config.persistent and not blocked.chained:
         return persistent.speed(blocked, config)
     share = POINTERS * OTHER_DTYPES.get(blocked.dots[0].args[0].dtype, 1.0)
     sums = config.block("m") * config.block("n")

@@ -45,7 +45,50 @@ def _bits_to_{name}(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.constex
 """
 
 
+_GROUPS = {  # of programs whose warps do different things (`products/groups.py`)
+    "_barriers": """
+def _barriers(count: tl.constexpr, arrivals: tl.constexpr):
+    barriers = gl.allocate_shared_memory(gl.int64, [count, 1], hopper.mbarrier.MBarrierLayout())
+    for i in gl.static_range(count):
+        hopper.mbarrier.init(barriers.index(i), count=arrivals)
+    return barriers
+""",
+    "_next_slot": """
+def _next_slot(slot, phase, depth: tl.constexpr):
+    wraps = slot == depth - 1
+    return tl.where(wraps, 0, slot + 1), tl.where(wraps, phase ^ 1, phase)
+""",
+    "_zigzag": """
+def _zigzag(turn):
+    # Every second turn goes backwards through the programs, so that each has long blocks and short ones.
+    programs = tl.num_programs(0)
+    return turn * programs + tl.where(turn % 2 == 0, tl.program_id(0), programs - 1 - tl.program_id(0))
+""",
+    "_zigzag_turns": """
+def _zigzag_turns(blocks):
+    full = blocks // tl.num_programs(0)
+    return full + tl.where(_zigzag(full) < blocks, 1, 0)
+""",
+    "_begin_product": """
+def _begin_product(left, right, over_first: tl.constexpr, layout: tl.constexpr):
+    if not over_first:
+        right = right.permute((1, 0))
+    zeros = gl.full([left.shape[0], right.shape[1]], 0.0, gl.float32, layout)
+    return hopper.warpgroup_mma(left, right, zeros, use_acc=False, is_async=True)
+""",
+    "_send": """
+def _send(matrix, staged, corner, value):
+    # What left from here before has been read.
+    hopper.tma.store_wait(0)
+    staged.store(value)
+    hopper.fence_async_shared()
+    hopper.tma.async_copy_shared_to_global(matrix, corner, staged)
+""",
+}
+
+
 FUNCTIONS: dict[str, str] = {
+    **_GROUPS,
     "_maximum": """
 def _maximum(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)

@@ -32,13 +32,15 @@ class Tile:
 @dataclass(frozen=True, slots=True)
 class Transfer:
     """A tensor descriptor called `name`: a matrix over two dimensions, moved a block at a time; perhaps one for each
-    point of `batch`.
+    point of `batch`; perhaps through shared memory called `staged`, to a corner that is given.
     """
 
     name: str
     rows: Dim
     columns: Dim
     batch: Dim | None = None
+    staged: str = ""
+    corner: str = ""
 
 
 @dataclass(slots=True)
@@ -104,6 +106,13 @@ class Lines:
         self.line(header)
         for line in body.lines:
             self.line(f"    {line}")
+
+    def inline(self) -> None:
+        """End the body of what is no loop after all: its lines go on around it, and its names stay taken there."""
+        body = self.scopes.pop()
+        self.scopes[-1].names.extend(body.names)
+        for line in body.lines:
+            self.line(line)
 
     def fresh(self, wish: str, depth: int) -> str:
         """A name to be used in the scope at `depth`."""

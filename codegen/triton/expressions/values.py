@@ -23,7 +23,7 @@ from codegen.triton.expressions.spell import AND, ATOM, COMPARE, SUM, Code, cast
 from codegen.triton.expressions.widths import int32_ranges
 from codegen.triton.rewrites.interior import unconditional
 from lowering.checks import CHECKED
-from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, loads, postorder
+from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, loads, postorder
 from lowering.kernel import Loop, Store, statements, values_of
 from lowering.scalar_ops import SCALAR_OPS
 
@@ -46,6 +46,7 @@ class Values(Lines):
         self.layout = layout
         self.fast, self.zero_fill, self.behind = fast, zero_fill, behind
         self.program = "tl.program_id(0)"  # which program of the kernel this is, as text
+        self.row_layout = ""  # of tiles of one dimension that begin as one number, where these need one
         self.starts: dict[Dim, str] = {}  # text of the first index of a program's or an iteration's block
         self.load_through: dict[Load, Transfer] = {}
         self.made_by: dict[Expr, Callable[[], Tile]] = {}  # expressions with lines of their own
@@ -80,6 +81,17 @@ class Values(Lines):
     def is_overwritten(self, roots: Sequence[Expr]) -> bool:
         """Is anything that `roots` load written by this kernel?"""
         return any(load.buffer in self._mutable for load in loads(*roots))
+
+    def filled(self, dims: Sequence[Dim], number: str, dtype: str) -> Code:
+        """A tile in which each element is `number`."""
+        laid_out = f", {self.row_layout}" if self.row_layout else ""
+        return Code(f"tl.full({self.layout.shape(dims)}, {number}, {dtype}{laid_out})")
+
+    def forget(self, dim: Dim) -> None:
+        """Forget the indices of `dim` and what follows from them: another layout needs its own."""
+        for scope in self.scopes:
+            for key in [key for key, tile in scope.known.items() if dim in tile.dims and not isinstance(key, TileRef)]:
+                del scope.known[key]
 
     # Indices and masks ------------------------------------------------------------------------------------------------
 
@@ -190,8 +202,8 @@ class Values(Lines):
         rows, columns = transfer.rows, transfer.columns
         dims = self.join(((rows,), (columns,)))
         placed = [dim for dim in (transfer.batch, rows, columns) if dim is not None]
-        corner = ", ".join(self._coordinate(dim) for dim in placed)
-        return dims, f"[{corner}]", "" if dims[0] is rows else ".T"
+        corner = transfer.corner or f"[{', '.join(self._coordinate(dim) for dim in placed)}]"
+        return dims, corner, "" if dims[0] is rows else ".T"
 
     def _coordinate(self, dim: Dim) -> str:
         """Where a transfer begins along `dim`: an int32, whatever offsets are computed in."""

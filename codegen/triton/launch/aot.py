@@ -13,6 +13,7 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
+from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction
 
 from codegen.target import Stage
@@ -61,7 +62,8 @@ def compile_for(generated: Generated, target: Any, multiples: tuple[bool, ...] =
             f"{name} cannot be compiled while Triton interprets", hint="unset TRITON_INTERPRET and start again"
         )
     known = alignment(generated, multiples, aligned=aligned)
-    source = ASTSource(generated.function, signature(generated), generated.constants, known)
+    of_language = GluonASTSource if generated.function.is_gluon() else ASTSource
+    source = of_language(generated.function, signature(generated), generated.constants, known)
     options = dict(generated.options)
     if any(param.written and param.dtype not in HALVES for param in generated.kernel.params):
         options.setdefault("enable_reflect_ftz", False)  # the math library keeps denormals, as it does in eager
@@ -100,4 +102,5 @@ def stages(kernel: Kernel, source: str, arch: str) -> Iterator[Stage]:
     target = target_of(arch)
     compiled = compile_for(load(kernel, source), target)
     for name in _LADDERS[target.backend]:
-        yield name, compiled.asm[name]
+        if name in compiled.asm:  # Gluon has no stage before the layouts are known
+            yield name, compiled.asm[name]

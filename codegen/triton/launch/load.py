@@ -87,7 +87,7 @@ def load(kernel: Kernel, source: str) -> Generated:
         spec.loader.exec_module(module)
         assert callable(module.grid)
         return _generated(
-            kernel, module, described="tl.make_tensor_descriptor(" in source, near="tl.pointer_type(" in source
+            kernel, module, described="make_tensor_descriptor(" in source, near="tl.pointer_type(" in source
         )
     except Exception as error:
         sys.modules.pop(name, None)

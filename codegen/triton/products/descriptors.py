@@ -111,7 +111,7 @@ def matrix_of(blocked: Blocked, load: Load, first: Dim, second: Dim) -> Matrix |
     """The matrix over two dimensions that `load` reads; None where a descriptor cannot hold it."""
     if load.mask is not None or isinstance(load.index[0], Expr):
         return None
-    return _as_matrix(blocked, load.buffer, load.index[0], first, second)
+    return as_matrix(blocked, load.buffer, load.index[0], first, second)
 
 
 def stack_of(blocked: Blocked) -> Stack | None:
@@ -132,7 +132,7 @@ def stack_of(blocked: Blocked) -> Stack | None:
     return Stack((first, second), shared[0], (matrices[0], matrices[1]), rows, columns, over)
 
 
-def _as_matrix(blocked: Blocked, name: str, offset: sympy.Expr, first: Dim, second: Dim) -> Matrix | None:
+def as_matrix(blocked: Blocked, name: str, offset: sympy.Expr, first: Dim, second: Dim) -> Matrix | None:
     """`name[offset]` as a matrix over two dimensions, in either order; None where a descriptor cannot hold it."""
     param = blocked.kernel.param(name)
     for rows, columns in ((first, second), (second, first)):
@@ -206,7 +206,7 @@ def _target(blocked: Blocked, stmt: Store, m: Dim, n: Dim) -> Matrix | None:
         return None  # what is read has to be there before it is written over
     if blocked.kernel.param(stmt.param).dtype not in HALVES or stmt.value.dtype not in HALVES:
         return None
-    found = _as_matrix(blocked, stmt.param, stmt.offset, m, n)
+    found = as_matrix(blocked, stmt.param, stmt.offset, m, n)
     return found if found is not None and _steps_evenly(blocked, found) else None
 
 

@@ -47,7 +47,7 @@ def take_in(
     else:
         block, carried = reduce.block_value(values, fold, values.layout.blocked.of(fold.over))
         first = literal(identity(fold.op, fold.args[0].dtype), carried).text
-        start = Tile(Code(f"tl.full({values.layout.shape(block.dims)}, {first}, {TYPES[carried]})"), block.dims, depth)
+        start = Tile(values.filled(block.dims, first, TYPES[carried]), block.dims, depth)
     state = values.accumulator(fold.name, start)
     _known(values, fold.before, state, carried, inside)
     before = _carried(values, fold, state, carried)

@@ -1,0 +1,310 @@
+"""Ahead: two products of one walk, such as attention, the first of them a block ahead of the second.
+
+What enters is a kernel that walks the columns of one product, folds its rows, and multiplies what it makes of them once
+more; what leaves are the lines of a program of `groups`.  Each group has half the rows of a block:
+
+    fetch    q, then k and v of block 0, of block 1, …
+    group    q·k₀ | softmax 0 | begin q·k₁, begin p₀·v₀ | wait for q·k₁ | softmax 1 | wait for p₀·v₀ | begin q·k₂ …
+
+So the matrix units are busy with one block while exponentials are taken of the next one, and the other group fills what
+gaps are left.  In Triton's own form both products of a block are waited for before its exponentials are taken.
+
+What stands between the products (scales, masks, running folds) is written by the same `Values` and `follow` as
+everywhere, in each part of the walk, and once before it for its first block, under the whole condition.  Every row
+walks at least one block: where a condition holds nowhere, its scores are masked like others.
+
+A slot of the first ring is given back after `warpgroup_mma_wait(1)`: products of one group end in the order in which
+they began, so that only the second one of the two may still be running.  A slot of the second ring, and the operand in
+registers, are free after `warpgroup_mma_wait(0)`.  The rows of the first product are given back after the last wait of
+the walk.  The four warps of a group meet before each of these messages, which one thread sends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import torch
+
+from codegen.triton.blocks import Dim, extent
+from codegen.triton.body import Body
+from codegen.triton.expressions.indices import Layout, expand
+from codegen.triton.expressions.scopes import Tile, Transfer
+from codegen.triton.expressions.spell import PRODUCT, Code, cast
+from codegen.triton.expressions.values import Values
+from codegen.triton.loops import skips
+from codegen.triton.products import contract, groups
+from codegen.triton.products.chained import WALKED, chain_of, factor_of
+from codegen.triton.products.groups import GROUP, GROUPS, Flat, Given
+from codegen.triton.products.place import place
+from lowering.kernel import Fold, Loop
+
+_SCORES, _SUMS, _STAGED = "SCORES", "SUMS", "staged"
+
+
+@dataclass(frozen=True, slots=True)
+class _Block:
+    """What is made of the scores of a block.
+
+    Attributes:
+        weights: the operand of the second product, in registers.
+        moved: what its sums are carried by.
+        ends, later: the lines that end the block, and what completes the folds after the walk.
+    """
+
+    weights: str
+    moved: Tile
+    ends: tuple[str, ...]
+    later: tuple[Callable[[], None], ...]
+
+
+class Ahead:
+    """Writes the functions of one kernel."""
+
+    def __init__(self, layout: Layout, given: Given) -> None:
+        plan = chain_of(layout.blocked)
+        assert plan is not None, "asked of a kernel that is none"
+        self.layout, self.given, self.plan = layout, given, plan
+        self.half = f"{plan.m.constant} // {GROUPS}"
+
+    @property
+    def rings(self) -> list[str]:
+        return ["left", "right", "other"]
+
+    @property
+    def barriers(self) -> list[str]:
+        return [f"{ring}_{state}" for ring in self.rings for state in ("filled", "emptied")]
+
+    @property
+    def fetch_takes(self) -> list[str]:
+        """The parameters of the function that fetches."""
+        return [*self.given.names, *(f"{ring}_desc" for ring in self.rings), *self.rings, *self.barriers]
+
+    @property
+    def compute_takes(self) -> list[str]:
+        """The parameters of the function that computes, after the group."""
+        return [*self.given.names, "out_desc", *self.rings, "out", *self.barriers]
+
+    @property
+    def reserved(self) -> list[str]:
+        """Other names that the lines use."""
+        return [
+            "slot",
+            "phase",
+            "behind",
+            "behind_phase",
+            "begun",
+            "weights",
+            "next_scores",
+            "next_sums",
+            _SCORES,
+            _SUMS,
+            _STAGED,
+            GROUP,
+            "sums",
+        ]
+
+    def launched(self, values: Values, name: str) -> list[str]:
+        """The lines of the function that is launched: descriptors, shared memory, barriers."""
+        depth = self.layout.config.num_stages
+        counts = {"left": GROUPS, "right": depth, "other": depth, "out": GROUPS}
+        for ring, (flat, block) in self._blocks().items():
+            groups.describe(values, ring, flat, block)
+            groups.allocate(values, ring, counts[ring], block, flat)
+        for ring in self.rings:
+            values.line(f"{ring}_filled = _barriers({counts[ring]}, 1)")
+            values.line(f"{ring}_emptied = _barriers({counts[ring]}, {1 if ring == 'left' else GROUPS})")
+        groups.start(values, name, self)
+        return values.scopes[0].lines
+
+    def _blocks(self) -> dict[str, tuple[Flat, str]]:
+        plan = self.plan
+        found = {}
+        for ring, flat in (("left", plan.left), ("right", plan.right), ("other", plan.other), ("out", plan.result)):
+            dims, parts = (flat.matrix.rows, flat.matrix.columns), GROUPS if flat.matrix.rows is plan.m else 1
+            found[ring] = flat, groups.shape(self.layout, dims, parts)
+        return found
+
+    # One warp fetches -------------------------------------------------------------------------------------------------
+
+    def fetch(self, values: Values) -> list[str]:
+        """The lines of the warp that fetches."""
+        plan, depth = self.plan, self.layout.config.num_stages
+        values.line("slot, phase, begun = 0, 1, 1")
+        header = self._open(values)
+        m0 = values.starts[plan.m]
+        (part,) = skips.parts(values, plan.loop, plan.n, split=False)
+        for group in range(GROUPS):
+            start = m0 if group == 0 else f"{m0} + {self.half}"
+            self._fetch(values, "left", plan.left, str(group), "begun", {plan.m: start})
+        values.line("begun ^= 1")
+        walked = values.open("n0")
+        for ring, flat in (("right", plan.right), ("other", plan.other)):
+            self._fetch(values, ring, flat, "slot", "phase", {plan.n: walked})
+        values.line(f"slot, phase = _next_slot(slot, phase, {depth})")
+        end = part.end if plan.loop.where is None else f"tl.maximum({part.end}, {part.start} + 1)"
+        values.close(f"for {walked} in range({part.start}, {end}, {plan.n.constant}):")
+        values.close(header)
+        return values.scopes[0].lines
+
+    def _fetch(self, values: Values, ring: str, flat: Flat, slot: str, phase: str, starts: dict[Dim, str]) -> None:
+        matrix = flat.matrix
+        _, block = self._blocks()[ring]
+        size = values.layout.blocked.kernel.param(matrix.param).dtype.itemsize
+        count = " * ".join(f"({part})" if " " in part else part for part in block[1:-1].split(", "))
+        place_of = groups.corner(values, flat, *(starts.get(dim, "") for dim in (matrix.rows, matrix.columns)))
+        filled = f"{ring}_filled.index({slot})"
+        values.line(f"hopper.mbarrier.wait({ring}_emptied.index({slot}), {phase})")
+        values.line(f"hopper.mbarrier.expect({filled}, {count} * {size})")
+        values.line(f"hopper.tma.async_copy_global_to_shared({ring}_desc, {place_of}, {filled}, {ring}.index({slot}))")
+
+    # Two groups compute -----------------------------------------------------------------------------------------------
+
+    def compute(self, values: Values, arch: str) -> list[str]:
+        """The lines of a group."""
+        plan = self.plan
+        for name, columns in ((_SCORES, plan.n), (_SUMS, plan.e)):
+            values.line(
+                f"{name}: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {columns.constant}, 16])"
+            )
+        values.line(f"{_STAGED} = out.index({GROUP})")
+        values.line("slot, phase, begun = 0, 0, 0")
+        header = self._open(values)
+        parts = skips.parts(values, plan.loop, plan.n, split=True)
+        assert all(part.gap is None for part in parts)
+        start = Code(f"{values.starts[plan.m]} + {GROUP} * ({self.half})", PRODUCT)
+        values.starts[plan.m] = values.name("m1", Tile(start, depth=values.depth)).code.text
+        values.layout = replace(self.layout, parted=(plan.m,), config=replace(self.layout.config, parts=GROUPS))
+        values.row_layout = f"gl.SliceLayout(1, {_SCORES})"
+        body = Body(values, arch)
+        values.line(f"hopper.mbarrier.wait(left_filled.index({GROUP}), begun)")
+        values.line("begun ^= 1")
+        later = self._walk(values, body, parts)
+        values.line(f"hopper.mbarrier.arrive(left_emptied.index({GROUP}), count=1)")
+        self._begin_second(values)
+        self._end_second(values)
+        sums = Tile(Code("sums"), (plan.m, plan.e), values.depth)
+        values.bind(plan.second.ref, replace(sums, code=cast(sums.code, torch.float32, plan.second.dtype)))
+        for finish in later:
+            finish()
+        self._turn_rows(values)
+        place_of = groups.corner(values, plan.result, values.starts[plan.m], "")
+        matrix = plan.result.matrix
+        values.store_through[matrix.param] = Transfer("out_desc", matrix.rows, matrix.columns, None, _STAGED, place_of)
+        body.stores()
+        values.close(header)
+        values.line("hopper.tma.store_wait(0)")
+        return values.scopes[0].lines
+
+    def _walk(self, values: Values, body: Body, parts: tuple[skips.Part, ...]) -> tuple[Callable[[], None], ...]:
+        """Add the first block, then the others, part by part; returns what completes the folds after the walk."""
+        plan = self.plan
+        first = parts[0].start
+        values.open("n0")
+        values.starts[plan.n] = "" if first == "0" else first
+        values.line("hopper.mbarrier.wait(right_filled.index(slot), phase)")
+        scores = values.fresh(plan.first.name, values.depth)
+        values.line(f"{scores} = hopper.warpgroup_mma_wait(0, deps=({self._first()},))")
+        values.line("hopper.mbarrier.arrive(right_emptied.index(slot), count=1)")
+        block = self._between(values, body, plan.loop, scores)
+        shape = f"[{self.half}, {plan.e.constant}]"
+        values.line(f"weights = {block.weights}")
+        values.line(f"sums = gl.full({shape}, 0.0, gl.float32, {_SUMS})")
+        self._step(values, block)
+        values.inline()
+        after = plan.n.constant if first == "0" else f"{first} + {plan.n.constant}"
+        for part in parts:
+            n0 = values.open("n0")
+            values.starts[plan.n] = n0
+            values.full = frozenset({plan.n}) if part.full else frozenset()
+            values.line("hopper.mbarrier.wait(right_filled.index(slot), phase)")
+            scores = values.fresh(plan.first.name, values.depth)
+            values.line(f"next_scores = {self._first()}")
+            self._begin_second(values)
+            values.line(f"{scores} = hopper.warpgroup_mma_wait(1, deps=(next_scores,))")
+            values.line("hopper.mbarrier.arrive(right_emptied.index(slot), count=1)")
+            block = self._between(values, body, part.loop, scores)
+            self._end_second(values)
+            values.line(f"sums = sums * {self._factor(block.moved)}")
+            values.line(f"weights = {block.weights}")
+            self._step(values, block)
+            begin = after if part is parts[0] else f"tl.maximum({part.start}, {after})"
+            values.close(f"for {n0} in range({begin}, {part.end}, {plan.n.constant}):")
+        values.full = frozenset()
+        return block.later
+
+    def _between(self, values: Values, body: Body, loop: Loop, name: str) -> _Block:
+        """Add what is made of the scores of a block, which have this name."""
+        plan = self.plan
+        first, second = (
+            loop.body[0],
+            next(stmt for stmt in loop.body if isinstance(stmt, Fold) and stmt.name == plan.second.name),
+        )
+        assert isinstance(first, Fold)
+        assert isinstance(second, Fold)
+        scores = Tile(Code(name), (plan.m, plan.n), values.depth)
+        values.bind(first.ref, replace(scores, code=cast(scores.code, torch.float32, first.dtype)))
+        others = [stmt for stmt in loop.body if stmt is not first and stmt is not second]
+        later, ends = body.in_walk(loop, others)
+        lhs = contract.operand(values, second.args[0], (plan.m, plan.n), plan.n, "lhs").text
+        factor = factor_of(second)
+        assert factor is not None, "asked of a kernel that is none"
+        moved = values.value(factor)
+        return _Block(f"gl.convert_layout({lhs}, gl.DotOperandLayout(0, {_SUMS}, 2))", moved, tuple(ends), tuple(later))
+
+    def _first(self) -> str:
+        over_first = self.plan.right.matrix.rows is not self.plan.n
+        return f"_begin_product(left.index({GROUP}), right.index(slot), {over_first}, {_SCORES})"
+
+    def _begin_second(self, values: Values) -> None:
+        other = "other.index(behind)"
+        if self.plan.other.matrix.rows is not self.plan.n:
+            other += ".permute((1, 0))"
+        values.line("hopper.mbarrier.wait(other_filled.index(behind), behind_phase)")
+        values.line(f"next_sums = hopper.warpgroup_mma(weights, {other}, sums, is_async=True)")
+
+    def _end_second(self, values: Values) -> None:
+        values.line("sums = hopper.warpgroup_mma_wait(0, deps=(next_sums,))")
+        values.line("hopper.mbarrier.arrive(other_emptied.index(behind), count=1)")
+
+    def _factor(self, tile: Tile) -> str:
+        """What the sums are carried by, laid out as they are."""
+        plan = self.plan
+        if tile.dims != (plan.m,):
+            return tile.code.at(PRODUCT + 1)
+        rows = tile.code
+        if extent(plan.e.size) != WALKED:
+            rows = Code(f"gl.convert_layout({rows.text}, gl.SliceLayout(1, {_SUMS}))")
+        return expand(rows, tile.dims, (plan.m, plan.e)).text
+
+    def _turn_rows(self, values: Values) -> None:
+        """Lay out numbers of each row as the sums are, for what is computed of both."""
+        plan = self.plan
+        if extent(plan.e.size) == WALKED:
+            return
+        values.row_layout = f"gl.SliceLayout(1, {_SUMS})"
+        for stmt in plan.loop.body:
+            known = values.find(stmt.ref) if isinstance(stmt, Fold) else None
+            if known is not None and known.dims == (plan.m,):
+                assert isinstance(stmt, Fold)
+                text = f"gl.convert_layout({known.code.text}, {values.row_layout})"
+                values.bind(stmt.ref, values.name(stmt.name, replace(known, code=Code(text), depth=values.depth)))
+        values.forget(plan.m)
+
+    def _step(self, values: Values, block: _Block) -> None:
+        """End a block: what has been multiplied with the first product is behind now."""
+        for line in block.ends:
+            values.line(line)
+        values.line("behind, behind_phase = slot, phase")
+        values.line(f"slot, phase = _next_slot(slot, phase, {self.layout.config.num_stages})")
+
+    def _open(self, values: Values) -> str:
+        """Open the walk over the blocks of a program and place each; returns the header of that loop."""
+        grid = self.layout.blocked.grid()
+        counts = [values.index_tile(dim.size).code.at(PRODUCT) for dim in grid if dim.name == "b"]
+        counts.append(f"tl.cdiv({values.index_tile(self.plan.m.size).code.text}, {self.plan.m.constant})")
+        blocks = values.name("blocks", Tile(Code(" * ".join(counts)))).code.text
+        turn = values.open("turn")
+        number = values.name("number", Tile(Code(f"_zigzag({turn})"), depth=values.depth)).code.text
+        place(values, number)
+        return f"for {turn} in range(_zigzag_turns({blocks})):"

@@ -1,0 +1,143 @@
+"""Chained: whether a kernel is two products of one walk that the form of `ahead` computes, and what its parts are.
+
+What enters is a kernel over block dimensions; what leaves is a `Chain`, or nothing where the form does not hold:
+
+- two products, the second of which multiplies what is made of the first; both of 16-bit matrices, each of which lies
+  evenly in one parameter;
+- rows and walked columns of known size in whole blocks, widths of 64 or 128;
+- between the products only folds of rows, and memory that does not vary along the walk;
+- a sum that is carried by a factor of its rows;
+- one 16-bit matrix as result, and beside it at most numbers of each row.
+
+Other kernels that walk a product have the form that Triton pipelines (`choices/chains.py`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from codegen.triton.blocks import Blocked, Dim, extent
+from codegen.triton.products import descriptors
+from codegen.triton.products.groups import Flat, flat_of, whole_blocks
+from lowering.expr import Expr, Load, Op, Random, loads, postorder
+from lowering.kernel import Fold, Loop, Role, Store, statements, values_of
+from lowering.scalar_ops import HALVES
+
+ROWS, WALKED = 128, 128
+"""Rows of a block, of which each group has half, and columns that are walked at a time."""
+
+_WIDTHS = (64, 128)
+
+
+@dataclass(frozen=True, slots=True)
+class Chain:
+    """The parts of such a kernel.
+
+    Attributes:
+        first, second: the products.
+        m, n, e: the dimensions of rows, of the walk, of the columns of the second product.
+        left, right: the operands of the first product; `other`: the second operand of the second one.
+        result: what is stored as a matrix, and where.
+    """
+
+    loop: Loop
+    first: Fold
+    second: Fold
+    m: Dim
+    n: Dim
+    e: Dim
+    left: Flat
+    right: Flat
+    other: Flat
+    store: Store
+    result: Flat
+
+
+def chain_of(blocked: Blocked) -> Chain | None:
+    """How this form computes a kernel; None where it does not."""
+    kernel, loops = blocked.kernel, [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
+    stores = [stmt for stmt in blocked.body if isinstance(stmt, Store)]
+    if kernel.then is not None or kernel.beside or kernel.sizes or len(loops) != 1 or len(blocked.dots) != 2:
+        return None
+    (loop,), (first, second) = loops, blocked.dots
+    if len(loops) + len(stores) < len(blocked.body) or not all(isinstance(stmt, Fold) for stmt in loop.body):
+        return None
+    (m, n, k), (rows, e, over) = blocked.sides(first), blocked.sides(second)
+    walked = blocked.of(loop.axes)
+    if walked != (n,) or rows is not m or over is not n or n.shift != 0 or loop.body[0] is not first:
+        return None
+    spread = {dim.name for dim in blocked.dims if dim.role is Role.GRID}
+    if m.role is not Role.GRID or not spread <= {"b", "m"} or {k.role, e.role} != {Role.WHOLE}:
+        return None
+    if not whole_blocks(m, ROWS) or not whole_blocks(n, WALKED):
+        return None
+    if any(extent(dim.size) not in _WIDTHS for dim in (k, e)) or len({m, n, k, e}) < 4:
+        return None
+    if any(loads(loop.where)) if loop.where is not None else False:
+        return None
+    return _matrices(blocked, loop, stores, (m, n, k, e))
+
+
+def _matrices(blocked: Blocked, loop: Loop, stores: list[Store], dims: tuple[Dim, Dim, Dim, Dim]) -> Chain | None:
+    first, second = blocked.dots
+    m, n, k, e = dims
+    wide = [store for store in stores if isinstance(store.offset, Expr) or e.symbol in store.offset.free_symbols]
+    if factor_of(second) is None or len(wide) != 1 or _looks_elsewhere(blocked, n, e) or not _keeps(blocked, stores):
+        return None
+    left, right = _flat(blocked, first.args[0], m, k), _flat(blocked, first.args[1], n, k)
+    other, out = _flat(blocked, second.args[1], n, e), _result(blocked, wide[0], m, e)
+    if (
+        left is None
+        or right is None
+        or other is None
+        or out is None
+        or second.args[0].dtype is not second.args[1].dtype
+    ):
+        return None
+    if left.matrix.rows is not m or out.matrix.rows is not m:
+        return None
+    inside = [node for stmt in loop.body if stmt is not second for node in postorder(*values_of(stmt))]
+    if second.ref in inside or second.before in inside or second.ref not in postorder(wide[0].value):
+        return None
+    return Chain(loop, first, second, m, n, e, left, right, other, wide[0], out)
+
+
+def factor_of(second: Fold) -> Expr | None:
+    """What a sum is carried by, where that is a factor."""
+    carry = second.carry
+    if not isinstance(carry, Op) or carry.name != "mul" or second.before not in carry.args:
+        return None
+    factor = next((arg for arg in carry.args if arg is not second.before), None)
+    return factor if factor is not None and second.before not in postorder(factor) else None
+
+
+def _flat(blocked: Blocked, factor: Expr, along: Dim, other: Dim) -> Flat | None:
+    if not isinstance(factor, Load) or factor.dtype not in HALVES:
+        return None
+    matrix = descriptors.matrix_of(blocked, factor, along, other)
+    return None if matrix is None else flat_of(blocked, matrix)
+
+
+def _result(blocked: Blocked, store: Store, m: Dim, e: Dim) -> Flat | None:
+    halves = blocked.kernel.param(store.param).dtype in HALVES and store.value.dtype in HALVES
+    if isinstance(store.offset, Expr) or not halves:
+        return None
+    matrix = descriptors.as_matrix(blocked, store.param, store.offset, m, e)
+    return None if matrix is None else flat_of(blocked, matrix)
+
+
+def _keeps(blocked: Blocked, stores: list[Store]) -> bool:
+    """Does every store write to each place once, and to memory that the kernel does not read?"""
+    read = {load.buffer for stmt in statements(blocked.body) for load in loads(*values_of(stmt))}
+    return all(store.axes is None and store.param not in read for store in stores)
+
+
+def _looks_elsewhere(blocked: Blocked, n: Dim, e: Dim) -> bool:
+    """Is there anything, beside the operands, that is looked up or drawn along the walk or the result's columns?"""
+    operands = {arg for dot in blocked.dots for arg in dot.args}
+    roots = [value for stmt in statements(blocked.body) for value in values_of(stmt)]
+    if any(isinstance(node, Random) for node in postorder(*roots)):
+        return True
+    others = [load for load in loads(*roots) if load not in operands]
+    varied = {n.symbol, e.symbol}
+    return any(isinstance(load.index[0], Expr) or varied & load.index[0].free_symbols for load in others)

@@ -1,0 +1,268 @@
+"""Gluon programs of two groups and a warp that fetches, run as threads on the CPU.
+
+What enters is the text of a generated file and the tensors of its launch; what leaves is in these tensors.  A product
+that has been begun reads its operands only when it is waited for, as late as the program allows, and a slot is filled
+the moment that its barrier says it is empty: so a slot that is given back too early shows as wrong numbers, and one
+that is never given back as a program that does not end.  One program runs at a time.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from lowering.kernel import Kernel
+
+PATIENCE = 10.0
+"""Seconds after which a barrier is taken to be one that nobody completes."""
+
+_LOOK = 0.1  # seconds after which a thread that waits looks whether another one has failed
+_FAILED = threading.Event()
+
+
+class Barrier:
+    """Completes a phase when so many messages and all expected bytes have arrived."""
+
+    def __init__(self, count: int) -> None:
+        self.count, self.left, self.bytes, self.completed = count, count, 0, 0
+        self.changed = threading.Condition()
+
+    def take(self, messages: int = 0, expected: int = 0) -> None:
+        with self.changed:
+            self.left -= messages
+            self.bytes += expected
+            assert self.left >= 0, "more messages than a phase has"
+            if self.left == 0 and self.bytes == 0:
+                self.left, self.completed = self.count, self.completed + 1
+                self.changed.notify_all()
+
+    def wait(self, phase: int) -> None:
+        with self.changed:
+            for _ in range(int(PATIENCE / _LOOK)):
+                if self.changed.wait_for(lambda: self.completed % 2 != phase, _LOOK):
+                    return
+                assert not _FAILED.is_set(), "another thread has failed"
+            raise AssertionError("a barrier that nobody completes")
+
+
+class Shared:
+    """Shared memory, or a part of it."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self.data, self.shape = data, tuple(data.shape)
+
+    def index(self, slot: int) -> Shared:
+        return Shared(self.data[int(slot)])
+
+    def permute(self, order: tuple[int, ...]) -> Shared:
+        return Shared(self.data.permute(order))
+
+    def store(self, value: torch.Tensor) -> None:
+        self.data.copy_(value)
+
+
+class Barriers:
+    """So many barriers, which are made by `init`."""
+
+    def __init__(self, count: int) -> None:
+        self.each: list[Barrier | None] = [None] * count
+
+    def index(self, slot: int) -> Place:
+        return Place(self, int(slot))
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """One of them."""
+
+    among: Barriers
+    slot: int
+
+    def init(self, count: int) -> None:
+        self.among.each[self.slot] = Barrier(count)
+
+    def __call__(self) -> Barrier:
+        barrier = self.among.each[self.slot]
+        assert barrier is not None
+        return barrier
+
+
+class Product:
+    """A product that has been begun."""
+
+    def __init__(self, left: Any, right: Shared, sums: torch.Tensor) -> None:
+        self.left, self.right, self.sums = left, right, sums
+        self.result: torch.Tensor | None = None
+
+    def end(self) -> torch.Tensor:
+        if self.result is None:
+            left = self.left.data if isinstance(self.left, Shared) else self.left
+            self.result = left.float() @ self.right.data.float() + self.sums
+        return self.result
+
+
+class _Thread(threading.local):
+    """What each thread has begun, in order."""
+
+    def __init__(self) -> None:
+        self.begun: list[Product] = []
+
+
+_OWN = _Thread()
+
+
+def _wait(outstanding: int, deps: Sequence[Any]) -> Any:
+    while len(_OWN.begun) > outstanding:
+        _OWN.begun.pop(0).end()
+    for dep in deps:
+        assert not isinstance(dep, Product) or dep.result is not None, "read before it has been waited for"
+    found = tuple(dep.result if isinstance(dep, Product) else dep for dep in deps)
+    return found[0] if len(found) == 1 else found
+
+
+def _begin(left: Any, right: Shared, sums: torch.Tensor, *, use_acc: bool = True, is_async: bool = False) -> Product:
+    assert is_async
+    assert isinstance(sums, torch.Tensor), "added to before it has been waited for"
+    product = Product(left, right, sums if use_acc else torch.zeros_like(sums))
+    _OWN.begun.append(product)
+    return product
+
+
+class _Matrix:
+    def __init__(self, flat: torch.Tensor, shape: Sequence[int], strides: Sequence[int], block: Sequence[int]) -> None:
+        assert strides[1] == 1
+        self.rows, self.columns, self.stride, self.flat = shape[0], shape[1], strides[0], flat
+        self.block = tuple(block)
+
+    def at(self, corner: Sequence[int]) -> torch.Tensor:
+        (row, column), (height, width) = (int(x) for x in corner), self.block
+        assert row >= 0 and column >= 0 and row + height <= self.rows and column + width <= self.columns
+        return self.flat.as_strided((height, width), (self.stride, 1), row * self.stride + column)
+
+
+def _fetch(matrix: _Matrix, corner: Sequence[int], barrier: Place, slot: Shared) -> None:
+    slot.data.copy_(matrix.at(corner))
+    barrier().take(expected=-slot.data.numel() * slot.data.element_size())
+
+
+def _run_together(
+    parts: Sequence[tuple[Callable[..., None], tuple[Any, ...]]], warps: object, registers: object
+) -> None:
+    failures: list[BaseException] = []
+
+    def run(function: Callable[..., None], args: tuple[Any, ...]) -> None:
+        try:
+            function(*args)
+        except BaseException as failure:
+            failures.append(failure)
+            _FAILED.set()
+
+    _FAILED.clear()
+    threads = [threading.Thread(target=run, args=part, daemon=True) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def _swizzle2d(i: int, j: int, rows: int, columns: int, group: int) -> tuple[int, int]:
+    number = i * columns + j
+    first = number // (group * columns) * group
+    size, rest = min(rows - first, group), number - first * columns
+    return first + rest % size, rest // size
+
+
+def _where(condition: Any, a: Any, b: Any) -> Any:
+    if not isinstance(condition, torch.Tensor):
+        return a if condition else b
+    dtype = next((x.dtype for x in (a, b) if isinstance(x, torch.Tensor)), torch.float32)
+    return torch.where(condition, *(x if isinstance(x, torch.Tensor) else torch.tensor(x, dtype=dtype) for x in (a, b)))
+
+
+def _most(pick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., Any]:
+    def of(a: Any, b: Any, propagate_nan: object = None) -> Any:
+        if not isinstance(a, torch.Tensor) and not isinstance(b, torch.Tensor):
+            return plain(a, b)
+        return pick(*(x if isinstance(x, torch.Tensor) else torch.tensor(x) for x in (a, b)))
+
+    return of
+
+
+def _namespace(program: list[int], programs: int) -> dict[str, Any]:
+    """What a generated file imports, for the program whose number `program` holds."""
+    types = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int64", "int32")}
+    triton_language = SimpleNamespace(
+        **types,
+        int1=torch.bool,
+        constexpr=int,
+        PropagateNan=SimpleNamespace(ALL=None),
+        program_id=lambda axis: program[0],
+        num_programs=lambda axis: programs,
+        cdiv=lambda a, b: -(-a // b),
+        swizzle2d=_swizzle2d,
+        where=_where,
+        cast=lambda x, dtype: x,
+        maximum=_most(torch.maximum, max),
+        minimum=_most(torch.minimum, min),
+        exp2=torch.exp2,
+        sum=lambda x, axis: x.sum(axis),
+        reduce=lambda x, axis, combine: x.amax(axis),  # of `_maximum`, the only one here
+    )
+    gluon_language = SimpleNamespace(
+        float32=torch.float32,
+        int64=torch.int64,
+        arange=torch.arange,
+        full=lambda shape, number, dtype, layout=None: torch.full(shape, number, dtype=dtype),
+        static_range=range,
+        convert_layout=lambda x, layout: x,
+        allocate_shared_memory=lambda dtype, shape, layout: (
+            Barriers(shape[0]) if dtype is torch.int64 else Shared(torch.full(shape, float("nan"), dtype=dtype))
+        ),
+        NVMMASharedLayout=SimpleNamespace(get_default_for=lambda block, dtype: None),
+        NVMMADistributedLayout=lambda *parts: None,
+        SliceLayout=lambda *parts: None,
+        DotOperandLayout=lambda *parts: None,
+        warp_specialize=_run_together,
+    )
+    hopper = SimpleNamespace(
+        fence_async_shared=lambda: None,
+        warpgroup_mma=_begin,
+        warpgroup_mma_wait=lambda outstanding, deps: _wait(outstanding, deps),
+        mbarrier=SimpleNamespace(
+            MBarrierLayout=lambda: None,
+            init=lambda barrier, count: barrier.init(count),
+            wait=lambda barrier, phase: barrier().wait(int(phase)),
+            expect=lambda barrier, count: barrier().take(messages=1, expected=int(count)),
+            arrive=lambda barrier, count: barrier().take(messages=count),
+        ),
+        tma=SimpleNamespace(
+            make_tensor_descriptor=lambda flat, shape, strides, block, layout: _Matrix(flat, shape, strides, block),
+            async_copy_global_to_shared=_fetch,
+            async_copy_shared_to_global=lambda matrix, corner, staged: matrix.at(corner).copy_(staged.data),
+            store_wait=lambda pending: None,
+        ),
+    )
+    return {"tl": triton_language, "gl": gluon_language, "hopper": hopper}
+
+
+def run(kernel: Kernel, source: str, args: Sequence[torch.Tensor], programs: int) -> None:
+    """Run the file's kernel on `args`, with at most so many programs, one after the other."""
+    program = [0]
+    decorated = SimpleNamespace(jit=lambda function: function, cdiv=lambda a, b: -(-a // b))
+    names: dict[str, Any] = {"triton": decorated, "gluon": decorated, "torch": torch}
+    text = "\n".join(line for line in source.splitlines() if not line.startswith(("import ", "from ")))
+    names |= _namespace(program, programs)
+    exec(text, names)
+    (count,) = names["grid"](processors=programs)
+    assert count == programs, "a program for every multiprocessor"
+    constants = {name: size for name, size in names["CONFIG"].items() if name.isupper()}
+    for number in range(count):
+        program[0] = number
+        names[kernel.name](*(arg.view(-1) for arg in args), **constants)

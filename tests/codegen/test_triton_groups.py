@@ -1,0 +1,175 @@
+"""Programs in which one warp fetches and two groups compute: which kernels take this form, and that it compiles."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import sympy
+import torch
+
+from codegen.triton import Config, TritonTarget
+from codegen.triton.blocks import block
+from codegen.triton.products.chained import chain_of
+from codegen.triton.products.groups import flat_of
+from lowering.indexing import FloorDiv, Mod
+from lowering.kernel import Kernel, Store
+from tests.codegen import gluon_threads
+from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
+from tests.codegen.kernels.making import expected, tensors
+
+TARGET = TritonTarget("sm_90")
+BF16 = torch.bfloat16
+
+TAKEN = {
+    "plain": online_attention(16, 1024, 1024, 128, dtype=BF16),
+    "causal": online_attention(16, 1024, 1024, 128, dtype=BF16, causal=True),
+    "half, 64 wide": online_attention(32, 1024, 1152, 64),
+    "window": online_attention(16, 1024, 1024, 64, causal=True, window=300),
+    "prefix": online_attention(16, 1024, 1024, 64, causal=True, prefix=100),
+    "grouped": online_attention(32, 1024, 1024, 128, dtype=BF16, causal=True, group=4),
+}
+LEFT = {
+    "odd rows": online_attention(32, 1000, 1024, 128, dtype=BF16),
+    "odd walk": online_attention(32, 1024, 1000, 128, dtype=BF16),
+    "odd width": online_attention(32, 1024, 1024, 96, dtype=BF16),
+    "wide": online_attention(32, 1024, 1024, 256, dtype=BF16),
+    "float32": online_attention(32, 1024, 1024, 64, dtype=torch.float32),
+    "width walked": online_attention(32, 1024, 1024, 128, dtype=BF16, step=64),
+    "three products": attention_dq(32, 1024, 1024, 128, dtype=BF16),
+    "four products": attention_dkv(32, 1024, 1024, 128, dtype=BF16),
+}
+
+
+def grouped(kernel: Kernel) -> Config:
+    return next(config for config in TARGET.configs(kernel) if config.groups)
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_attention_of_whole_blocks_may_be_computed_in_groups(name: str) -> None:
+    config = grouped(TAKEN[name])
+    assert config.persistent and config.num_warps == 4
+    source = TARGET.emit(TAKEN[name], config)
+    assert source.count("@gluon.jit") == 3 and "tl.arange(" not in source
+
+
+@pytest.mark.parametrize("name", LEFT)
+def test_what_the_form_does_not_hold_for_is_left_to_triton(name: str) -> None:
+    assert not any(config.groups for config in TARGET.configs(LEFT[name]))
+    assert chain_of(block(LEFT[name])) is None
+
+
+@pytest.mark.parametrize("arch", ["sm_80", "sm_100", "gfx942"])
+def test_other_architectures_have_no_groups(arch: str) -> None:
+    assert not any(config.groups for config in TritonTarget(arch).configs(TAKEN["plain"]))
+
+
+FASTER = {
+    "wide": (online_attention(32, 1024, 1024, 128, dtype=BF16), True),
+    "wide, causal": (online_attention(32, 4096, 4096, 128, dtype=BF16, causal=True), True),
+    "narrow": (online_attention(32, 2048, 2048, 64, dtype=BF16), True),
+    "narrow, causal": (online_attention(32, 4096, 4096, 64, dtype=BF16, causal=True), False),
+    "short walks": (online_attention(64, 512, 512, 128, dtype=BF16), False),
+    "few blocks": (online_attention(2, 1024, 1024, 128, dtype=BF16), False),
+}
+
+
+@pytest.mark.parametrize("name", FASTER)
+def test_groups_are_the_default_where_they_are_faster(name: str) -> None:
+    kernel, faster = FASTER[name]
+    first, *_ = configs = TARGET.configs(kernel)
+    assert first.groups is faster and any(config.groups for config in configs)
+
+
+def test_a_result_in_the_memory_of_an_operand_is_left_to_triton() -> None:
+    """Other programs would still read what is written over."""
+    kernel = TAKEN["plain"]
+    body = tuple(replace(stmt, param="q") if isinstance(stmt, Store) else stmt for stmt in kernel.body)
+    assert chain_of(block(kernel)) is not None
+    assert chain_of(block(replace(kernel, body=body))) is None
+
+
+@pytest.mark.parametrize("name", ["plain", "half, 64 wide"])
+def test_it_compiles_without_a_device(name: str) -> None:
+    kernel = TAKEN[name]
+    stages = dict(TARGET.stages(kernel, TARGET.emit(kernel, grouped(kernel)), "sm_90"))
+    assert list(stages) == ["ttgir", "llir", "ptx", "cubin"]
+    ptx = stages["ptx"]
+    assert isinstance(ptx, str)
+    assert "setmaxnreg.inc" in ptx and "wgmma.mma_async" in ptx and "cp.async.bulk.tensor.2d" in ptx
+    assert "wgmma.wait_group.sync.aligned 1;" in ptx  # one product may run on
+
+
+def test_messages_wait_for_all_warps_of_a_group() -> None:
+    """One thread sends them: the others must have come as far."""
+    kernel = TAKEN["half, 64 wide"]
+    lines = str(dict(TARGET.stages(kernel, TARGET.emit(kernel, grouped(kernel)), "sm_90"))["ptx"]).splitlines()
+    sent = [number for number, line in enumerate(lines) if "mbarrier.arrive.shared" in line]
+    assert sent
+    for number in sent:
+        before = [line for line in lines[:number] if "bar.sync" in line or "mbarrier." in line or "wgmma." in line]
+        assert "bar.sync" in before[-1]
+
+
+WALKS = {
+    "plain": {},
+    "causal": {"causal": True},
+    "window": {"causal": True, "window": 200},
+    "narrow window": {"causal": True, "window": 3},
+    "prefix": {"causal": True, "prefix": 100},
+    "grouped": {"causal": True, "group": 3},
+}
+
+
+@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("walk", WALKS)
+def test_threads_give_what_the_evaluator_gives(walk: str, width: int) -> None:
+    """Nine blocks on two programs: slots, phases and turns go round."""
+    assert_same(online_attention(3, 384, 384, width, scale=width**-0.5, **WALKS[walk]))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("keys", [128, 256, 640])
+def test_walks_of_any_number_of_blocks(keys: int) -> None:
+    assert_same(online_attention(3, 256, keys, 64, scale=0.125, dtype=BF16))
+
+
+def assert_same(kernel: Kernel, source: str | None = None) -> None:
+    args = tensors(kernel)
+    want = expected(kernel, args)
+    gluon_threads.run(kernel, source or TARGET.emit(kernel, grouped(kernel)), args, 2)
+    near = 2e-3 if args[-1].dtype is torch.float16 else 1.6e-2
+    torch.testing.assert_close(args[-1], want[-1], rtol=near, atol=near)
+
+
+@pytest.mark.parametrize(
+    ("line", "instead"),
+    [
+        ("hopper.warpgroup_mma_wait(1, deps=(next_scores,))", "hopper.warpgroup_mma_wait(2, deps=(next_scores,))"),
+        ("hopper.warpgroup_mma_wait(0, deps=(next_sums,))", "hopper.warpgroup_mma_wait(1, deps=(next_sums,))"),
+        ("hopper.mbarrier.wait(other_filled.index(behind), behind_phase)", "pass"),
+        ("hopper.mbarrier.wait(left_emptied.index(1), begun)", "pass"),
+    ],
+)
+def test_threads_notice_what_is_not_waited_for(line: str, instead: str) -> None:
+    kernel = online_attention(3, 384, 640, 64, scale=0.125)
+    source = TARGET.emit(kernel, grouped(kernel))
+    assert line in source
+    with pytest.raises(AssertionError):
+        assert_same(kernel, source.replace(line, instead))
+
+
+def test_a_matrix_is_found_within_its_parameter() -> None:
+    """One of three, of a head, of a batch: queries, keys and values side by side."""
+    kernel = TAKEN["plain"]
+    param = replace(kernel.params[0], shape=(2, 1024, 3, 8, 128), strides=(3145728, 3072, 1024, 128, 1))
+    kernel = replace(kernel, params=(param, *kernel.params[1:]))
+    blocked = block(kernel)
+    chain = chain_of(block(TAKEN["plain"]))
+    assert chain is not None
+    batch = next(dim for dim in blocked.dims if dim.name == "b").symbol
+    base = 3145728 * FloorDiv(batch, 8) + 128 * Mod(batch, 8) + 1024
+    matrix = replace(chain.left.matrix, stride=sympy.Integer(3072), base=base)
+    found = flat_of(blocked, matrix)
+    assert found is not None
+    assert (found.row, found.column, found.height) == (1024 * FloorDiv(batch, 8), 128 * Mod(batch, 8) + 1024, 2048)
+    assert flat_of(blocked, replace(matrix, base=base + 1920)) is None  # the last head would end on the next row

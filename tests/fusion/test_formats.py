@@ -1,0 +1,159 @@
+"""Convolutions run with channels last where that pays, and nobody sees it but by time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.nn import functional as F
+
+import fusion
+from fusion.joint import formats
+from fusion.joint.formats import prefer_channels_last
+
+aten = torch.ops.aten
+
+
+class Residual(nn.Module):
+    """A stem, a block with a residual, pooling, a classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.norm = nn.Conv2d(3, 8, 3, stride=2, bias=False), nn.BatchNorm2d(8)
+        self.first, self.second = nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(8, 8, 1)
+        self.classify = nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.max_pool2d(self.norm(self.stem(x)).relu(), 3, 2, 1)
+        x = (x + self.second(self.first(x).relu())).relu()
+        result: Tensor = self.classify(x.mean((2, 3)))
+        return result
+
+
+class Views(nn.Module):
+    """Results that are images, views that need their strides, other operations on images."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.mix = nn.Conv2d(4, 6, 3, padding=1), nn.Linear(6, 6)
+        self.grouped, self.norm = nn.Conv2d(6, 6, 3, padding=1, groups=3), nn.GroupNorm(2, 6)
+        self.up = nn.ConvTranspose2d(6, 5, 2, stride=2)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        image = self.first(x)
+        tokens = self.mix(image.flatten(2).transpose(1, 2)).transpose(1, 2)
+        other = F.gelu(self.norm(self.grouped(image + tokens.reshape(image.shape))))
+        up = self.up(torch.cat([other[:, :3], image[:, 3:]], 1))
+        wide = F.interpolate(image, scale_factor=2, mode="bilinear")
+        return up, wide[:, ::2], image.view(len(x), -1)
+
+
+def outcome(run: Callable[..., object], module: nn.Module, x: Tensor) -> list[Tensor]:
+    """Results, and the gradients of all that there is."""
+    results = run(x)
+    kept = [results] if isinstance(results, Tensor) else list(results)  # type: ignore[call-overload]
+    loss = torch.stack([result.square().sum() for result in kept]).sum()
+    return [*kept, *torch.autograd.grad(loss, [x, *module.parameters()])]
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(("kind", "shape"), [(Residual, (3, 3, 17, 22)), (Views, (2, 4, 5, 7))])
+def test_numbers_and_strides_are_those_of_eager(
+    kind: type[nn.Module], shape: tuple[int, ...], training: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(formats, "saved_bytes", lambda call: 1e9)
+    module = kind().double().train(training)
+    x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+    fused = fusion.fuse(module, options={"strict": True})
+    for ours, theirs in zip(outcome(fused, module, x), outcome(module, module, x), strict=True):
+        torch.testing.assert_close(ours, theirs)
+        assert ours.stride() == theirs.stride()
+    with torch.no_grad():
+        torch.testing.assert_close(fused(x), module(x))
+
+
+def traced(function: Callable[..., object], *shapes: tuple[int, ...], device: str = "cpu") -> GraphModule:
+    with FakeTensorMode():
+        return make_fx(function)(*(torch.empty(shape, device=device) for shape in shapes))
+
+
+def two(x: Tensor, first: Tensor, second: Tensor) -> Tensor:
+    return F.conv2d(F.conv2d(x, first).relu() * 2, second)
+
+
+SHAPES = (2, 3, 8, 9), (4, 3, 3, 3), (5, 4, 3, 3)
+
+
+def test_copies_are_made_at_the_edges_alone() -> None:
+    graph = traced(two, *SHAPES)
+    assert prefer_channels_last(graph, lambda call: 1e9)
+    copies = [node for node in graph.graph.nodes if node.target is aten.clone.default]
+    assert len(copies) == 4  # the image, two weights, and the result, which is returned as before
+    given = [torch.randn(shape) for shape in SHAPES]
+    torch.testing.assert_close(graph(*given), two(*given))
+    assert graph(*given).is_contiguous()
+
+
+@pytest.mark.parametrize("worth", [-1.0, 0.0, 100.0])
+def test_nothing_is_done_that_does_not_pay(worth: float) -> None:
+    graph = traced(two, *SHAPES)
+    code = graph.code
+    assert not prefer_channels_last(graph, lambda call: worth) and graph.code == code
+
+
+def test_a_convolution_that_loses_keeps_its_strides() -> None:
+    graph = traced(two, *SHAPES)
+    first = next(node for node in graph.graph.nodes if node.target in formats.OPERANDS)
+    assert prefer_channels_last(graph, lambda call: -1.0 if call is first else 1e9)
+    image = first.args[0]
+    assert isinstance(image, torch.fx.Node) and image.op == "placeholder" and first.meta["val"].is_contiguous()
+    given = [torch.randn(shape) for shape in SHAPES]
+    torch.testing.assert_close(graph(*given), two(*given))
+
+
+def gains(dtype: torch.dtype, channels: int, groups: int, window: int) -> list[float]:
+    """Of a convolution and its gradient, were they on a GPU with matrix units."""
+
+    def both(x: Tensor, weight: Tensor) -> tuple[Tensor, ...]:
+        y = F.conv2d(x, weight, padding=window // 2, groups=groups)
+        settings = ([1, 1], [window // 2] * 2, [1, 1], False, [0, 0], groups)
+        made: tuple[Tensor, ...] = aten.convolution_backward(y, x, weight, None, *settings, [True, True, False])[:2]
+        return made
+
+    with FakeTensorMode():
+        shapes = (8, channels, 14, 14), (channels, channels // groups, window, window)
+        graph = make_fx(both)(*(torch.empty(shape, dtype=dtype) for shape in shapes))
+    return [formats.saved_bytes(node) for node in graph.graph.nodes if node.target in formats.OPERANDS]
+
+
+def test_what_convolutions_gain(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert gains(torch.float32, 64, 1, 3) == [0, 0]  # on a CPU
+    monkeypatch.setattr(formats, "_on_matrix_units", lambda image: True)
+    image, weight = 8 * 64 * 14 * 14 * 2, 64 * 64 * 9 * 2
+    assert gains(torch.bfloat16, 64, 1, 3) == [
+        2 * (2 * image + weight) + 2 * formats.LAUNCH,
+        2 * (3 * image + weight) + 2 * formats.LAUNCH,
+    ]
+    assert gains(torch.bfloat16, 64, 1, 1) == [0, 0]
+    assert gains(torch.bfloat16, 64, 4, 3) == [-1, -1]
+    assert gains(torch.bfloat16, 64, 64, 7) == [image / 2 * 49 * 1.5, image / 2 * 49 * 8]
+    assert gains(torch.float32, 64, 64, 7) == [image / 2 * 49 * 1.5, -1]
+
+
+def test_images_that_lie_so_already_are_left() -> None:
+    def last(x: Tensor, weight: Tensor) -> Tensor:
+        return F.conv2d(x.permute(0, 3, 1, 2), weight.permute(0, 3, 1, 2))
+
+    graph = traced(last, (2, 8, 9, 3), (4, 3, 3, 3))
+    code = graph.code
+    assert not prefer_channels_last(graph, lambda call: 1e9) and graph.code == code
+
+
+def test_other_convolutions_are_left() -> None:
+    assert not prefer_channels_last(traced(F.conv1d, (2, 3, 8), (4, 3, 3)), lambda call: 1e9)
+    assert not prefer_channels_last(traced(lambda x: x + 1, (2, 3, 8, 8)), lambda call: 1e9)
