@@ -146,11 +146,14 @@ def assert_same(kernel: Kernel, source: str | None = None) -> None:
     [
         ("hopper.warpgroup_mma_wait(1, deps=(next_scores,))", "hopper.warpgroup_mma_wait(2, deps=(next_scores,))"),
         ("hopper.warpgroup_mma_wait(0, deps=(next_sums,))", "hopper.warpgroup_mma_wait(1, deps=(next_sums,))"),
-        ("hopper.mbarrier.wait(other_filled.index(behind), behind_phase)", "pass"),
-        ("hopper.mbarrier.wait(left_emptied.index(1), begun)", "pass"),
+        ("hopper.mbarrier.arrive(other_emptied.index(behind), count=1)", "pass"),
+        ("hopper.mbarrier.arrive(right_emptied.index(slot), count=1)", "pass"),
     ],
 )
-def test_threads_notice_what_is_not_waited_for(line: str, instead: str) -> None:
+def test_threads_notice_a_wait_or_a_message_that_is_missing(
+    line: str, instead: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(gluon_threads, "PATIENCE", 1.0)
     kernel = online_attention(3, 384, 640, 64, scale=0.125)
     source = TARGET.emit(kernel, grouped(kernel))
     assert line in source
