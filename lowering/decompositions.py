@@ -160,6 +160,13 @@ OTHERWISE_ROUNDED: dict[OpOverload, Callable[..., object]] = {
 """Those whose result eager may round elsewhere: where numbers must be eager's to the last bit, they stay whole."""
 
 
+MISTRACED: dict[OpOverload, Callable[..., object]] = {
+    aten.linalg_vector_norm.default: vector_norm,
+    aten.zero.default: torch.zeros_like,
+}
+"""Those that PyTorch 2.11 traces with other shapes or strides than eager's."""
+
+
 @lru_cache(maxsize=2)
 def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., object]]:
     """Overload → decomposition, of those that round as eager does if `exact`.
@@ -176,7 +183,6 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
         kept.update(OTHERWISE_ROUNDED)
     kept[aten.max_unpool2d.default] = kept[aten.max_unpool3d.default] = max_unpool
     kept[aten.as_strided_copy.default] = as_strided_copy
-    kept[aten.linalg_vector_norm.default] = vector_norm
-    kept[aten.zero.default] = torch.zeros_like  # PyTorch 2.11 traces it with other strides than eager's
+    kept.update(MISTRACED)
     kept.update(foreach_decompositions())
     return {target: parts for target, parts in kept.items() if isinstance(target, OpOverload)}
