@@ -78,6 +78,13 @@ def test_long_sums_leave_little_to_hide() -> None:
     assert work_of(block(activated(8192, 8192, 1024, smooth=False))) == 0
 
 
+def test_large_results_of_short_sums_are_left_to_the_library() -> None:
+    words, layer = (reached(block(activated(8192, columns, 768, smooth=False))) for columns in (50304, 2304))
+    assert words < 0.98 < 1.0 < layer
+    few, long = (reached(block(activated(rows, 50304, 4096, smooth=False))) for rows in (256, 8192))
+    assert few == long > 0.97  # long sums hide it
+
+
 def test_functions_of_loaded_tiles_are_work_and_those_of_rows_are_not() -> None:
     tile, row = Cast(load("c", 3072 * i + j, BF16), F32), Cast(load("bias", j, BF16), F32)
     of_tile, of_row, plain = (work_of(block(graded(8192, 3072, 768, f))) for f in (gelu(tile), gelu(row), tile))
