@@ -30,7 +30,7 @@ from codegen.numerics import current
 from codegen.target import Target
 from codegen.targets import builder_for
 from fusion.attention import Chooser
-from fusion.capture import Boxed, aot_backend, holds_tensors, main_device
+from fusion.capture import aot_backend, holds_tensors, main_device
 from fusion.compile import compile_graph
 from fusion.inspect.breaks import Break, break_after
 from fusion.inspect.report import Report
@@ -39,6 +39,7 @@ from fusion.joint.formats import prefer_channels_last
 from fusion.joint.seeds import has_seeds
 from fusion.joint.widths import fix_widths
 from fusion.options import Options
+from fusion.runtime import Boxed
 from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder, forget_recordings
 from fusion.runtime.second_derivatives import watch_derivatives

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, TypeAlias, cast
 
 import sympy
@@ -25,11 +26,16 @@ from fusion.joint.layout import lay_out_gradients
 from fusion.joint.saved import keep_unchanged, widen_statistics
 from fusion.joint.seeds import share_seeds
 from fusion.options import WORKSPACE
+from fusion.runtime import Boxed
 from lowering.decompositions import decompositions
 from lowering.errors import Unsupported
 from lowering.sizes import size_of
 
-Boxed: TypeAlias = Callable[[list[object]], tuple[object, ...]]
+Parted: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
+"""A joint graph as forward and backward."""
+
+Tell: TypeAlias = "Callable[[Dependence | None], None]"
+
 CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
 """Compiles one ATen graph; the label says which ("forward", "backward", "inference")."""
 
@@ -40,7 +46,7 @@ def aot_backend(
     workspace: int = WORKSPACE,
     *,
     exact: bool = False,
-    tell: Callable[[Dependence | None], None] = lambda dependence: None,
+    tell: Tell = lambda dependence: None,
 ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
     """A Dynamo backend that gives every functional ATen graph to `compile_one`.
 
@@ -50,54 +56,66 @@ def aot_backend(
         exact: what is computed stays as eager computes it; forward and backward are only parted.
         tell: told what gradients depend on, where there are some.
     """
-
-    def partition(
-        joint: fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        tell(dependence_of(joint, num_fwd_outputs))
-        lay_out_gradients(joint, num_fwd_outputs)
-        prefer_channels_last(joint)
-        share_seeds(joint)
-        kept = prepare(joint, streams=streams(main_device(joint)), workspace=workspace)
-        returned = num_fwd_outputs + add_results(joint, kept, num_fwd_outputs)
-        parted = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=returned, **others)
-        drop_results(parted[0], num_fwd_outputs, returned)
-        widen_statistics(*parted, num_fwd_outputs)
-        keep_unchanged(parted[0], num_fwd_outputs)
-        return parted
-
-    def partition_exactly(
-        joint: fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any
-    ) -> tuple[fx.GraphModule, fx.GraphModule]:
-        tell(dependence_of(joint, num_fwd_outputs))
-        share_seeds(joint)
-        parted: tuple[fx.GraphModule, fx.GraphModule] = min_cut_rematerialization_partition(
-            joint, inputs, num_fwd_outputs=num_fwd_outputs, **others
-        )
-        keep_unchanged(parted[0], num_fwd_outputs)
-        return parted
-
-    def labelled(label: str) -> Callable[[fx.GraphModule, Sequence[object]], Boxed]:
-        def compiler(graph: fx.GraphModule, example_inputs: Sequence[object]) -> Boxed:
-            passed = pass_objects(graph)
-            with unset_fake_temporarily():  # what the compiler computes while it compiles is real
-                compiled = compile_one(graph, label)
-            if passed:
-                compiled = _passing(compiled, passed)
-            compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark of the list convention
-            return compiled
-
-        return compiler
-
+    parting = _parted_exactly if exact else partial(_parted, streams=streams, workspace=workspace)
     backend: Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]] = aot_autograd(
-        fw_compiler=labelled("forward"),
-        bw_compiler=labelled("backward"),
-        inference_compiler=labelled("inference"),
+        fw_compiler=_compiler(compile_one, "forward"),
+        bw_compiler=_compiler(compile_one, "backward"),
+        inference_compiler=_compiler(compile_one, "inference"),
         keep_inference_input_mutations=True,
         decompositions=decompositions(exact=exact),
-        partition_fn=partition_exactly if exact else partition,
+        partition_fn=partial(parting, tell=tell),
     )
     return backend
+
+
+def _parted(
+    joint: fx.GraphModule,
+    inputs: Sequence[object],
+    *,
+    num_fwd_outputs: int,
+    streams: Callable[[torch.device], bool],
+    workspace: int,
+    tell: Tell,
+    **others: Any,
+) -> Parted:
+    """Forward and backward, once `joint` is prepared: what may be computed otherwise than eager does is."""
+    tell(dependence_of(joint, num_fwd_outputs))
+    lay_out_gradients(joint, num_fwd_outputs)
+    prefer_channels_last(joint)
+    share_seeds(joint)
+    kept = prepare(joint, streams=streams(main_device(joint)), workspace=workspace)
+    returned = num_fwd_outputs + add_results(joint, kept, num_fwd_outputs)
+    parted: Parted = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=returned, **others)
+    drop_results(parted[0], num_fwd_outputs, returned)
+    widen_statistics(*parted, num_fwd_outputs)
+    keep_unchanged(parted[0], num_fwd_outputs)
+    return parted
+
+
+def _parted_exactly(
+    joint: fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, tell: Tell, **others: Any
+) -> Parted:
+    """Forward and backward of what eager computes."""
+    tell(dependence_of(joint, num_fwd_outputs))
+    share_seeds(joint)
+    parted: Parted = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
+    keep_unchanged(parted[0], num_fwd_outputs)
+    return parted
+
+
+def _compiler(compile_one: CompileOne, label: str) -> Callable[[fx.GraphModule, Sequence[object]], Boxed]:
+    """`compile_one` as AOTAutograd calls it, for graphs that it labels so."""
+
+    def compiler(graph: fx.GraphModule, example_inputs: Sequence[object]) -> Boxed:
+        passed = pass_objects(graph)
+        with unset_fake_temporarily():  # what the compiler computes while it compiles is real
+            compiled = compile_one(graph, label)
+        if passed:
+            compiled = _passing(compiled, passed)
+        compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark of the list convention
+        return compiled
+
+    return compiler
 
 
 def add_results(joint: fx.GraphModule, kept: Sequence[fx.Node], position: int) -> int:

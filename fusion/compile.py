@@ -23,10 +23,11 @@ from codegen.numerics import current
 from codegen.target import Capabilities, Target
 from codegen.targets import builder_for, tuner_for
 from codegen.tuning import Tuning
-from fusion.capture import Boxed, main_device, size_hints
+from fusion.capture import main_device, size_hints
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
 from fusion.options import WORKSPACE, Options
+from fusion.runtime import Boxed
 from fusion.runtime.memory import on_device
 from fusion.runtime.recording import Recorder
 from fusion.runtime.splice import splice

@@ -21,9 +21,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from codegen.target import AttentionSpeed, Capabilities, Shares, Target
 from codegen.targets import DEFAULTS
 from fusion.attention.call import Call
-from fusion.capture import Boxed, aot_backend
+from fusion.capture import aot_backend
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.runtime import Boxed
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 from lowering.errors import Unsupported

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, TypeAlias
+from typing import Any
 
 import torch
 
-Boxed: TypeAlias = Callable[[list[object]], tuple[object, ...]]
+from fusion.runtime import Boxed
 
 _native: Any = torch._C._dynamo.guards  # declares less than it has
 

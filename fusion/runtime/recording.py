@@ -12,19 +12,18 @@ tensors on the CPU, inputs that are changed in place and may lie elsewhere at th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from typing import TypeAlias, cast
+from collections.abc import Iterator, Sequence
+from typing import cast
 
 import torch
 from torch import fx
 from torch._guards import TracingContext
 from torch._ops import OpOverload
 
+from fusion.runtime import Boxed
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 from lowering.program import writes
-
-Boxed: TypeAlias = Callable[[list[object]], tuple[object, ...]]
 
 aten = torch.ops.aten
 

@@ -10,16 +10,14 @@ Dynamo captures from fake tensors is refused.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TypeAlias
 
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+from fusion.runtime import Boxed
 from lowering.errors import Unsupported
-
-Boxed: TypeAlias = Callable[[list[object]], tuple[object, ...]]
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 

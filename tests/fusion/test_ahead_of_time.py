@@ -7,9 +7,10 @@ import torch
 from torch import fx
 
 from codegen.targets import TARGETS
-from fusion.capture import Boxed, aot_backend
+from fusion.capture import aot_backend
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from lowering.kernel import Kernel
 from tests.fusion.architectures import ARCHITECTURES, build

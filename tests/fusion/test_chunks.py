@@ -10,10 +10,11 @@ import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
 from fusion.backend import Backend
-from fusion.capture import Boxed, aot_backend
+from fusion.capture import aot_backend
 from fusion.compile import compile_graph
 from fusion.inspect.report import Report
 from fusion.options import Options
+from fusion.runtime import Boxed
 from fusion.runtime.chunks import Body, InChunks
 from fusion.schedule.chunks import Chunks
 

@@ -9,9 +9,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusion
 from codegen.triton import TritonTarget
-from fusion.capture import Boxed, aot_backend
+from fusion.capture import aot_backend
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.attentions import causal
 from tests.fusion.test_programs import assert_as_eager

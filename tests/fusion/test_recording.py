@@ -18,8 +18,8 @@ import fusion
 from codegen.triton.target import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
-from fusion.runtime import recording
-from fusion.runtime.recording import Boxed, draws, refusal
+from fusion.runtime import Boxed, recording
+from fusion.runtime.recording import draws, refusal
 
 
 def captured(function: Callable[..., object], *inputs: Callable[[], object]) -> GraphModule:

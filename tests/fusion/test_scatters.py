@@ -9,9 +9,10 @@ import torch
 
 from codegen.targets import TARGETS
 from fusion import fuse, report
-from fusion.capture import Boxed, aot_backend
+from fusion.capture import aot_backend
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from lowering.kernel import Kernel, Store, statements
 from lowering.program import Extern

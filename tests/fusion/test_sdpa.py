@@ -19,10 +19,11 @@ from codegen.targets import TARGETS
 from fusion.attention import Choice, Chooser, choose
 from fusion.attention.call import Call
 from fusion.backend import Backend
-from fusion.capture import Boxed, aot_backend
+from fusion.capture import aot_backend
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.options import Options
+from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from lowering.attention import attention
 from lowering.kernel import Kernel, Loop
