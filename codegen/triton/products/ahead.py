@@ -40,6 +40,7 @@ from codegen.triton.products.place import place
 from lowering.kernel import Fold, Loop
 
 _SCORES, _SUMS, _STAGED = "SCORES", "SUMS", "staged"
+_NAMES = ("slot", "phase", "behind", "behind_phase", "begun", "weights", "next_scores", "next_sums", "sums")
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +70,12 @@ class Ahead:
 
     @property
     def rings(self) -> list[str]:
+        """What is fetched: the operands of the first product, then the second operand of the second one."""
         return ["left", "right", "other"]
 
     @property
     def barriers(self) -> list[str]:
+        """Two for each slot of a ring (`groups`)."""
         return [f"{ring}_{state}" for ring in self.rings for state in ("filled", "emptied")]
 
     @property
@@ -88,21 +91,7 @@ class Ahead:
     @property
     def reserved(self) -> list[str]:
         """Other names that the lines use."""
-        return [
-            "slot",
-            "phase",
-            "behind",
-            "behind_phase",
-            "begun",
-            "weights",
-            "next_scores",
-            "next_sums",
-            _SCORES,
-            _SUMS,
-            _STAGED,
-            GROUP,
-            "sums",
-        ]
+        return [*_NAMES, _SCORES, _SUMS, _STAGED, GROUP]
 
     def launched(self, values: Values, name: str) -> list[str]:
         """The lines of the function that is launched: descriptors, shared memory, barriers."""
