@@ -92,6 +92,15 @@ def addbmm(
     return torch.addmm(x, lhs, batch2.reshape(-1, batch2.shape[2]), beta=beta, alpha=alpha)
 
 
+def smooth_l1_loss_backward(
+    grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
+) -> torch.Tensor:
+    """The difference over beta, cut to ±1, times `grad`; NaN where the difference is: PyTorch's own parts give 0."""
+    wide = get_computation_dtype(x.dtype)
+    gap, each = x.to(wide) - target.to(wide), grad.to(wide) / (x.numel() if reduction == 1 else 1)
+    return torch.where(gap <= -beta, -each, torch.where(gap >= beta, each, each * gap / beta)).to(x.dtype)
+
+
 def max_unpool(
     x: torch.Tensor, indices: torch.Tensor, output_size: Sequence[int], *windows: Sequence[int]
 ) -> torch.Tensor:
@@ -179,6 +188,7 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     kept[aten._softmax_backward_data.default] = softmax_backward
     kept[aten._weight_norm_interface_backward.default] = weight_norm_backward
     kept[aten.addbmm.default] = addbmm
+    kept[aten.smooth_l1_loss_backward.default] = smooth_l1_loss_backward
     if not exact:
         kept.update(OTHERWISE_ROUNDED)
     kept[aten.max_unpool2d.default] = kept[aten.max_unpool3d.default] = max_unpool

@@ -304,6 +304,19 @@ FOUND = {
         """,
         calls=({"A": 65, "B": 4},),
     ),
+    "the gradient of a smooth distance of what is not a number": Program(
+        inputs=(
+            Input("x0", ("A",), torch.float32, values="special", grad=True),
+            Input("x1", ("A",), torch.float32, values="grid", grad=True),
+        ),
+        source="""
+            t0 = F.smooth_l1_loss(x0, x1, beta=0.5)
+            t1 = F.smooth_l1_loss(x0, x1, reduction='none')
+            return (t0, t1, F.huber_loss(x0, x1, reduction='none', delta=0.5),)
+        """,
+        calls=({"A": 77},),
+        backward=True,
+    ),
     "a product with a matrix that is made of a size": Program(
         inputs=(Input("x0", ("B", 1, 1, "C"), torch.float32), Input("x1", ("C",), torch.float32)),
         source="""
