@@ -1,4 +1,5 @@
-"""Architectures of transformers, built small from their configurations: name → (model, inputs).
+"""Architectures of transformers, built small from their configurations, and of timm and torchvision where these are
+installed: name → (model, inputs).
 
 No weights are loaded; dropout is off, so that two runs of a training step agree.
 """
@@ -13,6 +14,7 @@ import transformers as hf
 
 from tests.fusion.language_models import LANGUAGE_MODELS
 from tests.fusion.perception_models import PERCEPTION_MODELS
+from tests.fusion.vision_models import VISION_MODELS
 
 TEXT = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 128}
 IMAGE = {**TEXT, "image_size": 32, "patch_size": 8}
@@ -128,11 +130,13 @@ ARCHITECTURES: dict[str, Callable[[], tuple[torch.nn.Module, dict[str, object]]]
     "whisper": _whisper,
     **LANGUAGE_MODELS,
     **PERCEPTION_MODELS,
+    **VISION_MODELS,
 }
 SLOW = frozenset(
     {"beit", "cohere", "deit", "detr", "gemma2", "gptj", "granite", "hubert"}
     | {"mamba2", "patchtst", "pegasus", "pvt", "qwen3", "regnet", "siglip", "swinv2"}
     | {"albert", "bart", "bloom", "convnextv2", "deberta", "segformer", "swin", "vit_mae"}
+    | set(VISION_MODELS)
     | {"electra", "falcon", "gpt_neo", "mistral", "modernbert", "olmo2", "phi", "poolformer", "stablelm", "xlnet"}
 )
 """Those that take longest, or show little that others do not."""
