@@ -75,7 +75,8 @@ def cat(ctx: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
     """The tensors one after the other along `dim`; 1-d empty ones count for nothing."""
     assert ctx.current is not None
     dtype = ctx.current.meta["val"].dtype
-    parts = [convert(part, dtype) for part in tensors if part.shape != (ZERO,)] or list(tensors[:1])
+    counted = [part for part in tensors if part.shape != (ZERO,)] or tensors[:1]
+    parts = [convert(part, dtype) for part in counted]
     if len(parts) > MAX_PARTS:
         raise Unsupported(f"concatenation of {len(parts)} tensors")
     dim %= parts[0].rank

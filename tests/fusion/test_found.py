@@ -317,6 +317,18 @@ FOUND = {
         calls=({"A": 77},),
         backward=True,
     ),
+    "nothing of two dtypes, one after the other": Program(
+        inputs=(
+            Input("x0", ("A", 0), torch.float32),
+            Input("x1", (3, 0), torch.float16),
+            Input("x2", (3,), torch.int64),
+        ),
+        source="""
+            t0 = torch.cat([x1.flatten(), x0.flatten()])
+            return (t0, x2 * 2,)
+        """,
+        calls=({"A": 4},),
+    ),
     "a product with a matrix that is made of a size": Program(
         inputs=(Input("x0", ("B", 1, 1, "C"), torch.float32), Input("x1", ("C",), torch.float32)),
         source="""
