@@ -250,3 +250,10 @@ def test_without_a_device_nothing_is_launched() -> None:
 def test_casts_follow_eager() -> None:
     assert "!= 0" in body(convert(F32, torch.bool, 64))
     assert ".to(tl.int64).to(tl.uint8)" in body(convert(F32, torch.uint8, 64))
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.bfloat16])
+def test_a_single_number_is_loaded_as_it_is(dtype: torch.dtype) -> None:
+    """As running statistics count their batches."""
+    store = Store("n", sympy.Integer(0), Op("neg", (load_expr("n", sympy.Integer(0), dtype),), dtype))
+    assert "tl.load(n_ptr)" in TARGET.emit(kernel("count", [param("n", dtype, written=True)], {}, store))

@@ -26,6 +26,8 @@ def in_words(blocked: Blocked, load: Load) -> tuple[Dim, int] | None:
     word = WORD // load.dtype.itemsize
     if blocked.contraction or isinstance(offset, Expr) or load.mask is not None or not param.aligned or word < 2:
         return None
+    if not blocked.dims:
+        return None  # a single number
     dim = blocked.dims[-1]
     if dim.role is not Role.LOOP or not dim.size.is_Integer or coefficient(offset, dim.symbol) != 1:
         return None
