@@ -51,7 +51,7 @@ from fusion.warm import Finished, WarmStart
 from lowering.kernel import Kernel
 from lowering.lower import lower
 from lowering.program import Contract, Extern, Program
-from lowering.verify import verify_kernel, verify_program
+from lowering.verify import Verified, verify_kernel, verify_program
 
 
 def schedule_graph(
@@ -91,7 +91,7 @@ def _schedule(
     measure: Measure | None,
 ) -> Schedule:
     """The passes, in their order."""
-    capabilities = target.capabilities
+    capabilities, verified = target.capabilities, Verified()
     streams = "dot" in capabilities.fold_ops
     for name, transform in (
         ("sources", own_sources),
@@ -102,19 +102,19 @@ def _schedule(
         ("scans", partial(split_scans, capabilities=capabilities)),
     ):
         program = trace.program(name, transform(program))
-        verify_program(program)
+        verify_program(program, verified)
 
     program, walked = stream(program, capabilities, hints)
     if not capabilities.lone_products:
         program, walked = leave_lone_products(program, walked)
-    verify_program(trace.program("streamed", program))
+    verify_program(trace.program("streamed", program), verified)
     # after inlining, so that what feeds a split reduction is part of it, and after streams, which have their own parts
     split = split_reductions(program, capabilities, walked, hints)
     program, walked = split, positions_in(split, program, walked)
-    verify_program(trace.program("split", program))
+    verify_program(trace.program("split", program), verified)
     aligned = align_rows(program, capabilities, hints)
     program, walked = aligned, positions_in(aligned, program, walked)
-    verify_program(trace.program("aligned", program))
+    verify_program(trace.program("aligned", program), verified)
     clustering = grow(program, capabilities, hints, walked)
     left, choices = prefer_library(program, clustering, target, measure)
     if left is not program:

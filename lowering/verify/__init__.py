@@ -8,6 +8,6 @@ certain is refused; an index is out of bounds only if some point of the iteratio
 from __future__ import annotations
 
 from lowering.verify.kernels import verify_kernel
-from lowering.verify.programs import verify_program
+from lowering.verify.programs import Verified, verify_program
 
-__all__ = ["verify_kernel", "verify_program"]
+__all__ = ["Verified", "verify_kernel", "verify_program"]

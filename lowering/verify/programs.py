@@ -14,6 +14,7 @@ from lowering.program import (
     Axis,
     Buffer,
     BufferRef,
+    Compute,
     Contract,
     Extern,
     Map,
@@ -31,13 +32,39 @@ from lowering.verify.broken import Broken, defect, require
 from lowering.verify.expressions import ExpressionRules, check_fold, check_scan, check_sides
 
 
-def verify_program(program: Program) -> None:
+class Verified:
+    """The nodes that were found to be well formed, each with the buffers and size symbols that this was found for.
+
+    What passes leave as it is need not be looked at after each of them again.
+    """
+
+    def __init__(self) -> None:
+        self._found: dict[int, tuple[Compute, Buffer, Mapping[str, Buffer], frozenset[sympy.Symbol]]] = {}
+
+    def loads(
+        self, node: Compute, buffers: Mapping[str, Buffer], symbols: frozenset[sympy.Symbol]
+    ) -> Mapping[str, Buffer] | None:
+        """The buffers that a node loads from; None where it was not found well formed over these."""
+        if id(node) not in self._found:
+            return None
+        _, out, loaded, known = self._found[id(node)]
+        same = out == buffers[node.out] and all(buffers.get(name) == buffer for name, buffer in loaded.items())
+        return loaded if same and known <= symbols else None
+
+    def add(self, node: Compute, out: Buffer, loaded: Mapping[str, Buffer], symbols: frozenset[sympy.Symbol]) -> None:
+        self._found[id(node)] = node, out, loaded, symbols  # as long as the node is held, its id is its own
+
+
+def verify_program(program: Program, before: Verified | None = None) -> None:
     """Check the rules of a Program: dtypes, shapes, names, order, bounds.
+
+    Args:
+        before: nodes of programs that this one was made of; what is checked of others is added.
 
     Raises:
         VerifyError: with the node (by its output buffer), its origin and the rule.
     """
-    checker = _ProgramRules(program)
+    checker = _ProgramRules(program, Verified() if before is None else before)
     place, origin = "the program", None
     try:
         checker.check_inputs()
@@ -55,12 +82,13 @@ def verify_program(program: Program) -> None:
 class _ProgramRules:
     """A walk over a Program in execution order: what is known and what is written so far."""
 
-    def __init__(self, program: Program) -> None:
-        self.program = program
+    def __init__(self, program: Program, before: Verified) -> None:
+        self.program, self.before = program, before
         tensors = {name: (buffer.dtype, buffer.shape) for name, buffer in program.buffers.items()}
         self.expressions = ExpressionRules(tensors, tiles=False)
         self.available: set[str] = set()
         self.symbols: set[sympy.Symbol] = set()
+        self.frozen: frozenset[sympy.Symbol] = frozenset()
 
     def check_inputs(self) -> None:
         for name, buffer in self.program.buffers.items():
@@ -83,9 +111,29 @@ class _ProgramRules:
         if isinstance(node, Scatter):
             self._check_scatter(node, out, sizes)
             return
+        if isinstance(node, Contract):
+            self._check_library(node)
+        known = self.known_symbols()
+        loaded = self.before.loads(node, self.program.buffers, known)
+        if loaded is None:
+            names = self._check_computed(node, out, sizes)
+            loaded = {name: self.program.buffers[name] for name in names}
+            self.before.add(node, out, loaded, known)
+        self._read(loaded)
+        self._make(node.out)
+
+    def known_symbols(self) -> frozenset[sympy.Symbol]:
+        """The sizes that are known by now."""
+        if len(self.frozen) != len(self.symbols):
+            self.frozen = frozenset(self.symbols)
+        return self.frozen
+
+    def _check_computed(
+        self, node: Map | Reduce | Scan | Contract, out: Buffer, sizes: Mapping[sympy.Symbol, sympy.Expr]
+    ) -> set[str]:
+        """What depends on the node and the buffers that it touches alone; returns the names of those that it loads."""
         _check_shape([axis.size for axis in node.axes], out)
         loaded = self.expressions.check(node.exprs, sizes, self.symbols)
-        self._read(loaded)
         if isinstance(node, Map):
             require(node.expr.dtype is out.dtype, "{} is written to a buffer of {}", node.expr.dtype, out.dtype)
         elif isinstance(node, Reduce):
@@ -97,8 +145,10 @@ class _ProgramRules:
             require(node.dtype is out.dtype, "{} is written to a buffer of {}", node.dtype, out.dtype)
             require(node.along in sizes, "it runs along {}, which is no axis of it", node.along)
         else:
-            self._check_contract(node)
-        self._make(node.out)
+            check_fold("dot", (node.lhs, node.rhs), node.accumulate)
+            parallel = [axis.symbol for axis in node.axes]
+            check_sides(node.rows, node.columns, parallel, free_axes(node.lhs), free_axes(node.rhs))
+        return loaded
 
     def _check_scatter(self, node: Scatter, out: Buffer, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> None:
         self._read([node.start, *self.expressions.check(node.exprs, sizes, self.symbols)])
@@ -115,10 +165,7 @@ class _ProgramRules:
         require(node.where is None or node.where.dtype is torch.bool, "its condition is no bool")
         self._make(node.out)
 
-    def _check_contract(self, node: Contract) -> None:
-        check_fold("dot", (node.lhs, node.rhs), node.accumulate)
-        parallel = [axis.symbol for axis in node.axes]
-        check_sides(node.rows, node.columns, parallel, free_axes(node.lhs), free_axes(node.rhs))
+    def _check_library(self, node: Contract) -> None:
         if node.library:
             made: set[str] = set()
             for step in node.library:

@@ -18,7 +18,7 @@ from lowering.errors import Origin, VerifyError
 from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, const
 from lowering.indexing import FloorDiv, Mod, bounds
 from lowering.program import Axis, BufferRef, Contract, Extern, Map, Node, Program, Reduce
-from lowering.verify import verify_program
+from lowering.verify import Verified, verify_program
 from tests.lowering.building import BF16, F32, F64, I0, I1, I64, LENGTH, R0, axis, buffer, op, program
 from tests.lowering.random_indices import Box, Built, boxes, expressions, points
 
@@ -219,6 +219,37 @@ def test_a_whole_program_passes() -> None:
 )
 def test_broken_programs_are_refused(made: Program, rule: str) -> None:
     refused(made, rule)
+
+
+CHANGED: list[tuple[Callable[[Program], Program], str]] = [
+    (lambda made: replace(made, nodes=made.nodes[::-1]), "z is read before it is written"),
+    (lambda made: replace(made, nodes=made.nodes[1:]), "y is read before it is written"),
+    (lambda made: replace(made, nodes=(*made.nodes, made.nodes[0])), "y is written twice"),
+    (lambda made: replace(made, buffers={**made.buffers, "x": buffer("x", (4, 6), F64)}), "x holds torch.float64"),
+    (lambda made: replace(made, buffers={**made.buffers, "x": buffer("x", (4, 5))}), "outside \\[0, 5"),
+    (
+        lambda made: replace(made, buffers={**made.buffers, "y": buffer("y", (4, 6), F64)}),
+        "torch.float32 is written to",
+    ),
+    (lambda made: replace(made, inputs=made.inputs[:1]), "w is read before it is written"),
+]
+
+
+@pytest.mark.parametrize(("change", "rule"), CHANGED)
+def test_nodes_that_passed_are_refused_where_their_buffers_or_their_place_have_changed(change, rule) -> None:
+    made, before = two_step(), Verified()
+    verify_program(made, before)
+    verify_program(made, before)
+    with pytest.raises(VerifyError, match=rule):
+        verify_program(change(made), before)
+
+
+def test_a_node_that_passed_is_refused_where_a_size_is_unknown() -> None:
+    told = Map("out", (axis(I0, 4),), IndexValue(LENGTH))
+    made, before = program([buffer("out", (4,), I64)], [told], [LENGTH], "out"), Verified()
+    verify_program(made, before)
+    with pytest.raises(VerifyError, match="s0"):
+        verify_program(replace(made, inputs=()), before)
 
 
 def test_the_origin_is_told() -> None:
