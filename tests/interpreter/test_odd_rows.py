@@ -126,3 +126,12 @@ def test_walks_from_aligned_addresses(name: str) -> None:
     TARGET.build(kernel, source)(*given)
     assert_same(kernel, given, want)
     assert "r_shift = " in source
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.bool])
+def test_single_numbers(dtype: torch.dtype) -> None:
+    """A kernel without any dimension walks nothing."""
+    x, y = torch.tensor(1.5).to(dtype), torch.tensor(2.0).to(dtype)
+    fused = fusion.fuse(lambda x, y: x + y.sum(), options=OPTIONS)
+    torch.testing.assert_close(fused(x, y), x + y.sum())
+    assert fusion.report(fused).kernels
