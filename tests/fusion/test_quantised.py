@@ -247,10 +247,23 @@ def test_groups_are_held_whole_and_their_scale_loaded_once() -> None:
     assert {load.buffer for load in loads(*total.args)} == {"in2"}
 
 
-def test_few_vectors_and_packed_weights_take_half_as_many_columns() -> None:
+def gated(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    return F.silu(packed(x, a, scale)) * packed(x, b, scale)
+
+
+def test_two_packed_weights_share_a_loop_on_the_matrix_units() -> None:
+    """Each of them is walked in blocks as long as if it were alone."""
+    for m in (1, 16):
+        x, w, scale = inputs(packed, m, 16384, 1024)
+        kernel = only_kernel(gated, x, w, w.clone(), scale)
+        assert [fold.op for fold in folds(block(kernel).kernel)] == ["dot"] * 4
+        assert {config.block("k") for config in TritonTarget("sm_90").configs(kernel)[:2]} == {128}
+
+
+def test_few_vectors_and_weights_of_bytes_take_half_as_many_columns() -> None:
     target = TritonTarget("sm_90")
     for m, columns in ((1, 8), (8, 8), (9, 16), (16, 16)):
-        for function in (packed, packed_in_groups):
+        for function in (packed, packed_in_groups, *((per_channel, in_groups) if m > 1 else ())):
             kernel = only_kernel(function, *inputs(function, m, 16384, 1024))
             assert {config.block("n") for config in target.configs(kernel)} >= {columns}
             assert f'"NBLOCK": {columns}' in target.emit(kernel)

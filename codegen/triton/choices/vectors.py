@@ -85,7 +85,7 @@ _NARROW_SHAPES = ((32, 256, 2, 4), (32, 256, 4, 5), (64, 256, 4, 4), (32, 256, 2
 # (columns of the matrix, rows of it, warps, stages), where it is contiguous along its columns, [k, n].
 _ACROSS_BYTES = ((128, 64, 4, 4), (32, 256, 4, 3), (64, 64, 4, 5), (64, 32, 4, 6))
 _ACROSS_HALVES = ((64, 128, 4, 4), (32, 128, 4, 5), (64, 64, 4, 5), (32, 256, 4, 3))
-# For at most 8 columns of the result the fastest of groups is the last one; all take half as many columns as otherwise.
+# Of bytes, all take 8 columns of the result where there are no more; the fastest of groups is then the last one.
 # Two warps: each takes the words of a few rows as the matrix units do, with which 64 rows of four warps would differ.
 _PACKED_SHAPES = ((64, 256, 2, 4), (64, 256, 2, 5), (64, 512, 2, 3), (32, 256, 1, 5), (32, 256, 2, 6))
 _PACKED_GROUPS = ((32, 256, 2, 6), (64, 256, 2, 5), (64, 256, 2, 7), (32, 256, 1, 6))
@@ -104,20 +104,31 @@ def narrow(blocked: Blocked) -> tuple[Config, ...]:
     operands = [load for dot in blocked.dots for load in loads(*dot.args)]
     if not _along(operands, dims["m"], dims["k"]):
         return _across(blocked, dims["k"]) if _along(operands, dims["m"], dims["m"]) else ()
-    size, group, least = _itemsize(blocked), _group(blocked, dims["k"]), 16
+    size, group = _itemsize(blocked), _group(blocked, dims["k"])
+    least, share = 8 if size == 1 else 16, 1
     shapes: tuple[tuple[int, int, int, int], ...] = _NARROW_SHAPES
     if len(blocked.dots) > 1:
-        shapes, least = _PACKED_SHAPES, 8
+        shapes, share = _PACKED_SHAPES, max(2, len(blocked.dots) // _matrices(blocked, dims["m"]))
         if group < _PACKED_SHAPES[0][1] // len(blocked.dots):
             shapes = _PACKED_GROUPS if columns > least else _PACKED_GROUPS[::-1]
     found = []
     for m, k, warps, stages in shapes:
-        k = max(16, min(k // size // len(blocked.dots), power_of_two(along), group))
+        k = max(16, min(k // size // share, power_of_two(along), group))
         blocks = (("m", m), ("k", k), ("n", max(least, power_of_two(columns))))
         found.append(Config(blocks, num_warps=warps, num_stages=stages))
     if len(blocked.dots) == 1 and programs(blocked, found[0]) < 2 * PROGRAMS:
         found[:2] = found[1::-1]  # alone on its multiprocessor, a program needs more warps and more under way
     return tuple(dict.fromkeys(found))
+
+
+def _matrices(blocked: Blocked, rows: Dim) -> int:
+    """How many matrices are multiplied, of which an element may be several numbers: each has products of its own."""
+    size, wide = _itemsize(blocked), set[str]()
+    for load in (load for dot in blocked.dots for load in loads(*dot.args) if load.dtype.itemsize == size):
+        offset = load.index[0]
+        if not isinstance(offset, Expr) and rows.symbol in offset.free_symbols:
+            wide.add(load.buffer)
+    return max(1, len(wide))
 
 
 def _across(blocked: Blocked, k: Dim) -> tuple[Config, ...]:

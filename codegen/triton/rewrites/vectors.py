@@ -12,8 +12,9 @@ The larger operand is contiguous along what is summed, [n, k].  Where it is cont
 pipeline of the matrix units is the faster one (`narrow` in `choices`), except for a single row and weights that are
 bytes: these become sums too, of which neighbouring threads take neighbouring columns.  Of several rows, halves times
 bytes are left to the matrix units, which leave time to convert.  So is a single row where each byte is several numbers
-of the only matrix, and that has rows enough: 4-bit weights of 14336 × 4096 take 13.3 µs of an H200 so, 15.6 as sums,
-and 9.1 to be read.  Left as it is as well: an operand that is contiguous along neither, and a kernel with other folds.
+of a matrix that has rows enough, unless there are several with scales for groups: 4-bit weights of 14336 × 4096 take
+13.3 µs of an H200 so, 15.6 as sums, and 9.1 to be read; two such matrices 23.6 and 27.4.  Left as it is as well: an
+operand that is contiguous along neither, and a kernel with other folds.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ import torch
 
 from codegen.triton.rewrites.packed import MOST
 from lowering.expr import Cast, Expr, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
-from lowering.indexing import FloorDiv, coefficient, simplify, substitute_all
+from lowering.indexing import FloorDiv, coefficient, simplify, split_points, substitute_all
 from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements
 from lowering.scalar_ops import HALVES
 
@@ -85,8 +86,8 @@ def _few(kernel: Kernel, fold: Fold) -> frozenset[sympy.Symbol] | None:
         most = FEW
         if fold.args[0].dtype in HALVES and _of_bytes(operand, set(other)):
             alone = sum(isinstance(stmt, Fold) for stmt in statements(kernel.body)) == 1
-            filled = longer.is_Integer and longer >= FILLED
-            most = 0 if alone and filled and _shared(operand, fold.over, set(other)) else 1
+            filled = longer.is_Integer and longer >= FILLED and (alone or not _in_groups(fold, kernel.axis_sizes()))
+            most = 0 if filled and _shared(operand, fold.over, set(other)) else 1
         if not 0 < count <= most or longer == 0:
             continue
         if _along(operand, fold.over, set(other)) or (count == 1 and _bytes_across(operand, fold.over, other)):
@@ -106,6 +107,12 @@ def _shared(operand: Expr, over: Sequence[sympy.Symbol], other: set[sympy.Symbol
     offsets = [load.index[0] for load in loads(operand) if load.dtype in _BYTES]
     wide = [offset for offset in offsets if not isinstance(offset, Expr) and other & offset.free_symbols]
     return any(_of_elements(offset, axis) != offset for offset in wide for axis in over)
+
+
+def _in_groups(fold: Fold, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> bool:
+    """Does something, such as a scale, belong to more neighbours along what is summed than share an element?"""
+    indices = [index for node in postorder(*fold.args) for index in index_of(node)]
+    return any(point > MOST for axis in fold.over for point in split_points(indices, axis, sizes[axis]))
 
 
 def _bytes_across(operand: Expr, over: Sequence[sympy.Symbol], other: Sequence[sympy.Symbol]) -> bool:
