@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor import inductor_prims
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.joint import prepare
@@ -38,6 +39,15 @@ Tell: TypeAlias = "Callable[[Dependence | None], None]"
 
 CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
 """Compiles one ATen graph; the label says which ("forward", "backward", "inference")."""
+
+
+def multiply_add(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> torch.Tensor:
+    """a·b + c, rounded once."""
+    return torch.addcmul(c, a, b) if isinstance(b, torch.Tensor) else torch.add(c, a, alpha=b)
+
+
+MULTIPLY_ADD = {inductor_prims.fma: multiply_add} if hasattr(inductor_prims, "fma") else {}
+"""What Dynamo makes of `addcmul_` and `addcdiv_`, in some releases."""
 
 
 def aot_backend(
@@ -62,7 +72,7 @@ def aot_backend(
         bw_compiler=_compiler(compile_one, "backward"),
         inference_compiler=_compiler(compile_one, "inference"),
         keep_inference_input_mutations=True,
-        decompositions=decompositions(exact=exact),
+        decompositions=MULTIPLY_ADD | decompositions(exact=exact),
         partition_fn=partial(parting, tell=tell),
     )
     return backend

@@ -15,7 +15,12 @@ from typing import Any, cast
 import torch
 from torch._decomp import core_aten_decompositions, get_decompositions
 from torch._ops import OpOverload, OpOverloadPacket
-from torch._prims_common import get_computation_dtype, suggest_memory_format
+from torch._prims_common import (
+    ELEMENTWISE_TYPE_PROMOTION_KIND,
+    elementwise_dtypes,
+    get_computation_dtype,
+    suggest_memory_format,
+)
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from lowering import rules
@@ -176,6 +181,34 @@ MISTRACED: dict[OpOverload, Callable[..., object]] = {
 """Those that PyTorch 2.11 traces with other shapes or strides than eager's."""
 
 
+def _scaled(parts: Callable[..., torch.Tensor]) -> Callable[..., object]:
+    """`parts`, where a factor is a float that is known when the graph is called; else the operation stays whole.
+
+    PyTorch takes such a float (a learning rate that a schedule changes) as a tensor where it is an operand of a
+    product, and compiles anew for each number where it is an option.  Computed as eager does: halves in float32.
+    """
+
+    def apart(x: torch.Tensor, *others: object, **options: object) -> object:
+        if not any(isinstance(option, torch.SymFloat) for option in options.values()):
+            return NotImplemented
+        tensors = [given for given in (x, *others) if isinstance(given, torch.Tensor)]
+        wide, dtype = elementwise_dtypes(*tensors, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
+        if not dtype.is_floating_point:  # refused in eager, or computed in other ways
+            return NotImplemented
+        return parts(*(g.to(wide) if isinstance(g, torch.Tensor) else g for g in (x, *others)), **options).to(dtype)
+
+    return apart
+
+
+KNOWN_AT_THE_CALL: dict[OpOverload, Callable[..., object]] = {
+    aten.add.Tensor: _scaled(lambda x, y, *, alpha: x + y * alpha),
+    aten.sub.Tensor: _scaled(lambda x, y, *, alpha: x - y * alpha),
+    aten.addcmul.default: _scaled(lambda x, a, b, *, value: x + a * b * value),
+    aten.addcdiv.default: _scaled(lambda x, a, b, *, value: x + a / b * value),
+}
+"""Operations with a factor among their options, as products."""
+
+
 @lru_cache(maxsize=2)
 def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., object]]:
     """Overload → decomposition, of those that round as eager does if `exact`.
@@ -195,4 +228,5 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     kept[aten.as_strided_copy.default] = as_strided_copy
     kept.update(MISTRACED)
     kept.update(foreach_decompositions())
+    kept.update(KNOWN_AT_THE_CALL)
     return {target: parts for target, parts in kept.items() if isinstance(target, OpOverload)}

@@ -106,6 +106,57 @@ def test_by_name_and_with_a_schedule() -> None:
         torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
 
 
+SCHEDULED = {
+    "SGD": lambda parameters, **settings: optim.SGD(parameters, lr=0.1, momentum=0.9, **settings),
+    "RMSprop": lambda parameters, **settings: optim.RMSprop(parameters, lr=0.1, **settings),
+    "Adam": lambda parameters, **settings: optim.Adam(parameters, lr=0.1, **settings),
+    "Adagrad": lambda parameters, **settings: optim.Adagrad(parameters, lr=0.1, **settings),
+    "Adamax": lambda parameters, **settings: optim.Adamax(parameters, lr=0.1, **settings),
+}
+
+
+@pytest.mark.parametrize("foreach", [False, True])
+@pytest.mark.parametrize("name", SCHEDULED)
+def test_a_schedule_changes_the_learning_rate_and_nothing_is_compiled_again(name: str, foreach: bool) -> None:
+    """Once for the first rate, and once for any: Dynamo gives up after a few."""
+    mine, yours = leaves(), leaves()
+    optimizers = [SCHEDULED[name](parameters, foreach=foreach) for parameters in (mine, yours)]
+    plans = [optim.lr_scheduler.ExponentialLR(optimizer, 0.7) for optimizer in optimizers]
+    backend = Backend(Options(strict=True))
+    step, counts = torch.compile(optimizers[1].step, backend=backend), []
+    for k in range(5):
+        set_gradients(mine, k)
+        set_gradients(yours, k)
+        optimizers[0].step()
+        step()
+        for plan in plans:
+            plan.step()
+        counts.append(len(backend.reports))
+    for a, b in zip(mine, yours, strict=True):
+        torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
+    assert counts[2:] == [counts[2]] * 3 and all(report.kernels and not report.failure for report in backend.reports)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_factors_that_change(dtype: torch.dtype) -> None:
+    """Each is an operand of a product, in one kernel with all the rest; halves are rounded once."""
+
+    def update(x: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float) -> torch.Tensor:
+        y = x.add(a, alpha=factor).sub(b, alpha=factor * 2) + factor
+        y.addcmul_(a, b, value=factor).addcdiv_(a, b.abs() + 1, value=-factor)
+        return torch.addcmul(y, a, b, value=factor) + torch.addcdiv(y, a, b.abs() + 1, value=factor)
+
+    fused = fusion.fuse(update, options={"strict": True})
+    before = len(fusion.report(fused).graphs)  # of other dtypes
+    given = [torch.linspace(-2, 2, 21).view(3, 7).roll(k, 1).to(dtype) for k in range(3)]
+    for factor in (0.3, 0.7, -1.1, 2.5):
+        found, wide = fused(*given, factor), update(*(tensor.double() for tensor in given), factor)
+        error, own = ((result.double() - wide).abs().max() for result in (found, update(*given, factor)))
+        assert error <= 2 * own + 1e-6
+    graphs = fusion.report(fused).graphs[before:]
+    assert len(graphs) == 2 and all(len(graph.kernels) == 1 and not graph.externs for graph in graphs)
+
+
 def test_a_whole_training_step_compiled() -> None:
     """Forward and backward from one fused model, clipping and the step compiled, against eager."""
     net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 2))
