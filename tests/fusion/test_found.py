@@ -329,6 +329,16 @@ FOUND = {
         """,
         calls=({"A": 4},),
     ),
+    "the order of halves that are computed": Program(
+        inputs=(Input("x0", ("C", "A"), torch.float16),),
+        source="""
+            t0 = torch.xlogy(x0.abs(), x0.abs() + 0.5)
+            t1 = t0.sort(dim=-2, stable=True)[1]
+            return (t1, t0.exp().median(0)[0],)
+        """,
+        calls=({"A": 1, "C": 16},),
+        seed=1050,
+    ),
     "a product with a matrix that is made of a size": Program(
         inputs=(Input("x0", ("B", 1, 1, "C"), torch.float32), Input("x1", ("C",), torch.float32)),
         source="""

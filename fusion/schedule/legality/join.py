@@ -6,7 +6,14 @@ from codegen.target import Capabilities
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality.cluster import Cluster, Link, Refused
 from fusion.schedule.legality.joined import refusal_of
-from fusion.schedule.legality.pairs import no_other_fold, not_empty, same_device, scatters_apart, small_enough
+from fusion.schedule.legality.pairs import (
+    no_other_fold,
+    not_empty,
+    same_device,
+    scatters_apart,
+    small_enough,
+    stored_where_ranked,
+)
 from fusion.schedule.legality.placing import directions, moved_by, placed_in
 from lowering.program import Map
 
@@ -16,7 +23,7 @@ def may_join(
 ) -> Cluster | Refused:
     """The joined cluster, or the reason why there is none."""
     members = tuple(sorted((*first.members, *second.members)))
-    for rule in (same_device, small_enough, scatters_apart, no_other_fold, not_empty):
+    for rule in (same_device, small_enough, scatters_apart, no_other_fold, stored_where_ranked, not_empty):
         reason = rule(dependences, capabilities, first, second, members)
         if reason is not None:
             return Refused(reason)

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 from codegen.target import Capabilities
 from fusion.schedule import scattered
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality.cluster import Cluster
+from lowering.expr import Expr, Op, loads, postorder
 from lowering.program import Contract, Map
 
 MAX_MEMBERS = 64
 """Nodes per kernel.  Longer chains gain little more and make register pressure and compile time grow."""
+
+COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
 def not_empty(
@@ -65,3 +69,30 @@ def no_other_fold(
     if not all(isinstance(node, Contract) for side in folds for node in side):
         return "a contraction shares its kernel with no other fold"
     return None
+
+
+def stored_where_ranked(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
+) -> str | None:
+    """Computed floats that are compared with others of the same tensor, as by a sort, are stored before.
+
+    Computed in vectors for one side and alone for the other, the same number may differ in its last bit from itself:
+    two elements of a row would have one place in it, and another place would have none.
+    """
+    nodes = [dependences.compute(member) for member in members]
+    ranked = frozenset[str]().union(*(_ranked(node.exprs) for node in nodes))
+    for node in nodes:
+        if node.out in ranked and isinstance(node, Map) and any(isinstance(part, Op) for part in postorder(node.expr)):
+            return f"{node.out} is compared with itself at another point, and has to be the same there"
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _ranked(exprs: tuple[Expr, ...]) -> frozenset[str]:
+    """The float tensors of which two elements are compared."""
+    found: set[str] = set()
+    for node in postorder(*exprs):
+        if isinstance(node, Op) and node.name in COMPARISONS:
+            here, there = ({load for load in loads(arg) if load.dtype.is_floating_point} for arg in node.args)
+            found |= {a.buffer for a in here for b in there if a.buffer == b.buffer and a.index != b.index}
+    return frozenset(found)
