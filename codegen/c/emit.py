@@ -120,6 +120,8 @@ class _Function:
         pieces = cut(sweep, lane)
         for piece in pieces:
             extend_spans(self.where, piece.sweep.roots)
+        if any(loop_order(piece.sweep, self.lanes, self.where)[1] is not lane for piece in pieces):
+            return [(sweep, None)]  # without its condition a piece runs along another axis
         extents = (Extent(name, str(p.start), str(p.end), str(p.end - p.start), name) for p in pieces)
         return list(zip((p.sweep for p in pieces), extents, strict=True)) or [(sweep, None)]
 

@@ -339,6 +339,23 @@ FOUND = {
         calls=({"A": 1, "C": 16},),
         seed=1050,
     ),
+    "parts of a row that are stored along another axis": Program(
+        inputs=(Input("x0", ("B", "A"), torch.float16), Input("x1", ("B", "A"), torch.float32)),
+        source="""
+            t0 = torch.hstack([x0, x1])
+            t1 = (t0 - t0.min()) / (t0.max() - t0.min() + 0.5)
+            return (t1.transpose(0, -1).reshape(t1.shape),)
+        """,
+        calls=({"A": 40, "B": 4},),
+    ),
+    "nothing with its channels last": Program(
+        inputs=(Input("x0", (0, 1, "A", 0), torch.bfloat16), Input("x1", ("A",), torch.float32)),
+        source="""
+            t0 = (x0 * 0.3).to(memory_format=torch.channels_last)
+            return (t0, x1 * 2,)
+        """,
+        calls=({"A": 3},),
+    ),
     "a product with a matrix that is made of a size": Program(
         inputs=(Input("x0", ("B", 1, 1, "C"), torch.float32), Input("x1", ("C",), torch.float32)),
         source="""
