@@ -241,7 +241,8 @@ class _KernelRules:
                     where = found[stmt.where] if stmt.where is not None else frozenset[sympy.Symbol]()
                     varies |= {axis for axis in target | where if self.sizes[axis] != 1}
                     target = frozenset(stmt.axes)
-                require(varies <= target, "the value varies along an axis that the offset does not")
+                stored = all(size != 0 for size in self.sizes.values())  # strides of no elements say nothing
+                require(varies <= target or not stored, "the value varies along an axis that the offset does not")
                 used |= target
             for axis in used:
                 outside = self.roles[axis] is Role.LOOP and axis not in walked
