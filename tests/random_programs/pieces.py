@@ -24,7 +24,7 @@ LOSSES = (
     f"F.cosine_similarity({{f}}, {OTHER}, {{d}}, eps=0.1)",
     f"F.pairwise_distance({{f}}, {OTHER}, eps=0.1)",
     f"F.margin_ranking_loss({{f}}, {OTHER}, ({{sb}} * 2.0 - 1).to({{f}}.dtype), margin=0.3)",
-    "F.soft_margin_loss({f}, ({sb} * 2.0 - 1).to({f}.dtype))",
+    "F.soft_margin_loss({f}.clamp(-9, 9), ({sb} * 2.0 - 1).to({f}.dtype))",
     f"F.triplet_margin_loss({{f}}, {OTHER}, {{f}} * 0.5, eps=0.1)",
     "F.multi_margin_loss({f}.reshape(-1, {f}.shape[-1]), {si}.long().reshape(-1, {f}.shape[-1])[:, 0] % {f}.shape[-1])",
 )
