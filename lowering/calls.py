@@ -48,6 +48,9 @@ class Calls(Builder):
         if _is_mistraced(node):
             self.mistraced.add(node)
         is_view = _is_view(node.target)
+        for source in node.args[:1] if is_view else ():
+            if isinstance(source, fx.Node) and isinstance(self.values[source], Value):
+                self.tensor(source, fresh=True)  # who gets the view may write to it: not to what a copy was made of
         args = tuple(self._extern_arg(arg) for arg in node.args)
         kwargs = {key: self._extern_arg(arg) for key, arg in node.kwargs.items()}
         val = node.meta.get("val")

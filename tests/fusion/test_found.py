@@ -356,6 +356,15 @@ FOUND = {
         """,
         calls=({"A": 3},),
     ),
+    "the diagonal of a copy, of a size that is not known": Program(
+        inputs=(Input("x0", ("C", 1), torch.bfloat16),),
+        source="""
+            t0 = x0.repeat_interleave(1, 1)
+            return (t0.diagonal(), t0 * 2,)
+        """,
+        calls=({"C": 33}, {"C": 35}),
+        dynamic=True,
+    ),
     "a product with a matrix that is made of a size": Program(
         inputs=(Input("x0", ("B", 1, 1, "C"), torch.float32), Input("x1", ("C",), torch.float32)),
         source="""
