@@ -167,7 +167,10 @@ class Backend:
 
     def _of_other_inputs(self, graph: fx.GraphModule) -> Callable[..., object]:
         """What runs at calls whose inputs lie over one another otherwise than at compilation."""
-        message = "the inputs overlap otherwise than those that this was compiled for, or are views of no common tensor"
+        message = (
+            "the inputs overlap otherwise than those that this was compiled for, are views of no common tensor, or one"
+            " is changed that is part of other memory, and a result is a view of it"
+        )
         refusal = Unsupported(message, origin=_first_line(graph))
         known = False
 

@@ -6,6 +6,10 @@ call comes with other views, which would give wrong numbers.  So what enters is 
 Dynamo captured; what leaves is a callable that compares, at each call, how the inputs lie, and runs the captured graph
 in eager where that differs, or where the base is another one: of another shape, or memory that reaches further.  Graphs
 that change nothing in place are returned as they are.
+
+Where a result is a view of a changed input and its place is symbolic, AOTAutograd makes it out of that input with the
+strides and the offset that the view has in the graph's new value, which is dense and has memory of its own.  Of an
+input that begins within other memory, or has gaps, these are other elements: such a call is eager's, too.
 """
 
 from __future__ import annotations
@@ -15,6 +19,8 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from torch._functorch._aot_autograd.functional_utils import ViewMetaSequence
+from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 
 Call: TypeAlias = Callable[..., object]
@@ -32,13 +38,16 @@ def watch_overlaps(compiled: Call, captured: Call, inputs: Sequence[object]) -> 
         inputs: those that it was compiled for.
     """
     tensors = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor) and _may_overlap(value)]
-    changed = _changed(inputs)
-    if not changed or len(tensors) < 2 or len(tensors) > MAX_COMPARED:
+    changed = _changed(inputs) & set(tensors)
+    viewed = _viewed(inputs, changed)
+    compared = bool(changed) and 2 <= len(tensors) <= MAX_COMPARED
+    if not compared and not viewed:
         return compiled
-    layout = _Layout.of(inputs, tensors, changed & set(tensors), merged=_merged(inputs))
+    layout = _Layout.of(inputs, tensors, changed, merged=_merged(inputs)) if compared else None
 
     def run(*args: object) -> object:
-        return compiled(*args) if layout.holds(args) else captured(*args)
+        lies = (layout is None or layout.holds(args)) and all(_fills_its_memory(args[k]) for k in viewed)
+        return compiled(*args) if lies else captured(*args)
 
     return run
 
@@ -141,6 +150,28 @@ def _changed(inputs: Sequence[object]) -> set[int]:
     if _merged(inputs):
         return set(range(len(inputs)))
     return {k for k, info in enumerate(context.fw_metadata.input_info) if info.mutates_data}
+
+
+def _viewed(inputs: Sequence[object], changed: Collection[int]) -> tuple[int, ...]:
+    """The changed inputs of which results are views that AOTAutograd cannot make again step by step."""
+    context = TracingContext.try_get()
+    if not changed or context is None or context.fw_metadata is None:
+        return ()
+    views = [info for info in context.fw_metadata.output_info if info.output_type is OutputType.alias_of_input]
+    symbolic = [info for info in views if info.view_meta_sequence is None or _has_symbols(info.view_meta_sequence)]
+    if symbolic and _merged(inputs):
+        return tuple(sorted(changed))
+    return tuple(sorted(set(changed).intersection(info.base_idx for info in symbolic)))
+
+
+def _has_symbols(views: ViewMetaSequence) -> bool:
+    return any(view.has_symbolic_inputs for view in views.sequence)
+
+
+def _fills_its_memory(tensor: object) -> bool:
+    """Does a tensor begin where its memory does, without gaps between its elements?"""
+    assert isinstance(tensor, torch.Tensor)
+    return tensor.storage_offset() == 0 and bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def _merged(inputs: Sequence[object]) -> bool:

@@ -196,3 +196,27 @@ def test_views_of_another_base(dynamic: bool) -> None:
         found = fused(own[:6], own[3:9])
         torch.testing.assert_close((found, own), (program(mine[:6], mine[3:9]), mine), rtol=0, atol=0)
     assert fusion.report(fused).kernels
+
+
+@pytest.mark.parametrize(
+    "part", [lambda x: x[:, :5], lambda x: x.flatten()[3:-3].view(2, -1).t()], ids=["gaps", "offset"]
+)
+def test_results_that_are_symbolic_views_of_a_part_that_is_changed(part: Callable[[Tensor], Tensor]) -> None:
+    """AOTAutograd makes them where the views of the new value begin, which is no part of anything."""
+
+    def program(x: Tensor) -> tuple[Tensor, ...]:
+        halves = torch.split(x, x.shape[0] // 2)
+        x.add_(5)
+        return halves
+
+    fused = fusion.fuse(program, dynamic=True)
+    for rows in (6, 11):
+        whole, own = torch.arange(8.0 * rows).view(rows, 8), torch.arange(8.0 * rows).view(rows, 8)
+        torch.testing.assert_close(fused(own), program(whole), rtol=0, atol=0)
+        expected = program(part(whole))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fusion.FusionWarning)
+            found = fused(part(own))
+        torch.testing.assert_close((found, own), (expected, whole), rtol=0, atol=0)
+    report = fusion.report(fused)
+    assert report.kernels and any("a result is a view of it" in str(graph.failure) for graph in report.graphs)
