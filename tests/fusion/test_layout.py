@@ -19,7 +19,7 @@ from tests.fusion.test_programs import assert_as_eager
 
 
 def transposed_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return (x.transpose(-1, -2) @ y).tanh()
+    return (x.transpose(-1, -2) @ y / 5).tanh()  # far from where 1 - tanh² has lost its digits
 
 
 def channels_last(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
