@@ -23,6 +23,8 @@ from torch._functorch._aot_autograd.functional_utils import ViewMetaSequence
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 
+from fusion.joint.layout import is_dense
+
 Call: TypeAlias = Callable[..., object]
 
 MAX_COMPARED = 16
@@ -171,7 +173,7 @@ def _has_symbols(views: ViewMetaSequence) -> bool:
 def _fills_its_memory(tensor: object) -> bool:
     """Does a tensor begin where its memory does, without gaps between its elements?"""
     assert isinstance(tensor, torch.Tensor)
-    return tensor.storage_offset() == 0 and bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
+    return tensor.storage_offset() == 0 and is_dense(tensor)
 
 
 def _merged(inputs: Sequence[object]) -> bool:
