@@ -1,1 +1,1 @@
-"""Benchmarks: `python -m benchmarks cpu|gpu|scheduling|opinfo`."""
+"""Benchmarks: `python -m benchmarks cpu|gpu|contractions|training|scheduling|opinfo|random`."""

@@ -1,10 +1,11 @@
-"""`python -m benchmarks [cpu|gpu|scheduling] [--only NAME] [--quick]`, or `python -m benchmarks opinfo|random
-[options]`.
+"""`python -m benchmarks [cpu|gpu|contractions|training|scheduling] [--only NAME] [--quick]`, or `python -m benchmarks
+opinfo|random [options]`.
 
 Without a suite: `gpu` where there is a device, else `cpu`.
 """
 
 import argparse
+import importlib
 import sys
 
 import torch
@@ -20,21 +21,16 @@ def main() -> int:
 
         return random_programs(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("suite", nargs="?", choices=("cpu", "gpu", "scheduling"))
+    parser.add_argument("suite", nargs="?", choices=("cpu", "gpu", "contractions", "training", "scheduling"))
     parser.add_argument("--only", default="", metavar="NAME", help="only the cases whose name contains NAME")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, smaller graphs, no cold compilation")
     arguments = parser.parse_args()
     suite = arguments.suite or ("gpu" if torch.cuda.is_available() else "cpu")
-    if suite == "gpu" and not torch.cuda.is_available():
+    if suite in ("gpu", "contractions", "training") and not torch.cuda.is_available():
         print("benchmarks: this PyTorch sees no CUDA device; run `python -m benchmarks cpu`", file=sys.stderr)
         return 2
-    if suite == "cpu":
-        from benchmarks.cpu import run
-    elif suite == "gpu":
-        from benchmarks.gpu import run
-    else:
-        from benchmarks.scheduling import run
-    return run(only=arguments.only, quick=arguments.quick)
+    module = importlib.import_module(f"benchmarks.{suite}")
+    return int(module.run(only=arguments.only, quick=arguments.quick))
 
 
 if __name__ == "__main__":

@@ -15,12 +15,9 @@ import fusion
 
 
 def main(suite: str, name: str, system: str) -> None:
-    if suite == "cpu":
-        from benchmarks.cpu import CASES, DEVICE
-    else:
-        from benchmarks.gpu import CASES, DEVICE
-    case = next(case for case in CASES if case.name == name)
-    inputs = case.make(DEVICE)
+    module = importlib.import_module(f"benchmarks.{suite}")
+    case = next(case for case in module.CASES if case.name == name)
+    inputs = case.make(module.DEVICE)
     if system == "inductor":
         importlib.import_module("torch._inductor.compile_fx")  # now, so that it is not on the clock
     backend = "inductor" if system == "inductor" else fusion.fusion_backend
@@ -28,7 +25,7 @@ def main(suite: str, name: str, system: str) -> None:
         case.program(*inputs)
         start = time.perf_counter()
         torch.compile(case.program, backend=backend, dynamic=False)(*inputs)
-        if DEVICE == "cuda":
+        if module.DEVICE == "cuda":
             torch.cuda.synchronize()
         print(json.dumps({"seconds": time.perf_counter() - start}))
 

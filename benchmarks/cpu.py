@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from benchmarks import programs
-from benchmarks.harness import run_suite
 from benchmarks.programs import attention_case, cross_entropy_case, row_case, vector_case
+from benchmarks.suite import run_suite
 
 DEVICE = "cpu"
 THREADS = 2

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 
 from benchmarks import programs
-from benchmarks.harness import run_suite
-from benchmarks.programs import Case, attention_case, cross_entropy_case, row_case, vector_case
+from benchmarks.programs import Case, Draw, attention_case, cross_entropy_case, row_case, vector_case
+from benchmarks.suite import run_suite
 
 DEVICE = "cuda"
 F32, BF16 = torch.float32, torch.bfloat16
@@ -22,10 +22,7 @@ CASES = (
     *(row_case(programs.layer_norm, 8192, columns, BF16, vectors=2) for columns in (1024, 4096)),
     row_case(programs.rms_norm, 8192, 4096, BF16, vectors=1),
     cross_entropy_case(4096, 50_257, BF16),
-    *(
-        Case(f"matmul_relu {n}x{n}x{n}", programs.matmul_relu, (((n, n), BF16), ((n, n), BF16)))
-        for n in (1024, 4096, 8192)
-    ),
+    *(Case(f"matmul_relu {n}x{n}x{n}", programs.matmul_relu, (Draw((n, n), BF16),) * 2) for n in (1024, 4096, 8192)),
     *(attention_case(program, 32, 4096, width, BF16) for program in ATTENTION for width in (64, 128)),
 )
 

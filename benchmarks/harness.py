@@ -2,20 +2,17 @@
 
 A number is only reported if the result was right (error against float64 no more than twice eager's), if Fusion
 generated at least one kernel and if no region of it fell back to eager; otherwise the case is refused, with the reason.
-Times are medians of runs that alternate between the systems, so that a busy moment of the machine hits all of them; a
-row whose runs differ much from each other is marked as noisy.
+Times are medians; a row whose runs differ much from each other is marked as noisy.
 """
 
 from __future__ import annotations
 
 import json
-import math
 import os
 import statistics
 import subprocess
 import sys
 import tempfile
-import time
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -24,15 +21,14 @@ import torch
 from torch import Tensor
 
 import fusion
+from benchmarks.clocks import peak_bytes, seconds_in_turn
 from benchmarks.programs import Case
-
-SYSTEMS = ("eager", "inductor", "fusion")
-FLUSH_BYTES = 512 << 20
-"""Zeroed between timed runs on a GPU: more than its L2, and long enough to hide the launch of what follows."""
-
 
 NOISE = 0.25
 """Half of the runs of one system may differ by this share of their median before the row is marked."""
+
+Results = tuple[Tensor, ...]
+Program = Callable[..., Tensor | tuple[Tensor, ...]]
 
 
 class Refused(Exception):
@@ -41,18 +37,22 @@ class Refused(Exception):
 
 @dataclass
 class Result:
-    """Seconds per run, error against float64 and seconds of a cold compilation, by system."""
+    """By system: seconds per run, error against float64, bytes held at most and seconds of a cold compilation.
+
+    `bytes` is what has to be moved at least: inputs, result and gradients, once each.
+    """
 
     case: Case
     bytes: int
     seconds: dict[str, float] = field(default_factory=dict)
     errors: dict[str, float] = field(default_factory=dict)
+    peaks: dict[str, float] = field(default_factory=dict)
     cold: dict[str, float] = field(default_factory=dict)
     noisy: bool = False
 
 
 def measure(case: Case, device: str, *, rounds: int) -> Result:
-    """Check and time one case under all systems.
+    """Check and time one case under all its systems and beside its rivals.
 
     Raises:
         Refused: a wrong result, or no generated kernel.
@@ -60,27 +60,56 @@ def measure(case: Case, device: str, *, rounds: int) -> Result:
     torch._dynamo.reset()
     inputs = case.make(device)
     backend = fusion.Backend(fusion.Options.read())
-    calls = {
-        "eager": case.program,
-        "inductor": torch.compile(case.program, backend="inductor", dynamic=False),
-        "fusion": torch.compile(case.program, backend=backend, dynamic=False),
-    }
-    with torch.no_grad(), warnings.catch_warnings():
+    programs = {system: _under(system, case.program, backend) for system in case.systems} | dict(case.rivals)
+    calls = {name: _closed(case, program, inputs) for name, program in programs.items()}
+    with warnings.catch_warnings():
         warnings.simplefilter("error", fusion.FusionWarning)
-        results = {system: call(*inputs) for system, call in calls.items()}
+        results = {name: call() for name, call in calls.items()}
         _check_generated(backend)
-        moved = sum(tensor.nbytes for tensor in (*inputs, results["eager"]))
-        result = Result(case, moved, errors=_errors(case, inputs, results))
-        time_in_turn = _cuda_seconds if device == "cuda" else _cpu_seconds
-        samples = time_in_turn({system: _closed(call, inputs) for system, call in calls.items()}, rounds)
-    for system, values in samples.items():
-        low, result.seconds[system], high = statistics.quantiles(values, n=4)
-        result.noisy |= high - low > NOISE * result.seconds[system]
+        result = Result(case, sum(tensor.nbytes for tensor in (*inputs, *results["fusion"])))
+        result.errors = _errors(case, inputs, results)
+        results.clear()
+        if device == "cuda":
+            result.peaks = {name: peak_bytes(call) for name, call in calls.items()}
+        samples = seconds_in_turn(calls, device, rounds)
+    for name, values in samples.items():
+        low, result.seconds[name], high = statistics.quantiles(values, n=4)
+        result.noisy |= high - low > NOISE * result.seconds[name]
     return result
 
 
-def _closed(call: Callable[..., Tensor], inputs: Sequence[Tensor]) -> Callable[[], Tensor]:
-    return lambda: call(*inputs)
+def _under(system: str, program: Program, backend: fusion.Backend) -> Program:
+    """The program under one of `eager`, `inductor`, `max-autotune` (inductor's) and `fusion`."""
+    if system == "eager":
+        return program
+    if system == "fusion":
+        return torch.compile(program, backend=backend, dynamic=False)
+    mode = "max-autotune-no-cudagraphs" if system == "max-autotune" else None
+    return torch.compile(program, backend="inductor", mode=mode, dynamic=False)
+
+
+def _closed(case: Case, program: Program, inputs: Sequence[Tensor]) -> Callable[[], Results]:
+    """A call of no arguments: the result, and the gradients if the case asks for them."""
+    if not case.gradients:
+
+        def forward() -> Results:
+            with torch.no_grad():
+                result = program(*inputs)
+            return result if isinstance(result, tuple) else (result,)
+
+        return forward
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    weights: list[Tensor] = []  # of the sum that is differentiated: the same numbers in every type
+
+    def both() -> Results:
+        result = program(*inputs)
+        assert isinstance(result, Tensor)
+        if not weights:
+            generator = torch.Generator().manual_seed(1)
+            weights.append(torch.randn(result.shape, generator=generator).bfloat16().to(result))
+        return result.detach(), *torch.autograd.grad(result, wanted, weights[0])
+
+    return both
 
 
 def _check_generated(backend: fusion.Backend) -> None:
@@ -91,57 +120,28 @@ def _check_generated(backend: fusion.Backend) -> None:
         raise Refused("Fusion generated no kernel")
 
 
-def _errors(case: Case, inputs: Sequence[Tensor], results: dict[str, Tensor]) -> dict[str, float]:
-    wide = [tensor.double() if tensor.is_floating_point() else tensor for tensor in inputs]
-    exact = case.program(*wide).double()
-    errors = {system: (result.double() - exact).abs().max().item() for system, result in results.items()}
-    tiny = 1e-6 * max(1.0, exact.abs().max().item())
-    if not errors["fusion"] <= 2 * errors["eager"] + tiny:  # written so that NaN fails
-        raise Refused(f"Fusion's error is {errors['fusion']:.2e}, eager's {errors['eager']:.2e}")
-    return errors
+def _errors(case: Case, inputs: Sequence[Tensor], results: dict[str, Results]) -> dict[str, float]:
+    """The largest error of each against float64, in units of the largest number of the tensor it is in.
 
-
-# Timing -----------------------------------------------------------------------------------------------------
-
-
-def _cpu_seconds(calls: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, list[float]]:
-    """Seconds per run, for each round.  Short runs are repeated within a round until a sample lasts about 5 ms."""
-    repeats = {}
-    for system, call in calls.items():
-        call()
-        start = time.perf_counter()
-        call()
-        repeats[system] = max(1, math.ceil(5e-3 / (time.perf_counter() - start)))
-    samples: dict[str, list[float]] = {system: [] for system in calls}
-    for _ in range(rounds):
-        for system, call in calls.items():
-            start = time.perf_counter()
-            for _ in range(repeats[system]):
-                call()
-            samples[system].append((time.perf_counter() - start) / repeats[system])
-    return samples
-
-
-def _cuda_seconds(calls: dict[str, Callable[[], Tensor]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each run on the device, between events, with the L2 cache flushed before."""
-    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
-    for call in calls.values():
-        for _ in range(5):
-            call()
-    marks: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {system: [] for system in calls}
-    for _ in range(rounds):
-        for system, call in calls.items():
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            flush.zero_()
-            start.record()
-            call()
-            end.record()
-            marks[system].append((start, end))
-        torch.cuda.synchronize()
-    return {system: [start.elapsed_time(end) / 1e3 for start, end in pairs] for system, pairs in marks.items()}
-
-
-# Cold compilation -------------------------------------------------------------------------------------------
+    Without eager among the systems there is nothing to judge by, and Fusion's own error has to be below 2%.
+    """
+    wide = [tensor.detach().double() if tensor.is_floating_point() else tensor for tensor in inputs]
+    for tensor, given in zip(wide, inputs, strict=True):
+        tensor.requires_grad_(given.requires_grad)
+    exact = _closed(case, case.program, wide)()
+    scales = [max(tensor.abs().max().item(), 1e-30) for tensor in exact]
+    errors = {
+        name: [
+            (given.double() - right).abs().max().item() / scale
+            for given, right, scale in zip(values, exact, scales, strict=True)
+        ]
+        for name, values in results.items()
+    }
+    allowed = [2 * error + 1e-6 for error in errors["eager"]] if "eager" in errors else [2e-2] * len(exact)
+    for error, limit in zip(errors["fusion"], allowed, strict=True):
+        if not error <= limit:  # written so that NaN fails
+            raise Refused(f"Fusion's error is {error:.2e} of the largest number, {limit:.2e} is allowed")
+    return {name: max(values) for name, values in errors.items()}
 
 
 def cold_seconds(suite: str, name: str, system: str) -> float:
@@ -156,65 +156,3 @@ def cold_seconds(suite: str, name: str, system: str) -> float:
     if done.returncode:
         raise Refused(f"cold compilation with {system} failed: {done.stderr.strip().splitlines()[-1]}")
     return float(json.loads(done.stdout.splitlines()[-1])["seconds"])
-
-
-# Tables -----------------------------------------------------------------------------------------------------
-
-
-def geomean(values: Sequence[float]) -> float:
-    """The geometric mean.
-
-    >>> geomean([1.0, 4.0])
-    2.0
-    """
-    return math.exp(statistics.fmean(map(math.log, values)))
-
-
-def header(*, cold: bool) -> str:
-    text = f"{'case':<26}" + "".join(f"{system + ' ms':>13}" for system in SYSTEMS)
-    text += f"{'vs eager':>10}{'vs inductor':>13}{'GB/s':>9}{'error':>10}"
-    return text + (f"{'cold inductor':>15}{'cold fusion':>13}" if cold else "")
-
-
-def row(result: Result) -> str:
-    medians = result.seconds
-    text = f"{result.case.name:<26}" + "".join(f"{medians[system] * 1e3:>13.4f}" for system in SYSTEMS)
-    ratios = [medians[other] / medians["fusion"] for other in ("eager", "inductor")]
-    text += f"{ratios[0]:>9.2f}x{ratios[1]:>12.2f}x{result.bytes / medians['fusion'] / 1e9:>9.1f}"
-    text += f"{result.errors['fusion']:>10.1e}"
-    widths = {"inductor": 13, "fusion": 11}
-    text += "".join(f"{seconds:>{widths[system]}.2f} s" for system, seconds in result.cold.items())
-    return text + ("  ~" if result.noisy else "")
-
-
-def run_suite(suite: str, cases: Sequence[Case], device: str, *, rounds: int, cold: bool, only: str) -> int:
-    """Measure and print all cases; returns 1 if any was refused."""
-    chosen = [case for case in cases if only in case.name]
-    if not chosen:
-        print(f"no case of {suite} has {only!r} in its name: {', '.join(case.name for case in cases)}")
-        return 2
-    print(header(cold=cold))
-    results, refused = [], 0
-    for case in chosen:
-        try:
-            result = measure(case, device, rounds=rounds)
-            if cold:
-                result.cold = {system: cold_seconds(suite, case.name, system) for system in ("inductor", "fusion")}
-        except (Refused, fusion.FusionError, fusion.FusionWarning) as reason:
-            refused += 1
-            print(f"{case.name:<26}refused: {reason}", flush=True)
-            continue
-        results.append(result)
-        print(row(result), flush=True)
-    if results:
-        summary = "geometric mean of the ratios: "
-        for other in ("eager", "inductor"):
-            ratio = geomean([result.seconds[other] / result.seconds["fusion"] for result in results])
-            summary += f"{ratio:.2f}x against {other}, "
-        if cold:
-            ratio = geomean([result.cold["inductor"] / result.cold["fusion"] for result in results])
-            summary += f"cold compilation {ratio:.2f}x against inductor, "
-        print(summary.removesuffix(", ") + f" ({len(results)} of {len(chosen)} cases; above 1 Fusion is faster)")
-        if any(result.noisy for result in results):
-            print(f"~ half of the runs differ by more than {NOISE:.0%}: other work on this machine; run it again")
-    return int(refused > 0)

@@ -14,24 +14,48 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
-class Case:
-    """A program with its inputs: one (shape, dtype) each.  Integers are drawn below `high`."""
+class Draw:
+    """How one input is drawn: normal numbers times `scale`, or integers of [low, high)."""
 
-    name: str
-    program: Callable[..., Tensor]
-    inputs: tuple[tuple[tuple[int, ...], torch.dtype], ...]
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+    scale: float = 1.0
+    low: int = 0
     high: int = 8
 
+    def tensor(self, generator: torch.Generator) -> Tensor:
+        """Never zeros: they compress, and hide errors."""
+        if self.dtype.is_floating_point:
+            return (torch.randn(self.shape, generator=generator) * self.scale).to(self.dtype)
+        return torch.randint(self.low, self.high, self.shape, generator=generator).to(self.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A program with its inputs, and other ways to compute the same that it is compared with.
+
+    Attributes:
+        name: what `--only` looks in.
+        program: from the inputs to one tensor, or to several.
+        inputs: how each is drawn.
+        rivals: by name, programs of the same inputs that run as they are.
+        systems: what the program itself is run under.
+        gradients: of the one result times random numbers, for every floating input, in the same run.
+    """
+
+    name: str
+    program: Callable[..., Tensor | tuple[Tensor, ...]]
+    inputs: tuple[Draw, ...]
+    rivals: tuple[tuple[str, Callable[..., Tensor | tuple[Tensor, ...]]], ...] = ()
+    systems: tuple[str, ...] = ("eager", "inductor", "fusion")
+    gradients: bool = False
+
     def make(self, device: str, seed: int = 0) -> list[Tensor]:
-        """Random inputs (never zeros: they compress, and hide errors), the same for the same seed."""
+        """Random inputs, the same for the same seed."""
         generator = torch.Generator().manual_seed(seed)
-        made = []
-        for shape, dtype in self.inputs:
-            if dtype.is_floating_point:
-                tensor = torch.randn(shape, generator=generator).to(dtype)
-            else:
-                tensor = torch.randint(0, self.high, shape, generator=generator).to(dtype)
-            made.append(tensor.to(device))
+        made = [draw.tensor(generator).to(device) for draw in self.inputs]
+        for tensor in made:
+            tensor.requires_grad_(self.gradients and tensor.is_floating_point())
         return made
 
 
@@ -87,20 +111,19 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 def attention_case(program: Callable[..., Tensor], heads: int, length: int, width: int, dtype: torch.dtype) -> Case:
     """A case over queries, keys and values of the same length."""
-    inputs = (((1, heads, length, width), dtype),) * 3
-    return Case(f"{program.__name__} {heads}x{length}x{width}", program, inputs)
+    return Case(f"{program.__name__} {heads}x{length}x{width}", program, (Draw((1, heads, length, width), dtype),) * 3)
 
 
 def row_case(program: Callable[..., Tensor], rows: int, columns: int, dtype: torch.dtype, vectors: int = 0) -> Case:
     """A case over a matrix and `vectors` vectors as long as its rows."""
-    inputs = (((rows, columns), dtype), *(((columns,), dtype),) * vectors)
+    inputs = (Draw((rows, columns), dtype), *(Draw((columns,), dtype),) * vectors)
     return Case(f"{program.__name__} {rows}x{columns}", program, inputs)
 
 
 def cross_entropy_case(rows: int, classes: int, dtype: torch.dtype) -> Case:
-    inputs = (((rows, classes), dtype), ((rows,), torch.int64))
-    return Case(f"cross_entropy {rows}x{classes}", cross_entropy, inputs, high=classes)
+    inputs = (Draw((rows, classes), dtype), Draw((rows,), torch.int64, high=classes))
+    return Case(f"cross_entropy {rows}x{classes}", cross_entropy, inputs)
 
 
 def vector_case(length: int, dtype: torch.dtype) -> Case:
-    return Case(f"vector_add {length}", vector_add, (((length,), dtype),) * 2)
+    return Case(f"vector_add {length}", vector_add, (Draw((length,), dtype),) * 2)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import importlib
+from dataclasses import replace
+
 import pytest
 import torch
 
-from benchmarks import harness, programs, scheduling
+from benchmarks import harness, programs, scheduling, tables
 from benchmarks.harness import Refused
-from benchmarks.programs import Case
+from benchmarks.programs import Case, Draw
 
-SMALL = (((16, 32), torch.float32),)
+SMALL = (Draw((16, 32), torch.float32),)
 
 
 @pytest.fixture
@@ -26,10 +29,46 @@ def without_inductor(monkeypatch):
 @pytest.mark.usefixtures("without_inductor")
 def test_a_case_is_checked_timed_and_shown():
     result = harness.measure(Case("softmax", programs.softmax, SMALL), "cpu", rounds=2)
-    assert set(result.seconds) == set(harness.SYSTEMS)
+    assert list(result.seconds) == ["eager", "inductor", "fusion"]
     assert all(seconds > 0 for seconds in result.seconds.values())
     assert result.bytes == 2 * 16 * 32 * 4
-    assert harness.row(result).startswith("softmax")
+    assert tables.row(result).startswith("softmax")
+    assert len(tables.row(result).removesuffix("  ~")) == len(tables.header(list(result.seconds), cold=False))
+
+
+@pytest.mark.usefixtures("without_inductor")
+def test_rivals_run_beside_and_gradients_are_checked():
+    case = Case("softmax", programs.softmax, SMALL, (("one call", lambda x: x.softmax(-1)),), gradients=True)
+    result = harness.measure(case, "cpu", rounds=2)
+    assert list(result.seconds) == ["eager", "inductor", "fusion", "one call"]
+    assert result.bytes == 3 * 16 * 32 * 4
+    assert "against one call" in tables.summary([result], 1)[0]
+
+
+class _Doubled(torch.autograd.Function):
+    """The identity, with a gradient that is wrong."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+def test_a_wrong_gradient_is_refused():
+    case = Case("softmax", programs.softmax, SMALL, gradients=True)
+    inputs = case.make("cpu")
+    results = {
+        name: harness._closed(case, program, inputs)()
+        for name, program in {
+            "eager": programs.softmax,
+            "fusion": lambda x: programs.softmax(_Doubled.apply(x)),
+        }.items()
+    }
+    with pytest.raises(Refused, match="error"):
+        harness._errors(case, inputs, results)
 
 
 @pytest.mark.usefixtures("without_inductor")
@@ -53,10 +92,10 @@ def test_a_wrong_or_nan_result_is_refused():
     case = Case("softmax", programs.softmax, SMALL)
     inputs = case.make("cpu")
     right = programs.softmax(*inputs)
-    assert harness._errors(case, inputs, {"eager": right, "fusion": right})["fusion"] < 1e-6
+    assert harness._errors(case, inputs, {"eager": (right,), "fusion": (right,)})["fusion"] < 1e-6
     for wrong in (right + 1e-3, right * float("nan")):
         with pytest.raises(Refused, match="error"):
-            harness._errors(case, inputs, {"eager": right, "fusion": wrong})
+            harness._errors(case, inputs, {"eager": (right,), "fusion": (wrong,)})
 
 
 def test_inputs_are_random_and_the_same_each_time():
@@ -67,10 +106,30 @@ def test_inputs_are_random_and_the_same_each_time():
     assert set(first[1].tolist()) <= set(range(10))
 
 
-def test_every_cpu_case_has_a_name_of_its_own():
-    from benchmarks.cpu import CASES
+@pytest.mark.parametrize("suite", ["cpu", "gpu", "contractions"])
+def test_every_case_has_a_name_of_its_own(suite):
+    cases = importlib.import_module(f"benchmarks.{suite}").CASES
+    assert len({case.name for case in cases}) == len(cases)
 
-    assert len({case.name for case in CASES}) == len(CASES)
+
+@pytest.mark.parametrize("group", ["product", "attention", "masked", "loss", "quantised", "norm"])
+def test_contractions_are_programs_that_fusion_compiles(group):
+    """Every program of the group, with sizes that a CPU does at once, is right."""
+    from benchmarks.contractions import CASES
+
+    programs = {case.program: case for case in CASES if case.name.startswith(group + ":")}
+    assert programs
+    for case in programs.values():
+        small = replace(
+            case, inputs=tuple(_small(draw) for draw in case.inputs), systems=("eager", "fusion"), rivals=()
+        )
+        assert harness.measure(small, "cpu", rounds=2).errors["fusion"] < 2e-2
+
+
+def _small(draw):
+    """What is large, a sixty-fourth."""
+    shape = tuple(size if size < 512 else size // 64 for size in draw.shape)
+    return replace(draw, shape=shape, high=draw.high if draw.high < 512 else draw.high // 64)
 
 
 @pytest.mark.parametrize("kind", scheduling.KINDS)

@@ -1,0 +1,68 @@
+"""Time and memory of several calls: in turn, so that a busy moment of the machine hits all of them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+
+FLUSH_BYTES = 512 << 20
+"""Zeroed between timed runs on a GPU: more than its L2, and long enough to hide the launch of what follows."""
+
+WARM_UP = 5
+
+
+def seconds_in_turn(calls: Mapping[str, Callable[[], object]], device: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds of each call in each of `rounds` rounds, by name.
+
+    On a CPU short calls are repeated until a sample lasts about 5 ms; on a GPU the time is the device's, between
+    events, with a cold L2 cache.
+    """
+    return _cuda_seconds(calls, rounds) if device == "cuda" else _cpu_seconds(calls, rounds)
+
+
+def _cpu_seconds(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    repeats = {}
+    for name, call in calls.items():
+        call()
+        start = time.perf_counter()
+        call()
+        repeats[name] = max(1, math.ceil(5e-3 / (time.perf_counter() - start)))
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            for _ in range(repeats[name]):
+                call()
+            samples[name].append((time.perf_counter() - start) / repeats[name])
+    return samples
+
+
+def _cuda_seconds(calls: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+    flush = torch.empty(FLUSH_BYTES, dtype=torch.int8, device="cuda")
+    for call in calls.values():
+        for _ in range(WARM_UP):
+            call()
+    marks: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            flush.zero_()
+            start.record()
+            call()
+            end.record()
+            marks[name].append((start, end))
+        torch.cuda.synchronize()
+    return {name: [start.elapsed_time(end) / 1e3 for start, end in pairs] for name, pairs in marks.items()}
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """The most that one run holds on the GPU beyond what was there before it."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before

@@ -1,0 +1,42 @@
+"""A suite of cases: measured one after the other, each printed as soon as it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+import fusion
+from benchmarks.harness import Refused, Result, cold_seconds, measure
+from benchmarks.programs import Case
+from benchmarks.tables import header, row, summary
+
+
+def run_suite(suite: str, cases: Sequence[Case], device: str, *, rounds: int, cold: bool, only: str) -> int:
+    """Measure and print all cases; returns 1 if any was refused.
+
+    Cases that follow each other under the same systems share a header.
+    """
+    chosen = [case for case in cases if only in case.name]
+    if not chosen:
+        print(f"no case of {suite} has {only!r} in its name: {', '.join(case.name for case in cases)}")
+        return 2
+    results: list[Result] = []
+    columns: tuple[str, ...] = ()
+    for case in chosen:
+        systems = (*case.systems, *(name for name, _ in case.rivals))
+        if systems != columns:
+            print(header(systems, cold=cold), flush=True)
+            columns = systems
+        try:
+            result = measure(case, device, rounds=rounds)
+            if cold:
+                result.cold = {system: cold_seconds(suite, case.name, system) for system in ("inductor", "fusion")}
+        except (Refused, fusion.FusionError, fusion.FusionWarning, torch.OutOfMemoryError) as reason:
+            print(f"{case.name}: refused: {reason}", flush=True)
+            continue
+        results.append(result)
+        print(row(result), flush=True)
+    if results:
+        print("\n".join(summary(results, len(chosen))))
+    return int(len(results) < len(chosen))
