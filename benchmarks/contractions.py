@@ -166,17 +166,17 @@ def int8_linear(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     return F.linear(x, weight.to(x.dtype)) * scale
 
 
-def _unpacked(packed: Tensor) -> Tensor:
+def _unpacked(packed: Tensor, dtype: torch.dtype) -> Tensor:
     """Two numbers of [-8, 8) in each byte, the lower bits first."""
-    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2).to(BF16) - 8
+    return torch.stack((packed & 15, packed >> 4), -1).flatten(-2).to(dtype) - 8
 
 
 def int4_linear(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
-    return F.linear(x, _unpacked(packed)) * scale
+    return F.linear(x, _unpacked(packed, x.dtype)) * scale
 
 
 def int4_linear_in_groups(x: Tensor, packed: Tensor, scale: Tensor) -> Tensor:
-    weight = _unpacked(packed).unflatten(-1, (scale.shape[-1], -1)) * scale[..., None]
+    weight = _unpacked(packed, x.dtype).unflatten(-1, (scale.shape[-1], -1)) * scale[..., None]
     return F.linear(x, weight.flatten(-2))
 
 
