@@ -146,6 +146,11 @@ def _masked() -> Iterator[Case]:
 
 
 def linear_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    return F.cross_entropy(F.linear(x, weight), target)
+
+
+def linear_wide_cross_entropy(x: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+    """As libraries of language models write it: the logits in float32."""
     return F.cross_entropy(F.linear(x, weight).float(), target)
 
 
@@ -156,7 +161,8 @@ def _losses() -> Iterator[Case]:
             Draw((words, features), BF16, features**-0.5),
             Draw((tokens,), I64, high=words),
         )
-        yield Case(f"loss: {tokens}x{features}x{words}", linear_cross_entropy, inputs, gradients=True)
+        for program in (linear_cross_entropy, linear_wide_cross_entropy):
+            yield Case(f"loss: {program.__name__} {tokens}x{features}x{words}", program, inputs, gradients=True)
 
 
 # Quantised weights -----------------------------------------------------------------------------------------------
