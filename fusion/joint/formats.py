@@ -29,9 +29,6 @@ OPERANDS = {aten.convolution.default: 2, aten.convolution_backward.default: 3}
 """Convolution → how many of its first arguments are images or weights."""
 LAUNCH = 8e6
 """Bytes that could be moved while a kernel begins and ends."""
-WIDE = 49
-"""Elements of a window from which on the gradient of a convolution of a channel each takes longer with channels last,
-in float32."""
 OF_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
 """What reads memory by strides, whatever it is given."""
 
@@ -75,8 +72,6 @@ def saved_bytes(call: fx.Node) -> float:
     window = prod(weight.shape[2:])
     if weight.shape[1] == 1 and _groups(call) > 1:
         multiplications = images[0].numel() if _is_backward(call) else sum(made.numel() for made in _made(call))
-        if _is_backward(call) and weight.dtype is torch.float32 and window >= WIDE:
-            return -1.0
         return multiplications * window * (8.0 if _is_backward(call) else 1.5)
     if _groups(call) > 1:
         return -1.0
@@ -209,11 +204,14 @@ def _is_backward(call: fx.Node) -> bool:
 
 
 def _on_matrix_units(image: torch.Tensor) -> bool:
-    """Does cuDNN convolve it on matrix units, with kernels that want channels last?"""
+    """Does cuDNN convolve it on matrix units, with kernels that want channels last?
+
+    Halves alone: which of the kernels for float32 round operands to TF32 depends on strides, and with them last more do.
+    """
     if image.device.type != "cuda" or not torch.backends.cudnn.enabled or torch.version.hip is not None:
         return False
-    taken = image.dtype.itemsize == 2 or (image.dtype is torch.float32 and torch.backends.cudnn.allow_tf32)
-    return taken and torch.cuda.is_available() and torch.cuda.get_device_capability(image.device) >= (8, 0)
+    matrix_units = torch.cuda.is_available() and torch.cuda.get_device_capability(image.device) >= (8, 0)
+    return matrix_units and image.dtype.itemsize == 2
 
 
 def _value(node: fx.Node) -> torch.Tensor:
