@@ -30,6 +30,7 @@ from codegen.numerics import current
 from codegen.target import Target
 from codegen.targets import builder_for
 from fusion.attention import Chooser
+from fusion.autocast import widen_resized_images
 from fusion.capture import aot_backend, holds_tensors, main_device
 from fusion.compile import compile_graph
 from fusion.inspect.breaks import Break, break_after
@@ -104,6 +105,7 @@ class Backend:
             return self._compiled(graph, inputs)
 
     def _compiled(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
+        widen_resized_images(graph)
         choices = () if self.options.exact else self._attention(graph)
         self._noted.first = tuple(map(str, choices)), break_after(graph)
         try:

@@ -1,0 +1,58 @@
+"""Autocast: casts that eager makes below a call that PyTorch's tracing takes apart above autocast.
+
+    interpolate(x)      becomes      interpolate(widened(x))
+
+On a GPU autocast has images resized in float32.  It stands below `interpolate`, which under a trace is Python that
+computes in the dtype it is given, and so a half would stay a half.  What enters is Dynamo's graph, with the graphs that
+it calls; it is changed in place.  Whether autocast is on, the trace knows: without it `widened` does nothing.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+from torch.nn import functional as F
+
+WITH_MODE = frozenset({F.interpolate, F.upsample})
+"""Functions whose fourth argument, `mode`, says how an image is resized."""
+RESIZES = WITH_MODE | {
+    *(F.upsample_nearest, F.upsample_bilinear),
+    *(getattr(torch._C._nn, name) for name in dir(torch._C._nn) if "upsample" in name and "backward" not in name),
+}
+"""Functions that resize the image that is their first argument."""
+
+
+def widen_resized_images(graph: fx.GraphModule) -> None:
+    """Have images widened before they are resized, where autocast is on."""
+    for module in graph.modules():
+        if isinstance(module, fx.GraphModule):
+            _widen(module)
+
+
+def _widen(graph: fx.GraphModule) -> None:
+    changed = False
+    for node in list(graph.graph.nodes):
+        image = node.args[0] if node.args else node.kwargs.get("input")
+        if node.op != "call_function" or node.target not in RESIZES or not isinstance(image, fx.Node) or _pools(node):
+            continue
+        with graph.graph.inserting_before(node):
+            wide = graph.graph.call_function(widened, (image,))
+        wide.meta = dict(node.meta)
+        wide.meta.pop("example_value", None)
+        node.replace_input_with(image, wide)
+        changed = True
+    if changed:
+        graph.recompile()
+
+
+def _pools(node: fx.Node) -> bool:
+    """Is this the mean over areas, which autocast leaves as it is?"""
+    mode = node.args[3] if len(node.args) > 3 else node.kwargs.get("mode")
+    return node.target in WITH_MODE and mode == "area"
+
+
+def widened(image: Tensor) -> Tensor:
+    """What autocast makes of an operand of which it wants float32."""
+    if image.device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
+        return image
+    return image.float() if image.is_floating_point() and image.dtype is not torch.float64 else image
