@@ -8,7 +8,7 @@ before it.  Loads, shared expressions and long ones get a name; the rest is writ
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import sympy
@@ -16,21 +16,22 @@ import torch
 
 from codegen.triton.blocks import Dim
 from codegen.triton.blocks.words import in_words
-from codegen.triton.expressions.indices import Layout, expand, index_code, start_symbol
+from codegen.triton.expressions.indices import Layout, expand
 from codegen.triton.expressions.matrices import Stack
-from codegen.triton.expressions.scopes import Lines, Names, Tile, Transfer
-from codegen.triton.expressions.spell import AND, ATOM, COMPARE, SUM, Code, cast, literal, spell, typed
+from codegen.triton.expressions.points import Points
+from codegen.triton.expressions.scopes import Names, Tile, Transfer
+from codegen.triton.expressions.spell import ATOM, SUM, Code, cast, literal, spell, typed
 from codegen.triton.expressions.widths import int32_ranges
 from codegen.triton.rewrites.interior import unconditional
 from lowering.checks import CHECKED
-from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, loads, postorder
+from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, loads, postorder
 from lowering.kernel import Loop, Store, statements, values_of
 from lowering.scalar_ops import SCALAR_OPS
 
 _INLINE = 48  # characters of an expression that is used once and written in place
 
 
-class Values(Lines):
+class Values(Points):
     """Turns expressions into lines of a kernel.
 
     Args:
@@ -42,17 +43,13 @@ class Values(Lines):
     def __init__(
         self, layout: Layout, names: Names, *, fast: bool, zero_fill: bool, behind: frozenset[str] = frozenset()
     ) -> None:
-        super().__init__(names)
-        self.layout = layout
+        super().__init__(layout, names)
         self.fast, self.zero_fill, self.behind = fast, zero_fill, behind
         self.program = "tl.program_id(0)"  # which program of the kernel this is, as text
-        self.row_layout = ""  # of tiles of one dimension that begin as one number, where these need one
-        self.starts: dict[Dim, str] = {}  # text of the first index of a program's or an iteration's block
         self.load_through: dict[Load, Transfer] = {}
         self.made_by: dict[Expr, Callable[[], Tile]] = {}  # expressions with lines of their own
         self.stack: Stack | None = None  # two products that are one
         self.store_through: dict[str, Transfer] = {}  # parameter name → descriptor
-        self.full: frozenset[Dim] = frozenset()  # dimensions whose current block is known not to reach past the end
         self.eviction: dict[Load, str] = {}  # policies of loads in the loop being walked
         body = layout.blocked.body
         stmts = list(statements(body))
@@ -81,104 +78,6 @@ class Values(Lines):
     def is_overwritten(self, roots: Sequence[Expr]) -> bool:
         """Is anything that `roots` load written by this kernel?"""
         return any(load.buffer in self._mutable for load in loads(*roots))
-
-    def filled(self, dims: Sequence[Dim], number: str, dtype: str) -> Code:
-        """A tile in which each element is `number`."""
-        laid_out = f", {self.row_layout}" if self.row_layout else ""
-        return Code(f"tl.full({self.layout.shape(dims)}, {number}, {dtype}{laid_out})")
-
-    def forget(self, dim: Dim) -> None:
-        """Forget the indices of `dim` and what follows from them: another layout needs its own."""
-        for scope in self.scopes:
-            for key in [key for key, tile in scope.known.items() if dim in tile.dims and not isinstance(key, TileRef)]:
-                del scope.known[key]
-
-    # Indices and masks ------------------------------------------------------------------------------------------------
-
-    def index(self, dim: Dim) -> Tile:
-        """The indices of the block of `dim`."""
-        known = self.find(("index", dim))
-        if known is not None:
-            return known
-        depth, text = self.layout.depth[dim], self.starts.get(dim, "")
-        is_tile = dim in self.layout.tiled
-        if is_tile:
-            text = (f"{text} + " if text else "") + f"tl.arange(0, {self.layout.width(dim)})"
-            if dim in self.layout.wide and ".to(tl.int64)" not in text:
-                text = f"({text}).to(tl.int64)"
-        tile = Tile(Code(text), (dim,) if is_tile else (), depth)
-        if not text.isidentifier():
-            tile = self.name(dim.symbol.name, tile)
-        return self.bind(("index", dim), tile)
-
-    def shift(self, dim: Dim) -> str:
-        """Where on a shifted walk its first point lies, under a name."""
-        known = self.find(("shift", dim)) or self.bind(
-            ("shift", dim), self.name(f"{dim.name}_shift", self.index_tile(dim.shift))
-        )
-        return known.code.text
-
-    def mask(self, dim: Dim, word: int = 1) -> Tile:
-        """Where the indices of `dim` are inside it, or in a word of so many elements with one that is."""
-        known = self.find(("mask", dim, word))
-        if known is not None:
-            return known
-        index = self.index(dim)
-        if word > 1:
-            code = Code(f"{index.code.text} < {self._end_of_words(dim, word)}", COMPARE)
-            return self.bind(("mask", dim, word), self.name(f"{dim.name}_words", replace(index, code=code)))
-        limit = self.index_tile(dim.size).code.at(COMPARE + 1)
-        code = Code(f"{index.code.text} < {limit}", COMPARE)
-        if dim.shift != 0:
-            start = self.shift(dim)
-            code = Code(f"({index.code.text} >= {start}) & ({index.code.text} < {start} + {limit})", AND)
-        return self.bind(("mask", dim, word), self.name(f"{dim.name}_mask", replace(index, code=code)))
-
-    def _end_of_words(self, dim: Dim, word: int) -> str:
-        """The index at which the last word of a walk ends."""
-        if dim.shift == 0:
-            return str(-(-int(dim.size) // word) * word)
-        return f"({self.shift(dim)} + {int(dim.size) + word - 1}) // {word} * {word}"
-
-    def masks(self, dims: Sequence[Dim], more: Tile | None = None) -> Tile | None:
-        """Where a tile over `dims` is inside all of them and `more` holds; None if it always is."""
-        edges = tuple(dim for dim in dims if self._is_edge(dim))
-        inside = self.find(("masks", edges))
-        if inside is None and edges:
-            inside = self._both([self.mask(dim) for dim in edges])
-            if len(edges) > 1:
-                inside = self.name("mask", inside)
-            self.bind(("masks", edges), inside)
-        if inside is None or more is None:
-            return inside or more
-        return self._both([inside, more])
-
-    def _is_edge(self, dim: Dim) -> bool:
-        """Can the current block of `dim` reach past its end?"""
-        return self.layout.masked(dim) and dim not in self.full
-
-    def _both(self, parts: Sequence[Tile]) -> Tile:
-        wants = self.join(part.dims for part in parts)
-        codes = [expand(part.code, part.dims, wants) for part in parts]
-        code = codes[0] if len(codes) == 1 else Code(" & ".join(c.at(AND + 1) for c in codes), AND)
-        return Tile(code, wants, max(part.depth for part in parts))
-
-    def join(self, spans: Iterable[Sequence[Dim]]) -> tuple[Dim, ...]:
-        """The union of dimensions, in tile order."""
-        found = {dim for span in spans for dim in span}
-        return tuple(dim for dim in self.layout.blocked.dims if dim in found)
-
-    def index_tile(self, index: sympy.Expr) -> Tile:
-        """An index expression."""
-        depth = max((self.layout.depth[dim] for dim in self.layout.within(index)), default=0)
-        index = self.layout.by_block(index)
-        return Tile(index_code(index, self.layout, self._variable), self.layout.spanned(index), depth)
-
-    def _variable(self, symbol: sympy.Symbol) -> str:
-        dim = self.layout.dim(symbol)
-        if dim is not None:
-            return self.index(dim).code.text
-        return next((start for dim, start in self.starts.items() if start_symbol(dim) == symbol), symbol.name)
 
     # Memory -----------------------------------------------------------------------------------------------------------
 
@@ -224,18 +123,13 @@ class Values(Lines):
             return number if node.mask is None else self.select(self.value(node.mask), number, zero)
         transfer = self.load_through.get(node)
         if transfer is not None:
-            dims, corner, turn = self.moved(transfer)
-            depth = max(self.layout.depth[dim] for dim in dims)
-            text = f"{transfer.name}.load({corner})"
-            if transfer.batch is not None:
-                text = f"tl.reshape({text}, {self.layout.shape((transfer.rows, transfer.columns))})"
-            return Tile(Code(f"{text}{turn}"), dims, depth)
+            return self._fetched(transfer)
         offset = node.index[0]
         pointer = self.pointer(node.buffer, offset)
         condition = None if node.mask is None else self.value(node.mask)
         dims = self.join((pointer.dims, () if condition is None else condition.dims))
         words = in_words(self.layout.blocked, node)
-        in_edge = words is not None and [dim for dim in dims if self._is_edge(dim)] == [words[0]]
+        in_edge = words is not None and [dim for dim in dims if self.is_edge(dim)] == [words[0]]
         mask = self.mask(*words) if words is not None and in_edge else self.masks(dims, condition)
         depth = max(pointer.depth, 0 if mask is None else mask.depth)
         code = expand(pointer.code, pointer.dims, dims)
@@ -255,6 +149,15 @@ class Values(Lines):
             self.line("tl.debug_barrier()")  # other threads of this program wrote what is read now
             depth = self.depth
         return Tile(Code(f"tl.load({text})"), dims, depth)
+
+    def _fetched(self, transfer: Transfer) -> Tile:
+        """A block that is loaded through a descriptor."""
+        dims, corner, turn = self.moved(transfer)
+        depth = max(self.layout.depth[dim] for dim in dims)
+        text = f"{transfer.name}.load({corner})"
+        if transfer.batch is not None:
+            text = f"tl.reshape({text}, {self.layout.shape((transfer.rows, transfer.columns))})"
+        return Tile(Code(f"{text}{turn}"), dims, depth)
 
     # Expressions ------------------------------------------------------------------------------------------------------
 
@@ -378,14 +281,6 @@ class Values(Lines):
         if not tile.narrow or tile.code.literal:
             return tile
         return replace(tile, code=Code(f"{tile.code.at(ATOM)}.to(tl.int64)"), narrow=False)
-
-    def spread(self, tile: Tile, dims: Sequence[Dim]) -> Tile:
-        """`tile`, which has a type, as a full tile over `dims`."""
-        if tile.dims == tuple(dims):
-            return tile
-        code = expand(tile.code, tile.dims, dims)
-        code = Code(f"tl.broadcast_to({code.text}, {self.layout.shape(dims)})")
-        return replace(tile, code=code, dims=tuple(dims))
 
 
 def _uses(roots: Sequence[Expr]) -> tuple[Counter[Expr], dict[Expr, Expr]]:

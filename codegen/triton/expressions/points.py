@@ -1,0 +1,133 @@
+"""Points: which points of its dimensions a block covers, as lines of Triton: their indices, and which of them exist.
+
+What enters is a layout and where the current block begins; what leaves are tiles of indices and of masks, each computed
+once.  A dimension that the current block is known to lie in needs no mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import sympy
+
+from codegen.triton.blocks import Dim
+from codegen.triton.expressions.indices import Layout, expand, index_code, start_symbol
+from codegen.triton.expressions.scopes import Lines, Names, Tile
+from codegen.triton.expressions.spell import AND, COMPARE, Code
+from lowering.expr import TileRef
+
+
+class Points(Lines):
+    """Turns indices and their bounds into lines of a kernel."""
+
+    def __init__(self, layout: Layout, names: Names) -> None:
+        super().__init__(names)
+        self.layout = layout
+        self.row_layout = ""  # of tiles of one dimension that begin as one number, where these need one
+        self.starts: dict[Dim, str] = {}  # text of the first index of a program's or an iteration's block
+        self.full: frozenset[Dim] = frozenset()  # dimensions whose current block is known not to reach past the end
+
+    def index(self, dim: Dim) -> Tile:
+        """The indices of the block of `dim`."""
+        known = self.find(("index", dim))
+        if known is not None:
+            return known
+        depth, text = self.layout.depth[dim], self.starts.get(dim, "")
+        is_tile = dim in self.layout.tiled
+        if is_tile:
+            text = (f"{text} + " if text else "") + f"tl.arange(0, {self.layout.width(dim)})"
+            if dim in self.layout.wide and ".to(tl.int64)" not in text:
+                text = f"({text}).to(tl.int64)"
+        tile = Tile(Code(text), (dim,) if is_tile else (), depth)
+        if not text.isidentifier():
+            tile = self.name(dim.symbol.name, tile)
+        return self.bind(("index", dim), tile)
+
+    def shift(self, dim: Dim) -> str:
+        """Where on a shifted walk its first point lies, under a name."""
+        known = self.find(("shift", dim)) or self.bind(
+            ("shift", dim), self.name(f"{dim.name}_shift", self.index_tile(dim.shift))
+        )
+        return known.code.text
+
+    def mask(self, dim: Dim, word: int = 1) -> Tile:
+        """Where the indices of `dim` are inside it, or in a word of so many elements with one that is."""
+        known = self.find(("mask", dim, word))
+        if known is not None:
+            return known
+        index = self.index(dim)
+        if word > 1:
+            code = Code(f"{index.code.text} < {self._end_of_words(dim, word)}", COMPARE)
+            return self.bind(("mask", dim, word), self.name(f"{dim.name}_words", replace(index, code=code)))
+        limit = self.index_tile(dim.size).code.at(COMPARE + 1)
+        code = Code(f"{index.code.text} < {limit}", COMPARE)
+        if dim.shift != 0:
+            start = self.shift(dim)
+            code = Code(f"({index.code.text} >= {start}) & ({index.code.text} < {start} + {limit})", AND)
+        return self.bind(("mask", dim, word), self.name(f"{dim.name}_mask", replace(index, code=code)))
+
+    def _end_of_words(self, dim: Dim, word: int) -> str:
+        """The index at which the last word of a walk ends."""
+        if dim.shift == 0:
+            return str(-(-int(dim.size) // word) * word)
+        return f"({self.shift(dim)} + {int(dim.size) + word - 1}) // {word} * {word}"
+
+    def masks(self, dims: Sequence[Dim], more: Tile | None = None) -> Tile | None:
+        """Where a tile over `dims` is inside all of them and `more` holds; None if it always is."""
+        edges = tuple(dim for dim in dims if self.is_edge(dim))
+        inside = self.find(("masks", edges))
+        if inside is None and edges:
+            inside = self._both([self.mask(dim) for dim in edges])
+            if len(edges) > 1:
+                inside = self.name("mask", inside)
+            self.bind(("masks", edges), inside)
+        if inside is None or more is None:
+            return inside or more
+        return self._both([inside, more])
+
+    def is_edge(self, dim: Dim) -> bool:
+        """Can the current block of `dim` reach past its end?"""
+        return self.layout.masked(dim) and dim not in self.full
+
+    def _both(self, parts: Sequence[Tile]) -> Tile:
+        wants = self.join(part.dims for part in parts)
+        codes = [expand(part.code, part.dims, wants) for part in parts]
+        code = codes[0] if len(codes) == 1 else Code(" & ".join(c.at(AND + 1) for c in codes), AND)
+        return Tile(code, wants, max(part.depth for part in parts))
+
+    def join(self, spans: Iterable[Sequence[Dim]]) -> tuple[Dim, ...]:
+        """The union of dimensions, in tile order."""
+        found = {dim for span in spans for dim in span}
+        return tuple(dim for dim in self.layout.blocked.dims if dim in found)
+
+    def index_tile(self, index: sympy.Expr) -> Tile:
+        """An index expression."""
+        depth = max((self.layout.depth[dim] for dim in self.layout.within(index)), default=0)
+        index = self.layout.by_block(index)
+        return Tile(index_code(index, self.layout, self._variable), self.layout.spanned(index), depth)
+
+    def _variable(self, symbol: sympy.Symbol) -> str:
+        dim = self.layout.dim(symbol)
+        if dim is not None:
+            return self.index(dim).code.text
+        return next((start for dim, start in self.starts.items() if start_symbol(dim) == symbol), symbol.name)
+
+    def filled(self, dims: Sequence[Dim], number: str, dtype: str) -> Code:
+        """A tile in which each element is `number`."""
+        laid_out = f", {self.row_layout}" if self.row_layout else ""
+        return Code(f"tl.full({self.layout.shape(dims)}, {number}, {dtype}{laid_out})")
+
+    def spread(self, tile: Tile, dims: Sequence[Dim]) -> Tile:
+        """`tile`, which has a type, as a full tile over `dims`."""
+        if tile.dims == tuple(dims):
+            return tile
+        code = expand(tile.code, tile.dims, dims)
+        code = Code(f"tl.broadcast_to({code.text}, {self.layout.shape(dims)})")
+        return replace(tile, code=code, dims=tuple(dims))
+
+    def forget(self, dim: Dim) -> None:
+        """Forget the indices of `dim` and what follows from them: another layout needs its own."""
+        for scope in self.scopes:
+            for key in [key for key, tile in scope.known.items() if dim in tile.dims and not isinstance(key, TileRef)]:
+                del scope.known[key]
