@@ -80,28 +80,12 @@ def join(
     """
     if _plainly_equal(target, target_index, moved, moved_index):
         return Joined(target, {}, {})
-    target_split = {} if target.rigid else _splits(target, target_index)
-    moved_split = {} if moved.rigid else _splits(moved, moved_index)
-    whole_target, target = target, _split_space(target, target_split)
-    moved_axes = _split_space(moved, moved_split)
-    target_sizes, moved_sizes = target.sizes, moved_axes.sizes
-    at = [place(index, target_split, target_sizes) for index in target_index]
-    values = tuple(sympy.Symbol(f"v{k}", integer=True, nonnegative=True) for k in range(len(extents)))
-    inverse = invert(
-        [place(index, moved_split, moved_sizes) for index in moved_index],
-        values,
-        extents,
-        [axis.symbol for axis in moved_axes.axes],
-        moved_sizes,
-    )
-    if inverse is None:
+    target_cut, moved_cut = _cut(target, target_index), _cut(moved, moved_index)
+    solved = _solved(moved_cut, target_cut, extents)
+    if solved is None:
         return "the axes do not unify: one is not a rearrangement of the other"
-    given = dict(zip(values, at, strict=True))
-    solution: dict[sympy.Symbol, sympy.Expr] = {
-        axis: place(expr, given, target_sizes) for axis, expr in inverse.axes.items()
-    }
-    used = frozenset[sympy.Symbol]().union(*(index.free_symbols for index in at))
-    free = [axis for axis in moved_axes.axes if axis.symbol in inverse.free]
+    solution, free = solved
+    used = frozenset[sympy.Symbol]().union(*(index.free_symbols for index in target_cut.index))
     if target.rigid and moved.rigid:  # two contractions: what only the other operands span is kept by both
         kept = [axis for axis in free if axis in moved.parallel]
         beside = _beside(kept, [axis for axis in target.parallel if axis.symbol not in used])
@@ -109,21 +93,17 @@ def join(
             return "the axes that the two contractions keep have different sizes"
         solution.update(beside)
         free = [axis for axis in free if axis not in kept]
-    matched = _match(free, target, used)
+    matched = _match(free, target_cut.space, used)
     if isinstance(matched, str):
         return matched
-    target, extra_split, pairs = matched
-    if extra_split:
-        target_split = {
-            **{axis: place(expr, extra_split, target.sizes) for axis, expr in target_split.items()},
-            **{axis: expr for axis, expr in extra_split.items() if axis in whole_target.sizes},
-        }
-        solution = {axis: place(expr, extra_split, target.sizes) for axis, expr in solution.items()}
+    pairs, splits = matched
+    if splits:
+        target_cut = _cut_again(target_cut, splits)
+        solution = {axis: place(expr, splits, target_cut.space.sizes) for axis, expr in solution.items()}
     solution.update(pairs)
-    result = {
-        axis.symbol: place(moved_split.get(axis.symbol, axis.symbol), solution, target.sizes) for axis in moved.axes
-    }
-    return Joined(target, target_split, result)
+    sizes = target_cut.space.sizes
+    result = {axis.symbol: place(moved_cut.parts.get(axis.symbol, axis.symbol), solution, sizes) for axis in moved.axes}
+    return Joined(target_cut.space, target_cut.parts, result)
 
 
 def place(expr: sympy.Expr, placement: Placement, sizes: Sizes) -> sympy.Expr:
@@ -148,6 +128,53 @@ def _plainly_equal(
     if moved.reduced == target.reduced:
         return moved.parallel == target.parallel
     return not moved.reduced and moved.parallel == target.parallel
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A space of which some axes are split.
+
+    Attributes:
+        space: what it is then, with the parts of an axis in its place.
+        parts: the axes that were split, each as a sum over its parts.
+        index: an index of the space as it was, over the axes of `space`.
+    """
+
+    space: Space
+    parts: Placement
+    index: tuple[sympy.Expr, ...]
+
+
+def _cut(space: Space, index: Sequence[sympy.Expr]) -> _Cut:
+    """Split the axes of `space` so that `index` is free of `//` and `%`, unless it is rigid."""
+    parts = {} if space.rigid else _splits(space, index)
+    divided = _split_space(space, parts)
+    sizes = divided.sizes
+    return _Cut(divided, parts, tuple(place(expr, parts, sizes) for expr in index))
+
+
+def _cut_again(cut: _Cut, splits: Placement) -> _Cut:
+    """Split axes of what is cut already: parts become sums of smaller parts, whole axes sums of parts."""
+    divided = _split_space(cut.space, splits)
+    sizes = divided.sizes
+    parts = {axis: place(expr, splits, sizes) for axis, expr in cut.parts.items()}
+    of_parts = frozenset[sympy.Symbol]().union(*(expr.free_symbols for expr in cut.parts.values()))
+    parts |= {axis: expr for axis, expr in splits.items() if axis not in of_parts}
+    return _Cut(divided, parts, tuple(place(expr, splits, sizes) for expr in cut.index))
+
+
+def _solved(
+    moved: _Cut, target: _Cut, extents: Sequence[sympy.Expr]
+) -> tuple[dict[sympy.Symbol, sympy.Expr], list[Axis]] | None:
+    """The axes of `moved` over those of `target` where both indices are equal, and the axes that these leave open."""
+    values = tuple(sympy.Symbol(f"v{k}", integer=True, nonnegative=True) for k in range(len(extents)))
+    axes, sizes = moved.space.axes, target.space.sizes
+    inverse = invert(moved.index, values, extents, [axis.symbol for axis in axes], moved.space.sizes)
+    if inverse is None:
+        return None
+    given = dict(zip(values, target.index, strict=True))
+    solution = {axis: place(expr, given, sizes) for axis, expr in inverse.axes.items()}
+    return solution, [axis for axis in axes if axis.symbol in inverse.free]
 
 
 def _splits(space: Space, index: Sequence[sympy.Expr]) -> dict[sympy.Symbol, sympy.Expr]:
@@ -208,20 +235,22 @@ def _beside(kept: Sequence[Axis], others: Sequence[Axis]) -> dict[sympy.Symbol, 
     return ones | {axis.symbol: other.symbol for axis, other in zip(wanted, there, strict=True)}
 
 
-def _match(
-    free: Sequence[Axis], target: Space, used: frozenset[sympy.Symbol]
-) -> tuple[Space, Placement, Placement] | str:
-    """Pair axes that the shared tensor leaves open with reduced axes of the target that it leaves open too."""
+def _match(free: Sequence[Axis], target: Space, used: frozenset[sympy.Symbol]) -> tuple[Placement, Placement] | str:
+    """Pair axes that the shared tensor leaves open with reduced axes of the target that it leaves open too.
+
+    Returns:
+        What the axes become and how the target's have to be split for that, or why they do not pair.
+    """
     wanted = [axis for axis in free if axis.size != 1]
     pairs: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in free if axis.size == 1}
     if not wanted:
-        return target, {}, pairs
+        return pairs, {}
     open_axes = [axis for axis in target.reduced if axis.symbol not in used and axis.size != 1]
     if not open_axes:
         return "one side has axes that the other does not walk"
     if [axis.size for axis in wanted] == [axis.size for axis in open_axes]:
         pairs.update({axis.symbol: other.symbol for axis, other in zip(wanted, open_axes, strict=True)})
-        return target, {}, pairs
+        return pairs, {}
     if sympy.Mul(*(a.size for a in wanted)) != sympy.Mul(*(a.size for a in open_axes)):
         return "the axes left over on either side have different sizes"
     if len(wanted) == 1:
@@ -229,14 +258,13 @@ def _match(
         for axis in open_axes:
             linear = linear * axis.size + axis.symbol
         pairs[wanted[0].symbol] = sympy.expand_mul(linear)
-        return target, {}, pairs
+        return pairs, {}
     if len(open_axes) == 1 and not target.rigid and all(axis.size.is_Integer for axis in wanted):
         points: list[int] = []
         for axis in reversed(wanted[1:]):
             points.append(int(axis.size) * (points[-1] if points else 1))
         whole = open_axes[0]
         parts = _parts(whole, points)
-        split = {whole.symbol: _whole(parts, points)}
         pairs.update({axis.symbol: part.symbol for axis, part in zip(wanted, parts, strict=True)})
-        return _split_space(target, split), split, pairs
+        return pairs, {whole.symbol: _whole(parts, points)}
     return "the axes left over on either side are cut differently"
