@@ -32,7 +32,7 @@ from lowering.expr import (
 from lowering.hoist import Hoisted, hoist
 from lowering.indexing import flatten, substitute, substitute_all
 from lowering.kernel import Fold, Prefix
-from lowering.program import Contract, Map, Scan, Scatter, with_exprs
+from lowering.program import Contract, Map, Reduce, Scan, Scatter, with_exprs
 
 FLAT = "@"
 
@@ -117,6 +117,8 @@ def _symbols(axes: Iterable[sympy.Symbol], placement: Placement) -> tuple[sympy.
 
 
 class _Expansion:
+    """The members of a cluster in order, each evaluated from the values of those before it."""
+
     def __init__(self, dependences: Dependences, cluster: Cluster, *, flat: bool = True, grown: bool = True) -> None:
         self.dependences, self.flat = dependences, flat
         self.cluster = cluster
@@ -128,13 +130,11 @@ class _Expansion:
         self.values: dict[str, Expr] = {}
         self.inlined: dict[Load, Expr] = {}
         self.spans: dict[str, frozenset[sympy.Symbol]] = {}  # fold → the axes its value varies over
+        self.folds: list[Fold] = []
+        self.prefixes: list[Prefix] = []
+        self.writes: list[Write] = []
 
     def run(self) -> Expanded:
-        folds: list[Fold] = []
-        prefixes: list[Prefix] = []
-        writes: list[Write] = []
-        buffers = self.dependences.program.buffers
-        over = tuple(axis.symbol for axis in self.cluster.space.reduced)
         for member in self.cluster.members:
             placement = self.cluster.places.get(member)
             if placement is None:
@@ -142,45 +142,54 @@ class _Expansion:
             node = self.dependences.compute(member)
             exprs = tuple(self._resolve(e) for e in substitute_all(node.exprs, placement, self.sizes))
             if isinstance(node, Scatter):
-                writes.append(self._scattered(node, exprs, placement))
+                self.writes.append(self._scattered(node, exprs, placement))
                 continue
-            if isinstance(node, Map):
-                value = exprs[0]
-            elif isinstance(node, Contract):
-                left, right = map(self._spanned, exprs)
-                kept = _symbols((axis.symbol for axis in node.axes), placement)
-                named = ({*_symbols(node.rows, placement)} | left, {*_symbols(node.columns, placement)} | right)
-                rows = tuple(axis for axis in kept if axis in named[0] - right)  # a part of a batch axis may be one
-                columns = tuple(axis for axis in kept if axis in named[1] - left)
-                own = _symbols((axis.symbol for axis in node.over), placement)
-                if self.spread.intersection(columns) and not self.spread.intersection(rows):
-                    exprs, rows, columns = exprs[::-1], columns, rows  # rows are what is spread over programs
-                hoisted = self._hoisted(exprs, own)
-                fold = Fold(f"dot{len(folds)}", "dot", hoisted.operands, own, node.accumulate, rows, columns)
-                folds.append(fold)
-                self.spans[fold.name] = (left | right) - {*own}
-                value = make_cast(hoisted.scaled(fold.ref), buffers[node.out].dtype, implicit=True)
-            elif isinstance(node, Scan):
-                along = placement[node.along]
-                prefix = Prefix(f"running_{node.op}{len(prefixes)}", node.op, exprs, along, node.dtype)
-                prefixes.append(prefix)
-                self.spans[prefix.name] = self._spanned(*exprs) | {along}
-                value = prefix.ref
-            elif not over:  # of one element
-                value = make_cast(exprs[-1], node.dtype)
-            else:
-                fold = Fold(f"{node.op}{len(folds)}", node.op, exprs, over, node.dtype)
-                folds.append(fold)
-                self.spans[fold.name] = self._spanned(*exprs) - {*over}
-                value = fold.ref
+            value = self._value(node, exprs, placement)
             if self.dependences.stored(member, self.joined):
                 value = as_stored(value)
             if self.dependences.stored(member, self.together):
                 index = tuple(placement[axis.symbol] for axis in node.axes)
-                offset = flatten(index, buffers[node.out].strides, self.sizes)
-                writes.append(Write(node.out, offset, value))
+                offset = flatten(index, self.dependences.program.buffers[node.out].strides, self.sizes)
+                self.writes.append(Write(node.out, offset, value))
             self.values[node.out] = value
-        return Expanded(tuple(folds), tuple(writes), tuple(prefixes))
+        return Expanded(tuple(self.folds), tuple(self.writes), tuple(self.prefixes))
+
+    def _value(self, node: Map | Reduce | Scan | Contract, exprs: tuple[Expr, ...], placement: Placement) -> Expr:
+        """What `node` is at a point of the cluster, after adding the fold or prefix that it is made by."""
+        if isinstance(node, Map):
+            return exprs[0]
+        if isinstance(node, Contract):
+            return self._contracted(node, exprs, placement)
+        if isinstance(node, Scan):
+            along = placement[node.along]
+            prefix = Prefix(f"running_{node.op}{len(self.prefixes)}", node.op, exprs, along, node.dtype)
+            self.prefixes.append(prefix)
+            self.spans[prefix.name] = self._spanned(*exprs) | {along}
+            return prefix.ref
+        over = tuple(axis.symbol for axis in self.cluster.space.reduced)
+        if not over:  # of one element
+            return make_cast(exprs[-1], node.dtype)
+        fold = Fold(f"{node.op}{len(self.folds)}", node.op, exprs, over, node.dtype)
+        self.folds.append(fold)
+        self.spans[fold.name] = self._spanned(*exprs) - {*over}
+        return fold.ref
+
+    def _contracted(self, node: Contract, exprs: tuple[Expr, ...], placement: Placement) -> Expr:
+        """A contraction as a fold, with its rows spread over programs, times the factors that can wait until then."""
+        left, right = map(self._spanned, exprs)
+        kept = _symbols((axis.symbol for axis in node.axes), placement)
+        named = ({*_symbols(node.rows, placement)} | left, {*_symbols(node.columns, placement)} | right)
+        rows = tuple(axis for axis in kept if axis in named[0] - right)  # a part of a batch axis may be one
+        columns = tuple(axis for axis in kept if axis in named[1] - left)
+        own = _symbols((axis.symbol for axis in node.over), placement)
+        if self.spread.intersection(columns) and not self.spread.intersection(rows):
+            exprs, rows, columns = exprs[::-1], columns, rows
+        hoisted = self._hoisted(exprs, own)
+        fold = Fold(f"dot{len(self.folds)}", "dot", hoisted.operands, own, node.accumulate, rows, columns)
+        self.folds.append(fold)
+        self.spans[fold.name] = (left | right) - {*own}
+        dtype = self.dependences.program.buffers[node.out].dtype
+        return make_cast(hoisted.scaled(fold.ref), dtype, implicit=True)
 
     def _scattered(self, node: Scatter, exprs: Sequence[Expr], placement: Placement) -> Write:
         moved = with_exprs(node, exprs)
