@@ -16,7 +16,7 @@ from lowering.indexing.intervals import Facts, Sizes, expanded, facts_of
 
 
 @dataclass(frozen=True, slots=True)
-class _Digit:
+class Digit:
     """`(axis // divisor) % size`, a whole axis or a digit of one."""
 
     axis: sympy.Symbol
@@ -24,20 +24,20 @@ class _Digit:
     size: sympy.Expr
 
 
-def radix_terms(expr: sympy.Expr, sizes: Sizes) -> tuple[_Digit, ...] | None:
+def radix_terms(expr: sympy.Expr, sizes: Sizes) -> tuple[Digit, ...] | None:
     """`expr` as a mixed-radix number, least significant digit first; None if it has another form."""
     return _radix(expr, facts_of(expr, sizes))
 
 
-def radix_extent(terms: Sequence[_Digit]) -> sympy.Expr:
+def radix_extent(terms: Sequence[Digit]) -> sympy.Expr:
     """How many values a mixed-radix number takes: it runs over all of `[0, extent)`."""
     return expanded(sympy.Mul(*(term.size for term in terms)))
 
 
 @lru_cache(maxsize=1 << 16)
-def _radix(expr: sympy.Expr, facts: Facts) -> tuple[_Digit, ...] | None:
+def _radix(expr: sympy.Expr, facts: Facts) -> tuple[Digit, ...] | None:
     sizes = dict(facts)
-    weights: dict[_Digit, sympy.Expr] = {}
+    weights: dict[Digit, sympy.Expr] = {}
     for term in sympy.Add.make_args(expanded(expr)):
         if term == 0:
             continue
@@ -58,7 +58,7 @@ def _radix(expr: sympy.Expr, facts: Facts) -> tuple[_Digit, ...] | None:
     return tuple(ordered)
 
 
-def _digit(factor: sympy.Expr, sizes: Sizes) -> _Digit | None:
+def _digit(factor: sympy.Expr, sizes: Sizes) -> Digit | None:
     size: sympy.Expr | None = None
     divisor: sympy.Expr = ONE
     if isinstance(factor, Mod):
@@ -71,4 +71,4 @@ def _digit(factor: sympy.Expr, sizes: Sizes) -> _Digit | None:
         size = sizes[factor] / divisor
         if not size.is_integer:
             return None
-    return _Digit(factor, divisor, size)
+    return Digit(factor, divisor, size)

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from lowering.division import ONE, ZERO, FloorDiv, Mod
-from lowering.indexing.digits import radix_extent, radix_terms
+from lowering.indexing.digits import Digit, radix_extent, radix_terms
 from lowering.indexing.intervals import Sizes, expanded, symbols_of
 from lowering.indexing.laws import simplify
 
@@ -52,32 +52,53 @@ def invert(
     for expr, value, extent in zip(exprs, values, value_sizes, strict=True):
         used = symbols_of(expr)
         solved.update((axis, ZERO) for axis in used if axis in single)
-        expr = simplify(expr.xreplace(single) if single else expr, sizes)
-        terms = radix_terms(expr, sizes)
-        place: sympy.Expr = value
-        if terms is None:  # of a flipped tensor
-            terms, place = radix_terms(simplify(extent - 1 - expr, sizes), sizes), extent - 1 - value
-        if terms is None or radix_extent(terms) != expanded(extent):
+        number = _number(expr.xreplace(single) if single else expr, value, extent, sizes)
+        if number is None:
             return None
-        weight: sympy.Expr = ONE
-        for term in terms:
-            digit = FloorDiv(place, weight)
-            weight = weight * term.size
-            if term is not terms[-1]:
-                digit = Mod(digit, term.size)
-            if term.divisor in digits.setdefault(term.axis, {}):
+        for digit, place in _places(*number):
+            if digit.divisor in digits.setdefault(digit.axis, {}):
                 return None
-            digits[term.axis][term.divisor] = (term.size, digit)
+            digits[digit.axis][digit.divisor] = (digit.size, place)
     for axis, parts in digits.items():
-        weight, total = ONE, ZERO
-        while weight in parts:
-            size, digit = parts.pop(weight)
-            total += weight * digit
-            weight = expanded(weight * size)
-        if parts or weight != expanded(sizes[axis]):
+        total = _total(parts, sizes[axis])
+        if total is None:
             return None
         solved[axis] = total
     return Inverse(solved, tuple(a for a in axes if a not in solved))
+
+
+def _number(
+    expr: sympy.Expr, value: sympy.Expr, extent: sympy.Expr, sizes: Sizes
+) -> tuple[tuple[Digit, ...], sympy.Expr] | None:
+    """The digits of `expr`, and the number of which they are the digits: its `value`, or what is left to the last one.
+
+    (The index of a flipped tensor counts down.)  None where it does not take each value below `extent` once.
+    """
+    expr = simplify(expr, sizes)
+    digits = radix_terms(expr, sizes)
+    if digits is None:
+        digits, value = radix_terms(simplify(extent - 1 - expr, sizes), sizes), extent - 1 - value
+    return None if digits is None or radix_extent(digits) != expanded(extent) else (digits, value)
+
+
+def _places(digits: Sequence[Digit], number: sympy.Expr) -> Iterator[tuple[Digit, sympy.Expr]]:
+    """Each of `digits`, the least significant first, with what stands in its place of `number`."""
+    weight: sympy.Expr = ONE
+    for digit in digits:
+        place = FloorDiv(number, weight)
+        weight = weight * digit.size
+        yield digit, place if digit is digits[-1] else Mod(place, digit.size)
+
+
+def _total(places: dict[sympy.Expr, tuple[sympy.Expr, sympy.Expr]], extent: sympy.Expr) -> sympy.Expr | None:
+    """An axis of `extent` points from its digits (divisor: size and value); None unless they are all there."""
+    weight, total = ONE, ZERO
+    rest = dict(places)
+    while weight in rest:
+        size, value = rest.pop(weight)
+        total += weight * value
+        weight = expanded(weight * size)
+    return None if rest or weight != expanded(extent) else total
 
 
 def split_points(exprs: Iterable[sympy.Expr], axis: sympy.Symbol, size: sympy.Expr) -> list[int]:
