@@ -206,7 +206,7 @@ def _is_backward(call: fx.Node) -> bool:
 def _on_matrix_units(image: torch.Tensor) -> bool:
     """Does cuDNN convolve it on matrix units, with kernels that want channels last?
 
-    Halves alone: which of the kernels for float32 round operands to TF32 depends on strides, and with them last more do.
+    Halves alone: with channels last, more of the kernels for float32 round their operands to TF32.
     """
     if image.device.type != "cuda" or not torch.backends.cudnn.enabled or torch.version.hip is not None:
         return False
