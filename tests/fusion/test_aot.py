@@ -54,6 +54,22 @@ def test_equal_kernels_are_exported_once():
     assert len(export.kernels) == 1
 
 
+def test_equal_parts_of_sums_are_exported_once():
+    """Nodes that the compiler adds are named after those that they are part of, which have numbers in a graph."""
+
+    def kernels_of(layers: int) -> list[str]:
+        def program(x):
+            for _ in range(layers):
+                x = torch.topk(x * x.sum(0), 64, dim=1)[0]
+            return x
+
+        export = export_kernels(program, torch.empty(65536, 64), target="triton", arch="sm_90")
+        assert len(export.steps) > 3 * layers
+        return [kernel.name for kernel in export.kernels]
+
+    assert kernels_of(3) == kernels_of(5)
+
+
 def test_files_are_written_for_every_artefact(tmp_path):
     export = export_kernels(normalised, torch.empty(64, 300), torch.empty(300), target="triton", arch="sm_90")
     written = export.write(tmp_path)

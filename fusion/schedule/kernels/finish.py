@@ -107,12 +107,15 @@ def _destinations(dependences: Dependences, cluster: Cluster) -> dict[str, str]:
 
 
 def _name(dependences: Dependences, cluster: Cluster) -> str:
-    """The operations inside, in order and each once: `addmm_gelu`, `amax_sub_exp_sum_div`."""
+    """The operations inside, in order and each once: `addmm_gelu`, `amax_sub_exp_sum_div`.
+
+    Numbers in names of nodes are left out, inside as at the end (`sum_10_part`): kernels of like layers are equal.
+    """
     words: dict[str, None] = {}
     for member in cluster.members:
         node = dependences.compute(member)
         for name in dependences.program.made_of(node.out):
-            word = "matmul" if isinstance(node, Contract) else re.sub(r"(_\d+)+$", "", name)
+            word = "matmul" if isinstance(node, Contract) else re.sub(r"(_\d+)+(?=_|$)", "", name)
             words[re.sub(r"\W", "_", word).strip("_") or "map"] = None
     picked = list(words)
     if len(picked) > 5:
