@@ -147,6 +147,21 @@ def as_strided_copy(
     return torch.as_strided(x, size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
 
 
+def _into_shared(scatter: OpOverload) -> Callable[..., object]:
+    """`scatter` into a copy of a tensor whose elements share memory, as eager does it; else the operation stays whole.
+
+    PyTorch 2.11 traces a result whose elements share memory, too.
+    """
+
+    def apart(x: torch.Tensor, *others: object, **options: object) -> object:
+        sizes = zip(x.shape, x.stride(), strict=True)
+        if not any(statically_known_true(s == 0) and not statically_known_true(n == 1) for n, s in sizes):
+            return NotImplemented
+        return scatter(x.clone(), *others, **options)
+
+    return apart
+
+
 def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
     """The convolution, then its bias: on a GPU the library adds it in a kernel of its own, here what follows does."""
     if bias is None or x.device.type == "cpu":
@@ -177,6 +192,9 @@ OTHERWISE_ROUNDED: dict[OpOverload, Callable[..., object]] = {
 MISTRACED: dict[OpOverload, Callable[..., object]] = {
     aten.linalg_vector_norm.default: vector_norm,
     aten.zero.default: torch.zeros_like,
+    aten.diagonal_scatter.default: _into_shared(aten.diagonal_scatter.default),
+    aten.select_scatter.default: _into_shared(aten.select_scatter.default),
+    aten.slice_scatter.default: _into_shared(aten.slice_scatter.default),
 }
 """Those that PyTorch 2.11 traces with other shapes or strides than eager's."""
 

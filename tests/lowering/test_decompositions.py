@@ -71,6 +71,23 @@ def test_overwriting_with_zeros_keeps_strides():
     assert result.meta["val"].stride() == x.stride() == graph(x).stride()
 
 
+INTO = {
+    "slice": lambda x: x.slice_scatter(x[:1] + 1, 0, 1, 2),
+    "select": lambda x: x.select_scatter(x[0] + 1, 0, 1),
+    "diagonal": lambda x: x.diagonal_scatter(x.diagonal() + 1),
+}
+
+
+@pytest.mark.parametrize("name", INTO)
+@pytest.mark.parametrize("shape", [(1, 3), (4, 1), (4, 3)])
+def test_what_is_put_into_shared_memory_has_the_strides_of_eager(name: str, shape: tuple[int, ...]) -> None:
+    x = torch.randn(shape).expand(4, 3)
+    graph = make_fx(INTO[name], decomposition_table=decompositions(), tracing_mode="fake")(x)
+    (result,) = graph.graph.output_node().all_input_nodes
+    assert result.meta["val"].stride() == INTO[name](x).stride() == graph(x).stride()
+    assert torch.equal(graph(x), INTO[name](x))
+
+
 def test_it_is_made_once():
     assert decompositions() is decompositions() is not decompositions(exact=True)
 
