@@ -135,6 +135,7 @@ class _Function:
         for scan in sweep.scans:
             scanned = self.speller.spell(scan.args, named=frozenset(scan.args))
             self.speller.learn_here(scan.ref, write_scan(scan, scanned, place, self.space))
+            self._spread(scan.ref, nest)
         kept = [keep.value for keep in sweep.keeps]
         folded = [arg for fold in sweep.folds for arg in fold.args]
         repeated = frozenset(arg for fold in sweep.folds if fold.op in REPEATING for arg in fold.args)
@@ -196,7 +197,7 @@ class _Function:
         return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, across, kept)
 
     def _spread(self, ref: Expr, nest: _Nest) -> None:
-        """A result that lies in an array over the axes of a nest is read inside these, even if it is the same there."""
+        """A fold or scan that has its code inside the axes of a nest is read inside these, even if it is the same there."""
         axes = {axis.symbol for axis in nest.kept}
         if nest.lane is not None and not nest.across:
             axes.add(nest.lane.symbol)

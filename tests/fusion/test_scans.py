@@ -125,6 +125,22 @@ def test_gradients(name: str) -> None:
         assert graph.kernels and not left, str(graph)
 
 
+REPEATED = {
+    "rows": lambda x: x[None].expand(32, 3, 6).cumsum(-1) * 2,
+    "columns": lambda x: x[..., None].expand(3, 6, 40).cumsum(1) + 1,
+    "a fold of it": lambda x: ((c := x[None].expand(32, 3, 6).cumsum(-1)) * 2, c.sum(-1), c.cummax(-1)[0] + 1),
+}
+
+
+@pytest.mark.parametrize("name", REPEATED)
+def test_one_scan_is_written_to_many_places(name: str) -> None:
+    """The lanes run along an axis that what is scanned does not have."""
+    function, x = REPEATED[name], torch.randn(3, 6)
+    fused = fusion.fuse(function, options={"target": "c", "strict": True})
+    found, eager, exact = (tree_leaves(call) for call in (fused(x), function(x), function(x.double())))
+    assert_as_eager(found, eager, exact)
+
+
 @pytest.mark.parametrize("target", ["reference", "c"])
 def test_long_rows(target: str) -> None:
     """What no program holds whole is walked; what is needed in two walks is scanned twice."""
