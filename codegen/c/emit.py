@@ -197,7 +197,7 @@ class _Function:
         return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, across, kept)
 
     def _spread(self, ref: Expr, nest: _Nest) -> None:
-        """A fold or scan that has its code inside the axes of a nest is read inside these, even if it is the same there."""
+        """A fold or scan whose code is inside the axes of a nest is read inside these, even if it is the same there."""
         axes = {axis.symbol for axis in nest.kept}
         if nest.lane is not None and not nest.across:
             axes.add(nest.lane.symbol)
