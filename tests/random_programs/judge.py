@@ -1,11 +1,12 @@
 """Whether a program gives through the compiler what it gives in eager.
 
 Numbers are judged by a run in float64: the error may be twice eager's own, and a little more.  Eager's own error is the
-largest of a few runs, on inputs that are off by some percent in each, so that it is not small by chance.  How much a
-program makes of small errors is seen from a few further runs in float64 whose inputs are off by a rounding of the
-shortest float in it: what they change counts as eager's error too, and whole numbers that differ between these runs are
-not compared.  Shapes, dtypes, strides, NaN, infinities, whole numbers, what is written to inputs, and who shares memory
-with whom are eager's.  What PyTorch's own capture cannot run, or runs otherwise, is not held against the compiler.
+largest of a few runs, on inputs and incoming gradients that are off by some percent in each, so that it is not small by
+chance.  How much a program makes of small errors is seen from a few further runs in float64 whose inputs are off by a
+rounding of the shortest float in it: what they change counts as eager's error too, and whole numbers that differ
+between these runs are not compared.  Shapes, dtypes, strides, NaN, infinities, whole numbers, what is written to
+inputs, and who shares memory with whom are eager's.  What PyTorch's own capture cannot run, or runs otherwise, is not
+held against the compiler.
 """
 
 from __future__ import annotations
@@ -61,8 +62,8 @@ class Verdict:
     breaks: bool = False
 
 
-def run(function: Callable[..., object], arguments: Sequence[Tensor], backward: bool) -> Run:
-    """Call with fresh arguments: results, what the arguments are afterwards, gradients."""
+def run(function: Callable[..., object], arguments: Sequence[Tensor], backward: bool, shift: float = 0.0) -> Run:
+    """Call with fresh arguments: results, what the arguments are afterwards, gradients for `cotangent`s."""
     results = function(*arguments)
     assert isinstance(results, tuple)
     named: dict[str, Tensor | None] = {f"result {k}": result for k, result in enumerate(results)}
@@ -71,7 +72,7 @@ def run(function: Callable[..., object], arguments: Sequence[Tensor], backward: 
     leaves = [argument for argument in arguments if argument.is_leaf and argument.requires_grad]
     ends = [result for result in results if result.requires_grad]
     if backward and leaves and ends:
-        weights = [cotangent(end) for end in ends]
+        weights = [cotangent(end, shift) for end in ends]
         grads = torch.autograd.grad(ends, leaves, weights, allow_unused=True)
         named.update({f"gradient {k}": grad for k, grad in enumerate(grads)})
     return Run(
@@ -99,10 +100,11 @@ def _shared(named: dict[str, Tensor | None]) -> Iterator[tuple[str, tuple[str, i
             first[memory] = name
 
 
-def cotangent(end: Tensor) -> Tensor:
-    """A fixed gradient of numbers between 0.5 and 1.5."""
+def cotangent(end: Tensor, shift: float = 0.0) -> Tensor:
+    """A fixed gradient of numbers between 0.5 and 1.5, off by up to `shift` of each."""
     steps = torch.arange(end.numel(), device=end.device, dtype=torch.float64)
-    return (0.5 + (steps * 0.6180339887498949) % 1.0).view(end.shape).to(end.dtype)
+    numbers = 0.5 + (steps * 0.6180339887498949) % 1.0
+    return (numbers * (1 + shift * (2 * ((steps + 1) * 0.7548776662466927 % 1.0) - 1))).view(end.shape).to(end.dtype)
 
 
 def judge(program: Program, device: str = "cpu", target: str | None = None) -> Verdict:
@@ -212,12 +214,13 @@ def _wrongly_captured(
 
 def _exact(program: Program, call: int, device: str, shift: float) -> Run | None:
     """Eager in float64, where it can be had, on inputs that are off by up to `shift`."""
+    other = shift if shift in OTHER else 0.0
     torch.set_default_dtype(torch.float64)
     try:
         for copies in (False, True):  # autograd may miss what was overwritten where a cast is none any more
             with suppress(RuntimeError):
                 function = program.function(wide=True, copies=copies)
-                return run(function, program.tensors(call, device, wide=True, shift=shift), program.backward)
+                return run(function, program.tensors(call, device, wide=True, shift=shift), program.backward, other)
     finally:
         torch.set_default_dtype(torch.float32)
     return None
@@ -227,7 +230,7 @@ def _error_of(program: Program, call: int, device: str, shift: float) -> dict[st
     """Eager's largest error in each float tensor, on inputs that are off by up to `shift`."""
     truth = _exact(program, call, device, shift)
     try:
-        own = run(program.function(), program.tensors(call, device, shift=shift), program.backward)
+        own = run(program.function(), program.tensors(call, device, shift=shift), program.backward, shift)
     except RuntimeError:
         return {}
     found: dict[str, float] = {}

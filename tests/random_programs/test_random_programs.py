@@ -145,6 +145,20 @@ def test_the_judge_lets_pass_what_is_right(monkeypatch: pytest.MonkeyPatch) -> N
     assert judged_with(monkeypatch, wrong(0, lambda t: t * (1 + 1e-7))).status == "pass"
 
 
+def test_an_exact_sum_of_eager_is_taken_for_luck() -> None:
+    """The gradient is a float32 sum of three incoming ones, which eager's order gives without an error."""
+    program = Program(
+        inputs=(Input("x0", (), torch.float64, grad=True), Input("x1", (), torch.float32)),
+        source="""
+            t0 = torch.lerp(x1, x0.to(x1.dtype), 0.25)
+            return (t0.repeat(3),)
+        """,
+        calls=({},),
+        backward=True,
+    )
+    assert judge(program).status == "pass"
+
+
 def test_a_failure_is_made_small() -> None:
     program = Program(
         inputs=(Input("x0", ("A", 3), torch.float32, layout="transposed"), Input("x1", (3,), torch.float16)),
