@@ -119,6 +119,20 @@ def half_overflow(b: Body) -> Folds:
     return total, b.fold("o", "dot", Cast(mul(mul(b.x, scale), b.w), F16), Load("v", b.v.index, F16))
 
 
+def sum_of_rounded(b: Body) -> Folds:
+    """What is left of each beside it reads the same rounded numbers."""
+    b = Body(F32)
+    top, total, power = b.softmax()
+    return top, total, b.fold("o", "sum", Cast(Cast(div(power, total.ref), BF16), F32))
+
+
+def least_of_rounded(b: Body) -> Folds:
+    """It is one of them."""
+    b = Body(F32)
+    top, total, power = b.softmax()
+    return top, total, b.fold("o", "min", Cast(Cast(div(power, total.ref), BF16), F32))
+
+
 def narrow_sum(b: Body) -> Folds:
     b = Body(BF16)
     total, scale = b.squares()
@@ -145,6 +159,8 @@ REFUSED: dict[Callable[[Body], Folds], str] = {
     masked_late: "start: what is left if m has seen nothing",
     largest_product: "unknown sign",
     product_of_all: "a prod of running values",
+    sum_of_rounded: "rounded: a sum of values rounded to torch.bfloat16",
+    least_of_rounded: "rounded: a min of values rounded to torch.bfloat16",
     narrow_sum: "too narrow",
 }
 

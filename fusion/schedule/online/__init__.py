@@ -10,7 +10,8 @@ What would leave the range of floats without its shift (exp) stays, and is carri
 where its value is a sum, as in Σ p·(x - d).
 
 Refused, with a reason: values in which nothing separates what is walked from what runs, raw moments and sums of
-deviations, which cancel, and exponents that an extreme value does not bound.
+deviations, which cancel, sums and extremes of values that are rounded, and exponents that an extreme value does not
+bound.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from fusion.schedule.online.terms import (
 )
 from fusion.schedule.online.trial import Trial, rank_of
 from fusion.schedule.online.update import STARTS, Start, Update, refs_of
-from lowering.expr import Expr, TileRef, const, make_cast
+from lowering.expr import Cast, Expr, TileRef, const, make_cast, postorder
 from lowering.kernel import Fold
 
 
@@ -109,6 +110,7 @@ class _Rule:
             raise Refused(f"a {fold.op} of running values cannot be brought up to date")
         if fold.dtype not in (torch.float32, torch.float64):
             raise Refused(f"a running value of {fold.dtype} is too narrow to be brought up to date")
+        self._check_roundings()
         terms = self._terms()
         walked, rest = self._extreme(terms) if fold.op in ("max", "min") else (terms, ())
         pieces = [self._piece(term) for term in walked]
@@ -133,6 +135,17 @@ class _Rule:
         elif self.fold.op == "sum":
             self._check_deviations(operands[0])
         return list(product(*operands))
+
+    def _check_roundings(self) -> None:
+        """Refuse to scale what is rounded, but in products.
+
+        Others read the rounded numbers, too: their extreme is one of them, and what is left of each beside their sum
+        is small.
+        """
+        for node in postorder(*self.fold.args) if self.fold.op != "dot" else ():
+            narrows = isinstance(node, Cast) and node.dtype.itemsize < node.arg.dtype.itemsize
+            if narrows and self.splitter.kind(node) is Kind.MIXED:
+                raise Refused(f"rounded: a {self.fold.op} of values rounded to {node.dtype} at their final scale")
 
     def _check_deviations(self, terms: Terms) -> None:
         """Refuse Σ (x - d) where d is made of Σ x: what is left of the two sums is nearly nothing."""
