@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from lowering.expr import Expr, IndexValue
-from tests.fusion.folds import INF, ROW, Body, Folds, S, add, div, exp, mul, op, sub, where
+import torch
+
+from lowering.expr import Cast, Expr, IndexValue, Random, const
+from tests.fusion.folds import INF, LENGTH, ROW, Body, Folds, S, add, div, exp, mul, op, sub, where
 
 
 def denominator(b: Body) -> Folds:
@@ -23,7 +25,8 @@ def normalised_attention(b: Body) -> Folds:
 
 def dropout(b: Body) -> Folds:
     top, total, power = b.softmax()
-    kept = where(op("lt", b.w, b.c(0.9)), mul(div(power, total.ref), b.c(1.25)), b.c(0))
+    drawn = Cast(Random("uniform", const(7, torch.int64), LENGTH * ROW + S), b.dtype)
+    kept = where(op("lt", drawn, b.c(0.9)), mul(div(power, total.ref), b.c(1.25)), b.c(0))
     return top, total, b.fold("o", "dot", kept, b.v)
 
 

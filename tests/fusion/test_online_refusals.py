@@ -96,6 +96,22 @@ def masked_late(b: Body) -> Folds:
     return top, b.fold("o", "sum", where(some, exp(sub(b.x, top.ref)), b.c(0)))
 
 
+def masked_backward(b: Body) -> Folds:
+    """Σ of p · (g - δ) where some are masked: 0, but NaN times 0, where all are and δ is NaN."""
+    shift = b.load("w", ROW)
+    some = op("lt", b.x, b.c(-1))
+    p = exp(sub(where(some, b.c(-INF), b.x), shift))
+    inner = b.fold("d", "sum", mul(p, b.g))
+    return inner, b.fold("o", "dot", where(some, b.c(0), mul(p, sub(b.g, inner.ref))), b.v)
+
+
+def given_dropout(b: Body) -> Folds:
+    """Where all of a row is dropped, and its sum is NaN."""
+    top, total, power = b.softmax()
+    kept = where(op("lt", b.w, b.c(0.9)), div(power, total.ref), b.c(0))
+    return top, total, b.fold("o", "dot", kept, b.v)
+
+
 def largest_product(b: Body) -> Folds:
     total, mean = b.mean()
     return total, b.fold("o", "max", mul(b.x, mean))
@@ -154,6 +170,8 @@ REFUSED: dict[Callable[[Body], Folds], str] = {
     shifted_by_a_mean: "out of range",
     half_overflow: "out of range",
     relu_of_a_norm: "infinity",
+    masked_backward: "infinity",
+    given_dropout: "infinity",
     relu_of_a_signed_product: "maximum of a product with a factor of unknown sign",
     shifted_by_another: "start: while m has seen nothing",
     masked_late: "start: what is left if m has seen nothing",

@@ -16,11 +16,14 @@ import torch
 
 from fusion.schedule.online.sample import Source, Values, evaluate, leaves, rank, running_leaves
 from fusion.schedule.online.terms import Refused, nonnegative
-from lowering.expr import Expr, TileRef, postorder
+from lowering.expr import Expr, Random, TileRef, postorder
 from lowering.kernel import Fold
 from lowering.scalar_ops import identity
 
 _ROWS, _COLUMNS = 12, 8
+
+_ALIKE = 96
+"""Rows of two equal elements for each leaf that is infinite or NaN in them: so many that conditions hold in some."""
 
 
 class Form(Protocol):
@@ -133,20 +136,27 @@ class Trial:
             raise Refused("infinity: at an infinite value or 0, what is NaN would be finite or the other way round")
 
     def _pairs(self, source: Source) -> Values:
-        """Two elements in each row; in some, a leaf of the first is infinite or NaN, or one of both is 0."""
+        """Two elements in each row; in some, a leaf of the first is infinite or NaN, or one of both is 0.
+
+        In others, both are equal: what a condition leaves out, it leaves out of the whole row.  One of random numbers
+        never does.
+        """
         roots = [*self.fold.args, *(arg for fold in self.running.values() for arg in fold.args)]
-        own = leaves(roots)
-        pivots = [leaf for leaf in own if leaf.dtype.is_floating_point and not self._is_running(leaf)][:8]
+        own = [leaf for leaf in leaves(roots) if not self._is_running(leaf)]
+        pivots = [leaf for leaf in own if leaf.dtype.is_floating_point][:8]
         given: Values = {}
         for leaf in own:
-            if self._is_running(leaf):
-                continue
-            value = source.walked(leaf, 24 * (len(pivots) + 1)).reshape(-1, 2)
+            apart = source.walked(leaf, 24 * (len(pivots) + 1)).reshape(-1, 2)
+            alike = source.walked(leaf, _ALIKE * (len(pivots) + 1)).repeat(1, 2)
             if leaf in pivots:
-                at = 12 * pivots.index(leaf)
-                value[at : at + 6, 0] = torch.tensor([math.inf, -math.inf, math.nan] * 2, dtype=torch.float64)
-                value[at + 6 : at + 12] = 0
-            given[leaf] = value
+                k = pivots.index(leaf)
+                apart[12 * k : 12 * k + 6, 0] = torch.tensor([math.inf, -math.inf, math.nan] * 2, dtype=torch.float64)
+                apart[12 * k + 6 : 12 * k + 12] = 0
+                odd = torch.tensor([[math.inf], [-math.inf], [math.nan]], dtype=torch.float64)
+                alike[_ALIKE * k : _ALIKE * (k + 1)] = odd.repeat(_ALIKE // 3, 2)
+            if isinstance(leaf, Random):
+                alike[:] = torch.tensor([0.01, 0.99], dtype=torch.float64)
+            given[leaf] = torch.cat([apart, alike])
         return given
 
     def _is_running(self, leaf: Expr) -> bool:
