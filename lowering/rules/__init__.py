@@ -34,6 +34,7 @@ from lowering.rules import (
     selection,
     special,
     sums,
+    triangular,
     view,
     zeta,
 )
@@ -76,6 +77,7 @@ __all__ = [
     "selection",
     "special",
     "sums",
+    "triangular",
     "view",
     "zeta",
 ]

@@ -1,0 +1,87 @@
+"""Small matrices as their entries: what is computed one entry after the other, with no axis to walk.
+
+An entry is a term that varies along the dimensions before the last two alone, once for each matrix; an element of a
+result picks its own.  Elimination takes some n³ operations, all of which are written out, so that matrices of more than
+a few rows are left to the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+import torch
+
+from lowering.errors import Unsupported
+from lowering.expr import IndexValue
+from lowering.indexing import ZERO, axis_symbol
+from lowering.rules.formula import Term, eq, literal, where
+from lowering.value import Shape, Value, broadcast_shapes
+
+LARGEST = 8
+"""Rows and columns of a matrix that is taken apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Matrices:
+    """The matrices in the last two dimensions of `value`, read over the axes of a result.
+
+    Attributes:
+        shape: of the result, whose dimensions begin with those of the batch.
+        batch: how many these are.
+    """
+
+    value: Value
+    shape: Shape
+    batch: int
+
+    def read(self, row: sympy.Expr | int, column: sympy.Expr | int) -> Term:
+        """The element at a place in each matrix."""
+        sizes = self.value.shape[:-2]
+        lead = [ZERO if n == 1 else axis_symbol(self.batch - len(sizes) + k) for k, n in enumerate(sizes)]
+        return Term(self.value.view(self.shape, [*lead, sympy.sympify(row), sympy.sympify(column)]).expr)
+
+
+def sides(*matrices: Value) -> tuple[int, int]:
+    """Rows and columns of the first of some matrices.
+
+    Raises:
+        Unsupported: it is not to be taken apart.
+    """
+    rows, columns = matrices[0].shape[-2:]
+    if any(matrix.dtype not in (torch.float32, torch.float64) for matrix in matrices):
+        raise Unsupported(f"matrices of {matrices[0].dtype}")
+    if not (rows.is_Integer and columns.is_Integer) or max(rows, columns) > LARGEST:
+        raise Unsupported(f"matrices of more than {LARGEST} rows or columns")
+    return int(rows), int(columns)
+
+
+def batch_of(*matrices: Value) -> Shape:
+    """The dimensions before the last two, broadcast."""
+    return broadcast_shapes([matrix.shape[:-2] for matrix in matrices])
+
+
+def pick(dim: int, terms: Sequence[Term]) -> Term:
+    """The term whose number is the position along `dim`."""
+    at, found = Term(IndexValue(axis_symbol(dim))), terms[-1]
+    for k in reversed(range(len(terms) - 1)):
+        found = where(eq(at, k), terms[k], found)
+    return found
+
+
+def held(shape: Shape, like: Value, term: Term) -> Value:
+    """A value of this shape that is `term` everywhere; without elements it is nothing that would have to be read."""
+    expr = literal(0, term.dtype) if 0 in shape else term.expr
+    return Value(shape, term.dtype, like.device, expr)
+
+
+def assembled(shape: Shape, like: Value, entries: Sequence[Sequence[Term]]) -> Value:
+    """The value of this shape whose matrices have these entries, row by row."""
+    if 0 in shape:
+        return held(shape, like, Term(literal(0, like.dtype)))
+    dim = len(shape) - 2
+    return held(shape, like, pick(dim, [pick(dim + 1, row) for row in entries]))
+
+
+__all__ = ["Matrices", "assembled", "batch_of", "held", "pick", "sides"]

@@ -1,0 +1,134 @@
+"""Systems of equations with small triangular matrices, solved by substitution, and Cholesky factors.
+
+The triangle that an operation does not look at is not read.  Zeros on a diagonal give infinities and NaN; of a matrix
+that is not positive definite the factor is NaN from the row on that `info` names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from lowering.builder import Builder
+from lowering.expr import IndexValue
+from lowering.indexing import axis_symbol
+from lowering.registry import lowers
+from lowering.rules.entries import Matrices, assembled, batch_of, held, pick, sides
+from lowering.rules.formula import Term, eq, isnan, literal, sqrt, where
+from lowering.value import Shape, Value, broadcast_to
+
+aten = torch.ops.aten
+
+Entry = Callable[[int, int], Term]
+"""The entry of a matrix in a row and a column."""
+
+Solve = Callable[[Sequence[Term]], Sequence[Term]]
+"""The unknowns of a system, by its right-hand sides."""
+
+
+def transposed(entry: Entry) -> Entry:
+    """The entries with rows and columns exchanged."""
+    return lambda row, column: entry(column, row)
+
+
+def substituted(entry: Entry, known: Sequence[Term], *, upper: bool, unit: bool = False) -> Sequence[Term]:
+    """The x with A·x = `known`, of an A of which only the named triangle counts; `unit`: with ones on its diagonal."""
+    order = range(len(known))
+    found: dict[int, Term] = {}
+    for row in reversed(order) if upper else order:
+        rest = known[row]
+        for column, x in found.items():
+            rest = rest - entry(row, column) * x
+        found[row] = rest if unit else rest / entry(row, row)
+    return [found[row] for row in order]
+
+
+def solved(b: Value, shape: Shape, count: int, solve: Solve, *, left: bool = True) -> Value:
+    """The X with A·X = B, or with X·A = B if not `left`: `solve` has one column of B, or one of its rows, at a time."""
+    if 0 in shape:
+        return assembled(shape, b, ())
+    row, column = len(shape) - 2, len(shape) - 1
+    sides_of = Matrices(b, shape, row)
+    if left:
+        unknowns = solve([sides_of.read(k, axis_symbol(column)) for k in range(count)])
+    else:
+        unknowns = solve([sides_of.read(axis_symbol(row), k) for k in range(count)])
+    return held(shape, b, pick(row if left else column, unknowns))
+
+
+@lowers(aten.linalg_solve_triangular.default)
+def solve_triangular(
+    ctx: Builder, a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False
+) -> Value:
+    """The X with A·X = B, or with X·A = B if not `left`."""
+    count, _ = sides(a, b)
+    shape = (*batch_of(a, b), *b.shape[-2:])
+    entry: Entry = Matrices(a, shape, len(shape) - 2).read
+    entry, upper = (entry, upper) if left else (transposed(entry), not upper)
+    return solved(b, shape, count, lambda known: substituted(entry, known, upper=upper, unit=unitriangular), left=left)
+
+
+@lowers(aten.triangular_solve.default)
+def triangular_solve(
+    ctx: Builder, b: Value, a: Value, upper: bool = True, transpose: bool = False, unitriangular: bool = False
+) -> tuple[Value, Value]:
+    """(the X with A·X = B, or with Aᵀ·X = B; a copy of A)."""
+    count, _ = sides(a, b)
+    shape = (*batch_of(a, b), *b.shape[-2:])
+    entry: Entry = Matrices(a, shape, len(shape) - 2).read
+    entry, upper = (transposed(entry), not upper) if transpose else (entry, upper)
+    found = solved(b, shape, count, lambda known: substituted(entry, known, upper=upper, unit=unitriangular))
+    return found, broadcast_to(a, (*shape[:-2], *a.shape[-2:]))
+
+
+# Products of a triangle with its transpose ----------------------------------------------------------------------------
+
+
+def _solved_by_factor(factor: Value, shape: Shape, upper: bool) -> Solve:
+    entry: Entry = Matrices(factor, shape, len(shape) - 2).read
+    lower = transposed(entry) if upper else entry
+    return lambda known: substituted(transposed(lower), substituted(lower, known, upper=False), upper=True)
+
+
+@lowers(aten.cholesky_solve.default)
+def cholesky_solve(ctx: Builder, b: Value, factor: Value, upper: bool = False) -> Value:
+    """The X with L·Lᵀ·X = B, or with Uᵀ·U·X = B."""
+    count, _ = sides(factor, b)
+    shape = (*batch_of(factor, b), *b.shape[-2:])
+    return solved(b, shape, count, _solved_by_factor(factor, shape, upper))
+
+
+@lowers(aten.cholesky_inverse.default)
+def cholesky_inverse(ctx: Builder, factor: Value, upper: bool = False) -> Value:
+    """The inverse of L·Lᵀ, or of Uᵀ·U."""
+    count, _ = sides(factor)
+    return solved(identity_like(factor), factor.shape, count, _solved_by_factor(factor, factor.shape, upper))
+
+
+def identity_like(like: Value) -> Value:
+    """Ones on the diagonals of matrices of this shape, and zeros beside them."""
+    row, column = (Term(IndexValue(axis_symbol(like.rank - k))) for k in (2, 1))
+    one, zero = (Term(literal(number, like.dtype)) for number in (1, 0))
+    return Value(like.shape, like.dtype, like.device, where(eq(row, column), one, zero).expr)
+
+
+@lowers(aten.linalg_cholesky_ex.default)
+def cholesky_ex(ctx: Builder, a: Value, *, upper: bool = False, check_errors: bool = False) -> tuple[Value, Value]:
+    """(the lower L with L·Lᵀ = A, or the upper U with Uᵀ·U = A; 0, or the first row that has none)."""
+    count, _ = sides(a)
+    lead = a.shape[:-2]
+    read: Entry = Matrices(a, a.shape, len(lead)).read
+    entry = transposed(read) if upper else read
+    found: dict[tuple[int, int], Term] = {}
+    info = Term(literal(0, torch.int32))
+    for k in range(count):
+        for row in range(k, count):
+            rest = entry(row, k)
+            for j in range(k):
+                rest = rest - found[row, j] * found[k, j]
+            found[row, k] = sqrt(rest) if row == k else rest / found[k, k]
+        info = where(eq(info, 0) & ((found[k, k] <= 0) | isnan(found[k, k])), k + 1, info)
+    lower = [[found.get((row, k), Term(literal(0, a.dtype))) for k in range(count)] for row in range(count)]
+    factor = [list(row) for row in zip(*lower, strict=True)] if upper else lower
+    return assembled(a.shape, a, factor), held(lead, a, info)
