@@ -18,8 +18,10 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from fusion import fuse, report
 from tests.random_programs.program import Program
@@ -185,9 +187,19 @@ def difference(program: Program, call: int, device: str, found: Run) -> tuple[st
 def _captures(program: Program, call: int, device: str) -> Iterator[Run | None]:
     """What PyTorch's own capture gives, and what its fake tensors say that it gives: where these err, so do we."""
     yield _captured(program, call, device)
-    with FakeTensorMode() as mode, suppress(Exception):
-        arguments = [mode.from_tensor(tensor) for tensor in program.tensors(call, device)]
-        yield run(program.function(), arguments, program.backward)
+    for sizes in (None, ShapeEnv()):
+        with suppress(Exception):
+            yield _faked(program, call, device, sizes)
+
+
+def _faked(program: Program, call: int, device: str, sizes: ShapeEnv | None) -> Run:
+    """What fake tensors say; with `sizes`, those are symbols, for which PyTorch works out strides in another way."""
+    mode, arguments = FakeTensorMode(shape_env=sizes), []
+    for k, tensor in enumerate(program.tensors(call, device)):
+        symbols = None if sizes is None else StatelessSymbolicContext([DimDynamic.DUCK] * tensor.dim())
+        arguments.append(mode.from_tensor(tensor, symbolic_context=symbols, source=ConstantSource(f"x{k}")))
+    with mode:
+        return run(program.function(), arguments, program.backward)
 
 
 def _captured(program: Program, call: int, device: str) -> Run | None:
