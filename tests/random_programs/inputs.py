@@ -20,6 +20,9 @@ LAYOUTS = ("contiguous", "transposed", "reversed", "stepped", "padded", "offset"
 """How the elements lie: in order; the last two dimensions or all of them the other way round; every second one; rows
 with a gap between them; behind others; one row that stands for all; rows that begin inside the row before."""
 
+SHARED = ("expanded", "overlapping")
+"""Layouts in which several elements have one place."""
+
 VALUES = ("normal", "positive", "grid", "special", "wide")
 """Kinds of numbers: about ±2; 0.5 to 2; multiples of a quarter, with many ties and zeros; the same with −0, NaN and
 infinities; integers that wrap around when multiplied."""
@@ -51,18 +54,25 @@ class Input:
         return tuple(sizes[dim] if isinstance(dim, str) else dim for dim in self.dims)
 
     def tensor(
-        self, sizes: Mapping[str, int], seed: int, device: str = "cpu", *, wide: bool = False, shift: float = 0.0
+        self,
+        sizes: Mapping[str, int],
+        seed: int,
+        device: str = "cpu",
+        *,
+        wide: bool = False,
+        shift: float = 0.0,
+        apart: bool = False,
     ) -> Tensor:
         """The argument, off by up to `shift` of each number; with `wide`, in float64.
 
-        A shift that its own dtype can hold is rounded to it in both; then also elements in one place in memory are off
-        by different amounts, so that equal rows do not look harmless.
+        A shift that its own dtype can hold is rounded to it in both.  With it, or with `apart`, elements in one place
+        in memory get places of their own and are off by different amounts, so that equal rows do not look harmless.
         """
         shape = self.shape(sizes)
         held, strides, offset = placed(shape, self.layout)
         generator = torch.Generator().manual_seed(seed)
         numbers = _numbers(held, self.dtype, self.values, generator)
-        if self.dtype.is_floating_point and abs(shift) >= LEAST:
+        if self.dtype.is_floating_point and (apart or abs(shift) >= LEAST):
             numbers = numbers.as_strided(shape, strides, offset).flatten()
             held, strides, offset = placed(shape, "contiguous")
         if self.dtype.is_floating_point:

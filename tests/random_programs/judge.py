@@ -24,6 +24,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 from fusion import fuse, report
+from tests.random_programs.inputs import SHARED
 from tests.random_programs.program import Program
 
 SHIFT = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
@@ -166,6 +167,7 @@ def difference(program: Program, call: int, device: str, found: Run) -> tuple[st
     )
     exact = [_exact(program, call, device, shift) for shift in (0.0, step, -step, 0.8 * step, -0.8 * step, 0.6 * step)]
     others = [_error_of(program, call, device, shift) for shift in OTHER]
+    others.append(_change_by(program, call, device, step))
     more = [_exact(program, call, device, shift) for shift in (2 * step, -2 * step)]  # rounded more than once
     unsteady = 0
     for name, theirs in expected.tensors.items():
@@ -224,7 +226,7 @@ def _wrongly_captured(
     return bool(wrong)
 
 
-def _exact(program: Program, call: int, device: str, shift: float) -> Run | None:
+def _exact(program: Program, call: int, device: str, shift: float, *, apart: bool = False) -> Run | None:
     """Eager in float64, where it can be had, on inputs that are off by up to `shift`."""
     other = shift if shift in OTHER else 0.0
     torch.set_default_dtype(torch.float64)
@@ -232,7 +234,8 @@ def _exact(program: Program, call: int, device: str, shift: float) -> Run | None
         for copies in (False, True):  # autograd may miss what was overwritten where a cast is none any more
             with suppress(RuntimeError):
                 function = program.function(wide=True, copies=copies)
-                return run(function, program.tensors(call, device, wide=True, shift=shift), program.backward, other)
+                arguments = program.tensors(call, device, wide=True, shift=shift, apart=apart)
+                return run(function, arguments, program.backward, other)
     finally:
         torch.set_default_dtype(torch.float32)
     return None
@@ -240,16 +243,30 @@ def _exact(program: Program, call: int, device: str, shift: float) -> Run | None
 
 def _error_of(program: Program, call: int, device: str, shift: float) -> dict[str, float]:
     """Eager's largest error in each float tensor, on inputs that are off by up to `shift`."""
-    truth = _exact(program, call, device, shift)
     try:
         own = run(program.function(), program.tensors(call, device, shift=shift), program.backward, shift)
     except RuntimeError:
         return {}
+    return _largest(own, _exact(program, call, device, shift))
+
+
+def _change_by(program: Program, call: int, device: str, step: float) -> dict[str, float]:
+    """By how much each float tensor changes where elements that share a place in memory are off by different roundings.
+
+    Sums of equal numbers may be exact in eager's order, and in no other.
+    """
+    if not any(entry.layout in SHARED for entry in program.inputs):
+        return {}
+    return _largest(*(_exact(program, call, device, shift, apart=True) for shift in (step, 0.0)))
+
+
+def _largest(one: Run | None, exact: Run | None) -> dict[str, float]:
+    """The largest difference of two runs in each float tensor."""
     found: dict[str, float] = {}
-    for name, tensor in own.tensors.items():
-        exact = None if truth is None else truth.tensors.get(name)
-        if tensor is not None and exact is not None and tensor.shape == exact.shape and tensor.is_floating_point():
-            error = _error(tensor.double(), exact.double())
+    for name, tensor in ({} if one is None or exact is None else one.tensors).items():
+        truth = exact.tensors.get(name)
+        if tensor is not None and truth is not None and tensor.shape == truth.shape and tensor.is_floating_point():
+            error = _error(tensor.double(), truth.double())
             found[name] = float(error.max()) if error.numel() else 0.0
     return found
 

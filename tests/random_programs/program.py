@@ -69,11 +69,13 @@ class Program:
             body = body.replace(".to(torch.float64)", ".to(torch.float64, copy=True)")
         return compiled(body, [entry.name for entry in self.inputs])
 
-    def tensors(self, call: int, device: str = "cpu", *, wide: bool = False, shift: float = 0.0) -> list[Tensor]:
-        """Fresh arguments for one of the calls."""
+    def tensors(
+        self, call: int, device: str = "cpu", *, wide: bool = False, shift: float = 0.0, apart: bool = False
+    ) -> list[Tensor]:
+        """Fresh arguments for one of the calls, as `Input.tensor` makes them."""
         seeds = [self.seed * 1009 + call * 101 + position for position in range(len(self.inputs))]
         return [
-            entry.tensor(self.calls[call], seed, device, wide=wide, shift=shift)
+            entry.tensor(self.calls[call], seed, device, wide=wide, shift=shift, apart=apart)
             for entry, seed in zip(self.inputs, seeds, strict=True)
         ]
 

@@ -159,6 +159,19 @@ def test_an_exact_sum_of_eager_is_taken_for_luck() -> None:
     assert judge(program).status == "pass"
 
 
+def test_a_norm_of_equal_numbers_is_as_far_off_as_its_mean() -> None:
+    """Eager's mean of them is exact; where they differ by a rounding, what is left of each is no zero."""
+    program = Program(
+        inputs=(Input("x0", ("A",), torch.float32, layout="expanded"),),
+        source="""
+            return (F.layer_norm(x0, x0.shape[-1:]),)
+        """,
+        calls=({"A": 1500},),
+        seed=593,
+    )
+    assert judge(program).status == "pass"
+
+
 def test_a_failure_is_made_small() -> None:
     program = Program(
         inputs=(Input("x0", ("A", 3), torch.float32, layout="transposed"), Input("x1", (3,), torch.float16)),
