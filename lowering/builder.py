@@ -13,6 +13,7 @@ import sympy
 import torch
 from torch import fx
 
+from lowering.conditions import plain
 from lowering.errors import Origin, Unsupported
 from lowering.expr import Expr, Index, IndexValue, Load, const
 from lowering.indexing import axis_symbol, over_symbol
@@ -62,10 +63,10 @@ class Builder:
         raise NotImplementedError
 
     def map(self, value: Value, strides: Shape | None = None) -> Value:
-        """`value` computed into a buffer of its own; the result loads it."""
+        """`value` computed into a buffer of its own, with its conditions made plain; the result loads it."""
         axes = tuple(Axis(s, n) for s, n in zip(axes_of(value.shape), value.shape, strict=True))
         out = self.buffer(value.dtype, value.shape, strides, value.device)
-        self.nodes.append(Map(out.name, axes, value.expr))
+        self.nodes.append(Map(out.name, axes, *plain([value.expr])))
         return load_of(out)
 
     def reduce(self, op: str, args: Sequence[Value], dims: Sequence[int]) -> Value:

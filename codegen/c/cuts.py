@@ -13,7 +13,8 @@ from itertools import pairwise
 import torch
 
 from codegen.c.sweeps import Sweep
-from lowering.expr import Const, Expr, IndexValue, Load, Op, const, postorder, rewrite
+from lowering.conditions import simpler
+from lowering.expr import Const, Expr, IndexValue, Op, const, postorder, rewrite
 from lowering.kernel import KernelAxis, Store, values_of, with_values
 
 SHORTEST = 64
@@ -72,26 +73,9 @@ def _piece(sweep: Sweep, sides: dict[Expr, tuple[int, bool]], start: int, end: i
         if node in sides:
             position, below = sides[node]
             return const((start < position) is below, torch.bool)
-        return _settled(node)
+        return simpler(node)
 
     def rewritten(store: Store) -> Store:
         return with_values(store, rewrite(values_of(store), rule))
 
     return Piece(start, end, replace(sweep, stores=tuple(map(rewritten, sweep.stores))))
-
-
-def _settled(node: Expr) -> Expr | None:
-    """`node` without the conditions among its operands that are constants by now."""
-    if isinstance(node, Load) and isinstance(node.mask, Const):
-        return Load(node.buffer, node.index, node.dtype) if node.mask.value else const(0, node.dtype)
-    if not isinstance(node, Op) or not node.args or node.args[0].dtype is not torch.bool:
-        return None
-    known = [arg for arg in node.args if isinstance(arg, Const)]
-    if node.name == "where" and isinstance(node.args[0], Const):
-        return node.args[1] if node.args[0].value else node.args[2]
-    if node.name == "not" and known:
-        return const(not known[0].value, torch.bool)
-    if node.name in ("and", "or") and known:
-        other = node.args[1] if node.args[0] is known[0] else node.args[0]
-        return other if bool(known[0].value) is (node.name == "and") else known[0]
-    return None

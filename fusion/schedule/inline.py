@@ -16,6 +16,7 @@ from dataclasses import replace
 
 import sympy
 
+from lowering.conditions import simpler
 from lowering.expr import Cast, Expr, Load, Op, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
 from lowering.indexing import substitute
 from lowering.program import Compute, Contract, Extern, Map, Node, Program, axis_sizes, reads, with_exprs, writes
@@ -76,14 +77,17 @@ def _seen_at_few_points(node: Compute, maps: Mapping[str, Map]) -> dict[str, Map
 
 
 def inline(node: Compute, producers: dict[str, Map]) -> Compute:
-    """`node` with every load of one of `producers` replaced by the producer's expression at that index."""
+    """`node` with every load of one of `producers` replaced by the producer's expression at that index.
+
+    Conditions are made plain on the way: `~mask.tril()` is one comparison, of which others see what it leaves out.
+    """
     if not any(load.buffer in producers for load in loads(*node.exprs)):
         return node
     sizes = axis_sizes(node)
 
     def rule(expr: Expr) -> Expr | None:
         if not (isinstance(expr, Load) and expr.buffer in producers):
-            return None
+            return simpler(expr)
         producer = producers[expr.buffer]
         at = {axis.symbol: index for axis, index in zip(producer.axes, expr.index, strict=True)}
         value = substitute(producer.expr, at, sizes)

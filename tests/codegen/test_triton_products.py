@@ -82,20 +82,25 @@ def test_exponentials_of_exact_kernels_stay_as_they_are() -> None:
     ("made", "ranges", "computed"),
     [
         (online_attention(2, 512, 512, 64, causal=True), ["0, n_middle", "n_middle, n_end"], [False, True]),
+        (
+            online_attention(2, 512, 512, 64, causal=True, hidden=True),
+            ["0, n_middle", "n_middle, n_end"],
+            [False, True],
+        ),
         (online_attention(2, 512, 512, 64, causal=True, window=100), ["n_start, n_end"], [True]),
         (online_attention(2, 512, 512, 64, causal=True, window=100, prefix=20), ["0, n_end"], [True]),
         (online_attention(2, 512, 512, 64), ["0, 512"], [False]),
         (attention_dkv(2, 512, 512, 64, causal=True), ["n_start, n_middle", "n_middle, 512"], [True, False]),
         (attention_dq(2, 512, 512, 64, causal=True), ["0, n_middle", "n_middle, n_end"], [False, True]),
     ],
-    ids=["causal", "window", "prefix", "full", "dkv", "dq"],
+    ids=["causal", "hidden", "window", "prefix", "full", "dkv", "dq"],
 )
 def test_blocks_in_which_a_condition_is_false_are_skipped(
     made: Kernel, ranges: list[str], computed: list[bool]
 ) -> None:
     text = body(made, Config(HELD, split=True))
     assert re.findall(r"in range\((.*), NBLOCK\)", text) == ranges
-    conditions = [" <= " in part for part in text.split("    for ")[1:]]
+    conditions = [" <= " in part or " > " in part for part in text.split("    for ")[1:]]
     assert conditions == computed
 
 

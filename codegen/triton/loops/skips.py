@@ -20,7 +20,8 @@ from codegen.triton.expressions.indices import index_code
 from codegen.triton.expressions.spell import PRODUCT
 from codegen.triton.expressions.values import Values
 from codegen.triton.loops import scan
-from codegen.triton.rewrites.interior import conjuncts, unconditional
+from codegen.triton.rewrites.interior import unconditional
+from lowering.conditions import conjuncts
 from lowering.expr import Cast, Const, Expr, IndexValue, Op
 from lowering.indexing import ONE, FloorDiv, coefficient
 from lowering.kernel import Loop, Role

@@ -11,21 +11,18 @@ So loads are of neighbouring elements again, and what the position decides is de
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
-import torch
 
-from lowering.expr import Const, Expr, IndexValue, Load, Op, TileRef, const, index_of, postorder, rewrite
+from lowering.conditions import plain
+from lowering.expr import Expr, IndexValue, Op, TileRef, index_of, postorder, rewrite
 from lowering.indexing import split_points, substitute_all
 from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of, with_values
 
 MOST = 8
 """The most positions in a stored element: bits of a byte."""
-
-_COMPARES = {"lt": int.__lt__, "le": int.__le__, "gt": int.__gt__, "ge": int.__ge__, "eq": int.__eq__, "ne": int.__ne__}
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +44,7 @@ def unpacked(kernel: Kernel) -> Kernel:
     sizes = {axis.symbol: axis.size for axis in axes}
     places = [{packing.axis: count * packing.axis + position} for position in range(count)]
     args = [arg for fold in packing.folds for arg in fold.args]
-    at = [dict(zip(args, settled(substitute_all(args, place, sizes)), strict=True)) for place in places]
+    at = [dict(zip(args, plain(substitute_all(args, place, sizes)), strict=True)) for place in places]
     return replace(kernel, axes=axes, body=_rebuilt(kernel.body, _parts(packing.folds, at)))
 
 
@@ -120,40 +117,3 @@ def _rebuilt(body: Sequence[Stmt], parts: Mapping[str, tuple[Fold, ...]]) -> tup
             assert isinstance(stmt, Store)
             found.append(with_values(stmt, rewrite(values_of(stmt), rule)))
     return tuple(found)
-
-
-# What constants decide ------------------------------------------------------------------------------------------------
-
-
-def settled(roots: Sequence[Expr]) -> list[Expr]:
-    """`roots` without the choices and masks that constant indices decide."""
-
-    def rule(node: Expr) -> Expr | None:
-        if isinstance(node, Load) and isinstance(node.mask, Const):
-            return Load(node.buffer, node.index, node.dtype) if node.mask.value else const(0, node.dtype)
-        if not isinstance(node, Op):
-            return None
-        if node.name == "where" and isinstance(node.args[0], Const):
-            return node.args[1] if node.args[0].value else node.args[2]
-        if node.name in ("and", "or") and node.dtype is torch.bool:
-            return _joined(node)
-        known = [_integer(arg) for arg in node.args]
-        if node.name in _COMPARES and known[0] is not None and known[1] is not None:
-            return Const(bool(_COMPARES[node.name](known[0], known[1])), torch.bool)
-        return None
-
-    return rewrite(roots, rule)
-
-
-def _joined(node: Op) -> Expr | None:
-    """A conjunction or disjunction of which one operand is constant."""
-    for given, other in itertools.permutations(node.args):
-        if isinstance(given, Const):
-            return other if bool(given.value) is (node.name == "and") else given
-    return None
-
-
-def _integer(expr: Expr) -> int | None:
-    if isinstance(expr, IndexValue) and expr.index.is_Integer:
-        return int(expr.index)
-    return expr.value if isinstance(expr, Const) and type(expr.value) is int else None

@@ -19,6 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 import sympy
 import torch
 
+from lowering.conditions import negated, plain
 from lowering.expr import Cast, Const, Expr, Load, Op, Random, TileRef, free_axes, loads, postorder, rewrite
 from lowering.kernel import Fold
 from lowering.scalar_ops import SCALAR_OPS, identity
@@ -63,7 +64,8 @@ def _candidates(
         condition, first, second = node.args
         if isinstance(first, Const) == isinstance(second, Const):
             continue
-        kept = _known(plain(condition if isinstance(second, Const) else Op("not", (condition,), torch.bool)), usable)
+        (condition,) = plain([condition])
+        kept = _known(condition if isinstance(second, Const) else negated(condition), usable)
         if kept is not None and (any(loads(kept)) or not free_axes(kept).isdisjoint(walked)):
             yield node, kept
 
@@ -77,44 +79,6 @@ def _known(condition: Expr, usable: Callable[[Load], bool]) -> Expr | None:
     if any(isinstance(node, (TileRef, Random)) for node in within):
         return None
     return condition if all(usable(load) for load in loads(condition)) else None
-
-
-def plain(condition: Expr) -> Expr:
-    """A bool expression without double negations and choices between true and false.
-
-    >>> from lowering.expr import IndexValue
-    >>> i = IndexValue(sympy.Symbol("i0"))
-    >>> less = Op("lt", (i, IndexValue(sympy.Integer(3))), torch.bool)
-    >>> chosen = Op("where", (less, Const(False, torch.bool), Const(True, torch.bool)), torch.bool)
-    >>> plain(Op("not", (chosen,), torch.bool)) is less
-    True
-    """
-
-    def rule(node: Expr) -> Expr | None:
-        if not isinstance(node, Op):
-            return None
-        if node.name == "where" and all(isinstance(arg, Const) for arg in node.args[1:]):
-            chosen, other = (arg.value for arg in node.args[1:] if isinstance(arg, Const))
-            if node.dtype is torch.bool and chosen != other:
-                return node.args[0] if chosen else _negated(node.args[0])
-        return _negated(node.args[0]) if node.name == "not" and isinstance(node.args[0], Op) else None
-
-    return rewrite([condition], rule)[0]
-
-
-_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
-
-
-def _negated(condition: Expr) -> Expr:
-    if isinstance(condition, Op):
-        if condition.name == "not":
-            return condition.args[0]
-        if condition.name in _OPPOSITE and not condition.args[0].dtype.is_floating_point:
-            return Op(_OPPOSITE[condition.name], condition.args, torch.bool)
-        if condition.name in ("and", "or"):
-            other = "or" if condition.name == "and" else "and"
-            return Op(other, tuple(_negated(arg) for arg in condition.args), torch.bool)
-    return Op("not", (condition,), torch.bool)
 
 
 def _is_identity(fold: Fold, node: Op) -> bool:
@@ -156,6 +120,3 @@ def _sampled(roots: Sequence[Expr]) -> list[torch.Tensor]:
         else:
             values[node] = torch.randn(SAMPLES, generator=generator, dtype=torch.float64)
     return [values[root] for root in roots]
-
-
-__all__ = ["counts_where", "plain"]

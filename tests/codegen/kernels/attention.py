@@ -7,6 +7,7 @@ from dataclasses import replace
 import sympy
 import torch
 
+from lowering.conditions import negated
 from lowering.expr import Cast, Expr, IndexValue, const
 from lowering.indexing import FloorDiv, over_symbol
 from lowering.kernel import Fold, Kernel, Loop, Param, Stmt, Store
@@ -88,11 +89,12 @@ def online_attention(
     step: int = 0,
     group: int = 1,
     scale: float = 0.5,
+    hidden: bool = False,
 ) -> Kernel:
     """softmax(q · kᵀ · scale) · v in one walk over the keys: running values that are brought up to date block by block.
 
     `step`: the width is walked too, inside the walk over keys, instead of held whole for the scores.  `group`: so many
-    heads of q share one of k and v.
+    heads of q share one of k and v.  `hidden`: the scores ask which keys are not visible, not which are.
     """
     d, e, s = over_symbol(0), over_symbol(1), over_symbol(2)
     head = FloorDiv(b, group) if group > 1 else b
@@ -101,7 +103,7 @@ def online_attention(
     scaled, where = op("mul", scores.ref, const(scale, F32)), None
     if causal or window or prefix:
         where = visible_keys(i, s, shift=keys - queries, window=window, prefix=prefix)
-        scaled = op("where", where, scaled, LOW)
+        scaled = op("where", negated(where), LOW, scaled) if hidden else op("where", where, scaled, LOW)
     top, whole, power, moved = running_softmax(scaled, s)
     value = load("v", width * (keys * head + s) + e, dtype)
     mixed = Fold("mixed", "dot", (narrowed(power, dtype), value), (s,), F32, (i,), (e,))

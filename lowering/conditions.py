@@ -1,0 +1,118 @@
+"""Conditions: the algebra of bools, and what an expression is once it is known what holds.
+
+`simpler` is one step, a rule for `rewrite`; `plain` takes all steps there are, `given` also those that a condition
+allows.  What enters and what leaves are expressions with the same value at every point, to the bit: only conditions
+change, and choices of which the condition is known.  What is never chosen disappears, with what it loads and checks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from lowering.expr import Const, Expr, IndexValue, Load, Op, const, rewrite
+
+_TRUE, _FALSE = Const(True, torch.bool), Const(False, torch.bool)
+_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
+_COMPARE: dict[str, Callable[[int, int], bool]] = {
+    "lt": int.__lt__,
+    "le": int.__le__,
+    "gt": int.__gt__,
+    "ge": int.__ge__,
+    "eq": int.__eq__,
+    "ne": int.__ne__,
+}
+
+
+def plain(roots: Sequence[Expr]) -> list[Expr]:
+    """`roots` without double negations, choices between true and false, and conditions that constants decide.
+
+    >>> import sympy
+    >>> less = Op("lt", (IndexValue(sympy.Symbol("i0")), Const(3, torch.int64)), torch.bool)
+    >>> chosen = Op("where", (less, Const(False, torch.bool), Const(True, torch.bool)), torch.bool)
+    >>> plain([Op("not", (chosen,), torch.bool)])[0] is less
+    True
+    """
+    return rewrite(roots, simpler)
+
+
+def given(condition: Expr, roots: Sequence[Expr]) -> list[Expr]:
+    """`roots` where `condition` holds, without what that decides.
+
+    >>> import sympy
+    >>> i, x = IndexValue(sympy.Symbol("i0")), Load("x", (), torch.float32)
+    >>> less, more = (Op(name, (i, Const(3, torch.int64)), torch.bool) for name in ("lt", "ge"))
+    >>> given(less, [Op("where", (more, Const(0.0, torch.float32), x), torch.float32)])[0] is x
+    True
+    """
+    known = {negated(part): _FALSE for part in conjuncts(condition)} | dict.fromkeys(conjuncts(condition), _TRUE)
+    return rewrite(roots, lambda node: known.get(node) or simpler(node))
+
+
+def conjuncts(condition: Expr) -> Iterator[Expr]:
+    """A condition and all the parts that must hold with it."""
+    yield condition
+    if isinstance(condition, Op) and condition.name == "and":
+        for arg in condition.args:
+            yield from conjuncts(arg)
+
+
+def negated(condition: Expr) -> Expr:
+    """Where `condition` does not hold, as far inside as that can be said: of floats, NaN is neither less nor not."""
+    if isinstance(condition, Const):
+        return _FALSE if condition.value else _TRUE
+    if isinstance(condition, Op):
+        if condition.name == "not":
+            return condition.args[0]
+        if condition.name in _OPPOSITE and not condition.args[0].dtype.is_floating_point:
+            return Op(_OPPOSITE[condition.name], condition.args, torch.bool)
+        if condition.name in ("and", "or"):
+            other = "or" if condition.name == "and" else "and"
+            return _joined(other, *map(negated, condition.args))
+    return Op("not", (condition,), torch.bool)
+
+
+def simpler(node: Expr) -> Expr | None:
+    """`node` after one step, over operands that are plain already; None if there is none."""
+    if isinstance(node, Load) and isinstance(node.mask, Const):
+        return Load(node.buffer, node.index, node.dtype) if node.mask.value else const(0, node.dtype)
+    if not isinstance(node, Op):
+        return None
+    if node.name == "where":
+        return _chosen(node)
+    if node.name in _COMPARE:
+        a, b = map(_integer, node.args)
+        return None if a is None or b is None else const(_COMPARE[node.name](a, b), torch.bool)
+    if node.dtype is not torch.bool or node.name not in ("and", "or", "not"):
+        return None
+    found = negated(*node.args) if node.name == "not" else _joined(node.name, *node.args)
+    return None if found is node else found
+
+
+def _chosen(node: Op) -> Expr | None:
+    """A choice of which the condition is known or negated, or that is one between conditions."""
+    condition, first, second = node.args
+    if isinstance(condition, Const):
+        return first if condition.value else second
+    if node.dtype is torch.bool and isinstance(first, Const):
+        return _joined("or", condition, second) if first.value else _joined("and", negated(condition), second)
+    if node.dtype is torch.bool and isinstance(second, Const):
+        return _joined("or", negated(condition), first) if second.value else _joined("and", condition, first)
+    if isinstance(condition, Op) and condition.name == "not":
+        return Op("where", (condition.args[0], second, first), node.dtype)
+    return None
+
+
+def _joined(name: str, a: Expr, b: Expr) -> Expr:
+    """Both (`and`) or either (`or`) of two conditions."""
+    for known, other in ((a, b), (b, a)):
+        if isinstance(known, Const):
+            return other if bool(known.value) is (name == "and") else known
+    return Op(name, (a, b), torch.bool)
+
+
+def _integer(expr: Expr) -> int | None:
+    if isinstance(expr, IndexValue) and expr.index.is_Integer and expr.dtype is torch.int64:
+        return int(expr.index)
+    return expr.value if isinstance(expr, Const) and type(expr.value) is int else None

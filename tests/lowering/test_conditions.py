@@ -1,0 +1,97 @@
+"""Conditions: random ones, and choices by them, mean the same when they are made plain."""
+
+from __future__ import annotations
+
+import sympy
+import torch
+from hypothesis import assume, given
+from hypothesis import strategies as st
+
+from lowering.conditions import conjuncts, negated, plain
+from lowering.conditions import given as where_holds
+from lowering.evaluate import Scope, evaluate
+from lowering.expr import Const, Expr, IndexValue, Load, Op, const, postorder
+from tests.lowering.building import I0, op
+
+AXES = {I0: range(6)}
+INTS = torch.tensor([0, 3, 1, 5, -2, 4])
+FLOATS = torch.tensor([0.0, float("nan"), 1.5, -3.0, float("inf"), -0.0])
+SCOPE = Scope({"flags": INTS % 2 == 0, "ints": INTS, "floats": FLOATS}, {}, {})
+
+integers: st.SearchStrategy[Expr] = st.one_of(
+    st.integers(-2, 6).map(lambda value: const(value, torch.int64)),
+    st.sampled_from([IndexValue(I0), IndexValue(sympy.Integer(3)), Load("ints", (I0,), torch.int64)]),
+    st.just(op("not", Load("ints", (I0,), torch.int64))),  # of bits
+)
+floats: st.SearchStrategy[Expr] = st.sampled_from([Load("floats", (I0,), torch.float32), const(1.0, torch.float32)])
+compared = st.sampled_from(["lt", "le", "gt", "ge", "eq", "ne"])
+
+
+def larger(parts: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
+    return st.one_of(
+        st.builds(op, st.sampled_from(["and", "or", "xor"]), parts, parts),
+        st.builds(op, st.just("not"), parts),
+        st.builds(op, st.just("where"), parts, parts, parts),
+        parts.map(lambda mask: Load("flags", (I0,), torch.bool, mask)),
+    )
+
+
+smallest = st.one_of(
+    st.booleans().map(lambda value: Const(value, torch.bool)),
+    st.just(Load("flags", (I0,), torch.bool)),
+    *(st.builds(op, compared, operands, operands) for operands in (integers, floats)),
+)
+conditions = st.recursive(smallest, larger, max_leaves=12)
+
+
+def values(*roots: Expr) -> torch.Tensor:
+    return torch.stack([found.expand(6) for found in evaluate(roots, AXES, SCOPE)])
+
+
+@given(conditions)
+def test_plain_and_negated_conditions_mean_the_same(condition: Expr) -> None:
+    (found,) = plain([condition])
+    expected = values(condition)
+    assert torch.equal(values(found), expected)
+    assert torch.equal(values(negated(condition)), ~expected)
+
+
+@given(conditions)
+def test_what_is_plain_stays_as_it_is(condition: Expr) -> None:
+    (found,) = plain([condition])
+    assert plain([found]) == [found]
+
+
+@given(conditions, integers, integers)
+def test_choices_are_the_same(condition: Expr, a: Expr, b: Expr) -> None:
+    chosen = op("where", condition, a, b)
+    assert torch.equal(values(*plain([chosen])), values(chosen))
+
+
+@given(conditions, conditions)
+def test_where_a_condition_holds_others_are_as_they_were(condition: Expr, other: Expr) -> None:
+    (condition,) = plain([condition])
+    assume(not isinstance(condition, Const))
+    holds = values(condition)
+    (found,) = where_holds(condition, [op("where", condition, other, negated(other))])
+    assert torch.equal(values(found)[holds], values(other)[holds])
+
+
+def test_what_is_known_is_not_computed() -> None:
+    flag, late = Load("flags", (I0,), torch.bool), op("lt", IndexValue(I0), const(4, torch.int64))
+    both = op("and", flag, late)
+    (found,) = where_holds(
+        both, [op("where", op("or", op("not", flag), negated(late)), const(0.0, torch.float32), x())]
+    )
+    assert found is x()
+    assert list(conjuncts(both)) == [both, flag, late]
+
+
+def test_a_condition_of_floats_is_not_turned_around() -> None:
+    less = op("lt", x(), const(1.0, torch.float32))
+    assert negated(less) is op("not", less)
+    assert not any(isinstance(node, Op) and node.name == "ge" for node in postorder(*plain([op("not", less)])))
+
+
+def x() -> Expr:
+    return Load("floats", (I0,), torch.float32)
