@@ -211,7 +211,45 @@ def _function(name: str, T: str, body: str, parameters: str = "{T} a, {T} b", **
     return f"INLINE {T} {name}_{T}({parameters.format(T=T)}) {{\n    {filled.strip()}\n}}"
 
 
+def _of_integers(T: str) -> dict[str, str]:
+    """The arithmetic of integers that C leaves undefined, or rounds otherwise."""
+    bits, signed = int(re.sub(r"\D", "", T)), T in _SIGNED
+    words = {
+        "U": _INTEGERS[T],
+        "bits": str(bits),
+        "value_bits": str(bits - signed),
+        "minus_a": "-a" if signed else "(a == b)",  # for an unsigned type the greatest value is not minus one
+        "rest": "0" if signed else "(b == 0 || a == b ? 0 : a)",
+    }
+    found = {f"{name}_{T}": _function(name, T, text, **words) for name, text in _INTEGER_TEMPLATES.items()}
+    return {**found, f"abs_{T}": _function("abs", T, "return ({T})(a < 0 ? -a : a);", "{T} a")}
+
+
+def _of_floats(T: str) -> dict[str, str]:
+    """The quotients and rests of floats, and lgamma, which gives its sign elsewhere."""
+    f = _FLOATS[T]
+    found = {f"{name}_{T}": _function(name, T, text, f=f) for name, text in _FLOAT_TEMPLATES.items()}
+    lgamma = _function("lgamma", T, "int sign; return lgamma{f}_r(a, &sign);", "{T} a", f=f)
+    return {**found, f"lgamma_{T}": lgamma}
+
+
+def _of_order(T: str) -> dict[str, str]:
+    """What compares two numbers: the larger and the smaller one, where NaN wins, the sign, and places of extremes."""
+    takes = _TAKES_INTEGER if T in _INTEGERS else _TAKES
+    found = {"sign": _function("sign", T, "return ({T})((a > 0) - (a < 0));", "{T} a")}
+    for end, better in (("max", ">"), ("min", "<")):
+        first = f"a {better} b" if T in _INTEGERS else f"(a {better} b) | (a != a)"
+        found[f"{end}imum"] = _function(f"{end}imum", T, f"return {first} ? a : b;")
+        found[f"arg{end}_takes"] = takes.format(op=f"arg{end}", T=T, better=better)
+    return {f"{name}_{T}": text for name, text in found.items()}
+
+
+_LANES = {"float": "int32_t", "double": "int64_t", "uint8_t": "int8_t", "uint16_t": "int16_t"}
+"""Types that are no signed integers → those of the places of their lanes, which are as wide."""
+
+
 def _definitions() -> dict[str, str]:
+    types = (*_INTEGERS, *_FLOATS)
     found = {
         "bits_to_float": _BITS,
         "float_to_bits": _BITS,
@@ -222,46 +260,16 @@ def _definitions() -> dict[str, str]:
         "imin": "INLINE int64_t imin(int64_t a, int64_t b) { return a < b ? a : b; }",
         "imax": "INLINE int64_t imax(int64_t a, int64_t b) { return a > b ? a : b; }",
     }
-    for T, unsigned in _INTEGERS.items():
-        bits = int(re.sub(r"\D", "", T))
-        signed = T in _SIGNED
-        words = {
-            "U": unsigned,
-            "bits": str(bits),
-            "value_bits": str(bits - signed),
-            "minus_a": "-a" if signed else "(a == b)",  # for an unsigned type the greatest value is not minus one
-            "rest": "0" if signed else "(b == 0 || a == b ? 0 : a)",
-        }
-        for name in ("truncdiv", "fmod", "floordiv", "remainder", "pow", "shl", "shr"):
-            found[f"{name}_{T}"] = _function(name, T, _INTEGER_TEMPLATES[name], **words)
-    for T in (*_INTEGERS, *_FLOATS):
-        nan = "(a > b) | (a != a)", "(a < b) | (a != a)"
-        if T in _INTEGERS:
-            nan = "a > b", "a < b"
-        found[f"maximum_{T}"] = _function("maximum", T, f"return {nan[0]} ? a : b;")  # NaN wins
-        found[f"minimum_{T}"] = _function("minimum", T, f"return {nan[1]} ? a : b;")
-        found[f"sign_{T}"] = _function("sign", T, "return ({T})((a > 0) - (a < 0));", "{T} a")
-        for op, better in (("argmax", ">"), ("argmin", "<")):
-            found[f"{op}_takes_{T}"] = (_TAKES if T in _FLOATS else _TAKES_INTEGER).format(op=op, T=T, better=better)
-    for T in _INTEGERS:
-        found[f"abs_{T}"] = _function("abs", T, "return ({T})(a < 0 ? -a : a);", "{T} a")
-    for T, f in _FLOATS.items():
-        for name, template in _FLOAT_TEMPLATES.items():
-            found[f"{name}_{T}"] = _function(name, T, template, f=f)
-        found[f"lgamma_{T}"] = _function("lgamma", T, "int sign; return lgamma{f}_r(a, &sign);", "{T} a", f=f)
+    for of_type, those in ((_of_integers, _INTEGERS), (_of_order, types), (_of_floats, _FLOATS)):
+        for T in those:
+            found |= of_type(T)
     found["exp_fraction"] = found["power_of_two"] = found["exp_float"] = _EXP
     found["erf_float"] = _ERF
     found["philox"] = found["unit_interval"] = _PHILOX
     found["random_uniform"] = _RANDOM_UNIFORM
     found["random_normal"] = _RANDOM_NORMAL
-    for T, order in (
-        ("float", "int32_t"),
-        ("double", "int64_t"),
-        *((T, _SIGNED.get(T, T.removeprefix("u"))) for T in (*_INTEGERS, "uint16_t")),
-    ):
-        found[f"transpose_{T}"] = _TRANSPOSE.format(T=T, I=T if T in _SIGNED else order)
-    found.update(definitions())
-    return found
+    found |= {f"transpose_{T}": _TRANSPOSE.format(T=T, I=_LANES.get(T, T)) for T in (*types, "uint16_t")}
+    return found | definitions()
 
 
 INLINES: dict[str, str] = _definitions()
