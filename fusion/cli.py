@@ -21,6 +21,7 @@ import fusion
 from codegen.cache import FOLDERS, cache_dir, kept
 from codegen.targets import TARGETS
 from lowering.errors import FusionError, Origin
+from lowering.printer import format_bytes
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype
@@ -131,7 +132,7 @@ def _cache(arguments: argparse.Namespace) -> int:
     print(cache_dir())
     for folder, what in FOLDERS.items():
         sizes = {path: path.stat().st_size for path in kept(folder)}
-        print(f"  {folder}/  {len(sizes)} kept, {sum(sizes.values()) / (1 << 20):.1f} MiB: {what}")
+        print(f"  {folder}/  {len(sizes)} kept, {format_bytes(sum(sizes.values()))}: {what}")
         for path in sizes if arguments.clear else ():
             path.unlink(missing_ok=True)
     if arguments.clear:

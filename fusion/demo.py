@@ -16,7 +16,9 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -26,6 +28,7 @@ from fusion.inspect.progress import steps
 from fusion.inspect.report import Explanation, KernelReport
 from fusion.options import Options
 from lowering.errors import FusionError
+from lowering.printer import format_bytes
 
 # Written for this demonstration.
 TEXT = """
@@ -120,12 +123,7 @@ def _measure(quick: bool, device: torch.device, dump: Path) -> Measured:
         torch.manual_seed(0)
         model = _gpt2(quick).to(device)
         ids = tokens(TEXT, 64 if quick else 512).to(device)
-        parameters = sum(parameter.numel() for parameter in model.parameters())
-        what = f"GPT-2, {parameters / 1e6:.0f} M parameters, {ids.numel()} tokens, float32, {device}"
-
-        def eager() -> torch.Tensor:
-            logits: torch.Tensor = model(ids).logits
-            return logits
+        eager = partial(_logits, model, ids)
 
         step("run it eagerly")
         with _Operations() as operations:
@@ -133,40 +131,48 @@ def _measure(quick: bool, device: torch.device, dump: Path) -> Measured:
 
         step("compile it with Fusion")
         backend = Backend(Options.read(None, {"dump": None}))
-        compiled = torch.compile(model, backend=backend)
-
-        def fused() -> torch.Tensor:
-            logits: torch.Tensor = compiled(ids).logits
-            return logits
-
-        with _empty_cache():
-            start = time.perf_counter()
-            actual = fused()
-            _wait(device)
-            compile_time = time.perf_counter() - start
+        fused = partial(_logits, torch.compile(model, backend=backend), ids)
+        actual, compile_time = _first_call(fused, device)
 
         step("run it in float64, for reference")
-        reference = copy.deepcopy(model).double()(ids).logits
-        eager_error, fused_error = (float((logits.double() - reference).abs().max()) for logits in (expected, actual))
+        reference = _logits(copy.deepcopy(model).double(), ids)
 
         step("time eager and fused in turn")
         eager_times, fused_times = _time_in_turn((eager, fused), device)
 
         step("write the dumps")
         torch.compile(model, backend=Backend(Options.read(None, {"dump": dump})))(ids)
-    explanation = Explanation(tuple(backend.reports))
-    largest = float(reference.abs().max())
+    parameters = sum(parameter.numel() for parameter in model.parameters())
     return Measured(
-        what=what,
+        what=f"GPT-2, {parameters / 1e6:.0f} M parameters, {ids.numel()} tokens, float32, {device}",
         operations=operations.count,
-        explanation=explanation,
+        explanation=Explanation(tuple(backend.reports)),
         compile_time=compile_time,
         eager_times=eager_times,
         fused_times=fused_times,
-        eager_error=eager_error,
-        fused_error=fused_error,
-        largest=largest,
+        eager_error=_largest_difference(expected, reference),
+        fused_error=_largest_difference(actual, reference),
+        largest=float(reference.abs().max()),
     )
+
+
+def _logits(model: Callable[..., Any], ids: torch.Tensor) -> torch.Tensor:
+    """What the model says of each next token, shape [1, tokens, words]."""
+    logits: torch.Tensor = model(ids).logits
+    return logits
+
+
+def _first_call(call: Callable[[], torch.Tensor], device: torch.device) -> tuple[torch.Tensor, float]:
+    """The result of a call that compiles, with nothing in the cache directory, and the seconds that it took."""
+    with _empty_cache():
+        start = time.perf_counter()
+        result = call()
+        _wait(device)
+        return result, time.perf_counter() - start
+
+
+def _largest_difference(result: torch.Tensor, reference: torch.Tensor) -> float:
+    return float((result.double() - reference).abs().max())
 
 
 class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch has no annotations here
@@ -232,8 +238,8 @@ def _table(measured: Measured) -> list[str]:
     rows = [
         ("", "eager", "Fusion"),
         ("launches", f"{measured.operations} ATen calls", f"{len(found.kernels)} kernels + {len(found.externs)} calls"),
-        ("bytes read", _size(before.read), _size(after.read)),
-        ("bytes written", _size(before.written), _size(after.written)),
+        ("bytes read", format_bytes(before.read), format_bytes(after.read)),
+        ("bytes written", format_bytes(before.written), format_bytes(after.written)),
         ("time, median", f"{eager * 1e3:.1f} ms", f"{fused * 1e3:.1f} ms ({eager / fused:.2f}x)"),
         ("largest error", f"{measured.eager_error:.2e}", f"{measured.fused_error:.2e}"),
         ("compile time", "-", f"{measured.compile_time:.1f} s"),
@@ -244,7 +250,9 @@ def _table(measured: Measured) -> list[str]:
     lines += ["", f"The largest of {distinct} distinct kernels, by bytes moved:", ""]
     lines += [f"  {'launches':<10}{'reads':<12}{'writes':<12}{'operations':<12}name"]
     for kernel, launches in _largest(found.kernels)[:3]:
-        sizes = f"{_size(kernel.bytes_read):<12}{_size(kernel.bytes_written):<12}{len(kernel.origins):<12}"
+        sizes = (
+            f"{format_bytes(kernel.bytes_read):<12}{format_bytes(kernel.bytes_written):<12}{len(kernel.origins):<12}"
+        )
         lines.append(f"  {launches:<10}{sizes}{kernel.name}")
     return lines
 
@@ -291,7 +299,3 @@ def _verdict(measured: Measured) -> int:
         f"(logits up to {measured.largest:.1f})"
     )
     return 0 if verdict == "ok" else 1
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB" if count < 2**30 else f"{count / 2**30:.2f} GiB"

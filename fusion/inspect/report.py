@@ -17,6 +17,7 @@ from fusion.schedule.graph import bytes_of
 from fusion.schedule.kernels import KernelCall
 from lowering.errors import Origin
 from lowering.kernel import Kernel
+from lowering.printer import format_bytes
 from lowering.program import Extern, Node, Program, reads, writes
 
 
@@ -135,14 +136,13 @@ class Report:
         lines = [
             f"{self.label}: {_count(self.operations, 'operation')} in {_count(len(self.kernels), 'kernel')}, "
             f"{_count(len(self.externs), 'extern call')}; "
-            f"{_size(self.traffic_before.total)} moved before, {_size(self.traffic_after.total)} after"
+            f"{format_bytes(self.traffic_before.total)} moved before, {format_bytes(self.traffic_after.total)} after"
         ]
         lines += [f"  {note}" for note in self.notes]
         for kernel in self.kernels:
-            lines.append(
-                f"  kernel {kernel.name}: reads {_size(kernel.bytes_read)}, writes {_size(kernel.bytes_written)}, "
-                f"{_count(len(kernel.origins), 'operation')}"
-            )
+            read, written = format_bytes(kernel.bytes_read), format_bytes(kernel.bytes_written)
+            done = _count(len(kernel.origins), "operation")
+            lines.append(f"  kernel {kernel.name}: reads {read}, writes {written}, {done}")
         lines += [f"  {line}" for tuning in self.tunings for line in str(tuning).splitlines()]
         for extern in self.externs:
             lines.append(f"  extern {extern.name}: {extern.reason or 'no rule'}; {extern.origin}")
@@ -229,17 +229,3 @@ def _count(number: int, noun: str) -> str:
     ('1 kernel', '3 kernels')
     """
     return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
-
-
-def _size(count: int) -> str:
-    """Bytes for people.
-
-    >>> _size(512), _size(3 * 1024 * 1024)
-    ('512 B', '3.0 MiB')
-    """
-    size = float(count)
-    for unit in ("B", "KiB", "MiB", "GiB"):
-        if size < 1024 or unit == "GiB":
-            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
-        size /= 1024
-    raise AssertionError

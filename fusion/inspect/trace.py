@@ -2,8 +2,10 @@
 
 Files are numbered in the order of the path, so that reading a directory from top to bottom explains what happened:
 
-    00_graph.py  01_program.txt  02_inlined.txt  …  10_clusters.txt  10_clusters.dot  20_<kernel>.txt  20_<kernel>.py|c
+    00_graph.py  01_program.txt  03_inlined.txt  …  11_clusters.txt  11_clusters.dot  20_<kernel>.txt  20_<kernel>.py|c
     20_<kernel>.ptx …  90_module.py  99_report.txt
+
+A pass that changed nothing has its number, but no file.
 """
 
 from __future__ import annotations
@@ -31,6 +33,7 @@ class Trace:
         self.target = target
         self.folder: Path | None = None
         self.stage = itertools.count(1)
+        self.program_before: Program | None = None
         if root is not None:
             self.folder = root / f"{next(_numbers):03d}_{label}"
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -48,14 +51,17 @@ class Trace:
             self._write("00_graph.py", graph.print_readable(print_output=False))
 
     def program(self, name: str, program: Program) -> Program:
-        if self.folder is not None:
-            self._write(f"{next(self.stage):02d}_{name}.txt", format_program(program))
+        stage = next(self.stage)
+        if self.folder is not None and program is not self.program_before:
+            self._write(f"{stage:02d}_{name}.txt", format_program(program))
+        self.program_before = program
         return program
 
     def clustering(self, program: Program, clustering: Clustering) -> Clustering:
+        stage = next(self.stage)
         if self.folder is not None:
-            self._write("10_clusters.txt", _clusters_text(program, clustering))
-            self._write("10_clusters.dot", _clusters_dot(program, clustering))
+            self._write(f"{stage:02d}_clusters.txt", _clusters_text(program, clustering))
+            self._write(f"{stage:02d}_clusters.dot", _clusters_dot(program, clustering))
         return clustering
 
     def kernels(self, kernels: Sequence[Built]) -> None:
@@ -70,7 +76,7 @@ class Trace:
 
     def module(self, module: fx.GraphModule) -> fx.GraphModule:
         if self.folder is not None:
-            self._write("90_module.py", module.code)
+            self._write("90_module.py", module.code.lstrip("\n"))
         return module
 
     def report(self, report: Report) -> None:

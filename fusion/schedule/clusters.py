@@ -19,6 +19,7 @@ from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster, Link, Refused, may_join, may_stand_beside, single
 from fusion.schedule.profit import Prices
 from lowering.errors import Origin
+from lowering.printer import format_bytes
 from lowering.program import Extern, Program, writes
 
 MAX_SIBLINGS = 8
@@ -40,7 +41,7 @@ class Refusal:
     def __str__(self) -> str:
         return (
             f"{self.producer} → {self.consumer}: {self.reason} "
-            f"[{self.bytes} bytes, {self.microseconds:.1f} µs; {self.origin}]"
+            f"[{format_bytes(self.bytes)}, {self.microseconds:.1f} µs; {self.origin}]"
         )
 
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 import sympy
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
 from lowering.printer.expressions import Names, format_dtype, format_index, sizes_text
 from lowering.program import Axis, Buffer, BufferRef, Compute, Extern, Map, Node, Program, Reduce, Scan, Scatter, writes
@@ -123,4 +124,6 @@ def _argument(arg: object) -> str:
         return f"{{{', '.join(f'{key}: {_argument(part)}' for key, part in arg.items())}}}"
     if isinstance(arg, fx.GraphModule):
         return "a graph"
+    if isinstance(arg, OpOverload):
+        return str(arg)
     return format_dtype(arg) if isinstance(arg, torch.dtype) else repr(arg)

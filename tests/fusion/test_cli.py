@@ -149,7 +149,7 @@ def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch, capsys):
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [others]
     capsys.readouterr()
     assert main(["cache"]) == 0
-    assert capsys.readouterr().out.count(" 0 kept, 0.0 MiB") == 4
+    assert capsys.readouterr().out.count(" 0 kept, 0 B") == 4
 
 
 def test_every_folder_of_the_cache_is_among_those_shown():

@@ -28,6 +28,7 @@ from fusion.schedule.chunks.matrices import Copies, strided_view, with_matrices
 from fusion.schedule.chunks.region import ADDED_UP, Region, find_region, is_short
 from fusion.schedule.graph import Dependences
 from lowering.expr import Expr, Load, free_axes
+from lowering.printer import format_bytes
 from lowering.program import Buffer, BufferRef, Contract, Extern, Node, Program, axis_sizes, reads
 from lowering.sizes import given_by
 
@@ -156,7 +157,7 @@ def _replaced(dependences: Dependences, region: Region, workspace: int) -> Progr
     outs = (*parts.rows, *parts.sums, *parts.folds)
     results = tuple(program.buffers[out] for out in outs)
     chunks = Chunks(bodies, traced, fitting, most, parts, symbols_in(dependences, region), results)
-    reason = f"a product of {region.bytes >> 20} MiB is made {chunks.even(traced)} rows at a time"
+    reason = f"a product of {format_bytes(region.bytes)} is made {chunks.even(traced)} rows at a time"
     sizes = [region.length, [*chunks.symbols], *([[*buffer.shape], [*buffer.strides]] for buffer in results)]
     call = Extern(outs, chunks, (*map(BufferRef, parts.sliced), sizes), multiple=True, reason=reason)
     first = [node for position, node in enumerate(program.nodes) if position in before]

@@ -1,0 +1,17 @@
+"""Amounts of memory, for people."""
+
+from __future__ import annotations
+
+
+def format_bytes(count: int) -> str:
+    """A number of bytes in the largest unit of which there is at least one.
+
+    >>> format_bytes(512), format_bytes(3 * 1024 * 1024), format_bytes(5 << 40)
+    ('512 B', '3.0 MiB', '5120.0 GiB')
+    """
+    size = float(count)
+    for unit in ("B", "KiB", "MiB"):
+        if size < 1024:
+            return f"{count} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} GiB"
