@@ -97,9 +97,8 @@ def dispatch(parts: Sequence[Part]) -> list[str]:
     return lines
 
 
-def alike(first: Kernel, second: Kernel, arch: str, *, tf32: bool) -> bool:
+def alike(a: Blocked, b: Blocked, arch: str, *, tf32: bool) -> bool:
     """May two kernels share a launch without one of them losing registers or warps to the other?"""
-    a, b = block(first), block(second)
     if a.contraction != b.contraction or a.chained or b.chained:
         return False
     if a.contraction and descriptors.applies(a, arch) is not descriptors.applies(b, arch):

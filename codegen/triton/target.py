@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 
 from codegen.numerics import DEFAULT, Numerics
 from codegen.target import Alternative, AttentionSpeed, Capabilities, Launcher, Stage
 from codegen.triton.beside import alike
-from codegen.triton.blocks import Config, block, describe
+from codegen.triton.blocks import Blocked, Config, block, describe
 from codegen.triton.choices import candidates
 from codegen.triton.choices.efficiency import efficiency, speed
 from codegen.triton.emit import emit
@@ -144,11 +145,11 @@ class TritonTarget:
 
     def efficiency(self, kernel: Kernel) -> float:
         """The share of cuBLAS's speed that a contraction reaches, as measured on an H200."""
-        return efficiency(block(kernel), self.arch, tf32=self.numerics.tf32)
+        return _efficiency(kernel, self.arch, self.numerics.tf32)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Those that need about as many registers and warps, and contractions in the same form."""
-        return alike(first, second, self.arch, tf32=self.numerics.tf32)
+        return _alike(first, second, self.arch, self.numerics.tf32)
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
         """Compile `source` for the current device and return what launches it.  Thread-safe.
@@ -171,3 +172,22 @@ class TritonTarget:
         from codegen.triton.launch.aot import stages
 
         return stages(kernel, source, arch or self.arch)
+
+
+# What is asked before kernels are settled is remembered: each layer of a model asks the same.
+
+
+@lru_cache(maxsize=1 << 10)
+def _blocked(kernel: Kernel) -> Blocked:
+    """A kernel over block dimensions, to be judged by; not to be emitted, as the origins are those of an equal one."""
+    return block(kernel)
+
+
+@lru_cache(maxsize=1 << 10)
+def _efficiency(kernel: Kernel, arch: str, tf32: bool) -> float:
+    return efficiency(_blocked(kernel), arch, tf32=tf32)
+
+
+@lru_cache(maxsize=1 << 12)
+def _alike(first: Kernel, second: Kernel, arch: str, tf32: bool) -> bool:
+    return alike(_blocked(first), _blocked(second), arch, tf32=tf32)
