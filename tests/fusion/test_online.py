@@ -12,6 +12,8 @@ import pytest
 import torch
 
 from fusion.schedule.online import Online, online
+from fusion.schedule.online.names import Names
+from fusion.schedule.online.trial import Trial
 from lowering.expr import Cast, Load
 from lowering.kernel import Loop
 from lowering.printer import format_expr
@@ -153,6 +155,26 @@ def test_entropy_shares_the_sum_and_keeps_its_shift() -> None:
     assert "l' * where(m' == -inf, 0.0, where(m' == m, 0.0, m' - m))" in format_expr(fold.carry)
     assert "log(" in format_expr(found.value)
     assert "log(" not in format_expr(fold.args[0])
+
+
+@pytest.mark.parametrize("body", FORMS, ids=lambda body: body.__name__)
+def test_of_layers_that_differ_in_names_only_the_first_is_tried(
+    body: Callable[[Body], Folds], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folds = body(Body(F32))
+    names = Names.plain(folds)
+    other = Names({name: f"{name}_9" for name in names.buffers}, {name: f"t9_{name}" for name in names.tiles})
+    accumulators, value, _ = streamed(folds)
+
+    def again(*args: object) -> Trial:
+        raise AssertionError("it was tried again")
+
+    monkeypatch.setattr("fusion.schedule.online.Trial", again)
+    found, total, _ = streamed([other.fold(fold) for fold in folds])
+    parts = {fold.name: f"t9_{fold.name}" for fold in accumulators}
+    other = Names(other.buffers, {**other.tiles, **parts})
+    assert found == tuple(other.fold(fold) for fold in accumulators)
+    assert total is other.values([value])[0]
 
 
 def test_factors_and_stand_ins_are_one_object() -> None:

@@ -18,10 +18,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from itertools import product
 
 import torch
 
+from fusion.schedule.online.names import Names
 from fusion.schedule.online.split import Splitter
 from fusion.schedule.online.terms import (
     Kind,
@@ -76,6 +78,20 @@ def online(fold: Fold, running: Mapping[str, Fold]) -> Online | str:
     splitter = Splitter(fold.over, running)
     if not any(splitter.kind(arg) & Kind.RUNNING for arg in fold.args):
         return Online((fold,), fold.ref)
+    names = Names.plain((*running.values(), fold))
+    own = names.tiles[fold.name]
+    found = _followed(names.fold(fold), tuple(names.fold(each) for each in running.values()))
+    if isinstance(found, str):
+        return names.back({}).text(found)
+    back = names.back({each.name: fold.name + each.name.removeprefix(own) for each in found.folds})
+    return Online(tuple(back.fold(each) for each in found.folds), back.values([found.value])[0])
+
+
+@lru_cache(maxsize=1 << 10)
+def _followed(fold: Fold, folds: tuple[Fold, ...]) -> Online | str:
+    """`online`, by algebra and trial; remembered, because layers of a model differ in names alone."""
+    running = {each.name: each for each in folds}
+    splitter = Splitter(fold.over, running)
     try:
         return _Rule(fold, running, splitter).run()
     except Refused as refused:
