@@ -270,8 +270,11 @@ def postorder(*roots: Expr) -> list[Expr]:
             order.append(node)
         elif node not in seen:
             seen.add(node)
-            stack.append((node, True))
-            stack.extend((child, False) for child in reversed(node.children()) if child not in seen)
+            if children := node.children():
+                stack.append((node, True))
+                stack.extend([(child, False) for child in reversed(children) if child not in seen])
+            else:
+                order.append(node)
     return order
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from typing import TypeAlias
 
 import sympy
@@ -301,8 +302,14 @@ def reads(node: Node) -> tuple[str, ...]:
     """The buffers a node reads, each once, in order of appearance."""
     if isinstance(node, Extern):
         return node.reads
-    loaded = (load.buffer for load in loads(*node.exprs))
-    return tuple(dict.fromkeys((node.start, *loaded) if isinstance(node, Scatter) else loaded))
+    loaded = _loaded(node.exprs)
+    return tuple(dict.fromkeys((node.start, *loaded))) if isinstance(node, Scatter) else loaded
+
+
+@lru_cache(maxsize=1 << 14)
+def _loaded(exprs: tuple[Expr, ...]) -> tuple[str, ...]:
+    """The buffers that expressions load from; remembered, because every pass asks."""
+    return tuple(dict.fromkeys(load.buffer for load in loads(*exprs)))
 
 
 def writes(node: Node) -> tuple[str, ...]:

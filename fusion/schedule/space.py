@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import TypeAlias
 
 import sympy
@@ -80,6 +81,18 @@ def join(
     """
     if _plainly_equal(target, target_index, moved, moved_index):
         return Joined(target, {}, {})
+    return _unified(target, tuple(target_index), moved, tuple(moved_index), tuple(extents))
+
+
+@lru_cache(maxsize=1 << 12)
+def _unified(
+    target: Space,
+    target_index: tuple[sympy.Expr, ...],
+    moved: Space,
+    moved_index: tuple[sympy.Expr, ...],
+    extents: tuple[sympy.Expr, ...],
+) -> Joined | str:
+    """`join` by algebra; remembered, as layers of a model ask alike, and clusters ask again when they have grown."""
     target_cut, moved_cut = _cut(target, target_index), _cut(moved, moved_index)
     solved = _solved(moved_cut, target_cut, extents)
     if solved is None:
