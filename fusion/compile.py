@@ -78,8 +78,9 @@ def schedule_graph(
     place = main_device(graph)
     program = lower(graph, device=place, contractions=wanted, scatters=scatters, rounded=strict, small=small)
     lowered = trace.program("program", program)
-    verify_program(program)
-    return lowered, _schedule(program, target, trace, hints, sys.maxsize if strict else workspace, measure)
+    verify_program(program, verified := Verified())
+    limit = sys.maxsize if strict else workspace
+    return lowered, _schedule(program, target, trace, hints, limit, measure, verified)
 
 
 def _schedule(
@@ -89,9 +90,10 @@ def _schedule(
     hints: Mapping[sympy.Symbol, int] | None,
     workspace: int,
     measure: Measure | None,
+    verified: Verified,
 ) -> Schedule:
     """The passes, in their order."""
-    capabilities, verified = target.capabilities, Verified()
+    capabilities = target.capabilities
     streams = "dot" in capabilities.fold_ops
     for name, transform in (
         ("sources", own_sources),
@@ -139,7 +141,8 @@ def _bodies(
         traces = [trace.within(f"chunks_{number}_{k}") for k in range(len(chunks.bodies))]
         bodies = zip(chunks.bodies, traces, strict=True)
         sizes = {**(hints or {}), POINTS: chunks.even(chunks.traced)}
-        yield chunks, tuple(_schedule(body, target, inner, sizes, sys.maxsize, measure) for body, inner in bodies)
+        schedule = partial(_schedule, target=target, hints=sizes, workspace=sys.maxsize, measure=measure)
+        yield chunks, tuple(schedule(body, trace=inner, verified=Verified()) for body, inner in bodies)
 
 
 def _small(capabilities: Capabilities) -> int:
