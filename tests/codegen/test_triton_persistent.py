@@ -108,6 +108,13 @@ def test_what_is_chosen_fits_with_all_its_stages(made: Kernel) -> None:
     assert "wgmma.mma_async" in compiled.asm["ptx"] and "st.local" not in compiled.asm["ptx"]
 
 
+def test_gelu_divides_without_minding_the_ends_of_the_range() -> None:
+    """What it divides by is 1 or more: seven operations less for each element."""
+    made = activated(8192, 4096, 1024, smooth=True)
+    ptx = compile_for(imported(made, TARGET.emit(made)), target_of("sm_90")).asm["ptx"]
+    assert "div.approx.ftz.f32" in ptx and "div.full.f32" not in ptx
+
+
 @pytest.mark.parametrize("side", ["rows", "sum"])
 def test_sizes_that_are_not_known_come_through_descriptors(side: str) -> None:
     batch, length = sympy.symbols("s0 s1", integer=True, positive=True)

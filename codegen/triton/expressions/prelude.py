@@ -207,10 +207,10 @@ def _halves(x):
 """,
     "_quick_erfc": """
 def _quick_erfc(x):
-    # t · 2^(p(t) - x² · log₂e) to 2.4e-6, with p fitted to the logarithm; below 0 by symmetry.
-    t = 1.0 / (1.0 + 0.4 * tl.abs(x))
-    p = 0.82760734 + t * (-1.0523509 + t * 0.33669224)
-    p = -2.1474079 + t * (1.4352558 + t * (0.67716397 + t * (-0.076957125 + t * p)))
+    # t · 2^(p(t) - x² · log₂e) to 2.4e-5, with p fitted to the logarithm; below 0 by symmetry.
+    t = libdevice.fast_dividef(1.0, tl.fma(tl.abs(x), 0.54, 1.0))
+    p = 0.33769274 + t * (-0.8387584 + t * 0.31031334)
+    p = -1.7147636 + t * (1.4462627 + t * (0.45927024 + t * p))
     right = t * tl.exp2(p - x * x * 1.4426950408889634)
     return tl.where(x < 0, 2.0 - right, right)
 """,

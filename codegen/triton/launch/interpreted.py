@@ -9,6 +9,7 @@ torch's functions.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,7 +26,8 @@ from lowering.checks import failure
 from lowering.kernel import Kernel
 from lowering.scalar_ops import SCALAR_OPS
 
-_ELSEWHERE = {"nearbyint": torch.round}  # names that differ from those of `SCALAR_OPS`
+_ELSEWHERE: dict[str, Callable[..., torch.Tensor]] = {"nearbyint": torch.round, "fast_dividef": torch.true_divide}
+"""Names that differ from those of `SCALAR_OPS`."""
 
 
 class Libdevice:
