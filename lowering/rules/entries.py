@@ -7,7 +7,7 @@ a few rows are left to the library.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -21,6 +21,10 @@ from lowering.value import Shape, Value, broadcast_shapes
 
 LARGEST = 8
 """Rows and columns of a matrix that is taken apart."""
+
+
+Entry = Callable[[int, int], Term]
+"""The entry of a matrix in a row and a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,4 +88,16 @@ def assembled(shape: Shape, like: Value, entries: Sequence[Sequence[Term]]) -> V
     return held(shape, like, pick(dim, [pick(dim + 1, row) for row in entries]))
 
 
-__all__ = ["Matrices", "assembled", "batch_of", "held", "pick", "sides"]
+def identity_like(like: Value) -> Value:
+    """Ones on the diagonals of matrices of this shape, and zeros beside them."""
+    row, column = (Term(IndexValue(axis_symbol(like.rank - k))) for k in (2, 1))
+    one, zero = (Term(literal(number, like.dtype)) for number in (1, 0))
+    return Value(like.shape, like.dtype, like.device, where(eq(row, column), one, zero).expr)
+
+
+def transposed(entry: Entry) -> Entry:
+    """The entries with rows and columns exchanged."""
+    return lambda row, column: entry(column, row)
+
+
+__all__ = ["Entry", "Matrices", "assembled", "batch_of", "held", "identity_like", "pick", "sides", "transposed"]

@@ -11,25 +11,16 @@ from collections.abc import Callable, Sequence
 import torch
 
 from lowering.builder import Builder
-from lowering.expr import IndexValue
 from lowering.indexing import axis_symbol
 from lowering.registry import lowers
-from lowering.rules.entries import Matrices, assembled, batch_of, held, pick, sides
+from lowering.rules.entries import Entry, Matrices, assembled, batch_of, held, identity_like, pick, sides, transposed
 from lowering.rules.formula import Term, eq, isnan, literal, sqrt, where
 from lowering.value import Shape, Value, broadcast_to
 
 aten = torch.ops.aten
 
-Entry = Callable[[int, int], Term]
-"""The entry of a matrix in a row and a column."""
-
 Solve = Callable[[Sequence[Term]], Sequence[Term]]
 """The unknowns of a system, by its right-hand sides."""
-
-
-def transposed(entry: Entry) -> Entry:
-    """The entries with rows and columns exchanged."""
-    return lambda row, column: entry(column, row)
 
 
 def substituted(entry: Entry, known: Sequence[Term], *, upper: bool, unit: bool = False) -> Sequence[Term]:
@@ -104,13 +95,6 @@ def cholesky_inverse(ctx: Builder, factor: Value, upper: bool = False) -> Value:
     """The inverse of L·Lᵀ, or of Uᵀ·U."""
     count, _ = sides(factor)
     return solved(identity_like(factor), factor.shape, count, _solved_by_factor(factor, factor.shape, upper))
-
-
-def identity_like(like: Value) -> Value:
-    """Ones on the diagonals of matrices of this shape, and zeros beside them."""
-    row, column = (Term(IndexValue(axis_symbol(like.rank - k))) for k in (2, 1))
-    one, zero = (Term(literal(number, like.dtype)) for number in (1, 0))
-    return Value(like.shape, like.dtype, like.device, where(eq(row, column), one, zero).expr)
 
 
 @lowers(aten.linalg_cholesky_ex.default)

@@ -1,0 +1,282 @@
+"""Factors of small matrices by Gaussian elimination, and what they are for: systems, inverses, determinants.
+
+Rows are exchanged as LAPACK does it: the largest element of a column comes up, the first of equal ones.  A column of
+zeros stays as it is and is named in `info`.  Factors are results, with which backward solves: where eager factors the
+transpose, so do the rules.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from lowering.builder import Builder
+from lowering.errors import Unsupported
+from lowering.expr import IndexValue, const
+from lowering.indexing import ZERO, axis_symbol
+from lowering.registry import lowers
+from lowering.rules.assembly import tril, triu
+from lowering.rules.entries import Entry, Matrices, assembled, batch_of, held, identity_like, pick, sides, transposed
+from lowering.rules.formula import Term, absolute, call, eq, literal, log, ne, where
+from lowering.rules.promotion import combine
+from lowering.rules.triangular import Solve, solved, substituted
+from lowering.rules.view import squeeze_dim, unsqueeze
+from lowering.value import Shape, Value, axes_of
+
+aten = torch.ops.aten
+
+MOST_STEPS = 6**3
+"""Rows, columns and pivots of a matrix that is factored, multiplied: what exchanges rows is as long, and is built for
+some seconds where it is longer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Factors:
+    """L below the diagonal, where its ones are left out, and U on and above it; what was exchanged.
+
+    Attributes:
+        rows: the entries.
+        pivots: the row, counted from 1, with which each was exchanged, int32.
+        info: 0, or the first column without a pivot, int32.
+    """
+
+    rows: Sequence[Sequence[Term]]
+    pivots: Sequence[Term]
+    info: Term
+
+    def solve(self, *, adjoint: bool) -> Solve:
+        """By A, or by its transpose."""
+        return solver(lambda row, column: self.rows[row][column], self.pivots, adjoint=adjoint)
+
+    @property
+    def diagonal(self) -> Sequence[Term]:
+        """Of U."""
+        return [row[k] for k, row in enumerate(self.rows[: len(self.pivots)])]
+
+    def sign(self, dtype: torch.dtype) -> Term:
+        """-1 if an odd number of rows was exchanged, else 1."""
+        total = Term(literal(1, dtype))
+        for k, pivot in enumerate(self.pivots):
+            total = where(ne(pivot, k + 1), -total, total)
+        return total
+
+
+def eliminated(entry: Entry, rows: int, columns: int, *, pivot: bool = True) -> Factors:
+    """The factors of a matrix."""
+    a = [[entry(row, column) for column in range(columns)] for row in range(rows)]
+    pivots: list[Term] = []
+    info = Term(const(0, torch.int32))
+    for k in range(min(rows, columns)):
+        pivots.append(_largest(a, k) if pivot else Term(const(k + 1, torch.int32)))
+        if pivot:
+            a = exchanged(a, k, pivots[k])
+        info = where(eq(info, 0) & eq(a[k][k], 0), k + 1, info)
+        for row in range(k + 1, rows):
+            share = a[row][k] / a[k][k]
+            if pivot:  # all that is below is no larger
+                share = where(eq(a[k][k], 0), a[row][k], share)
+            rest = [a[row][j] - share * a[k][j] for j in range(k + 1, columns)]
+            a[row] = [*a[row][:k], share, *rest]
+    return Factors(a, pivots, info)
+
+
+def _largest(a: Sequence[Sequence[Term]], k: int) -> Term:
+    """The first row from `k` on whose element in that column is the largest, counted from 1."""
+    size, found = absolute(a[k][k]), Term(const(k + 1, torch.int32))
+    for row in range(k + 1, len(a)):
+        other = absolute(a[row][k])
+        size, found = where(other > size, other, size), where(other > size, row + 1, found)
+    return found
+
+
+def exchanged(a: Sequence[Sequence[Term]], k: int, pivot: Term) -> list[list[Term]]:
+    """The rows with row `k` and the one that `pivot` counts exchanged."""
+    result, mine = [list(row) for row in a], list(a[k])
+    for row in range(len(a)):
+        if row != k:
+            here = eq(pivot, row + 1)
+            mine = [where(here, other, own) for other, own in zip(a[row], mine, strict=True)]
+            result[row] = [where(here, own, other) for own, other in zip(a[k], a[row], strict=True)]
+    result[k] = mine
+    return result
+
+
+def solver(entry: Entry, pivots: Sequence[Term], *, adjoint: bool) -> Solve:
+    """Solves by the factors of A, or of its transpose."""
+
+    def solve(known: Sequence[Term]) -> Sequence[Term]:
+        x = [[term] for term in known]
+        if not adjoint:
+            for k, pivot in enumerate(pivots):
+                x = exchanged(x, k, pivot)
+            middle = substituted(entry, [term for (term,) in x], upper=False, unit=True)
+            return substituted(entry, middle, upper=True)
+        middle = substituted(transposed(entry), known, upper=False)
+        x = [[term] for term in substituted(transposed(entry), middle, upper=True, unit=True)]
+        for k in reversed(range(len(pivots))):
+            x = exchanged(x, k, pivots[k])
+        return [term for (term,) in x]
+
+    return solve
+
+
+def _factors(a: Value, batch: Shape, *, turned: bool = False, pivot: bool = True) -> Factors:
+    """Of the matrices, or of their transposes, read over the axes of `batch`."""
+    rows, columns = sides(a)
+    if rows * columns * min(rows, columns) > MOST_STEPS:
+        raise Unsupported(f"factors of matrices of {rows} rows and {columns} columns")
+    if not pivot and a.device.type == "cpu":
+        raise Unsupported("factors without exchanged rows, which eager has not got on a CPU")
+    read: Entry = Matrices(a, batch, len(batch)).read
+    return eliminated(transposed(read) if turned else read, rows, columns, pivot=pivot)
+
+
+def _turned(ctx: Builder) -> bool:
+    """Does eager factor the transpose of the first argument?  So it does where that is contiguous."""
+    assert ctx.current is not None
+    a = ctx.current.args[0]
+    assert isinstance(a, fx.Node)
+    return bool(a.meta["val"].is_contiguous())
+
+
+def _results(a: Value, factors: Factors) -> tuple[Value, Value]:
+    """(the factors in one matrix, what was exchanged)."""
+    *lead, rows, columns = a.shape
+    pivots = factors.pivots or [Term(const(0, torch.int32))]
+    together = assembled(a.shape, a, factors.rows)
+    return together, held((*lead, min(rows, columns)), a, pick(len(lead), pivots))
+
+
+# Factors --------------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.linalg_lu_factor_ex.default)
+def lu_factor_ex(
+    ctx: Builder, a: Value, *, pivot: bool = True, check_errors: bool = False
+) -> tuple[Value, Value, Value]:
+    """(the factors in one matrix, what was exchanged, 0 or the first column without a pivot)."""
+    lead = a.shape[:-2]
+    factors = _factors(a, lead, pivot=pivot)
+    return (*_results(a, factors), held(lead, a, factors.info))
+
+
+@lowers(aten.linalg_lu.default)
+def lu(ctx: Builder, a: Value, *, pivot: bool = True) -> tuple[Value, Value, Value]:
+    """(P, L, U) with P·L·U = A; without exchanged rows P is nothing."""
+    factors = _factors(a, a.shape[:-2], pivot=pivot)
+    lower, upper = _triangles(ctx, assembled(a.shape, a, factors.rows))
+    return _permutation(a, factors.pivots) if pivot else _nothing(a), lower, upper
+
+
+@lowers(aten.lu_unpack.default)
+def lu_unpack(
+    ctx: Builder, a: Value, pivots: Value, unpack_data: bool = True, unpack_pivots: bool = True
+) -> tuple[Value, Value, Value]:
+    """(P, L, U) of factors that stand in one matrix."""
+    sides(a)
+    lower, upper = _triangles(ctx, a) if unpack_data else (_nothing(a), _nothing(a))
+    return _permutation(a, _given(ctx, pivots, a.shape[:-2])) if unpack_pivots else _nothing(a), lower, upper
+
+
+def _given(ctx: Builder, pivots: Value, batch: Shape) -> list[Term]:
+    """Exchanged rows that a tensor holds."""
+    read = Matrices(unsqueeze(ctx, pivots, -1), batch, len(batch)).read
+    return [read(k, 0) for k in range(int(pivots.shape[-1]))]
+
+
+def _nothing(like: Value) -> Value:
+    return held((ZERO,), like, Term(literal(0, like.dtype)))
+
+
+def _triangles(ctx: Builder, a: Value) -> tuple[Value, Value]:
+    """(L, U) of the factors in one matrix."""
+    *lead, rows, columns = a.shape
+    inner = min(rows, columns)
+    left, top = (a.view(shape, axes_of(shape)) for shape in ((*lead, rows, inner), (*lead, inner, columns)))
+    return combine(Term.__add__, identity_like(left), tril(ctx, left, -1)), triu(ctx, top)
+
+
+def _permutation(a: Value, pivots: Sequence[Term]) -> Value:
+    """P, which has a one in column k at the row that became row k."""
+    *lead, rows, _ = a.shape
+    order = [[Term(const(k, torch.int64))] for k in range(int(rows))]
+    for k, pivot in enumerate(pivots):
+        order = exchanged(order, k, pivot)
+    shape = (*lead, rows, rows)
+    if 0 in shape:
+        return assembled(shape, a, ())
+    came = pick(len(lead) + 1, [term for (term,) in order])
+    here = eq(came, Term(IndexValue(axis_symbol(len(lead)))))
+    return held(shape, a, where(here, Term(literal(1, a.dtype)), 0))
+
+
+# Systems --------------------------------------------------------------------------------------------------------------
+
+
+@lowers(aten.linalg_lu_solve.default)
+def lu_solve(ctx: Builder, a: Value, pivots: Value, b: Value, *, left: bool = True, adjoint: bool = False) -> Value:
+    """The X with A·X = B, or with X·A = B if not `left`, of factors of A, or of its transpose if `adjoint`."""
+    count, _ = sides(a, b)
+    shape = (*batch_of(a, b), *b.shape[-2:])
+    batch = shape[:-2]
+    entry: Entry = Matrices(a, batch, len(batch)).read
+    by = solver(entry, _given(ctx, pivots, batch), adjoint=adjoint is left)
+    return solved(b, shape, count, by, left=left)
+
+
+@lowers(aten._linalg_solve_ex.default)
+def solve_ex(
+    ctx: Builder, a: Value, b: Value, *, left: bool = True, check_errors: bool = False
+) -> tuple[Value, Value, Value, Value]:
+    """(the X with A·X = B, or with X·A = B; the factors of A, what was exchanged, where there is no pivot)."""
+    count, _ = sides(a, b)
+    vector = b.rank == 1 or (b.rank == a.rank - 1 and b.shape == a.shape[:-1])
+    known = unsqueeze(ctx, b, -1) if vector else b
+    shape = (*batch_of(a, known), *known.shape[-2:])
+    by = _factors(a, shape[:-2]).solve(adjoint=not left)
+    found = solved(known, shape, count, by, left=left)
+    own = _factors(a, a.shape[:-2])
+    return squeeze_dim(ctx, found, -1) if vector else found, *_results(a, own), held(a.shape[:-2], a, own.info)
+
+
+@lowers(aten.linalg_inv_ex.default)
+def inv_ex(ctx: Builder, a: Value, *, check_errors: bool = False) -> tuple[Value, Value]:
+    """(the inverse; 0, or the first column without a pivot)."""
+    count, _ = sides(a)
+    lead = a.shape[:-2]
+    factors = _factors(a, lead)
+    inverse = solved(identity_like(a), a.shape, count, factors.solve(adjoint=False))
+    return inverse, held(lead, a, factors.info)
+
+
+# Determinants ---------------------------------------------------------------------------------------------------------
+
+
+def _joined(terms: Sequence[Term], like: Value, start: float, join: Callable[[Term, Term], Term]) -> Term:
+    total = Term(literal(start, like.dtype))
+    for k, term in enumerate(terms):
+        total = join(total, term) if k else term
+    return total
+
+
+@lowers(aten._linalg_det.default)
+def det(ctx: Builder, a: Value) -> tuple[Value, Value, Value]:
+    """(the determinant, the factors, what was exchanged)."""
+    lead = a.shape[:-2]
+    factors = _factors(a, lead, turned=_turned(ctx))
+    product = _joined(factors.diagonal, a, 1, Term.__mul__)
+    return held(lead, a, product * factors.sign(a.dtype)), *_results(a, factors)
+
+
+@lowers(aten._linalg_slogdet.default)
+def slogdet(ctx: Builder, a: Value) -> tuple[Value, Value, Value, Value]:
+    """(the sign of the determinant, the logarithm of its size, the factors, what was exchanged)."""
+    lead = a.shape[:-2]
+    factors = _factors(a, lead, turned=_turned(ctx))
+    signs = [call("sign", term) for term in factors.diagonal]
+    sign = _joined(signs, a, 1, Term.__mul__) * factors.sign(a.dtype)
+    size = _joined([log(absolute(term)) for term in factors.diagonal], a, 0, Term.__add__)
+    return held(lead, a, sign), held(lead, a, size), *_results(a, factors)
