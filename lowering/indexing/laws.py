@@ -6,6 +6,7 @@ What enters is an index and the sizes of its axes; what leaves is an equal index
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import lru_cache
 
 import sympy
@@ -145,9 +146,28 @@ def _recompose(total: sympy.Add, sizes: Sizes) -> sympy.Expr:
         for mod in (f for f in sympy.Mul.make_args(term.as_coeff_Mul()[1]) if isinstance(f, Mod)):
             a, b = mod.args
             scale = term / mod
-            partner = sympy.expand_mul(scale * b * _simplify_floordiv(a, b, sizes))
+            partner = sympy.expand_mul(scale * b * simplify(FloorDiv(a, b), sizes))
             parts = sympy.Add.make_args(partner)
-            if term not in parts and terms.issuperset(parts):
+            if term in parts or not terms.issuperset(parts):
+                parts, a = _quotient_beside(total.args, mod, scale, sizes)
+            if parts:
                 left = terms.difference(parts, {term})
                 return simplify(sympy.Add(*left, sympy.expand_mul(scale * a)), sizes)
     return total
+
+
+def _quotient_beside(
+    terms: Iterable[sympy.Expr], mod: sympy.Expr, scale: sympy.Expr, sizes: Sizes
+) -> tuple[tuple[sympy.Expr, ...], sympy.Expr]:
+    """`c·b·(a // b)` among `terms` as `c·b·(n // bd)`, and `a = n // d`; `mod` may have lost multiples of b of it."""
+    b = mod.args[1]
+    for term in terms if b.is_Integer else ():
+        quotient = next((f for f in sympy.Mul.make_args(term) if isinstance(f, FloorDiv)), None)
+        if quotient is None or term != sympy.expand_mul(scale * b * quotient):
+            continue
+        numerator, divisor = quotient.args
+        if divisor.is_Integer and divisor % b == 0:
+            a = _simplify_floordiv(numerator, divisor / b, sizes)
+            if _simplify_mod(a, b, sizes) == mod:
+                return (term,), a
+    return (), mod

@@ -332,3 +332,19 @@ def test_coefficient_is_the_step_of_the_axis(built: Built, box: Box, axis: sympy
     for point in some_points(box, 1):
         ahead = {**point, axis: point[axis] + 1}
         assert built[1].at(ahead) - built[1].at(point) == value(step, point)
+
+
+@cases
+@given(st.lists(st.integers(2, 12), min_size=2, max_size=3), st.integers(1, 40), st.integers(2, 90), st.integers(1, 7))
+def test_digits_of_a_part_are_put_together_again(sizes: list[int], count: int, length: int, stride: int) -> None:
+    """The axes of an image, as digits of a position in one of `count` parts of all of them."""
+    part, inner = axis_symbol(0), over_symbol(0)
+    position = length * part + inner
+    whole = [math.prod(sizes[k:]) for k in range(len(sizes) + 1)]
+    digits = [
+        FloorDiv(position, whole[0]),
+        *(Mod(FloorDiv(position, n), m) for n, m in zip(whole[1:], sizes, strict=True)),
+    ]
+    box = {part: sympy.Integer(count), inner: sympy.Integer(length)}
+    strides = [sympy.Integer(stride * size) for size in whole]
+    assert flatten([simplify(digit, box) for digit in digits], strides, box) == sympy.expand(stride * position)
