@@ -134,13 +134,10 @@ def _plainly_equal(
     """Do both sides walk the same axes at the same index?  The ordinary case, settled without algebra."""
     if any(a is not b and a != b for a, b in zip(target_index, moved_index, strict=True)):
         return False
-    if not all(index.is_Symbol or index == 0 for index in target_index):
-        return False
-    if moved.parallel != target.parallel[: len(moved.parallel)]:
-        return False
     if moved.reduced == target.reduced:
         return moved.parallel == target.parallel
-    return not moved.reduced and moved.parallel == target.parallel
+    plain = all(index.is_Symbol or index == 0 for index in target_index)
+    return plain and not moved.reduced and moved.parallel == target.parallel
 
 
 @dataclass(frozen=True, slots=True)
