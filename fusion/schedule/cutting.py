@@ -22,6 +22,8 @@ import torch
 from fusion.schedule.expand import values_of
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
+from fusion.schedule.online import Online, online
+from fusion.schedule.online.centred import about_means
 from fusion.schedule.online.merge import MERGEABLE, brought, merged_op
 from fusion.schedule.space import Placement, Space, place
 from fusion.schedule.streams.pull import fresh
@@ -38,6 +40,7 @@ from lowering.expr import (
     const,
     free_axes,
     guarded,
+    make_cast,
     postorder,
     rewrite,
 )
@@ -66,9 +69,15 @@ class Cut:
     places: Mapping[str, Placement]
 
 
-def cut(dependences: Dependences, cluster: Cluster, axis: Axis, length: sympy.Expr, count: int) -> Cut | None:
-    """The nodes of `cluster` with its reduced `axis` in `count` parts of `length`; None if its folds refuse it."""
-    return _Cutting(dependences, cluster, axis, length, count).run()
+def cut(
+    dependences: Dependences, cluster: Cluster, axis: Axis, length: sympy.Expr, count: int, *, again: bool = False
+) -> Cut | None:
+    """The nodes of `cluster` with its reduced `axis` in `count` parts of `length`; None if its folds refuse it.
+
+    Args:
+        again: may folds of a part need others of it, as deviations need its mean?  Then it is no walk.
+    """
+    return _Cutting(dependences, cluster, axis, length, count, again=again).run()
 
 
 def with_cuts(program: Program, cuts: Sequence[Cut | Way]) -> Program:
@@ -86,8 +95,11 @@ def with_cuts(program: Program, cuts: Sequence[Cut | Way]) -> Program:
 
 
 class _Cutting:
-    def __init__(self, dependences: Dependences, cluster: Cluster, axis: Axis, length: sympy.Expr, count: int) -> None:
+    def __init__(
+        self, dependences: Dependences, cluster: Cluster, axis: Axis, length: sympy.Expr, count: int, *, again: bool
+    ) -> None:
         self.dependences, self.cluster, self.walked, self.length = dependences, cluster, axis, length
+        self.again = again
         self.part = Axis(fresh("p", cluster.space.sizes), sympy.Integer(count))
         self.ragged = length * count != axis.size
         held = cluster.space.held
@@ -119,7 +131,7 @@ class _Cutting:
     def run(self) -> Cut | None:
         after = {member: self.cluster.places[member] for member in self.after}
         folds, values = values_of(self.dependences, Cluster(tuple(self.after), self.cluster.space, after))
-        found = follow(folds, [axis.symbol for axis in self.space.reduced], ())
+        found = follow(folds, [axis.symbol for axis in self.space.reduced], (), self._form)
         if isinstance(found, str) or any(fold.op not in MERGEABLE for fold in found.running.values()):
             return None
         makers = [member for member in self.after if not isinstance(self.dependences.node(member), Map)]
@@ -140,6 +152,22 @@ class _Cutting:
             if member not in after and not self._tile(member):
                 return None
         return Cut(self.instead, tuple(self.buffers), self._took(), self.space, self.places)
+
+    def _form(self, fold: Fold, running: Mapping[str, Fold]) -> Online | str:
+        """The accumulators of `fold` in a part."""
+        found = online(fold, running)
+        if isinstance(found, str) and self.again:
+            return about_means(fold, running, self._points(fold.dtype)) or found
+        return found
+
+    def _points(self, dtype: torch.dtype) -> Expr:
+        """How many points a part has."""
+        rows = sympy.Mul(*(axis.size for axis in self.cluster.space.reduced if axis is not self.walked))
+        points, left = rows * self.length, rows * (self.walked.size - self.length * self.part.symbol)
+        if not self.ragged:
+            return const(int(points), dtype) if points.is_Integer else make_cast(IndexValue(points), dtype)
+        most = Op("minimum", (IndexValue(points), IndexValue(left)), torch.int64)
+        return make_cast(Op("maximum", (most, const(0, torch.int64)), torch.int64), dtype)
 
     def _took(self) -> dict[str, tuple[str, ...]]:
         """The operations before each fold, and the maps that are gone, go with the first node that comes after them."""

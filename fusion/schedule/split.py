@@ -4,18 +4,21 @@
 the parts (`cutting.py`).  Parts are whole where the length has a fitting divisor, and guarded at the end where it has
 none, or is symbolic: then there are as many as are good for the length that was traced.  A reduction that needs the
 result of another one over the same axis (the sum of a softmax, its maximum) is split together with it where the online
-rule allows it: so what both read is read once.
+rule allows it, and sums of deviations with their mean (`online/centred.py`): so what both read is read once.  Reduced
+axes are one where the longest alone has too few parts (`flat.py`).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 
 import sympy
 
 from codegen.target import Capabilities
 from fusion.schedule.cutting import Cut, cut, with_cuts
+from fusion.schedule.flat import flattened
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
 from fusion.schedule.online.merge import MERGEABLE
@@ -30,6 +33,9 @@ LONG = 1 << 13
 
 SMALL = 1 << 17
 """Elements below which a second launch costs more than an idle device."""
+
+HELD = 512
+"""Elements of a column of a part whose elements are needed again: 32 columns of them fit the registers of 16 warps."""
 
 LANES = 32
 """Columns that one program takes at least when the reduced axis is not the contiguous one."""
@@ -48,24 +54,24 @@ def split_reductions(
         hints: what symbolic sizes were when the graph was traced.
     """
     walked, known = {member for cluster in streams for member in cluster.members}, hints or {}
-    chunks = {
-        position: count
-        for position, node in enumerate(program.nodes)
-        if isinstance(node, Reduce)
-        and position not in walked
-        and (count := _chunks(program, node, capabilities, known)) > 1
-    }
+    nodes, chunks = list(program.nodes), dict[int, int]()
+    for position, node in enumerate(program.nodes):
+        if isinstance(node, Reduce) and position not in walked:
+            nodes[position], count = _chunks(program, node, capabilities, known)
+            if count > 1:
+                chunks[position] = count
     if not chunks:
         return program
-    dependences = Dependences(program, known)
+    dependences = Dependences(replace(program, nodes=tuple(nodes)), known)
     cuts: list[Cut] = []
     done: set[int] = set()
     for position in sorted(chunks, reverse=True):  # those that need the results of others come last
         if position in done:
             continue
-        alone = _alone(dependences, position)
-        for cluster in (_family(dependences, position, chunks), alone) if capabilities.follows else (alone,):
-            made = None if done.intersection(cluster.members) else _cut(dependences, cluster, chunks[position])
+        for cluster in _clusters(dependences, position, chunks, capabilities):
+            if done.intersection(cluster.members):
+                continue
+            made = _cut(dependences, cluster, chunks[position], capabilities)
             if made is not None:
                 cuts.append(made)
                 done.update(cluster.members)
@@ -73,12 +79,39 @@ def split_reductions(
     return with_cuts(program, cuts)
 
 
-def _cut(dependences: Dependences, cluster: Cluster, count: int) -> Cut | None:
+def _clusters(
+    dependences: Dependences, position: int, chunks: Mapping[int, int], capabilities: Capabilities
+) -> Iterator[Cluster]:
+    """What may be cut together with a reduction, most first."""
+    if capabilities.follows:
+        family = _family(dependences, position, chunks)
+        yield _with_siblings(dependences, family, chunks)
+        yield family
+    yield _alone(dependences, position)
+
+
+def _cut(dependences: Dependences, cluster: Cluster, count: int, capabilities: Capabilities) -> Cut | None:
     longest = max(cluster.space.reduced, key=lambda axis: dependences.estimate(axis.size))
+    last = dependences.node(cluster.members[-1])
+    assert isinstance(last, Reduce)
+    again = len(cluster.members) > 1
+    if again and not walks_contiguously(dependences.program, last, last.over):
+        count = _held_parts(dependences, cluster, longest, capabilities)
     if not longest.size.is_Integer:
-        return cut(dependences, cluster, longest, FloorDiv(longest.size + count - 1, sympy.Integer(count)), count)
-    length = -(-int(longest.size) // count)
-    return cut(dependences, cluster, longest, sympy.Integer(length), -(-int(longest.size) // length))
+        length = FloorDiv(longest.size + count - 1, sympy.Integer(count))
+        return cut(dependences, cluster, longest, length, count, again=again)
+    part = -(-int(longest.size) // count)
+    return cut(dependences, cluster, longest, sympy.Integer(part), -(-int(longest.size) // part), again=again)
+
+
+def _held_parts(dependences: Dependences, cluster: Cluster, longest: Axis, capabilities: Capabilities) -> int:
+    """Into how many parts columns are cut whose elements are needed again: a program holds those of its part."""
+    columns = math.prod(dependences.estimate(axis.size) for axis in cluster.space.parallel)
+    points = math.prod(dependences.estimate(axis.size) for axis in cluster.space.reduced)
+    enough = -(-2 * capabilities.parallelism // -(-columns // LANES))
+    length = dependences.estimate(longest.size)
+    wanted = min(max(enough, -(-points // HELD)), length)
+    return (near_divisor(length, wanted) if longest.size.is_Integer else None) or wanted
 
 
 def _alone(dependences: Dependences, position: int) -> Cluster:
@@ -105,6 +138,17 @@ def _family(dependences: Dependences, position: int, chunks: Mapping[int, int]) 
                 places[producer] = placement
                 todo.append(producer)
     return Cluster(tuple(sorted(places)), space, places)
+
+
+def _with_siblings(dependences: Dependences, family: Cluster, chunks: Mapping[int, int]) -> Cluster:
+    """A family with others that need the same results, as the squares and the sum of deviations need a mean."""
+    places = dict(family.places)
+    for position in chunks if len(places) > 1 else ():
+        other = _family(dependences, position, chunks)
+        common = other.places.keys() & places.keys()
+        if other.space == family.space and common and all(other.places[k] == places[k] for k in common):
+            places |= other.places
+    return replace(family, members=tuple(sorted(places)), places=places)
 
 
 def _leads(dependences: Dependences, position: int, chunks: Mapping[int, int]) -> bool:
@@ -140,19 +184,24 @@ def _placement(dependences: Dependences, producer: int, load: Load, at: Placemen
     return found
 
 
-def _chunks(program: Program, node: Reduce, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]) -> int:
-    """Into how many parts the longest reduced axis is cut; 1 leaves the node as it is."""
+def _chunks(
+    program: Program, node: Reduce, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]
+) -> tuple[Reduce, int]:
+    """Into how many parts the longest reduced axis is cut, 1 leaves it whole; and the node over that axis."""
     if node.op not in MERGEABLE:
-        return 1
+        return node, 1
     rows = math.prod(estimate(axis.size, hints) for axis in node.axes)
     length = math.prod(estimate(axis.size, hints) for axis in node.over)
     contiguous = walks_contiguously(program, node, node.over)
+    wanted = wanted_parts(rows, length, capabilities, contiguous=contiguous)
+    if wanted > max((estimate(axis.size, hints) for axis in node.over), default=1):
+        node = flattened(program, node)
     size = max((axis.size for axis in node.over), key=lambda size: estimate(size, hints), default=sympy.Integer(1))
     longest = estimate(size, hints)
-    wanted = min(wanted_parts(rows, length, capabilities, contiguous=contiguous), longest)
+    wanted = min(wanted, longest)
     if wanted < 2:
-        return 1
-    return (near_divisor(longest, wanted) if size.is_Integer else None) or wanted
+        return node, 1
+    return node, (near_divisor(longest, wanted) if size.is_Integer else None) or wanted
 
 
 def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguous: bool) -> int:

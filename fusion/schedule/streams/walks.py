@@ -7,14 +7,14 @@ the result of another one over the walked axes follows its running value, by the
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
 
 from fusion.schedule.axes import indices_of
 from fusion.schedule.expand import Expanded
-from fusion.schedule.online import online
+from fusion.schedule.online import Online, online
 from fusion.schedule.streams.skip import counts_where
 from lowering.expr import Expr, TileRef, postorder, rewrite
 from lowering.kernel import Fold, Loop, Stmt, Store
@@ -60,8 +60,17 @@ class Followed:
     results: Mapping[str, Expr]
 
 
-def follow(folds: Sequence[Fold], walked: Sequence[sympy.Symbol], inner: Sequence[sympy.Symbol]) -> Followed | str:
-    """`folds` as they stand in one loop over `walked`, or the reason why one walk does not do."""
+def follow(
+    folds: Sequence[Fold],
+    walked: Sequence[sympy.Symbol],
+    inner: Sequence[sympy.Symbol],
+    form: Callable[[Fold, Mapping[str, Fold]], Online | str] = online,
+) -> Followed | str:
+    """`folds` as they stand in one loop over `walked`, or the reason why one walk does not do.
+
+    Args:
+        form: a fold beside the running ones, with accumulators that need no complete fold.
+    """
     loops = set(walked)
     body: list[Stmt] = []
     running: dict[str, Fold] = {}
@@ -81,7 +90,7 @@ def follow(folds: Sequence[Fold], walked: Sequence[sympy.Symbol], inner: Sequenc
             continue
         if _keeps_position(fold) and running:
             return POSITION
-        found = online(fold, running)
+        found = form(fold, running)
         if isinstance(found, str):
             return found
         for part in found.folds:

@@ -1,0 +1,67 @@
+"""Centred: sums of deviations from a mean, in parts that each have a mean of their own.
+
+    Σ (x - d)² over all parts      is      Σ over parts of   Σ (x - c)² + 2 (c - d) Σ (x - c) + n (c - d)²
+
+with c the mean of the n elements of a part, which is near enough to all of them that nothing cancels, however far the
+mean d of everything is from 0.  So a part needs nothing but its own elements, and mean and variance of long rows are
+parts in one pass and their merge.  A walk cannot do this from block to block: the mean of what it has seen moves.
+
+What enters is a fold whose operand is (x - d) or its square, beside a running sum of x; what leaves are accumulators of
+a part, whose `carry` is what the part adds to the whole (`merge.brought`).
+
+Source: Chan, Golub, LeVeque: Algorithms for Computing the Sample Variance, 1983.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+
+import torch
+
+from fusion.schedule.online import Online
+from fusion.schedule.online.split import Splitter
+from fusion.schedule.online.terms import Kind, op
+from lowering.expr import Const, Expr, Op, const
+from lowering.kernel import Fold
+
+
+def about_means(fold: Fold, running: Mapping[str, Fold], points: Expr) -> Online | None:
+    """The accumulators of `fold` in parts of so many `points`; None if it sums up something else than deviations."""
+    if fold.op != "sum" or fold.dtype not in (torch.float32, torch.float64):
+        return None
+    (value,) = fold.args
+    squared = isinstance(value, Op) and value.name == "mul" and value.args[0] is value.args[1]
+    deviation = value.args[0] if isinstance(value, Op) and squared else value
+    if not isinstance(deviation, Op) or deviation.name != "sub" or deviation.dtype is not fold.dtype:
+        return None
+    x, whole = deviation.args
+    splitter = Splitter(fold.over, running)
+    total = _known(lambda name: replace(fold, name=name, args=(x,)), running)
+    if total is None or splitter.kind(x) is not Kind.WALKED or splitter.kind(whole) is not Kind.RUNNING:
+        return None
+    # A part may lie behind the end.
+    several = points if isinstance(points, Const) else op("maximum", points, const(1, fold.dtype))
+    near = op("sub", x, op("truediv", total.ref, several))
+    apart = op("sub", op("truediv", total.before, several), whole)
+
+    def rest(name: str) -> Fold:
+        made = replace(fold, name=name, args=(near,))
+        return replace(made, carry=op("add", made.before, op("mul", points, apart)))
+
+    known = _known(rest, running)
+    first = known or rest(f"{fold.name}_0" if squared else fold.name)
+    made = () if known else (first,)
+    if not squared:
+        return Online(made, first.ref)
+    twice = op("add", op("add", first.before, first.before), op("mul", points, apart))
+    carry = op("add", fold.before, op("mul", apart, twice))
+    return Online((*made, replace(fold, args=(op("mul", near, near),), carry=carry)), fold.ref)
+
+
+def _known(wanted: Callable[[str], Fold], running: Mapping[str, Fold]) -> Fold | None:
+    """A running fold that is the wanted one but for its name, of which that is made."""
+    return next((fold for fold in running.values() if fold == wanted(fold.name)), None)
+
+
+__all__ = ["about_means"]
