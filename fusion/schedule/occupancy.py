@@ -47,19 +47,24 @@ def rows_of(dependences: Dependences, made: Stream | Cluster) -> frozenset[sympy
     return frozenset(found & spread)
 
 
-def parts_of(dependences: Dependences, made: Stream | Cluster, capabilities: Capabilities) -> int:
-    """Into how many parts the walk of a stream is best cut; 1 leaves it whole."""
+def counts_of(dependences: Dependences, made: Stream | Cluster, capabilities: Capabilities) -> list[int]:
+    """Into how many parts the walk of a stream is best cut, most wanted first; none where it stays whole.
+
+    Parts that are all of whole blocks, however few, come last: some walks can be cut only so.
+    """
     if len(made.space.reduced) != 1:
-        return 1
+        return []
     length, there = made.space.reduced[0].size, max(1, programs(dependences, made))
     wanted = min(capabilities.parallelism // there, dependences.estimate(length) // SHORTEST)
     if wanted < 2:
-        return 1
+        return []
+    counts = [wanted]
     if length.is_Integer:
-        whole = (d for d in range(wanted, 3 * wanted // 4, -1) if d > 1 and length % (d * BLOCK) == 0)
-        wanted = next(whole, -(-int(length) // int(length_of_part(length, wanted))))
-    times = [time_in_parts(dependences, made, parts, capabilities) for parts in (1, wanted)]
-    return wanted if times[1] < times[0] else 1
+        whole = [d for d in range(wanted, 1, -1) if length % (d * BLOCK) == 0][:1]
+        near = [count for count in whole if 4 * count > 3 * wanted]
+        counts = near or [-(-int(length) // int(length_of_part(length, wanted))), *whole]
+    uncut = time_in_parts(dependences, made, 1, capabilities)
+    return [count for count in counts if time_in_parts(dependences, made, count, capabilities) < uncut]
 
 
 def time_in_parts(dependences: Dependences, made: Stream | Cluster, parts: int, capabilities: Capabilities) -> float:

@@ -11,6 +11,9 @@ import torch
 
 import fusion
 from codegen.c import CTarget
+from codegen.triton import TritonTarget
+from codegen.triton.blocks import block, programs
+from fusion.schedule.kernels import KernelCall
 from fusion.schedule.occupancy import length_of_part
 from fusion.schedule.online.merge import brought, merged_op
 from lowering.expr import Load
@@ -23,6 +26,7 @@ from tests.fusion.online_bodies import attention
 from tests.fusion.online_walks import _param, inputs, kernel_of, streamed, walk_by_walk
 from tests.fusion.test_online import ACCUMULATORS, DIFFERENCES
 from tests.fusion.test_programs import assert_as_eager
+from tests.fusion.test_quantised import calls
 
 # What is merged -------------------------------------------------------------------------------------------------------
 
@@ -92,6 +96,27 @@ def test_parts_cover_the_axis(size: int, parts: int) -> None:
     n = sympy.Symbol("n", integer=True, positive=True)
     assert length * parts >= size
     assert length_of_part(n, parts).xreplace({n: sympy.Integer(size)}) * parts >= size
+
+
+def bent_gradients(
+    dy: torch.Tensor, down: torch.Tensor, h: torch.Tensor, up: torch.Tensor, x: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """Of an MLP with GELU on an image with channels last: of its input, of the weight before GELU, of its bias."""
+    bent = torch.ops.aten.gelu_backward((dy.flatten(0, 2) @ down).view(h.shape), h).flatten(0, 2)
+    return bent @ up, bent.T @ x.flatten(0, 2), bent.sum(0, dtype=torch.float32)
+
+
+def test_a_walk_whose_parts_cannot_end_anywhere_is_cut_into_whole_blocks() -> None:
+    """A point is a digit of the walked axis: 44 parts would be ragged, which takes an axis of its own; 32 are not.
+
+    Uncut, six programs would walk it all.
+    """
+    sizes = ((64, 56, 56, 96), (96, 384), (64, 56, 56, 384), (384, 96), (64, 56, 56, 96))
+    given = [torch.empty(size, dtype=torch.bfloat16) for size in sizes]
+    found = [block(call.kernel) for call in calls(bent_gradients, *given) if isinstance(call, KernelCall)]
+    walks = [blocked for blocked in found if len(blocked.dots) == 2]
+    target = TritonTarget("sm_90")
+    assert len(walks) == 2 and all(programs(walk, target.configs(walk.kernel)[0]) > 90 for walk in walks)
 
 
 # Decoding -------------------------------------------------------------------------------------------------------------

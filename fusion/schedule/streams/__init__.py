@@ -29,10 +29,10 @@ from fusion.schedule.expand import expand
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.legality import Cluster
-from fusion.schedule.occupancy import parts_of, time_alone, time_in_parts
+from fusion.schedule.occupancy import time_alone, time_in_parts
 from fusion.schedule.space import place
 from fusion.schedule.streams.copies import apart, positions_in
-from fusion.schedule.streams.parts import in_parts
+from fusion.schedule.streams.parts import best_cut, in_parts
 from fusion.schedule.streams.pull import HELD, Pull, Stream, fresh
 from fusion.schedule.streams.rows import FEW, with_shared_columns
 from fusion.schedule.streams.walks import walk
@@ -200,7 +200,7 @@ class _Finder:
 
     def _refused(self, made: Stream) -> int | None:
         """The first fold that does not run in one walk; None if all do."""
-        cluster = Cluster(tuple(sorted(made.places)), made.space, made.places)
+        cluster = _cluster(made)
         axes = [axis.symbol for axis in made.space.reduced]
         expanded = expand(self.dependences, cluster, grown=False)
         writes = tuple(write for write in expanded.writes if self.dependences.writer[write.buffer] not in self.tiles)
@@ -233,7 +233,11 @@ class _Finder:
         apart = sum(2 * dependences.bytes(dependences.compute(p).out) for p in tiles) / capabilities.bandwidth
         apart += sum(time_alone(dependences, p, capabilities) for p in tiles) + capabilities.launch_us * len(tiles)
         apart += sum(time_alone(dependences, sink, capabilities) for made in found for sink in made.sinks)
-        together = sum(
-            time_in_parts(dependences, made, parts_of(dependences, made, capabilities), capabilities) for made in found
-        )
-        return together < apart
+        counts = [best_cut(dependences, _cluster(made), capabilities)[0] for made in found]
+        times = (time_in_parts(dependences, *which, capabilities) for which in zip(found, counts, strict=True))
+        return sum(times) < apart
+
+
+def _cluster(made: Stream) -> Cluster:
+    """A stream of nodes that others may make, too."""
+    return Cluster(tuple(sorted(made.places)), made.space, made.places)

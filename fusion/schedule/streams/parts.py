@@ -18,8 +18,18 @@ from codegen.target import Capabilities
 from fusion.schedule.cutting import Cut, cut, with_cuts
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
-from fusion.schedule.occupancy import length_of_part, parts_of
+from fusion.schedule.occupancy import counts_of, length_of_part
 from lowering.program import Program, writes
+
+
+def best_cut(dependences: Dependences, cluster: Cluster, capabilities: Capabilities) -> tuple[int, Cut | None]:
+    """Into how many parts the walk of a stream is cut, and how; 1 where it is not."""
+    for count in counts_of(dependences, cluster, capabilities):
+        (axis,) = cluster.space.reduced
+        made = cut(dependences, cluster, axis, length_of_part(axis.size, count), count)
+        if made is not None:
+            return count, made
+    return 1, None
 
 
 def in_parts(
@@ -32,11 +42,8 @@ def in_parts(
     dependences = Dependences(program, hints)
     cuts: dict[int, Cut] = {}
     for number, cluster in enumerate(clusters):
-        count = parts_of(dependences, cluster, capabilities)
-        if count > 1:
-            (axis,) = cluster.space.reduced
-            made = cut(dependences, cluster, axis, length_of_part(axis.size, count), count)
-            cuts |= {} if made is None else {number: made}
+        _, made = best_cut(dependences, cluster, capabilities)
+        cuts |= {} if made is None else {number: made}
     if not cuts:
         return program, tuple(clusters)
     changed = with_cuts(program, list(cuts.values()))
