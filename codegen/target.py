@@ -57,6 +57,18 @@ class AttentionSpeed:
         return AttentionSpeed(*({w: (f * factor, b * factor) for w, (f, b) in kind.items()} for kind in kinds))
 
 
+GENERATED, GROUPED = "generated", "generated in groups"
+"""The forms of a kernel whose walk has several products: as most are, and in groups of warps."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """One form of such a kernel; `refused` says why it does not take it."""
+
+    name: str
+    refused: str = ""
+
+
 @dataclass(frozen=True, slots=True)
 class Capabilities:
     """What the scheduler may know about a target, which spells every scalar operation in every dtype.
@@ -74,8 +86,8 @@ class Capabilities:
             16-bit operands.
         streamed: the share of that speed that contractions reach in a kernel that walks their results at once.
         lone_products: is a contraction generated where nothing walks its result?  Else it is the library's.
-        attention: ("generated" or the library's kernel, bytes of an element) → how fast it is; what was not measured
-            is not there.  Generated kernels of backward make the scores twice, which counts as arithmetic.
+        attention: (the name of a form or of the library's kernel, bytes of an element) → how fast it is; what was not
+            measured is not there.  Generated kernels of backward make the scores twice, which counts as arithmetic.
         follows: may a fold follow the running value of another one over the same axis, at the price of other
             roundings (the online rule)?
         crowding: the share of its time that a kernel may lose to others in its launch, whose needs it has to meet.
@@ -126,6 +138,9 @@ class Target(Protocol):
 
     def efficiency(self, kernel: Kernel) -> float:
         """The share of a library's speed at which a contraction `kernel` runs here; 1 where they are equal."""
+
+    def forms(self, kernel: Kernel) -> Sequence[Form]:
+        """The forms of a kernel whose walk has several products, the one that it takes first."""
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Do two independent kernels run side by side in one launch about as fast as each alone?"""

@@ -14,7 +14,7 @@ import torch
 from codegen.c.build import assembly, build_kernel, cpu_identity
 from codegen.c.emit import emit_kernel
 from codegen.numerics import DEFAULT, Numerics
-from codegen.target import Alternative, AttentionSpeed, Capabilities, Launcher, Stage
+from codegen.target import GENERATED, Alternative, AttentionSpeed, Capabilities, Form, Launcher, Stage
 from lowering.kernel import Fold, Kernel, statements
 from lowering.program import SCATTER_OPS
 from lowering.scalar_ops import FOLD_OPS
@@ -28,8 +28,8 @@ ONE_FOLD, SEVERAL_FOLDS = 0.05, 0.6
 _ATTENTION = {
     ("flash", 4): AttentionSpeed(plain={64: (0.75, 0.71)}, skipping={64: (0.60, 0.60)}, masked={64: (0.60, 0.62)}),
     ("flash", 2): AttentionSpeed(plain={64: (0.74, 1.28)}, skipping={64: (0.60, 0.80)}, masked={64: (0.60, 1.10)}),
-    ("generated", 4): AttentionSpeed(plain={64: (1.4, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.1, 0.5)}),
-    ("generated", 2): AttentionSpeed(plain={64: (1.5, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.2, 0.5)}),
+    (GENERATED, 4): AttentionSpeed(plain={64: (1.4, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.1, 0.5)}),
+    (GENERATED, 2): AttentionSpeed(plain={64: (1.5, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.2, 0.5)}),
 }
 
 
@@ -82,6 +82,10 @@ class CTarget:
         """Several folds in one kernel pay for themselves; a product alone is what the library is for."""
         found = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold)]
         return SEVERAL_FOLDS if len(found) > 1 else ONE_FOLD
+
+    def forms(self, kernel: Kernel) -> tuple[Form, ...]:
+        """One."""
+        return (Form(GENERATED),)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Any two: they run one after the other, in one call."""

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 
 from codegen.numerics import DEFAULT, Numerics
-from codegen.target import Alternative, Capabilities, Launcher, Stage
+from codegen.target import GENERATED, Alternative, Capabilities, Form, Launcher, Stage
 from lowering.errors import BuildError
 from lowering.interpret import run_kernel
 from lowering.kernel import Kernel
@@ -67,6 +67,10 @@ class ReferenceTarget:
     def efficiency(self, kernel: Kernel) -> float:
         """As fast as any library, so that schedules show what can be fused."""
         return 1.0
+
+    def forms(self, kernel: Kernel) -> tuple[Form, ...]:
+        """One."""
+        return (Form(GENERATED),)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Any two, so that schedules show what is independent."""

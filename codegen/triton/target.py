@@ -9,10 +9,11 @@ from functools import lru_cache
 import torch
 
 from codegen.numerics import DEFAULT, Numerics
-from codegen.target import Alternative, AttentionSpeed, Capabilities, Launcher, Stage
+from codegen.target import GENERATED, GROUPED, Alternative, AttentionSpeed, Capabilities, Form, Launcher, Stage
 from codegen.triton.beside import alike
 from codegen.triton.blocks import Blocked, Config, block, describe
 from codegen.triton.choices import candidates
+from codegen.triton.choices.chains import forms
 from codegen.triton.choices.efficiency import efficiency, speed
 from codegen.triton.emit import emit
 from codegen.triton.statements.updates import ATOMIC
@@ -40,17 +41,22 @@ _ATTENTION = {
         skipping={64: (0.48, 0.52), 128: (0.72, 0.58)},
         masked={64: (0.52, 0.63), 128: (0.72, 0.66)},
     ),
-    ("generated", 2): AttentionSpeed(
+    (GENERATED, 2): AttentionSpeed(
         plain={64: (0.58, 0.65), 128: (0.68, 0.69)},
         skipping={64: (0.47, 0.51), 128: (0.57, 0.57)},
         masked={64: (0.39, 0.40), 128: (0.45, 0.57)},
     ),
-    ("generated", 4): AttentionSpeed(
+    (GENERATED, 4): AttentionSpeed(
         plain={64: (0.75, 0.77), 128: (0.47, 0.34)},
         skipping={64: (0.58, 0.48), 128: (0.41, 0.33)},
         masked={64: (0.71, 0.70), 128: (0.45, 0.33)},  # backward not measured
     ),
 }
+_ATTENTION[GROUPED, 2] = replace(  # kernels of backward, and those that read a mask, have the other form
+    _ATTENTION[GENERATED, 2],
+    plain={64: (0.65, 0.65), 128: (0.88, 0.69)},
+    skipping={64: (0.51, 0.51), 128: (0.66, 0.57)},
+)
 _ATTENTION["flash", 2] = _ATTENTION["cudnn", 2]  # not measured: taken to be as fast
 
 _H200 = Capabilities(
@@ -73,7 +79,7 @@ _TF32_SHARE = {**_H200.matrix_share, 4: 0.5}
 
 _TF32_ATTENTION = {
     **_ATTENTION,
-    ("generated", 4): _ATTENTION["generated", 2].scaled(0.37),
+    (GENERATED, 4): _ATTENTION[GENERATED, 2].scaled(0.37),
     ("efficient", 4): _ATTENTION["efficient", 4].scaled(_H200.matrix_share[4] / _TF32_SHARE[4]),
 }
 """Generated attention runs 2.4 times as fast as with three products; the library's kernel keeps its precision."""
@@ -146,6 +152,10 @@ class TritonTarget:
     def efficiency(self, kernel: Kernel) -> float:
         """The share of cuBLAS's speed that a contraction reaches, as measured on an H200."""
         return _efficiency(kernel, self.arch, self.numerics.tf32)
+
+    def forms(self, kernel: Kernel) -> tuple[Form, ...]:
+        """In groups of warps where that is possible and faster; else why it is not."""
+        return forms(block(kernel), self.arch)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Those that need about as many registers and warps, and contractions in the same form."""

@@ -139,15 +139,22 @@ class _Matrix:
         self.rows, self.columns, self.stride, self.flat = shape[0], shape[1], strides[0], flat
         self.block = tuple(block)
 
-    def at(self, corner: Sequence[int]) -> torch.Tensor:
-        (row, column), (height, width) = (int(x) for x in corner), self.block
+    def at(self, corner: Sequence[int], height: int) -> torch.Tensor:
+        (row, column), width = (int(x) for x in corner), self.block[1]
         assert row >= 0 and column >= 0 and row + height <= self.rows and column + width <= self.columns
         return self.flat.as_strided((height, width), (self.stride, 1), row * self.stride + column)
 
 
 def _fetch(matrix: _Matrix, corner: Sequence[int], barrier: Place, slot: Shared) -> None:
-    slot.data.copy_(matrix.at(corner))
+    inside = max(0, min(matrix.block[0], matrix.rows - int(corner[0])))
+    slot.data.zero_()  # what lies past the end arrives as zeros
+    if inside:
+        slot.data[:inside] = matrix.at(corner, inside)
     barrier().take(expected=-slot.data.numel() * slot.data.element_size())
+
+
+def _leave(matrix: _Matrix, corner: Sequence[int], staged: Shared) -> None:
+    matrix.at(corner, matrix.block[0]).copy_(staged.data)
 
 
 def _run_together(
@@ -245,7 +252,7 @@ def _namespace(program: list[int], programs: int) -> dict[str, Any]:
         tma=SimpleNamespace(
             make_tensor_descriptor=lambda flat, shape, strides, block, layout: _Matrix(flat, shape, strides, block),
             async_copy_global_to_shared=_fetch,
-            async_copy_shared_to_global=lambda matrix, corner, staged: matrix.at(corner).copy_(staged.data),
+            async_copy_shared_to_global=_leave,
             store_wait=lambda pending: None,
         ),
     )

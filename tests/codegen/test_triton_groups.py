@@ -8,9 +8,10 @@ import pytest
 import sympy
 import torch
 
+from codegen.target import GENERATED, GROUPED, Form
 from codegen.triton import Config, TritonTarget
 from codegen.triton.blocks import block
-from codegen.triton.products.chained import chain_of
+from codegen.triton.products.chained import Chain, chain_of
 from codegen.triton.products.groups import flat_of
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Kernel, Store
@@ -56,12 +57,26 @@ def test_attention_of_whole_blocks_may_be_computed_in_groups(name: str) -> None:
 @pytest.mark.parametrize("name", LEFT)
 def test_what_the_form_does_not_hold_for_is_left_to_triton(name: str) -> None:
     assert not any(config.groups for config in TARGET.configs(LEFT[name]))
-    assert chain_of(block(LEFT[name])) is None
+    assert isinstance(chain_of(block(LEFT[name])), str)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100", "gfx942"])
 def test_other_architectures_have_no_groups(arch: str) -> None:
     assert not any(config.groups for config in TritonTarget(arch).configs(TAKEN["plain"]))
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("odd walk", "1000 walked columns are no whole blocks of 128"),
+        ("odd width", "heads are 96 and 96 wide, not 64 or 128"),
+        ("three products", "its walk has 3 products, not two"),
+    ],
+)
+def test_reasons_are_given(name: str, why: str) -> None:
+    assert TARGET.forms(LEFT[name]) == (Form(GENERATED), Form(GROUPED, why))
+    assert [form.name for form in TARGET.forms(TAKEN["plain"])] == [GROUPED, GENERATED]
+    assert TritonTarget("sm_80").forms(LEFT[name]) == (Form(GENERATED),), "where there are no groups, nothing is said"
 
 
 FASTER = {
@@ -78,15 +93,15 @@ FASTER = {
 def test_groups_are_the_default_where_they_are_faster(name: str) -> None:
     kernel, faster = FASTER[name]
     first, *_ = configs = TARGET.configs(kernel)
-    assert first.groups is faster and any(config.groups for config in configs)
+    assert bool(first.groups) is faster and any(config.groups for config in configs)
 
 
 def test_a_result_in_the_memory_of_an_operand_is_left_to_triton() -> None:
     """Other programs would still read what is written over."""
     kernel = TAKEN["plain"]
     body = tuple(replace(stmt, param="q") if isinstance(stmt, Store) else stmt for stmt in kernel.body)
-    assert chain_of(block(kernel)) is not None
-    assert chain_of(block(replace(kernel, body=body))) is None
+    assert isinstance(chain_of(block(kernel)), Chain)
+    assert isinstance(chain_of(block(replace(kernel, body=body))), str)
 
 
 @pytest.mark.parametrize("name", ["plain", "half, 64 wide"])
@@ -133,6 +148,25 @@ def test_walks_of_any_number_of_blocks(keys: int) -> None:
     assert_same(online_attention(3, 256, keys, 64, scale=0.125, dtype=BF16))
 
 
+@pytest.mark.parametrize("count", [2, 3])
+@pytest.mark.parametrize("walk", WALKS)
+def test_any_number_of_groups(walk: str, count: int) -> None:
+    """Blocks of 192 rows reach past the end of 448, and of 256 columns that see a block less than they do."""
+    kernel = online_attention(3, 448, 512, 64, scale=0.125, **WALKS[walk])  # type: ignore[arg-type]
+    config = next(config for config in TARGET.configs(kernel) if config.groups == count)
+    assert_same(kernel, TARGET.emit(kernel, config))
+
+
+def test_what_needs_a_condition_is_walked_first() -> None:
+    """The last block of a row is the only one that is masked, so that no loop has to compute a mask."""
+    kernel = TAKEN["causal"]
+    compute = TARGET.emit(kernel, grouped(kernel)).partition("def attention_compute(")[2]
+    assert compute.count("warpgroup_mma_wait(1,") == 1 and compute.count("<= mi[:, None]") == 1
+    shifted = online_attention(16, 1088, 1152, 128, dtype=BF16, causal=True)
+    compute = TARGET.emit(shifted, grouped(shifted)).partition("def attention_compute(")[2]
+    assert compute.count("warpgroup_mma_wait(1,") == 2, "rows that see 64 more columns have two such blocks"
+
+
 def assert_same(kernel: Kernel, source: str | None = None) -> None:
     args = tensors(kernel)
     want = expected(kernel, args)
@@ -168,7 +202,7 @@ def test_a_matrix_is_found_within_its_parameter() -> None:
     kernel = replace(kernel, params=(param, *kernel.params[1:]))
     blocked = block(kernel)
     chain = chain_of(block(TAKEN["plain"]))
-    assert chain is not None
+    assert isinstance(chain, Chain)
     batch = next(dim for dim in blocked.dims if dim.name == "b").symbol
     base = 3145728 * FloorDiv(batch, 8) + 128 * Mod(batch, 8) + 1024
     matrix = replace(chain.left.matrix, stride=sympy.Integer(3072), base=base)

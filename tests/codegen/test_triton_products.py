@@ -12,7 +12,6 @@ pytest.importorskip("triton")
 
 from codegen.triton import Config, TritonTarget
 from codegen.triton.launch.load import load
-from codegen.triton.products.groups import GROUPS
 from lowering.errors import Unsupported
 from lowering.expr import Cast, Op
 from lowering.kernel import Fold, Kernel, Loop, Role, Store
@@ -130,7 +129,7 @@ def test_defaults_of_attention_give_each_group_of_warps_at_most_64_rows(
     made: Callable[..., Kernel], width: int
 ) -> None:
     config = TARGET.configs(made(32, 4096, 4096, width, dtype=BF16))[0]
-    assert config.block("m") <= 16 * config.num_warps * (GROUPS if config.groups else 1)
+    assert config.block("m") <= 16 * config.num_warps * max(1, config.groups)
 
 
 def test_a_limit_on_registers_is_passed_on() -> None:

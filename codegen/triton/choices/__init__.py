@@ -3,7 +3,7 @@
 What enters is a kernel over block dimensions; what leaves are configurations, the one that a model of the device likes
 best first.  A module for each kind of kernel: `rows` (no contraction), `vectors` (a matrix with a few vectors),
 `contractions` and `persistent` (products through pointers and through tensor memory), `chains` (products of products,
-such as attention).  `efficiency` tells the scheduler how fast the first choice will be.
+such as attention; `grouped`: in groups of warps).  `efficiency` tells the scheduler how fast the first choice will be.
 """
 
 from __future__ import annotations

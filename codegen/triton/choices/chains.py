@@ -9,26 +9,18 @@ Where two products are of the kind of `products/chained.py`, two such groups may
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import TypeAlias
 
 import torch
 
+from codegen.target import GENERATED, GROUPED, Form
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, power_of_two, programs
+from codegen.triton.choices import grouped, walks
 from codegen.triton.products import descriptors, groups
-from codegen.triton.products.chained import ROWS, WALKED, chain_of
 from codegen.triton.products.matrix_units import on_matrix_units
-from lowering.expr import index_of, loads
-from lowering.kernel import Loop, Role, statements, values_of
+from lowering.kernel import Role
 from lowering.scalar_ops import HALVES
-from lowering.sizes import with_values
-
-_CACHE = 32 << 20  # bytes of what programs that run at once may walk, so that it stays in the L2 cache
-
-_NARROW = 64  # columns of an operand of which three blocks fit into shared memory beside those of the other one
-
-_SHORT = 1024  # steps of a walk that is over before descriptors have paid for being made
 
 _Table: TypeAlias = "dict[int, tuple[Config, ...]]"
 """Width that is held, at most → configurations, the fastest on a full device first."""
@@ -97,44 +89,27 @@ _WIDER = (_walk(32, 32, 8, 1), _walk(16, 16, 8, 1))
 def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Config, ...]:
     """Configurations worth timing, the default first: the first that keeps the device busy."""
     described = bool(descriptors.matrices(blocked, arch))
-    found, together = [], _together(blocked) if _skips(blocked) else 1
-    grouped = _in_groups(blocked, arch, together)
+    found, together = [], walks.together(blocked) if walks.skips(blocked) else 1
+    in_groups = grouped.candidates(blocked, arch, together)
     for config in _listed(blocked, arch):
         fitted = _fitted(blocked, config)
-        ragged = not config.descriptors and _is_ragged(blocked, fitted)
+        ragged = not config.descriptors and walks.is_ragged(blocked, fitted)
         through = config.descriptors and described
         group = 1 if through else together
         found.append(replace(fitted, tf32=tf32, descriptors=through, split=config.split or ragged, group=group))
     busy = [config for config in found if programs(blocked, config) * 10 >= PROGRAMS * 7]
-    quick = [config for config in busy if not config.descriptors] if _steps(blocked) <= _SHORT else []
-    first = [config for config in grouped if _worth_groups(blocked, config)]
+    quick = [config for config in busy if not config.descriptors] if walks.steps(blocked) <= walks.SHORT else []
+    first = in_groups if in_groups and not grouped.refused(blocked, arch) else ()
     default = (first or quick or busy or sorted(found, key=lambda config: -programs(blocked, config)))[0]
-    return tuple(dict.fromkeys((default, *grouped, *found)))
+    return tuple(dict.fromkeys((default, *in_groups, *found)))
 
 
-def _in_groups(blocked: Blocked, arch: str, together: int) -> tuple[Config, ...]:
-    """The configuration in which two groups of warps compute (`products/ahead.py`), if it is such a kernel.
-
-    It has as many slots of what is walked as fit, two of 128 columns or three of 64.
-    """
-    if not groups.run_on(arch) or chain_of(blocked) is None:
-        return ()
-    held = {dim.name: extent(dim.size) for dim in blocked.dims if dim.role is Role.WHOLE}
-    made = {"m": ROWS, "n": WALKED, **held}
-    stages = 2 if max(held.values()) > _NARROW else 3
-    config = Config(tuple(made.items()), num_warps=4, num_stages=stages, persistent=True, groups=True, split=True)
-    return (replace(config, registers=groups.REGISTERS, group=together),)
-
-
-def _worth_groups(blocked: Blocked, config: Config) -> bool:
-    """Are two groups of warps faster than the form that Triton pipelines?
-
-    Measured: 1.2 to 1.4 times as fast on heads of 128, as fast or faster on those of 64 without a mask, 0.94 times on
-    those with one; slower in short walks, which are over before the ring is full.
-    """
-    wide = any(extent(dim.size) > _NARROW for dim in blocked.dims if dim.role is Role.WHOLE)
-    busy = programs(blocked, config) * 10 >= PROGRAMS * 7
-    return busy and _steps(blocked) >= _SHORT and (wide or not _skips(blocked))
+def forms(blocked: Blocked, arch: str) -> tuple[Form, ...]:
+    """The forms of a kernel whose walk has several products, the one that it takes first."""
+    if len(blocked.dots) < 2 or not blocked.chained or not groups.run_on(arch):
+        return (Form(GENERATED),)
+    why = grouped.refused(blocked, arch)
+    return (Form(GENERATED), Form(GROUPED, why)) if why else (Form(GROUPED), Form(GENERATED))
 
 
 def _listed(blocked: Blocked, arch: str) -> tuple[Config, ...]:
@@ -156,48 +131,7 @@ def _listed(blocked: Blocked, arch: str) -> tuple[Config, ...]:
 
 
 def _kind(blocked: Blocked, plain: _Table, skipping: _Table, scanned: _Table) -> _Table:
-    return scanned if _scans(blocked) else skipping if _skips(blocked) else plain
-
-
-def _together(blocked: Blocked) -> int:
-    """Points of the batch dimension whose walked operands fit the cache together, as many in each group of them.
-
-    Symbolic sizes are taken as they were when the graph was traced.
-    """
-    known = dict(blocked.kernel.traced)
-    rows = {dim.symbol for dim in blocked.grid() if dim.name != "b"}
-    walked = 0
-    for loop in (stmt for stmt in blocked.body if isinstance(stmt, Loop)):
-        along = {dim.symbol for dim in blocked.of(loop.axes)}
-        for load in {*loads(*(value for stmt in statements(loop.body) for value in values_of(stmt)))}:
-            free = {symbol for index in index_of(load) for symbol in index.free_symbols}
-            if along & free and not rows & free:
-                dims = (dim for dim in blocked.dims if dim.symbol in free and dim.name != "b")
-                sizes = (extent(with_values(dim.size, known)) for dim in dims)
-                walked += load.dtype.itemsize * math.prod(sizes)
-    batch = next((extent(with_values(dim.size, known)) for dim in blocked.grid() if dim.name == "b"), 1)
-    groups = -(-batch // max(1, _CACHE // max(1, walked)))
-    return -(-batch // groups)
-
-
-def _skips(blocked: Blocked) -> bool:
-    return any(isinstance(stmt, Loop) and stmt.where is not None for stmt in blocked.body)
-
-
-def _scans(blocked: Blocked) -> bool:
-    """Is it looked up in memory which blocks of a walk count?"""
-    return any(isinstance(s, Loop) and s.where is not None and any(loads(s.where)) for s in blocked.body)
-
-
-def _steps(blocked: Blocked) -> int:
-    """The length of the longest walk."""
-    return max((extent(dim.size) for dim in blocked.dims if dim.role is Role.LOOP), default=0)
-
-
-def _is_ragged(blocked: Blocked, config: Config) -> bool:
-    """Does a walk end in a block that reaches past the end?"""
-    walked = [dim for dim in blocked.dims if dim.role is Role.LOOP]
-    return any(not (dim.size / config.block(dim.name)).is_integer for dim in walked)
+    return scanned if walks.scans(blocked) else skipping if walks.skips(blocked) else plain
 
 
 def _fitted(blocked: Blocked, config: Config) -> Config:

@@ -94,6 +94,25 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
     return _with_ragged_end(values, loop, dim, start, end) if split else (Part(loop, start, end),)
 
 
+def is_one_block(values: Values, loop: Loop, dim: Dim) -> bool:
+    """Is the condition of a loop computed in at most one block of each walk, where it splits off the last ones?
+
+    It is where the last index that some row of a program reaches lies no further than a block behind the first block
+    that not all of them reach, wherever the program begins.
+    """
+    difference = None if loop.where is None else _difference(loop.where)
+    if difference is None or coefficient(difference, dim.symbol) != 1:
+        return False
+    rows = [other for other in values.layout.within(difference) if other is not dim and other in values.layout.tiled]
+    if len(rows) != 1 or coefficient(difference, rows[0].symbol) != -1 or rows[0].role is not Role.GRID:
+        return False
+    spread, block = values.layout.config.block(rows[0].name), values.layout.config.block(dim.name)
+    past = 1 - sympy.expand(difference - dim.symbol + rows[0].symbol)
+    if not past.is_Integer or spread % block:
+        return False
+    return int(past) % block + spread - 1 <= block
+
+
 def _conjunction(parts: Sequence[Expr]) -> Expr | None:
     whole = parts[0] if parts else None
     for part in parts[1:]:

@@ -1,7 +1,7 @@
 """Ahead: two products of one walk, such as attention, the first of them a block ahead of the second.
 
 What enters is a kernel that walks the columns of one product, folds its rows, and multiplies what it makes of them once
-more; what leaves are the lines of a program of `groups`.  Each group has half the rows of a block:
+more; what leaves are the lines of a program of `groups`.  Each group has a part of the rows of a block:
 
     fetch    q, then k and v of block 0, of block 1, …
     group    q·k₀ | softmax 0 | begin q·k₁, begin p₀·v₀ | wait for q·k₁ | softmax 1 | wait for p₀·v₀ | begin q·k₂ …
@@ -32,10 +32,10 @@ from codegen.triton.expressions.indices import Layout, expand
 from codegen.triton.expressions.scopes import Tile, Transfer
 from codegen.triton.expressions.spell import PRODUCT, Code, cast
 from codegen.triton.expressions.values import Values
-from codegen.triton.loops import skips
 from codegen.triton.products import contract, groups
 from codegen.triton.products.chained import WALKED, chain_of, factor_of
-from codegen.triton.products.groups import GROUP, GROUPS, Flat, Given
+from codegen.triton.products.groups import GROUP, Flat, Given
+from codegen.triton.products.order import Order, order_of
 from codegen.triton.products.place import place
 from lowering.kernel import Fold, Loop
 
@@ -64,9 +64,10 @@ class Ahead:
 
     def __init__(self, layout: Layout, given: Given) -> None:
         plan = chain_of(layout.blocked)
-        assert plan is not None, "asked of a kernel that is none"
+        assert not isinstance(plan, str), f"asked of a kernel that is none: {plan}"
         self.layout, self.given, self.plan = layout, given, plan
-        self.half = f"{plan.m.constant} // {GROUPS}"
+        self.groups = layout.config.groups
+        self.share = f"{plan.m.constant} // {self.groups}"
 
     @property
     def rings(self) -> list[str]:
@@ -96,21 +97,21 @@ class Ahead:
     def launched(self, values: Values, name: str) -> list[str]:
         """The lines of the function that is launched: descriptors, shared memory, barriers."""
         depth = self.layout.config.num_stages
-        counts = {"left": GROUPS, "right": depth, "other": depth, "out": GROUPS}
+        counts = {"left": self.groups, "right": depth, "other": depth, "out": self.groups}
         for ring, (flat, block) in self._blocks().items():
             groups.describe(values, ring, flat, block)
             groups.allocate(values, ring, counts[ring], block, flat)
         for ring in self.rings:
             values.line(f"{ring}_filled = _barriers({counts[ring]}, 1)")
-            values.line(f"{ring}_emptied = _barriers({counts[ring]}, {1 if ring == 'left' else GROUPS})")
-        groups.start(values, name, self)
+            values.line(f"{ring}_emptied = _barriers({counts[ring]}, {1 if ring == 'left' else self.groups})")
+        groups.start(values, name, self, self.groups)
         return values.scopes[0].lines
 
     def _blocks(self) -> dict[str, tuple[Flat, str]]:
         plan = self.plan
         found = {}
         for ring, flat in (("left", plan.left), ("right", plan.right), ("other", plan.other), ("out", plan.result)):
-            dims, parts = (flat.matrix.rows, flat.matrix.columns), GROUPS if flat.matrix.rows is plan.m else 1
+            dims, parts = (flat.matrix.rows, flat.matrix.columns), self.groups if flat.matrix.rows is plan.m else 1
             found[ring] = flat, groups.shape(self.layout, dims, parts)
         return found
 
@@ -122,17 +123,16 @@ class Ahead:
         values.line("slot, phase, begun = 0, 1, 1")
         header = self._open(values)
         m0 = values.starts[plan.m]
-        (part,) = skips.parts(values, plan.loop, plan.n, split=False)
-        for group in range(GROUPS):
-            start = m0 if group == 0 else f"{m0} + {self.half}"
+        order = order_of(values, plan.loop, plan.n)
+        for group in range(self.groups):
+            start = m0 if group == 0 else f"{m0} + {group} * ({self.share})"
             self._fetch(values, "left", plan.left, str(group), "begun", {plan.m: start})
         values.line("begun ^= 1")
-        walked = values.open("n0")
+        turn = self._open_block(values, order)
         for ring, flat in (("right", plan.right), ("other", plan.other)):
-            self._fetch(values, ring, flat, "slot", "phase", {plan.n: walked})
+            self._fetch(values, ring, flat, "slot", "phase", {plan.n: values.starts[plan.n]})
         values.line(f"slot, phase = _next_slot(slot, phase, {depth})")
-        end = part.end if plan.loop.where is None else f"tl.maximum({part.end}, {part.start} + 1)"
-        values.close(f"for {walked} in range({part.start}, {end}, {plan.n.constant}):")
+        values.close(f"for {turn} in {order.every}:")
         values.close(header)
         return values.scopes[0].lines
 
@@ -159,16 +159,15 @@ class Ahead:
         values.line(f"{_STAGED} = out.index({GROUP})")
         values.line("slot, phase, begun = 0, 0, 0")
         header = self._open(values)
-        parts = skips.parts(values, plan.loop, plan.n, split=True)
-        assert all(part.gap is None for part in parts)
-        start = Code(f"{values.starts[plan.m]} + {GROUP} * ({self.half})", PRODUCT)
+        order = order_of(values, plan.loop, plan.n)
+        start = Code(f"{values.starts[plan.m]} + {GROUP} * ({self.share})", PRODUCT)
         values.starts[plan.m] = values.name("m1", Tile(start, depth=values.depth)).code.text
-        values.layout = replace(self.layout, parted=(plan.m,), config=replace(self.layout.config, parts=GROUPS))
+        values.layout = replace(self.layout, parted=(plan.m,), config=replace(self.layout.config, parts=self.groups))
         values.row_layout = f"gl.SliceLayout(1, {_SCORES})"
         body = Body(values, arch)
         values.line(f"hopper.mbarrier.wait(left_filled.index({GROUP}), begun)")
         values.line("begun ^= 1")
-        later = self._walk(values, body, parts)
+        later = self._walk(values, body, order)
         values.line(f"hopper.mbarrier.arrive(left_emptied.index({GROUP}), count=1)")
         self._begin_second(values)
         self._end_second(values)
@@ -185,26 +184,23 @@ class Ahead:
         values.line("hopper.tma.store_wait(0)")
         return values.scopes[0].lines
 
-    def _walk(self, values: Values, body: Body, parts: tuple[skips.Part, ...]) -> tuple[Callable[[], None], ...]:
+    def _walk(self, values: Values, body: Body, order: Order) -> tuple[Callable[[], None], ...]:
         """Add the first block, then the others, part by part; returns what completes the folds after the walk."""
         plan = self.plan
-        first = parts[0].start
         values.open("n0")
-        values.starts[plan.n] = "" if first == "0" else first
+        values.starts[plan.n] = "" if order.first == "0" else order.first
         values.line("hopper.mbarrier.wait(right_filled.index(slot), phase)")
         scores = values.fresh(plan.first.name, values.depth)
         values.line(f"{scores} = hopper.warpgroup_mma_wait(0, deps=({self._first()},))")
         values.line("hopper.mbarrier.arrive(right_emptied.index(slot), count=1)")
         block = self._between(values, body, plan.loop, scores)
-        shape = f"[{self.half}, {plan.e.constant}]"
+        shape = f"[{self.share}, {plan.e.constant}]"
         values.line(f"weights = {block.weights}")
         values.line(f"sums = gl.full({shape}, 0.0, gl.float32, {_SUMS})")
         self._step(values, block)
         values.inline()
-        after = plan.n.constant if first == "0" else f"{first} + {plan.n.constant}"
-        for part in parts:
-            n0 = values.open("n0")
-            values.starts[plan.n] = n0
+        for part, turns in order.others:
+            turn = self._open_block(values, order)
             values.full = frozenset({plan.n}) if part.full else frozenset()
             values.line("hopper.mbarrier.wait(right_filled.index(slot), phase)")
             scores = values.fresh(plan.first.name, values.depth)
@@ -217,10 +213,18 @@ class Ahead:
             values.line(f"sums = sums * {self._factor(block.moved)}")
             values.line(f"weights = {block.weights}")
             self._step(values, block)
-            begin = after if part is parts[0] else f"tl.maximum({part.start}, {after})"
-            values.close(f"for {n0} in range({begin}, {part.end}, {plan.n.constant}):")
+            values.close(f"for {turn} in {turns}:")
         values.full = frozenset()
         return block.later
+
+    def _open_block(self, values: Values, order: Order) -> str:
+        """Open a walk over blocks and place each; returns the name of its turn."""
+        turn = values.open("below" if order.down else "n0")
+        start = order.start(turn)
+        if order.down:
+            start = values.name("n0", Tile(Code(start), depth=values.depth)).code.text
+        values.starts[self.plan.n] = start
+        return turn
 
     def _between(self, values: Values, body: Body, loop: Loop, name: str) -> _Block:
         """Add what is made of the scores of a block, which have this name."""

@@ -1,10 +1,11 @@
 """Chained: whether a kernel is two products of one walk that the form of `ahead` computes, and what its parts are.
 
-What enters is a kernel over block dimensions; what leaves is a `Chain`, or nothing where the form does not hold:
+What enters is a kernel over block dimensions; what leaves is a `Chain`, or the reason why the form does not hold.  It
+holds for:
 
 - two products, the second of which multiplies what is made of the first; both of 16-bit matrices, each of which lies
   evenly in one parameter;
-- rows and walked columns of known size in whole blocks, widths of 64 or 128;
+- rows and walked columns of known size, whole blocks of 64 and of 128, widths of 64 or 128;
 - between the products only folds of rows, and memory that does not vary along the walk;
 - a sum that is carried by a factor of its rows;
 - one 16-bit matrix as result, and beside it at most numbers of each row.
@@ -18,13 +19,13 @@ from dataclasses import dataclass
 
 from codegen.triton.blocks import Blocked, Dim, extent
 from codegen.triton.products import descriptors
-from codegen.triton.products.groups import Flat, flat_of, whole_blocks
+from codegen.triton.products.groups import ROWS, Flat, flat_of, whole_blocks
 from lowering.expr import Expr, Load, Op, Random, loads, postorder
 from lowering.kernel import Fold, Loop, Role, Store, statements, values_of
 from lowering.scalar_ops import HALVES
 
-ROWS, WALKED = 128, 128
-"""Rows of a block, of which each group has half, and columns that are walked at a time."""
+WALKED = 128
+"""Columns that are walked at a time."""
 
 _WIDTHS = (64, 128)
 
@@ -53,52 +54,65 @@ class Chain:
     result: Flat
 
 
-def chain_of(blocked: Blocked) -> Chain | None:
-    """How this form computes a kernel; None where it does not."""
+def chain_of(blocked: Blocked) -> Chain | str:
+    """How this form computes a kernel; why it does not, where it does not."""
     kernel, loops = blocked.kernel, [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
     stores = [stmt for stmt in blocked.body if isinstance(stmt, Store)]
-    if kernel.then is not None or kernel.beside or kernel.sizes or len(loops) != 1 or len(blocked.dots) != 2:
-        return None
+    if len(blocked.dots) != 2:
+        return f"its walk has {len(blocked.dots)} products, not two"
+    if kernel.sizes:
+        return "its sizes are not known"
+    if kernel.then is not None or kernel.beside:
+        return "it shares its launch"
+    if len(loops) != 1 or len(loops) + len(stores) < len(blocked.body):
+        return "it is more than one walk and what is stored after it"
     (loop,), (first, second) = loops, blocked.dots
-    if len(loops) + len(stores) < len(blocked.body) or not all(isinstance(stmt, Fold) for stmt in loop.body):
-        return None
-    (m, n, k), (rows, e, over) = blocked.sides(first), blocked.sides(second)
-    walked = blocked.of(loop.axes)
-    if walked != (n,) or rows is not m or over is not n or n.shift != 0 or loop.body[0] is not first:
-        return None
-    spread = {dim.name for dim in blocked.dims if dim.role is Role.GRID}
-    if m.role is not Role.GRID or not spread <= {"b", "m"} or {k.role, e.role} != {Role.WHOLE}:
-        return None
-    if not whole_blocks(m, ROWS) or not whole_blocks(n, WALKED):
-        return None
-    if any(extent(dim.size) not in _WIDTHS for dim in (k, e)) or len({m, n, k, e}) < 4:
-        return None
+    if not all(isinstance(stmt, Fold) for stmt in loop.body) or loop.body[0] is not first:
+        return "its walk does not begin with the first product, or has more than folds"
+    dims = _dims(blocked, loop, first, second)
+    if isinstance(dims, str):
+        return dims
     if any(loads(loop.where)) if loop.where is not None else False:
-        return None
-    return _matrices(blocked, loop, stores, (m, n, k, e))
+        return "which blocks count is looked up in memory"
+    return _matrices(blocked, loop, stores, dims)
 
 
-def _matrices(blocked: Blocked, loop: Loop, stores: list[Store], dims: tuple[Dim, Dim, Dim, Dim]) -> Chain | None:
+def _dims(blocked: Blocked, loop: Loop, first: Fold, second: Fold) -> tuple[Dim, Dim, Dim, Dim] | str:
+    """The dimensions of rows, of the walk, of the first sum, of the columns; or what is wrong with them."""
+    (m, n, k), (rows, e, over) = blocked.sides(first), blocked.sides(second)
+    spread = {dim.name for dim in blocked.dims if dim.role is Role.GRID}
+    if blocked.of(loop.axes) != (n,) or rows is not m or over is not n or len({m, n, k, e}) < 4:
+        return "the second product is not one of what is walked of the first"
+    if m.role is not Role.GRID or not spread <= {"b", "m"} or {k.role, e.role} != {Role.WHOLE} or n.shift != 0:
+        return "rows are not spread over programs, or widths are not held whole"
+    if any(extent(dim.size) not in _WIDTHS for dim in (k, e)):
+        return f"heads are {k.size} and {e.size} wide, not {' or '.join(map(str, _WIDTHS))}"
+    for dim, block, what in ((m, ROWS, "rows"), (n, WALKED, "walked columns")):
+        if not whole_blocks(dim, block):
+            return f"{dim.size} {what} are no whole blocks of {block}"
+    return m, n, k, e
+
+
+def _matrices(blocked: Blocked, loop: Loop, stores: list[Store], dims: tuple[Dim, Dim, Dim, Dim]) -> Chain | str:
     first, second = blocked.dots
     m, n, k, e = dims
     wide = [store for store in stores if isinstance(store.offset, Expr) or e.symbol in store.offset.free_symbols]
-    if factor_of(second) is None or len(wide) != 1 or _looks_elsewhere(blocked, n, e) or not _keeps(blocked, stores):
-        return None
+    if factor_of(second) is None:
+        return "its sums are not carried by a factor"
+    if len(wide) != 1 or not _keeps(blocked, stores):
+        return "it stores more than one matrix and numbers of rows, or over what it reads"
+    elsewhere = _looked_up(blocked, n, e)
+    if elsewhere:
+        return elsewhere
     left, right = _flat(blocked, first.args[0], m, k), _flat(blocked, first.args[1], n, k)
     other, out = _flat(blocked, second.args[1], n, e), _result(blocked, wide[0], m, e)
-    if (
-        left is None
-        or right is None
-        or other is None
-        or out is None
-        or second.args[0].dtype is not second.args[1].dtype
-    ):
-        return None
-    if left.matrix.rows is not m or out.matrix.rows is not m:
-        return None
+    if left is None or right is None or other is None or out is None:
+        return "its matrices are not of 16 bits, or do not lie evenly in memory"
+    if second.args[0].dtype is not second.args[1].dtype or left.matrix.rows is not m or out.matrix.rows is not m:
+        return "its matrices differ in type, or in how their rows lie"
     inside = [node for stmt in loop.body if stmt is not second for node in postorder(*values_of(stmt))]
     if second.ref in inside or second.before in inside or second.ref not in postorder(wide[0].value):
-        return None
+        return "its sums are read before the walk is done"
     return Chain(loop, first, second, m, n, e, left, right, other, wide[0], out)
 
 
@@ -132,12 +146,14 @@ def _keeps(blocked: Blocked, stores: list[Store]) -> bool:
     return all(store.axes is None and store.param not in read for store in stores)
 
 
-def _looks_elsewhere(blocked: Blocked, n: Dim, e: Dim) -> bool:
-    """Is there anything, beside the operands, that is looked up or drawn along the walk or the result's columns?"""
+def _looked_up(blocked: Blocked, n: Dim, e: Dim) -> str:
+    """What, beside the operands, is looked up or drawn along the walk or the result's columns; empty if nothing."""
     operands = {arg for dot in blocked.dots for arg in dot.args}
     roots = [value for stmt in statements(blocked.body) for value in values_of(stmt)]
     if any(isinstance(node, Random) for node in postorder(*roots)):
-        return True
-    others = [load for load in loads(*roots) if load not in operands]
+        return "it draws random numbers"
     varied = {n.symbol, e.symbol}
-    return any(isinstance(load.index[0], Expr) or varied & load.index[0].free_symbols for load in others)
+    for load in loads(*roots):
+        if load not in operands and (isinstance(load.index[0], Expr) or varied & load.index[0].free_symbols):
+            return f"{load.buffer} is read along the walk or the result's columns"
+    return ""

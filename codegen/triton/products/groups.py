@@ -1,4 +1,4 @@
-"""Groups: programs of sm_90 in which one warp fetches and two groups of four warps compute.
+"""Groups: programs of sm_90 in which one warp fetches and two or three groups of four warps compute.
 
 What enters are the matrices that such a program moves; what leaves are the lines that every form of it has in common.
 They are Gluon, the language below Triton in which a program says which of its warps does what, when a product begins
@@ -30,11 +30,13 @@ from codegen.triton.expressions.spell import TYPES
 from codegen.triton.expressions.values import Values
 from lowering.indexing import bounds
 
-GROUP, GROUPS = "group", 2
-REGISTERS = 168
-"""Per thread of twelve warps, as they begin; then the groups take what the warp that fetches leaves."""
+GROUP = "group"
+ROWS = 64
+"""Rows of a block that one group computes."""
 
-_GROUP_REGISTERS, _FETCH_REGISTERS = 240, 24
+_FETCH_REGISTERS = 24
+_REGISTERS = {2: (168, 240), 3: (128, 160)}
+"""Groups → registers per thread of each of their warps and of four that fetch: as they begin, and what groups take."""
 
 
 _MADE_WITH_LAYOUTS = {"tl.arange(": "gl.arange(", "tl.full(": "gl.full("}
@@ -136,17 +138,23 @@ def allocate(values: Values, name: str, count: int, block: str, flat: Flat) -> N
     values.line(f"{name} = gl.allocate_shared_memory({element}, [{count}, {block[1:]}, {name}_layout)")
 
 
-def start(values: Values, name: str, form: Form) -> None:
-    """Add the lines that start both groups and the warp that fetches."""
+def registers(count: int) -> int:
+    """Registers per thread with which a program of so many groups begins."""
+    return _REGISTERS[count][0]
+
+
+def start(values: Values, name: str, form: Form, count: int) -> None:
+    """Add the lines that start so many groups and the warp that fetches."""
     values.line("hopper.fence_async_shared()")
     values.line("gl.warp_specialize(")
     values.line("    [")
-    for group in range(GROUPS):
+    for group in range(count):
         values.line(f"        ({name}_compute, ({', '.join([str(group), *form.compute_takes])})),")
     values.line(f"        ({name}_fetch, ({', '.join(form.fetch_takes)})),")
     values.line("    ],")
-    values.line("    [4, 1],")
-    values.line(f"    [{_GROUP_REGISTERS}, {_FETCH_REGISTERS}],")
+    workers = count - 1
+    values.line(f"    {[*[4] * workers, 1]},")
+    values.line(f"    {[*[_REGISTERS[count][1]] * workers, _FETCH_REGISTERS]},")
     values.line(")")
 
 

@@ -1,0 +1,56 @@
+"""Walks: what the choice of a configuration asks of a kernel that walks rows or columns of a contraction."""
+
+from __future__ import annotations
+
+import math
+
+from codegen.triton.blocks import Blocked, Config, extent
+from lowering.expr import index_of, loads
+from lowering.kernel import Loop, Role, statements, values_of
+from lowering.sizes import with_values
+
+SHORT = 1024
+"""Steps of a walk that is over before descriptors have paid for being made."""
+
+_CACHE = 32 << 20  # bytes of what programs that run at once may walk, so that it stays in the L2 cache
+
+
+def together(blocked: Blocked) -> int:
+    """Points of the batch dimension whose walked operands fit the cache together, as many in each group of them.
+
+    Symbolic sizes are taken as they were when the graph was traced.
+    """
+    known = dict(blocked.kernel.traced)
+    rows = {dim.symbol for dim in blocked.grid() if dim.name != "b"}
+    walked = 0
+    for loop in (stmt for stmt in blocked.body if isinstance(stmt, Loop)):
+        along = {dim.symbol for dim in blocked.of(loop.axes)}
+        for load in {*loads(*(value for stmt in statements(loop.body) for value in values_of(stmt)))}:
+            free = {symbol for index in index_of(load) for symbol in index.free_symbols}
+            if along & free and not rows & free:
+                dims = (dim for dim in blocked.dims if dim.symbol in free and dim.name != "b")
+                sizes = (extent(with_values(dim.size, known)) for dim in dims)
+                walked += load.dtype.itemsize * math.prod(sizes)
+    batch = next((extent(with_values(dim.size, known)) for dim in blocked.grid() if dim.name == "b"), 1)
+    groups = -(-batch // max(1, _CACHE // max(1, walked)))
+    return -(-batch // groups)
+
+
+def skips(blocked: Blocked) -> bool:
+    return any(isinstance(stmt, Loop) and stmt.where is not None for stmt in blocked.body)
+
+
+def scans(blocked: Blocked) -> bool:
+    """Is it looked up in memory which blocks of a walk count?"""
+    return any(isinstance(s, Loop) and s.where is not None and any(loads(s.where)) for s in blocked.body)
+
+
+def steps(blocked: Blocked) -> int:
+    """The length of the longest walk."""
+    return max((extent(dim.size) for dim in blocked.dims if dim.role is Role.LOOP), default=0)
+
+
+def is_ragged(blocked: Blocked, config: Config) -> bool:
+    """Does a walk end in a block that reaches past the end?"""
+    walked = [dim for dim in blocked.dims if dim.role is Role.LOOP]
+    return any(not (dim.size / config.block(dim.name)).is_integer for dim in walked)
