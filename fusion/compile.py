@@ -36,6 +36,7 @@ from fusion.schedule.alignment import align_rows
 from fusion.schedule.chunks import Chunks, in_chunks
 from fusion.schedule.chunks.body import POINTS
 from fusion.schedule.destinations import own_destinations
+from fusion.schedule.forms import weighed_forms
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library import leave_lone_products, prefer_library
@@ -122,9 +123,10 @@ def _schedule(
     if left is not program:
         program, clustering = left, grow(left, capabilities, hints, positions_in(left, program, walked))
     schedule = plan(program, trace.clustering(program, clustering), target)
-    for step in schedule.steps:
-        if isinstance(step, KernelCall):
-            verify_kernel(step.kernel)
+    launches = [step for step in schedule.steps if isinstance(step, KernelCall)]
+    for step in launches:
+        verify_kernel(step.kernel)
+    choices = (*choices, *weighed_forms(launches, target))
     return replace(schedule, choices=choices, bodies=dict(_bodies(program, target, trace, hints, measure)))
 
 

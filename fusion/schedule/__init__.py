@@ -29,8 +29,8 @@ Step: TypeAlias = "KernelCall | Extern"
 class Schedule:
     """Steps in execution order over the buffers of `program`.
 
-    `refusals` are the data edges that were not fused.  `choices` are the ways to compute each product, with their
-    prices.  `bodies` holds, for each call in chunks among the steps, the schedules of its bodies.
+    `refusals` are the data edges that were not fused.  `choices` are the ways to compute each product and the forms
+    of walks, with their prices.  `bodies` holds, for each call in chunks among the steps, the schedules of its bodies.
     """
 
     program: Program

@@ -1,0 +1,142 @@
+"""Forms: what a kernel is predicted to take, and which form the target gives one whose walk has several products.
+
+A kernel takes the larger of its traffic and its products, these at the share of the library's speed that the target
+says their form reaches, less the blocks that are skipped.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import sympy
+import torch
+
+from codegen.target import Capabilities, Shares, Target
+from codegen.tuning import Trial, Tuning
+from fusion.schedule.kernels import KernelCall
+from lowering.evaluate import Scope, evaluate
+from lowering.expr import Expr, free_axes, loads
+from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, spans, statements, values_of
+from lowering.sizes import with_values
+
+FORWARD = 2
+"""Products of forward."""
+BLOCK = 64
+"""Rows and columns that are skipped together."""
+BANDS = 16
+"""Blocks of rows that are looked at for what they skip."""
+
+
+def kernel_time(call: KernelCall, target: Target, form: str = "") -> float:
+    """Microseconds of one launch of a kernel, launch included; of several products in this form, or in its own.
+
+    Symbolic sizes are taken as they were when the graph was traced.
+    """
+    capabilities, kernel = target.capabilities, _as_traced(call.kernel)
+    moved = (call.bytes_read + call.bytes_written) / capabilities.bandwidth
+    dots = _dots(kernel)
+    if not dots:
+        return capabilities.launch_us + max(moved, call.flops / capabilities.flops)
+    share = _share(kernel, dots, capabilities, form or target.forms(call.kernel)[0].name)
+    return capabilities.launch_us + max(moved, _products(kernel, capabilities) / share / _busy(kernel, capabilities))
+
+
+def weighed_forms(calls: Iterable[KernelCall], target: Target) -> Iterator[Tuning]:
+    """Of each kernel that may have more than one form: which it takes, at what price, and why not the others."""
+    for call in calls:
+        forms = target.forms(call.kernel) if len(_dots(call.kernel)) > 1 else ()
+        if len(forms) > 1:
+            prices = [math.inf if form.refused else kernel_time(call, target, form.name) for form in forms]
+            trials = (Trial(form.name, us, refused=form.refused) for form, us in zip(forms, prices, strict=True))
+            yield Tuning(call.kernel.name, tuple(trials))
+
+
+def _dots(kernel: Kernel) -> list[Fold]:
+    return [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
+
+
+def _as_traced(kernel: Kernel) -> Kernel:
+    known = dict(kernel.traced)
+    return replace(kernel, axes=tuple(replace(axis, size=with_values(axis.size, known)) for axis in kernel.axes))
+
+
+def _share(kernel: Kernel, dots: Sequence[Fold], capabilities: Capabilities, form: str) -> float:
+    """The share of the library's speed at which the products of one kernel run."""
+    speed = capabilities.attention[form, dots[0].args[0].dtype.itemsize]
+    rows, columns = (frozenset(axis for dot in dots for axis in getattr(dot, side)) for side in ("rows", "columns"))
+    walked = {axis for stmt in statements(kernel.body) if isinstance(stmt, Loop) for axis in stmt.axes}
+    asked = [
+        frozenset(index.free_symbols)
+        for dot in dots
+        for load in loads(*values_of(dot))
+        for index in load.index
+        if not isinstance(index, Expr)
+    ]
+    spread = (rows | columns) - walked - {axis.symbol for axis in kernel.with_role(Role.WHOLE)}
+    found = [speed.plain]
+    if any(not axes.isdisjoint(walked) and not axes.isdisjoint(spread) for axes in asked):
+        found.append(speed.masked)
+    if any(isinstance(stmt, Loop) and stmt.where is not None for stmt in statements(kernel.body)):
+        found.append(speed.skipping)
+    width = max((int(axis.size) for axis in kernel.with_role(Role.WHOLE)), default=1)
+    return min(at_width(shares, width)[len(dots) > FORWARD] for shares in found)
+
+
+def _products(kernel: Kernel, capabilities: Capabilities) -> float:
+    """Microseconds of the products of a kernel at the library's speed, without the blocks that are skipped."""
+    sizes = {axis.symbol: int(axis.size) for axis in kernel.axes}
+    varies = spans(kernel)
+
+    def of(body: Sequence[Stmt], share: float) -> float:
+        total = 0.0
+        for stmt in body:
+            if isinstance(stmt, Loop):
+                total += of(stmt.body, share if stmt.where is None else share * _counted(kernel, stmt.where, stmt.axes))
+            elif isinstance(stmt, Fold) and stmt.op == "dot":
+                axes = frozenset(stmt.over).union(*(varies[arg] for arg in stmt.args))
+                rate = capabilities.matrix_flops * capabilities.matrix_share[stmt.args[0].dtype.itemsize]
+                total += 2 * share * math.prod(sizes[axis] for axis in axes) / rate
+        return total
+
+    return of(kernel.body, 1.0)
+
+
+def _counted(kernel: Kernel, where: Expr, walked: Sequence[sympy.Symbol]) -> float:
+    """The share of the blocks in which a condition holds anywhere, as far as indices tell."""
+    if any(True for _ in loads(where)):
+        return 1.0
+    sizes = {axis.symbol: int(axis.size) for axis in kernel.axes}
+    asked = free_axes(where)
+    spread = max((axis for axis in sizes if axis in asked and axis not in walked), key=sizes.__getitem__, default=None)
+    blocks = 1 if spread is None else -(-sizes[spread] // BLOCK)
+    first = sorted({band * blocks // min(BANDS, blocks) for band in range(min(BANDS, blocks))})
+    shares = []
+    for block in first:
+        box = {axis: range(size if axis in walked else 1) for axis, size in sizes.items() if axis in asked}
+        if spread is not None:
+            box[spread] = range(block * BLOCK, min((block + 1) * BLOCK, sizes[spread]))
+        (held,) = evaluate([where], box, Scope({}, dict(kernel.traced), {}))
+        keep = [k for k, axis in enumerate(box) if axis in walked]
+        along = held.any(dim=tuple(k for k in range(held.dim()) if k not in keep)) if len(keep) < held.dim() else held
+        flat = along.flatten()
+        padded = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK))
+        shares.append(float(padded.view(-1, BLOCK).any(1).double().mean()))
+    return sum(shares) / len(shares)
+
+
+def _busy(kernel: Kernel, capabilities: Capabilities) -> float:
+    """The share of the device that has something to do: a program takes a block of the last axis of the grid."""
+    grid = [int(axis.size) for axis in kernel.with_role(Role.GRID)]
+    programs = math.prod(grid[:-1]) * -(-grid[-1] // BLOCK) if grid else 1
+    return min(1.0, 2 * programs / capabilities.parallelism)
+
+
+def at_width(shares: Shares, width: int) -> tuple[float, float]:
+    """What is known of heads of this width.
+
+    >>> at_width({64: (0.5, 0.6), 128: (0.7, 0.7)}, 80)
+    (0.7, 0.7)
+    """
+    return shares[min((limit for limit in shares if limit >= width), default=max(shares))]

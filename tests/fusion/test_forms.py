@@ -1,0 +1,64 @@
+"""Forms of kernels whose walk has several products: what the report says, and what they are predicted to take."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from codegen.target import GENERATED, GROUPED
+from codegen.tuning import Tuning
+from fusion.compile import schedule_graph
+from fusion.inspect.trace import Trace
+from fusion.schedule.forms import kernel_time
+from fusion.schedule.kernels import KernelCall
+from tests.fusion import attentions
+
+pytest.importorskip("triton")
+
+from codegen.triton import TritonTarget
+
+TARGET = TritonTarget("sm_90")
+HEADS = (2, 8, 2048, 128)
+
+Program = Callable[..., torch.Tensor]
+
+
+def scheduled(
+    program: Program, shape: tuple[int, ...], target: TritonTarget = TARGET
+) -> tuple[KernelCall, list[Tuning]]:
+    """The kernel with the walk, and what was weighed for it."""
+    given = [torch.empty(shape, dtype=torch.bfloat16) for _ in range(3)]
+    graph = make_fx(program, tracing_mode="fake")(*given)
+    _, schedule = schedule_graph(graph, target, Trace(None, "forward", target))
+    (call,) = (step for step in schedule.steps if isinstance(step, KernelCall))
+    return call, [tuning for tuning in schedule.choices if tuning.subject == call.kernel.name]
+
+
+def test_both_forms_are_priced() -> None:
+    call, (tuning,) = scheduled(attentions.plain, HEADS)
+    grouped, other = tuning.trials
+    assert (grouped.name, other.name, tuning.chosen) == (GROUPED, GENERATED, 0)
+    assert grouped.predicted == kernel_time(call, TARGET) < other.predicted
+
+
+@pytest.mark.parametrize(
+    ("shape", "why"),
+    [
+        ((2, 8, 2048, 256), "heads are 256 and 256 wide"),
+        ((2, 8, 512, 128), "64 blocks of rows leave multiprocessors idle"),
+        ((8, 8, 512, 128), "a walk of 512 is over before the ring is full"),
+    ],
+)
+def test_the_report_says_why_it_is_the_other_form(shape: tuple[int, ...], why: str) -> None:
+    call, (tuning,) = scheduled(attentions.plain, shape)
+    taken, refused = tuning.trials
+    assert (taken.name, refused.name, tuning.chosen) == (GENERATED, GROUPED, 0)
+    assert taken.predicted == kernel_time(call, TARGET) and why in str(refused)
+
+
+def test_where_there_is_one_form_nothing_is_said() -> None:
+    _, tunings = scheduled(attentions.plain, HEADS, TritonTarget("sm_80"))
+    assert not tunings
