@@ -2,8 +2,8 @@
 
 import fusion
 
-model = fusion.fuse(model)                          # or @fusion.fuse on a function
-model = torch.compile(model, backend="fusion")      # the same through torch.compile
+fused = fusion.fuse(model)                          # or @fusion.fuse on a function
+fused = torch.compile(model, backend="fusion")      # the same, through torch.compile
 print(fusion.explain(model)(*inputs))               # the kernels, and what was not fused and why
 """
 

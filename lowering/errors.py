@@ -6,7 +6,13 @@ user's own program, because that is the only line the user can change.
 
 from __future__ import annotations
 
+import itertools
+import textwrap
+from collections.abc import Iterable
 from dataclasses import dataclass
+
+WIDEST = 100
+"""Characters of the longest line that says where operations come from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,9 +27,27 @@ class Origin:
     module: str = ""
     line: str = ""
 
+    @property
+    def place(self) -> str:
+        """The module and the line, as far as they are known."""
+        return ", ".join(part for part in (self.module, self.line) if part)
+
     def __str__(self) -> str:
-        place = ", ".join(part for part in (self.module, self.line) if part)
-        return f"{self.name} ({place})" if place else self.name
+        return f"{self.name} ({self.place})" if self.place else self.name
+
+
+def by_place(origins: Iterable[Origin]) -> tuple[str, ...]:
+    """Lines of text: for each place in the program the operations in a row that come from there.
+
+    >>> by_place([Origin("amax", "", "a.py:3"), Origin("sub", "", "a.py:3"), Origin("exp", "", "a.py:4"), Origin("x")])
+    ('amax, sub (a.py:3)', 'exp (a.py:4)', 'x')
+    """
+    lines: list[str] = []
+    for place, group in itertools.groupby(origins, lambda origin: origin.place):
+        names = ", ".join(origin.name for origin in group)
+        text = f"{names} ({place})" if place else names
+        lines += textwrap.wrap(text, WIDEST, break_long_words=False, break_on_hyphens=False)
+    return tuple(lines)
 
 
 class FusionError(Exception):

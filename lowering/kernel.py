@@ -177,7 +177,7 @@ class Kernel:
         beside: run in the same launch, independent of this kernel and of each other; then nothing follows.
         then: runs in the same launch after the whole grid; it has no GRID axes and reads what this kernel wrote.
         traced: what size symbols stood for when the graph was traced.  Only how fast a kernel is may depend on it.
-        origins: one line per operation this kernel computes, for comments.
+        origins: for comments: what this kernel computes and where the program says so (`errors.by_place`).
     """
 
     name: str

@@ -12,6 +12,7 @@ from codegen.c.nest import WRONG, Namespace, identifier, indented
 from codegen.c.storage import memory_type
 from lowering.checks import has_checks
 from lowering.kernel import Kernel, Param
+from lowering.printer import format_param
 
 
 def called_by(kernel: Kernel) -> tuple[Kernel, ...]:
@@ -48,8 +49,8 @@ class Frame:
 
         It returns whether a check has failed, if it has any.
         """
-        sizes = [f"int64_t {self.names[symbol]}" for symbol in self._kernel.sizes]
-        signature = ", ".join([*map(self._parameter, self._kernel.params), *sizes, "int threads"])
+        signature = [f"{self._parameter(param)},  // {format_param(param)}" for param in self._kernel.params]
+        signature += [f"int64_t {self.names[symbol]}," for symbol in self._kernel.sizes]
         calls = []
         for part in called_by(self._kernel):
             arguments = [self.params[param.name] for param in part.params]
@@ -60,7 +61,8 @@ class Frame:
         if has_checks(self._kernel):
             body = [f"int {WRONG} = 0;", *body, f"return {WRONG};"]
         result = "int" if has_checks(self._kernel) else "void"
-        return "\n".join([f"{result} {self._name}({signature}) {{", *indented(body), "}", ""])
+        head = [f"{result} {self._name}(", *indented([*signature, "int threads"]), ") {"]
+        return "\n".join([*head, *indented(body), "}", ""])
 
     def _parameter(self, param: Param) -> str:
         return f"{'' if param.written else 'const '}{memory_type(param.dtype)} *restrict {self.params[param.name]}"

@@ -51,7 +51,7 @@ def render(levels: Sequence[Level]) -> list[str]:
         if level is levels[0] or not lines:
             continue
         said = [" ".join((level.pragma, *level.clauses))] if level.pragma else []
-        single = len(lines) == 1 and not level.clauses
+        single = len(lines) == 1
         lines = [*said, f"{level.header}{'' if single else ' {'}", *indented(lines), *([] if single else ["}"])]
     return lines
 

@@ -32,6 +32,7 @@ from codegen.triton.statements.unchanged import return_unchanged
 from codegen.triton.tail import Follower
 from lowering.checks import has_checks
 from lowering.kernel import Kernel, Param
+from lowering.printer import format_param
 
 _INDENT = "    "
 
@@ -200,7 +201,7 @@ def _signature(
     kernel: Kernel, name: str, counted: list[str], constants: list[str], told: Sequence[str] = ()
 ) -> list[str]:
     lines = ["@triton.jit", f"def {name}(", *(f"{_INDENT}{number}," for number in told)]
-    lines += [f"{_INDENT}{_declared(param)},  # {_shape(param)}" for param in kernel.params]
+    lines += [f"{_INDENT}{_declared(param)},  # {format_param(param)}" for param in kernel.params]
     lines += [f"{_INDENT}{size.name}," for size in kernel.sizes]
     lines += [f"{_INDENT}{name},  # int32: finished programs, 0 between launches" for name in counted]
     lines += [f"{_INDENT}{constant}: tl.constexpr," for constant in constants]
@@ -210,13 +211,6 @@ def _signature(
 def _declared(param: Param) -> str:
     """A parameter; Triton would take each float for one of 32 bits."""
     return f'{argument(param)}: "{type_of(param)}"' if param.number else argument(param)
-
-
-def _shape(param: Param) -> str:
-    shape = ", ".join(str(size) for size in param.shape)
-    strides = ", ".join(str(stride) for stride in param.strides)
-    dtype = str(param.dtype).removeprefix("torch.")
-    return f"{dtype}[{shape}] strides [{strides}]" + (", written" if param.written else "")
 
 
 def _constants(layout: Layout) -> dict[str, int]:

@@ -16,6 +16,7 @@ from __future__ import annotations
 from lowering.printer.amounts import format_bytes
 from lowering.printer.expressions import format_expr, format_index
 from lowering.printer.kernels import format_kernel
+from lowering.printer.params import format_param
 from lowering.printer.programs import format_program
 
-__all__ = ["format_bytes", "format_expr", "format_index", "format_kernel", "format_program"]
+__all__ = ["format_bytes", "format_expr", "format_index", "format_kernel", "format_param", "format_program"]

@@ -12,7 +12,7 @@ from fusion.schedule.graph import Dependences
 from fusion.schedule.kernels.bodies import offset_symbols
 from fusion.schedule.legality import Cluster
 from fusion.schedule.profit import Prices
-from lowering.errors import Origin
+from lowering.errors import Origin, by_place
 from lowering.expr import Load, postorder
 from lowering.kernel import (
     Kernel,
@@ -76,8 +76,8 @@ def finished(
     used |= {symbol for axis in axes for symbol in axis.size.free_symbols}
     sizes = tuple(sorted(used - own, key=str))
     traced = tuple((size, dependences.estimate(size)) for size in sizes if given_by(size) <= dependences.hints.keys())
-    name, lines = _name(dependences, cluster), tuple(map(str, origins))
-    kernel = Kernel(name, tuple(params), sizes, axes, body, traced=traced, origins=lines)
+    name = _name(dependences, cluster)
+    kernel = Kernel(name, tuple(params), sizes, axes, body, traced=traced, origins=by_place(origins))
     reads_bytes, written_bytes = prices.traffic(cluster)
     return KernelCall(
         kernel,

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusion.schedule.kernels import KernelCall
+from lowering.errors import by_place
 from lowering.kernel import Kernel, Param, rename
 
 
@@ -31,7 +32,7 @@ def share(first: KernelCall, second: KernelCall) -> tuple[KernelCall, Kernel]:
         kernel,
         params=(*kernel.params, *added.values()),
         sizes=tuple(sorted({*kernel.sizes, *second.kernel.sizes}, key=str)),
-        origins=(*kernel.origins, *second.kernel.origins),
+        origins=by_place((*first.origins, *second.origins)),
     )
     call = KernelCall(
         joint,
