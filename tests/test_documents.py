@@ -1,13 +1,20 @@
-"""What the documents name exists: files and folders, the options of a call, variables of the environment."""
+"""What the documents name exists: files and folders, the options of a call, variables of the environment.
+
+The kernels that the README shows are those that are generated.
+"""
 
 from __future__ import annotations
 
+import importlib.util
+import os
 import re
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
+import torch
 
+import fusion
 from fusion.options import Options
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -52,3 +59,24 @@ def test_the_table_of_the_environment_is_complete() -> None:
     sources += "".join(path.read_text(encoding="utf-8") for path in (ROOT / "codegen").rglob("*.py"))
     read = set(re.findall(r"environ(?:\.get\(|\[)\"(FUSION_\w+)\"", sources))
     assert read and read <= set(re.findall(r"`(FUSION_\w+)", text))
+
+
+@pytest.mark.parametrize("target", ["c", "triton"])
+def test_the_kernels_of_the_tour_are_those_that_are_generated(
+    target: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`…` stands for what is left out before and after them."""
+    if target == "triton" and os.environ.get("TRITON_INTERPRET") == "1":
+        pytest.skip("Triton interprets")
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    tour = tmp_path / "tour.py"
+    tour.write_text(re.findall(r"```python\n(import torch\n.*?)```", text, re.DOTALL)[0], encoding="utf-8")
+    spec = importlib.util.spec_from_file_location("tour", tour)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    monkeypatch.chdir(tmp_path)
+    (kernel,) = fusion.export_kernels(module.naive_softmax, torch.empty(1823, 781), target=target).kernels
+    command = "fusion kernels tour.py:naive_softmax --shape 1823,781" + ("" if target == "c" else f" --target {target}")
+    shown = text.partition(f"$ {command}\n")[2].partition("\n…\n")[2].partition("```")[0].partition("\n…\n")[0]
+    assert shown.strip() and shown.strip() in kernel.source

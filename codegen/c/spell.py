@@ -10,7 +10,18 @@ import re
 
 import torch
 
-from codegen.c.storage import COMPUTED, HELD, narrowed, operand, widened
+from codegen.c.storage import (
+    ATOM,
+    COMPARE,
+    COMPUTED,
+    HELD,
+    PRODUCT,
+    SUM,
+    UNARY,
+    narrowed,
+    operand,
+    widened,
+)
 from lowering.errors import BuildError
 
 SPELLING: dict[str, str | tuple[str, str, str]] = {
@@ -60,6 +71,16 @@ SPELLING: dict[str, str | tuple[str, str, str]] = {
     "where": "{0} ? {1} : {2}",
 }
 
+_LEVELS = {
+    **dict.fromkeys("+-", (SUM, SUM + 1)),
+    **dict.fromkeys("*/", (PRODUCT, PRODUCT + 1)),
+    **dict.fromkeys(("==", "!=", "<", "<=", ">", ">="), (SUM, SUM)),
+    **dict.fromkeys("&|^", (UNARY, UNARY)),
+}
+"""Sign between two operands → how tightly each has to bind."""
+
+_BETWEEN = re.compile(r"\{0\} (\S+) \{1\}")
+
 _CALL = re.compile(r"(1 / )?\w+(\{\w\})?\(\{0\}(, \{1\})?\)")
 """Templates that are calls: their operands need no parentheses."""
 
@@ -84,13 +105,15 @@ def spell(name: str, dtype: torch.dtype, result: torch.dtype, operands: list[str
     if not template or dtype not in HELD:
         raise BuildError(f"the C target cannot spell {name} of {dtype}")
     if name == "where":
-        return template.format(*map(operand, operands))
+        return template.format(*(operand(text, COMPARE) for text in operands))
     held = COMPUTED[dtype]
     if name in _OWN and held == "float":
         template = f"{name}_float({{0}})"
     operands = [widened(dtype, text) for text in operands]
     if not _CALL.fullmatch(template):
-        operands = [operand(text) for text in operands]
+        sign = _BETWEEN.search(template)
+        levels = _LEVELS[sign[1]] if sign is not None else (ATOM,) * len(operands)
+        operands = [operand(text, level) for text, level in zip(operands, levels, strict=True)]
     text = template.format(*operands, T=held, f="f" if held == "float" else "")
     if result is torch.bool:
         return text

@@ -38,20 +38,39 @@ COMPUTED: dict[torch.dtype, str] = {**HELD, **dict.fromkeys(NARROW_FLOATS, "floa
 """C type in which arithmetic on a dtype is done."""
 
 
-def operand(text: str) -> str:
-    """`text` such that any operator may be applied to it.
+# How tightly C binds an expression, loosest first.
+CHOICE, BITS, COMPARE, SUM, PRODUCT, UNARY, ATOM = range(7)
 
-    >>> operand("a[i + 1]"), operand("a + b"), operand("-a"), operand("i0/4")
-    ('a[i + 1]', '(a + b)', '(-a)', '(i0/4)')
+_OPERATOR = re.compile(
+    r"(?P<bracket>[(\[])|(?P<end>[)\]])"
+    r"| (?:(?P<choice>\?)|(?P<bits>[&|^])|(?P<compare>[<>]=?|[!=]=)|(?P<sum>[-+])) "
+    r"|(?P<product>[*/%])|^(?P<unary>[-!~])"
+)
+_BINDS = {"choice": CHOICE, "bits": BITS, "compare": COMPARE, "sum": SUM, "product": PRODUCT, "unary": UNARY}
+
+
+def binds(text: str) -> int:
+    """How tightly the loosest operator of `text` outside of brackets binds: binary ones but products stand in spaces.
+
+    >>> binds("a[i + 1]") == ATOM, binds("f(x)*b + c") == SUM, binds("-1e-05f") == UNARY
+    (True, True, True)
     """
-    if re.fullmatch(r"[\d.]+(e[-+]?\d+)?[fL]?", text):
-        return text
-    level = 0
-    for letter in text:
-        level += (letter in "([") - (letter in ")]")
-        if level == 0 and letter in " */%-!~":
-            return f"({text})"
-    return text
+    inside, loosest = 0, ATOM
+    for found in _OPERATOR.finditer(text):
+        kind = found.lastgroup or ""
+        inside += (kind == "bracket") - (kind == "end")
+        if not inside:
+            loosest = min(loosest, _BINDS.get(kind, ATOM))
+    return loosest
+
+
+def operand(text: str, level: int = ATOM) -> str:
+    """`text` as an operand that has to bind at least as tightly as `level`.
+
+    >>> operand("a[i + 1]"), operand("a + b"), operand("-a"), operand("i0/4"), operand("i0/4", SUM)
+    ('a[i + 1]', '(a + b)', '(-a)', '(i0/4)', 'i0/4')
+    """
+    return text if binds(text) >= level else f"({text})"
 
 
 def memory_type(dtype: torch.dtype) -> str:
@@ -125,8 +144,7 @@ def constant(value: Scalar, dtype: torch.dtype) -> str:
         integer = int(value)
         if integer == torch.iinfo(torch.int64).min:
             return "(-9223372036854775807L - 1)"
-        text = f"{integer}L" if dtype is torch.int64 else str(integer)
-        return f"({text})" if integer < 0 else text
+        return f"{integer}L" if dtype is torch.int64 else str(integer)
     number = float(torch.tensor(float(value), dtype=torch.float64).to(dtype).to(torch.float64))
     suffix = "" if dtype is torch.float64 else "f"
     if math.isnan(number):
@@ -136,6 +154,4 @@ def constant(value: Scalar, dtype: torch.dtype) -> str:
     else:
         text = repr(number) if dtype is torch.float64 else str(np.float32(number))
         text += suffix if "." in text or "e" in text else f".0{suffix}"
-    if dtype in NARROW_FLOATS:
-        return narrowed(dtype, text)
-    return f"({text})" if number < 0 else text
+    return narrowed(dtype, text)

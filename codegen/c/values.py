@@ -18,7 +18,7 @@ import torch
 from codegen.c.indices import index_text
 from codegen.c.nest import WRONG, Level, Namespace
 from codegen.c.spell import spell
-from codegen.c.storage import HELD, constant, converted, loaded, operand
+from codegen.c.storage import COMPARE, HELD, constant, converted, loaded, operand
 from codegen.c.sweeps import Spans
 from lowering.checks import CHECKED
 from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, const
@@ -127,7 +127,7 @@ class Speller:
             index = node.index[0]
             position = self._get(index) if isinstance(index, Expr) else self._index(index)
             element = loaded(node.dtype, f"{self._params[node.buffer]}[{position}]")
-            return element if node.mask is None else f"{operand(self._get(node.mask))} ? {element} : 0"
+            return element if node.mask is None else f"{operand(self._get(node.mask), COMPARE)} ? {element} : 0"
         if isinstance(node, Op):
             texts = [self._get(arg) for arg in node.args]
             return spell(node.name, node.args[-1].dtype, node.dtype, texts)
