@@ -9,20 +9,21 @@ Refused: copies between dtypes or devices that are not generated, and into tenso
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 
 from lowering.builder import GENERATED_DTYPES
 from lowering.expr import Load, make_cast
 from lowering.indexing import axis_symbol
-from lowering.program import Axis, Buffer, BufferRef, Extern, Map, Node, Program, reads, writes
+from lowering.program import Axis, Buffer, BufferRef, Extern, Map, Node, Program, Scatter, reads, writes
 from lowering.updates import copied
 
 
 def own_sources(program: Program) -> Program:
     """The program with sources of its own for its copies into inputs; the same object where they have them."""
     calls = Counter(name for node in program.nodes if isinstance(node, Extern) for name in reads(node))
-    made = {name for node in program.nodes if not isinstance(node, Extern) for name in writes(node)}
-    private = {name for name in made if calls[name] == 1} - program.output_names()
+    made = {name: node for node in program.nodes if not isinstance(node, Extern) for name in writes(node)}
+    private = made.keys() - program.output_names()
     buffers, origins = dict(program.buffers), dict(program.origins)
     nodes: list[Node] = []
     for node in program.nodes:
@@ -31,8 +32,9 @@ def own_sources(program: Program) -> Program:
             nodes.append(node)
             continue
         old, new = buffers[target], buffers[source]
-        if source in private and new.dtype is old.dtype:
-            buffers[source] = replace(new, strides=old.strides)
+        place = _place(source, made)
+        if new.dtype is old.dtype and private.issuperset(place) and sum(calls[name] for name in place) == 1:
+            buffers.update((name, replace(buffers[name], strides=old.strides)) for name in place)
             nodes.append(node)
             continue
         own = _fresh(f"{source}_stored", buffers)
@@ -45,6 +47,14 @@ def own_sources(program: Program) -> Program:
     if buffers == program.buffers:
         return program
     return replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins)
+
+
+def _place(name: str, made: Mapping[str, Node]) -> list[str]:
+    """The buffers that are laid out as `name`: a scatter as what it begins with."""
+    found = [name]
+    while isinstance(node := made.get(found[-1]), Scatter):
+        found.append(node.start)
+    return found
 
 
 def _fits(target: Buffer, source: Buffer) -> bool:

@@ -212,6 +212,25 @@ def test_autograd_notices_what_was_overwritten(target: str) -> None:
         product.sum().backward()
 
 
+PUT = {
+    "once": lambda x, at: x.index_put_((at,), torch.tensor(2.0)),
+    "twice": lambda x, at: x.index_put_((at,), torch.tensor(2.0)).index_add_(0, at + 1, x[:2] * 3),
+    "beside a result": lambda x, at: x.index_put_((at,), torch.tensor(2.0)).sum() + x[0],
+}
+
+
+@TARGETS
+@pytest.mark.parametrize("name", PUT)
+def test_what_is_put_into_rows_with_gaps_between_them(name: str, target: str) -> None:
+    """What a scatter begins with is laid out as what it is copied to, too."""
+    function, at = PUT[name], torch.tensor([5, 1])
+    whole = torch.randn(7, 9)
+    ours, theirs = whole.clone(), whole.clone()
+    got = fuse(function, options={"target": target, "strict": True})(ours[:, :5], at)
+    torch.testing.assert_close(got, function(theirs[:, :5], at))
+    torch.testing.assert_close(ours, theirs)
+
+
 @TARGETS
 def test_tensors_that_overlap(target: str) -> None:
     def f(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
