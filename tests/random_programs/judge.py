@@ -28,7 +28,7 @@ from tests.random_programs.inputs import SHARED
 from tests.random_programs.program import Program
 
 SHIFT = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
-OTHER = (0.01, 0.02, 0.03)
+OTHER = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08)
 ROOM = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Relative to a number itself, and half of it to the largest of the tensor or 1: beside eager's own error."""
 
