@@ -203,7 +203,7 @@ def const(value: Scalar, dtype: torch.dtype) -> Const:
 
 
 def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
-    """`arg` as `dtype`.  An implicit rounding that is widened again at once disappears.
+    """`arg` as `dtype`.  An implicit rounding that is widened again at once disappears, in what is chosen, too.
 
     The rounding of a stored bfloat16 intermediate is an artefact of eager execution; between fused operations the
     float32 value is kept.  Explicit casts written by the user are always kept.
@@ -217,9 +217,19 @@ def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
     if isinstance(arg, Const):
         value = torch.tensor(arg.value, dtype=arg.dtype).to(dtype).item()
         return Const(value, dtype)
-    if isinstance(arg, Cast) and arg.implicit and arg.dtype.is_floating_point and arg.arg.dtype is dtype:
+    if isinstance(arg, Cast) and _disappears(arg, dtype):
         return arg.arg
+    if isinstance(arg, Op) and _disappears(arg, dtype):
+        mask, *arms = arg.args
+        return Op("where", (mask, *(make_cast(arm, dtype) for arm in arms)), dtype)
     return Cast(arg, dtype, implicit)
+
+
+def _disappears(arg: Expr, dtype: torch.dtype) -> bool:
+    """Is `arg`, or what is chosen in it, rounded from `dtype` for eager's sake alone?"""
+    if isinstance(arg, Op) and arg.name == "where":
+        return any(_disappears(arm, dtype) for arm in arg.args[1:])
+    return isinstance(arg, Cast) and arg.implicit and arg.dtype.is_floating_point and arg.arg.dtype is dtype
 
 
 def as_stored(expr: Expr) -> Expr:

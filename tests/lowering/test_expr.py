@@ -114,6 +114,15 @@ def test_an_implicit_rounding_that_is_widened_again_disappears() -> None:
     assert make_cast(wide, F32) is wide
 
 
+def test_an_implicit_rounding_of_what_is_chosen_disappears_too() -> None:
+    mask, wide = Op("lt", (x("y"), const(1, F32)), torch.bool), x()
+    kept = Load("h", (I0,), torch.float16)
+    chosen = Op("where", (mask, make_cast(wide, torch.float16, implicit=True), kept), torch.float16)
+    assert make_cast(chosen, F32) is Op("where", (mask, wide, Cast(kept, F32)), F32)
+    rounded = Op("where", (mask, Cast(wide, torch.float16), kept), torch.float16)
+    assert make_cast(rounded, F32) is Cast(rounded, F32)
+
+
 def test_an_implicit_conversion_to_an_integer_truncates_and_stays() -> None:
     truncated = make_cast(x(), torch.int64, implicit=True)
     assert make_cast(truncated, F32) is Cast(truncated, F32)
