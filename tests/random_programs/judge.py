@@ -49,7 +49,7 @@ class Verdict:
     """What became of a program.
 
     Attributes:
-        status: "pass", "mismatch", "error", or "skipped" where eager's capture fails, too.
+        status: "pass", "mismatch", "error", or "skipped" where PyTorch's capture fails, too, or gives other views.
         unsteady: results that could not be compared, or only in part.
         operations: nodes computed in generated kernels.
         externs: calls left as they are.
@@ -122,7 +122,7 @@ def judge(program: Program, device: str = "cpu", target: str | None = None) -> V
             try:
                 found = run(fused, program.tensors(call, device), program.backward)
             except Exception as failure:
-                status = "error" if _captured(program, call, device) is not None else "skipped"
+                status = "error" if _captured_rightly(program, call, device) else "skipped"
                 verdict.status, verdict.reason = status, f"call {call}: {cause(failure)}"
                 break
             differs, unsteady = difference(program, call, device, found)
@@ -212,6 +212,14 @@ def _captured(program: Program, call: int, device: str) -> Run | None:
         return [run(captured, program.tensors(k, device), program.backward) for k in range(call + 1)][-1]
     except Exception:
         return None
+
+
+def _captured_rightly(program: Program, call: int, device: str) -> bool:
+    """Does PyTorch's own capture, without the compiler, run, and give tensors as eager gives them?"""
+    captured = _captured(program, call, device)
+    if captured is None:
+        return False
+    return not _layout(captured, run(program.function(), program.tensors(call, device), program.backward))
 
 
 def _wrongly_captured(

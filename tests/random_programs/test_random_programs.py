@@ -172,6 +172,20 @@ def test_a_norm_of_equal_numbers_is_as_far_off_as_its_mean() -> None:
     assert judge(program).status == "pass"
 
 
+def test_a_refused_call_that_the_capture_gives_other_views_is_not_held_against_the_compiler() -> None:
+    program = Program(
+        inputs=(Input("x0", ("A",), torch.float32, layout="offset"),),
+        source="""
+            x0.unsqueeze(-1).mul_(2)
+            return (x0.unsqueeze(-1).expand(*x0.shape, 2),)
+        """,
+        calls=({"A": 6},),
+        dynamic=True,
+    )
+    verdict = judge(program)
+    assert verdict.status == "skipped" and "a result is a view of it" in verdict.reason
+
+
 def test_a_failure_is_made_small() -> None:
     program = Program(
         inputs=(Input("x0", ("A", 3), torch.float32, layout="transposed"), Input("x1", (3,), torch.float16)),
