@@ -47,6 +47,7 @@ from fusion.schedule.split import split_reductions
 from fusion.schedule.streams import stream
 from fusion.schedule.streams.copies import positions_in
 from fusion.schedule.ways import Measure
+from fusion.schedule.windows import unroll_windows
 from fusion.trials import Trials
 from fusion.warm import Finished, WarmStart
 from lowering.kernel import Kernel
@@ -103,6 +104,7 @@ def _schedule(
         ("selected", select_terms),
         ("chunks", partial(in_chunks, workspace=workspace, streams=streams, hints=hints)),
         ("scans", partial(split_scans, capabilities=capabilities)),
+        ("windows", unroll_windows),
     ):
         program = trace.program(name, transform(program))
         verify_program(program, verified)

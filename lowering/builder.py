@@ -179,8 +179,7 @@ class Builder:
 
     def memory(self) -> Value:
         """New memory, with whatever it holds, in the shape and layout of the result of the current node."""
-        meta = self._meta()
-        assert meta is not None
+        (meta,) = self._results()
         out = self.buffer(meta.dtype, sizes_of(meta.shape), sizes_of(meta.stride()), meta.device)
         kwargs = {"dtype": meta.dtype, "device": meta.device}
         target = torch.ops.aten.empty_strided.default
@@ -189,30 +188,25 @@ class Builder:
 
     # Layouts --------------------------------------------------------------------------------------------------------
 
-    def _meta(self) -> torch.Tensor | None:
+    def _results(self) -> list[torch.Tensor]:
+        """What the current node gives under eager."""
         assert self.current is not None
         val = self.current.meta.get("val")
-        return val if isinstance(val, torch.Tensor) else None
+        parts = val if isinstance(val, (tuple, list)) else (val,)
+        return [part for part in parts if isinstance(part, torch.Tensor) and part.layout is torch.strided]
 
     def _meta_strides(self, shape: Shape) -> Shape | None:
-        """Eager's strides for the current node's result if it has this shape."""
-        meta = self._meta()
-        if meta is not None and meta.layout is torch.strided and sizes_of(meta.shape) == shape:
-            return sizes_of(meta.stride())
-        return None
+        """Eager's strides for the current node's result of this shape, if there is one, or all have the same."""
+        found = {sizes_of(result.stride()) for result in self._results() if sizes_of(result.shape) == shape}
+        return found.pop() if len(found) == 1 else None
 
     def _kept_strides(self, shape: Shape, kept: Sequence[int]) -> Shape | None:
         """Eager's strides for a reduction's result, with the kept dimensions of size 1 dropped."""
-        meta = self._meta()
-        if meta is None or meta.layout is not torch.strided:
-            return None
-        strides = sizes_of(meta.stride())
-        if meta.ndim == len(kept):
-            return self._meta_strides(tuple(shape[k] for k in kept))
-        expected = [shape[k] if k in kept else sympy.Integer(1) for k in range(len(shape))]
-        if sizes_of(meta.shape) == tuple(expected):  # keepdim
-            return tuple(strides[k] for k in kept)
-        return None
+        without = self._meta_strides(tuple(shape[k] for k in kept))
+        if without is not None:
+            return without
+        strides = self._meta_strides(tuple(shape[k] if k in kept else sympy.Integer(1) for k in range(len(shape))))
+        return None if strides is None else tuple(strides[k] for k in kept)  # keepdim
 
     def buffer(
         self, dtype: torch.dtype, shape: Shape, strides: Shape | None, device: torch.device, name: str = ""

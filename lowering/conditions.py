@@ -95,6 +95,8 @@ def _chosen(node: Op) -> Expr | None:
     condition, first, second = node.args
     if isinstance(condition, Const):
         return first if condition.value else second
+    if isinstance(first, Op) and first.name == "where" and first.args[0] is condition:
+        return node.rebuild([condition, first.args[1], second])
     if node.dtype is torch.bool and isinstance(first, Const):
         return _joined("or", condition, second) if first.value else _joined("and", negated(condition), second)
     if node.dtype is torch.bool and isinstance(second, Const):

@@ -200,13 +200,11 @@ def _lengths(results: Sequence[int], sizes: Sequence[int]) -> Divisor:
 
 def _largest(ctx: Builder, x: Value, taps: Windows, sizes: Sequence[int]) -> tuple[Value, Value]:
     """(the largest element of each window, its position in the last dimensions of x)."""
-    wide = widen(x)
-    lowest = Term(literal(identity("max", wide.dtype), wide.dtype))
-    values = taps.value(x, choose(taps.mask, taps.read(wide), lowest))
+    lowest = Term(literal(identity("max", x.dtype), x.dtype))
+    values = taps.value(x, choose(taps.mask, taps.read(x), lowest))
     position = Term(IndexValue(taps.flat(sizes)))
     positions = taps.value(x, position if taps.mask is None else where(taps.mask, position, NEVER))
-    largest = fold(ctx, "max", [values], taps.over)
-    return _rounded(largest, x.dtype), fold(ctx, "argmax", [values, positions], taps.over)
+    return fold(ctx, "max", [values], taps.over), fold(ctx, "argmax", [values, positions], taps.over)
 
 
 def _where_largest(ctx: Builder, grad: Value, indices: Value, taps: Windows, sizes: Sequence[int]) -> Value:

@@ -8,10 +8,12 @@ dozen elements per thread for long ones.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two, row_block
-from lowering.kernel import Fold, Param, Prefix, Role, statements
+from lowering.expr import Load, postorder
+from lowering.kernel import Fold, Param, Prefix, Role, statements, values_of
 
 
 def configure(blocked: Blocked) -> Config:
@@ -74,8 +76,15 @@ def _pointwise(blocked: Blocked, x: Dim | None) -> Config:
     """Each thread moves two 16-byte words of every tensor (one, of many tensors), and every processor has work."""
     if x is None:
         return Config((), num_warps=1)
-    block, warps = _line(blocked, extent(x.size), len(blocked.kernel.params))
+    block, warps = _line(blocked, extent(x.size), max(len(blocked.kernel.params), _points_read(blocked)))
     return Config((("x", block),), num_warps=warps)
+
+
+def _points_read(blocked: Blocked) -> int:
+    """At how many points the tensor is read that is read at most: those of a window are all held at once."""
+    roots = [value for stmt in statements(blocked.body) for value in values_of(stmt)]
+    read = Counter(part.buffer for part in postorder(*roots) if isinstance(part, Load))
+    return max(read.values(), default=0)
 
 
 def _by_rows(blocked: Blocked, b: Dim, x: Dim) -> Config:

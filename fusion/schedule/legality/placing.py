@@ -36,10 +36,14 @@ def placed_in(
     dependences: Dependences, target: Cluster, moved: Cluster, target_node: int, moved_node: int, buffer: str
 ) -> tuple[Space, dict[int, Placement]] | str:
     """The space of both clusters and the places in it, or why `moved` has none in the space of `target`."""
-    target_index = _index(dependences, target, target_node, buffer)
-    moved_index = _index(dependences, moved, moved_node, buffer)
-    if target_index is None or moved_index is None:
+    target_indices = list(_indices(dependences, target, target_node, buffer))
+    moved_indices = list(_indices(dependences, moved, moved_node, buffer))
+    if not target_indices or not moved_indices:
         return "the two sides share no point at which they are walked"
+    target_index, moved_index = target_indices[0], moved_indices[0]
+    same = next((index for index in target_indices if index in moved_indices), None)
+    if same is not None:  # of the points of a window that both read, any does
+        target_index = moved_index = same
     extents = dependences.program.buffers[buffer].shape
     known = [
         (a, b, extent)
@@ -64,20 +68,20 @@ def moved_by(placement: Placement, change: Placement, sizes: Mapping[sympy.Symbo
     return {axis: place(expr, change, sizes) for axis, expr in placement.items()}
 
 
-def _index(
+def _indices(
     dependences: Dependences, cluster: Cluster, position: int, buffer: str
-) -> tuple[sympy.Expr | None, ...] | None:
-    """The index at which a member touches `buffer`, over the cluster's axes; None in a dimension that is gathered."""
+) -> Iterator[tuple[sympy.Expr | None, ...]]:
+    """Where a member touches `buffer`, over the cluster's axes; None in a dimension that is gathered."""
     axes = _axes_at(dependences, cluster, position)
     if axes is None:
-        return None
+        return
     node = dependences.compute(position)
     if node.out == buffer:
-        return tuple(axes[axis.symbol] for axis in node.axes)
+        yield tuple(axes[axis.symbol] for axis in node.axes)
+        return
     for load in dependences.loads[position]:
         if load.buffer == buffer:
-            return tuple(_at(i, axes, cluster.space.sizes) for i in load.index)
-    return None
+            yield tuple(_at(i, axes, cluster.space.sizes) for i in load.index)
 
 
 def _axes_at(
@@ -90,7 +94,7 @@ def _axes_at(
     node = dependences.compute(position)
     for reader in dependences.readers.get(node.out, ()):
         if reader in cluster.members:
-            index = _index(dependences, cluster, reader, node.out)
+            index = next(_indices(dependences, cluster, reader, node.out), None)
             if index is not None:
                 return {axis.symbol: i for axis, i in zip(node.axes, index, strict=True)}
     return None

@@ -1,0 +1,114 @@
+"""Windows: a reduction over the few points of a window, as a map of all of them.
+
+    max over r of x[2 i + r], r < 3      becomes      max(max(x[2 i], x[2 i + 1]), x[2 i + 2])
+
+`Program → Program`.  Windows overlap, so no axis of what they read belongs to their rows, and nothing is gained by a
+tile that holds them: each thread folds its own windows in registers, neighbours find in the cache what they share, and
+a map joins what comes before and after it as any other does.
+
+Left as they are: long windows, and reductions of whole rows, which others that read the rows can share.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+
+import sympy
+import torch
+
+from lowering.conditions import simpler
+from lowering.expr import Const, Expr, IndexValue, Load, Op, const, postorder, rewrite
+from lowering.indexing import Sizes, bounds, substitute_all
+from lowering.program import Map, Node, Program, Reduce
+
+POINTS = 25
+"""Points of the largest window that is taken apart."""
+
+COMBINED = {"sum": "add", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+"""Fold → the operation on two of its values."""
+RANKED = {"argmax": ("maximum", "gt"), "argmin": ("minimum", "lt")}
+"""Fold that gives a position → the operation on two values, and the comparison by which one is taken."""
+
+
+def unroll_windows(program: Program) -> Program:
+    """The program with reductions of small windows as maps; the same object when there are none."""
+    nodes: tuple[Node, ...] = tuple(
+        _unrolled(node) if isinstance(node, Reduce) and _is_window(node) else node for node in program.nodes
+    )
+    return program if nodes == program.nodes else replace(program, nodes=nodes)
+
+
+def _is_window(node: Reduce) -> bool:
+    """Does a small reduction read along an axis on which its results lie, too?"""
+    points = sympy.Mul(*(axis.size for axis in node.over))
+    if not points.is_Integer or not 0 < points <= POINTS or node.args[-1].dtype is not node.dtype:
+        return False
+    if node.op not in COMBINED and node.op not in RANKED:
+        return False
+    own, over = ({axis.symbol for axis in axes} for axes in (node.axes, node.over))
+    read = (index for part in postorder(*node.args) if isinstance(part, Load) for index in part.index)
+    return any(not isinstance(index, Expr) and own & index.free_symbols and over & index.free_symbols for index in read)
+
+
+def _unrolled(node: Reduce) -> Map:
+    sizes = {axis.symbol: axis.size for axis in node.axes}
+    points = itertools.product(*(range(int(axis.size)) for axis in node.over))
+    values = [
+        _at(node.args, {axis.symbol: sympy.Integer(k) for axis, k in zip(node.over, point, strict=True)}, sizes)
+        for point in points
+    ]
+    if node.op in RANKED:
+        return Map(node.out, node.axes, reduce(_ranked(node.op), values)[1])
+    if node.op == "sum":  # of which the first term is 0, and not -0
+        values.insert(0, (const(0, node.dtype),))
+    name = COMBINED[node.op]
+    return Map(node.out, node.axes, reduce(lambda a, b: (Op(name, (a[0], b[0]), node.dtype),), values)[0])
+
+
+def _at(args: Sequence[Expr], point: Mapping[sympy.Symbol, sympy.Expr], sizes: Sizes) -> tuple[Expr, ...]:
+    """The operands at one point of the window, without the tests that hold there for all of them."""
+    return tuple(rewrite(substitute_all(args, point, sizes), lambda node: _decided(node, sizes) or simpler(node)))
+
+
+def _decided(node: Expr, sizes: Sizes) -> Expr | None:
+    """A comparison of positions whose bounds decide it."""
+    if not isinstance(node, Op) or node.name not in ("lt", "ge"):
+        return None
+    numbers = [part.index if isinstance(part, IndexValue) else _integer(part) for part in node.args]
+    if numbers[0] is None or numbers[1] is None:
+        return None
+    found = bounds(numbers[0] - numbers[1], sizes)
+    if found is None or found[0] < 0 <= found[1]:
+        return None
+    return const(bool(found[0] >= 0) is (node.name == "ge"), torch.bool)
+
+
+def _integer(part: Expr) -> sympy.Expr | None:
+    return sympy.Integer(part.value) if isinstance(part, Const) and type(part.value) is int else None
+
+
+def _ranked(name: str) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]:
+    """Of two values with their positions, the one that the fold takes: NaN wins, then the lowest position."""
+    operation, before = RANKED[name]
+
+    def pick(one: tuple[Expr, ...], other: tuple[Expr, ...]) -> tuple[Expr, ...]:
+        (best, place), (value, at) = one, other
+        better, same = _boolean(before, value, best), _boolean("eq", value, best)
+        if value.dtype.is_floating_point:
+            unknown, known = (_boolean("isnan", each) for each in (value, best))
+            better = _boolean("or", better, _boolean("and", unknown, _boolean("not", known)))
+            same = _boolean("or", same, _boolean("and", unknown, known))
+        taken = _boolean("or", better, _boolean("and", same, _boolean("lt", at, place)))
+        return Op(operation, (best, value), value.dtype), Op("where", (taken, at, place), place.dtype)
+
+    return pick
+
+
+def _boolean(name: str, *args: Expr) -> Expr:
+    return Op(name, args, torch.bool)
+
+
+__all__ = ["unroll_windows"]

@@ -1,0 +1,59 @@
+"""Small windows are folded in registers, as part of maps: the same numbers, positions and strides as eager's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import fusion
+
+POOLS: dict[str, Callable[[Tensor], object]] = {
+    "max": lambda x: F.max_pool2d(x.relu(), 3, 2, 1),
+    "max with positions": lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True),
+    "apart": lambda x: F.max_pool2d(x, 2, 3, dilation=2, return_indices=True),
+    "mean": lambda x: F.avg_pool2d(x * 2, 3, 1, 1, count_include_pad=False),
+    "long": lambda x: F.max_pool2d(x, 7, 2, 3),
+}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("target", ["reference", "c"])
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize("name", POOLS)
+def test_pools(name: str, channels_last: bool, target: str, dtype: torch.dtype) -> None:
+    x = torch.randn(2, 6, 19, 23, generator=torch.Generator().manual_seed(0)).mul(2).round().to(dtype)  # with equals
+    x[0, 1, 4, 5] = float("nan")
+    x[1, 2] = -float("inf")
+    x = x.to(memory_format=torch.channels_last) if channels_last else x
+    fused = fusion.fuse(POOLS[name], options={"target": target, "strict": True})
+
+    def outcome(run: Callable[[Tensor], object]) -> list[Tensor]:
+        given = x.clone().requires_grad_()
+        made = run(given)
+        results = [made] if isinstance(made, Tensor) else list(made)  # type: ignore[call-overload]
+        return [*results, *torch.autograd.grad(results[0].float().sin().nansum(), given)]
+
+    for ours, theirs in zip(outcome(fused), outcome(POOLS[name]), strict=True):
+        torch.testing.assert_close(ours, theirs, equal_nan=True)
+        assert ours.stride() == theirs.stride()
+
+
+def test_a_window_is_no_fold_and_its_position_no_kernel() -> None:
+    def both(x: Tensor) -> tuple[Tensor, Tensor]:
+        y, at = torch.ops.aten.max_pool2d_with_indices(x * 2 + 1, [3, 3], [2, 2], [1, 1])
+        return y + 1, at
+
+    x = torch.randn(2, 8, 21, 24).to(memory_format=torch.channels_last)
+    (kernel,) = fusion.explain(both, options={"target": "reference", "strict": True})(x).kernels
+    assert " over " not in kernel.source and ">= 19" not in kernel.source
+
+
+def test_rows_are_still_folded() -> None:
+    (kernel,) = fusion.explain(lambda x: x.sum(-1), options={"target": "reference", "strict": True})(
+        torch.randn(300, 4)
+    ).kernels
+    assert " over " in kernel.source
