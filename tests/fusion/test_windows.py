@@ -38,7 +38,9 @@ def test_pools(name: str, channels_last: bool, target: str, dtype: torch.dtype) 
         return [*results, *torch.autograd.grad(results[0].float().sin().nansum(), given)]
 
     for ours, theirs in zip(outcome(fused), outcome(POOLS[name]), strict=True):
-        torch.testing.assert_close(ours, theirs, equal_nan=True)
+        # Eager rounds each gradient that it adds up.
+        allowed = {"rtol": 1e-2, "atol": 1e-2} if dtype is torch.bfloat16 and name == "mean" else {}
+        torch.testing.assert_close(ours, theirs, equal_nan=True, **allowed)
         assert ours.stride() == theirs.stride()
 
 
