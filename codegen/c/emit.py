@@ -2,9 +2,10 @@
 
 What enters is a kernel; what leaves is a function of the same name that takes the data pointers of its params, its
 sizes as int64_t and the number of threads, with the few definitions it needs before it.  The decisions are made
-elsewhere, each in its own file: what shares a walk (`sweeps`), where the lanes run (`lanes`) and where their loops are
-cut (`cuts`), what is kept (`scratch`), how folds accumulate (`folds`), whether threads pay (`threads`); this file opens
-the loops and fills them.  Kernels with contractions or running values are written by `blocked`.
+elsewhere, each in its own file: which axes are inside a program (`repeated`), what shares a walk (`sweeps`), where the
+lanes run (`lanes`) and where their loops are cut (`cuts`), what is kept (`scratch`), how folds accumulate (`folds`),
+whether threads pay (`threads`); this file opens the loops and fills them.  Kernels with contractions or running values
+are written by `blocked`.
 
 Refused (BuildError): dtypes and operations without a C form.
 """
@@ -25,6 +26,7 @@ from codegen.c.lanes import choose_lanes, loop_order
 from codegen.c.nest import Extent, Level, chunk_headers, flat, render
 from codegen.c.prefixes import write_scan
 from codegen.c.prelude import prelude
+from codegen.c.repeated import with_inner_axes
 from codegen.c.scratch import plan_scratch
 from codegen.c.storage import HELD
 from codegen.c.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
@@ -60,7 +62,9 @@ def _function(kernel: Kernel) -> str:
     """The text of one C function."""
     if any(axis.size == 0 for axis in kernel.with_role(Role.GRID)):  # no point of the grid: nothing is stored
         return Frame(kernel).function([])
-    return blocked_function(kernel) if needs_blocks(kernel) else _Function(with_plain_folds(kernel)).text()
+    if needs_blocks(kernel):
+        return blocked_function(kernel)
+    return _Function(with_inner_axes(with_plain_folds(kernel))).text()
 
 
 def _may_meet(store: Store) -> bool:

@@ -56,6 +56,17 @@ class Factors:
         """Of U."""
         return [row[k] for k, row in enumerate(self.rows[: len(self.pivots)])]
 
+    def lower(self, dtype: torch.dtype) -> list[list[Term]]:
+        """The entries of L."""
+        one, zero = (Term(literal(number, dtype)) for number in (1, 0))
+        inner = range(len(self.pivots))
+        return [[row[j] if j < i else one if j == i else zero for j in inner] for i, row in enumerate(self.rows)]
+
+    def upper(self, dtype: torch.dtype) -> list[list[Term]]:
+        """The entries of U."""
+        zero, rows = Term(literal(0, dtype)), self.rows[: len(self.pivots)]
+        return [[term if j >= i else zero for j, term in enumerate(row)] for i, row in enumerate(rows)]
+
     def sign(self, dtype: torch.dtype) -> Term:
         """-1 if an odd number of rows was exchanged, else 1."""
         total = Term(literal(1, dtype))
@@ -72,7 +83,7 @@ def eliminated(entry: Entry, rows: int, columns: int, *, pivot: bool = True) -> 
     for k in range(min(rows, columns)):
         pivots.append(_largest(a, k) if pivot else Term(const(k + 1, torch.int32)))
         if pivot:
-            a = exchanged(a, k, pivots[k])
+            a = exchanged(a, k, pivots[k], range(k + 1, rows))
         info = where(eq(info, 0) & eq(a[k][k], 0), k + 1, info)
         for row in range(k + 1, rows):
             share = a[row][k] / a[k][k]
@@ -92,16 +103,20 @@ def _largest(a: Sequence[Sequence[Term]], k: int) -> Term:
     return found
 
 
-def exchanged(a: Sequence[Sequence[Term]], k: int, pivot: Term) -> list[list[Term]]:
-    """The rows with row `k` and the one that `pivot` counts exchanged."""
+def exchanged(a: Sequence[Sequence[Term]], k: int, pivot: Term, among: Sequence[int]) -> list[list[Term]]:
+    """The rows with row `k` and the one that `pivot` counts, itself or one `among` those named, exchanged."""
     result, mine = [list(row) for row in a], list(a[k])
-    for row in range(len(a)):
-        if row != k:
-            here = eq(pivot, row + 1)
-            mine = [where(here, other, own) for other, own in zip(a[row], mine, strict=True)]
-            result[row] = [where(here, own, other) for own, other in zip(a[k], a[row], strict=True)]
+    for row in among:
+        here = eq(pivot, row + 1)
+        mine = [where(here, other, own) for other, own in zip(a[row], mine, strict=True)]
+        result[row] = [where(here, own, other) for own, other in zip(a[k], a[row], strict=True)]
     result[k] = mine
     return result
+
+
+def _others(k: int, count: int) -> Sequence[int]:
+    """The rows but row `k`: what a tensor holds may count any of them."""
+    return [row for row in range(count) if row != k]
 
 
 def solver(entry: Entry, pivots: Sequence[Term], *, adjoint: bool) -> Solve:
@@ -111,13 +126,13 @@ def solver(entry: Entry, pivots: Sequence[Term], *, adjoint: bool) -> Solve:
         x = [[term] for term in known]
         if not adjoint:
             for k, pivot in enumerate(pivots):
-                x = exchanged(x, k, pivot)
+                x = exchanged(x, k, pivot, _others(k, len(x)))
             middle = substituted(entry, [term for (term,) in x], upper=False, unit=True)
             return substituted(entry, middle, upper=True)
         middle = substituted(transposed(entry), known, upper=False)
         x = [[term] for term in substituted(transposed(entry), middle, upper=True, unit=True)]
         for k in reversed(range(len(pivots))):
-            x = exchanged(x, k, pivots[k])
+            x = exchanged(x, k, pivots[k], _others(k, len(x)))
         return [term for (term,) in x]
 
     return solve
@@ -167,8 +182,11 @@ def lu_factor_ex(
 def lu(ctx: Builder, a: Value, *, pivot: bool = True) -> tuple[Value, Value, Value]:
     """(P, L, U) with P·L·U = A; without exchanged rows P is nothing."""
     factors = _factors(a, a.shape[:-2], pivot=pivot)
-    lower, upper = _triangles(ctx, assembled(a.shape, a, factors.rows))
-    return _permutation(a, factors.pivots) if pivot else _nothing(a), lower, upper
+    *lead, rows, columns = a.shape
+    inner = min(rows, columns)
+    lower, upper = factors.lower(a.dtype), factors.upper(a.dtype)
+    parts = assembled((*lead, rows, inner), a, lower), assembled((*lead, inner, columns), a, upper)
+    return _permutation(a, factors.pivots) if pivot else _nothing(a), *parts
 
 
 @lowers(aten.lu_unpack.default)
@@ -204,7 +222,7 @@ def _permutation(a: Value, pivots: Sequence[Term]) -> Value:
     *lead, rows, _ = a.shape
     order = [[Term(const(k, torch.int64))] for k in range(int(rows))]
     for k, pivot in enumerate(pivots):
-        order = exchanged(order, k, pivot)
+        order = exchanged(order, k, pivot, _others(k, len(order)))
     shape = (*lead, rows, rows)
     if 0 in shape:
         return assembled(shape, a, ())

@@ -1,0 +1,49 @@
+"""Which axes of a grid become loops inside a program: short ones, along which most of the work is the same.
+
+A kernel that only stores has all its axes in its grid, with lanes along the last one, and computes what varies along
+fewer axes once for all these lanes, one after the other.  Where that is most of its work, as in small matrices whose
+elements each pick one of the results of a long elimination, a whole matrix belongs to one program, which finds these
+results once; lanes may run along what is left of the grid, many matrices at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+
+from codegen.c.threads import cost_of
+from lowering.expr import postorder
+from lowering.kernel import Kernel, Role, Store, spans
+
+UNROLLED = 4
+"""Rounds of a loop that a C compiler unrolls, and then finds by itself what they have in common."""
+
+MOST_POINTS = 64
+"""Points of a matrix that one program holds: results of a block of programs stay in the first-level cache."""
+
+FEWEST = 16
+"""Matrices that fill lanes."""
+
+
+def with_inner_axes(kernel: Kernel) -> Kernel:
+    """`kernel`, with all axes but the first inside its programs where most of its work does not vary along them all."""
+    first, *inner = kernel.with_role(Role.GRID) or (None,)
+    sizes = [axis.size for axis in inner]
+    plain = all(isinstance(stmt, Store) and stmt.axes is None for stmt in kernel.body)
+    if first is None or not plain or not all(size.is_Integer for size in sizes):
+        return kernel
+    lanes_fill = not first.size.is_Integer or first.size >= FEWEST
+    if not lanes_fill or sympy.Mul(*sizes[:-1]) <= UNROLLED or sympy.Mul(*sizes) > MOST_POINTS:
+        return kernel
+    found, within = spans(kernel), {axis.symbol for axis in inner}
+    same = other = 0
+    for node in postorder(*(stmt.value for stmt in kernel.body if isinstance(stmt, Store))):
+        if within <= found[node]:
+            other += cost_of(node)
+        else:
+            same += cost_of(node)
+    if same < other:
+        return kernel
+    axes = (replace(axis, role=Role.WHOLE) if axis in inner else axis for axis in kernel.axes)
+    return replace(kernel, axes=tuple(axes))

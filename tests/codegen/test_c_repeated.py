@@ -1,0 +1,35 @@
+"""Small matrices in C, whose elements share most of their work: it is done once for each."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from lowering.expr import Expr, IndexValue, const
+from lowering.kernel import Store
+from tests.codegen.c_kernels import F32, axis, i0, i1, i2, load, op, run
+
+
+def picked(size: int) -> Expr:
+    """Of the roots of a row's sums, the one that stands at i1 and i2 together."""
+    total, found = const(1.0, F32), const(0.0, F32)
+    for k in range(size):
+        total = op("add", total, op("exp", load("x", size * i0 + k)))
+        here = op("eq", IndexValue(i1 + i2), const(k, torch.int64))
+        found = op("where", here, op("sqrt", total), found)
+    return found
+
+
+def expected(x: torch.Tensor, size: int) -> torch.Tensor:
+    roots = (1 + x.exp().cumsum(1)).sqrt()
+    at = torch.arange(size)[:, None] + torch.arange(size)
+    return torch.where(at < size, roots[:, at.clamp(max=size - 1)], 0.0)
+
+
+@pytest.mark.parametrize(("count", "size", "once"), [(300, 5, True), (300, 4, False), (7, 5, False), (300, 9, False)])
+def test_what_the_elements_of_a_matrix_share(count: int, size: int, once: bool) -> None:
+    x, out = torch.randn(count, size), torch.empty(count, size, size)
+    store = Store("out", size * size * i0 + size * i1 + i2, picked(size))
+    source = run({"x": x}, {"out": out}, [axis(i0, count), axis(i1, size), axis(i2, size)], store)
+    assert (source.index("sqrt") < source.rindex("int64_t i1 = ")) is once
+    torch.testing.assert_close(out, expected(x, size))
