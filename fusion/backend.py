@@ -41,6 +41,7 @@ from fusion.joint.seeds import has_seeds
 from fusion.joint.widths import fix_widths
 from fusion.options import Options
 from fusion.runtime import Boxed
+from fusion.runtime.checkpoints import with_checkpoints
 from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder, forget_recordings
 from fusion.runtime.second_derivatives import watch_derivatives
@@ -100,7 +101,7 @@ class Backend:
             refuse_shared_writes(graph)
         except Unsupported as refusal:  # also under strict: there is nothing to compute, or eager says what
             self._gave_up(graph, "captured", refusal)
-            return graph.forward
+            return with_checkpoints(graph).forward
         with settings_fixed(graph, example_inputs, self._settings) as inputs:
             return self._compiled(graph, inputs)
 
@@ -123,11 +124,12 @@ class Backend:
                     raise
                 raise raised from failure
             self._gave_up(graph, "captured", failure)
-            return graph.forward
+            return with_checkpoints(graph).forward
         # What is asked of a result is the caller's wish, also under strict.
         say = partial(self._gave_up, graph, "called")
-        compiled = watch_derivatives(compiled, graph, example_inputs, told[0] if told else None, say)
-        return watch_overlaps(compiled, self._of_other_inputs(graph), example_inputs)
+        captured = with_checkpoints(graph)
+        compiled = watch_derivatives(compiled, captured, example_inputs, told[0] if told else None, say)
+        return watch_overlaps(compiled, self._of_other_inputs(captured), example_inputs)
 
     def _aot(
         self, tell: Callable[[Dependence | None], None]

@@ -187,6 +187,21 @@ def test_what_cannot_be_made_again_is_an_error(f: Callable[[torch.Tensor], objec
         torch.autograd.grad(gradient.square().sum() + x.sum(), x)
 
 
+def test_a_checkpoint_that_runs_as_it_was_captured_draws_the_same_in_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object) -> Callable[..., object]:
+        raise RuntimeError("nothing is captured")
+
+    monkeypatch.setattr("fusion.backend.Backend._aot", fail)
+    def dropped(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.dropout(x.sin(), 0.5) * x.exp()
+
+    fused = fusion.fuse(lambda x: checkpoint(dropped, x, use_reentrant=False) * 2, options={"strict": False})
+    x = torch.linspace(1, 2, 60).view(3, 20).requires_grad_()
+    out = fused(x)
+    (gradient,) = torch.autograd.grad(out.sum(), x)
+    assert torch.equal(gradient != 0, out != 0)
+
+
 def test_a_gradient_that_is_missing_is_no_batch() -> None:
     """Eigenvectors are given, and have no gradient: AOTAutograd passes None."""
     x = torch.randn(4, 4, dtype=torch.float64, requires_grad=True)
