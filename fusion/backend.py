@@ -31,11 +31,10 @@ from codegen.target import Target
 from codegen.targets import builder_for
 from fusion.attention import Chooser
 from fusion.autocast import widen_resized_images
-from fusion.capture import aot_backend, holds_tensors, main_device
+from fusion.capture import Told, aot_backend, holds_tensors, main_device
 from fusion.compile import compile_graph
 from fusion.inspect.breaks import Break, break_after
 from fusion.inspect.report import Report
-from fusion.joint.dependence import Dependence
 from fusion.joint.formats import prefer_channels_last
 from fusion.joint.seeds import has_seeds
 from fusion.joint.widths import fix_widths
@@ -112,7 +111,7 @@ class Backend:
         try:
             if not self.options.exact:
                 skip_unread_rows(graph, self.options.workspace)
-            told: list[Dependence | None] = []
+            told: list[Told] = []
             with _compiling():
                 compiled = self._aot(told.append)(graph, example_inputs)
         except (RestartAnalysis, ShortenTraceback):  # Dynamo is asked to begin anew, or has it raised already
@@ -127,13 +126,12 @@ class Backend:
             return with_checkpoints(graph).forward
         # What is asked of a result is the caller's wish, also under strict.
         say = partial(self._gave_up, graph, "called")
+        dependence, draws = told[0] if told else (None, None)
         captured = with_checkpoints(graph)
-        compiled = watch_derivatives(compiled, captured, example_inputs, told[0] if told else None, say)
+        compiled = watch_derivatives(compiled, captured, example_inputs, dependence, draws, say)
         return watch_overlaps(compiled, self._of_other_inputs(captured), example_inputs)
 
-    def _aot(
-        self, tell: Callable[[Dependence | None], None]
-    ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
+    def _aot(self, tell: Callable[[Told], None]) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
         """What compiles one captured region; `tell` as `aot_backend` says."""
         compile_one = partial(self._compile, Recorder() if self.options.cudagraphs else None)
         return aot_backend(compile_one, self._streams, self.options.workspace, exact=self.options.exact, tell=tell)

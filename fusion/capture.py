@@ -28,6 +28,7 @@ from fusion.joint.saved import keep_unchanged, widen_statistics
 from fusion.joint.seeds import share_seeds
 from fusion.options import WORKSPACE
 from fusion.runtime import Boxed
+from fusion.runtime.draws import Draws, draws_of
 from lowering.decompositions import decompositions
 from lowering.errors import Unsupported
 from lowering.sizes import size_of
@@ -35,7 +36,8 @@ from lowering.sizes import size_of
 Parted: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
 """A joint graph as forward and backward."""
 
-Tell: TypeAlias = "Callable[[Dependence | None], None]"
+Told: TypeAlias = "tuple[Dependence | None, Draws | None]"
+"""What gradients depend on, if that is known, and what is drawn at random, if anything is."""
 
 CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
 """Compiles one ATen graph; the label says which ("forward", "backward", "inference")."""
@@ -56,7 +58,7 @@ def aot_backend(
     workspace: int = WORKSPACE,
     *,
     exact: bool = False,
-    tell: Tell = lambda dependence: None,
+    tell: Callable[[Told], None] = lambda told: None,
 ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
     """A Dynamo backend that gives every functional ATen graph to `compile_one`.
 
@@ -64,7 +66,7 @@ def aot_backend(
         streams: can contractions be part of generated kernels on a device?
         workspace: bytes above which a product is made in chunks, where that can be done.
         exact: what is computed stays as eager computes it; forward and backward are only parted.
-        tell: told what gradients depend on, where there are some.
+        tell: told of each joint graph what gradients depend on, and what is drawn.
     """
     parting = _parted_exactly if exact else partial(_parted, streams=streams, workspace=workspace)
     backend: Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]] = aot_autograd(
@@ -85,11 +87,11 @@ def _parted(
     num_fwd_outputs: int,
     streams: Callable[[torch.device], bool],
     workspace: int,
-    tell: Tell,
+    tell: Callable[[Told], None],
     **others: Any,
 ) -> Parted:
     """Forward and backward, once `joint` is prepared: what may be computed otherwise than eager does is."""
-    tell(dependence_of(joint, num_fwd_outputs))
+    tell((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
     lay_out_gradients(joint, num_fwd_outputs)
     prefer_channels_last(joint)
     share_seeds(joint)
@@ -103,10 +105,15 @@ def _parted(
 
 
 def _parted_exactly(
-    joint: fx.GraphModule, inputs: Sequence[object], *, num_fwd_outputs: int, tell: Tell, **others: Any
+    joint: fx.GraphModule,
+    inputs: Sequence[object],
+    *,
+    num_fwd_outputs: int,
+    tell: Callable[[Told], None],
+    **others: Any,
 ) -> Parted:
     """Forward and backward of what eager computes."""
-    tell(dependence_of(joint, num_fwd_outputs))
+    tell((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
     share_seeds(joint)
     parted: Parted = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
     keep_unchanged(parted[0], num_fwd_outputs)

@@ -15,7 +15,7 @@ those that are not leaves are only remembered, as long as somebody else keeps th
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 from weakref import ref
@@ -25,9 +25,9 @@ from torch import Tensor
 from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 from torch.autograd import forward_ad
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from fusion.joint.dependence import Dependence
+from fusion.runtime.draws import Draws
 from lowering.errors import Unsupported
 
 Call: TypeAlias = Callable[..., Any]
@@ -48,6 +48,7 @@ def watch_derivatives(
     captured: Call,
     inputs: Sequence[object],
     dependence: Dependence | None,
+    draws: Draws | None,
     say: Callable[[Unsupported], None],
 ) -> Call:
     """What to call: `compiled`, with what its gradients depend on, if it has any.
@@ -57,6 +58,7 @@ def watch_derivatives(
         captured: the same program, run operation by operation.
         inputs: those that it was compiled for.
         dependence: what its gradients depend on, if that is known.
+        draws: its random calls, if it has any.
         say: told once why the captured graph runs.
     """
     context = TracingContext.try_get()
@@ -64,17 +66,18 @@ def watch_derivatives(
     differentiable = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
     if known is None or not differentiable or not torch.is_grad_enabled():
         return compiled
-    region = _Region.of(captured, known, inputs, _needs(known, dependence), say)
+    region = _Region.of(captured, known, inputs, _needs(known, dependence), draws, say)
     made = _made(known)
 
     def run(*args: object) -> Any:
         if forward_ad._current_level >= 0:
             region.say_once("inside of forward-mode derivatives")
             return captured(*args)
+        states = () if draws is None else draws.states()
         results = compiled(*args)
         node = None if made is None else _node_of(results[made])
         if node is not None:
-            node.register_hook(_Hook(region, args))
+            node.register_hook(_Hook(region, args, states))
         return results
 
     return run
@@ -93,6 +96,7 @@ class _Region:
         first: how many results of the autograd node come before the region's own.
         needs: for each input that is a tensor, the results of the node that its gradient is made of; empty if each is
             made of all or of none, or if that is not known.
+        draws: its random calls, if it has any.
         refusal: why it cannot be differentiated again; empty if it can.
     """
 
@@ -102,6 +106,7 @@ class _Region:
     watched: tuple[int, ...]
     first: int
     needs: tuple[frozenset[int], ...]
+    draws: Draws | None
     refusal: str
     say: Callable[[Unsupported], None]
     said: set[str] = field(default_factory=set)
@@ -113,6 +118,7 @@ class _Region:
         known: Any,
         inputs: Sequence[object],
         needs: tuple[frozenset[int], ...],
+        draws: Draws | None,
         say: Callable[[Unsupported], None],
     ) -> _Region:
         """The region with this metadata of AOTAutograd, compiled for these inputs."""
@@ -120,7 +126,7 @@ class _Region:
         counted = [k for k, value in enumerate(inputs) if isinstance(value, Tensor) and not value.is_inference()]
         watched = tuple(k for k in counted if k not in changed)
         first = known.num_mutated_inp_runtime_indices
-        return cls(captured, _autocasts(), changed, watched, first, needs, _refusal(known, len(inputs)), say)
+        return cls(captured, _autocasts(), changed, watched, first, needs, draws, _refusal(known, len(inputs)), say)
 
     def say_once(self, reason: str) -> None:
         """Tell why the captured graph runs."""
@@ -142,15 +148,10 @@ class _Region:
         )
 
     def run(self, args: Sequence[object]) -> Sequence[Any]:
-        """The results of the region.
-
-        Raises:
-            Unsupported: the region draws random numbers, which would be others.
-        """
+        """The results of the region."""
         with ExitStack() as stack:
             for device, dtype in self.autocasts:
                 stack.enter_context(torch.autocast(device, dtype))
-            stack.enter_context(_NothingRandom())  # type: ignore[no-untyped-call]  # PyTorch's own
             own = [arg.clone() if k in self.changed and isinstance(arg, Tensor) else arg for k, arg in enumerate(args)]
             results: Sequence[Any] = self.captured(*own)
         return results
@@ -159,8 +160,8 @@ class _Region:
 class _Hook:
     """Called with the gradients of one call of a region: under `create_graph=True` it joins them to the inputs."""
 
-    def __init__(self, region: _Region, args: Sequence[object]) -> None:
-        self.region = region
+    def __init__(self, region: _Region, args: Sequence[object], states: Sequence[Tensor]) -> None:
+        self.region, self.states = region, states
         self.versions = region.versions(args)
         if region.refusal:
             args = [arg if isinstance(arg, Tensor) and arg.requires_grad else None for arg in args]
@@ -192,7 +193,7 @@ class _Hook:
         made = grad_inputs if refusal else tuple(grad_inputs[k] for k in leaves)
         if all(grad is None for grad in made):
             return None
-        again = _Again(self.region, refusal, args, given, made)
+        again = _Again(self.region, refusal, args, self.states, given, made)
         outer = [grad_outputs[k] for k in given]
         joined = iter(_Joined.apply(again, *again.leaves, *outer))  # type: ignore[no-untyped-call]  # PyTorch's own
         return tuple(None if grad is None else next(joined) for grad in grad_inputs)
@@ -204,6 +205,7 @@ class _Again:
 
     Attributes:
         args: what the region was called with.
+        states: of the generators, when it was.
         given: which of the results have a gradient.
         made: the gradients that the region's backward made, for each input that requires one.
     """
@@ -211,8 +213,15 @@ class _Again:
     region: _Region
     refusal: str
     args: list[object]
+    states: Sequence[Tensor]
     given: list[int]
     made: Grads
+
+    @property
+    def drawing(self) -> AbstractContextManager[None]:
+        """Draw what the call drew."""
+        draws = self.region.draws
+        return nullcontext() if draws is None else draws.again(self.states)
 
     @property
     def leaves(self) -> list[Tensor]:
@@ -245,7 +254,7 @@ def _twice(
 
     Each is taken by a view of its own, so that one input that was made of another is not counted for both.
     """
-    with torch.enable_grad():
+    with torch.enable_grad(), again.drawing:  # also in backward, where checkpoints draw again
         views = [tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in tensors]
         count = len(again.leaves)
         leaves, outer = iter(views[:count]), views[count:]
@@ -253,8 +262,7 @@ def _twice(
         results = again.region.run(args)
         ends = [results[k - again.region.first] for k in again.given]
         first = torch.autograd.grad(ends, views[:count], outer, create_graph=True, allow_unused=True)
-        if again.region.changed and not _alike(first, again.made):
-            raise Unsupported("gradients of gradients of a compiled region need inputs that it changes in place")
+        _check_alike(again, first)
         made = [grad for grad, known in zip(first, again.made, strict=True) if known is not None]
         given = [(g, w) for g, w in zip(made, wanted, strict=True) if g is not None and w is not None]
         pairs = [(grad, weight) for grad, weight in given if grad.requires_grad]
@@ -269,13 +277,16 @@ def _twice(
     return found
 
 
-class _NothingRandom(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own
-    """Refuse operations whose results are other ones each time."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            raise Unsupported(f"gradients of gradients of a compiled region that draws random numbers ({func})")
-        return func(*args, **(kwargs or {}))
+def _check_alike(again: _Again, first: Sequence[Tensor | None]) -> None:
+    """Refuse what was made again of other values than the region's own gradients were."""
+    region = again.region
+    if (region.changed or region.draws is not None) and not _alike(tuple(first), again.made):
+        if region.draws is not None:
+            raise Unsupported(
+                "gradients of gradients of a compiled region that draws random numbers, which could not be drawn again",
+                origin=region.draws.origin,
+            )
+        raise Unsupported("gradients of gradients of a compiled region need inputs that it changes in place")
 
 
 def _needs(known: Any, dependence: Dependence | None) -> tuple[frozenset[int], ...]:
@@ -322,7 +333,8 @@ def _node_of(result: Tensor) -> torch.autograd.graph.Node | None:
 
 def _alike(again: Grads, made: Grads) -> bool:
     """Are gradients the same but for how they were rounded?"""
-    pairs = [(a, b) for a, b in zip(again, made, strict=True) if a is not None and b is not None and b.numel()]
+    pairs = [(a.detach(), b.detach()) for a, b in zip(again, made, strict=True) if a is not None and b is not None]
+    pairs = [pair for pair in pairs if pair[0].numel()]
     largest = max((float(b.abs().max()) for _, b in pairs), default=0.0)
     return all(float((a - b).abs().max()) <= 1e-2 * largest for a, b in pairs)
 

@@ -169,22 +169,62 @@ def test_autocast_is_that_of_the_call() -> None:
     torch.testing.assert_close(second(fused), second(layer), rtol=0.1, atol=0.1)
 
 
-@pytest.mark.parametrize(
-    ("f", "words"),
-    [
-        (lambda x: nn.functional.dropout(x, 0.5) * x.sin(), "random"),
-        (lambda x: (lambda y: (y, y.t()))(x.sin()), "views"),
-    ],
-    ids=["random", "views"],
-)
-def test_what_cannot_be_made_again_is_an_error(f: Callable[[torch.Tensor], object], words: str) -> None:
+def test_views_that_cannot_be_made_again_are_an_error() -> None:
     """PyTorch takes the gradient of a gradient for zero, where it is one of the inputs."""
     x = torch.randn(3, 4).requires_grad_()
-    result = fusion.fuse(f, options=STRICT)(x)
-    out = result if isinstance(result, torch.Tensor) else result[0]
+    out = fusion.fuse(lambda x: (lambda y: (y, y.t()))(x.sin()), options=STRICT)(x)[0]
     (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
-    with pytest.raises(FusionError, match=words):
+    with pytest.raises(FusionError, match="views"):
         torch.autograd.grad(gradient.square().sum() + x.sum(), x)
+
+
+DRAWING: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "dropout": lambda x: nn.functional.dropout(x, 0.5) * x.sin(),
+    "several": lambda x: (nn.functional.dropout(x.sin(), 0.3) + torch.rand_like(x)) * nn.functional.dropout(x, 0.2),
+    "channels": lambda x: nn.functional.dropout1d(x.sin(), 0.5) * x,
+    "in_place": lambda x: nn.functional.dropout(x.sin(), 0.5, inplace=True) * x,
+    "filled": lambda x: (x * torch.empty_like(x).normal_(1, 2)).sin() * torch.empty_like(x).exponential_(),
+    "two_changed": lambda x: nn.functional.rrelu(x.sin(), training=True).square(),
+    "of_the_library": lambda x: x.exp() * torch.randperm(4) * torch.randint(0, 9, (4,)),
+    "checkpoint": lambda x: checkpoint(lambda y: nn.functional.dropout(y.sin(), 0.5) * y.exp(), x, use_reentrant=False),
+}
+
+
+@pytest.mark.parametrize("name", DRAWING)
+def test_random_numbers_are_those_of_the_call(name: str) -> None:
+    """Against differences of the gradients that the region makes, with the same numbers each time."""
+    f = DRAWING[name]
+    fused = fusion.fuse(lambda x: f(x), options=STRICT)
+    x = torch.linspace(-1, 2, 12, dtype=torch.float64).view(3, 4).requires_grad_()
+    along, weight = torch.cos(9 * x.detach()), torch.sin(7 * x.detach())
+
+    def gradient(step: float, create_graph: bool = False) -> torch.Tensor:
+        at = x if create_graph else (x.detach() + step * along).requires_grad_()
+        torch.manual_seed(3)
+        return torch.autograd.grad(fused(at).square().sum(), at, create_graph=create_graph)[0]
+
+    made = gradient(0, create_graph=True)
+    before = torch.get_rng_state()
+    (second,) = torch.autograd.grad((made * weight).sum(), x)
+    assert torch.equal(torch.get_rng_state(), before)
+    expected = ((gradient(1e-6) - gradient(-1e-6)) * weight).sum() / 2e-6
+    torch.testing.assert_close((second * along).sum(), expected, rtol=1e-5, atol=1e-6)
+    assert float(second.abs().sum()) > 0
+    assert "gradients of gradients" in fusion.report(fused).graphs[-1].failure
+
+
+def test_random_numbers_that_others_drew_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the region ran as eager's own operations, which draw otherwise."""
+
+    def fail(*args: object, **kwargs: object) -> object:
+        raise RuntimeError("nothing is compiled")
+
+    monkeypatch.setattr("fusion.backend.compile_graph", fail)
+    x = torch.linspace(-1, 2, 60).view(3, 20).requires_grad_()
+    out = fusion.fuse(lambda x: nn.functional.dropout(x, 0.5) * x.sin(), options={"strict": False})(x)
+    (gradient,) = torch.autograd.grad(out.sum(), x, create_graph=True)
+    with pytest.raises(FusionError, match=r"(?s)could not be drawn again.*test_second_derivatives.py:\d+"):
+        torch.autograd.grad(gradient.square().sum(), x)
 
 
 def test_a_checkpoint_that_runs_as_it_was_captured_draws_the_same_in_backward(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,144 @@
+"""Draws: the random numbers of a compiled region, drawn once more.
+
+What enters is the joint graph of a region, and later its program, run operation by operation; what leaves is what that
+gives with the numbers that the region's kernels drew.  Each random call takes a seed from the generator of its device,
+in the order of the program; so from the same state of the generators, each call, lowered by itself, draws the same.
+Whoever draws again compares something with what was computed before: a region of which a part ran eagerly drew others.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dispatch.python import enable_python_dispatcher
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from lowering.builder import origin_of
+from lowering.errors import Origin, Unsupported
+from lowering.interpret import run_program
+from lowering.lower import lower
+
+
+@dataclass(frozen=True, slots=True)
+class Draws:
+    """The random calls of a region: on which devices they are, and where the first one comes from."""
+
+    devices: tuple[torch.device, ...]
+    origin: Origin
+
+    def states(self) -> tuple[Tensor, ...]:
+        """The states of the generators, as a call of the region finds them; none while a CUDA graph is recorded."""
+        if any(device.type == "cuda" for device in self.devices) and torch.cuda.is_current_stream_capturing():
+            return ()
+        return tuple(_state(device) for device in self.devices)
+
+    @contextmanager
+    def again(self, states: Sequence[Tensor]) -> Iterator[None]:
+        """Run programs as if the generators were in `states`, and their random calls drew as kernels do.
+
+        Raises:
+            Unsupported: nothing is known of the generators, or a call cannot be made again.
+        """
+        if not states:
+            raise Unsupported(
+                "random numbers that were drawn for a CUDA graph cannot be drawn again", origin=self.origin
+            )
+        with torch.random.fork_rng([device for device in self.devices if device.type != "cpu"]):
+            for device, state in zip(self.devices, states, strict=True):
+                _set_state(device, state)
+            mode = _AsKernels()  # type: ignore[no-untyped-call]  # PyTorch's own
+            with mode, enable_python_dispatcher():  # which parts compositions as AOTAutograd does
+                yield
+
+
+def draws_of(joint: fx.GraphModule) -> Draws | None:
+    """The random calls of a joint graph; None if there is none."""
+    calls = [node for node in joint.graph.nodes if is_random(node.target)]
+    values = [value for node in calls for value in pytree.tree_leaves(node.meta["val"]) if isinstance(value, Tensor)]
+    return Draws(tuple(dict.fromkeys(value.device for value in values)), origin_of(calls[0])) if calls else None
+
+
+def is_random(target: object) -> bool:
+    """Does an operation draw from a generator?"""
+    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
+
+
+class _AsKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own
+    """Draw the numbers that generated kernels draw."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if not is_random(func):
+            return func(*args, **(kwargs or {}))
+        declared = func._schema.arguments
+        named = {**dict(zip((each.name for each in declared), args, strict=False)), **(kwargs or {})}
+        given = {each.name: named.get(each.name, each.default_value) for each in declared}
+        results = _drawn(_functional(func), given)
+        changed = [given[each.name] for each in declared if each.alias_info is not None]
+        own = sum(each.alias_info is None for each in func._schema.returns)
+        for tensor, value in zip(changed, results[own:], strict=True):
+            tensor.copy_(value)
+        made = results[:own] or changed[: len(func._schema.returns)]
+        return made[0] if len(made) == 1 else tuple(made)
+
+
+def _functional(func: OpOverload) -> OpOverload:
+    """The operation that returns what `func` writes, as functional graphs have it: of the same arguments.
+
+    Raises:
+        Unsupported: there is none.
+    """
+    if not func._schema.is_mutable:
+        return func
+    name = func._schema.name.removeprefix("aten::").removesuffix("_")
+    wanted = [(each.name, str(each.type)) for each in func._schema.arguments]
+    for packet in (getattr(torch.ops.aten, wish, None) for wish in (name, f"{name}_functional")):
+        for overload in () if packet is None else packet.overloads():
+            found: OpOverload = getattr(packet, overload)
+            if not found._schema.is_mutable and wanted == [(e.name, str(e.type)) for e in found._schema.arguments]:
+                return found
+    raise Unsupported(f"random numbers of {func} cannot be drawn again")
+
+
+def _drawn(func: OpOverload, given: Mapping[str, object]) -> list[Tensor]:
+    """The results of a random call, of arguments by name, as a compiled graph of it alone gives them."""
+    args = tuple(given[each.name] for each in func._schema.arguments if not each.kwarg_only)
+    leaves, spec = pytree.tree_flatten((args, {e.name: given[e.name] for e in func._schema.arguments if e.kwarg_only}))
+    graph, tensors = fx.Graph(), [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+    with FakeTensorMode() as mode:
+        fakes = [mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
+        fake_args, fake_kwargs = pytree.tree_unflatten(fakes, spec)
+        made = func(*fake_args, **fake_kwargs)
+    for place, fake in enumerate(fakes):
+        if isinstance(fake, Tensor):
+            leaves[place] = graph.placeholder(f"in{place}")
+            leaves[place].meta["val"] = fake
+    node = graph.call_function(func, *pytree.tree_unflatten(leaves, spec))
+    node.meta["val"] = made
+    results = [node]
+    if isinstance(made, tuple):
+        results = [graph.call_function(operator.getitem, (node, k)) for k in range(len(made))]
+        for result, value in zip(results, made, strict=True):
+            result.meta["val"] = value
+    graph.output(tuple(results))
+    found = run_program(lower(fx.GraphModule({}, graph), contractions=()), tensors)
+    return [value for value in found if isinstance(value, Tensor)]
+
+
+def _state(device: torch.device) -> Tensor:
+    return torch.get_rng_state() if device.type == "cpu" else torch.cuda.get_rng_state(device)
+
+
+def _set_state(device: torch.device, state: Tensor) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+    else:
+        torch.cuda.set_rng_state(state, device)
