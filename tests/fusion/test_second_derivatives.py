@@ -232,6 +232,7 @@ def test_a_checkpoint_that_runs_as_it_was_captured_draws_the_same_in_backward(mo
         raise RuntimeError("nothing is captured")
 
     monkeypatch.setattr("fusion.backend.Backend._aot", fail)
+
     def dropped(x: torch.Tensor) -> torch.Tensor:
         return nn.functional.dropout(x.sin(), 0.5) * x.exp()
 
