@@ -268,12 +268,7 @@ def logit_backward(grad: Term, x: Term, eps: float | None = None) -> Term:
 
 
 @formula(aten.hardshrink_backward.default)
-def hardshrink_backward(grad: Term, x: Term, lambd: float) -> Term:
-    """Of hardshrink."""
-    return where((x >= -lambd) & (x <= lambd), 0.0, grad)
-
-
 @formula(aten.softshrink_backward.default)
-def softshrink_backward(grad: Term, x: Term, lambd: float) -> Term:
-    """Of softshrink."""
+def shrink_backward(grad: Term, x: Term, lambd: float) -> Term:
+    """Of hardshrink and of softshrink."""
     return where((x >= -lambd) & (x <= lambd), 0.0, grad)

@@ -19,7 +19,7 @@ from lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
 from lowering.registry import lowers
 from lowering.rules.formula import Term, eq, literal, where
 from lowering.rules.meeting import updates_input, written
-from lowering.rules.promotion import Argument, convert
+from lowering.rules.promotion import Argument, convert, shaped_as
 from lowering.rules.view import digits, is_dense, position_in, slice_start, unsqueeze
 from lowering.sizes import sizes_of
 from lowering.value import Shape, Value, axes_of, axis_bounds
@@ -61,10 +61,6 @@ def _along(shape: Shape, dim: int, position: sympy.Expr) -> list[sympy.Expr]:
     index: list[sympy.Expr] = list(axes_of(shape))
     index[dim] = position
     return index
-
-
-def _over(like: Value, term: Term) -> Value:
-    return Value(like.shape, term.dtype, like.device, term.expr)
 
 
 # Side by side -------------------------------------------------------------------------------------------------------
@@ -147,7 +143,7 @@ def _column_less_row(x: Value) -> Expr:
 
 
 def _triangle(x: Value, mask: Term) -> Value:
-    return _over(x, choose(mask, placed(x, x.shape, axes_of(x.shape), mask), Term(literal(0, x.dtype))))
+    return shaped_as(x, choose(mask, placed(x, x.shape, axes_of(x.shape), mask), Term(literal(0, x.dtype))))
 
 
 # Into a part of another tensor --------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from lowering.rules.assembly import placed
 from lowering.rules.formula import Term, eq, literal, maximum, where
 from lowering.rules.gather import position
 from lowering.rules.meeting import folded
-from lowering.rules.promotion import combine, convert, widen
+from lowering.rules.promotion import combine, convert, rounded, widen
 from lowering.rules.search import bucketize
 from lowering.scalar_ops import identity
 from lowering.value import Value
@@ -108,7 +108,7 @@ def embedding_bag(
     if mode == MEAN:
         total = combine(lambda t, n: t / maximum(n, 1).to(t.dtype), total, along)
     kept = [_as(meta, value) for meta, value in zip(metas[1:], (bags, sizes, largest), strict=True)]
-    return (convert(total, weight.dtype, implicit=True), *kept)
+    return (rounded(total, weight.dtype), *kept)
 
 
 def _largest(
@@ -207,4 +207,4 @@ def per_sample_weights_backward(
     if held is not None:
         value = where(held, Term(products.expr), 0)
         products = Value(products.shape, products.dtype, products.device, value.expr)
-    return convert(ctx.reduce("sum", [products], [1]), grad.dtype, implicit=True)
+    return rounded(ctx.reduce("sum", [products], [1]), grad.dtype)

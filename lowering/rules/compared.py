@@ -84,6 +84,7 @@ def sources_of_each(ctx: Builder, x: Value, dim: int, index: Value, src: Value |
 
 
 def folded_sources(ctx: Builder, op: str, value: Value, x: Value) -> Value:
+    """The fold `op` of `value`, which has the sources of each element of x along one more, last dimension."""
     if value.shape[-1] == 0:
         return Value(x.shape, value.dtype, x.device, literal(identity(op, value.dtype), value.dtype))
     return ctx.reduce(op, [value], [x.rank])

@@ -15,7 +15,7 @@ from lowering.expr import Load
 from lowering.indexing import ONE
 from lowering.program import BufferRef, Extern
 from lowering.registry import lowers
-from lowering.rules.promotion import Argument, combine, convert, pointwise, widen
+from lowering.rules.promotion import Argument, combine, pointwise, rounded, widen
 from lowering.rules.reduction import fold
 from lowering.scalar_ops import HALVES
 from lowering.value import Value, reshape
@@ -31,7 +31,7 @@ def product(ctx: Builder, lhs: Value, rhs: Value) -> Value:
     if left and _is_small(ctx, lhs, rhs):
         return _summed(ctx, lhs, rhs)
     if left and lhs.dtype in HALVES and _is_made_again(ctx):
-        return convert(_wide_call(ctx, lhs, rhs), lhs.dtype, implicit=True)
+        return rounded(_wide_call(ctx, lhs, rhs), lhs.dtype)
     return ctx.contract(lhs, rhs, lhs.dtype)
 
 
@@ -48,7 +48,7 @@ def _summed(ctx: Builder, lhs: Value, rhs: Value) -> Value:
     rows = reshape(widen(lhs), (*lhs.shape, ONE))
     columns = reshape(widen(rhs), (*rhs.shape[:-2], ONE, *rhs.shape[-2:]))
     products = combine(lambda a, b: a * b, rows, columns)
-    return convert(fold(ctx, "sum", [products], [products.rank - 2]), lhs.dtype, implicit=True)
+    return rounded(fold(ctx, "sum", [products], [products.rank - 2]), lhs.dtype)
 
 
 def _is_made_again(ctx: Builder) -> bool:
@@ -113,7 +113,7 @@ def matrix_vector(ctx: Builder, matrix: Value, vector: Value) -> Value:
     if not matrix.dtype.is_floating_point:
         raise Unsupported(f"matrix product of {matrix.dtype}")
     products = combine(lambda a, b: a * b, widen(matrix), widen(vector))
-    return convert(fold(ctx, "sum", [products], [products.rank - 1]), matrix.dtype, implicit=True)
+    return rounded(fold(ctx, "sum", [products], [products.rank - 1]), matrix.dtype)
 
 
 @lowers(aten.addmv.default)

@@ -12,7 +12,7 @@ import torch
 from lowering.builder import Builder
 from lowering.errors import Unsupported
 from lowering.registry import lowers
-from lowering.rules.promotion import convert
+from lowering.rules.promotion import convert, rounded
 from lowering.value import Value, broadcast_to
 
 aten, prims = torch.ops.aten, torch.ops.prims
@@ -49,7 +49,9 @@ def to_copy(
         raise Unsupported(f"copy from {x.device} to {device}")
     if layout not in (None, torch.strided) or pin_memory:
         raise Unsupported("copy to another layout or to pinned memory")
-    return x if dtype is None else convert(x, dtype, implicit=_is_implicit(ctx))
+    if dtype is None:
+        return x
+    return rounded(x, dtype) if _is_implicit(ctx) else convert(x, dtype)
 
 
 def _is_implicit(ctx: Builder) -> bool:

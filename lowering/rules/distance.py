@@ -15,7 +15,7 @@ from lowering.indexing import axis_symbol
 from lowering.registry import lowers
 from lowering.rules.assembly import placed
 from lowering.rules.formula import Term, absolute, call, eq, literal, maximum, minimum, ne, sqrt, where
-from lowering.rules.promotion import combine, convert, widen
+from lowering.rules.promotion import combine, rounded, widen
 from lowering.rules.reduction import fold
 from lowering.rules.view import unsqueeze
 from lowering.value import Value, broadcast_shapes, broadcast_to
@@ -34,7 +34,7 @@ def _length(ctx: Builder, gaps: Value, p: float, dtype: torch.dtype) -> Value:
     if gaps.shape[-1] == 0:
         raise Unsupported("distances of rows without elements")
     if math.isinf(p):
-        return convert(fold(ctx, "max", [gaps], over), dtype, implicit=True)
+        return rounded(fold(ctx, "max", [gaps], over), dtype)
     parts = {
         0.0: lambda a: ne(a, 0).to(a.dtype),
         1.0: lambda a: a,
@@ -45,7 +45,7 @@ def _length(ctx: Builder, gaps: Value, p: float, dtype: torch.dtype) -> Value:
         total = combine(sqrt, total)
     elif p not in (0, 1):
         total = combine(lambda s: call("pow", s, 1 / p), total)
-    return convert(total, dtype, implicit=True)
+    return rounded(total, dtype)
 
 
 def _slope(p: float, a: Term, b: Term, g: Term, d: Term) -> Term:
@@ -86,7 +86,7 @@ def cdist_backward(ctx: Builder, grad: Value, x1: Value, x2: Value, p: float, di
         return _nothing(x1)
     full = [broadcast_to(value, shape) for value in (a, b, g, d)]
     total = fold(ctx, "sum", [combine(partial(_slope, p), *full)], [len(shape) - 2])
-    return convert(total, x1.dtype, implicit=True)
+    return rounded(total, x1.dtype)
 
 
 # Among the rows of one matrix: pairs are numbered (0, 1), (0, 2), …, (1, 2), … ------------------------------------
@@ -123,7 +123,7 @@ def pdist_backward(ctx: Builder, grad: Value, x: Value, p: float, distances: Val
     a, b = (Term(wide.view(shape, [at, column]).expr) for at in (row, other))
     term = where(apart, _slope(p, a, b, g, d), 0)
     total = fold(ctx, "sum", [Value(shape, term.dtype, x.device, term.expr)], [2])
-    return convert(total, x.dtype, implicit=True)
+    return rounded(total, x.dtype)
 
 
 @lowers(aten._trilinear.default)
@@ -147,4 +147,4 @@ def trilinear(
         wide.append(spread)
     shape = broadcast_shapes([value.shape for value in wide])
     product = combine(lambda a, b, c: a * b * c, *(broadcast_to(value, shape) for value in wide))
-    return convert(fold(ctx, "sum", [product], sorted(sumdim)), i1.dtype, implicit=True)
+    return rounded(fold(ctx, "sum", [product], sorted(sumdim)), i1.dtype)

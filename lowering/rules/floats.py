@@ -14,7 +14,7 @@ from lowering.builder import Builder
 from lowering.errors import Unsupported
 from lowering.registry import lowers
 from lowering.rules.formula import Term, absolute, call, eq, isinf, isnan, literal, maximum, where
-from lowering.rules.promotion import combine, compose, convert
+from lowering.rules.promotion import combine, compose, convert, rounded
 from lowering.value import Value
 
 aten = torch.ops.aten
@@ -53,7 +53,7 @@ def frexp(ctx: Builder, x: Value) -> tuple[Value, ...]:
         return where(plain, _taken_apart(where(plain, a, 1))[1], 0)
 
     wide = _narrow(x)
-    return convert(combine(mantissa, wide), x.dtype, implicit=True), convert(combine(exponent, wide), torch.int32)
+    return rounded(combine(mantissa, wide), x.dtype), convert(combine(exponent, wide), torch.int32)
 
 
 @lowers(aten.nextafter.default)
@@ -81,7 +81,7 @@ def nextafter(ctx: Builder, x: Value, towards: Value) -> Value:
         return where(isnan(a) | isnan(b), a + b, where(eq(a, b), b, moved))
 
     found = compose(formula, _narrow(x), _narrow(towards))
-    return convert(found, x.dtype, implicit=True)
+    return rounded(found, x.dtype)
 
 
 def _shrinks(a: Term, up: Term) -> Term:

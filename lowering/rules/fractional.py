@@ -20,7 +20,7 @@ from lowering.registry import lowers
 from lowering.rules.assembly import placed
 from lowering.rules.formula import Term, eq, literal, where
 from lowering.rules.meeting import folded
-from lowering.rules.promotion import convert, widen, widened
+from lowering.rules.promotion import rounded, widen, widened
 from lowering.rules.reduction import fold
 from lowering.rules.windows import fixed
 from lowering.scalar_ops import HALVES
@@ -64,13 +64,13 @@ def _fractional_max_pool(count: int) -> None:
         shape = (*x.shape[:lead], *map(sympy.Integer, (*output_size, *kernel)))
         axes = [axis_symbol(k) for k in range(len(shape))]
         batch = axes[:lead] if lead == 2 else [sympy.Integer(0), axes[0]]
-        rounded = _rounding(x.dtype, x.device)
+        rounding = _rounding(x.dtype, x.device)
         index: list[Index] = list(axes[:lead])
         flat = Term(literal(0, torch.int64))
         for d in range(count):
             which = count - 1 - d if count == 2 else d  # of a plane the last dimension is drawn first
             drawn = Term(samples.view(shape, [*batch, sympy.Integer(which)]).expr).to(widened(samples.dtype))
-            begin = _begin(drawn, axes[lead + d], output_size[d], sizes[d], kernel[d], rounded)
+            begin = _begin(drawn, axes[lead + d], output_size[d], sizes[d], kernel[d], rounding)
             at = begin + Term(IndexValue(axes[lead + count + d]))
             index.append(at.expr)
             flat = flat * sizes[d] + at
@@ -78,7 +78,7 @@ def _fractional_max_pool(count: int) -> None:
         values = Value(shape, wide.dtype, x.device, placed(wide, shape, index, None).expr)
         positions = Value(shape, torch.int64, x.device, flat.expr)
         over = list(range(lead + count, len(shape)))
-        largest = convert(fold(ctx, "max", [values], over), x.dtype, implicit=True)
+        largest = rounded(fold(ctx, "max", [values], over), x.dtype)
         return largest, fold(ctx, "argmax", [values, positions], over)
 
     @lowers(backward.default)

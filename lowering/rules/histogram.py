@@ -22,6 +22,7 @@ from lowering.registry import lowers
 from lowering.rules.creation import spaced
 from lowering.rules.formula import Term, call, eq, literal, maximum, minimum, where
 from lowering.rules.meeting import folded
+from lowering.rules.places import laid_flat
 from lowering.rules.promotion import combine, convert
 from lowering.rules.reduction import fold
 from lowering.value import Value, broadcast_to, reshape
@@ -152,10 +153,6 @@ def _finished(
     return _as_density(ctx, counts, bins) if density else counts
 
 
-def _flat(x: Value) -> Value:
-    return reshape(x, (sympy.Mul(*x.shape),))
-
-
 def _columns(x: Value) -> list[Value]:
     """The columns of x, laid flat but for its last dimension."""
     _check(x)
@@ -171,7 +168,7 @@ def _columns(x: Value) -> list[Value]:
 def histc(ctx: Builder, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
     """How many elements fall into each of `bins` between two edges; the extremes, where these are the same."""
     _check(x)
-    flat = _flat(x)
+    flat = laid_flat(x)
     given = (min, max) if min != max or flat.shape[0] == 0 else None
     return _counted(ctx, [flat], [_even(ctx, flat, bins, given, 1.0, told=False)], None)
 
@@ -188,7 +185,7 @@ def histogram(
 ) -> tuple[Value, ...]:
     """(how many elements fall into each of `bins`, their edges)."""
     _check(x)
-    flat = _flat(x)
+    flat = laid_flat(x)
     found = _even(ctx, flat, bins, range, 0.5, told=True)
     assert found.edges is not None
     return _finished(ctx, [flat], [found], weight, density), found.edges
@@ -200,7 +197,7 @@ def histogram_between(
 ) -> tuple[Value, ...]:
     """(how many elements fall between each two edges, the edges)."""
     _check(x)
-    return _finished(ctx, [_flat(x)], [_between(bins, x)], weight, density), bins
+    return _finished(ctx, [laid_flat(x)], [_between(bins, x)], weight, density), bins
 
 
 def _grid(ctx: Builder, x: Value, bins: Sequence[int], given: Sequence[float] | None) -> tuple[list[Value], list[Bins]]:

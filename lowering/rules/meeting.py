@@ -19,7 +19,7 @@ from lowering.checks import CHECKED, wrapped
 from lowering.expr import Expr, Index, IndexValue, Op, const
 from lowering.indexing import bounds
 from lowering.rules.formula import Term, eq, literal, maximum, minimum, where
-from lowering.rules.promotion import combine, convert
+from lowering.rules.promotion import combine, convert, rounded
 from lowering.scalar_ops import identity
 from lowering.updates import COPY
 from lowering.value import Shape, Value, axis_bounds
@@ -89,7 +89,7 @@ def folded(
             extra = 1 if include_self else 0
             total = combine(lambda t, n: t / maximum(n + extra, 1).to(compute), total, count)
         total = combine(lambda n, t, was: where(n > 0, t, was), count, total, old)
-    return convert(total, x.dtype, implicit=True)
+    return rounded(total, x.dtype)
 
 
 def _full(like: Value, number: float) -> Value:

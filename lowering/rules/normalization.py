@@ -15,15 +15,11 @@ from lowering.builder import Builder
 from lowering.indexing import ONE, FloorDiv, axis_symbol
 from lowering.registry import lowers
 from lowering.rules.formula import Term, eq, exp, log, rsqrt, where
-from lowering.rules.promotion import combine, convert, widen, widened
+from lowering.rules.promotion import combine, convert, rounded, widen, widened
 from lowering.rules.reduction import fold, mean_over, moments, reduced_dims
 from lowering.value import Value, reshape
 
 aten = torch.ops.aten
-
-
-def _rounded(value: Value, dtype: torch.dtype) -> Value:
-    return convert(value, dtype, implicit=True)
 
 
 def _dtypes(ctx: Builder) -> list[torch.dtype | None]:
@@ -35,7 +31,7 @@ def _dtypes(ctx: Builder) -> list[torch.dtype | None]:
 def _results(ctx: Builder, *values: Value | None) -> tuple[Value | None, ...]:
     """`values` in the dtypes that eager returns them in."""
     return tuple(
-        None if value is None or dtype is None else _rounded(value, dtype)
+        None if value is None or dtype is None else rounded(value, dtype)
         for value, dtype in zip(values, _dtypes(ctx), strict=True)
     )
 
@@ -56,7 +52,7 @@ def softmax(ctx: Builder, x: Value, dim: int, half_to_float: bool) -> Value:
     """exp(x - max) / Σ exp(x - max); NaN where everything is -inf."""
     powers, total, _ = _exponentials(ctx, widen(x), dim)
     out = widened(x.dtype) if half_to_float else x.dtype
-    return _rounded(combine(lambda p, s: p / s, powers, total), out)
+    return rounded(combine(lambda p, s: p / s, powers, total), out)
 
 
 @lowers(aten._safe_softmax.default)
@@ -65,7 +61,7 @@ def safe_softmax(ctx: Builder, x: Value, dim: int, dtype: torch.dtype | None = N
     source = x if dtype is None else convert(x, dtype)
     powers, total, largest = _exponentials(ctx, widen(source), dim)
     empty = combine(lambda m: eq(m, float("-inf")), largest)
-    return _rounded(combine(lambda p, s, e: where(e, 0.0, p / s), powers, total, empty), source.dtype)
+    return rounded(combine(lambda p, s, e: where(e, 0.0, p / s), powers, total, empty), source.dtype)
 
 
 @lowers(aten._log_softmax.default)
@@ -74,7 +70,7 @@ def log_softmax(ctx: Builder, x: Value, dim: int, half_to_float: bool) -> Value:
     wide = widen(x)
     _, total, largest = _exponentials(ctx, wide, dim)
     out = widened(x.dtype) if half_to_float else x.dtype
-    return _rounded(combine(lambda a, m, s: a - m - log(s), wide, largest, total), out)
+    return rounded(combine(lambda a, m, s: a - m - log(s), wide, largest, total), out)
 
 
 @lowers(aten._softmax_backward_data.default)
@@ -82,7 +78,7 @@ def softmax_backward(ctx: Builder, grad: Value, output: Value, dim: int, input_d
     """y·(grad - Σ grad·y)."""
     g, y = widen(grad), widen(output)
     total = fold(ctx, "sum", [combine(_product, g, y)], reduced_dims(g, dim), keepdim=True)
-    return _rounded(combine(lambda a, p, s: p * (a - s), g, y, total), input_dtype)
+    return rounded(combine(lambda a, p, s: p * (a - s), g, y, total), input_dtype)
 
 
 @lowers(aten._log_softmax_backward_data.default)
@@ -90,7 +86,7 @@ def log_softmax_backward(ctx: Builder, grad: Value, output: Value, dim: int, inp
     """grad - exp(y)·Σ grad."""
     g = widen(grad)
     total = fold(ctx, "sum", [g], reduced_dims(g, dim), keepdim=True)
-    return _rounded(combine(lambda a, y, s: a - exp(y) * s, g, widen(output), total), input_dtype)
+    return rounded(combine(lambda a, y, s: a - exp(y) * s, g, widen(output), total), input_dtype)
 
 
 def _product(a: Term, b: Term) -> Term:

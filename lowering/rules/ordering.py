@@ -17,7 +17,7 @@ from lowering.expr import IndexValue
 from lowering.indexing import ONE, axis_symbol
 from lowering.registry import lowers
 from lowering.rules.formula import Term, eq, isnan, literal, where
-from lowering.rules.promotion import Argument, combine, convert, widen
+from lowering.rules.promotion import Argument, combine, convert, rounded, widen
 from lowering.rules.reduction import fold
 from lowering.scalar_ops import identity
 from lowering.value import Shape, Value, reshape
@@ -71,7 +71,7 @@ def chosen(
     at = apart(places, dim), numbers
     lowest = identity("max", keys.dtype)
     held = combine(lambda p, k, v: where(eq(p, k), v, lowest), *at, apart(keys, dim))
-    values = convert(fold(ctx, "max", [held], [dim + 1]), x.dtype, implicit=True)
+    values = rounded(fold(ctx, "max", [held], [dim + 1]), x.dtype)
     counted = Value(x.shape, torch.int64, x.device, IndexValue(axis_symbol(dim)))
     found = combine(lambda p, k, i: where(eq(p, k), i, 0), *at, apart(counted, dim))
     return values, fold(ctx, "sum", [found], [dim + 1])

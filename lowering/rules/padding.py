@@ -11,7 +11,7 @@ from lowering.builder import Builder
 from lowering.expr import IndexValue
 from lowering.registry import lowers
 from lowering.rules.formula import Term, eq
-from lowering.rules.promotion import convert, widened
+from lowering.rules.promotion import rounded, widened
 from lowering.rules.reduction import fold
 from lowering.rules.windows import Along, fixed, windows
 from lowering.value import Value
@@ -31,7 +31,7 @@ def replication_pad_backward(ctx: Builder, grad: Value, x: Value, padding: Seque
     dims = [_copies(size, int(padding[-2 * k - 2]), int(padding[-2 * k - 1])) for k, size in enumerate(sizes)]
     taps = windows(grad.shape, dims)
     term = taps.read(grad).to(widened(grad.dtype))
-    return convert(fold(ctx, "sum", [taps.value(grad, term)], taps.over), grad.dtype, implicit=True)
+    return rounded(fold(ctx, "sum", [taps.value(grad, term)], taps.over), grad.dtype)
 
 
 def _copies(size: int, before: int, after: int) -> Along:

@@ -17,7 +17,7 @@ from lowering.indexing import FloorDiv, Mod, axis_symbol
 from lowering.registry import lowers
 from lowering.rules.assembly import choose
 from lowering.rules.formula import Term, eq, literal, maximum, minimum, where
-from lowering.rules.promotion import convert, widen, widened
+from lowering.rules.promotion import rounded, widen, widened
 from lowering.rules.reduction import fold
 from lowering.rules.windows import Along, Windows, covering, each, fixed, proportional, strided, windows
 from lowering.scalar_ops import identity
@@ -36,10 +36,6 @@ def _result_sizes(ctx: Builder, count: int) -> list[int]:
     val = ctx.current.meta["val"]
     meta = val[0] if isinstance(val, (tuple, list)) else val
     return fixed(sizes_of(meta.shape)[-count:])
-
-
-def _rounded(value: Value, dtype: torch.dtype) -> Value:
-    return convert(value, dtype, implicit=True)
 
 
 def _summed(ctx: Builder, x: Value, dims: Windows, term: Term) -> Value:
@@ -62,14 +58,14 @@ def _mean(ctx: Builder, x: Value, dims: Sequence[Along], divisor: Divisor) -> Va
     total = _summed(ctx, x, taps, taps.read(x).to(compute))
     at = [axis_symbol(x.rank - len(dims) + d) for d in range(len(dims))]
     mean = Term(total.expr) / divisor(at, compute)
-    return _rounded(Value(total.shape, compute, x.device, mean.expr), x.dtype)
+    return rounded(Value(total.shape, compute, x.device, mean.expr), x.dtype)
 
 
 def _mean_gradient(ctx: Builder, grad: Value, dims: Sequence[Along], divisor: Divisor) -> Value:
     """Σ of the gradients of the windows that an element is part of, each over its divisor."""
     compute, taps = _floats(grad), windows(grad.shape, dims)
     each_one = taps.read(grad).to(compute) / divisor(taps.index[-len(dims) :], compute)
-    return _rounded(_summed(ctx, grad, taps, taps.counted(each_one)), grad.dtype)
+    return rounded(_summed(ctx, grad, taps, taps.counted(each_one)), grad.dtype)
 
 
 # Averages of windows of one size ------------------------------------------------------------------------------------
@@ -214,7 +210,7 @@ def _where_largest(ctx: Builder, grad: Value, indices: Value, taps: Windows, siz
         own = own * size + axis_symbol(grad.rank - len(sizes) + d)
     hit = eq(taps.read(indices), Term(IndexValue(own)))
     term = where(hit, taps.read(widen(grad)), 0)
-    return _rounded(_summed(ctx, grad, taps, term), grad.dtype)
+    return rounded(_summed(ctx, grad, taps, term), grad.dtype)
 
 
 def _max_pool(count: int) -> None:
@@ -317,7 +313,7 @@ def col2im(
         for test in tests:
             mask = test if mask is None else mask & test
     taps = Windows(shape, tuple(index), mask, (lead + 2, lead + 3))
-    return _rounded(_summed(ctx, x, taps, taps.read(apart).to(widened(x.dtype))), x.dtype)
+    return rounded(_summed(ctx, x, taps, taps.read(apart).to(widened(x.dtype))), x.dtype)
 
 
 def _window_of(reach: sympy.Expr, stride: int, count: int) -> tuple[sympy.Expr, list[Term]]:
@@ -336,7 +332,7 @@ def unfold_backward(
     """The gradient of `unfold`: Σ over the windows that a position is part of."""
     shape = tuple(map(sympy.sympify, input_sizes))
     if not shape:  # one window of one element
-        return _rounded(fold(ctx, "sum", [widen(grad)], [0]), grad.dtype)
+        return rounded(fold(ctx, "sum", [widen(grad)], [0]), grad.dtype)
     dim %= len(shape)
     length, count = fixed((shape[dim], grad.shape[dim])) if 0 not in grad.shape else (0, 0)
     if count == 0:
@@ -350,4 +346,4 @@ def unfold_backward(
     for test in candidates.tests(here, tap):
         mask = test if mask is None else mask & test
     taps = Windows((*shape, sympy.Integer(candidates.taps)), (*index, here - place * step), mask, (len(shape),))
-    return _rounded(_summed(ctx, grad, taps, taps.read(grad).to(widened(grad.dtype))), grad.dtype)
+    return rounded(_summed(ctx, grad, taps, taps.read(grad).to(widened(grad.dtype))), grad.dtype)

@@ -48,9 +48,19 @@ def combine(build: Callable[..., Term], *values: Value) -> Value:
     return Value(shape, term.dtype, device, term.expr)
 
 
-def convert(value: Value, dtype: torch.dtype, *, implicit: bool = False) -> Value:
+def convert(value: Value, dtype: torch.dtype) -> Value:
     """`value` converted to `dtype`."""
-    return Value(value.shape, dtype, value.device, make_cast(value.expr, dtype, implicit=implicit))
+    return Value(value.shape, dtype, value.device, make_cast(value.expr, dtype))
+
+
+def rounded(value: Value, dtype: torch.dtype) -> Value:
+    """`value` in the dtype that eager rounds it to; where it is not stored, that is not done (`make_cast`)."""
+    return Value(value.shape, dtype, value.device, make_cast(value.expr, dtype, implicit=True))
+
+
+def shaped_as(like: Value, term: Term) -> Value:
+    """`term`, which is over the axes of `like`, as a tensor of its shape."""
+    return Value(like.shape, term.dtype, like.device, term.expr)
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:

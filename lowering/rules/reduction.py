@@ -19,7 +19,7 @@ from lowering.expr import IndexValue
 from lowering.indexing import ONE, ZERO, axis_symbol
 from lowering.registry import lowers
 from lowering.rules.formula import Term, absolute, call, eq, exp, isinf, literal, log, maximum, ne, sqrt, where
-from lowering.rules.promotion import combine, convert, widen
+from lowering.rules.promotion import combine, convert, rounded, widen
 from lowering.value import Value, contiguous_strides
 
 aten = torch.ops.aten
@@ -63,10 +63,6 @@ def mean_over(ctx: Builder, x: Value, dims: Sequence[int]) -> Value:
     return combine(lambda s: s / count(x, dims), fold(ctx, "sum", [x], dims, keepdim=True))
 
 
-def _finish(value: Value, dtype: torch.dtype) -> Value:
-    return convert(value, dtype, implicit=True)
-
-
 # Sums ---------------------------------------------------------------------------------------------------------------
 
 
@@ -97,7 +93,7 @@ def _accumulated(
     out = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
     if out is torch.bool:
         raise Unsupported(f"{op} as bool")
-    return _finish(fold(ctx, op, [widen(convert(x, out))], reduced_dims(x, dims), keepdim), out)
+    return rounded(fold(ctx, op, [widen(convert(x, out))], reduced_dims(x, dims), keepdim), out)
 
 
 @lowers(aten.mean.default, aten.mean.dim)
@@ -115,7 +111,7 @@ def mean(
         raise Unsupported(f"mean as {out}")
     over = reduced_dims(x, dims)
     total = fold(ctx, "sum", [widen(convert(x, out))], over, keepdim)
-    return _finish(combine(lambda s: s / count(x, over), total), out)
+    return rounded(combine(lambda s: s / count(x, over), total), out)
 
 
 @lowers(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
@@ -149,7 +145,7 @@ def _logical(ctx: Builder, op: str, x: Value, dims: Sequence[int] | int | None, 
 def _extreme(ctx: Builder, op: str, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
     if x.dtype is torch.bool:
         return fold(ctx, {"max": "any", "min": "all"}[op], [x], dims, keepdim)
-    return _finish(fold(ctx, op, [widen(x)], dims, keepdim), x.dtype)
+    return rounded(fold(ctx, op, [widen(x)], dims, keepdim), x.dtype)
 
 
 def _place(ctx: Builder, op: str, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
@@ -243,9 +239,9 @@ def vector_norm(
     wide = widen(convert(x, out))
     if math.isinf(ord):
         result = fold(ctx, "max" if ord > 0 else "min", [combine(absolute, wide)], over, keepdim)
-        return _finish(result if over else combine(absolute, wide), out)
+        return rounded(result if over else combine(absolute, wide), out)
     inner, outer = _norm_parts(float(ord))
-    return _finish(combine(outer, fold(ctx, "sum", [combine(inner, wide)], over, keepdim)), out)
+    return rounded(combine(outer, fold(ctx, "sum", [combine(inner, wide)], over, keepdim)), out)
 
 
 def _norm_parts(ord: float) -> tuple[Callable[[Term], Term], Callable[[Term], Term]]:
@@ -270,7 +266,7 @@ def logsumexp(ctx: Builder, x: Value, dims: Sequence[int], keepdim: bool = False
     result = combine(lambda s, m: log(s) + m, total, shift)
     if not keepdim:
         result = _squeezed(result, over)
-    return _finish(result, x.dtype)
+    return rounded(result, x.dtype)
 
 
 def _squeezed(value: Value, dims: Sequence[int]) -> Value:
@@ -329,7 +325,7 @@ def var(
     keepdim: bool = False,
 ) -> Value:
     """Σ (x - mean)² / (n - correction)."""
-    return _finish(_variance(ctx, x, dims, correction, keepdim)[0], x.dtype)
+    return rounded(_variance(ctx, x, dims, correction, keepdim)[0], x.dtype)
 
 
 @lowers(aten.std.correction)
@@ -342,7 +338,7 @@ def std(
     keepdim: bool = False,
 ) -> Value:
     """The root of the variance."""
-    return _finish(combine(sqrt, _variance(ctx, x, dims, correction, keepdim)[0]), x.dtype)
+    return rounded(combine(sqrt, _variance(ctx, x, dims, correction, keepdim)[0]), x.dtype)
 
 
 @lowers(aten.var_mean.correction)
@@ -356,7 +352,7 @@ def var_mean(
 ) -> tuple[Value, ...]:
     """(variance, mean)."""
     variance, average = _variance(ctx, x, dims, correction, keepdim)
-    return _finish(variance, x.dtype), _finish(average, x.dtype)
+    return rounded(variance, x.dtype), rounded(average, x.dtype)
 
 
 @lowers(aten.std_mean.correction)
@@ -370,4 +366,4 @@ def std_mean(
 ) -> tuple[Value, ...]:
     """(the root of the variance, mean)."""
     variance, average = _variance(ctx, x, dims, correction, keepdim)
-    return _finish(combine(sqrt, variance), x.dtype), _finish(average, x.dtype)
+    return rounded(combine(sqrt, variance), x.dtype), rounded(average, x.dtype)

@@ -21,7 +21,7 @@ from lowering.indexing import axis_symbol
 from lowering.registry import lowers
 from lowering.rules.assembly import placed
 from lowering.rules.formula import Term, absolute, call, eq, literal, maximum, minimum, where
-from lowering.rules.promotion import convert, widen
+from lowering.rules.promotion import rounded, widen
 from lowering.rules.reduction import fold
 from lowering.rules.windows import fixed
 from lowering.value import Value
@@ -177,7 +177,7 @@ def _antialiased(name: str) -> None:
         results = fixed([sympy.sympify(size) for size in output_size])
         down, across = _dimensions(name, wide, fixed(x.shape[-2:]), results, align_corners, (scales_h, scales_w))
         turned = _resampled(ctx, wide, x.rank - 1, across)
-        return convert(_resampled(ctx, turned, x.rank - 2, down), x.dtype, implicit=True)
+        return rounded(_resampled(ctx, turned, x.rank - 2, down), x.dtype)
 
     @lowers(backward)
     def gradient(
@@ -194,7 +194,7 @@ def _antialiased(name: str) -> None:
         inputs = fixed([sympy.sympify(size) for size in input_size[-2:]])
         down, across = _dimensions(name, wide, inputs, fixed(grad.shape[-2:]), align_corners, (scales_h, scales_w))
         turned = _gathered(ctx, wide, grad.rank - 2, down)
-        return convert(_gathered(ctx, turned, grad.rank - 1, across), grad.dtype, implicit=True)
+        return rounded(_gathered(ctx, turned, grad.rank - 1, across), grad.dtype)
 
 
 for _name in FILTERS:

@@ -22,7 +22,7 @@ from lowering.indexing.substitution import as_expr
 from lowering.program import Map
 from lowering.rules.assembly import placed
 from lowering.rules.formula import Term, where
-from lowering.rules.promotion import combine, convert, widen, widened
+from lowering.rules.promotion import combine, convert, rounded, widen, widened
 from lowering.rules.reduction import fold
 from lowering.value import Shape, Value, axis_bounds
 
@@ -101,7 +101,7 @@ def _gathered(ctx: Builder, x: Value, place: Sequence[Index], source: Value, run
     values = Value(shape, wide.dtype, x.device, term.expr)
     total = fold(ctx, "sum", [values], list(range(x.rank, len(shape))))
     joined = combine(lambda old, new: old + new, convert(x, widened(x.dtype)), convert(total, widened(x.dtype)))
-    return convert(joined, x.dtype, implicit=True)
+    return rounded(joined, x.dtype)
 
 
 def _run(ctx: Builder, index: Expr, size: sympy.Expr, own: dict[sympy.Symbol, sympy.Expr]) -> Run | None:

@@ -24,7 +24,7 @@ from lowering.registry import lowers
 from lowering.rules.assembly import placed
 from lowering.rules.formula import Term, absolute, call, clamp, eq, literal, where
 from lowering.rules.meeting import folded
-from lowering.rules.promotion import convert, widened
+from lowering.rules.promotion import rounded, widened
 from lowering.rules.reduction import fold
 from lowering.value import Shape, Value, axes_of
 
@@ -267,7 +267,7 @@ def _grid_gradient(ctx: Builder, grad: Value, x: Value, grid: Value, sampling: S
     result = Term(sums[0].view(grid.shape, points).expr)
     for k in range(1, count):
         result = where(eq(which, count - 1 - k), Term(sums[k].view(grid.shape, points).expr), result)
-    return convert(Value(grid.shape, compute, grid.device, result.expr), grid.dtype, implicit=True)
+    return rounded(Value(grid.shape, compute, grid.device, result.expr), grid.dtype)
 
 
 _grid_sampler(aten.grid_sampler_2d.default, aten.grid_sampler_2d_backward.default)

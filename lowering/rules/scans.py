@@ -15,7 +15,7 @@ from lowering.expr import IndexValue
 from lowering.indexing import ONE, ZERO, axis_symbol
 from lowering.registry import lowers
 from lowering.rules.formula import literal
-from lowering.rules.promotion import convert, widen
+from lowering.rules.promotion import convert, rounded, widen
 from lowering.scalar_ops import SCANNED
 from lowering.value import Value
 
@@ -37,7 +37,7 @@ def _scan(ctx: Builder, op: str, x: Value, dim: int) -> Value:
     """`op` of x up to each point of `dim`, in the dtype of x."""
     if _is_trivial(x, dim):
         return x
-    return convert(ctx.scan(op, [_scanned(x)], dim % x.rank), x.dtype, implicit=True)
+    return rounded(ctx.scan(op, [_scanned(x)], dim % x.rank), x.dtype)
 
 
 def _accumulated(ctx: Builder, op: str, x: Value, dim: int, dtype: torch.dtype | None) -> Value:

@@ -18,7 +18,7 @@ from lowering.indexing import ONE, axis_symbol
 from lowering.registry import lowers
 from lowering.rules.formula import Term, eq, isnan, literal, maximum, ne, where
 from lowering.rules.meeting import folded
-from lowering.rules.promotion import combine, convert, widen
+from lowering.rules.promotion import combine, convert, rounded, shaped_as, widen
 from lowering.rules.scans import cumsum
 from lowering.rules.search import searchsorted
 from lowering.scalar_ops import identity
@@ -119,7 +119,7 @@ def segment_reduce(
             return where(n > 0, t / maximum(n, 1).to(t.dtype), nothing)
 
         total = combine(mean, total, segments.spread(segments.sizes))
-    return convert(total, data.dtype, implicit=True)
+    return rounded(total, data.dtype)
 
 
 @lowers(aten._segment_reduce_backward.default)
@@ -146,17 +146,13 @@ def segment_reduce_backward(
         found = _of_products(ctx, segments, wide, g, out, _start(reduce, initial, wide.dtype))
     elif reduce in ("max", "min"):
         hit = segments.inside & (isnan(x) | eq(x, out))
-        hits = segments.fold(ctx, "sum", _over(wide, hit.to(torch.int64)), 0)
+        hits = segments.fold(ctx, "sum", shaped_as(wide, hit.to(torch.int64)), 0)
         shared = segments.read(hits, wide)
         # eager shares only what is positive among equal elements
         found = where(hit, where((shared > 1) & (g > 0), g / maximum(shared, 1).to(g.dtype), g), 0)
     else:
         found = g
-    return convert(_over(wide, where(segments.inside, found, 0)), data.dtype, implicit=True)
-
-
-def _over(like: Value, term: Term) -> Value:
-    return Value(like.shape, term.dtype, like.device, term.expr)
+    return rounded(shaped_as(wide, where(segments.inside, found, 0)), data.dtype)
 
 
 def _of_products(ctx: Builder, segments: Segments, x: Value, g: Term, out: Term, start: float) -> Term:
@@ -164,9 +160,9 @@ def _of_products(ctx: Builder, segments: Segments, x: Value, g: Term, out: Term,
     own = Term(x.expr)
     zero, nan = eq(own, 0), isnan(own)
     odd = zero | nan
-    rest = segments.read(segments.fold(ctx, "prod", _over(x, where(odd, 1, own)), start), x)
+    rest = segments.read(segments.fold(ctx, "prod", shaped_as(x, where(odd, 1, own)), start), x)
     zeros, nans = (
-        segments.read(segments.fold(ctx, "sum", _over(x, test.to(torch.int64)), 0), x) - test.to(torch.int64)
+        segments.read(segments.fold(ctx, "sum", shaped_as(x, test.to(torch.int64)), 0), x) - test.to(torch.int64)
         for test in (zero, nan)
     )
     others = where(ne(zeros, 0), rest * 0, rest)
