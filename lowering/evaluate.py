@@ -1,4 +1,4 @@
-"""What an expression and a fold mean, in torch operations over whole iteration spaces.
+"""What an expression means, and a fold of expressions, in torch operations over whole iteration spaces.
 
 What enters are expressions, a box (each axis with the part of it that is looked at) and what the names in them stand
 for; what leaves are tensors with one dimension per axis.  Each axis is one dimension of a broadcast, so a value is
@@ -19,6 +19,7 @@ import torch
 from lowering import philox
 from lowering.errors import DivisionByZero, IndexOutOfRange, VerifyError
 from lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, const, postorder
+from lowering.folds import fold, scan
 from lowering.indexing import FloorDiv, Mod
 from lowering.scalar_ops import SCALAR_OPS, accumulator, identity
 from lowering.sizes import with_values
@@ -271,60 +272,6 @@ def flat_view(tensor: torch.Tensor) -> torch.Tensor:
 # Folds ----------------------------------------------------------------------------------------------------------------
 
 
-def fold(op: str, args: Sequence[torch.Tensor], dims: Sequence[int]) -> list[torch.Tensor]:
-    """`args` (broadcast to a common shape along `dims`, which are not empty) reduced over `dims`, which keep size 1.
-
-    Sums and products of types narrower than 32 bits are kept in float32 or int64.  For argmax and argmin the result is
-    [value, index]: NaN wins, then the lowest index.
-
-    >>> fold("argmax", [torch.tensor([1.0, 3.0, 3.0]), torch.tensor([0, 1, 2])], [0])
-    [tensor([3.]), tensor([1])]
-    """
-    if not dims:  # to torch, no dimension means all of them
-        return [part.squeeze(-1) for part in fold(op, [arg.unsqueeze(-1) for arg in args], [args[0].ndim])]
-    if op == "dot":
-        return [_dot(args[0], args[1], dims)]
-    value = args[0]
-    if op in ("sum", "prod"):
-        wide = value.to(_wide(value.dtype))
-        if op == "sum":
-            return [wide.sum(dim=list(dims), keepdim=True, dtype=wide.dtype)]
-        return [reduce(lambda t, d: t.prod(dim=d, keepdim=True, dtype=wide.dtype), dims, wide)]
-    if op in ("any", "all"):
-        return [value.any(list(dims), keepdim=True) if op == "any" else value.all(list(dims), keepdim=True)]
-    largest = op in ("max", "argmax")
-    best = value.amax(list(dims), keepdim=True) if largest else value.amin(list(dims), keepdim=True)
-    if op in ("max", "min"):
-        return [best]
-    chosen = (value == best) | (value != value)  # NaN: if there is one, best is NaN and equals nothing
-    index = torch.where(chosen, args[1], torch.iinfo(torch.int64).max).amin(list(dims), keepdim=True)
-    return [best, index]
-
-
-def _wide(dtype: torch.dtype) -> torch.dtype:
-    if dtype.is_floating_point:
-        return dtype if dtype.itemsize >= 4 else torch.float32
-    return torch.int64
-
-
-def _dot(lhs: torch.Tensor, rhs: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """Σ over `dims` of lhs·rhs, each operand over the axes it spans, accumulated as `scalar_ops.accumulator` says."""
-    result = accumulator("dot", lhs.dtype)
-    # Integer products are summed exactly in float64, which matrix routines know, as long as operands are narrow.
-    work = result if result.is_floating_point else torch.float64 if lhs.itemsize <= 2 else torch.int64
-    operands, labels = [], []
-    for operand in (lhs, rhs):
-        kept = [d for d, size in enumerate(operand.shape) if size != 1]
-        operands.append(operand.reshape([operand.shape[d] for d in kept]).to(work))
-        labels.append(kept)
-    out = [d for d in range(lhs.ndim) if d not in dims and (d in labels[0] or d in labels[1])]
-    total = torch.einsum(operands[0], labels[0], operands[1], labels[1], out)
-    if not result.is_floating_point:
-        total = total.to(torch.int64)
-    shape = [max(lhs.shape[d], rhs.shape[d]) if d in out else 1 for d in range(lhs.ndim)]
-    return total.reshape(shape).to(result)
-
-
 def fold_over(
     op: str, exprs: Sequence[Expr], over: Sequence[sympy.Symbol], axes: Ranges, scope: Scope, cost: int
 ) -> torch.Tensor:
@@ -356,21 +303,6 @@ def scan_along(op: str, exprs: Sequence[Expr], along: sympy.Symbol, axes: Ranges
     dim = list(axes).index(along)
     whole = [len(axes[along]) if d == dim else -1 for d in range(len(axes))]
     return scan(op, [arg.expand(whole) for arg in args], dim)
-
-
-def scan(op: str, args: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """`args` (of one shape) folded up to each point of `dim`.
-
-    >>> scan("argmax", [torch.tensor([1.0, 3.0, 3.0]), torch.tensor([0, 1, 2])], 0)
-    tensor([0, 1, 2])
-    """
-    value = args[0]
-    if op in ("sum", "prod"):
-        return (torch.cumsum if op == "sum" else torch.cumprod)(value, dim, dtype=value.dtype)
-    if op == "logsumexp":
-        return torch.logcumsumexp(value, dim)
-    found = (torch.cummax if op in ("max", "argmax") else torch.cummin)(value, dim)
-    return found.values if op in ("max", "min") else args[1].gather(dim, found.indices)
 
 
 def _part(tile: torch.Tensor, axes: Ranges, box: Ranges) -> torch.Tensor:

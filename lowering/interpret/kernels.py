@@ -17,7 +17,6 @@ from lowering.evaluate import (
     check_positions,
     evaluate,
     flat_view,
-    fold,
     fold_over,
     pieces,
     points_of,
@@ -27,6 +26,7 @@ from lowering.evaluate import (
     update,
 )
 from lowering.expr import Expr, IndexValue
+from lowering.folds import fold
 from lowering.indexing import symbols_of
 from lowering.kernel import (
     Fold,
