@@ -1,7 +1,7 @@
 """What a target is: the protocol between the compiler and the machine.
 
 A target turns a Kernel into source, source into something launchable, and says what it can do and what things cost
-there.  Nothing outside a target's folder names it; `TARGETS` below is the only list.
+there.  Nothing outside a target's folder names it; `codegen/targets.py` has the only list.
 """
 
 from __future__ import annotations

@@ -40,6 +40,19 @@ def test_files_that_are_named_exist(document: str) -> None:
     assert not missing, f"{document} names what is not there: {', '.join(sorted(missing))}"
 
 
+@pytest.mark.parametrize("package", ["lowering", "codegen", "fusion"])
+def test_files_that_sources_name_exist(package: str) -> None:
+    sources = sorted((ROOT / package).rglob("*.py"))
+    known = {f"/{path.relative_to(ROOT).as_posix()}" for folder in FOLDERS for path in (ROOT / folder).rglob("*.py")}
+    named = (
+        (path, name) for path in sources for name in re.findall(r"`([\w/]+\.py)`", path.read_text(encoding="utf-8"))
+    )
+    missing = [
+        f"{path.relative_to(ROOT)}: {name}" for path, name in named if not any(k.endswith(f"/{name}") for k in known)
+    ]
+    assert not missing, f"named, but not there: {', '.join(missing)}"
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")

@@ -30,7 +30,7 @@ class Space:
     """Parallel and reduced axes.  A `rigid` space (of a contraction) keeps its axes: they are never split.
 
     Attributes:
-        held: parallel axes that every program holds whole (see `streams.py`).
+        held: parallel axes that every program holds whole (see `streams/`).
         private: axes that only contractions inside the cluster run over; nothing outside sees them.
     """
 

@@ -8,7 +8,7 @@ workspace becomes part of a *region* (`region.py`), all of which can run for som
 region becomes one call whose target is `Chunks`, with a Program of its own for a chunk (`body.py`), scheduled as any
 other.  The result that was too large is then never there; what is left of it, rows, sums and extremes, is put together.
 
-Tiles that a kernel walks where it makes them (`streams.py`) need no memory at all, and are left to it.  A product with
+Tiles that a kernel walks where it makes them (`streams/`) need no memory at all, and are left to it.  A product with
 a long axis cannot be one: made again in each tile it would cost more than memory does.
 """
 
