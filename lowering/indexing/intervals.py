@@ -39,6 +39,7 @@ def symbols_of(expr: sympy.Expr) -> tuple[sympy.Symbol, ...]:
 
 
 def facts_of(expr: sympy.Expr, sizes: Sizes) -> Facts:
+    """The axes of `expr` with their sizes, as a key: all that a law asks of `sizes`."""
     return tuple((symbol, sizes[symbol]) for symbol in symbols_of(expr) if symbol in sizes)
 
 
@@ -95,4 +96,5 @@ def interval(expr: sympy.Expr, sizes: Sizes) -> tuple[int, int] | None:
 
 
 def expanded(expr: sympy.Expr) -> sympy.Expr:
+    """`expr` as a sum of products; sympy takes its time with what is none anyway."""
     return expr if expr.is_Atom else sympy.expand(expr)

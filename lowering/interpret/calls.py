@@ -74,4 +74,5 @@ def _called(
 
 
 def as_double(tensor: torch.Tensor) -> torch.Tensor:
+    """A float tensor in float64, any other as it is."""
     return tensor.double() if tensor.is_floating_point() else tensor

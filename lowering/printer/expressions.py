@@ -102,6 +102,7 @@ def _inside(arg: sympy.Expr, weaker: str) -> str:
 
 
 def sizes_text(sizes: Iterable[sympy.Expr]) -> str:
+    """`4, s0, 2*s0 + 1`."""
     return ", ".join(format_index(size) for size in sizes)
 
 

@@ -49,6 +49,7 @@ def _describe(buffer: Buffer, device: str) -> str:
 
 
 def tensor_text(dtype: torch.dtype, shape: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> str:
+    """`f32[2, 3]`, with its strides where they are not row-major."""
     running: sympy.Expr = sympy.Integer(1)
     row_major = True
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
@@ -102,14 +103,17 @@ def _update(node: Scatter, texts: Sequence[str]) -> str:
 
 
 def assign_text(op: str) -> str:
+    """The sign of an update: `+=`; by their names those that have no sign: `max=`."""
     return {"store": "=", "sum": "+=", "prod": "*="}.get(op, f"{op}=")
 
 
 def axis_text(axis: Axis) -> str:
+    """`i0:16`."""
     return f"{axis.symbol}:{format_index(axis.size)}"
 
 
 def symbols_text(symbols: Sequence[sympy.Symbol]) -> str:
+    """`i0 r0`, or `none`."""
     return " ".join(map(str, symbols)) or "none"
 
 

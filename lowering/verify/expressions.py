@@ -125,6 +125,7 @@ def _foreign_parts(index: sympy.Expr) -> tuple[sympy.Expr, ...]:
 
 
 def check_symbols(index: sympy.Expr, sizes: Sizes, known: Collection[sympy.Symbol]) -> None:
+    """Refuse symbols of an index that are neither axes nor sizes, and operations on axes that indices have not."""
     for symbol in symbols_of(index):
         require(symbol in sizes or symbol in known, "{} is neither an axis nor a size", symbol)
     for part in _foreign_parts(index):

@@ -116,7 +116,7 @@ def _name(dependences: Dependences, cluster: Cluster) -> str:
         node = dependences.compute(member)
         for name in dependences.program.made_of(node.out):
             word = "matmul" if isinstance(node, Contract) else re.sub(r"(_\d+)+(?=_|$)", "", name)
-            words[re.sub(r"\W", "_", word).strip("_") or "map"] = None
+            words[re.sub(r"[\W_]+", "_", word).strip("_") or "map"] = None
     picked = list(words)
     if len(picked) > 5:
         picked = [*picked[:3], *picked[-2:]]

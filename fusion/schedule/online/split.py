@@ -35,7 +35,6 @@ from fusion.schedule.online.terms import (
     nonnegative,
     one_of,
     op,
-    opposite,
     part_of,
     product,
     scaled_by,
@@ -241,7 +240,7 @@ class Splitter:
         other = {"mul": "truediv", "truediv": "mul"}
         steps = tuple(Step(other[step.name], step.value) for step in term.steps)
         loop = None if term.loop is None else op("truediv", const(1, dtype), term.loop)
-        ranges = tuple(Range(r.function, opposite(r.parts)) for r in term.ranges)
+        ranges = tuple(Range(r.function, negated(r.parts)) for r in term.ranges)
         return Term(loop, steps, ranges, term.negative)
 
     # Functions

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntFlag
+from typing import TypeVar
 
 import torch
 
@@ -69,6 +70,7 @@ class Term:
 
 
 Terms = tuple[Term, ...]
+Summand = TypeVar("Summand", Term, Part)
 
 
 def op(name: str, *args: Expr) -> Expr:
@@ -120,33 +122,39 @@ def add_all(signed: list[tuple[Expr, bool]]) -> Expr:
 
 
 def factors_of(term: Term) -> tuple[tuple[Step, ...], tuple[Range, ...]]:
+    """What running values are in a term: equal for terms that one factor brings up to date."""
     return term.steps, term.ranges
 
 
 def loop_of(term: Term) -> Expr:
+    """What of a mixed term stays under the fold."""
     assert term.loop is not None, "what is mixed has a walked part"
     return term.loop
 
 
 def is_sum(terms: Terms) -> bool:
+    """Has the value more than one summand, a shift counted as one?"""
     return len(terms) > 1 or bool(terms[0].shift)
 
 
 def one_of(name: str, terms: Terms) -> Term:
+    """The only term of the operand of `name`.
+
+    Raises:
+        Refused: it is a sum.
+    """
     if is_sum(terms):
         raise Refused(f"no factor: {name} of a sum of walked and running values")
     return terms[0]
 
 
-def negated(terms: Terms) -> Terms:
-    return tuple(replace(term, negative=not term.negative) for term in terms)
-
-
-def opposite(parts: tuple[Part, ...]) -> tuple[Part, ...]:
-    return tuple(replace(part, negative=not part.negative) for part in parts)
+def negated(summands: tuple[Summand, ...]) -> tuple[Summand, ...]:
+    """Each of them with the other sign."""
+    return tuple(replace(summand, negative=not summand.negative) for summand in summands)
 
 
 def multiplied(parts: tuple[Part, ...], power: float, dtype: torch.dtype) -> tuple[Part, ...]:
+    """Each of `parts` times a number."""
     if power == 1:
         return parts
     by = const(power, dtype)
@@ -196,6 +204,7 @@ def part_of(term: Term, dtype: torch.dtype) -> Part:
 
 
 def scaled_by(part: Part) -> Expr:
+    """A summand without its sign."""
     return part.value if part.scale is None else op("mul", part.value, part.scale)
 
 
@@ -228,12 +237,14 @@ def step_under(name: str, step: Step, exponent: Expr | None) -> Step:
 
 
 def cast_again(loop: Expr, node: Cast) -> Expr:
+    """`loop` converted as `node` converts what it was taken from."""
     if isinstance(loop, Cast) and loop.arg.dtype is node.dtype and loop.arg.dtype.itemsize < loop.dtype.itemsize:
         return loop.arg  # it was only widened
     return make_cast(loop, node.dtype, implicit=node.implicit)
 
 
 def is_zero(expr: Expr | None) -> bool:
+    """Is it the constant 0, of either sign and any dtype?"""
     return isinstance(expr, Const) and expr.value == 0
 
 
@@ -242,6 +253,7 @@ def _is_one(expr: Expr) -> bool:
 
 
 def is_infinite(expr: Expr) -> bool:
+    """Is it the constant ∞ or −∞?"""
     return isinstance(expr, Const) and expr.value in (float("inf"), float("-inf"))
 
 
@@ -277,6 +289,10 @@ _BOUNDED = ("exp", "exp2", "tanh", "sin", "cos", "erf", "sign")
 """Functions whose value is small; of an exponential, which stays in the loop, because of the shift that it keeps."""
 
 
+def _is_bounded(node: Expr) -> bool:
+    return isinstance(node, Op) and node.name in _BOUNDED
+
+
 def fits_half(expr: Expr) -> bool:
     """Is `expr` surely in the range of float16?  Either it was float16, or it is a product of small values."""
     if isinstance(expr, Cast) and expr.arg.dtype is torch.float16:
@@ -289,10 +305,8 @@ def fits_half(expr: Expr) -> bool:
         elif isinstance(node, Const):
             if abs(node.value) > 100:
                 return False
-        elif isinstance(node, Cast) and node.arg.dtype is not torch.bool and node.arg.dtype.is_floating_point:
+        elif isinstance(node, Cast) and node.arg.dtype.is_floating_point:
             stack.append(node.arg)
-        elif isinstance(node, Cast) and node.arg.dtype is torch.bool:
-            continue
-        elif not (isinstance(node, Op) and node.name in _BOUNDED):
+        elif not ((isinstance(node, Cast) and node.arg.dtype is torch.bool) or _is_bounded(node)):
             return False
     return True
