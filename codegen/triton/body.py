@@ -192,10 +192,7 @@ class Body:
                 block = Tile(Code(f"tl.reshape({text}, [1, {shape[1:]})"), dims, values.depth)
                 text = values.name(stmt.param, block).code.text
             if transfer.staged:
-                rows, inside = transfer.rows, ""
-                if values.layout.masked(rows):  # whole parts of a block may lie past the end
-                    inside = f"if {values.starts[rows]} < {values.index_tile(rows.size).code.text}: "
-                values.line(f"{inside}_send({transfer.name}, {transfer.staged}, {corner}, {text})")
+                values.line(f"_send({transfer.name}, {transfer.staged}, {corner}, {text})")
             else:
                 values.line(f"{transfer.name}.store({corner}, {text})")
         else:

@@ -155,7 +155,7 @@ def _in_groups(layout: Layout, name: str, arch: str, *, strict: bool) -> list[st
     """The functions of a program whose warps do different things; the last one is launched."""
     kernel = layout.blocked.kernel
     constants = [dim.constant for dim in layout.blocked.dims if dim in layout.tiled]
-    params = [f"{param.name}_ptr" for param in kernel.params]
+    params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
     form = Ahead(layout, Given(params, constants))
     taken = [*form.fetch_takes, *form.compute_takes, *form.reserved, "gl", "gluon", "hopper", name]
 

@@ -62,6 +62,9 @@ class Shared:
     def permute(self, order: tuple[int, ...]) -> Shared:
         return Shared(self.data.permute(order))
 
+    def reshape(self, shape: Sequence[int]) -> Shared:
+        return Shared(self.data.view(tuple(shape)))
+
     def store(self, value: torch.Tensor) -> None:
         self.data.copy_(value)
 
@@ -134,27 +137,35 @@ def _begin(left: Any, right: Shared, sums: torch.Tensor, *, use_acc: bool = True
 
 
 class _Matrix:
-    def __init__(self, flat: torch.Tensor, shape: Sequence[int], strides: Sequence[int], block: Sequence[int]) -> None:
-        assert strides[1] == 1
-        self.rows, self.columns, self.stride, self.flat = shape[0], shape[1], strides[0], flat
-        self.block = tuple(block)
+    """What a descriptor holds, in blocks."""
 
-    def at(self, corner: Sequence[int], height: int) -> torch.Tensor:
-        (row, column), width = (int(x) for x in corner), self.block[1]
-        assert row >= 0 and column >= 0 and row + height <= self.rows and column + width <= self.columns
-        return self.flat.as_strided((height, width), (self.stride, 1), row * self.stride + column)
+    def __init__(self, flat: torch.Tensor, shape: Sequence[int], strides: Sequence[int], block: Sequence[int]) -> None:
+        assert strides[-1] == 1 and len(shape) == len(strides) == len(block) <= 5
+        self.shape, self.strides, self.flat, self.block = shape, strides, flat, tuple(block)
+
+    def at(self, corner: Sequence[int]) -> torch.Tensor:
+        """The part of a block that is not past the end of anything; no block may begin before it."""
+        first = [int(x) for x in corner]
+        assert all(x >= 0 for x in first)
+        inside = [max(0, min(length, size - x)) for x, length, size in zip(first, self.block, self.shape, strict=True)]
+        if 0 in inside:
+            return self.flat.new_empty(inside)
+        begin = sum(x * stride for x, stride in zip(first, self.strides, strict=True))
+        return self.flat.as_strided(inside, tuple(self.strides), begin + self.flat.storage_offset())
 
 
 def _fetch(matrix: _Matrix, corner: Sequence[int], barrier: Place, slot: Shared) -> None:
-    inside = max(0, min(matrix.block[0], matrix.rows - int(corner[0])))
+    assert slot.shape == matrix.block
     slot.data.zero_()  # what lies past the end arrives as zeros
-    if inside:
-        slot.data[:inside] = matrix.at(corner, inside)
+    inside = matrix.at(corner)
+    slot.data[tuple(map(slice, inside.shape))] = inside
     barrier().take(expected=-slot.data.numel() * slot.data.element_size())
 
 
 def _leave(matrix: _Matrix, corner: Sequence[int], staged: Shared) -> None:
-    matrix.at(corner, matrix.block[0]).copy_(staged.data)
+    assert staged.shape == matrix.block
+    inside = matrix.at(corner)
+    inside.copy_(staged.data[tuple(map(slice, inside.shape))])
 
 
 def _run_together(
@@ -259,17 +270,17 @@ def _namespace(program: list[int], programs: int) -> dict[str, Any]:
     return {"tl": triton_language, "gl": gluon_language, "hopper": hopper}
 
 
-def run(kernel: Kernel, source: str, args: Sequence[torch.Tensor], programs: int) -> None:
-    """Run the file's kernel on `args`, with at most so many programs, one after the other."""
+def run(kernel: Kernel, source: str, args: Sequence[torch.Tensor], programs: int, sizes: Sequence[int] = ()) -> None:
+    """Run the file's kernel on `args` of these `sizes`, with at most so many programs, one after the other."""
     program = [0]
     decorated = SimpleNamespace(jit=lambda function: function, cdiv=lambda a, b: -(-a // b))
     names: dict[str, Any] = {"triton": decorated, "gluon": decorated, "torch": torch}
     text = "\n".join(line for line in source.splitlines() if not line.startswith(("import ", "from ")))
     names |= _namespace(program, programs)
     exec(text, names)
-    (count,) = names["grid"](processors=programs)
+    (count,) = names["grid"](*sizes, processors=programs)
     assert count == programs, "a program for every multiprocessor"
     constants = {name: size for name, size in names["CONFIG"].items() if name.isupper()}
     for number in range(count):
         program[0] = number
-        names[kernel.name](*(arg.view(-1) for arg in args), **constants)
+        names[kernel.name](*(arg.view(-1) for arg in args), *sizes, **constants)

@@ -11,8 +11,8 @@ import torch
 from codegen.target import GENERATED, GROUPED, Form
 from codegen.triton import Config, TritonTarget
 from codegen.triton.blocks import block
+from codegen.triton.products.boxes import box_of
 from codegen.triton.products.chained import Chain, chain_of
-from codegen.triton.products.groups import flat_of
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Kernel, Store
 from tests.codegen import gluon_threads
@@ -29,11 +29,12 @@ TAKEN = {
     "window": online_attention(16, 1024, 1024, 64, causal=True, window=300),
     "prefix": online_attention(16, 1024, 1024, 64, causal=True, prefix=100),
     "grouped": online_attention(32, 1024, 1024, 128, dtype=BF16, causal=True, group=4),
+    "odd rows": online_attention(32, 1000, 1024, 128, dtype=BF16),
+    "odd walk": online_attention(32, 1024, 1001, 128, dtype=BF16, causal=True),
+    "odd width": online_attention(32, 1024, 1024, 96, dtype=BF16),
 }
 LEFT = {
-    "odd rows": online_attention(32, 1000, 1024, 128, dtype=BF16),
-    "odd walk": online_attention(32, 1024, 1000, 128, dtype=BF16),
-    "odd width": online_attention(32, 1024, 1024, 96, dtype=BF16),
+    "rows that are not aligned": online_attention(32, 1024, 1024, 100, dtype=BF16),
     "wide": online_attention(32, 1024, 1024, 256, dtype=BF16),
     "float32": online_attention(32, 1024, 1024, 64, dtype=torch.float32),
     "width walked": online_attention(32, 1024, 1024, 128, dtype=BF16, step=64),
@@ -68,8 +69,8 @@ def test_other_architectures_have_no_groups(arch: str) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("odd walk", "1000 walked columns are no whole blocks of 128"),
-        ("odd width", "heads are 96 and 96 wide, not 64 or 128"),
+        ("wide", "heads are 256 and 256 wide"),
+        ("rows that are not aligned", "its matrices are not of 16 bits, or do not lie evenly in memory"),
         ("three products", "its walk has 3 products, not two"),
     ],
 )
@@ -111,7 +112,7 @@ def test_it_compiles_without_a_device(name: str) -> None:
     assert list(stages) == ["ttgir", "llir", "ptx", "cubin"]
     ptx = stages["ptx"]
     assert isinstance(ptx, str)
-    assert "setmaxnreg.inc" in ptx and "wgmma.mma_async" in ptx and "cp.async.bulk.tensor.2d" in ptx
+    assert "setmaxnreg.inc" in ptx and "wgmma.mma_async" in ptx and "cp.async.bulk.tensor.3d" in ptx
     assert "wgmma.wait_group.sync.aligned 1;" in ptx  # one product may run on
 
 
@@ -167,12 +168,41 @@ def test_what_needs_a_condition_is_walked_first() -> None:
     assert compute.count("warpgroup_mma_wait(1,") == 2, "rows that see 64 more columns have two such blocks"
 
 
-def assert_same(kernel: Kernel, source: str | None = None) -> None:
-    args = tensors(kernel)
-    want = expected(kernel, args)
-    gluon_threads.run(kernel, source or TARGET.emit(kernel, grouped(kernel)), args, 2)
+@pytest.mark.parametrize(("rows", "keys", "width"), [(300, 391, 64), (391, 300, 64), (100, 130, 128), (130, 70, 96)])
+@pytest.mark.parametrize("walk", WALKS)
+def test_lengths_and_widths_that_are_no_whole_blocks(walk: str, rows: int, keys: int, width: int) -> None:
+    """What lies past an end is not read, or masked: there are other heads, and scores far below 0."""
+    kernel = online_attention(3, rows, keys, width, scale=0.125, **WALKS[walk])  # type: ignore[arg-type]
+    assert_same(kernel, below=8.0)
+
+
+HEADS, ROWS, KEYS = (sympy.Symbol(name, integer=True, positive=True) for name in ("heads", "rows", "keys"))
+
+
+@pytest.mark.parametrize("sizes", [{ROWS: 300}, {HEADS: 3, ROWS: 300, KEYS: 391}, {KEYS: 64}])
+def test_sizes_that_are_not_known(sizes: dict[sympy.Symbol, int]) -> None:
+    rows = ROWS if ROWS in sizes else 200
+    keys = KEYS if KEYS in sizes else rows
+    heads = HEADS if HEADS in sizes else 3
+    kernel = online_attention(heads, rows, keys, 64, scale=0.125, causal=keys is rows)  # type: ignore[arg-type]
+    assert_same(kernel, sizes=sizes)
+
+
+def assert_same(
+    kernel: Kernel,
+    source: str | None = None,
+    *,
+    sizes: dict[sympy.Symbol, int] | None = None,
+    programs: int = 2,
+    below: float = 0.0,
+) -> None:
+    args = tensors(kernel, sizes=sizes)
+    args[0] -= below * args[1].mean((0, 1)).sign()
+    given = [(sizes or {})[size] for size in kernel.sizes]
+    want = expected(kernel, args, given)
+    gluon_threads.run(kernel, source or TARGET.emit(kernel, grouped(kernel)), args, programs, given)
     near = 2e-3 if args[-1].dtype is torch.float16 else 1.6e-2
-    torch.testing.assert_close(args[-1], want[-1], rtol=near, atol=near)
+    torch.testing.assert_close(args[-1], want[-1], rtol=near, atol=near, equal_nan=True)
 
 
 @pytest.mark.parametrize(
@@ -206,7 +236,10 @@ def test_a_matrix_is_found_within_its_parameter() -> None:
     batch = next(dim for dim in blocked.dims if dim.name == "b").symbol
     base = 3145728 * FloorDiv(batch, 8) + 128 * Mod(batch, 8) + 1024
     matrix = replace(chain.left.matrix, stride=sympy.Integer(3072), base=base)
-    found = flat_of(blocked, matrix)
-    assert found is not None
-    assert (found.row, found.column, found.height) == (1024 * FloorDiv(batch, 8), 128 * Mod(batch, 8) + 1024, 2048)
-    assert flat_of(blocked, replace(matrix, base=base + 1920)) is None  # the last head would end on the next row
+    found = box_of(blocked, matrix)
+    assert found is not None and found.start == 1024
+    assert {(index, int(count), int(step)) for index, count, step in found.outer} == {
+        (FloorDiv(batch, 8), 2, 3145728),
+        (Mod(batch, 8), 8, 128),
+    }
+    assert box_of(blocked, replace(matrix, base=base - 256 * batch)) is None  # no descriptor goes backwards

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, programs
+from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, power_of_two, programs
 from codegen.triton.choices import walks
 from codegen.triton.products import groups
 from codegen.triton.products.chained import WALKED, chain_of
@@ -50,7 +50,7 @@ def refused(blocked: Blocked, arch: str) -> str:
 
 
 def _config(blocked: Blocked, count: int, together: int) -> Config:
-    held = {dim.name: extent(dim.size) for dim in blocked.dims if dim.role is Role.WHOLE}
+    held = {dim.name: power_of_two(extent(dim.size)) for dim in blocked.dims if dim.role is Role.WHOLE}
     made = {"m": count * groups.ROWS, "n": WALKED, **held}
     stages = 2 if _wide(blocked) else 3
     config = Config(tuple(made.items()), num_warps=4, num_stages=stages, persistent=True, groups=count, split=True)

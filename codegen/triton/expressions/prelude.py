@@ -80,7 +80,7 @@ def _begin_product(left, right, over_first: tl.constexpr, layout: tl.constexpr):
 def _send(matrix, staged, corner, value):
     # What left from here before has been read.
     hopper.tma.store_wait(0)
-    staged.store(value)
+    staged.reshape(value.shape).store(value)
     hopper.fence_async_shared()
     hopper.tma.async_copy_shared_to_global(matrix, corner, staged)
 """,

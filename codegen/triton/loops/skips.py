@@ -95,12 +95,14 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
 
 
 def is_one_block(values: Values, loop: Loop, dim: Dim) -> bool:
-    """Is the condition of a loop computed in at most one block of each walk, where it splits off the last ones?
+    """Is at most one block of each walk computed under a condition, where that splits off the last ones?
 
-    It is where the last index that some row of a program reaches lies no further than a block behind the first block
-    that not all of them reach, wherever the program begins.
+    It is where only the end of the axis does.  It is, too, where the last index that some row of a program reaches lies
+    no further than a block behind the first block that not all of them reach, wherever the program begins.
     """
-    difference = None if loop.where is None else _difference(loop.where)
+    if loop.where is None:
+        return True
+    difference = _difference(loop.where)
     if difference is None or coefficient(difference, dim.symbol) != 1:
         return False
     rows = [other for other in values.layout.within(difference) if other is not dim and other in values.layout.tiled]

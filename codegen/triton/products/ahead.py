@@ -26,15 +26,16 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from codegen.triton.blocks import Dim, extent
+from codegen.triton.blocks import Dim
 from codegen.triton.body import Body
 from codegen.triton.expressions.indices import Layout, expand
 from codegen.triton.expressions.scopes import Tile, Transfer
 from codegen.triton.expressions.spell import PRODUCT, Code, cast
 from codegen.triton.expressions.values import Values
-from codegen.triton.products import contract, groups
+from codegen.triton.products import boxes, contract, groups
+from codegen.triton.products.boxes import Box
 from codegen.triton.products.chained import WALKED, chain_of, factor_of
-from codegen.triton.products.groups import GROUP, Flat, Given
+from codegen.triton.products.groups import GROUP, Given
 from codegen.triton.products.order import Order, order_of
 from codegen.triton.products.place import place
 from lowering.kernel import Fold, Loop
@@ -98,22 +99,25 @@ class Ahead:
         """The lines of the function that is launched: descriptors, shared memory, barriers."""
         depth = self.layout.config.num_stages
         counts = {"left": self.groups, "right": depth, "other": depth, "out": self.groups}
-        for ring, (flat, block) in self._blocks().items():
-            groups.describe(values, ring, flat, block)
-            groups.allocate(values, ring, counts[ring], block, flat)
+        for ring, box in self._boxes().items():
+            boxes.describe(values, ring, box, self._shape(box), counts[ring])
         for ring in self.rings:
             values.line(f"{ring}_filled = _barriers({counts[ring]}, 1)")
             values.line(f"{ring}_emptied = _barriers({counts[ring]}, {1 if ring == 'left' else self.groups})")
         groups.start(values, name, self, self.groups)
         return values.scopes[0].lines
 
-    def _blocks(self) -> dict[str, tuple[Flat, str]]:
+    def _boxes(self) -> dict[str, Box]:
         plan = self.plan
-        found = {}
-        for ring, flat in (("left", plan.left), ("right", plan.right), ("other", plan.other), ("out", plan.result)):
-            dims, parts = (flat.matrix.rows, flat.matrix.columns), self.groups if flat.matrix.rows is plan.m else 1
-            found[ring] = flat, groups.shape(self.layout, dims, parts)
-        return found
+        return {"left": plan.left, "right": plan.right, "other": plan.other, "out": plan.result}
+
+    def _shape(self, box: Box) -> list[str]:
+        return groups.shape(self.layout, box.dims, self.plan.m)
+
+    def _slot(self, ring: str, number: str) -> str:
+        """One slot of a ring as a matrix, as text."""
+        box = self._boxes()[ring]
+        return f"{ring}.index({number})" + (f".reshape([{', '.join(self._shape(box))}])" if box.outer else "")
 
     # One warp fetches -------------------------------------------------------------------------------------------------
 
@@ -126,22 +130,21 @@ class Ahead:
         order = order_of(values, plan.loop, plan.n)
         for group in range(self.groups):
             start = m0 if group == 0 else f"{m0} + {group} * ({self.share})"
-            self._fetch(values, "left", plan.left, str(group), "begun", {plan.m: start})
+            self._fetch(values, "left", str(group), "begun", {plan.m: start})
         values.line("begun ^= 1")
         turn = self._open_block(values, order)
-        for ring, flat in (("right", plan.right), ("other", plan.other)):
-            self._fetch(values, ring, flat, "slot", "phase", {plan.n: values.starts[plan.n]})
+        for ring in ("right", "other"):
+            self._fetch(values, ring, "slot", "phase", {plan.n: values.starts[plan.n]})
         values.line(f"slot, phase = _next_slot(slot, phase, {depth})")
         values.close(f"for {turn} in {order.every}:")
         values.close(header)
         return values.scopes[0].lines
 
-    def _fetch(self, values: Values, ring: str, flat: Flat, slot: str, phase: str, starts: dict[Dim, str]) -> None:
-        matrix = flat.matrix
-        _, block = self._blocks()[ring]
-        size = values.layout.blocked.kernel.param(matrix.param).dtype.itemsize
-        count = " * ".join(f"({part})" if " " in part else part for part in block[1:-1].split(", "))
-        place_of = groups.corner(values, flat, *(starts.get(dim, "") for dim in (matrix.rows, matrix.columns)))
+    def _fetch(self, values: Values, ring: str, slot: str, phase: str, starts: dict[Dim, str]) -> None:
+        box = self._boxes()[ring]
+        size = values.layout.blocked.kernel.param(box.matrix.param).dtype.itemsize
+        count = " * ".join(f"({part})" if " " in part else part for part in self._shape(box))
+        place_of = boxes.corner(values, box, *(starts.get(dim, "") for dim in box.dims))
         filled = f"{ring}_filled.index({slot})"
         values.line(f"hopper.mbarrier.wait({ring}_emptied.index({slot}), {phase})")
         values.line(f"hopper.mbarrier.expect({filled}, {count} * {size})")
@@ -176,7 +179,7 @@ class Ahead:
         for finish in later:
             finish()
         self._turn_rows(values)
-        place_of = groups.corner(values, plan.result, values.starts[plan.m], "")
+        place_of = boxes.corner(values, plan.result, values.starts[plan.m])
         matrix = plan.result.matrix
         values.store_through[matrix.param] = Transfer("out_desc", matrix.rows, matrix.columns, None, _STAGED, place_of)
         body.stores()
@@ -247,10 +250,10 @@ class Ahead:
 
     def _first(self) -> str:
         over_first = self.plan.right.matrix.rows is not self.plan.n
-        return f"_begin_product(left.index({GROUP}), right.index(slot), {over_first}, {_SCORES})"
+        return f"_begin_product({self._slot('left', GROUP)}, {self._slot('right', 'slot')}, {over_first}, {_SCORES})"
 
     def _begin_second(self, values: Values) -> None:
-        other = "other.index(behind)"
+        other = self._slot("other", "behind")
         if self.plan.other.matrix.rows is not self.plan.n:
             other += ".permute((1, 0))"
         values.line("hopper.mbarrier.wait(other_filled.index(behind), behind_phase)")
@@ -266,14 +269,14 @@ class Ahead:
         if tile.dims != (plan.m,):
             return tile.code.at(PRODUCT + 1)
         rows = tile.code
-        if extent(plan.e.size) != WALKED:
+        if self.layout.config.block(plan.e.name) != WALKED:
             rows = Code(f"gl.convert_layout({rows.text}, gl.SliceLayout(1, {_SUMS}))")
         return expand(rows, tile.dims, (plan.m, plan.e)).text
 
     def _turn_rows(self, values: Values) -> None:
         """Lay out numbers of each row as the sums are, for what is computed of both."""
         plan = self.plan
-        if extent(plan.e.size) == WALKED:
+        if self.layout.config.block(plan.e.name) == WALKED:
             return
         values.row_layout = f"gl.SliceLayout(1, {_SUMS})"
         for stmt in plan.loop.body:

@@ -5,7 +5,7 @@ holds for:
 
 - two products, the second of which multiplies what is made of the first; both of 16-bit matrices, each of which lies
   evenly in one parameter;
-- rows and walked columns of known size, whole blocks of 64 and of 128, widths of 64 or 128;
+- widths of 33 to 128, which are held in blocks of 64 or 128;
 - between the products only folds of rows, and memory that does not vary along the walk;
 - a sum that is carried by a factor of its rows;
 - one 16-bit matrix as result, and beside it at most numbers of each row.
@@ -17,9 +17,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.triton.blocks import Blocked, Dim, extent
+from codegen.triton.blocks import Blocked, Dim, extent, power_of_two
 from codegen.triton.products import descriptors
-from codegen.triton.products.groups import ROWS, Flat, flat_of, whole_blocks
+from codegen.triton.products.boxes import Box, box_of
 from lowering.expr import Expr, Load, Op, Random, loads, postorder
 from lowering.kernel import Fold, Loop, Role, Store, statements, values_of
 from lowering.scalar_ops import HALVES
@@ -27,7 +27,11 @@ from lowering.scalar_ops import HALVES
 WALKED = 128
 """Columns that are walked at a time."""
 
-_WIDTHS = (64, 128)
+LONG_ROW = 128
+"""Bytes: of rows as long there are fewer than 2³¹ in the memory of any device of sm_90."""
+
+WIDTHS = (64, 128)
+"""Columns that are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +51,11 @@ class Chain:
     m: Dim
     n: Dim
     e: Dim
-    left: Flat
-    right: Flat
-    other: Flat
+    left: Box
+    right: Box
+    other: Box
     store: Store
-    result: Flat
+    result: Box
 
 
 def chain_of(blocked: Blocked) -> Chain | str:
@@ -60,8 +64,6 @@ def chain_of(blocked: Blocked) -> Chain | str:
     stores = [stmt for stmt in blocked.body if isinstance(stmt, Store)]
     if len(blocked.dots) != 2:
         return f"its walk has {len(blocked.dots)} products, not two"
-    if kernel.sizes:
-        return "its sizes are not known"
     if kernel.then is not None or kernel.beside:
         return "it shares its launch"
     if len(loops) != 1 or len(loops) + len(stores) < len(blocked.body):
@@ -85,11 +87,8 @@ def _dims(blocked: Blocked, loop: Loop, first: Fold, second: Fold) -> tuple[Dim,
         return "the second product is not one of what is walked of the first"
     if m.role is not Role.GRID or not spread <= {"b", "m"} or {k.role, e.role} != {Role.WHOLE} or n.shift != 0:
         return "rows are not spread over programs, or widths are not held whole"
-    if any(extent(dim.size) not in _WIDTHS for dim in (k, e)):
-        return f"heads are {k.size} and {e.size} wide, not {' or '.join(map(str, _WIDTHS))}"
-    for dim, block, what in ((m, ROWS, "rows"), (n, WALKED, "walked columns")):
-        if not whole_blocks(dim, block):
-            return f"{dim.size} {what} are no whole blocks of {block}"
+    if any(power_of_two(extent(dim.size)) not in WIDTHS for dim in (k, e)):
+        return f"heads are {k.size} and {e.size} wide"
     return m, n, k, e
 
 
@@ -125,19 +124,19 @@ def factor_of(second: Fold) -> Expr | None:
     return factor if factor is not None and second.before not in postorder(factor) else None
 
 
-def _flat(blocked: Blocked, factor: Expr, along: Dim, other: Dim) -> Flat | None:
+def _flat(blocked: Blocked, factor: Expr, along: Dim, other: Dim) -> Box | None:
     if not isinstance(factor, Load) or factor.dtype not in HALVES:
         return None
-    matrix = descriptors.matrix_of(blocked, factor, along, other)
-    return None if matrix is None else flat_of(blocked, matrix)
+    matrix = descriptors.matrix_of(blocked, factor, along, other, long=LONG_ROW)
+    return None if matrix is None else box_of(blocked, matrix)
 
 
-def _result(blocked: Blocked, store: Store, m: Dim, e: Dim) -> Flat | None:
+def _result(blocked: Blocked, store: Store, m: Dim, e: Dim) -> Box | None:
     halves = blocked.kernel.param(store.param).dtype in HALVES and store.value.dtype in HALVES
     if isinstance(store.offset, Expr) or not halves:
         return None
-    matrix = descriptors.as_matrix(blocked, store.param, store.offset, m, e)
-    return None if matrix is None else flat_of(blocked, matrix)
+    matrix = descriptors.as_matrix(blocked, store.param, store.offset, m, e, long=LONG_ROW)
+    return None if matrix is None else box_of(blocked, matrix)
 
 
 def _keeps(blocked: Blocked, stores: list[Store]) -> bool:

@@ -107,11 +107,11 @@ def divided(config: Config, count: int) -> Config:
     return replace(config, blocks=tuple((name, columns if name == "n" else size) for name, size in config.blocks))
 
 
-def matrix_of(blocked: Blocked, load: Load, first: Dim, second: Dim) -> Matrix | None:
-    """The matrix over two dimensions that `load` reads; None where a descriptor cannot hold it."""
+def matrix_of(blocked: Blocked, load: Load, first: Dim, second: Dim, *, long: int = LONG_ROW) -> Matrix | None:
+    """The matrix over two dimensions that `load` reads; None if no descriptor can; `long`: see `LONG_ROW`."""
     if load.mask is not None or isinstance(load.index[0], Expr):
         return None
-    return as_matrix(blocked, load.buffer, load.index[0], first, second)
+    return as_matrix(blocked, load.buffer, load.index[0], first, second, long=long)
 
 
 def stack_of(blocked: Blocked) -> Stack | None:
@@ -132,7 +132,9 @@ def stack_of(blocked: Blocked) -> Stack | None:
     return Stack((first, second), shared[0], (matrices[0], matrices[1]), rows, columns, over)
 
 
-def as_matrix(blocked: Blocked, name: str, offset: sympy.Expr, first: Dim, second: Dim) -> Matrix | None:
+def as_matrix(
+    blocked: Blocked, name: str, offset: sympy.Expr, first: Dim, second: Dim, *, long: int = LONG_ROW
+) -> Matrix | None:
     """`name[offset]` as a matrix over two dimensions, in either order; None where a descriptor cannot hold it."""
     param = blocked.kernel.param(name)
     for rows, columns in ((first, second), (second, first)):
@@ -144,7 +146,7 @@ def as_matrix(blocked: Blocked, name: str, offset: sympy.Expr, first: Dim, secon
         if not (param.aligned and known and _one_each(blocked, base) and _starts_aligned(base, param.dtype.itemsize)):
             continue
         step, width, size = int(stride), int(columns.size), param.dtype.itemsize
-        few = extent(rows.size) < 2**31 if rows.size.is_Integer else step * size >= LONG_ROW
+        few = extent(rows.size) < 2**31 if rows.size.is_Integer else step * size >= long
         if step >= width and step * size % 16 == 0 and width * size >= 16 and width < 2**31 and few:
             return Matrix(name, rows, columns, stride, base)
     return None

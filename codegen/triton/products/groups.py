@@ -5,8 +5,7 @@ They are Gluon, the language below Triton in which a program says which of its w
 and where it is waited for.  Triton's own functions mean the same there, but for those that make tiles (`in_gluon`):
 these have a layout, which the compiler finds from the sums they meet.
 
-A matrix may be one of a batch of any shape: it is fetched from the whole parameter, seen as rows of one length, at the
-row and column where it begins (`Flat`), so that descriptors are made once for all blocks of a program.
+Descriptors are made once for all blocks of a program (`boxes`).
 
 Barriers.  What is fetched lies in rings of slots.  A slot has two barriers: `filled` completes when the bytes have
 arrived, `emptied` when each group has said that its products with it have ended.  A barrier's phase flips each time it
@@ -20,15 +19,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-import sympy
 import triton
 
-from codegen.triton.blocks import Blocked, Dim, extent
+from codegen.triton.blocks import Dim
 from codegen.triton.expressions.indices import Layout
-from codegen.triton.expressions.matrices import Matrix
-from codegen.triton.expressions.spell import TYPES
 from codegen.triton.expressions.values import Values
-from lowering.indexing import bounds
 
 GROUP = "group"
 ROWS = 64
@@ -53,36 +48,6 @@ def in_gluon(lines: Sequence[str]) -> list[str]:
 def run_on(arch: str) -> bool:
     """Does this architecture multiply in groups of warps?  Triton's interpreter has no Gluon."""
     return arch in ("sm_90", "sm_90a") and not triton.knobs.runtime.interpret
-
-
-@dataclass(frozen=True, slots=True)
-class Flat:
-    """A matrix within its parameter, which is seen as `height` rows of its stride; it begins at (row, column)."""
-
-    matrix: Matrix
-    row: sympy.Expr
-    column: sympy.Expr
-    height: int
-
-
-def flat_of(blocked: Blocked, matrix: Matrix) -> Flat | None:
-    """The matrix within its parameter; None where it reaches over the end of a row, or sizes are not known."""
-    param, stride = blocked.kernel.param(matrix.param), matrix.stride
-    sizes = [*param.shape, *param.strides, matrix.columns.size, stride]
-    if not all(sympy.sympify(size).is_Integer for size in sizes):
-        return None
-    row, column = sympy.Integer(0), sympy.Integer(0)
-    for term in sympy.Add.make_args(matrix.base):
-        factor, rest = term.as_coeff_Mul()
-        if factor % stride == 0:
-            row += factor // stride * rest
-        else:
-            column += term
-    span = bounds(column, blocked.sizes())
-    if span is None or span[0] < 0 or span[1] + matrix.columns.size > stride:
-        return None
-    last = sum((int(size) - 1) * int(step) for size, step in zip(param.shape, param.strides, strict=True))
-    return Flat(matrix, row, column, last // int(stride) + 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,31 +78,6 @@ class Form(Protocol):
         """Other names that its lines use."""
 
 
-def corner(values: Values, flat: Flat, rows: str, columns: str) -> str:
-    """Where a block of the matrix lies that begins at `rows` and `columns` of it, as text."""
-    placed = []
-    for base, start in ((flat.row, rows), (flat.column, columns)):
-        text = " + ".join([*([] if base == 0 else [values.index_tile(base).code.text]), *([start] if start else [])])
-        placed.append(f"tl.cast({text}, tl.int32)" if values.layout.wide and text else text or "0")
-    return f"[{', '.join(placed)}]"
-
-
-def describe(values: Values, name: str, flat: Flat, block: str) -> None:
-    """Add the descriptor `name` of blocks of this shape, and how these lie in shared memory."""
-    matrix, stride = flat.matrix, flat.matrix.stride
-    element = TYPES[values.layout.blocked.kernel.param(matrix.param).dtype]
-    values.line(f"{name}_layout: tl.constexpr = gl.NVMMASharedLayout.get_default_for({block}, {element})")
-    shape = f"[{flat.height}, {stride}], [{stride}, 1]"
-    pointer = values.pointer_name(matrix.param)
-    values.line(f"{name}_desc = hopper.tma.make_tensor_descriptor({pointer}, {shape}, {block}, {name}_layout)")
-
-
-def allocate(values: Values, name: str, count: int, block: str, flat: Flat) -> None:
-    """Add shared memory for so many blocks of what `describe` has named so."""
-    element = TYPES[values.layout.blocked.kernel.param(flat.matrix.param).dtype]
-    values.line(f"{name} = gl.allocate_shared_memory({element}, [{count}, {block[1:]}, {name}_layout)")
-
-
 def registers(count: int) -> int:
     """Registers per thread with which a program of so many groups begins."""
     return _REGISTERS[count][0]
@@ -158,12 +98,7 @@ def start(values: Values, name: str, form: Form, count: int) -> None:
     values.line(")")
 
 
-def shape(layout: Layout, dims: Sequence[Dim], parts: int = 1) -> str:
-    """The shape of a block over `dims`, of which the first is taken in so many parts, as text."""
-    first, *rest = (dim.constant for dim in dims)
-    return f"[{', '.join([first if parts == 1 else f'{first} // {parts}', *rest])}]"
-
-
-def whole_blocks(dim: Dim, block: int) -> bool:
-    """Is the size of a dimension known, and a multiple of the block?"""
-    return dim.size.is_Integer and extent(dim.size) % block == 0
+def shape(layout: Layout, dims: Sequence[Dim], parted: Dim) -> list[str]:
+    """The shape of a block over `dims`, of which one is taken in a part for each group, as text."""
+    count = layout.config.groups
+    return [f"{dim.constant} // {count}" if dim is parted else dim.constant for dim in dims]

@@ -1,0 +1,86 @@
+"""Boxes: a matrix of a batch as blocks of its parameter, so that one descriptor serves all programs.
+
+What enters is a matrix; what leaves is a `Box`, or nothing where a descriptor cannot hold it.  A matrix may be one of a
+batch of any shape: each index that it varies by from program to program (a head, a row of the batch) is a dimension of
+the descriptor, of which a block has one point.  Rows and columns keep their own dimensions, so that what lies past
+their ends arrives as zeros, and is not written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import sympy
+
+from codegen.triton.blocks import Blocked, Dim
+from codegen.triton.expressions.matrices import Matrix
+from codegen.triton.expressions.spell import PRODUCT, TYPES, Code
+from codegen.triton.expressions.values import Values
+from lowering.indexing import FloorDiv, Mod, bounds
+
+_MOST = 3
+"""Dimensions that a descriptor has beside rows and columns."""
+
+_MANY = sympy.Integer(2**30)
+"""Stands for how many points a batch of symbolic size has: no program is asked for one outside."""
+
+
+@dataclass(frozen=True, slots=True)
+class Box:
+    """A matrix within its parameter.
+
+    Attributes:
+        start: elements before the first matrix.
+        outer: which matrix it is: (index, how many there are, elements from one to the next), as many as needed.
+    """
+
+    matrix: Matrix
+    start: sympy.Expr
+    outer: tuple[tuple[sympy.Expr, sympy.Expr, sympy.Expr], ...]
+
+    @property
+    def dims(self) -> tuple[Dim, Dim]:
+        return self.matrix.rows, self.matrix.columns
+
+
+def box_of(blocked: Blocked, matrix: Matrix) -> Box | None:
+    """The matrix within its parameter; None where a descriptor cannot hold it."""
+    inside = {dim.symbol for dim in blocked.dims}
+    start, outer = sympy.Integer(0), []
+    for term in sympy.Add.make_args(matrix.base):
+        step, index = term.as_independent(*inside, as_Add=False)
+        if not index.free_symbols:
+            start += term
+            continue
+        span = bounds(index, blocked.sizes())
+        if not step.is_positive or (span is None and not isinstance(index, (sympy.Symbol, FloorDiv, Mod))):
+            return None
+        if span is not None and span[0] < 0:
+            return None
+        outer.append((index, _MANY if span is None else span[1] + 1, step))
+    return Box(matrix, start, tuple(outer)) if len(outer) <= _MOST else None
+
+
+def describe(values: Values, name: str, box: Box, block: Sequence[str], slots: int) -> None:
+    """Add the descriptor `name`_desc of blocks of this shape, and shared memory `name` for so many of them."""
+    matrix = box.matrix
+    element = TYPES[values.layout.blocked.kernel.param(matrix.param).dtype]
+    shape = f"[{', '.join([*('1' for _ in box.outer), *block])}]"
+    values.line(f"{name}_layout: tl.constexpr = gl.NVMMASharedLayout.get_default_for({shape}, {element})")
+    pointer = values.pointer_name(matrix.param)
+    if box.start != 0:
+        pointer += f" + {values.index_tile(box.start).code.at(PRODUCT)}"
+    sizes = [*(count for _, count, _ in box.outer), matrix.rows.size, matrix.columns.size]
+    steps = [*(step for _, _, step in box.outer), matrix.stride, sympy.Integer(1)]
+    listed = (", ".join(values.index_tile(each).code.text for each in found) for found in (sizes, steps))
+    text = ", ".join(f"[{each}]" for each in listed)
+    values.line(f"{name}_desc = hopper.tma.make_tensor_descriptor({pointer}, {text}, {shape}, {name}_layout)")
+    values.line(f"{name} = gl.allocate_shared_memory({element}, [{slots}, {shape[1:]}, {name}_layout)")
+
+
+def corner(values: Values, box: Box, rows: str, columns: str = "") -> str:
+    """Where a block of the matrix lies that begins at `rows` and `columns` of it, as text."""
+    placed = [*(values.index_tile(index).code for index, _, _ in box.outer), Code(rows or "0"), Code(columns or "0")]
+    narrow = not values.layout.wide and (values.layout.within_limit or not values.layout.blocked.kernel.sizes)
+    return f"[{', '.join(code.text if narrow else f'tl.cast({code.text}, tl.int32)' for code in placed)}]"
