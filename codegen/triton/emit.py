@@ -24,6 +24,7 @@ from codegen.triton.expressions.limits import limit_of
 from codegen.triton.expressions.scopes import Names
 from codegen.triton.expressions.spell import PRODUCT, UNARY
 from codegen.triton.expressions.values import Values
+from codegen.triton.products import turns
 from codegen.triton.products.ahead import Ahead
 from codegen.triton.products.groups import GROUP, Given, in_gluon
 from codegen.triton.rewrites.rounding import is_rounded
@@ -70,7 +71,8 @@ def _emit(kernel: Kernel, config: Config | None, arch: str, numerics: Numerics, 
         return _emit_together(kernel, parts, arch, limit, strict=strict)
     blocked = block(kernel)
     chosen = config or tail.with_room(candidates(blocked, arch, tf32=tf32)[0], kernel)
-    layout = lay_out(blocked, chosen, int(chosen.persistent), within_limit=within_limit)
+    loops = turns.depth(blocked, chosen) if chosen.groups else int(chosen.persistent)
+    layout = lay_out(blocked, chosen, loops, within_limit=within_limit)
     steps = tail.followers(kernel, chosen.num_warps, arch, tf32=tf32, within_limit=within_limit)
     limit = limit_of([layout, *(step.layout for step in steps)]) if within_limit else None
     if within_limit and limit is None:

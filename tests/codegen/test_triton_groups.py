@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import sympy
@@ -186,6 +188,29 @@ def test_sizes_that_are_not_known(sizes: dict[sympy.Symbol, int]) -> None:
     heads = HEADS if HEADS in sizes else 3
     kernel = online_attention(heads, rows, keys, 64, scale=0.125, causal=keys is rows)  # type: ignore[arg-type]
     assert_same(kernel, sizes=sizes)
+
+
+@pytest.mark.parametrize("together", [2, 3, 4])
+@pytest.mark.parametrize("programs", [2, 3, 5])
+def test_heads_that_fit_the_cache_together_are_done_one_section_after_the_other(together: int, programs: int) -> None:
+    kernel = online_attention(5, 400, 400, 64, scale=0.125, causal=True)
+    config = replace(grouped(kernel), group=together)
+    assert_same(kernel, TARGET.emit(kernel, config), programs=programs)
+
+
+def test_every_program_walks_about_as_far() -> None:
+    """Of 64 heads of 4096 rows, 16 of which fit the cache together: 512 blocks for 132 programs, four times."""
+    source = TARGET.emit(online_attention(64, 4096, 4096, 128, dtype=BF16, causal=True))
+    text = source.partition("def _zigzag(")[2].partition("@triton.jit\ndef _next_slot")[0]
+    walked = []
+    for program in range(132):
+        language = SimpleNamespace(num_programs=lambda _: 132, program_id=lambda _, program=program: program)
+        language.where = lambda condition, a, b: a if condition else b
+        names: dict[str, Any] = {"tl": language, "triton": SimpleNamespace(jit=lambda function: function)}
+        exec(f"def _zigzag({text}", names)
+        turns = [(turn, section) for section in range(4) for turn in range(names["_zigzag_turns"](512, section))]
+        walked.append(sum(32 - names["_zigzag"](turn, section) // 16 for turn, section in turns))
+    assert max(walked) <= 1.02 * sum(walked) / 132
 
 
 def assert_same(

@@ -59,15 +59,15 @@ def _next_slot(slot, phase, depth: tl.constexpr):
     return tl.where(wraps, 0, slot + 1), tl.where(wraps, phase ^ 1, phase)
 """,
     "_zigzag": """
-def _zigzag(turn):
+def _zigzag(turn, section):
     # Every second turn goes backwards through the programs, so that each has long blocks and short ones.
     programs = tl.num_programs(0)
-    return turn * programs + tl.where(turn % 2 == 0, tl.program_id(0), programs - 1 - tl.program_id(0))
+    return turn * programs + tl.where((turn + section) % 2 == 0, tl.program_id(0), programs - 1 - tl.program_id(0))
 """,
     "_zigzag_turns": """
-def _zigzag_turns(blocks):
+def _zigzag_turns(blocks, section):
     full = blocks // tl.num_programs(0)
-    return full + tl.where(_zigzag(full) < blocks, 1, 0)
+    return full + tl.where(_zigzag(full, section) < blocks, 1, 0)
 """,
     "_begin_product": """
 def _begin_product(left, right, over_first: tl.constexpr, layout: tl.constexpr):

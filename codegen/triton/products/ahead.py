@@ -37,7 +37,7 @@ from codegen.triton.products.boxes import Box
 from codegen.triton.products.chained import WALKED, chain_of, factor_of
 from codegen.triton.products.groups import GROUP, Given
 from codegen.triton.products.order import Order, order_of
-from codegen.triton.products.place import place
+from codegen.triton.products.turns import open_turns
 from lowering.kernel import Fold, Loop
 
 _SCORES, _SUMS, _STAGED = "SCORES", "SUMS", "staged"
@@ -125,7 +125,7 @@ class Ahead:
         """The lines of the warp that fetches."""
         plan, depth = self.plan, self.layout.config.num_stages
         values.line("slot, phase, begun = 0, 1, 1")
-        header = self._open(values)
+        close = open_turns(values, plan.m)
         m0 = values.starts[plan.m]
         order = order_of(values, plan.loop, plan.n)
         for group in range(self.groups):
@@ -137,7 +137,7 @@ class Ahead:
             self._fetch(values, ring, "slot", "phase", {plan.n: values.starts[plan.n]})
         values.line(f"slot, phase = _next_slot(slot, phase, {depth})")
         values.close(f"for {turn} in {order.every}:")
-        values.close(header)
+        close()
         return values.scopes[0].lines
 
     def _fetch(self, values: Values, ring: str, slot: str, phase: str, starts: dict[Dim, str]) -> None:
@@ -161,7 +161,7 @@ class Ahead:
             )
         values.line(f"{_STAGED} = out.index({GROUP})")
         values.line("slot, phase, begun = 0, 0, 0")
-        header = self._open(values)
+        close = open_turns(values, plan.m)
         order = order_of(values, plan.loop, plan.n)
         start = Code(f"{values.starts[plan.m]} + {GROUP} * ({self.share})", PRODUCT)
         values.starts[plan.m] = values.name("m1", Tile(start, depth=values.depth)).code.text
@@ -183,7 +183,7 @@ class Ahead:
         matrix = plan.result.matrix
         values.store_through[matrix.param] = Transfer("out_desc", matrix.rows, matrix.columns, None, _STAGED, place_of)
         body.stores()
-        values.close(header)
+        close()
         values.line("hopper.tma.store_wait(0)")
         return values.scopes[0].lines
 
@@ -293,14 +293,3 @@ class Ahead:
             values.line(line)
         values.line("behind, behind_phase = slot, phase")
         values.line(f"slot, phase = _next_slot(slot, phase, {self.layout.config.num_stages})")
-
-    def _open(self, values: Values) -> str:
-        """Open the walk over the blocks of a program and place each; returns the header of that loop."""
-        grid = self.layout.blocked.grid()
-        counts = [values.index_tile(dim.size).code.at(PRODUCT) for dim in grid if dim.name == "b"]
-        counts.append(f"tl.cdiv({values.index_tile(self.plan.m.size).code.text}, {self.plan.m.constant})")
-        blocks = values.name("blocks", Tile(Code(" * ".join(counts)))).code.text
-        turn = values.open("turn")
-        number = values.name("number", Tile(Code(f"_zigzag({turn})"), depth=values.depth)).code.text
-        place(values, number)
-        return f"for {turn} in range(_zigzag_turns({blocks})):"

@@ -1,0 +1,60 @@
+"""Turns: which blocks of rows each program of `ahead` takes, one after the other.
+
+What enters are block dimensions; what leaves are the lines that find a block.  Programs take turns, forwards and
+backwards in alternation, so that where walks are longer for some rows than for others each gets long ones and short
+ones.  Heads whose operands fit the cache together are a section: its blocks are all done before those of the next one
+begin, and its turns are counted for themselves.  Else a section would begin in the middle of a turn, in which some
+programs got its longest walks and others the shortest of the section before: with four sections of 512 blocks, the last
+program ended when the average one had been done for a quarter of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from codegen.triton.blocks import Blocked, Config, Dim, extent
+from codegen.triton.expressions.scopes import Tile
+from codegen.triton.expressions.spell import ATOM, PRODUCT, SUM, Code
+from codegen.triton.expressions.values import Values
+from codegen.triton.products.place import place
+
+
+def depth(blocked: Blocked, config: Config) -> int:
+    """In how many loops a program finds its blocks."""
+    return 1 + (_sections(blocked, config) is not None)
+
+
+def _sections(blocked: Blocked, config: Config) -> Dim | None:
+    """The dimension of heads, where these are more than one section."""
+    batch = next((dim for dim in blocked.grid() if dim.name == "b"), None)
+    return batch if batch is not None and 1 < config.group < extent(batch.size) else None
+
+
+def open_turns(values: Values, m: Dim) -> Callable[[], None]:
+    """Open the walk over the blocks of a program and place each; returns what closes it."""
+    layout = values.layout
+    rows = f"tl.cdiv({values.index_tile(m.size).code.text}, {m.constant})"
+    counts = [values.index_tile(dim.size).code.at(PRODUCT) for dim in layout.blocked.grid() if dim.name == "b"]
+    blocks = values.name("blocks", Tile(Code(" * ".join([*counts, rows])))).code.text
+    batch = _sections(layout.blocked, layout.config)
+    if batch is None:
+        return _open(values, blocks, "0", "")
+    together = values.name("together", Tile(Code(f"{layout.config.group} * {rows}"))).code.text
+    section = values.open("section")
+    first = values.name("first", Tile(Code(f"{section} * {together}"), depth=values.depth)).code.text
+    count = Code(f"tl.minimum({together}, {blocks} - {first})")
+    close = _open(values, values.name("count", Tile(count, depth=values.depth)).code.text, section, f"{first} + ")
+
+    def close_both() -> None:
+        close()
+        values.close(f"for {section} in range(tl.cdiv({blocks}, {together})):")
+
+    return close_both
+
+
+def _open(values: Values, blocks: str, section: str, before: str) -> Callable[[], None]:
+    """Open the turns of one section, which begins after the blocks `before`."""
+    turn = values.open("turn")
+    code = Code(f"{before}_zigzag({turn}, {section})", SUM if before else ATOM)
+    place(values, values.name("number", Tile(code, depth=values.depth)).code.text)
+    return lambda: values.close(f"for {turn} in range(_zigzag_turns({blocks}, {section})):")
