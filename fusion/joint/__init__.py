@@ -4,8 +4,8 @@ What enters is the functional ATen graph of both, as AOTAutograd traces it.  It 
 same, up to rounding: views that only autograd knows of go, widths of heads become numbers (`widths.py`), gradients of
 maxima that cancel are not computed (`maxima.py`), sums that the graph already holds in another order are taken from
 there (`reassociate.py`), gradients of what is too large to keep are computed in forward (`ahead.py`), as is what
-compares floats for equality (`comparisons.py`), and what backward makes again, rather than forward saving it, is
-marked.
+compares floats for equality (`comparisons.py`), positions are kept in few bytes (`positions.py`), and what backward
+makes again, rather than forward saving it, is marked.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from fusion.joint.ahead import compute_ahead
 from fusion.joint.comparisons import keep_comparisons
 from fusion.joint.factors import PRODUCTS, operands, value_of
 from fusion.joint.maxima import drop_vanishing_gradients
+from fusion.joint.positions import narrow_positions
 from fusion.joint.reassociate import reassociate
 from fusion.joint.widths import fix_widths, grows
 from fusion.options import WORKSPACE
@@ -43,6 +44,7 @@ def prepare(joint: fx.GraphModule, *, streams: bool, workspace: int = WORKSPACE)
     kept = compute_ahead(joint, workspace)
     reassociate(joint)
     kept += keep_comparisons(joint)
+    kept += narrow_positions(joint)
     if streams:
         prefer_recomputation(joint)
     return kept

@@ -59,3 +59,25 @@ def test_rows_are_still_folded() -> None:
         torch.randn(300, 4)
     ).kernels
     assert " over " in kernel.source
+
+
+@pytest.mark.parametrize(
+    ("pool", "shape", "dtype"),
+    [
+        (lambda x: F.max_pool2d(x * 2, 3, 2, 1), (2, 5, 40, 41), torch.int16),
+        (lambda x: F.max_pool3d(x * 2, 2), (2, 3, 4, 5, 6), torch.int8),
+        (lambda x: F.adaptive_max_pool2d(x * 2, 3), (2, 3, 181, 182), torch.int32),
+    ],
+    ids=["2d", "3d", "adaptive"],
+)
+def test_positions_are_kept_in_few_bytes(
+    pool: Callable[[Tensor], Tensor], shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    x = torch.randn(shape, generator=torch.Generator().manual_seed(0)).requires_grad_()
+    made = fusion.fuse(pool, options={"strict": True})(x)
+    assert made.grad_fn is not None
+    kept = {saved.dtype for saved in made.grad_fn.saved_tensors}  # type: ignore[attr-defined]  # of a compiled function
+    assert dtype in kept and torch.int64 not in kept
+    weights = made.detach().sin()
+    (ours,) = torch.autograd.grad(made, x, weights)
+    torch.testing.assert_close(ours, torch.autograd.grad(pool(x), x, weights)[0])
