@@ -123,21 +123,36 @@ def _alone(dependences: Dependences, position: int) -> Cluster:
 def _family(dependences: Dependences, position: int, chunks: Mapping[int, int]) -> Cluster:
     """A reduction with those over the same axes whose results it needs, and the maps in between."""
     alone = _alone(dependences, position)
-    space, places = alone.space, dict(alone.places)
-    todo = [position]
+    outside: set[int] = set()
+    while (found := _placed(dependences, alone, chunks, outside)) is None:
+        pass
+    kept = {position}
+    for member in sorted(found):  # maps of other reductions alone are read as they are
+        if isinstance(dependences.node(member), Reduce) or kept.intersection(dependences.producers(member)):
+            kept.add(member)
+    return replace(alone, members=tuple(sorted(kept)), places={member: found[member] for member in kept})
+
+
+def _placed(
+    dependences: Dependences, alone: Cluster, chunks: Mapping[int, int], outside: set[int]
+) -> dict[int, Placement] | None:
+    """Where a family is made; None once more is known to be `outside`, because it is read at several points."""
+    places, space = dict(alone.places), alone.space
+    todo = list(places)
     while todo:
         member = todo.pop()
         for load in dependences.loads[member]:
             producer = dependences.writer.get(load.buffer)
-            if producer is None or not _leads(dependences, producer, chunks):
+            if producer is None or producer in outside or not _leads(dependences, producer, chunks):
                 continue
             placement = _placement(dependences, producer, load, places[member], space)
             if placement is None or places.get(producer, placement) != placement:
-                return alone
+                outside.add(producer)
+                return None
             if producer not in places:
                 places[producer] = placement
                 todo.append(producer)
-    return Cluster(tuple(sorted(places)), space, places)
+    return places
 
 
 def _with_siblings(dependences: Dependences, family: Cluster, chunks: Mapping[int, int]) -> Cluster:

@@ -130,3 +130,13 @@ def test_images_of_symbolic_size(dims: tuple[int, ...]) -> None:
             torch._dynamo.mark_dynamic(x, dim)
         given = (x, weight, bias)
         assert_as_eager(fused(*given), batch_norm(*given), batch_norm(*(each.double() for each in given)))
+
+
+def test_a_norm_behind_another_is_cut_as_well() -> None:
+    def twice(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        return batch_norm(F.max_pool2d(batch_norm(x, weight, bias), 3, 2, 1), weight, bias)
+
+    x, weight, bias = noise(6, 64, 120, 96, about=2.0, channels_last=True), noise(64, about=1.0), noise(64)
+    found = kernels(twice, x, weight, bias)
+    assert sum(text.count(" = sum over ") == 3 for text in found) == 4, found  # two norms, in parts and merged
+    check(twice, x, weight, bias)
