@@ -114,8 +114,24 @@ def walk_time(dependences: Dependences, made: Stream | Cluster, capabilities: Ca
     moved = sum(
         dependences.bytes(name) for name in {load.buffer for p in made.places for load in dependences.loads[p]} - outs
     )
-    products = sum(product_time(dependences, p, capabilities) for p in made.places) / capabilities.streamed
+    products = sum(
+        product_time(dependences, p, capabilities) * (_padding(dependences, made, p) if capabilities.padded else 1.0)
+        for p in made.places
+    )
+    products /= capabilities.streamed
     return max(products + sum(_work(dependences, p, capabilities) for p in made.places), moved / capabilities.bandwidth)
+
+
+def _padding(dependences: Dependences, made: Stream | Cluster, position: int) -> float:
+    """How many times as many products a stream makes of a contraction, with axes held whole as powers of two."""
+    node, space = dependences.compute(position), made.space
+    held = {*space.held, *(axis.symbol for axis in space.private)}
+    share = 1.0
+    for axis in (*node.axes, *node.over):
+        if made.places[position][axis.symbol] in held:
+            size = max(1, dependences.estimate(axis.size))
+            share *= (1 << (size - 1).bit_length()) / size
+    return share
 
 
 def product_time(dependences: Dependences, position: int, capabilities: Capabilities) -> float:
