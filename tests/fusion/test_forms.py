@@ -49,7 +49,7 @@ def test_both_forms_are_priced() -> None:
     [
         ((2, 8, 2048, 256), "heads are 256 and 256 wide"),
         ((2, 8, 512, 128), "64 blocks of rows leave multiprocessors idle"),
-        ((8, 8, 512, 128), "a walk of 512 is over before the ring is full"),
+        ((16, 8, 384, 128), "a walk of 384 is over before the ring is full"),
     ],
 )
 def test_the_report_says_why_it_is_the_other_form(shape: tuple[int, ...], why: str) -> None:
@@ -62,3 +62,15 @@ def test_the_report_says_why_it_is_the_other_form(shape: tuple[int, ...], why: s
 def test_where_there_is_one_form_nothing_is_said() -> None:
     _, tunings = scheduled(attentions.plain, HEADS, TritonTarget("sm_80"))
     assert not tunings
+
+
+def priced(length: int, form: str) -> float:
+    call, _ = scheduled(attentions.causal, (16384 // length, 16, length, 128))
+    return kernel_time(call, TARGET, form) / call.flops
+
+
+def test_short_walks_cost_more_for_what_they_compute() -> None:
+    """What a block of rows needs before and after its walk is the same for any length, and more in groups."""
+    assert priced(512, GROUPED) > 1.3 * priced(4096, GROUPED)
+    ratios = [priced(length, GENERATED) / priced(length, GROUPED) for length in (512, 4096)]
+    assert 1.0 < ratios[0] < ratios[1]

@@ -15,6 +15,8 @@ from lowering.kernel import Role
 
 _SPEED = {3: 1.1, 2: 1.0}  # of so many groups against two
 
+_SHORT_WIDE = 512  # steps of a walk of wide heads below which nothing was measured
+
 _NARROW = 64  # columns of an operand of which three blocks fit into shared memory beside those of the other one
 
 
@@ -31,8 +33,9 @@ def candidates(blocked: Blocked, arch: str, together: int) -> tuple[Config, ...]
 def refused(blocked: Blocked, arch: str) -> str:
     """Why this kernel is not computed in groups of warps; empty where it is.
 
-    Measured against the form that Triton pipelines, on walks of 1024 to 16384: 1.4 times as fast on heads of 128, 1.05
-    to 1.1 times with a mask, 1.05 to 1.1 times on heads of 64, 0.9 times with one.
+    Measured against the form that Triton pipelines: 1.4 to 1.45 times as fast on heads of 128 and walks of 512 to
+    16384, 1.25 to 1.35 times with a mask, 1.1 times on heads of 64 and walks of 1024 or more, 0.9 to 1 times with a
+    mask.
     """
     if not groups.run_on(arch):
         return f"{arch} does not multiply in groups of warps"
@@ -42,7 +45,7 @@ def refused(blocked: Blocked, arch: str) -> str:
     blocks = programs(blocked, _config(blocked, 2, 1))
     if blocks * 10 < PROGRAMS * 7:
         return f"{blocks} blocks of rows leave multiprocessors idle"
-    if walks.steps(blocked) < walks.SHORT:
+    if walks.steps(blocked) < (_SHORT_WIDE if _wide(blocked) else walks.SHORT):
         return f"a walk of {walks.steps(blocked)} is over before the ring is full"
     if not _wide(blocked) and walks.skips(blocked):
         return "narrow heads with a mask are faster in smaller blocks"
