@@ -45,16 +45,27 @@ class AttentionSpeed:
         plain: without a mask.
         skipping: where blocks are left out, of which more and less falls to a program: `is_causal`, a window.
         masked: where an element of a mask is read for every score.
+        begins: columns that forward could walk in the time that a block of rows takes before and after its walk.
     """
 
     plain: Shares
     skipping: Shares
     masked: Shares
+    begins: float = 0.0
 
     def scaled(self, factor: float) -> AttentionSpeed:
         """The same speed as a share of products that are so much slower."""
         kinds = (self.plain, self.skipping, self.masked)
-        return AttentionSpeed(*({w: (f * factor, b * factor) for w, (f, b) in kind.items()} for kind in kinds))
+        plain, skipping, masked = ({w: (f * factor, b * factor) for w, (f, b) in kind.items()} for kind in kinds)
+        return AttentionSpeed(plain, skipping, masked, self.begins)
+
+    def forward(self, share: float, walk: float) -> float:
+        """What is left of a forward share in walks of so many columns.
+
+        >>> AttentionSpeed({}, {}, {}, begins=256.0).forward(0.9, 256.0)
+        0.45
+        """
+        return share * walk / (walk + self.begins)
 
 
 GENERATED, GROUPED = "generated", "generated in groups"

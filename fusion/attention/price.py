@@ -14,7 +14,7 @@ from torch._functorch import config as functorch_config
 from torch._guards import tracing
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from codegen.target import GENERATED, GROUPED, AttentionSpeed, Capabilities, Target
+from codegen.target import GENERATED, GROUPED, Capabilities, Target
 from codegen.targets import DEFAULTS
 from fusion.attention.call import Call
 from fusion.capture import aot_backend
@@ -64,7 +64,7 @@ def library_time(call: Call, kernel: str, capabilities: Capabilities) -> float:
     Raises:
         Unsupported: the target does not say how fast it is.
     """
-    forward, backward = _shares(call, _speed(call, kernel, capabilities))
+    forward, backward = _shares(call, kernel, capabilities)
     product = _product(call, capabilities)
     total = capabilities.launch_us + FORWARD * product / forward
     return total + (capabilities.launch_us + BACKWARD * product / backward if call.training else 0.0)
@@ -77,7 +77,7 @@ def least_time(call: Call, capabilities: Capabilities) -> float:
         Unsupported: the target does not say how fast they are.
     """
     known = [form for form in (GENERATED, GROUPED) if (form, call.query.dtype.itemsize) in capabilities.attention]
-    shares = [_shares(call, _speed(call, form, capabilities)) for form in known or [GENERATED]]
+    shares = [_shares(call, form, capabilities) for form in known or [GENERATED]]
     forward, backward = max(share for share, _ in shares), max(share for _, share in shares)
     if call.computes_mask:
         return 0.0
@@ -86,16 +86,14 @@ def least_time(call: Call, capabilities: Capabilities) -> float:
     return total + (2 * capabilities.launch_us + AGAIN * product / backward if call.training else 0.0)
 
 
-def _speed(call: Call, kernel: str, capabilities: Capabilities) -> AttentionSpeed:
+def _shares(call: Call, kernel: str, capabilities: Capabilities) -> tuple[float, float]:
+    """The shares of the library's speed at which a kernel computes forward and backward of a call."""
     speed = capabilities.attention.get((kernel, call.query.dtype.itemsize))
     if speed is None:
         raise Unsupported(f"nothing is known of the speed of {kernel} attention in {call.query.dtype}")
-    return speed
-
-
-def _shares(call: Call, speed: AttentionSpeed) -> tuple[float, float]:
     shares = speed.masked if call.mask is not None else speed.skipping if call.is_causal else speed.plain
-    return at_width(shares, max(call.widths))
+    forward, backward = at_width(shares, max(call.widths))
+    return speed.forward(forward, call.columns * _causal(call)), backward
 
 
 def _product(call: Call, capabilities: Capabilities) -> float:

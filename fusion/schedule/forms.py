@@ -7,10 +7,9 @@ says their form reaches, less the blocks that are skipped.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-import sympy
 import torch
 
 from codegen.target import Capabilities, Shares, Target
@@ -39,8 +38,10 @@ def kernel_time(call: KernelCall, target: Target, form: str = "") -> float:
     dots = _dots(kernel)
     if not dots:
         return capabilities.launch_us + max(moved, call.flops / capabilities.flops)
-    share = _share(kernel, dots, capabilities, form or target.forms(call.kernel)[0].name)
-    return capabilities.launch_us + max(moved, _products(kernel, capabilities) / share / _busy(kernel, capabilities))
+    counted = {loop: _counted(kernel, loop) for loop in statements(kernel.body) if isinstance(loop, Loop)}
+    share = _share(kernel, dots, capabilities, form or target.forms(call.kernel)[0].name, _walk(kernel, counted))
+    products = _products(kernel, counted, capabilities) / share
+    return capabilities.launch_us + max(moved, products / _busy(kernel, capabilities))
 
 
 def weighed_forms(calls: Iterable[KernelCall], target: Target) -> Iterator[Tuning]:
@@ -62,8 +63,8 @@ def _as_traced(kernel: Kernel) -> Kernel:
     return replace(kernel, axes=tuple(replace(axis, size=with_values(axis.size, known)) for axis in kernel.axes))
 
 
-def _share(kernel: Kernel, dots: Sequence[Fold], capabilities: Capabilities, form: str) -> float:
-    """The share of the library's speed at which the products of one kernel run."""
+def _share(kernel: Kernel, dots: Sequence[Fold], capabilities: Capabilities, form: str, walk: float) -> float:
+    """The share of the library's speed at which the products of one kernel run, whose rows walk so many columns."""
     speed = capabilities.attention[form, dots[0].args[0].dtype.itemsize]
     rows, columns = (frozenset(axis for dot in dots for axis in getattr(dot, side)) for side in ("rows", "columns"))
     walked = {axis for stmt in statements(kernel.body) if isinstance(stmt, Loop) for axis in stmt.axes}
@@ -81,10 +82,18 @@ def _share(kernel: Kernel, dots: Sequence[Fold], capabilities: Capabilities, for
     if any(isinstance(stmt, Loop) and stmt.where is not None for stmt in statements(kernel.body)):
         found.append(speed.skipping)
     width = max((int(axis.size) for axis in kernel.with_role(Role.WHOLE)), default=1)
-    return min(at_width(shares, width)[len(dots) > FORWARD] for shares in found)
+    forward, backward = (min(of) for of in zip(*(at_width(shares, width) for shares in found), strict=True))
+    return backward if len(dots) > FORWARD else speed.forward(forward, walk)
 
 
-def _products(kernel: Kernel, capabilities: Capabilities) -> float:
+def _walk(kernel: Kernel, counted: Mapping[Loop, float]) -> float:
+    """How many columns a row walks, as far as they count."""
+    sizes = {axis.symbol: int(axis.size) for axis in kernel.axes}
+    walks = (share * math.prod(sizes[axis] for axis in loop.axes) for loop, share in counted.items())
+    return max(walks, default=math.inf)
+
+
+def _products(kernel: Kernel, counted: Mapping[Loop, float], capabilities: Capabilities) -> float:
     """Microseconds of the products of a kernel at the library's speed, without the blocks that are skipped."""
     sizes = {axis.symbol: int(axis.size) for axis in kernel.axes}
     varies = spans(kernel)
@@ -93,7 +102,7 @@ def _products(kernel: Kernel, capabilities: Capabilities) -> float:
         total = 0.0
         for stmt in body:
             if isinstance(stmt, Loop):
-                total += of(stmt.body, share if stmt.where is None else share * _counted(kernel, stmt.where, stmt.axes))
+                total += of(stmt.body, share * counted[stmt])
             elif isinstance(stmt, Fold) and stmt.op == "dot":
                 axes = frozenset(stmt.over).union(*(varies[arg] for arg in stmt.args))
                 rate = capabilities.matrix_flops * capabilities.matrix_share[stmt.args[0].dtype.itemsize]
@@ -103,9 +112,10 @@ def _products(kernel: Kernel, capabilities: Capabilities) -> float:
     return of(kernel.body, 1.0)
 
 
-def _counted(kernel: Kernel, where: Expr, walked: Sequence[sympy.Symbol]) -> float:
-    """The share of the blocks in which a condition holds anywhere, as far as indices tell."""
-    if any(True for _ in loads(where)):
+def _counted(kernel: Kernel, loop: Loop) -> float:
+    """The share of a loop's blocks in which its condition holds anywhere, as far as indices tell."""
+    where, walked = loop.where, loop.axes
+    if where is None or any(True for _ in loads(where)):
         return 1.0
     sizes = {axis.symbol: int(axis.size) for axis in kernel.axes}
     asked = free_axes(where)
