@@ -25,8 +25,8 @@ from lowering.scalar_ops import identity
 CHUNK_ACROSS = 512
 """Elements that are added up in float32 across lanes: 32 per lane, where a register holds 16."""
 
-CHUNK_PER_LANE = 64
-"""Elements that are added up in float32 by one lane."""
+CHUNK_PER_LANE = 16
+"""Elements that are added up in float32 by one lane: of 64, a sum was 2.7 times as far off as eager's."""
 
 ARG_LANES = 64
 """Candidates kept side by side by an argmax across lanes."""

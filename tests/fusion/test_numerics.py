@@ -229,6 +229,29 @@ def test_variances_far_from_zero(operation: Callable[..., object], dim: int) -> 
         torch.testing.assert_close(got, operation(given, dim), rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("operation", [torch.var, torch.std, torch.mean])
+@pytest.mark.parametrize("shape", [(64, 1000), (64, 257), (1000, 64)], ids=str)
+def test_columns_and_their_gradients_are_as_near_as_eager(
+    operation: Callable[..., Tensor], shape: tuple[int, int]
+) -> None:
+    """The gradient of a variance is made of differences from the mean, of which the error shows."""
+    draw = torch.Generator().manual_seed(0)
+    x, weight = torch.randn(shape, generator=draw) + 100, torch.randn(shape[1], generator=draw)
+
+    def made(f: Callable[..., Tensor], dtype: torch.dtype) -> Tensor:
+        given = x.to(dtype).requires_grad_()
+        out = f(given, 0)
+        (gradient,) = torch.autograd.grad(out, given, weight.to(dtype))
+        return out.detach() if operation is torch.mean else gradient
+
+    exact = made(operation, torch.float64)
+    ours, eager = (
+        (made(f, torch.float32).double() - exact).abs().max()
+        for f in (fuse(lambda x, dim: operation(x, dim)), operation)
+    )
+    assert ours <= 2 * eager
+
+
 def test_variances_of_long_rows_far_from_zero() -> None:
     """In parts: what is summed up of each part are differences from the mean of all."""
     x = torch.randn(300_007, generator=torch.Generator().manual_seed(0)) + 1e5
