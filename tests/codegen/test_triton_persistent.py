@@ -78,6 +78,12 @@ def test_long_sums_leave_little_to_hide() -> None:
     assert work_of(block(activated(8192, 8192, 1024, smooth=False))) == 0
 
 
+@pytest.mark.parametrize(("m", "n", "k", "measured"), [(8192, 3072, 768, 0.80), (8192, 2048, 2048, 0.89)])
+def test_gelu_is_priced_as_it_was_measured(m: int, n: int, k: int, measured: float) -> None:
+    """Against the library's product alone, on an H200."""
+    assert reached(block(activated(m, n, k, smooth=True))) == pytest.approx(measured, abs=0.05)
+
+
 def test_large_results_of_short_sums_are_left_to_the_library() -> None:
     words, layer = (reached(block(activated(8192, columns, 768, smooth=False))) for columns in (50304, 3072))
     assert words < 0.98 < 1.0 < layer
@@ -88,7 +94,7 @@ def test_large_results_of_short_sums_are_left_to_the_library() -> None:
 def test_functions_of_loaded_tiles_are_work_and_those_of_rows_are_not() -> None:
     tile, row = Cast(load("c", 3072 * i + j, BF16), F32), Cast(load("bias", j, BF16), F32)
     of_tile, of_row, plain = (work_of(block(graded(8192, 3072, 768, f))) for f in (gelu(tile), gelu(row), tile))
-    assert of_tile > 40 > of_row == plain == 0
+    assert of_tile > 30 > of_row == plain == 0
 
 
 def test_every_configuration_is_priced() -> None:
