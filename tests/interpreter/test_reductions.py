@@ -1,0 +1,45 @@
+"""Reductions by a kernel's own functions under the interpreter: whole tiles are joined, not one element at a time."""
+
+from __future__ import annotations
+
+import os
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
+
+import triton.language as tl
+from triton.runtime import interpreter
+
+from codegen.triton.launch.interpreted import _complete_interpreter
+
+
+@pytest.mark.parametrize("keep_dims", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "axis", "calls"), [((4096,), 0, 12), ((4, 64), 1, 6), ((4, 64), 0, 2), ((4, 8), None, 5)]
+)
+def test_neighbours_are_joined(shape: tuple[int, ...], axis: int | None, calls: int, keep_dims: bool) -> None:
+    _complete_interpreter()
+    made = []
+
+    def join(a: Any, i: Any, b: Any, j: Any) -> tuple[Any, Any]:
+        made.append(a.handle.data.shape)
+        first = a.handle.data <= b.handle.data
+        return tuple(tile(np.where(first, one.handle.data, two.handle.data)) for one, two in ((a, b), (i, j)))
+
+    def tile(data: np.ndarray) -> Any:
+        dtype = tl.float32 if data.dtype == np.float32 else tl.int32
+        return tl.core.tensor(interpreter.TensorHandle(data, dtype), tl.block_type(dtype, list(data.shape)))
+
+    values = np.random.default_rng(0).permutation(np.prod(shape)).astype(np.float32).reshape(shape)
+    places = np.arange(values.size, dtype=np.int32).reshape(shape)
+    reduction = interpreter.ReduceOps(axis, SimpleNamespace(fn=join), keep_dims)
+    least, place = (found.handle.data for found in reduction.generic_reduce((tile(values), tile(places))))
+    assert len(made) == calls
+    expected = values.min(axis, keepdims=keep_dims)
+    np.testing.assert_array_equal(least.reshape(expected.shape), expected)
+    np.testing.assert_array_equal(values.reshape(-1)[place].reshape(expected.shape), expected)
