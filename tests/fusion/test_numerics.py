@@ -263,7 +263,7 @@ def test_variances_of_long_rows_far_from_zero() -> None:
     finally:
         torch.set_num_threads(threads)
     (graph,) = report(fused).graphs
-    assert len(graph.kernels) > 1, str(graph)
+    assert any("part" in kernel.name for kernel in graph.kernels), str(graph)
 
 
 NORMS: dict[str, Callable[[Tensor], Tensor]] = {
