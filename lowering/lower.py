@@ -22,10 +22,12 @@ from lowering.calls import Calls, FxValue
 from lowering.errors import Unsupported
 from lowering.expr import Load, as_stored
 from lowering.host import KnownNumbers, is_float_of_numbers, is_number, joins
+from lowering.made_again import unrounded
 from lowering.overflow import refuse_overflow
 from lowering.program import BufferRef, Contract, Extern, Node, Program, memory_of, reads, writes
 from lowering.registry import RULES, Registered
 from lowering.rules.formula import literal
+from lowering.rules.promotion import rounded
 from lowering.seeded import seeded
 from lowering.sizes import size_of, sizes_of, truth_of, write_over
 from lowering.value import Value
@@ -229,7 +231,11 @@ class Lowering(Calls):
             value = replace(value, expr=as_stored(value.expr))
         if lazy or (isinstance(value.expr, Load) and value.expr.mask is None):
             return value
-        return self.map(value, sizes_of(meta.stride()))
+        assert self.current is not None
+        strides, wide = sizes_of(meta.stride()), unrounded(self.current, value.expr)
+        if wide is None:
+            return self.map(value, strides)
+        return rounded(self.map(replace(value, dtype=wide.dtype, expr=wide), strides), value.dtype)
 
     def _check_tensors(self, node: fx.Node) -> None:
         for val in [node.meta.get("val"), *(a.meta.get("val") for a in node.all_input_nodes)]:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import sympy
 import torch
-from torch.utils.checkpoint import CheckpointPolicy
 
 from lowering.builder import Builder, load_of
 from lowering.errors import Unsupported
 from lowering.expr import Load
 from lowering.indexing import ONE
+from lowering.made_again import is_made_again
 from lowering.program import BufferRef, Extern
 from lowering.registry import lowers
 from lowering.rules.promotion import Argument, combine, pointwise, rounded, widen
@@ -27,10 +27,11 @@ aten = torch.ops.aten
 def product(ctx: Builder, lhs: Value, rhs: Value) -> Value:
     """lhs [b?, m, k] · rhs [b?, k, n] → [b?, m, n]."""
     _check(lhs, rhs)
-    left = ctx.contractions is not None and ctx.current is not None and ctx.current.name not in ctx.contractions
+    node = ctx.current
+    left = ctx.contractions is not None and node is not None and node.name not in ctx.contractions
     if left and _is_small(ctx, lhs, rhs):
         return _summed(ctx, lhs, rhs)
-    if left and lhs.dtype in HALVES and _is_made_again(ctx):
+    if left and lhs.dtype in HALVES and node is not None and is_made_again(node):
         return rounded(_wide_call(ctx, lhs, rhs), lhs.dtype)
     return ctx.contract(lhs, rhs, lhs.dtype)
 
@@ -51,17 +52,10 @@ def _summed(ctx: Builder, lhs: Value, rhs: Value) -> Value:
     return rounded(fold(ctx, "sum", [products], [products.rank - 2]), lhs.dtype)
 
 
-def _is_made_again(ctx: Builder) -> bool:
-    """Is the current product computed by both forward and backward rather than kept?"""
-    assert ctx.current is not None
-    return ctx.current.meta.get("recompute") is CheckpointPolicy.PREFER_RECOMPUTE
-
-
 def _wide_call(ctx: Builder, lhs: Value, rhs: Value) -> Value:
     """A library's product in float32.
 
-    Of forward and backward, one may generate a product that the other leaves to the library.  What forward keeps of its
-    rows (their maximum) has to fit what backward makes again, so neither may round it to halves.
+    Of forward and backward, one may generate a product that the other leaves to the library (see `made_again`).
     """
     operands = [ctx.map(widen(operand)).expr for operand in (lhs, rhs)]
     names = [BufferRef(operand.buffer) for operand in operands if isinstance(operand, Load)]
