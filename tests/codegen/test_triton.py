@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
+from dataclasses import replace
 
 import pytest
 import sympy
@@ -16,11 +17,11 @@ from codegen.triton.arguments import POINTERS
 from codegen.triton.expressions.spell import SPELLING
 from lowering.builder import GENERATED_DTYPES
 from lowering.errors import BuildError
-from lowering.expr import Op
+from lowering.expr import Op, const
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Kernel, Role, Store
 from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
-from tests.codegen.kernels.making import BF16, F16, F32, I8, i, j, kernel, param
+from tests.codegen.kernels.making import BF16, F16, F32, I8, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr
 from tests.codegen.kernels.pointwise import add, bias_gelu, causal, convert, in_place, padded, permuted, transposed_add
 from tests.codegen.kernels.products import linear, matmul
@@ -190,6 +191,19 @@ def test_tall_columns_are_walked_and_short_ones_held() -> None:
     assert body(column_softmax(5000, 512)).count("for ") == 3
     assert body(fold("max", 5000, 512, Role.WHOLE, along=0)).count("for ") == 1
     assert "for " not in body(softmax(512, 5000, Role.WHOLE))
+
+
+def test_columns_that_are_stored_before_they_are_summed_are_walked_once() -> None:
+    made = fold("sum", 600, 512, Role.WHOLE, along=0)
+    params = (*made.params, param("map", F32, 600, 512, written=True))
+    doubled = Store("map", 512 * r + i, Op("mul", (load_expr("x", 512 * r + i), const(2.0, F32)), F32))
+    text = body(replace(made, params=params, body=(*made.body, doubled)))
+    assert text.count("for ") == text.count("tl.load(") == 1
+
+
+def test_few_columns_are_spread_over_more_processors() -> None:
+    assert '"XBLOCK": 8,' in TARGET.emit(fold("sum", 500, 64, Role.WHOLE, along=0))
+    assert '"XBLOCK": 32,' in TARGET.emit(fold("sum", 500, 4096, Role.WHOLE, along=0))
 
 
 def test_a_value_is_loaded_again_after_it_was_stored() -> None:

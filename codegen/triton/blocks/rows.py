@@ -17,7 +17,7 @@ from codegen.triton.blocks.contiguous import (
 from codegen.triton.blocks.dims import WORD, Dim
 from lowering.expr import Expr, TileRef, postorder
 from lowering.indexing import ZERO, coefficient
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Prefix, Role, Store, statements
+from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Prefix, Role, Stmt, Store, statements, values_of
 
 HELD_COLUMN, HELD_ONCE = 1024, 128
 """The longest column that is held whole, where it is needed again and where it is read once: times 16 columns it fills
@@ -133,11 +133,20 @@ def too_tall(kernel: Kernel, dims: Sequence[Dim]) -> bool:
     if len(reduced) != 1 or dims[-1].name != "x" or reduced[0].role is not Role.WHOLE:
         return False
     (held,) = reduced
-    folds = [stmt for stmt in kernel.body if isinstance(stmt, Fold)]
-    again = any(isinstance(node, TileRef) for node in postorder(*(arg for fold in folds for arg in fold.args)))
     axes = {axis.symbol for axis in held.axes}
-    again |= any(axes & offset.free_symbols for offset in store_offsets(kernel))
+    after = [
+        value
+        for stmt in kernel.body
+        if isinstance(stmt, Fold) or _stores_along(stmt, axes)
+        for value in values_of(stmt)
+    ]
+    again = any(isinstance(node, TileRef) for node in postorder(*after))
     return not held.size.is_Integer or int(held.size) > (HELD_COLUMN if again else HELD_ONCE)
+
+
+def _stores_along(stmt: Stmt, axes: Collection[sympy.Symbol]) -> bool:
+    """Is something stored for each point of `axes`?"""
+    return isinstance(stmt, Store) and not isinstance(stmt.offset, Expr) and bool(stmt.offset.free_symbols & axes)
 
 
 def reduced_dims(

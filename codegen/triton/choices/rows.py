@@ -172,7 +172,7 @@ def _steps(blocked: Blocked, length: int, rows: int) -> tuple[int, int]:
 def _columns(blocked: Blocked, r: Dim, x: Dim, times: int) -> Config:
     """The grid axis is contiguous: neighbouring threads take neighbouring columns, at least 64 bytes of them.
 
-    Programs take blocks of them so many `times`.
+    Programs take blocks of them so many `times`.  Of few columns they take less, where processors had nothing to do.
     """
     columns, length = extent(x.size), power_of_two(extent(r.size))
     if length >= 256 and _scans(blocked):  # many rows at once: the next ones wait for them
@@ -182,6 +182,8 @@ def _columns(blocked: Blocked, r: Dim, x: Dim, times: int) -> Config:
     wanted = min(1024, 4096 // length) if r.role is Role.WHOLE else 256 // _itemsize(blocked)
     block = min(max(32, wanted), power_of_two(columns))
     while block > 32 and -(-columns // block) * times < 2 * PROGRAMS:
+        block //= 2
+    while block > SECTOR // _itemsize(blocked, least=True) and -(-columns // block) * times < PROGRAMS // 4:
         block //= 2
     steps = length if r.role is Role.WHOLE else min(length, max(1, 4096 // block))
     return Config((("r", steps), ("x", block)), num_warps=min(16, _warps(steps * block, 16)))

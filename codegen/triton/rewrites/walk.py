@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import sympy
 
-from lowering.expr import index_of, postorder
+from lowering.expr import Load, index_of, postorder
 from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of
 from lowering.prefixes import named, placed
 
@@ -30,14 +30,22 @@ def walked(kernel: Kernel, over: tuple[sympy.Symbol, ...] = ()) -> Kernel:
     for stmt in kernel.body:
         if isinstance(stmt, Prefix):  # it stands in every loop that names it
             continue
-        last = body[-1] if body else None
+        place = max((k for k, made in enumerate(body) if isinstance(made, Loop)), default=0)
+        last = body[place] if body else None
         if isinstance(stmt, Store) and not _varies(stmt, frozenset(over)):
             body.append(stmt)
-        elif isinstance(last, Loop) and not _needs(stmt, last, prefixes):
-            body[-1] = replace(last, body=(*last.body, stmt))
+        elif isinstance(last, Loop) and not _needs(stmt, last, prefixes) and not _meets(stmt, body[place + 1 :]):
+            body[place] = replace(last, body=(*last.body, stmt))
         else:
             body.append(Loop(over, (stmt,)))
     return replace(kernel, axes=axes, body=placed(body, prefixes))
+
+
+def _meets(stmt: Stmt, stores: Sequence[Stmt]) -> bool:
+    """Does `stmt` touch what is stored before it?"""
+    touched = {node.buffer for node in postorder(*values_of(stmt)) if isinstance(node, Load)}
+    touched |= {stmt.param} if isinstance(stmt, Store) else set()
+    return any(isinstance(store, Store) and store.param in touched for store in stores)
 
 
 def _varies(stmt: Store, over: frozenset[object]) -> bool:
