@@ -11,8 +11,9 @@ axes are one where the longest alone has too few parts (`flat.py`).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 
 import sympy
 
@@ -23,9 +24,9 @@ from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
 from fusion.schedule.online.merge import MERGEABLE
 from fusion.schedule.space import Placement, Space
-from lowering.expr import Expr, Load, postorder
-from lowering.indexing import FloorDiv, coefficient, flatten, replace_axes
-from lowering.program import Axis, Map, Program, Reduce, Scan, axis_sizes
+from lowering.expr import Expr, Load, index_of, postorder
+from lowering.indexing import FloorDiv, coefficient, flatten, replace_axes, split_points
+from lowering.program import Axis, Map, Node, Program, Reduce, Scan, axis_sizes
 from lowering.sizes import estimate
 
 LONG = 1 << 13
@@ -111,7 +112,7 @@ def _held_parts(dependences: Dependences, cluster: Cluster, longest: Axis, capab
     enough = -(-2 * capabilities.parallelism // -(-columns // LANES))
     length = dependences.estimate(longest.size)
     wanted = min(max(enough, -(-points // HELD)), length)
-    return (near_divisor(length, wanted) if longest.size.is_Integer else None) or wanted
+    return _fitting(dependences.node(cluster.members[-1]), longest, wanted) or wanted
 
 
 def _alone(dependences: Dependences, position: int) -> Cluster:
@@ -211,12 +212,30 @@ def _chunks(
     wanted = wanted_parts(rows, length, capabilities, contiguous=contiguous)
     if wanted > max((estimate(axis.size, hints) for axis in node.over), default=1):
         node = flattened(program, node)
-    size = max((axis.size for axis in node.over), key=lambda size: estimate(size, hints), default=sympy.Integer(1))
-    longest = estimate(size, hints)
-    wanted = min(wanted, longest)
-    if wanted < 2:
+    if not node.over:
         return node, 1
-    return node, (near_divisor(longest, wanted) if size.is_Integer else None) or wanted
+    longest = max(node.over, key=lambda axis: estimate(axis.size, hints))
+    wanted = min(wanted, estimate(longest.size, hints))
+    return node, 1 if wanted < 2 else _fitting(node, longest, wanted) or wanted
+
+
+def _fitting(node: Node, axis: Axis, wanted: int) -> int | None:
+    """The divisor of the length of `axis` nearest to `wanted`, within a factor of two; None if there is none.
+
+    If that axis stands for several of what is read, parts of whole rows, or of which a row is a multiple, come first:
+    they are made in the axes of what is read.
+    """
+    assert isinstance(node, Reduce)
+    if not axis.size.is_Integer:
+        return None
+    length = int(axis.size)
+    indices = [index for part in postorder(*node.args) for index in index_of(part)]
+    bounds = [1, *split_points(indices, axis.symbol, axis.size), length]
+
+    def is_even(count: int) -> bool:
+        return any(length // count % a == 0 and b % (length // count) == 0 for a, b in pairwise(bounds))
+
+    return near_divisor(length, wanted, is_even) or near_divisor(length, wanted)
 
 
 def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguous: bool) -> int:
@@ -233,13 +252,13 @@ def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguo
     return min(wanted, length // shortest or 1)
 
 
-def near_divisor(length: int, wanted: int) -> int | None:
+def near_divisor(length: int, wanted: int, fits: Callable[[int], bool] = lambda count: True) -> int | None:
     """The divisor of `length` nearest to `wanted`, within a factor of two and at least 2; None if there is none.
 
     >>> near_divisor(96, 7), near_divisor(97, 7), near_divisor(96, 1)
     (6, None, 2)
     """
-    near = [d for d in range(max(2, wanted // 2), 2 * wanted + 1) if length % d == 0 and d <= length]
+    near = [d for d in range(max(2, wanted // 2), 2 * wanted + 1) if length % d == 0 and d <= length and fits(d)]
     return min(near, key=lambda d: abs(d - wanted), default=None)
 
 
