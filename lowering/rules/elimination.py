@@ -138,9 +138,9 @@ def solver(entry: Entry, pivots: Sequence[Term], *, adjoint: bool) -> Solve:
     return solve
 
 
-def _factors(a: Value, batch: Shape, *, turned: bool = False, pivot: bool = True) -> Factors:
+def _factors(ctx: Builder, a: Value, batch: Shape, *, turned: bool = False, pivot: bool = True) -> Factors:
     """Of the matrices, or of their transposes, read over the axes of `batch`."""
-    rows, columns = sides(a)
+    rows, columns = sides(ctx, a)
     if rows * columns * min(rows, columns) > MOST_STEPS:
         raise Unsupported(f"factors of matrices of {rows} rows and {columns} columns")
     if not pivot and a.device.type == "cpu":
@@ -174,14 +174,14 @@ def lu_factor_ex(
 ) -> tuple[Value, Value, Value]:
     """(the factors in one matrix, what was exchanged, 0 or the first column without a pivot)."""
     lead = a.shape[:-2]
-    factors = _factors(a, lead, pivot=pivot)
+    factors = _factors(ctx, a, lead, pivot=pivot)
     return (*_results(a, factors), held(lead, a, factors.info))
 
 
 @lowers(aten.linalg_lu.default)
 def lu(ctx: Builder, a: Value, *, pivot: bool = True) -> tuple[Value, Value, Value]:
     """(P, L, U) with P·L·U = A; without exchanged rows P is nothing."""
-    factors = _factors(a, a.shape[:-2], pivot=pivot)
+    factors = _factors(ctx, a, a.shape[:-2], pivot=pivot)
     *lead, rows, columns = a.shape
     inner = min(rows, columns)
     lower, upper = factors.lower(a.dtype), factors.upper(a.dtype)
@@ -194,7 +194,7 @@ def lu_unpack(
     ctx: Builder, a: Value, pivots: Value, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Value, Value, Value]:
     """(P, L, U) of factors that stand in one matrix."""
-    sides(a)
+    sides(ctx, a)
     lower, upper = _triangles(ctx, a) if unpack_data else (_nothing(a), _nothing(a))
     return _permutation(a, _given(ctx, pivots, a.shape[:-2])) if unpack_pivots else _nothing(a), lower, upper
 
@@ -237,7 +237,7 @@ def _permutation(a: Value, pivots: Sequence[Term]) -> Value:
 @lowers(aten.linalg_lu_solve.default)
 def lu_solve(ctx: Builder, a: Value, pivots: Value, b: Value, *, left: bool = True, adjoint: bool = False) -> Value:
     """The X with A·X = B, or with X·A = B if not `left`, of factors of A, or of its transpose if `adjoint`."""
-    count, _ = sides(a, b)
+    count, _ = sides(ctx, a, b)
     shape = (*batch_of(a, b), *b.shape[-2:])
     batch = shape[:-2]
     entry: Entry = Matrices(a, batch, len(batch)).read
@@ -250,22 +250,22 @@ def solve_ex(
     ctx: Builder, a: Value, b: Value, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Value, Value, Value, Value]:
     """(the X with A·X = B, or with X·A = B; the factors of A, what was exchanged, where there is no pivot)."""
-    count, _ = sides(a, b)
+    count, _ = sides(ctx, a, b)
     vector = b.rank == 1 or (b.rank == a.rank - 1 and b.shape == a.shape[:-1])
     known = unsqueeze(ctx, b, -1) if vector else b
     shape = (*batch_of(a, known), *known.shape[-2:])
-    by = _factors(a, shape[:-2]).solve(adjoint=not left)
+    by = _factors(ctx, a, shape[:-2]).solve(adjoint=not left)
     found = solved(known, shape, count, by, left=left)
-    own = _factors(a, a.shape[:-2])
+    own = _factors(ctx, a, a.shape[:-2])
     return squeeze_dim(ctx, found, -1) if vector else found, *_results(a, own), held(a.shape[:-2], a, own.info)
 
 
 @lowers(aten.linalg_inv_ex.default)
 def inv_ex(ctx: Builder, a: Value, *, check_errors: bool = False) -> tuple[Value, Value]:
     """(the inverse; 0, or the first column without a pivot)."""
-    count, _ = sides(a)
+    count, _ = sides(ctx, a)
     lead = a.shape[:-2]
-    factors = _factors(a, lead)
+    factors = _factors(ctx, a, lead)
     inverse = solved(identity_like(a), a.shape, count, factors.solve(adjoint=False))
     return inverse, held(lead, a, factors.info)
 
@@ -284,7 +284,7 @@ def _joined(terms: Sequence[Term], like: Value, start: float, join: Callable[[Te
 def det(ctx: Builder, a: Value) -> tuple[Value, Value, Value]:
     """(the determinant, the factors, what was exchanged)."""
     lead = a.shape[:-2]
-    factors = _factors(a, lead, turned=_turned(ctx))
+    factors = _factors(ctx, a, lead, turned=_turned(ctx))
     product = _joined(factors.diagonal, a, 1, Term.__mul__)
     return held(lead, a, product * factors.sign(a.dtype)), *_results(a, factors)
 
@@ -293,7 +293,7 @@ def det(ctx: Builder, a: Value) -> tuple[Value, Value, Value]:
 def slogdet(ctx: Builder, a: Value) -> tuple[Value, Value, Value, Value]:
     """(the sign of the determinant, the logarithm of its size, the factors, what was exchanged)."""
     lead = a.shape[:-2]
-    factors = _factors(a, lead, turned=_turned(ctx))
+    factors = _factors(ctx, a, lead, turned=_turned(ctx))
     signs = [call("sign", term) for term in factors.diagonal]
     sign = _joined(signs, a, 1, Term.__mul__) * factors.sign(a.dtype)
     size = _joined([log(absolute(term)) for term in factors.diagonal], a, 0, Term.__add__)

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
+from lowering.builder import Builder
 from lowering.errors import Unsupported
 from lowering.expr import IndexValue
 from lowering.indexing import ZERO, axis_symbol
@@ -47,13 +48,15 @@ class Matrices:
         return Term(self.value.view(self.shape, [*lead, sympy.sympify(row), sympy.sympify(column)]).expr)
 
 
-def sides(*matrices: Value) -> tuple[int, int]:
+def sides(ctx: Builder, *matrices: Value) -> tuple[int, int]:
     """Rows and columns of the first of some matrices.
 
     Raises:
         Unsupported: it is not to be taken apart.
     """
     rows, columns = matrices[0].shape[-2:]
+    if ctx.rounded:
+        raise Unsupported("strict numerics leave matrices to the library")
     if any(matrix.dtype not in (torch.float32, torch.float64) for matrix in matrices):
         raise Unsupported(f"matrices of {matrices[0].dtype}")
     if not (rows.is_Integer and columns.is_Integer) or max(rows, columns) > LARGEST:

@@ -53,7 +53,7 @@ def solve_triangular(
     ctx: Builder, a: Value, b: Value, *, upper: bool, left: bool = True, unitriangular: bool = False
 ) -> Value:
     """The X with A·X = B, or with X·A = B if not `left`."""
-    count, _ = sides(a, b)
+    count, _ = sides(ctx, a, b)
     shape = (*batch_of(a, b), *b.shape[-2:])
     entry: Entry = Matrices(a, shape, len(shape) - 2).read
     entry, upper = (entry, upper) if left else (transposed(entry), not upper)
@@ -65,7 +65,7 @@ def triangular_solve(
     ctx: Builder, b: Value, a: Value, upper: bool = True, transpose: bool = False, unitriangular: bool = False
 ) -> tuple[Value, Value]:
     """(the X with A·X = B, or with Aᵀ·X = B; a copy of A)."""
-    count, _ = sides(a, b)
+    count, _ = sides(ctx, a, b)
     shape = (*batch_of(a, b), *b.shape[-2:])
     entry: Entry = Matrices(a, shape, len(shape) - 2).read
     entry, upper = (transposed(entry), not upper) if transpose else (entry, upper)
@@ -85,7 +85,7 @@ def _solved_by_factor(factor: Value, shape: Shape, upper: bool) -> Solve:
 @lowers(aten.cholesky_solve.default)
 def cholesky_solve(ctx: Builder, b: Value, factor: Value, upper: bool = False) -> Value:
     """The X with L·Lᵀ·X = B, or with Uᵀ·U·X = B."""
-    count, _ = sides(factor, b)
+    count, _ = sides(ctx, factor, b)
     shape = (*batch_of(factor, b), *b.shape[-2:])
     return solved(b, shape, count, _solved_by_factor(factor, shape, upper))
 
@@ -93,14 +93,14 @@ def cholesky_solve(ctx: Builder, b: Value, factor: Value, upper: bool = False) -
 @lowers(aten.cholesky_inverse.default)
 def cholesky_inverse(ctx: Builder, factor: Value, upper: bool = False) -> Value:
     """The inverse of L·Lᵀ, or of Uᵀ·U."""
-    count, _ = sides(factor)
+    count, _ = sides(ctx, factor)
     return solved(identity_like(factor), factor.shape, count, _solved_by_factor(factor, factor.shape, upper))
 
 
 @lowers(aten.linalg_cholesky_ex.default)
 def cholesky_ex(ctx: Builder, a: Value, *, upper: bool = False, check_errors: bool = False) -> tuple[Value, Value]:
     """(the lower L with L·Lᵀ = A, or the upper U with Uᵀ·U = A; 0, or the first row that has none)."""
-    count, _ = sides(a)
+    count, _ = sides(ctx, a)
     lead = a.shape[:-2]
     read: Entry = Matrices(a, a.shape, len(lead)).read
     entry = transposed(read) if upper else read

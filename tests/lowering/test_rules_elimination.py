@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
+from lowering.lower import lower
 from lowering.rules.entries import LARGEST
-from tests.lowering.lowered import calls, check, lowered
+from tests.lowering.lowered import calls, check, lowered, traced
 
 aten = torch.ops.aten
 
@@ -87,3 +88,10 @@ def test_large_matrices_stay_calls() -> None:
     for size in (7, LARGEST + 1):
         program = lowered(lambda a: torch.linalg.inv_ex(a)[0], matrices(size, size))
         assert list(calls(program)) == ["linalg_inv_ex.default"]
+
+
+def test_strict_numerics_leave_matrices_to_the_library() -> None:
+    graph = traced(
+        lambda a: (torch.linalg.inv_ex(a)[0], torch.linalg.solve_triangular(a, a, upper=True)), [matrices(3, 3)]
+    )
+    assert sorted(calls(lower(graph, rounded=True))) == ["linalg_inv_ex.default", "linalg_solve_triangular.default"]
