@@ -272,6 +272,21 @@ def test_one_graph_for_marked_sizes_of_two_inputs() -> None:
     assert not any("cannot see" in extern.reason for report in reports for extern in report.externs)
 
 
+@pytest.mark.parametrize("lengths", [(64, 128, 40), (300, 512, 40)])
+def test_attention_of_any_width(lengths: Sequence[int]) -> None:
+    """Columns are held whole by a program that walks a chain of products: none whose number is symbolic."""
+
+    def program(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, -1) @ v
+
+    ours, reports = fused(program, None)
+    for width in lengths:
+        given = [torch.randn(1, 2, 1024, width) for _ in range(3)]
+        with torch.no_grad():
+            torch.testing.assert_close(ours(*given), program(*given))
+    assert forwards(reports) <= 3  # any multiple of 8 or 16 once, and any number
+
+
 class Scaled(torch.nn.Module):
     def __init__(self) -> None:
         super().__init__()

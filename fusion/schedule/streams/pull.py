@@ -20,7 +20,10 @@ from lowering.indexing import replace_axes
 from lowering.program import Axis, Contract, Extern, Map, Reduce, Scatter
 
 HELD = 256
-"""The longest axis that a program holds whole beside the tile: columns of a sink, and short axes of tiles."""
+"""The longest axis that a program holds whole beside the tile: columns of a sink, and short axes of tiles.
+
+A block has a constant length, so none is held whose size is symbolic, whatever that is at first.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,9 @@ class Pull:
         self.places: dict[int, Placement] = {sink: {axis: axis for axis in self.sizes}}
 
     def run(self) -> Stream | None:
-        if math.prod(self.dependences.estimate(axis.size) for axis in self.held) > HELD or not self.grid:
+        if not self.grid or not all(axis.size.is_Integer for axis in self.held):
+            return None
+        if math.prod(int(axis.size) for axis in self.held) > HELD:
             return None
         todo = [self.sink]
         while todo:
