@@ -2,13 +2,17 @@
 
 With `dynamic=True` Dynamo makes a symbol of each size, that of a head among them.  A kernel that makes scores where it
 needs them holds the head whole, in a tile; of a width that may be anything it cannot, and the scores would be made in
-memory.  A width belongs to a model as the sizes of its weights do, so it is guarded: another one is compiled anew.
+memory.  It holds the columns of what the scores are multiplied with, too, which may be as many or others.  A width
+belongs to a model as the sizes of its weights do, so it is guarded: another one is compiled anew.
 
 What enters is an ATen graph, forward or joint; what leaves is the same graph, in which the sizes that short products
 run over are numbers, if the products are larger than their operands and the maximum of their rows is taken: scores.
+So are the sizes of the columns of products with them.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import fx
@@ -27,8 +31,13 @@ def fix_widths(graph: fx.GraphModule) -> None:
     """Guard the widths of heads, where they are symbols."""
     known = {size_of(val): val for val in (node.meta.get("val") for node in graph.graph.nodes) if _is_symbol(val)}
     for node in graph.graph.nodes:
-        if node.target in PRODUCTS and grows(node) and _is_scored(node):
-            for symbol in size_of(_short(node)).free_symbols:
+        if node.target not in PRODUCTS or not grows(node):
+            continue
+        scores = _made_of(node)
+        if not any(user.target in MAXIMA for score in scores for user in score.users):
+            continue
+        for width in (_short(node), *_columns(scores)):
+            for symbol in size_of(width).free_symbols:
                 if symbol in known:
                     int(known[symbol])  # asking for the number makes the guard
 
@@ -52,16 +61,25 @@ def grows(product: fx.Node) -> bool:
     return hint_of(_short(product)) <= LONGEST and elements(value_of(product).shape) > made_of
 
 
-def _is_scored(product: fx.Node) -> bool:
-    """Is the maximum of the rows of a product taken, after operations on each element?"""
+def _made_of(product: fx.Node) -> list[fx.Node]:
+    """A product, and what is made of it element by element or row by row, in its size."""
     size = elements(value_of(product).shape)
-    todo, seen = [product], {product}
+    found = {product: None}
+    todo = [product]
     while todo:
         for user in todo.pop().users:
-            if user.target in MAXIMA:
-                return True
             val = user.meta.get("val")
-            if user not in seen and isinstance(val, torch.Tensor) and elements(val.shape) == size:
-                seen.add(user)
+            if user not in found and isinstance(val, torch.Tensor) and elements(val.shape) == size:
+                found[user] = None
                 todo.append(user)
-    return False
+    return list(found)
+
+
+def _columns(scores: list[fx.Node]) -> Iterator[int | torch.SymInt]:
+    """The columns of products with `scores`, if they are few."""
+    for score in scores:
+        for user in score.users:
+            if user.target in PRODUCTS and operands(user)[0] is score:
+                width = value_of(user).shape[-1]
+                if hint_of(width) <= LONGEST:
+                    yield width

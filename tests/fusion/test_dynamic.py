@@ -247,6 +247,19 @@ def test_width_of_a_head_is_guarded() -> None:
     assert forwards(reports) == 2  # one for each width
 
 
+def test_width_of_what_scores_are_multiplied_with_is_guarded() -> None:
+    """A kernel holds it whole: of a width that is not known a GPU's was larger than any tile."""
+
+    def attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(q @ k.transpose(-2, -1), -1) @ v
+
+    ours, reports = fused(attention, True)
+    for length, width in ((40, 12), (70, 12), (50, 20), (31, 20)):
+        given = (*(normal(2, 3, length, 8) for _ in range(2)), normal(2, 3, length, width))
+        check(attention, ours, given, train=False)
+    assert forwards(reports) == 2  # one for each width
+
+
 def test_strides_that_change_are_followed() -> None:
     def scaled(x: torch.Tensor) -> torch.Tensor:
         return torch.softmax(x * 2, -1) + x.sum(0)
