@@ -206,10 +206,12 @@ def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
     """`arg` as `dtype`.  An implicit rounding that is widened again at once disappears, in what is chosen, too.
 
     The rounding of a stored bfloat16 intermediate is an artefact of eager execution; between fused operations the
-    float32 value is kept.  Explicit casts written by the user are always kept.
+    float32 value is kept.  Explicit casts written by the user are always kept, but of bools, which nothing rounds.
 
-    >>> x = Load("x", (), torch.float32)
+    >>> x, on = Load("x", (), torch.float32), Load("on", (), torch.bool)
     >>> make_cast(make_cast(x, torch.bfloat16, implicit=True), torch.float32) is x
+    True
+    >>> make_cast(make_cast(on, torch.bfloat16), torch.float32) is make_cast(on, torch.float32)
     True
     """
     if arg.dtype is dtype:
@@ -219,6 +221,8 @@ def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
         return Const(value, dtype)
     if isinstance(arg, Cast) and _disappears(arg, dtype):
         return arg.arg
+    if isinstance(arg, Cast) and arg.arg.dtype is torch.bool:
+        return make_cast(arg.arg, dtype)
     if isinstance(arg, Op) and _disappears(arg, dtype):
         mask, *arms = arg.args
         return Op("where", (mask, *(make_cast(arm, dtype) for arm in arms)), dtype)

@@ -46,8 +46,8 @@ def simplify(expr: sympy.Expr, sizes: Sizes) -> sympy.Expr:
     >>> sizes = {b: sympy.Integer(4), s: sympy.Integer(16)}
     >>> simplify(FloorDiv(16 * b + s, 16), sizes), simplify(Mod(16 * b + s, 16), sizes)
     (i0, i1)
-    >>> simplify(8 * FloorDiv(s, 8) + Mod(s, 8), sizes)
-    i1
+    >>> simplify(8 * FloorDiv(s, 8) + Mod(s, 8), sizes), simplify(2 * Mod(FloorDiv(s, 2), 4) + Mod(s, 2), sizes)
+    (i1, Mod(i1, 8))
     """
     return _simplified(expr, facts_of(expr, sizes)) if _has_digits(expr) else expr
 
@@ -140,20 +140,34 @@ def _reduce_term(term: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
 
 
 def _recompose(total: sympy.Add, sizes: Sizes) -> sympy.Expr:
-    """`c·b·(a // b) + c·(a % b) → c·a`, until nothing changes."""
+    """`c·b·(a // b) + c·(a % b) → c·a` and `c·b·(a // b % m) + c·(a % b) → c·(a % bm)`, until nothing changes."""
     terms = set(total.args)
     for term in total.args:
         for mod in (f for f in sympy.Mul.make_args(term.as_coeff_Mul()[1]) if isinstance(f, Mod)):
             a, b = mod.args
             scale = term / mod
-            partner = sympy.expand_mul(scale * b * simplify(FloorDiv(a, b), sizes))
-            parts = sympy.Add.make_args(partner)
+            quotient = simplify(FloorDiv(a, b), sizes)
+            parts = sympy.Add.make_args(sympy.expand_mul(scale * b * quotient))
             if term in parts or not terms.issuperset(parts):
                 parts, a = _quotient_beside(total.args, mod, scale, sizes)
+            if not parts:
+                parts, a = _digit_beside(total.args, mod, scale, quotient)
             if parts:
                 left = terms.difference(parts, {term})
                 return simplify(sympy.Add(*left, sympy.expand_mul(scale * a)), sizes)
     return total
+
+
+def _digit_beside(
+    terms: Iterable[sympy.Expr], mod: sympy.Expr, scale: sympy.Expr, quotient: sympy.Expr
+) -> tuple[tuple[sympy.Expr, ...], sympy.Expr]:
+    """`c·b·(a // b % m)` among `terms`, and `a % bm`, where `mod` is `a % b` and `quotient` is `a // b`."""
+    a, b = mod.args
+    for term in terms:
+        digit = next((f for f in sympy.Mul.make_args(term) if isinstance(f, Mod) and f.args[0] == quotient), None)
+        if digit is not None and term == sympy.expand_mul(scale * b * digit):
+            return (term,), Mod(a, b * digit.args[1])
+    return (), mod
 
 
 def _quotient_beside(

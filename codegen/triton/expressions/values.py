@@ -20,7 +20,7 @@ from codegen.triton.expressions.indices import Layout, expand
 from codegen.triton.expressions.matrices import Stack
 from codegen.triton.expressions.points import Points
 from codegen.triton.expressions.scopes import Names, Tile, Transfer
-from codegen.triton.expressions.spell import ATOM, SUM, Code, cast, literal, spell, typed
+from codegen.triton.expressions.spell import ATOM, SUM, UNARY, Code, cast, literal, spell, typed
 from codegen.triton.expressions.widths import int32_ranges
 from codegen.triton.rewrites.interior import unconditional
 from lowering.checks import CHECKED
@@ -111,7 +111,9 @@ class Values(Points):
 
     def _advance(self, pointer: Tile, step: Tile) -> Tile:
         dims = self.join((pointer.dims, step.dims))
-        text = f"{expand(pointer.code, pointer.dims, dims).at(SUM)} + {expand(step.code, step.dims, dims).at(SUM + 1)}"
+        text = expand(step.code, step.dims, dims).at(SUM + 1)
+        added = f"- {text[1:]}" if text.startswith("-") and step.code.binds == UNARY else f"+ {text}"
+        text = f"{expand(pointer.code, pointer.dims, dims).at(SUM)} {added}"
         return Tile(Code(text, SUM), dims, max(pointer.depth, step.depth))
 
     def pointer_name(self, param: str) -> str:
