@@ -130,4 +130,4 @@ def _is_within(index: sympy.Expr, size: sympy.Expr, sources: Shape) -> bool:
     return span is not None and bool(span[0] >= 0) and (span[1] < size) == True  # noqa: E712  # symbolic sizes tell neither
 
 
-__all__ = ["folded", "updates_input", "written"]
+__all__ = ["JOINS", "folded", "updates_input", "written"]

@@ -16,15 +16,20 @@ from lowering.errors import Unsupported
 from lowering.expr import Index, IndexValue, guarded
 from lowering.indexing import ONE, axis_symbol
 from lowering.registry import lowers
+from lowering.rules import reduction
 from lowering.rules.formula import Term, eq, isnan, literal, maximum, ne, where
-from lowering.rules.meeting import folded
+from lowering.rules.meeting import JOINS, folded
+from lowering.rules.ordering import apart, spread
 from lowering.rules.promotion import combine, convert, rounded, shaped_as, widen
 from lowering.rules.scans import cumsum
 from lowering.rules.search import searchsorted
 from lowering.scalar_ops import identity
-from lowering.value import Shape, Value, axes_of
+from lowering.value import Shape, Value, axes_of, reshape
 
 aten = torch.ops.aten
+
+MOST_TESTED = 4096
+"""Pairs of a segment and an element that may be looked at where elements cannot be folded into their segments."""
 
 FOLDS = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"}
 
@@ -62,8 +67,27 @@ class Segments:
 
     def fold(self, ctx: Builder, op: str, source: Value, start: float) -> Value:
         """`op` of the sources of each segment and `start`."""
+        pairs = self.shape[self.dim] * source.shape[self.dim]
+        may_meet = ctx.scatters is None or op in ctx.scatters
+        if not may_meet and pairs.is_Integer and pairs <= MOST_TESTED:
+            return self._gathered(ctx, op, source, start)
         begin = Value(self.shape, source.dtype, source.device, literal(start, source.dtype))
         return folded(ctx, op, begin, self.place(source), source, self.inside)
+
+    def _gathered(self, ctx: Builder, op: str, source: Value, start: float) -> Value:
+        """The same where sources cannot meet in memory: each segment looks at all of them."""
+        behind = (ONE,) * (source.rank - self.dim - 1)
+        owned = combine(lambda own, inside: where(inside, own, -1), self.own, shaped_as(self.own, self.inside))
+        segment = Value(self.shape, torch.int64, source.device, IndexValue(axis_symbol(self.dim)))
+        neutral = identity(op, source.dtype)
+        chosen = combine(
+            lambda own, mine, x: where(eq(own, mine), x, neutral),
+            apart(reshape(owned, (*owned.shape, *behind)), self.dim),
+            spread(segment, self.dim),
+            apart(source, self.dim),
+        )
+        begin = literal(start, source.dtype)
+        return combine(lambda x: JOINS[op](Term(begin), x), reduction.fold(ctx, op, [chosen], [self.dim + 1]))
 
 
 def _segments(ctx: Builder, data: Value, dim: int, lengths: Value | None, offsets: Value | None) -> Segments:

@@ -7,7 +7,10 @@ import math
 import pytest
 import torch
 
-from tests.lowering.lowered import check
+from lowering.interpret import run_program
+from lowering.lower import lower
+from lowering.program import Scatter
+from tests.lowering.lowered import calls, check, traced
 
 aten = torch.ops.aten
 
@@ -63,3 +66,21 @@ def test_other_types(dtype):
     x = numbers(0).to(dtype)
     check(lambda x, n: torch.segment_reduce(x, "max", lengths=n, unsafe=True), x, LENGTHS[0].int())
     check(lambda x, n: torch.segment_reduce(x, "mean", lengths=n, unsafe=True), x, LENGTHS[0])
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_products_where_sources_cannot_meet_in_memory(dim):
+    """As on a GPU: each segment looks at all elements, of which there are few."""
+    x, lengths = numbers(dim), LENGTHS[dim]
+
+    def product(x, n):
+        out = torch.segment_reduce(x, "prod", lengths=n, axis=dim, unsafe=True, initial=1.5)
+        return out, aten._segment_reduce_backward(out + 1, out, x, "prod", lengths=n, axis=dim, initial=1.5)
+
+    program = lower(traced(product, (x, lengths)), scatters={"sum"})
+    assert not calls(program) and not any(isinstance(node, Scatter) and node.op == "prod" for node in program.nodes)
+    for found, wanted in zip(run_program(program, [x, lengths]), product(x, lengths), strict=True):
+        torch.testing.assert_close(found, wanted)
+    long = torch.rand(5000).double()
+    graph = traced(lambda x, n: torch.segment_reduce(x, "prod", lengths=n), (long, torch.tensor([2000, 3000])))
+    assert list(calls(lower(graph, scatters={"sum"}))) == ["segment_reduce.default"]
