@@ -215,8 +215,12 @@ def _most(pick: Callable[..., Any], plain: Callable[..., Any]) -> Callable[..., 
 
 def _namespace(program: list[int], programs: int) -> dict[str, Any]:
     """What a generated file imports, for the program whose number `program` holds."""
+    return {"tl": _triton_language(program, programs), "gl": _gluon_language(), "hopper": _hopper()}
+
+
+def _triton_language(program: list[int], programs: int) -> SimpleNamespace:
     types = {name: getattr(torch, name) for name in ("float32", "float16", "bfloat16", "int64", "int32")}
-    triton_language = SimpleNamespace(
+    return SimpleNamespace(
         **types,
         int1=torch.bool,
         constexpr=int,
@@ -233,7 +237,10 @@ def _namespace(program: list[int], programs: int) -> dict[str, Any]:
         sum=lambda x, axis: x.sum(axis),
         reduce=lambda x, axis, combine: x.amax(axis),  # of `_maximum`, the only one here
     )
-    gluon_language = SimpleNamespace(
+
+
+def _gluon_language() -> SimpleNamespace:
+    return SimpleNamespace(
         float32=torch.float32,
         int64=torch.int64,
         arange=torch.arange,
@@ -249,7 +256,10 @@ def _namespace(program: list[int], programs: int) -> dict[str, Any]:
         DotOperandLayout=lambda *parts: None,
         warp_specialize=_run_together,
     )
-    hopper = SimpleNamespace(
+
+
+def _hopper() -> SimpleNamespace:
+    return SimpleNamespace(
         fence_async_shared=lambda: None,
         warpgroup_mma=_begin,
         warpgroup_mma_wait=lambda outstanding, deps: _wait(outstanding, deps),
@@ -267,7 +277,6 @@ def _namespace(program: list[int], programs: int) -> dict[str, Any]:
             store_wait=lambda pending: None,
         ),
     )
-    return {"tl": triton_language, "gl": gluon_language, "hopper": hopper}
 
 
 def run(kernel: Kernel, source: str, args: Sequence[torch.Tensor], programs: int, sizes: Sequence[int] = ()) -> None:
