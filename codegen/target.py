@@ -87,6 +87,7 @@ class Capabilities:
     Attributes:
         fold_ops: folds that can be spelled; without "dot", contractions are left to the library.
         whole_limit: the longest reduced row, in elements, that one program holds whole.
+        window_limit: the most points of a window that overlaps others which a map takes; a larger one is folded.
         parallelism: how many programs keep the device busy (few rows below it call for a split reduction).
         launch_us: microseconds of one launch.
         product_us: microseconds that the library's smallest product takes beside its launch.
@@ -121,6 +122,7 @@ class Capabilities:
     padded: bool = False
     lone_products: bool = True
     product_us: float = 0.0
+    window_limit: int = 0
     attention: Mapping[tuple[str, int], AttentionSpeed] = field(default_factory=dict)
     follows: bool = True
     crowding: float = 0.0

@@ -104,7 +104,7 @@ def _schedule(
         ("selected", select_terms),
         ("chunks", partial(in_chunks, workspace=workspace, streams=streams, hints=hints)),
         ("scans", partial(split_scans, capabilities=capabilities)),
-        ("windows", unroll_windows),
+        ("windows", partial(unroll_windows, capabilities=capabilities)),
     ):
         program = trace.program(name, transform(program))
         verify_program(program, verified)

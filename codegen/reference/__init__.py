@@ -45,6 +45,7 @@ class ReferenceTarget:
         return Capabilities(
             fold_ops=frozenset(FOLD_OPS),
             whole_limit=1 << 15,
+            window_limit=25,
             parallelism=128,
             launch_us=5.0,
             bandwidth=1e6,

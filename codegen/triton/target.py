@@ -65,6 +65,7 @@ _ATTENTION["flash", 2] = _ATTENTION["cudnn", 2]  # not measured: taken to be as 
 _H200 = Capabilities(
     fold_ops=frozenset(FOLD_OPS),
     whole_limit=32_768,  # elements of a row: 32 per thread of 32 warps; of 50257, a walk took 0.75 of the time
+    window_limit=25,  # else a tile folds it across threads: a pool of 3 by 3 took 13 times as long
     parallelism=2 * 132,  # two programs per multiprocessor
     launch_us=4.0,
     bandwidth=4.3e6,  # a copy, both directions together

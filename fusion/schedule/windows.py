@@ -6,7 +6,7 @@
 tile that holds them: each thread folds its own windows in registers, neighbours find in the cache what they share, and
 a map joins what comes before and after it as any other does.
 
-Left as they are: long windows, and reductions of whole rows, which others that read the rows can share.
+Left as they are: windows beyond the target's limit, and reductions of whole rows, which others that read the rows can share.
 """
 
 from __future__ import annotations
@@ -19,13 +19,11 @@ from functools import reduce
 import sympy
 import torch
 
+from codegen.target import Capabilities
 from lowering.conditions import simpler
 from lowering.expr import Const, Expr, IndexValue, Load, Op, const, postorder, rewrite
 from lowering.indexing import Sizes, bounds, substitute_all
 from lowering.program import Map, Node, Program, Reduce
-
-POINTS = 25
-"""Points of the largest window that is taken apart."""
 
 COMBINED = {"sum": "add", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 """Fold → the operation on two of its values."""
@@ -33,18 +31,19 @@ RANKED = {"argmax": ("maximum", "gt"), "argmin": ("minimum", "lt")}
 """Fold that gives a position → the operation on two values, and the comparison by which one is taken."""
 
 
-def unroll_windows(program: Program) -> Program:
+def unroll_windows(program: Program, capabilities: Capabilities) -> Program:
     """The program with reductions of small windows as maps; the same object when there are none."""
+    most = capabilities.window_limit
     nodes: tuple[Node, ...] = tuple(
-        _unrolled(node) if isinstance(node, Reduce) and _is_window(node) else node for node in program.nodes
+        _unrolled(node) if isinstance(node, Reduce) and _is_window(node, most) else node for node in program.nodes
     )
     return program if nodes == program.nodes else replace(program, nodes=nodes)
 
 
-def _is_window(node: Reduce) -> bool:
-    """Does a small reduction read along an axis on which its results lie, too?"""
+def _is_window(node: Reduce, most: int) -> bool:
+    """Does a reduction of at most so many points read along an axis on which its results lie, too?"""
     points = sympy.Mul(*(axis.size for axis in node.over))
-    if not points.is_Integer or not 0 < points <= POINTS or node.args[-1].dtype is not node.dtype:
+    if not points.is_Integer or not 0 < points <= most or node.args[-1].dtype is not node.dtype:
         return False
     if node.op not in COMBINED and node.op not in RANKED:
         return False
