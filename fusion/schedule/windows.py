@@ -6,7 +6,8 @@
 tile that holds them: each thread folds its own windows in registers, neighbours find in the cache what they share, and
 a map joins what comes before and after it as any other does.
 
-Left as they are: windows beyond the target's limit, and reductions of whole rows, which others that read the rows can share.
+Left as they are: windows beyond the target's limit, and reductions of whole rows, which others that read the rows can
+share.
 """
 
 from __future__ import annotations
