@@ -149,10 +149,10 @@ def test_wrong_settings_name_the_right_ones() -> None:
 
 def test_unknown_operations_are_called_and_named() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.inv(x.exp()) * 2
+        return torch.linalg.pinv(x.exp()) * 2
 
     found = fusion.explain(f)(torch.eye(5) + 0.1)
-    assert any("linalg_inv" in extern.name for extern in found.externs)
+    assert any("linalg_pinv" in extern.name for extern in found.externs)
     assert len(found.kernels) == 2
     torch.testing.assert_close(fusion.fuse(f)(torch.eye(5)), f(torch.eye(5)))
 

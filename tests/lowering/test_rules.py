@@ -348,7 +348,7 @@ REFUSED: dict[str, tuple[Callable[[torch.Tensor], object], torch.Tensor, str]] =
     "mm.default": (lambda x: x @ x, torch.ones(2, 2, dtype=torch.int64), "int64"),
     "mul.Tensor": (lambda x: x * x, torch.ones(2, dtype=torch.complex64), "complex64"),
     "mode.default": (lambda x: x.mode()[0], torch.ones(65), "long rows"),
-    "linalg_inv_ex.default": (lambda x: torch.linalg.inv_ex(x)[0], torch.eye(2), "no rule"),
+    "linalg_qr.default": (lambda x: torch.linalg.qr(x)[0], torch.eye(2), "no rule"),
     "view.dtype": (lambda x: x.view(torch.int32), torch.ones(2), "no rule"),
 }
 
