@@ -97,6 +97,7 @@ def count(shape: Shape) -> sympy.Expr:
 
 
 def is_tensor(node: object) -> bool:
+    """Is it a node that gives one tensor?"""
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 

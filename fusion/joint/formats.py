@@ -21,6 +21,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils import _pytree as pytree
 
+from fusion.joint.factors import value_of
 from fusion.joint.layout import is_dense, with_strides
 
 aten = torch.ops.aten
@@ -66,7 +67,7 @@ def saved_bytes(call: fx.Node) -> float:
     by kernels of its own; one without a window is a product as it is.  One of a channel each runs elsewhere, by a
     kernel that takes its time for each multiplication.  Groups of several channels take twice as long with them last.
     """
-    images, weight = [_value(node) for node in _images(call)], _value(_operands(call)[-1])
+    images, weight = [value_of(node) for node in _images(call)], value_of(_operands(call)[-1])
     if not _on_matrix_units(images[0]):
         return 0.0
     window = prod(weight.shape[2:])
@@ -103,7 +104,7 @@ class _Plan:
             changed = [arg for arg in node.all_input_nodes if arg in self.values]
             if node in self.calls:
                 for arg in _operands(node):
-                    if not _has_channels_last(self._value(arg)):
+                    if not _has_channels_last(self.value_of(arg)):
                         self._copy(node, arg, last=True)
                 if not self._follow(node):
                     raise _Refused
@@ -129,7 +130,7 @@ class _Plan:
                         made[copy] = with_strides(copy[0], self.copies[copy].stride())
                 reader.replace_input_with(copy[0], made[copy])
 
-    def _value(self, node: fx.Node) -> torch.Tensor:
+    def value_of(self, node: fx.Node) -> torch.Tensor:
         return cast(torch.Tensor, self.values.get(node, node.meta["val"]))
 
     def _copy(self, reader: fx.Node, arg: fx.Node, *, last: bool) -> None:
@@ -212,10 +213,6 @@ def _on_matrix_units(image: torch.Tensor) -> bool:
         return False
     matrix_units = torch.cuda.is_available() and torch.cuda.get_device_capability(image.device) >= (8, 0)
     return matrix_units and image.dtype.itemsize == 2
-
-
-def _value(node: fx.Node) -> torch.Tensor:
-    return cast(torch.Tensor, node.meta["val"])
 
 
 def _bytes(tensor: torch.Tensor) -> int:

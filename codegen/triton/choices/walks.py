@@ -37,6 +37,7 @@ def together(blocked: Blocked) -> int:
 
 
 def skips(blocked: Blocked) -> bool:
+    """Does a condition rule out blocks of a walk?"""
     return any(isinstance(stmt, Loop) and stmt.where is not None for stmt in blocked.body)
 
 

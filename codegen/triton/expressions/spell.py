@@ -167,6 +167,7 @@ def device(function: str) -> Spelling:
 
 
 def unchanged(args: Sequence[Code], dtype: torch.dtype, fast: bool) -> Code:
+    """The operand itself: an operation that does nothing to its dtype."""
     return args[0]
 
 
