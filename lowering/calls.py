@@ -152,7 +152,7 @@ class Calls(Builder):
         """
         if not isinstance(value.expr, Load) or value.expr.mask is not None:
             return None
-        if fresh and self._is_copy(node, value.expr.buffer):
+        if (fresh and self._is_copy(node, value.expr.buffer)) or self._lies_elsewhere(node, value.expr.buffer):
             return None
         whole, axes = self.buffers[value.expr.buffer], axes_of(value.shape)
         if whole.device != value.device:
@@ -197,6 +197,14 @@ class Calls(Builder):
             if not isinstance(source, fx.Node) or not (is_view or node.target is operator.getitem):
                 return True
             node = source
+        return False
+
+    def _lies_elsewhere(self, node: fx.Node, name: str) -> bool:
+        """Is there another buffer than `name` for a result of which eager's result of `node` is a view?"""
+        while isinstance(node.target, OpOverload) and _is_view(node.target) and isinstance(node.args[0], fx.Node):
+            node = node.args[0]
+            if self.realised.get(node, name) != name:
+                return True
         return False
 
     def library(self, out: Buffer, lhs: Value, rhs: Value) -> tuple[Node, ...]:

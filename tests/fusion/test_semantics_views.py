@@ -101,6 +101,12 @@ def nothing(x: torch.Tensor) -> object:
     return None
 
 
+def read_by_a_call(x: torch.Tensor) -> object:
+    """The call wants the dimensions that a fold leaves out."""
+    y = x.amax(None, keepdim=True)
+    return torch.kthvalue(y, 1)[0], y, y[:, None]
+
+
 def numbers(x: torch.Tensor) -> object:
     return x.shape[0], x.dim(), 3, "text", x.sum()
 
@@ -108,7 +114,7 @@ def numbers(x: torch.Tensor) -> object:
 FUNCTIONS: tuple[Function, ...] = (
     *(itself, itself_twice, a_view, a_view_of_a_result, only_a_view_of_a_result, two_views_of_a_result),
     *(one_result_twice, equal_results, clones, detached_result, parts, expanded, contiguous, reshaped, strided),
-    *(real_types, changed_and_viewed, changed_result_and_view, nothing, numbers),
+    *(real_types, changed_and_viewed, changed_result_and_view, nothing, numbers, read_by_a_call),
 )
 
 UNCOMPUTED = (itself, a_view, nothing)
