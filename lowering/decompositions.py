@@ -155,7 +155,8 @@ def _into_shared(scatter: OpOverload) -> Callable[..., object]:
 
     def apart(x: torch.Tensor, *others: object, **options: object) -> object:
         sizes = zip(x.shape, x.stride(), strict=True)
-        if not any(statically_known_true(s == 0) and not statically_known_true(n == 1) for n, s in sizes):
+        shared = any(statically_known_true(s == 0) and not statically_known_true(n == 1) for n, s in sizes)
+        if not shared or statically_known_true(x.numel() == 0):  # of nothing, a copy has such strides, too
             return NotImplemented
         return scatter(x.clone(), *others, **options)
 

@@ -88,6 +88,12 @@ def test_what_is_put_into_shared_memory_has_the_strides_of_eager(name: str, shap
     assert torch.equal(graph(x), INTO[name](x))
 
 
+def test_nothing_shares_no_memory() -> None:
+    x = torch.empty(0).as_strided((0, 0, 1), (0, 1, 1))
+    graph = make_fx(lambda x: x.slice_scatter(x + 1, 1), decomposition_table=decompositions(), tracing_mode="fake")(x)
+    assert graph(x).shape == x.shape
+
+
 def test_it_is_made_once():
     assert decompositions() is decompositions() is not decompositions(exact=True)
 
