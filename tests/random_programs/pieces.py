@@ -42,7 +42,7 @@ LAYERS = (
     "F.mish({f})",
     "F.celu({f}.nan_to_num())",
     "F.softsign({f})",
-    "F.hardsigmoid({f})",
+    "F.hardsigmoid({f}.float())",
     "F.hardtanh({f}, -1.0, 0.5)",
     "F.relu6({f}) * {w}",
     "F.silu({f}) * {sf}",

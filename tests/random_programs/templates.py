@@ -12,8 +12,8 @@ The first tensor of an entry is its subject; the others follow from it.  Holes, 
 
 Whether a computed float equals another one, zero above all, is never asked: roundings would decide it.  Nor is the sign
 of a NaN, nor a gradient of `topk`, which may name any of equal elements.  Nor is what eager answers by chance: the
-gradient of `elu` at NaN, which is NaN only where whole vectors are computed, and the median of what is expanded, which
-it reads past its end.
+gradient of `elu` at NaN, which is NaN only where whole vectors are computed, that of `hardsigmoid` in float64, which is
+made of a sixth in float32, and the median of what is expanded, which it reads past its end.
 """
 
 from __future__ import annotations
