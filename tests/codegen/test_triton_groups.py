@@ -33,11 +33,13 @@ TAKEN = {
     "grouped": online_attention(4, 1024, 1024, 128, dtype=BF16, causal=True, group=2),
     "odd rows": online_attention(2, 1000, 1024, 128, dtype=BF16),
     "odd walk": online_attention(2, 1024, 1001, 128, dtype=BF16, causal=True),
+    "wide": online_attention(2, 1024, 1024, 256, dtype=BF16),
+    "wide, odd, causal": online_attention(2, 1000, 1001, 160, dtype=BF16, causal=True),
     "odd width": online_attention(2, 1024, 1024, 96, dtype=BF16),
 }
 LEFT = {
     "rows that are not aligned": online_attention(32, 1024, 1024, 100, dtype=BF16),
-    "wide": online_attention(32, 1024, 1024, 256, dtype=BF16),
+    "wide": online_attention(32, 1024, 1024, 320, dtype=BF16),
     "float32": online_attention(32, 1024, 1024, 64, dtype=torch.float32),
     "width walked": online_attention(32, 1024, 1024, 128, dtype=BF16, step=64),
     "three products": attention_dq(32, 1024, 1024, 128, dtype=BF16),
@@ -71,7 +73,7 @@ def test_other_architectures_have_no_groups(arch: str) -> None:
 @pytest.mark.parametrize(
     ("name", "why"),
     [
-        ("wide", "heads are 256 and 256 wide"),
+        ("wide", "heads are 320 and 320 wide"),
         ("rows that are not aligned", "its matrices are not of 16 bits, or do not lie evenly in memory"),
         ("three products", "its walk has 3 products, not two"),
     ],
@@ -109,7 +111,7 @@ def test_a_result_in_the_memory_of_an_operand_is_left_to_triton() -> None:
     assert isinstance(chain_of(block(replace(kernel, body=body))), str)
 
 
-@pytest.mark.parametrize("name", ["plain", "half, 64 wide"])
+@pytest.mark.parametrize("name", ["plain", "half, 64 wide", "wide, odd, causal"])
 def test_it_compiles_without_a_device(name: str) -> None:
     kernel = TAKEN[name]
     stages = dict(TARGET.stages(kernel, TARGET.emit(kernel, grouped(kernel)), "sm_90"))
@@ -141,7 +143,7 @@ WALKS = {
 }
 
 
-@pytest.mark.parametrize("width", [64, 128])
+@pytest.mark.parametrize("width", [64, 128, 256])
 @pytest.mark.parametrize("walk", WALKS)
 def test_threads_give_what_the_evaluator_gives(walk: str, width: int) -> None:
     """Nine blocks on two programs: slots, phases and turns go round."""
@@ -172,7 +174,9 @@ def test_what_needs_a_condition_is_walked_first() -> None:
     assert compute.count("warpgroup_mma_wait(1,") == 2, "rows that see 64 more columns have two such blocks"
 
 
-@pytest.mark.parametrize(("rows", "keys", "width"), [(300, 391, 64), (391, 300, 64), (100, 130, 128), (130, 70, 96)])
+@pytest.mark.parametrize(
+    ("rows", "keys", "width"), [(300, 391, 64), (391, 300, 64), (100, 130, 128), (130, 70, 96), (300, 100, 136)]
+)
 @pytest.mark.parametrize("walk", WALKS)
 def test_lengths_and_widths_that_are_no_whole_blocks(walk: str, rows: int, keys: int, width: int) -> None:
     """What lies past an end is not read, or masked: there are other heads, and scores far below 0."""

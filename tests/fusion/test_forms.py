@@ -47,7 +47,7 @@ def test_both_forms_are_priced() -> None:
 @pytest.mark.parametrize(
     ("shape", "why"),
     [
-        ((2, 8, 2048, 256), "heads are 256 and 256 wide"),
+        ((2, 8, 2048, 32), "heads are 32 and 32 wide"),
         ((2, 8, 512, 128), "64 blocks of rows leave multiprocessors idle"),
         ((16, 8, 384, 128), "a walk of 384 is over before the ring is full"),
     ],

@@ -75,6 +75,10 @@ PROGRAMS: dict[str, tuple[Callable[..., torch.Tensor], torch.dtype, float, tuple
     "odd rows, narrow": (attentions.plain, BF16, 1.0, ((2, 8, 1337, 64),) * 3),
     "odd cross": (attentions.plain, BF16, 6.0, (HEADS, (2, 8, 1100, 128), (2, 8, 1100, 128))),
     "odd widths": (attentions.causal, F16, 1.0, ((2, 8, 1100, 96), (2, 8, 1100, 96), (2, 8, 1100, 72))),
+    "wide": (attentions.causal, BF16, 1.0, ((2, 8, 1024, 256),) * 3),
+    "wide, odd": (attentions.alibi_softcap, BF16, 1.0, ((2, 8, 1100, 200),) * 3),
+    "wide keys": (attentions.causal, BF16, 1.0, ((2, 8, 1024, 192), (2, 8, 1024, 192), (2, 8, 1024, 128))),
+    "wide values": (attentions.causal, BF16, 1.0, (HEADS, HEADS, (2, 8, 1024, 256))),
     "finite masks": (nowhere, BF16, 1.0, (HEADS,) * 3),
     "no keys": (no_keys, BF16, 1.0, (HEADS,) * 3),
 }

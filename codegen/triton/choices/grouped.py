@@ -10,20 +10,18 @@ from dataclasses import replace
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, power_of_two, programs
 from codegen.triton.choices import walks
 from codegen.triton.products import groups
-from codegen.triton.products.chained import WALKED, chain_of
+from codegen.triton.products.chained import NARROW, WALKED, chain_of
 from lowering.kernel import Role
 
 _SPEED = {3: 1.1, 2: 1.0}  # of so many groups against two
 
 _SHORT_WIDE = 512  # steps of a walk of wide heads below which nothing was measured
 
-_NARROW = 64  # columns of an operand of which three blocks fit into shared memory beside those of the other one
-
 
 def candidates(blocked: Blocked, arch: str, together: int) -> tuple[Config, ...]:
     """The configurations in which groups of warps compute this kernel, the best first; none if they do not.
 
-    They have as many slots of what is walked as fit, two of 128 columns or three of 64.
+    They have as many slots of what is walked as fit: three for heads of 64, two for wider ones.
     """
     if not groups.run_on(arch) or isinstance(chain_of(blocked), str):
         return ()
@@ -54,7 +52,7 @@ def refused(blocked: Blocked, arch: str) -> str:
 
 def _config(blocked: Blocked, count: int, together: int) -> Config:
     held = {dim.name: power_of_two(extent(dim.size)) for dim in blocked.dims if dim.role is Role.WHOLE}
-    made = {"m": count * groups.ROWS, "n": WALKED, **held}
+    made = {"m": count * groups.ROWS, "n": WALKED[max(held.values())], **held}
     stages = 2 if _wide(blocked) else 3
     config = Config(tuple(made.items()), num_warps=4, num_stages=stages, persistent=True, groups=count, split=True)
     return replace(config, registers=groups.registers(count), group=together)
@@ -73,4 +71,4 @@ def _counts(blocked: Blocked) -> tuple[int, ...]:
 
 
 def _wide(blocked: Blocked) -> bool:
-    return any(extent(dim.size) > _NARROW for dim in blocked.dims if dim.role is Role.WHOLE)
+    return any(extent(dim.size) > NARROW for dim in blocked.dims if dim.role is Role.WHOLE)

@@ -34,7 +34,7 @@ from codegen.triton.expressions.spell import PRODUCT, Code, cast
 from codegen.triton.expressions.values import Values
 from codegen.triton.products import boxes, contract, groups
 from codegen.triton.products.boxes import Box
-from codegen.triton.products.chained import WALKED, chain_of, factor_of
+from codegen.triton.products.chained import chain_of, factor_of
 from codegen.triton.products.groups import GROUP, Given
 from codegen.triton.products.order import Order, order_of
 from codegen.triton.products.turns import open_turns
@@ -76,6 +76,11 @@ class Ahead:
         return ["left", "right", "other"]
 
     @property
+    def staging(self) -> list[str]:
+        """What results are stored from, where they have slots of their own."""
+        return [] if self.plan.in_place else ["out"]
+
+    @property
     def barriers(self) -> list[str]:
         """Two for each slot of a ring (`groups`)."""
         return [f"{ring}_{state}" for ring in self.rings for state in ("filled", "emptied")]
@@ -88,7 +93,7 @@ class Ahead:
     @property
     def compute_takes(self) -> list[str]:
         """The parameters of the function that computes, after the group."""
-        return [*self.given.names, "out_desc", *self.rings, "out", *self.barriers]
+        return [*self.given.names, "out_desc", *self.rings, *self.staging, *self.barriers]
 
     @property
     def reserved(self) -> list[str]:
@@ -98,7 +103,7 @@ class Ahead:
     def launched(self, values: Values, name: str) -> list[str]:
         """The lines of the function that is launched: descriptors, shared memory, barriers."""
         depth = self.layout.config.num_stages
-        counts = {"left": self.groups, "right": depth, "other": depth, "out": self.groups}
+        counts = {"left": self.groups, "right": depth, "other": depth, "out": self.groups if self.staging else 0}
         for ring, box in self._boxes().items():
             boxes.describe(values, ring, box, self._shape(box), counts[ring])
         for ring in self.rings:
@@ -159,7 +164,7 @@ class Ahead:
             values.line(
                 f"{name}: tl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, {columns.constant}, 16])"
             )
-        values.line(f"{_STAGED} = out.index({GROUP})")
+        values.line(f"{_STAGED} = {'left' if plan.in_place else 'out'}.index({GROUP})")
         values.line("slot, phase, begun = 0, 0, 0")
         close = open_turns(values, plan.m)
         order = order_of(values, plan.loop, plan.n)
@@ -171,7 +176,9 @@ class Ahead:
         values.line(f"hopper.mbarrier.wait(left_filled.index({GROUP}), begun)")
         values.line("begun ^= 1")
         later = self._walk(values, body, order)
-        values.line(f"hopper.mbarrier.arrive(left_emptied.index({GROUP}), count=1)")
+        given_back = f"hopper.mbarrier.arrive(left_emptied.index({GROUP}), count=1)"
+        if not plan.in_place:
+            values.line(given_back)
         self._begin_second(values)
         self._end_second(values)
         sums = Tile(Code("sums"), (plan.m, plan.e), values.depth)
@@ -183,6 +190,9 @@ class Ahead:
         matrix = plan.result.matrix
         values.store_through[matrix.param] = Transfer("out_desc", matrix.rows, matrix.columns, None, _STAGED, place_of)
         body.stores()
+        if plan.in_place:  # what has been staged is read from there
+            values.line("hopper.tma.store_wait(0)")
+            values.line(given_back)
         close()
         values.line("hopper.tma.store_wait(0)")
         return values.scopes[0].lines
@@ -263,20 +273,25 @@ class Ahead:
         values.line("sums = hopper.warpgroup_mma_wait(0, deps=(next_sums,))")
         values.line("hopper.mbarrier.arrive(other_emptied.index(behind), count=1)")
 
+    @property
+    def _alike(self) -> bool:
+        """Are scores and sums laid out alike?"""
+        return self.layout.config.block(self.plan.e.name) == self.layout.config.block(self.plan.n.name)
+
     def _factor(self, tile: Tile) -> str:
         """What the sums are carried by, laid out as they are."""
         plan = self.plan
         if tile.dims != (plan.m,):
             return tile.code.at(PRODUCT + 1)
         rows = tile.code
-        if self.layout.config.block(plan.e.name) != WALKED:
+        if not self._alike:
             rows = Code(f"gl.convert_layout({rows.text}, gl.SliceLayout(1, {_SUMS}))")
         return expand(rows, tile.dims, (plan.m, plan.e)).text
 
     def _turn_rows(self, values: Values) -> None:
         """Lay out numbers of each row as the sums are, for what is computed of both."""
         plan = self.plan
-        if self.layout.config.block(plan.e.name) == WALKED:
+        if self._alike:
             return
         values.row_layout = f"gl.SliceLayout(1, {_SUMS})"
         for stmt in plan.loop.body:

@@ -63,7 +63,7 @@ def box_of(blocked: Blocked, matrix: Matrix) -> Box | None:
 
 
 def describe(values: Values, name: str, box: Box, block: Sequence[str], slots: int) -> None:
-    """Add the descriptor `name`_desc of blocks of this shape, and shared memory `name` for so many of them."""
+    """Add the descriptor `name`_desc of blocks of this shape, and shared memory `name` for so many of them, if any."""
     matrix = box.matrix
     element = TYPES[values.layout.blocked.kernel.param(matrix.param).dtype]
     shape = f"[{', '.join([*('1' for _ in box.outer), *block])}]"
@@ -76,7 +76,8 @@ def describe(values: Values, name: str, box: Box, block: Sequence[str], slots: i
     listed = (", ".join(values.index_tile(each).code.text for each in found) for found in (sizes, steps))
     text = ", ".join(f"[{each}]" for each in listed)
     values.line(f"{name}_desc = hopper.tma.make_tensor_descriptor({pointer}, {text}, {shape}, {name}_layout)")
-    values.line(f"{name} = gl.allocate_shared_memory({element}, [{slots}, {shape[1:]}, {name}_layout)")
+    if slots:
+        values.line(f"{name} = gl.allocate_shared_memory({element}, [{slots}, {shape[1:]}, {name}_layout)")
 
 
 def corner(values: Values, box: Box, rows: str, columns: str = "") -> str:

@@ -5,7 +5,7 @@ holds for:
 
 - two products, the second of which multiplies what is made of the first; both of 16-bit matrices, each of which lies
   evenly in one parameter;
-- widths of 33 to 128, which are held in blocks of 64 or 128;
+- widths of 33 to 256, which are held in blocks of 64, 128 or 256;
 - between the products only folds of rows, and memory that does not vary along the walk;
 - a sum that is carried by a factor of its rows;
 - one 16-bit matrix as result, and beside it at most numbers of each row.
@@ -24,14 +24,14 @@ from lowering.expr import Expr, Load, Op, Random, loads, postorder
 from lowering.kernel import Fold, Loop, Role, Store, statements, values_of
 from lowering.scalar_ops import HALVES
 
-WALKED = 128
-"""Columns that are walked at a time."""
+NARROW, WIDE, WIDEST = WIDTHS = (64, 128, 256)
+"""Columns that are held."""
+
+WALKED = {NARROW: 128, WIDE: 128, WIDEST: 64}
+"""Columns that are held, of the wider operand → columns that are walked at a time."""
 
 LONG_ROW = 128
 """Bytes: of rows as long there are fewer than 2³¹ in the memory of any device of sm_90."""
-
-WIDTHS = (64, 128)
-"""Columns that are held."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +43,7 @@ class Chain:
         m, n, e: the dimensions of rows, of the walk, of the columns of the second product.
         left, right: the operands of the first product; `other`: the second operand of the second one.
         result: what is stored as a matrix, and where.
+        in_place: is the result staged in the slots of `left`, since both are too wide to have slots of their own?
     """
 
     loop: Loop
@@ -56,6 +57,7 @@ class Chain:
     other: Box
     store: Store
     result: Box
+    in_place: bool = False
 
 
 def chain_of(blocked: Blocked) -> Chain | str:
@@ -112,7 +114,11 @@ def _matrices(blocked: Blocked, loop: Loop, stores: list[Store], dims: tuple[Dim
     inside = [node for stmt in loop.body if stmt is not second for node in postorder(*values_of(stmt))]
     if second.ref in inside or second.before in inside or second.ref not in postorder(wide[0].value):
         return "its sums are read before the walk is done"
-    return Chain(loop, first, second, m, n, e, left, right, other, wide[0], out)
+    in_place = all(power_of_two(extent(dim.size)) == WIDEST for dim in (k, e))
+    types = {blocked.kernel.param(box.matrix.param).dtype for box in (left, out)}
+    if in_place and (len(types) > 1 or len(left.outer) != len(out.outer)):
+        return "its result is not like the rows of its first product, in whose place it would have to be staged"
+    return Chain(loop, first, second, m, n, e, left, right, other, wide[0], out, in_place)
 
 
 def factor_of(second: Fold) -> Expr | None:
