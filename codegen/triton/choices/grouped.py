@@ -32,8 +32,8 @@ def refused(blocked: Blocked, arch: str) -> str:
     """Why this kernel is not computed in groups of warps; empty where it is.
 
     Measured against the form that Triton pipelines: 1.4 to 1.45 times as fast on heads of 128 and walks of 512 to
-    16384, 1.25 to 1.35 times with a mask, 1.1 times on heads of 64 and walks of 1024 or more, 0.9 to 1 times with a
-    mask.
+    16384, 1.25 to 1.35 times with a mask, 2 times on heads of 256, 1.1 times on those of 64 and walks of 1024 or more,
+    0.9 to 1 times with a mask.
     """
     if not groups.run_on(arch):
         return f"{arch} does not multiply in groups of warps"
