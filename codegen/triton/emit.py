@@ -27,6 +27,7 @@ from codegen.triton.expressions.values import Values
 from codegen.triton.products import turns
 from codegen.triton.products.ahead import Ahead
 from codegen.triton.products.groups import GROUP, Given, in_gluon
+from codegen.triton.rewrites.denormals import may_flush
 from codegen.triton.rewrites.rounding import is_rounded
 from codegen.triton.rewrites.sigmoids import as_sigmoids
 from codegen.triton.statements.unchanged import return_unchanged
@@ -34,6 +35,7 @@ from codegen.triton.tail import Follower
 from lowering.checks import has_checks
 from lowering.kernel import Kernel, Param
 from lowering.printer import format_param
+from lowering.scalar_ops import HALVES
 
 _INDENT = "    "
 
@@ -235,7 +237,10 @@ def _launching(
     entries = {**constants, "num_warps": config.num_warps, "num_stages": config.num_stages}
     entries |= {"maxnreg": config.registers} if config.registers else {}
     entries |= {"debug": True, "sanitize_overflow": False} if has_checks(kernel) else {}  # for its assertions alone
-    entries |= {"enable_fp_fusion": False, "enable_reflect_ftz": False} if strict else {}
+    if strict:
+        entries |= {"enable_fp_fusion": False, "enable_reflect_ftz": False}
+    elif may_flush(kernel) and any(param.written and param.dtype not in HALVES for param in kernel.params):
+        entries["enable_reflect_ftz"] = True
     listed = ", ".join(f'"{name}": {value}' for name, value in entries.items())
     settings = f"CONFIG = {{{listed}}}"
     given, most = ", ".join(sizes), ""

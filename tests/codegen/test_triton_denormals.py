@@ -1,0 +1,59 @@
+"""Which kernels may take denormals for 0, and that their exponentials are one instruction then."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from codegen.triton import TritonTarget
+from codegen.triton.rewrites.denormals import may_flush
+from lowering.expr import const
+from lowering.kernel import Fold, Kernel, Loop, Store
+from tests.codegen.kernels.attention import online_attention
+from tests.codegen.kernels.making import F32, b, i, op, param
+
+TARGET = TritonTarget("sm_90")
+QUERIES = 64
+
+
+def with_rows(value: str) -> Kernel:
+    """Attention that stores a number of each row, too: of its folds, or computed of one."""
+    kernel = online_attention(2, QUERIES, 128, 64, causal=True)
+    (loop, store) = kernel.body
+    assert isinstance(loop, Loop)
+    folds = {stmt.name: stmt.ref for stmt in loop.body if isinstance(stmt, Fold)}
+    stored = folds.get(value) or op("log", folds["whole"])
+    rows = Store("rows", QUERIES * b + i, stored)
+    return replace(
+        kernel, params=(*kernel.params, param("rows", F32, 2, QUERIES, written=True)), body=(loop, store, rows)
+    )
+
+
+def rescaled(value: float) -> Kernel:
+    """Attention whose exponentials are of something else than what the maximum is taken of."""
+    kernel = with_rows("whole")
+    loop, *stores = kernel.body
+    assert isinstance(loop, Loop)
+    top, *_ = [stmt for stmt in loop.body if isinstance(stmt, Fold) and stmt.op == "max"]
+    lower = replace(top, args=(op("mul", top.args[0], const(value, F32)),))
+    return replace(kernel, body=(replace(loop, body=tuple(lower if s is top else s for s in loop.body)), *stores))
+
+
+@pytest.mark.parametrize("value", ["top", "whole"])
+def test_attention_that_stores_its_folds_may_flush(value: str) -> None:
+    kernel = with_rows(value)
+    assert may_flush(kernel)
+    ptx = dict(TARGET.stages(kernel, TARGET.emit(kernel), "sm_90"))["ptx"]
+    assert isinstance(ptx, str)
+    assert "ex2.approx.ftz.f32" in ptx and "ex2.approx.f32" not in ptx
+
+
+def test_functions_of_what_is_stored_keep_denormals() -> None:
+    kernel = with_rows("logarithm")
+    assert not may_flush(kernel) and "ftz" not in TARGET.emit(kernel)
+
+
+def test_exponentials_that_need_not_reach_1_keep_denormals() -> None:
+    kernel = rescaled(0.5)
+    assert not may_flush(kernel) and "ftz" not in TARGET.emit(kernel)
