@@ -50,7 +50,7 @@ _FORMS = (
     _Form(_config(128, 256, 8, 4, parts=2), 0.95, 0.0, loading=2000),
     _Form(_config(256, 128, 8, 4, parts=2), 0.945, 0.0, loading=2000),
     _Form(_config(128, 128, 8, 3, each=2, parts=2), 0.904, 0.0, end=91, slope=8.0, loading=2000),
-    _Form(_config(128, 128, 4, 3, each=2, parts=2), 0.9, 0.0, end=91, slope=8.5, loading=2000),
+    _Form(_config(128, 128, 4, 3, each=2, parts=2), 0.942, 0.0, end=118, slope=10.7, loading=2000),
     _Form(_config(128, 128, 8, 4), 0.89, 0.66),
     _Form(_config(64, 256, 4, 4), 0.88, 0.62),
     _Form(NARROWEST, 0.81, 0.70, slope=9.0),
