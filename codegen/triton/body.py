@@ -146,7 +146,10 @@ class Body:
                 later = self._run(part.loop.body)
                 for line in self._walk.ends:
                     values.line(line)
-                values.close(f"for {step} in range({part.start}, {part.end}, {dim.constant}):")
+                steps = f"{part.start}, {part.end}, {dim.constant}"
+                count = self.layout.config.unrolled
+                text = f"range({steps})" if count == 1 else f"tl.range({steps}, loop_unroll_factor={count})"
+                values.close(f"for {step} in {text}:")
             values.full = frozenset()
             for finish in later:
                 finish()

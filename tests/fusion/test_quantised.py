@@ -286,6 +286,17 @@ def test_source_scales_a_group_of_a_narrow_product_behind_its_sum(function: Line
     assert all(product.startswith("tl.dot(") and product.endswith(") * in2[:, None]") for product in products)
 
 
+@pytest.mark.parametrize(
+    ("linear", "group", "together"), [(packed_in_groups, 128, 2), (packed_in_groups, 64, 2), (in_groups, 128, 1)]
+)
+def test_steps_shorter_than_a_line_of_memory_are_taken_together(linear: Linear, group: int, together: int) -> None:
+    """64 bytes of each row at a time are half a line of it, of which the other half is wanted in the next step."""
+    target, kernel = TritonTarget("sm_90"), only_kernel(linear, *inputs(linear, 16, 16384, 4096, group))
+    config = target.configs(kernel)[0]
+    assert config.unrolled == together
+    assert (f"KBLOCK, loop_unroll_factor={together})" in target.emit(kernel)) == (together > 1)
+
+
 @pytest.mark.parametrize("name", LINEARS)
 def test_every_configuration_covers_the_groups(name: str) -> None:
     target = TritonTarget("sm_90")

@@ -31,6 +31,7 @@ class Config:
         registers: at most so many per thread, so that more programs share a multiprocessor; 0: as the compiler likes.
         parts: persistent programs only: the columns of a block are finished, loaded for and stored in so many parts.
         per_processor: how many persistent programs share a multiprocessor; the products of one hide the end of another.
+        unrolled: contractions only: how many steps of the sum are one step of the loop.
         groups: persistent programs only: one warp fetches, and so many groups of four compute (`products/groups.py`).
         tf32: contractions only: float32 operands may be rounded to 19 bits.
         split: a loop is two loops, of which one has the blocks in which its condition holds and nothing is masked.
@@ -47,6 +48,7 @@ class Config:
     descriptors: bool = False
     registers: int = 0
     parts: int = 1
+    unrolled: int = 1
     groups: int = 0
 
     def block(self, name: str) -> int:
@@ -65,6 +67,7 @@ def describe(config: Config) -> str:
     if config.persistent:
         words.append("persistent" if config.per_processor == 1 else f"{config.per_processor} persistent")
     words += [f"finished in {config.parts} parts"] if config.parts > 1 else []
+    words += [f"{config.unrolled} steps at once"] if config.unrolled > 1 else []
     words += [f"{config.groups} groups"] if config.groups else []
     words += ["descriptors"] if config.descriptors else []
     words += ["split"] if config.split else []

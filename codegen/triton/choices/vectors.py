@@ -7,6 +7,7 @@ kernel is something else.  All time goes into loading the matrix: what counts is
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two, programs
 from codegen.triton.rewrites.groups import WORD
@@ -85,10 +86,12 @@ _NARROW_SHAPES = ((32, 256, 2, 4), (32, 256, 4, 5), (64, 256, 4, 4), (32, 256, 2
 # (columns of the matrix, rows of it, warps, stages), where it is contiguous along its columns, [k, n].
 _ACROSS_BYTES = ((128, 64, 4, 4), (32, 256, 4, 3), (64, 64, 4, 5), (64, 32, 4, 6))
 _ACROSS_HALVES = ((64, 128, 4, 4), (32, 128, 4, 5), (64, 64, 4, 5), (32, 256, 4, 3))
-# Of bytes, all take 8 columns of the result where there are no more; the fastest of groups is then the last one.
+# Of bytes, all take 8 columns of the result where there are no more; of two matrices the last of groups is best then.
 # Two warps: each takes the words of a few rows as the matrix units do, with which 64 rows of four warps would differ.
 _PACKED_SHAPES = ((64, 256, 2, 4), (64, 256, 2, 5), (64, 512, 2, 3), (32, 256, 1, 5), (32, 256, 2, 6))
 _PACKED_GROUPS = ((32, 256, 2, 6), (64, 256, 2, 5), (64, 256, 2, 7), (32, 256, 1, 6))
+
+_LINE = 128  # bytes that memory brings best at once: of steps that are half as long or shorter, two are taken together
 
 
 def narrow(blocked: Blocked) -> tuple[Config, ...]:
@@ -105,17 +108,21 @@ def narrow(blocked: Blocked) -> tuple[Config, ...]:
     if not _along(operands, dims["m"], dims["k"]):
         return _across(blocked, dims["k"]) if _along(operands, dims["m"], dims["m"]) else ()
     size, group = _itemsize(blocked), _group(blocked, dims["k"])
-    least, share = 8 if size == 1 else 16, 1
+    least, matrices = 8 if size == 1 else 16, _matrices(blocked, dims["m"])
     shapes: tuple[tuple[int, int, int, int], ...] = _NARROW_SHAPES
+    share = 1
     if len(blocked.dots) > 1:
-        shapes, share = _PACKED_SHAPES, max(2, len(blocked.dots) // _matrices(blocked, dims["m"]))
+        shapes, share = _PACKED_SHAPES, max(2, len(blocked.dots) // matrices)
         if group < _PACKED_SHAPES[0][1] // len(blocked.dots):
-            shapes = _PACKED_GROUPS if columns > least else _PACKED_GROUPS[::-1]
+            shapes = _PACKED_GROUPS if columns > least or matrices == 1 else _PACKED_GROUPS[::-1]
     found = []
     for m, k, warps, stages in shapes:
         k = max(16, min(k // size // share, power_of_two(along), group))
         blocks = (("m", m), ("k", k), ("n", max(least, power_of_two(columns))))
-        found.append(Config(blocks, num_warps=warps, num_stages=stages))
+        config = Config(blocks, num_warps=warps, num_stages=stages)
+        if matrices == 1 and 2 * k * size <= _LINE and 2 * k <= along:
+            config = replace(config, num_stages=stages // 2 + 1, unrolled=2)
+        found.append(config)
     if len(blocked.dots) == 1 and programs(blocked, found[0]) < 2 * PROGRAMS:
         found[:2] = found[1::-1]  # alone on its multiprocessor, a program needs more warps and more under way
     return tuple(dict.fromkeys(found))
