@@ -26,7 +26,7 @@ from fusion.schedule.online.merge import MERGEABLE
 from fusion.schedule.space import Placement, Space
 from lowering.expr import Expr, Load, index_of, postorder
 from lowering.indexing import FloorDiv, coefficient, flatten, replace_axes, split_points
-from lowering.program import Axis, Map, Node, Program, Reduce, Scan, axis_sizes
+from lowering.program import Axis, Map, Program, Reduce, Scan, axis_sizes
 from lowering.sizes import estimate
 
 LONG = 1 << 13
@@ -34,9 +34,6 @@ LONG = 1 << 13
 
 SMALL = 1 << 17
 """Elements below which a second launch costs more than an idle device."""
-
-HELD = 512
-"""Elements of a column of a part whose elements are needed again: 32 columns of them fit the registers of 16 warps."""
 
 LANES = 32
 """Columns that one program takes at least when the reduced axis is not the contiguous one."""
@@ -72,7 +69,7 @@ def split_reductions(
         for cluster in _clusters(dependences, position, chunks, capabilities):
             if done.intersection(cluster.members):
                 continue
-            made = _cut(dependences, cluster, chunks[position], capabilities)
+            made = _cut(dependences, cluster, chunks[position])
             if made is not None:
                 cuts.append(made)
                 done.update(cluster.members)
@@ -91,28 +88,14 @@ def _clusters(
     yield _alone(dependences, position)
 
 
-def _cut(dependences: Dependences, cluster: Cluster, count: int, capabilities: Capabilities) -> Cut | None:
+def _cut(dependences: Dependences, cluster: Cluster, count: int) -> Cut | None:
     longest = max(cluster.space.reduced, key=lambda axis: dependences.estimate(axis.size))
-    last = dependences.node(cluster.members[-1])
-    assert isinstance(last, Reduce)
     again = len(cluster.members) > 1
-    if again and not walks_contiguously(dependences.program, last, last.over):
-        count = _held_parts(dependences, cluster, longest, capabilities)
     if not longest.size.is_Integer:
         length = FloorDiv(longest.size + count - 1, sympy.Integer(count))
         return cut(dependences, cluster, longest, length, count, again=again)
     part = -(-int(longest.size) // count)
     return cut(dependences, cluster, longest, sympy.Integer(part), -(-int(longest.size) // part), again=again)
-
-
-def _held_parts(dependences: Dependences, cluster: Cluster, longest: Axis, capabilities: Capabilities) -> int:
-    """Into how many parts columns are cut whose elements are needed again: a program holds those of its part."""
-    columns = math.prod(dependences.estimate(axis.size) for axis in cluster.space.parallel)
-    points = math.prod(dependences.estimate(axis.size) for axis in cluster.space.reduced)
-    enough = -(-2 * capabilities.parallelism // -(-columns // LANES))
-    length = dependences.estimate(longest.size)
-    wanted = min(max(enough, -(-points // HELD)), length)
-    return _fitting(dependences.node(cluster.members[-1]), longest, wanted) or wanted
 
 
 def _alone(dependences: Dependences, position: int) -> Cluster:
@@ -219,13 +202,12 @@ def _chunks(
     return node, 1 if wanted < 2 else _fitting(node, longest, wanted) or wanted
 
 
-def _fitting(node: Node, axis: Axis, wanted: int) -> int | None:
+def _fitting(node: Reduce, axis: Axis, wanted: int) -> int | None:
     """The divisor of the length of `axis` nearest to `wanted`, within a factor of two; None if there is none.
 
     If that axis stands for several of what is read, parts of whole rows, or of which a row is a multiple, come first:
     they are made in the axes of what is read.
     """
-    assert isinstance(node, Reduce)
     if not axis.size.is_Integer:
         return None
     length = int(axis.size)

@@ -19,7 +19,7 @@ from lowering.builder import GENERATED_DTYPES
 from lowering.errors import BuildError
 from lowering.expr import Op, const
 from lowering.indexing import FloorDiv, Mod
-from lowering.kernel import Kernel, Role, Store
+from lowering.kernel import Fold, Kernel, Role, Store
 from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
 from tests.codegen.kernels.making import BF16, F16, F32, I8, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr
@@ -199,6 +199,13 @@ def test_columns_that_are_stored_before_they_are_summed_are_walked_once() -> Non
     doubled = Store("map", 512 * r + i, Op("mul", (load_expr("x", 512 * r + i), const(2.0, F32)), F32))
     text = body(replace(made, params=params, body=(*made.body, doubled)))
     assert text.count("for ") == text.count("tl.load(") == 1
+
+
+def test_columns_that_only_folds_need_again_are_walked_again() -> None:
+    assert body(column_softmax(600, 512)).count("for ") == 0
+    made = column_softmax(600, 512)
+    made = replace(made, params=made.params[:2], body=(*made.body[:2], Store("top", i, made.body[1].ref)))
+    assert body(made).count("for ") == 2
 
 
 def test_few_columns_are_spread_over_more_processors() -> None:
