@@ -19,7 +19,7 @@ from lowering.builder import GENERATED_DTYPES
 from lowering.errors import BuildError
 from lowering.expr import Op, const
 from lowering.indexing import FloorDiv, Mod
-from lowering.kernel import Fold, Kernel, Role, Store
+from lowering.kernel import Kernel, Role, Store
 from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
 from tests.codegen.kernels.making import BF16, F16, F32, I8, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr
