@@ -36,6 +36,12 @@ def test_products_of_widened_operands_stay_narrow() -> None:
     assert "tl.dot(a, b, acc)" in text
 
 
+def test_blocks_are_no_wider_than_the_columns_fill() -> None:
+    """Of 384 columns two blocks of 256 would compute 512, in a product through pointers."""
+    widths = {columns: TARGET.configs(matmul(200704, columns, 96, BF16))[0].block("n") for columns in (384, 512, 700)}
+    assert widths == {384: 128, 512: 256, 700: 256}
+
+
 def test_contractions_over_other_axes_of_the_grid_are_refused() -> None:
     x, y = load_expr("x", 64 * i + r), load_expr("y", 64 * r + j)
     first, second = (Fold(name, "dot", (x, y), (r,), F32, rows, (j,)) for name, rows in (("p", (i,)), ("q", (b,))))

@@ -1,17 +1,19 @@
 """Contractions: configurations of products whose operands are loaded through pointers.
 
 What enters is a kernel over block dimensions with a contraction, and an architecture; what leaves are configurations,
-the default first: the largest blocks that still keep the device busy, with as many stages as shared memory holds.
+the default first: the largest blocks that still keep the device busy, of which the result fills most, with as many
+stages as shared memory holds.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
 
-from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, power_of_two, programs
+from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, power_of_two, programs
 from codegen.triton.products.descriptors import tile_loads
 from codegen.triton.products.matrix_units import input_precision, on_matrix_units, shared_memory
 from lowering.kernel import Role, Store, values_of
@@ -43,8 +45,17 @@ def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Conf
     possible = [each for each in possible if each.block("m") * each.block("n") * widest <= room] or possible[-1:]
     deep = [config for config in possible if config.num_stages > 1] or possible
     busy = [config for config in deep if programs(blocked, config) * 10 >= PROGRAMS * 7]
-    default = busy[0] if busy else max(deep, key=lambda config: programs(blocked, config))
+    default = max(busy or deep, key=lambda config: _used(blocked, config) if busy else programs(blocked, config))
     return (default, *(config for config in possible if config != default))
+
+
+def _used(blocked: Blocked, config: Config) -> float:
+    """The share of its products that are of the result; less for small blocks, which fetch operands more often."""
+    share = min(1.0, math.sqrt(config.block("m") * config.block("n")) / 128)
+    for dim in blocked.dims:
+        if dim.name in ("m", "n") and extent(dim.size) > 0:
+            share *= full_rounds(extent(dim.size), config.block(dim.name))
+    return share
 
 
 def _shapes(dtype: torch.dtype, arch: str, tf32: bool) -> tuple[tuple[int, ...], ...]:
