@@ -29,7 +29,7 @@ import torch
 from benchmarks.limit import TimeUp, limited
 from tests.random_programs.builder import LARGEST
 from tests.random_programs.grammar import generate
-from tests.random_programs.judge import Verdict, judge
+from tests.random_programs.judge import Verdict, is_lost, judge
 from tests.random_programs.program import Program
 from tests.random_programs.smaller import smallest
 
@@ -115,6 +115,8 @@ def worked(numbers: Sequence[int], options: argparse.Namespace, end: float) -> I
         if time.monotonic() > end:
             return
         yield from _one(number, options)
+        if options.worker and is_lost(options.device):
+            return  # the next program gets a process of its own
 
 
 def _one(number: int, options: argparse.Namespace) -> Iterator[Entry]:

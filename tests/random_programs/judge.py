@@ -49,7 +49,8 @@ class Verdict:
     """What became of a program.
 
     Attributes:
-        status: "pass", "mismatch", "error", or "skipped" where PyTorch's capture fails, too, or gives other views.
+        status: "pass", "mismatch", "error", or "skipped" where PyTorch's capture fails, too, or gives other views, or
+            where eager takes the device down.
         unsteady: results that could not be compared, or only in part.
         operations: nodes computed in generated kernels.
         externs: calls left as they are.
@@ -121,11 +122,21 @@ def judge(program: Program, device: str = "cpu", target: str | None = None) -> V
         for call in range(len(program.calls)):
             try:
                 found = run(fused, program.tensors(call, device), program.backward)
+                synchronize(device)
             except Exception as failure:
-                status = "error" if _captured_rightly(program, call, device) else "skipped"
+                status = "error" if is_lost(device) or _captured_rightly(program, call, device) else "skipped"
                 verdict.status, verdict.reason = status, f"call {call}: {cause(failure)}"
                 break
-            differs, unsteady = difference(program, call, device, found)
+            try:
+                differs, unsteady = difference(program, call, device, found)
+            except RuntimeError as failure:
+                if not is_lost(device):
+                    raise
+                verdict.status, verdict.reason = (
+                    "skipped",
+                    f"call {call}: eager takes the device down: {cause(failure)}",
+                )
+                break
             verdict.unsteady += unsteady
             if differs:
                 verdict.status, verdict.reason = "mismatch", f"call {call}: {differs}"
@@ -136,6 +147,21 @@ def judge(program: Program, device: str = "cpu", target: str | None = None) -> V
         verdict.externs += [extern.name for extern in entry.externs]
     verdict.breaks = bool(counters["graph_break"])
     return verdict
+
+
+def synchronize(device: str) -> None:
+    """Wait for the device, so that what fails later is not what was launched before."""
+    if device == "cuda":
+        torch.cuda.synchronize()
+
+
+def is_lost(device: str) -> bool:
+    """Has something failed on the device?  Then each later call fails, until the process ends."""
+    try:
+        synchronize(device)
+    except RuntimeError:
+        return True
+    return False
 
 
 def cause(failure: BaseException) -> str:

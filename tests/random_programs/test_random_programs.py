@@ -145,6 +145,20 @@ def test_the_judge_lets_pass_what_is_right(monkeypatch: pytest.MonkeyPatch) -> N
     assert judged_with(monkeypatch, wrong(0, lambda t: t * (1 + 1e-7))).status == "pass"
 
 
+def test_what_takes_the_device_down_is_ours_before_eager_runs_and_eagers_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object) -> None:
+        raise RuntimeError("misaligned address")
+
+    right = wrong(0, lambda t: t)
+    monkeypatch.setattr(judging, "is_lost", lambda device: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(judging, "difference", fails)
+        verdict = judged_with(monkeypatch, right)
+    assert verdict.status == "skipped" and "eager takes the device down" in verdict.reason
+    monkeypatch.setattr(judging, "synchronize", fails)
+    assert judged_with(monkeypatch, right).status == "error"
+
+
 def test_an_exact_sum_of_eager_is_taken_for_luck() -> None:
     """The gradient is a float32 sum of three incoming ones, which eager's order gives without an error."""
     program = Program(
