@@ -132,10 +132,8 @@ def judge(program: Program, device: str = "cpu", target: str | None = None) -> V
             except RuntimeError as failure:
                 if not is_lost(device):
                     raise
-                verdict.status, verdict.reason = (
-                    "skipped",
-                    f"call {call}: eager takes the device down: {cause(failure)}",
-                )
+                reason = f"call {call}: eager takes the device down: {cause(failure)}"
+                verdict.status, verdict.reason = "skipped", reason
                 break
             verdict.unsteady += unsteady
             if differs:
