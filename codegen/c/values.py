@@ -72,6 +72,7 @@ class Speller:
         reader_depth = {child: self._depth_of(node) for node in order for child in node.children()}
         # C reads only the chosen side of a `?:`; named before it, both are read, which costs lanes no masks.
         arms = {arm for node in order if isinstance(node, Op) and node.name == "where" for arm in node.args[1:]}
+        inside: list[Expr] = []  # written into their uses: nobody else has a name for them
         for node in order:
             depth = self._depth_of(node)
             if isinstance(node, Op) and node.name == CHECKED:
@@ -89,7 +90,11 @@ class Speller:
                 self._levels[depth].before.append(f"const {HELD[node.dtype]} {name} = {text};")
                 text = name
             (self._local if depth or once else self._known)[node] = text
-        return [self._get(root) for root in roots]
+            inside += [node] if once else []
+        texts = [self._get(root) for root in roots]
+        for node in inside:
+            del self._local[node]
+        return texts
 
     def position(self, offset: sympy.Expr) -> str:
         """A position in a flat buffer, valid in the innermost loop."""

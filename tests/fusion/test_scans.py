@@ -141,6 +141,19 @@ def test_one_scan_is_written_to_many_places(name: str) -> None:
     assert_as_eager(found, eager, exact)
 
 
+def test_what_a_scan_takes_has_a_name_in_the_folds_beside_it() -> None:
+    """C names an extreme value's operand more than once; the scan had written it into its own."""
+
+    def function(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        both = torch.cat([torch.nn.functional.hardswish(x), y])
+        return (both * 0.25 + 1).cumprod(0), both.amin(0), both.amax(0)
+
+    given = torch.randn(2, 1).bfloat16(), torch.randn(2, 1, dtype=torch.float64)
+    fused = fusion.fuse(function, options={"target": "c", "strict": True})
+    for one, other in zip(fused(*given), function(*given), strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("target", ["reference", "c"])
 def test_long_rows(target: str) -> None:
     """What no program holds whole is walked; what is needed in two walks is scanned twice."""
