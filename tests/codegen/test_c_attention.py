@@ -183,10 +183,9 @@ def test_heads_side_by_side_and_shared_keys():
 
 
 def test_sizes_given_at_the_call():
-    queries, keys, width = (sympy.Symbol(f"s{k}", integer=True, positive=True) for k in range(3))
-    made = online_attention(2, queries, keys, width, dtype=F32, causal=True)
-    for sizes in ((3, 5, 8), (140, 300, 33)):
-        check(made, sizes=sizes)
+    queries, keys = (sympy.Symbol(f"s{k}", integer=True, positive=True) for k in range(2))
+    for width, *sizes in ((8, 3, 5), (33, 140, 300)):
+        check(online_attention(2, queries, keys, width, dtype=F32, causal=True), sizes=sizes)
 
 
 # Their gradients ---------------------------------------------------------------------------------------------------
