@@ -258,6 +258,9 @@ class _Splicer:
             given = tuple(self.size(symbol) for symbol in expr.given)
             self.sizes[expr] = self.graph.call_function(_named(calculation(expr), expr.name), given)
             return self.sizes[expr]
+        if expr.is_Symbol:
+            self.sizes[expr] = self._measured(expr)
+            return self.sizes[expr]
         functions: tuple[tuple[type[sympy.Basic], Callable[[int, int], int]], ...] = (
             (sympy.Add, operator.add),
             (sympy.Mul, operator.mul),
@@ -276,6 +279,16 @@ class _Splicer:
             self.sizes[expr] = result
             return result
         raise AssertionError(f"size {expr} is computed from no input")
+
+    def _measured(self, symbol: sympy.Expr) -> fx.Node:
+        """A size that is passed by no number of its own: behind a graph break PyTorch leaves it to the tensors."""
+        for name in self.program.inputs:
+            if isinstance(name, str):
+                buffer = self.program.buffers[name]
+                for read, numbers in ((torch.Tensor.size, buffer.shape), (torch.Tensor.stride, buffer.strides)):
+                    if symbol in numbers:
+                        return self.graph.call_function(read, (self.tensors[name], numbers.index(symbol)))
+        raise AssertionError(f"size {symbol} is computed from no input")
 
 
 def _located(launch: Callable[..., object], step: KernelCall) -> Callable[..., object]:

@@ -393,6 +393,22 @@ def test_sizes_that_only_data_tells(program: Program, captured: bool) -> None:
         assert len(reports) <= 3  # a size of 1 is compiled for itself
 
 
+def test_sizes_behind_a_break_are_read_off_tensors() -> None:
+    """Dynamo passes those that it met before; the tensors behind the break have symbols of their own."""
+
+    def program(x: torch.Tensor, y: torch.Tensor) -> Tensors:
+        same = y.to(torch.float32)
+        _, lower = torch.unbind(same[:2])
+        spread = x.unsqueeze(-1).expand(*x.shape, 2)
+        found = x.nonzero()
+        return lower, spread, found, (y * 1).transpose(0, -1) + 1, same
+
+    ours, _ = fused(program, True)
+    for size in (40, 7):
+        given = torch.tensor(1.5), normal(size, size)
+        torch.testing.assert_close(ours(*given), program(*given))
+
+
 def test_what_is_checked_is_still_checked() -> None:
     with torch._dynamo.config.patch(capture_scalar_outputs=True):
         ours, _ = fused(counted, None)
