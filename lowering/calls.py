@@ -124,7 +124,7 @@ class Calls(Builder):
 
         With `fresh` it is no buffer of another node unless eager's result would be a view of that: a copy is made.
         """
-        if node in self.realised and not (fresh and self._is_copy(node, self.realised[node])):
+        if node in self.realised and not (fresh and self._reads_a_copied(node)):
             return self.realised[node]
         value = self.values[node]
         assert isinstance(value, Value)
@@ -197,6 +197,16 @@ class Calls(Builder):
             if not isinstance(source, fx.Node) or not (is_view or node.target is operator.getitem):
                 return True
             node = source
+        return False
+
+    def _reads_a_copied(self, node: fx.Node) -> bool:
+        """Is `node`, or what its result is a view of, held by the buffer that eager would have copied?"""
+        viewed: object = node
+        while isinstance(viewed, fx.Node):
+            if viewed in self.realised and self._is_copy(viewed, self.realised[viewed]):
+                return True
+            is_view = isinstance(viewed.target, OpOverload) and _is_view(viewed.target)
+            viewed = viewed.args[0] if is_view or viewed.target is operator.getitem else None
         return False
 
     def _lies_elsewhere(self, node: fx.Node, name: str) -> bool:

@@ -260,3 +260,14 @@ def test_products_of_nothing() -> None:
     agree(lambda a, b: (a @ b + 1, (a @ b).sum()), torch.randn(3, 0), torch.randn(0, 4))
     agree(lambda a, b: a @ b, torch.randn(0, 5), torch.randn(5, 4))
     agree(lambda x: (x.sum(0), x.prod(0), x.any(0), x.all(0), x.softmax(0), x.mean(0)), torch.randn(0, 4))
+
+
+def test_a_copy_that_a_call_reads_as_a_view_is_no_view_of_what_was_copied() -> None:
+    """The call may read the original; what is returned is of the copy."""
+
+    def f(x: torch.Tensor, y: torch.Tensor) -> object:
+        copied = torch.round(x) * 1
+        copied.mT.copy_(y)
+        return torch.linalg.svdvals(copied.detach()), copied.mT
+
+    agree(f, torch.randn(3, 5, 4), torch.randn(3, 5, 4).mT)
