@@ -39,12 +39,18 @@ def given_back(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
     return x, y * z, y.t()
 
 
+def detached_beside(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
+    """The same numbers as a result, once with a gradient and once without."""
+    made = x * 1
+    return made.t(), made.detach(), y * z
+
+
 def positions_beside(x: Tensor, y: Tensor, z: Tensor) -> Sequence[Tensor]:
     """A result without gradient stands between others."""
     return (x * 2).argmax(), y.tanh(), z.square() + x.detach()
 
 
-PROGRAMS = [apart, one_in_two, views_of_one, changed, given_back, positions_beside]
+PROGRAMS = [apart, one_in_two, views_of_one, changed, given_back, detached_beside, positions_beside]
 
 
 def given() -> list[Tensor]:
