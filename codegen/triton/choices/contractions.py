@@ -1,8 +1,8 @@
 """Contractions: configurations of products whose operands are loaded through pointers.
 
 What enters is a kernel over block dimensions with a contraction, and an architecture; what leaves are configurations,
-the default first: the largest blocks that still keep the device busy, of which the result fills most, with as many
-stages as shared memory holds.
+the default first: the largest blocks that still keep the device busy and that the result fills about as well as any,
+with as many stages as shared memory holds.
 """
 
 from __future__ import annotations
@@ -31,6 +31,10 @@ _SPLIT_SHAPES = ((128, 64, 64, 4, 3), (64, 64, 64, 4, 3), (32, 64, 64, 4, 3), (1
 _EXACT_SHAPES = ((64, 64, 16, 8, 3), (32, 64, 16, 4, 3), (32, 32, 16, 4, 3), (16, 32, 16, 4, 3))  # float32, float64
 
 
+_FULL = 0.9
+"""Blocks that the result fills this much less than others are as fast: larger ones fetch operands less often."""
+
+
 def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Config, ...]:
     """Configurations worth timing, the default first: the largest blocks that still keep the device busy."""
     dots = blocked.dots
@@ -45,7 +49,9 @@ def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Conf
     possible = [each for each in possible if each.block("m") * each.block("n") * widest <= room] or possible[-1:]
     deep = [config for config in possible if config.num_stages > 1] or possible
     busy = [config for config in deep if programs(blocked, config) * 10 >= PROGRAMS * 7]
-    default = max(busy or deep, key=lambda config: _used(blocked, config) if busy else programs(blocked, config))
+    filled = max((_used(blocked, config) for config in busy), default=0.0)
+    full = [config for config in busy if _used(blocked, config) >= _FULL * filled]
+    default = full[0] if full else max(deep, key=lambda config: programs(blocked, config))
     return (default, *(config for config in possible if config != default))
 
 
