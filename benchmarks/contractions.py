@@ -17,7 +17,6 @@ from benchmarks.suite import run_suite
 
 BF16, I8, U8, I64 = torch.bfloat16, torch.int8, torch.uint8, torch.int64
 DEVICE = "cuda"
-COMPILED = ("inductor", "fusion")
 
 # Products with what follows them ---------------------------------------------------------------------------------
 

@@ -65,7 +65,7 @@ def measure(case: Case, device: str, *, rounds: int) -> Result:
     with warnings.catch_warnings():
         warnings.simplefilter("error", fusion.FusionWarning)
         results = {name: call() for name, call in calls.items()}
-        _check_generated(backend)
+        check_generated(backend)
         result = Result(case, sum(tensor.nbytes for tensor in (*inputs, *results["fusion"])))
         result.errors = _errors(case, inputs, results)
         results.clear()
@@ -112,7 +112,12 @@ def _closed(case: Case, program: Program, inputs: Sequence[Tensor]) -> Callable[
     return both
 
 
-def _check_generated(backend: fusion.Backend) -> None:
+def check_generated(backend: fusion.Backend) -> None:
+    """See that what is measured is Fusion's.
+
+    Raises:
+        Refused: a region fell back to eager, or there is no generated kernel.
+    """
     for report in backend.reports:
         if report.failure:
             raise Refused(f"Fusion fell back to eager: {report.failure}")

@@ -11,6 +11,7 @@ from collections.abc import Iterator
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch.utils.checkpoint import CheckpointPolicy
 
 from lowering.expr import Cast, Expr
@@ -37,7 +38,7 @@ def unrounded(node: fx.Node, value: Expr) -> Expr | None:
 def _readers(node: fx.Node) -> Iterator[fx.Node]:
     """Who reads a node, directly or through views."""
     for user in node.users:
-        registered = RULES.get(user.target)  # type: ignore[call-overload]  # other targets are no keys
+        registered = RULES.get(user.target) if isinstance(user.target, OpOverload) else None
         if registered is not None and registered.lazy:
             yield from _readers(user)
         else:

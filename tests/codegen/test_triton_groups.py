@@ -133,7 +133,7 @@ def test_messages_wait_for_all_warps_of_a_group() -> None:
         assert "bar.sync" in before[-1]
 
 
-WALKS = {
+WALKS: dict[str, dict[str, Any]] = {
     "plain": {},
     "causal": {"causal": True},
     "window": {"causal": True, "window": 200},
@@ -147,7 +147,7 @@ WALKS = {
 @pytest.mark.parametrize("walk", WALKS)
 def test_threads_give_what_the_evaluator_gives(walk: str, width: int) -> None:
     """Nine blocks on two programs: slots, phases and turns go round."""
-    assert_same(online_attention(3, 384, 384, width, scale=width**-0.5, **WALKS[walk]))  # type: ignore[arg-type]
+    assert_same(online_attention(3, 384, 384, width, scale=width**-0.5, **WALKS[walk]))
 
 
 @pytest.mark.parametrize("keys", [128, 256, 640])
@@ -159,7 +159,7 @@ def test_walks_of_any_number_of_blocks(keys: int) -> None:
 @pytest.mark.parametrize("walk", WALKS)
 def test_any_number_of_groups(walk: str, count: int) -> None:
     """Blocks of 192 rows reach past the end of 448, and of 256 columns that see a block less than they do."""
-    kernel = online_attention(3, 448, 512, 64, scale=0.125, **WALKS[walk])  # type: ignore[arg-type]
+    kernel = online_attention(3, 448, 512, 64, scale=0.125, **WALKS[walk])
     config = next(config for config in TARGET.configs(kernel) if config.groups == count)
     assert_same(kernel, TARGET.emit(kernel, config))
 
@@ -180,7 +180,7 @@ def test_what_needs_a_condition_is_walked_first() -> None:
 @pytest.mark.parametrize("walk", WALKS)
 def test_lengths_and_widths_that_are_no_whole_blocks(walk: str, rows: int, keys: int, width: int) -> None:
     """What lies past an end is not read, or masked: there are other heads, and scores far below 0."""
-    kernel = online_attention(3, rows, keys, width, scale=0.125, **WALKS[walk])  # type: ignore[arg-type]
+    kernel = online_attention(3, rows, keys, width, scale=0.125, **WALKS[walk])
     assert_same(kernel, below=8.0)
 
 

@@ -16,7 +16,7 @@ from fusion.joint import formats
 from fusion.joint.formats import prefer_channels_last
 from tests.fusion.test_formats import Residual, Views, outcome
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.gpu
 
 
 class Separable(nn.Module):

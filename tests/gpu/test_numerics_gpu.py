@@ -10,7 +10,7 @@ import torch
 from fusion import fuse
 from tests.fusion.test_numerics import CHAINS, DTYPES, STRICT, operands
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

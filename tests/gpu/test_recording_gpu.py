@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import fusion
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.gpu
 
 
 def recorded(target: Callable[..., Any]) -> Callable[..., Any]:

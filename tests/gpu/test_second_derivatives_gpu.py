@@ -7,7 +7,7 @@ import torch
 
 import fusion
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+pytestmark = pytest.mark.gpu
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
