@@ -65,14 +65,14 @@ class Input:
     ) -> Tensor:
         """The argument, off by up to `shift` of each number; with `wide`, in float64.
 
-        A shift that its own dtype can hold is rounded to it in both.  With it, or with `apart`, elements in one place
-        in memory get places of their own and are off by different amounts, so that equal rows do not look harmless.
+        A shift that its own dtype can hold is rounded to it in both.  With `apart`, elements in one place in memory get
+        places of their own and are off by different amounts, so that equal rows do not look harmless.
         """
         shape = self.shape(sizes)
         held, strides, offset = placed(shape, self.layout)
         generator = torch.Generator().manual_seed(seed)
         numbers = _numbers(held, self.dtype, self.values, generator)
-        if self.dtype.is_floating_point and (apart or abs(shift) >= LEAST):
+        if self.dtype.is_floating_point and apart:
             numbers = numbers.as_strided(shape, strides, offset).flatten()
             held, strides, offset = placed(shape, "contiguous")
         if self.dtype.is_floating_point:

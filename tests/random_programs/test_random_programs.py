@@ -186,6 +186,19 @@ def test_a_norm_of_equal_numbers_is_as_far_off_as_its_mean() -> None:
     assert judge(program).status == "pass"
 
 
+def test_equal_rows_are_rounded_alike() -> None:
+    """What is left of each row's sum is the same rounding of its mean, which the sum over the rows adds up."""
+    program = Program(
+        inputs=(Input("x0", ("A", "B"), torch.float32, layout="expanded", values="positive"),),
+        source="""
+            return (F.layer_norm(x0, x0.shape[-1:]).sum(),)
+        """,
+        calls=({"A": 400, "B": 5},),
+        seed=31,
+    )
+    assert judge(program).status == "pass"
+
+
 def test_a_refused_call_that_the_capture_gives_other_views_is_not_held_against_the_compiler() -> None:
     program = Program(
         inputs=(Input("x0", ("A",), torch.float32, layout="offset"),),
