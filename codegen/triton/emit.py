@@ -13,6 +13,7 @@ from dataclasses import replace
 
 from codegen.numerics import DEFAULT, Numerics
 from codegen.triton import beside, tail
+from codegen.triton.ahead import Ahead
 from codegen.triton.arguments import argument, on_device, type_of
 from codegen.triton.beside import Part
 from codegen.triton.blocks import PROGRAMS, Config, Dim, block
@@ -25,7 +26,6 @@ from codegen.triton.expressions.scopes import Names
 from codegen.triton.expressions.spell import PRODUCT, UNARY
 from codegen.triton.expressions.values import Values
 from codegen.triton.products import turns
-from codegen.triton.products.ahead import Ahead
 from codegen.triton.products.groups import GROUP, Given, in_gluon
 from codegen.triton.rewrites.denormals import may_flush
 from codegen.triton.rewrites.rounding import is_rounded

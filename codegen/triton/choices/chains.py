@@ -4,7 +4,7 @@ What enters is a kernel over block dimensions that walks the rows or columns of 
 configurations, the default first.  Such a program keeps its rows and its sums in registers for the whole walk, so the
 width that is held decides how many of them fit.  The numbers come from measurements on an H200: what counts there is
 that two or more groups of four warps share a multiprocessor, so that one multiplies while another takes exponentials.
-Where two products are of the kind of `products/chained.py`, two such groups may be one program (`products/ahead.py`).
+Where two products are of the kind of `products/chained.py`, two such groups may be one program (`ahead.py`).
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Grouped: whether attention is computed in groups of warps (`products/ahead.py`), in how many, and if not, why.
+"""Grouped: whether attention is computed in groups of warps (`ahead.py`), in how many, and if not, why.
 
 What enters is a kernel over block dimensions; what leaves are configurations, or a reason that users read.
 """
