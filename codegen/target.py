@@ -108,6 +108,7 @@ class Capabilities:
         scatters: operations of `program.SCATTER_OPS` with which elements are updated at which sources may meet.
         ordered: are sources that meet taken in the order of a loop, so that the result is always the same?  Else each
             update is atomic.
+        late: may a launch have to build or load what it launches, and raise a BuildError before it stores anything?
     """
 
     fold_ops: frozenset[str]
@@ -129,6 +130,7 @@ class Capabilities:
     max_params: int = 64
     scatters: frozenset[str] = frozenset()
     ordered: bool = True
+    late: bool = False
 
 
 class Target(Protocol):

@@ -49,7 +49,7 @@ from fusion.settings import settings_fixed
 from fusion.shared_writes import refuse_shared_writes
 from fusion.unread import skip_unread_rows
 from lowering.builder import origin_of
-from lowering.errors import FusionError, Origin, Unsupported
+from lowering.errors import BuildError, FusionError, Origin, Unsupported
 from lowering.interpret import run_program
 from lowering.lower import lower
 
@@ -145,12 +145,19 @@ class Backend:
     def _compile(self, recorder: Recorder | None, graph: fx.GraphModule, label: str) -> Boxed:
         if not holds_tensors(graph):  # sizes alone: nothing is computed on any device
             return _boxed(graph)
+        instead, called = list[Boxed](), f"{label}, called"
+
+        def refused(refusal: BuildError) -> None:
+            if not instead:
+                instead.append(self._eagerly(graph, called, refusal))
+
         try:
             if label == "inference" and not self.options.exact:  # others were one joint graph, and prepared
                 prefer_channels_last(graph)
                 if self._streams(main_device(graph)):
                     fix_widths(graph)
-            compiled, report = compile_graph(graph, self.options, label, recorder=recorder)
+            say = None if self.options.strict else refused
+            compiled, report = compile_graph(graph, self.options, label, recorder, say)
         except Exception as failure:  # any defect of ours must leave the user's program running
             if self.options.strict:
                 located = _located(failure, graph)
@@ -160,7 +167,7 @@ class Backend:
             return self._eagerly(graph, label, failure)
         self._report(report)
         # What surrounds a call is the caller's wish, also under strict.
-        return watch_surroundings(compiled, graph, lambda reason: self._eagerly(graph, f"{label}, called", reason))
+        return watch_surroundings(compiled, graph, lambda reason: self._eagerly(graph, called, reason), instead)
 
     def _eagerly(self, graph: fx.GraphModule, label: str, failure: Exception) -> Boxed:
         """The operations of a graph as they are, once that is said."""

@@ -10,7 +10,7 @@ inside the result; a failure of the compiler itself is raised, and whoever calle
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -50,6 +50,7 @@ from fusion.schedule.ways import Measure
 from fusion.schedule.windows import unroll_windows
 from fusion.trials import Trials
 from fusion.warm import Finished, WarmStart
+from lowering.errors import BuildError
 from lowering.kernel import Kernel
 from lowering.lower import lower
 from lowering.program import Contract, Extern, Program
@@ -186,7 +187,11 @@ def _scatters(capabilities: Capabilities) -> frozenset[str]:
 
 
 def compile_graph(
-    graph: fx.GraphModule, options: Options, label: str = "graph", recorder: Recorder | None = None
+    graph: fx.GraphModule,
+    options: Options,
+    label: str = "graph",
+    recorder: Recorder | None = None,
+    refused: Callable[[BuildError], object] | None = None,
 ) -> tuple[Boxed, Report]:
     """Compile one ATen graph.
 
@@ -194,6 +199,7 @@ def compile_graph(
         graph: functional ATen calls; every node carries its fake tensor in `meta["val"]`.
         label: what the graph is ("forward", "backward", …), for dumps and the report.
         recorder: what records its launches as a CUDA graph, if that is wanted.
+        refused: is told at a call why a kernel cannot be launched, which is then evaluated; without it, that is raised.
 
     Returns:
         The compiled graph, called with its inputs in one list (which it empties), and the report.
@@ -213,7 +219,8 @@ def compile_graph(
         made, built = _made(graph, options, label, builder, trace)
         warm.keep(made)
 
-    module = trace.module(splice(made.schedule, built, main))
+    late = refused if builder.target.capabilities.late else None
+    module = trace.module(splice(made.schedule, built, main, late))
     for name, body in module.named_children():
         assert isinstance(body, fx.GraphModule)
         trace.within(name).module(body)

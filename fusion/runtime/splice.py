@@ -17,13 +17,14 @@ from torch import fx
 from codegen.build import Built
 from fusion.runtime.chunks import InChunks
 from fusion.runtime.memory import allocator, in_memory_of
+from fusion.runtime.refusals import or_evaluated
 from fusion.runtime.results import as_said
 from fusion.runtime.views import lone_results, only_reads, starts
 from fusion.schedule import Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.kernels import KernelCall
 from lowering.checks import has_checks
-from lowering.errors import CheckFailed
+from lowering.errors import BuildError, CheckFailed
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Kernel
 from lowering.program import BufferRef, Extern, ExternArg, Program
@@ -55,12 +56,18 @@ class _Boxed(fx.graph.CodeGen):
         return lines
 
 
-def splice(schedule: Schedule, built: Mapping[Kernel, Built], main: torch.device | None = None) -> fx.GraphModule:
+def splice(
+    schedule: Schedule,
+    built: Mapping[Kernel, Built],
+    main: torch.device | None = None,
+    refused: Callable[[BuildError], object] | None = None,
+) -> fx.GraphModule:
     """The callable module of a schedule.
 
     Args:
         built: kernel → what launches it.
         main: the device that is the current one whenever the module runs, if that is certain.
+        refused: is told why a kernel cannot be launched, which is then evaluated; without it, that is raised.
 
     Returns:
         A module whose `forward(args: list) -> tuple` empties `args` and returns the outputs of the program.  Its
@@ -69,10 +76,10 @@ def splice(schedule: Schedule, built: Mapping[Kernel, Built], main: torch.device
     modules: dict[str, fx.GraphModule] = {}
     calls: dict[Chunks, Callable[..., object]] = {}
     for number, (chunks, bodies) in enumerate(schedule.bodies.items()):
-        made = {f"chunks_{number}_{k}": splice(body, built, main) for k, body in enumerate(bodies)}
+        made = {f"chunks_{number}_{k}": splice(body, built, main, refused) for k, body in enumerate(bodies)}
         calls[chunks] = _named(InChunks(chunks, [module.forward for module in made.values()]), "in_chunks")
         modules.update(made)
-    result = _Splicer(schedule.program, calls, main).run(schedule.steps, built)
+    result = _Splicer(schedule.program, calls, main, refused).run(schedule.steps, built)
     for name, module in modules.items():
         result.add_module(name, module)
     return result
@@ -82,9 +89,13 @@ class _Splicer:
     """The graph under construction, and the fx node that holds each buffer and size."""
 
     def __init__(
-        self, program: Program, calls: Mapping[Chunks, Callable[..., object]], main: torch.device | None
+        self,
+        program: Program,
+        calls: Mapping[Chunks, Callable[..., object]],
+        main: torch.device | None,
+        refused: Callable[[BuildError], object] | None,
     ) -> None:
-        self.program, self.calls, self.main = program, calls, main
+        self.program, self.calls, self.main, self.refused = program, calls, main, refused
         self.graph = fx.Graph()
         self.tensors: dict[str, fx.Node] = {}
         self.views: dict[str, tuple[str, int]] = {}  # made where they are needed: of what, and how far from its start
@@ -111,6 +122,8 @@ class _Splicer:
                 self._extern(step)
             else:
                 launch = built[step.kernel].launch
+                if self.refused is not None:
+                    launch = or_evaluated(launch, step.kernel, self.refused)
                 self._launch(
                     step, _named(_located(launch, step) if has_checks(step.kernel) else launch, step.kernel.name)
                 )

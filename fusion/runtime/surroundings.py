@@ -3,13 +3,13 @@
 Inside of a `FakeTensorMode` whatever is allocated has no memory, also by a function that was compiled before: a kernel
 would write where there is nothing.  Inside of a level of forward-mode derivatives tensors carry tangents, which kernels
 would lose without a word.  Inside of `vmap` (a backward that is asked for many gradients at once) a tensor is many.
-What enters is a compiled graph; what leaves is a callable that looks, at each call, whether it is so.  A graph that
-Dynamo captures from fake tensors is refused.
+Where a launch was refused before (`refusals.py`), the next would be.  What enters is a compiled graph; what leaves is a
+callable that looks, at each call, whether it is so.  A graph that Dynamo captures from fake tensors is refused.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
@@ -22,11 +22,17 @@ from lowering.errors import Unsupported
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 
-def watch_surroundings(compiled: Boxed, graph: fx.GraphModule, eagerly: Callable[[Unsupported], Boxed]) -> Boxed:
+def watch_surroundings(
+    compiled: Boxed,
+    graph: fx.GraphModule,
+    eagerly: Callable[[Unsupported], Boxed],
+    instead: Sequence[Boxed] = (),
+) -> Boxed:
     """What to call: `compiled`, or where that must not be, what `eagerly` makes of the reason, once.
 
     Args:
         graph: what was compiled.  The gradients that it takes may be many at once, with no other sign of that.
+        instead: is empty until a launch is refused; then it holds what to call.
     """
     made: list[Boxed] = []
     holders = graph.graph.find_nodes(op="placeholder")
@@ -35,6 +41,8 @@ def watch_surroundings(compiled: Boxed, graph: fx.GraphModule, eagerly: Callable
     batched: Callable[[object], bool] = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[assignment]  # a tensor
 
     def run(args: list[object]) -> tuple[object, ...]:
+        if instead:
+            return instead[0](args)
         plain = fake_mode(FAKE) is None and forward_ad._current_level < 0 and level() is None
         if plain and not any(isinstance(args[k], torch.Tensor) and batched(args[k]) for k in tangents):
             return compiled(args)

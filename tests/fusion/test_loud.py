@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -13,6 +14,11 @@ from torch._dynamo import exc
 
 import fusion
 import fusion.capture
+from codegen.reference import ReferenceTarget
+from codegen.target import Capabilities, Launcher
+from codegen.targets import TARGETS
+from lowering.errors import BuildError
+from lowering.kernel import Kernel
 
 X = torch.linspace(-1, 2, 5)
 
@@ -94,6 +100,81 @@ def test_inputs_that_overlap_otherwise():
     with pytest.raises(fusion.FusionError, match=r"overlap[\s\S]*test_loud\.py:\d+"):
         strict(memory[:5], memory[3:])
     assert torch.equal(memory, before)
+
+
+# What a target does not launch ----------------------------------------------------------------------------------------
+
+
+class Late(ReferenceTarget):
+    """A target that can build everything but what works on rows of 7, which it notices when it is launched."""
+
+    @property
+    def capabilities(self) -> Capabilities:
+        return replace(super().capabilities, late=True)
+
+    def build(self, kernel: Kernel, source: str) -> Launcher:
+        launch = super().build(kernel, source)
+
+        def refusing(*args: Tensor | int) -> None:
+            if any(isinstance(arg, Tensor) and arg.shape[-1:] == (7,) for arg in args):
+                raise BuildError(f"{kernel.name} needs more shared memory than there is")
+            launch(*args)
+
+        return refusing
+
+
+@pytest.fixture
+def late(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setitem(TARGETS, "late", lambda arch, numerics: Late(numerics))
+    return "late"
+
+
+def counted(x: Tensor, seen: Tensor) -> Tensor:
+    """Changes an input before the kernel that is refused, so that the graph cannot begin anew."""
+    seen.add_(1)
+    return torch.softmax(x, -1)
+
+
+def test_a_launch_that_is_refused_is_evaluated(late: str):
+    fused = fusion.fuse(counted, dynamic=True, options={"target": late})
+    seen = torch.zeros(3)
+    torch.testing.assert_close(fused(torch.ones(2, 5), seen), torch.full((2, 5), 1 / 5))
+    x = torch.randn(2, 7)
+    with pytest.warns(fusion.FusionWarning, match="shared memory"):
+        got = fused(x, seen)
+    torch.testing.assert_close(got, torch.softmax(x, -1))
+    x = torch.randn(2, 6)
+    torch.testing.assert_close(fused(x, seen), torch.softmax(x, -1))
+    torch.testing.assert_close(seen, torch.full((3,), 3.0))
+    first, called = fusion.report(fused).graphs
+    assert first.kernels and not first.failure
+    assert "called" in called.label and "shared memory" in called.failure and not called.kernels
+
+
+def products(x: Tensor, y: Tensor) -> Tensor:
+    return ((x * y).exp().sum(-1) * y[..., 0]).sum()
+
+
+def test_a_launch_that_is_refused_in_backward(late: str):
+    fused = fusion.fuse(products, dynamic=True, options={"target": late})
+    grads = []
+    for call in (fused, fused, products):
+        x, y = torch.linspace(0, 1, 14).reshape(2, 7).requires_grad_(), torch.ones(2, 7).requires_grad_()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", fusion.FusionWarning)
+            grads.append(torch.autograd.grad(call(x, y), (x, y)))
+    torch.testing.assert_close(grads[0], grads[2])
+    torch.testing.assert_close(grads[1], grads[2])
+    assert {graph.label for graph in fusion.report(fused).graphs if graph.failure} == {
+        "forward, called",
+        "backward, called",
+    }
+
+
+def test_a_launch_that_is_refused_is_raised_under_strict(late: str):
+    fused = fusion.fuse(counted, options={"target": late, "strict": True})
+    with pytest.raises(fusion.BuildError, match="shared memory"):
+        fused(torch.ones(2, 7), torch.zeros(3))
 
 
 # What Dynamo does not take --------------------------------------------------------------------------------------------

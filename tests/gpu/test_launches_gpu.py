@@ -10,6 +10,9 @@ import torch
 
 pytest.importorskip("triton")
 
+import fusion
+from codegen.triton.launch import build as launching
+from lowering.errors import BuildError
 from tests.codegen.kernels.large import LARGE
 from tests.codegen.kernels.making import BF16, F16, LOOP, assert_same, expected, tensors
 from tests.codegen.kernels.pointwise import add
@@ -159,3 +162,24 @@ def test_tensors_of_another_device() -> None:
         x, y, out = tensors(add(1000), device)
         launch(x, y, out)
         torch.testing.assert_close(out, x + y)
+
+
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_a_binary_that_cannot_be_had_at_a_call(dynamic: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of symbolic sizes it is built at the first call; of fixed ones it is loaded then, and may need too much."""
+
+    def refuse(*args: object, **kwargs: object) -> None:
+        raise BuildError("out of resources")
+
+    def bent(x: torch.Tensor) -> torch.Tensor:
+        return torch.softmax(x, -1) + (3 if dynamic else 4)
+
+    fused = fusion.fuse(bent, dynamic=dynamic)
+    x = torch.randn(65, 771, device="cuda")
+    monkeypatch.setattr(launching, "compile_for" if dynamic else "_run", refuse)
+    with pytest.warns(fusion.FusionWarning, match="out of resources"):
+        got = fused(x)
+    torch.testing.assert_close(got, bent(x))
+    torch.testing.assert_close(fused(x), bent(x))
+    labels = [(graph.label, bool(graph.failure)) for graph in fusion.report(fused).graphs]
+    assert labels[-2:] == [("inference", False), ("inference, called", True)]

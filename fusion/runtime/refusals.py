@@ -1,0 +1,33 @@
+"""Refusals: launches of kernels that turn out at the call not to be there.
+
+Some targets build a binary when the sizes, alignments or the device of a call first ask for it, and load each when it
+is first launched.  Either may fail: a compiler that gives up, a device with less shared memory than its like.  By then
+others have run, and may have changed what the caller gave, so that a graph cannot begin anew.  What enters is a
+launcher; what leaves is one that has the evaluator do what was refused, which it can on any device, and says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import cast
+
+import torch
+
+from codegen.target import Launcher
+from lowering.errors import BuildError
+from lowering.interpret import run_kernel
+from lowering.kernel import Kernel
+
+
+def or_evaluated(launch: Launcher, kernel: Kernel, refused: Callable[[BuildError], object]) -> Launcher:
+    """`launch`, or the evaluator where that cannot be, once `refused` was told."""
+    count = len(kernel.params)
+
+    def run(*args: torch.Tensor | int) -> None:
+        try:
+            launch(*args)
+        except BuildError as refusal:  # before anything was stored
+            refused(refusal)
+            run_kernel(kernel, cast("tuple[torch.Tensor, ...]", args[:count]), cast("tuple[int, ...]", args[count:]))
+
+    return run
