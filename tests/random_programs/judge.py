@@ -32,6 +32,9 @@ OTHER = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08)
 ROOM = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
 """Relative to a number itself, and half of it to the largest of the tensor or 1: beside eager's own error."""
 
+DECOMPOSED = "aot_eager_decomp_partition"
+"""PyTorch's capture with composite operations, and the gradients of norms, taken apart by PyTorch itself."""
+
 UNSTEADY = 0.05
 """Eager's error relative to the largest number, from which on comparing says little."""
 
@@ -202,7 +205,10 @@ def difference(program: Program, call: int, device: str, found: Run) -> tuple[st
         wide = exact if theirs.is_floating_point() else [*exact, *more]
         truths = [truth for run_ in wide if run_ is not None and (truth := run_.tensors.get(name)) is not None]
         if theirs.is_floating_point():
-            wrong, vague = _numbers(ours, theirs, truths, max(other.get(name, 0.0) for other in others))
+            usual = max(other.get(name, 0.0) for other in others)
+            wrong, vague = _numbers(ours, theirs, truths, usual)
+            if wrong and (parts := _captured(program, call, device, DECOMPOSED)) is not None:
+                wrong, vague = _numbers(ours, theirs, truths, usual, parts.tensors.get(name))
         else:
             wrong, vague = _whole(ours, theirs, truths)
         unsteady += vague
@@ -229,10 +235,10 @@ def _faked(program: Program, call: int, device: str, sizes: ShapeEnv | None) -> 
         return run(program.function(), arguments, program.backward)
 
 
-def _captured(program: Program, call: int, device: str) -> Run | None:
+def _captured(program: Program, call: int, device: str, backend: str = "aot_eager") -> Run | None:
     """What PyTorch's own capture gives after the earlier calls, without the compiler; None where it fails."""
     torch._dynamo.reset()
-    captured = torch.compile(program.function(), backend="aot_eager", dynamic=program.dynamic)
+    captured = torch.compile(program.function(), backend=backend, dynamic=program.dynamic)
     try:
         return [run(captured, program.tensors(k, device), program.backward) for k in range(call + 1)][-1]
     except Exception:
@@ -342,8 +348,14 @@ def _whole(ours: Tensor, theirs: Tensor, truths: Sequence[Tensor]) -> tuple[str,
     return (_first(ours, theirs, wrong), not bool(steady.all()))
 
 
-def _numbers(ours: Tensor, theirs: Tensor, truths: Sequence[Tensor], usual: float) -> tuple[str, bool]:
-    """Floats: within twice eager's error, here and as it is `usual`, and a little."""
+def _numbers(
+    ours: Tensor, theirs: Tensor, truths: Sequence[Tensor], usual: float, parts: Tensor | None = None
+) -> tuple[str, bool]:
+    """Floats: within twice eager's error, here and as it is `usual`, and a little.
+
+    What is no number is of eager's kind, or of that which `parts`, PyTorch's own decomposition, has there: an infinity
+    becomes a NaN where a kernel happens to subtract another one, and those of the CPU and of CUDA subtract otherwise.
+    """
     room, a, b = ROOM[theirs.dtype], ours.double(), theirs.double()
     if not truths or any(truth.shape != theirs.shape for truth in truths):
         truths = [b]
@@ -356,6 +368,8 @@ def _numbers(ours: Tensor, theirs: Tensor, truths: Sequence[Tensor], usual: floa
     for other in truths[1:]:
         steady &= other.double().isfinite() == truth.isfinite()
     misplaced = (_kind(a) != _kind(b)) & (_kind(a) != _kind(truth)) & steady
+    if parts is not None and parts.shape == ours.shape:
+        misplaced &= _kind(a) != _kind(parts.double())
     off = (_error(a, truth) > room * (finite + largest.clamp(min=1.0) / 2) + 2 * own) & steady
     vague = bool(own > max(UNSTEADY, 4 * room) * largest) or not bool(steady.all())
     return _first(ours, theirs, misplaced | off), vague

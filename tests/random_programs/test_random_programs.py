@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 from dataclasses import replace
@@ -197,6 +198,37 @@ def test_equal_rows_are_rounded_alike() -> None:
         seed=31,
     )
     assert judge(program).status == "pass"
+
+
+INFINITE = Program(
+    inputs=(
+        Input("x0", ("A", 9), torch.float32, grad=True),
+        Input("x1", (9,), torch.float32, values="special", grad=True),
+    ),
+    source="""
+        return (F.layer_norm(x0, x0.shape[-1:], x1),)
+    """,
+    calls=({"A": 4},),
+    backward=True,
+    seed=118,
+)
+
+
+def test_which_infinities_become_nan_is_as_in_a_kernel_or_in_its_decomposition() -> None:
+    """Eager's kernel for the CPU adds infinite multiples of the input and of the mean; no other form does."""
+    assert not torch.isfinite(INFINITE.tensors(0)[1]).all()
+    assert judge(INFINITE).status == "pass"
+
+
+@pytest.mark.parametrize("kind", [math.nan, math.inf, 0.0])
+def test_the_judge_sees_what_is_no_number_in_the_wrong_place(monkeypatch: pytest.MonkeyPatch, kind: float) -> None:
+    def fused(function, **settings):  # type: ignore[no-untyped-def]
+        return lambda x0, x1: (function(x0, x1)[0].index_fill(0, torch.tensor([1]), kind),)
+
+    monkeypatch.setattr(judging, "fuse", fused)
+    monkeypatch.setattr(judging, "report", lambda fused: Explanation(()))
+    verdict = judge(replace(INFINITE, backward=False))
+    assert verdict.status == "mismatch" and "result 0" in verdict.reason
 
 
 def test_a_refused_call_that_the_capture_gives_other_views_is_not_held_against_the_compiler() -> None:
