@@ -4,7 +4,7 @@ The gradient of a scalar loss is linear in the one number, g, that comes back fo
 the loss (the logits of a language model), its gradient is g times something that forward knows already; computed in
 forward, right after the loss and in the same chunks (`schedule/chunks`), neither the product nor its gradient has to
 be kept, nor made twice.  Only what is left of them is: the gradients of the product's operands, multiplied by g when it
-comes, in their own memory where nobody else may want them as they are (`runtime/ownership.py`).
+comes, in their own memory where nobody else may want them as they are (`operations/ownership.py`).
 
 What enters is a functional joint graph, which is changed in place.  It is left alone where the product is small, its
 gradient depends on more than one number or on it in any way not known to be linear, and where anything on the way has
@@ -24,7 +24,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.factors import PRODUCTS, value_of
-from fusion.runtime.ownership import take_over
+from fusion.operations.ownership import take_over
 from lowering.sizes import elements
 
 aten = torch.ops.aten

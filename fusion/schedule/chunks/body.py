@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from fusion.runtime.products import add_aligned_product
+from fusion.operations.products import add_aligned_product
 from fusion.schedule.axes import indices_of
 from fusion.schedule.chunks.matrices import Copies, aligned_strides, product_calls, with_matrices
 from fusion.schedule.chunks.pick import pick

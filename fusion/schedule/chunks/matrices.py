@@ -13,7 +13,7 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.runtime.products import aligned_product, is_aligned
+from fusion.operations.products import aligned_product, is_aligned
 from lowering.expr import Expr, Load, free_axes, loads
 from lowering.indexing import axis_symbol, coefficient, flatten, substitute
 from lowering.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, axis_sizes

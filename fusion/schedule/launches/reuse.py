@@ -16,8 +16,8 @@ from dataclasses import replace
 
 import torch
 
-from fusion.runtime.ownership import take_over
-from fusion.runtime.products import aligned_product
+from fusion.operations.ownership import take_over
+from fusion.operations.products import aligned_product
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.redirect import redirected
 from fusion.schedule.launches.updates import written_into
