@@ -21,10 +21,11 @@ from tests.fusion.test_quantised import inputs, only_kernel, packed
 
 I0 = axis_symbol(0)
 U8, I8, I32 = torch.uint8, torch.int8, torch.int32
+BF16, F32 = torch.bfloat16, torch.float32
 BYTE, SIGNED = Load("w", (I0,), U8), Load("w", (I0,), I8)
 
 
-def op(name: str, arg: Expr, value: int) -> Expr:
+def op(name: str, arg: Expr, value: float) -> Expr:
     return Op(name, (arg, const(value, arg.dtype)), arg.dtype)
 
 
@@ -47,6 +48,9 @@ FIELDS: dict[str, Expr] = {
     "middle by shifts": op("shr", op("shl", BYTE, 2), 5),
     "constant first": Op("and", (const(7, U8), BYTE), U8),
     "seven bits": op("sub", Cast(op("shr", BYTE, 1), I32), 64),
+    "centred as a float": op("sub", Cast(LOW, BF16), 8),
+    "centred as a wider float": Cast(op("sub", Cast(Cast(HIGH, BF16), F32), 8), BF16),
+    "centred as an integer and as a float": op("add", Cast(op("sub", Cast(LOW, I8), 8), F32), 100),
 }
 
 OTHERS: dict[str, Expr] = {
@@ -63,6 +67,9 @@ OTHERS: dict[str, Expr] = {
     "of a wider word": op("and", Load("w", (I0,), I32), 15),
     "shifted up": op("shl", LOW, 1),
     "shifted past its width": op("shr", BYTE, 9),
+    "between integers": op("sub", Cast(LOW, F32), 7.5),
+    "rounded on the way": op("sub", op("add", Cast(LOW, BF16), 300), 300),
+    "a float that is halved": op("truediv", Cast(LOW, F32), 2),
 }
 
 
@@ -153,6 +160,17 @@ def signed(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tenso
     """Two signed weights of four bits in a signed byte."""
     weights = torch.stack(((w << 4) >> 4, w >> 4), -1).reshape(w.shape[0], -1)
     return x @ (weights.to(x.dtype) * scale[:, None]).T
+
+
+@pytest.mark.parametrize(("rows", "kind"), [(1, "float32"), (16, "bfloat16")])
+def test_what_is_subtracted_from_the_float_is_part_of_the_bit_pattern(rows: int, kind: str) -> None:
+    def centred(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        weights = torch.stack((w & 15, w >> 4), -1).flatten(-2).to(x.dtype) - 8
+        return x @ weights.T * scale
+
+    source = TritonTarget("sm_90").emit(only_kernel(centred, *inputs(packed, rows, 128, 256)))
+    assert [f"_bits_to_{kind}(in1, {shift}, 15, 0, -8)" in source for shift in (0, 4)] == [True, True]
+    assert "- 8.0" not in source
 
 
 @pytest.mark.parametrize(("rows", "kind"), [(1, "float32"), (16, "bfloat16")])

@@ -4,6 +4,7 @@ What enters are the expressions of a kernel; what leaves are the lines that conv
 a byte, plus a constant, as 4-bit weights are:
 
     f32(i8(w & 15) - 8)    →    _bits_to_float32(w, 0, 15, 0, -8)
+    f32(w & 15) - 8        →    _bits_to_float32(w, 0, 15, 0, -8)    as long as the float holds each integer on the way
     f32((w << 4) >> 4)     →    _bits_to_float32(w, 0, 15, 8, -8)    of a signed byte: its sign is a bit to flip
 
 The bits are put under the exponent of a float whose last bits then count ones (2²³ in float32, 2¹⁰ in float16, 2⁷ in
@@ -77,11 +78,11 @@ class Field:
         return _bits(self.byte, self.shift, 8 - self.shift, signed=True)
 
     def within(self, dtype: torch.dtype) -> Field | None:
-        """The same field, if integers of `dtype` hold each of its values."""
+        """The same field, if numbers of `dtype` are each of its values."""
         found = self.settled()
         least, greatest = (-128, 127) if found.mask is None else (found.offset, found.offset + found.mask)
-        info = torch.iinfo(dtype)
-        return found if found.up == 0 and info.min <= least and greatest <= info.max else None
+        lowest, highest = _integers(dtype)
+        return found if found.up == 0 and lowest <= least and greatest <= highest else None
 
     def exact(self, dtype: torch.dtype) -> bool:
         """Are these some bits of the byte, whose float in `dtype` a bit pattern gives exactly?"""
@@ -97,8 +98,16 @@ def _bits(byte: Expr, shift: int, count: int, *, signed: bool) -> Field:
     return Field(byte, shift, (1 << count) - 1, sign, -sign)
 
 
+def _integers(dtype: torch.dtype) -> tuple[int, int]:
+    """The least and the greatest integer up to which `dtype` has all of them."""
+    if dtype in _BASES:
+        return -2 * _BASES[dtype], 2 * _BASES[dtype]
+    info = torch.iinfo(dtype)
+    return info.min, info.max
+
+
 def field_of(expr: Expr) -> Field | None:
-    """What `expr`, an integer, is as bits of a byte; None where it is anything else.
+    """What `expr`, an integer or a float that is one, is as bits of a byte; None where it is anything else.
 
     >>> from lowering.expr import Load, const
     >>> byte = Load("w", (), torch.uint8)
@@ -124,11 +133,11 @@ def field_of(expr: Expr) -> Field | None:
 
 
 def _inner(expr: Expr) -> tuple[Expr, int] | None:
-    """What one step of a field is made of: the integer before it, and the constant (0 for a conversion)."""
-    if not _is_integer(expr.dtype):
+    """What one step of a field is made of: the number before it, and the constant (0 for a conversion)."""
+    if not _counts(expr.dtype):
         return None
     if isinstance(expr, Cast):
-        return (expr.arg, 0) if _is_integer(expr.arg.dtype) else None
+        return (expr.arg, 0) if _counts(expr.arg.dtype) else None
     if not isinstance(expr, Op) or len(expr.args) != 2:
         return None
     first, second = expr.args
@@ -146,11 +155,14 @@ def _name(step: Expr) -> str:
 def _constant(expr: Expr) -> int | None:
     if isinstance(expr, IndexValue) and expr.index.is_Integer:
         return int(expr.index)
-    return int(expr.value) if isinstance(expr, Const) and _is_integer(expr.dtype) else None
+    if isinstance(expr, Const) and _counts(expr.dtype) and float(expr.value).is_integer():
+        return int(expr.value)
+    return None
 
 
-def _is_integer(dtype: torch.dtype) -> bool:
-    return not dtype.is_floating_point and not dtype.is_complex and dtype is not torch.bool
+def _counts(dtype: torch.dtype) -> bool:
+    """Are there integers of this type, or floats that bit patterns give?"""
+    return dtype in _BASES or not (dtype.is_floating_point or dtype.is_complex or dtype is torch.bool)
 
 
 # Lines ----------------------------------------------------------------------------------------------------------------
@@ -162,8 +174,8 @@ def convert(values: Values, arch: str) -> None:
         return
     stmts = list(statements(values.layout.blocked.body))
     for node in postorder(*(value for stmt in stmts if not isinstance(stmt, Loop) for value in values_of(stmt))):
-        if isinstance(node, Cast) and node.dtype in _BASES and _is_integer(node.arg.dtype):
-            found = field_of(node.arg)
+        if node.dtype in _BASES:
+            found = field_of(node)
             if found is not None and found.exact(node.dtype):
                 values.made_by[node] = partial(_converted, values, found, node.dtype)
 
