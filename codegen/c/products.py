@@ -7,7 +7,8 @@ up with zeros.  c has rows of `rc` numbers and room for `rows` rounded up to `RO
 `COLUMN_BLOCK`.
 
 The registers hold ROW_BLOCK × (up to four vectors) sums, which is what keeps two units of 512-bit multiply-adds busy;
-panels share the columns evenly, since a narrow last one would leave them waiting for each other's results.
+panels share the columns evenly, since a narrow last one would leave them waiting for each other's results.  Each call
+sums up from zero: long sums are sums of the blocks of their walk, whose roundings add up less.
 """
 
 from __future__ import annotations
@@ -48,8 +49,7 @@ CONTRACTED static __attribute__((noinline)) void product_{T}_{P}(const {T} *a, i
     for (int i = 0; i < {rows}; i++) {{
         row[i] = a + (i < rows ? i : rows - 1) * ra;
         #pragma GCC unroll 16
-        for (int v = 0; v < count; v++)
-            sum[i][v] = fresh ? (vector_{T}){{0}} : *(const loose_{T} *)(c + i * rc + v * lanes_{T});
+        for (int v = 0; v < count; v++) sum[i][v] = (vector_{T}){{0}};
     }}
     for (int64_t p = 0; p < depth; p++, b += count * lanes_{T}) {{
         vector_{T} right[count];
@@ -65,7 +65,10 @@ CONTRACTED static __attribute__((noinline)) void product_{T}_{P}(const {T} *a, i
     #pragma GCC unroll 16
     for (int i = 0; i < {rows}; i++) {{
         #pragma GCC unroll 16
-        for (int v = 0; v < count; v++) *(loose_{T} *)(c + i * rc + v * lanes_{T}) = sum[i][v];
+        for (int v = 0; v < count; v++) {{
+            loose_{T} *const to = (loose_{T} *)(c + i * rc + v * lanes_{T});
+            *to = fresh ? sum[i][v] : *to + sum[i][v];
+        }}
     }}
 }}"""
 

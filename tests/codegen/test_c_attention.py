@@ -50,6 +50,15 @@ def test_attention_of_few_queries_or_keys(queries, keys):
     check(online_attention(3, queries, keys, 16, dtype=F32))
 
 
+def test_a_mean_over_many_keys_is_as_exact_as_sums_of_blocks():
+    """One sum after the other, 0.1 is added to ever larger numbers, and each time rounded in the same direction."""
+    made = online_attention(1, 6, 8192, 8, dtype=F32)
+    query, key, value, out = tensors(made)
+    launch = TARGET.build(made, TARGET.emit(made))
+    launch(query.zero_(), key, value.fill_(0.1), out)
+    torch.testing.assert_close(out, torch.full_like(out, 0.1), rtol=5e-6, atol=0)
+
+
 def test_nothing_is_read_beyond_a_tensor():
     """The tensors end where their memory does: reading past them would find what makes results NaN."""
     made = online_attention(1, 7, 9, 5, dtype=F32)
