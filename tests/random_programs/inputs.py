@@ -66,13 +66,14 @@ class Input:
         """The argument, off by up to `shift` of each number; with `wide`, in float64.
 
         A shift that its own dtype can hold is rounded to it in both.  With `apart`, elements in one place in memory get
-        places of their own and are off by different amounts, so that equal rows do not look harmless.
+        places of their own and are off by different amounts, so that equal rows do not look harmless; other layouts
+        stay, for a program may view them as no other can be viewed.
         """
         shape = self.shape(sizes)
         held, strides, offset = placed(shape, self.layout)
         generator = torch.Generator().manual_seed(seed)
         numbers = _numbers(held, self.dtype, self.values, generator)
-        if self.dtype.is_floating_point and apart:
+        if self.dtype.is_floating_point and apart and self.layout in SHARED:
             numbers = numbers.as_strided(shape, strides, offset).flatten()
             held, strides, offset = placed(shape, "contiguous")
         if self.dtype.is_floating_point:
