@@ -92,3 +92,20 @@ def test_of_one_element_each_size_is_known() -> None:
         aten._unique.default, (torch.tensor([3]),), (torch.tensor([3]), torch.empty(0, dtype=torch.long))
     )
     assert len(lower(alone).nodes) == 1
+
+
+def test_a_check_with_an_effect_is_called_by_itself(monkeypatch: pytest.MonkeyPatch):
+    """PyTorch's function around it takes ten times as long as the inverse of a small matrix."""
+    f = fusion.fuse(lambda x: torch.linalg.inv(x) * 2)
+    x = torch.eye(3) * 4
+    f(x)
+    effects = torch.ops.higher_order.with_effects
+
+    def called(*args: object, **kwargs: object) -> None:
+        raise AssertionError("called at a run")
+
+    monkeypatch.setattr(type(effects), "__call__", called)
+    torch.testing.assert_close(f(x), torch.eye(3) / 2)
+    assert any("with_effects" in call.name for call in fusion.report(f).externs)
+    with pytest.raises(torch.linalg.LinAlgError, match="singular"):
+        f(torch.zeros(3, 3))
