@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
 from torch._inductor import inductor_prims
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
@@ -77,7 +78,24 @@ def aot_backend(
         decompositions=MULTIPLY_ADD | decompositions(exact=exact),
         partition_fn=partial(parting, tell=tell),
     )
-    return backend
+
+    def capture(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        compiled = backend(graph, inputs)
+        _keep_what_is_saved()
+        return compiled
+
+    return capture
+
+
+def _keep_what_is_saved() -> None:
+    """Allow a second backward.
+
+    AOTAutograd refuses `retain_graph=True`, unless it was asked for when backward was compiled: backends may compute in
+    the memory of what forward saved.  Ours does not.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
 
 
 def _parted(

@@ -149,6 +149,21 @@ def test_backward_twice() -> None:
         loss.backward()
 
 
+@pytest.mark.parametrize("sizes", [(6, 6), (6, 8, 9)], ids=["static", "dynamic"])
+def test_backward_twice_where_the_first_call_kept_no_graph(sizes: tuple[int, ...]) -> None:
+    f = fusion.fuse(lambda x: (x.sin() * x.exp()).cumsum(0).exp().sum(), options=STRICT)
+    for size in sizes:
+        x = torch.linspace(-1, 1, size).requires_grad_()
+        f(x).backward()
+        first, x.grad = x.grad, None
+    loss = f(x)
+    (2 * loss).backward(retain_graph=True)
+    loss.backward()
+    torch.testing.assert_close(x.grad, 3 * first)
+    (gradient,) = torch.autograd.grad(f(x), x, create_graph=True)
+    torch.testing.assert_close(gradient, first)
+
+
 def test_several_forwards_before_their_backwards() -> None:
     f = fusion.fuse(lambda x: F.dropout(x, 0.5) * x, options=STRICT)
     inputs = [(torch.rand(50) + 1).requires_grad_() for _ in range(3)]
