@@ -17,7 +17,7 @@ from lowering.expr import Cast, Expr, Load, Op, const
 from lowering.indexing import axis_symbol
 from lowering.kernel import Kernel, Role, Store
 from tests.codegen.kernels.making import kernel, param, tensors
-from tests.fusion.test_quantised import inputs, only_kernel, packed
+from tests.fusion.test_quantised import inputs, only_kernel, packed, packed_in_groups
 
 I0 = axis_symbol(0)
 U8, I8, I32 = torch.uint8, torch.int8, torch.int32
@@ -171,6 +171,15 @@ def test_what_is_subtracted_from_the_float_is_part_of_the_bit_pattern(rows: int,
     source = TritonTarget("sm_90").emit(only_kernel(centred, *inputs(packed, rows, 128, 256)))
     assert [f"_bits_to_{kind}(in1, {shift}, 15, 0, -8)" in source for shift in (0, 4)] == [True, True]
     assert "- 8.0" not in source
+
+
+def test_the_scale_of_a_group_leaves_a_field_behind() -> None:
+    def in_groups(x: torch.Tensor, w: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+        weights = torch.stack((w & 15, w >> 4), -1).flatten(-2).to(x.dtype) - 8
+        return x @ (weights.unflatten(-1, (scale.shape[-1], -1)) * scale[..., None]).flatten(-2).T
+
+    source = TritonTarget("sm_90").emit(only_kernel(in_groups, *inputs(packed_in_groups, 16, 128, 256)))
+    assert [f"_bits_to_bfloat16(in1, {shift}, 15, 0, -8)" in source for shift in (0, 4)] == [True, True]
 
 
 @pytest.mark.parametrize(("rows", "kind"), [(1, "float32"), (16, "bfloat16")])

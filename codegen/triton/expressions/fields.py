@@ -15,6 +15,7 @@ in the float, stays a conversion.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -168,12 +169,16 @@ def _counts(dtype: torch.dtype) -> bool:
 # Lines ----------------------------------------------------------------------------------------------------------------
 
 
-def convert(values: Values, arch: str) -> None:
-    """From here on, the kernel of `values` converts fields by bit patterns, where `arch` has the operations."""
+def convert(values: Values, arch: str, roots: Sequence[Expr] | None = None) -> None:
+    """From here on, the kernel of `values`, or these expressions, have fields converted by bit patterns, where `arch`
+    has the operations.
+    """
     if not arch.startswith("sm_") or int(arch[3:].rstrip("af")) < 80:
         return
-    stmts = list(statements(values.layout.blocked.body))
-    for node in postorder(*(value for stmt in stmts if not isinstance(stmt, Loop) for value in values_of(stmt))):
+    if roots is None:
+        stmts = statements(values.layout.blocked.body)
+        roots = [value for stmt in stmts if not isinstance(stmt, Loop) for value in values_of(stmt)]
+    for node in postorder(*roots):
         if node.dtype in _BASES:
             found = field_of(node)
             if found is not None and found.exact(node.dtype):

@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from codegen.triton.blocks import Dim
+from codegen.triton.expressions import fields
 from codegen.triton.expressions.indices import expand, start_symbol
 from codegen.triton.expressions.scopes import Tile
 from codegen.triton.expressions.spell import ATOM, SUM, TYPES, Code, cast, literal, spell, typed
@@ -104,6 +105,7 @@ def product(values: Values, fold: Fold, arch: str) -> Product:
 def dot_in_loop(values: Values, fold: Fold, arch: str) -> Callable[[], None]:
     """Accumulate over the current loop; the function returned makes the result known after it."""
     hoisted = _hoisted(values, fold)
+    fields.convert(values, arch, hoisted.operands)
     found = product(values, replace(fold, args=hoisted.operands), arch)
     running = values.accumulator(fold.name, zeros(values, found, values.depth - 1))
     name = running.code.text
