@@ -3,7 +3,9 @@
 A forward kernel has the maximum or the sum of a row in float32; where the row is of halves, eager stores it as a half.
 There it is as exact as the row, which was stored as well.  Here backward makes the row again, to float32, and a maximum
 that was rounded is not the maximum of that row: exp(s - m) would be off by up to exp(|m| / 256), and the whole row with
-it.  So statistics of rows of halves are kept in float32.
+it.  So statistics of rows of halves are kept in float32.  So are those that a norm gives beside its result, which
+eager's kernels of the CPU round: backward subtracts the mean from the row, and a row that is a statistic itself, of one
+number, is that mean.
 
 An input that backward needs is kept as it was when forward began.  The partition may choose an input where eager keeps
 what was made of it; if the program changes the input in place, that would be another one by then.
@@ -32,6 +34,9 @@ REDUCTIONS = (
     *(aten.amax.default, aten.amin.default, aten.max.dim, aten.min.dim, aten.logsumexp.default),
     *(aten.sum.dim_IntList, aten.mean.dim, aten.var.correction, aten.linalg_vector_norm.default),
 )
+NORMS = (aten.native_layer_norm.default, aten.native_group_norm.default, aten._fused_rms_norm.default)
+"""Operations whose first result is as large as their input, and whose others are statistics of its rows."""
+
 MIN_ROW = 4
 """How many times as large as its statistic a row must be for the statistic to count as small."""
 
@@ -121,9 +126,11 @@ def _converted(node: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 
 def _is_statistic(node: fx.Node) -> bool:
-    """Is this a half that is made of reductions of larger tensors, by maps?"""
+    """Is this a half that a norm gives beside its result, or that maps make of reductions of larger tensors?"""
     if value_of(node).dtype not in HALVES:
         return False
+    if node.target is getitem and cast(fx.Node, node.args[0]).target in NORMS:
+        return node.args[1] != 0
     size = elements(value_of(node).shape)
     todo, seen = [node], {node}
     while todo:

@@ -112,6 +112,20 @@ def test_rows_of_large_numbers(dtype: torch.dtype) -> None:
         assert float((got - want).abs().max()) <= 2 * float((rounded - want).abs().max()) + 1e-6
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_mean_of_a_norm_is_as_exact_as_the_row(dtype: torch.dtype) -> None:
+    """Rows of one number are their mean, and what is left of them is multiplied by 300."""
+
+    def norm_of_sums(x: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.layer_norm((x * x).sum(-1, keepdim=True), (1,))
+
+    torch._dynamo.reset()
+    given = torch.rand(6, 50, generator=torch.Generator().manual_seed(0)).to(dtype).requires_grad_()
+    fusion.fuse(norm_of_sums, options=OPTIONS)(given).backward(torch.ones(6, 1, dtype=dtype))
+    assert given.grad is not None and not given.grad.any()
+    assert all(x.dtype is torch.float32 for x in kept(norm_of_sums, given) if x.numel() == 6)
+
+
 def test_a_softmax_is_made_again_from_what_it_was_made_of() -> None:
     """Its own result, in float32 and as large as what is given in halves, is not kept: two numbers of each row are."""
     scores = torch.randn(64, 500).bfloat16().requires_grad_()
