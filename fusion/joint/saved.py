@@ -130,7 +130,7 @@ def _is_statistic(node: fx.Node) -> bool:
     if value_of(node).dtype not in HALVES:
         return False
     if node.target is getitem and cast(fx.Node, node.args[0]).target in NORMS:
-        return node.args[1] != 0
+        return cast(int, node.args[1]) > 0
     size = elements(value_of(node).shape)
     todo, seen = [node], {node}
     while todo:
