@@ -40,6 +40,21 @@ def test_composites_without_a_rule_are():
         assert target in decompositions()
 
 
+def test_composites_of_eager_come_apart_by_themselves():
+    """They are not in the table: to list all that there are takes longer than to trace a small program."""
+    apart = (aten.linear.default, aten.einsum.default, aten.instance_norm.default)
+    assert not decompositions().keys() & set(apart)
+
+    def program(x, weight):
+        y = torch.instance_norm(x, None, None, None, None, True, 0.1, 1e-5, False)
+        return torch.einsum("bchw,dw->bchd", y, torch.nn.functional.linear(weight, weight))
+
+    for mode in ("fake", "symbolic"):
+        graph = make_fx(program, decompositions(), mode)(torch.randn(2, 3, 4, 4), torch.randn(4, 4))
+        targets = {node.target for node in graph.graph.nodes if node.op == "call_function"}
+        assert targets and not targets & set(apart)
+
+
 def test_library_calls_stay_whole():
     for target in (
         aten._scaled_dot_product_flash_attention_for_cpu.default,
