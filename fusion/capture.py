@@ -15,6 +15,7 @@ from typing import Any, TypeAlias, cast
 import sympy
 import torch
 from torch import fx
+from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -143,7 +144,8 @@ def _compiler(compile_one: CompileOne, label: str) -> Callable[[fx.GraphModule, 
 
     def compiler(graph: fx.GraphModule, example_inputs: Sequence[object]) -> Boxed:
         passed = pass_objects(graph)
-        with unset_fake_temporarily():  # what the compiler computes while it compiles is real
+        # What the compiler computes while it compiles is real, and nothing of it is to be taken apart in Python.
+        with unset_fake_temporarily(), no_python_dispatcher():
             compiled = compile_one(graph, label)
         if passed:
             compiled = _passing(compiled, passed)

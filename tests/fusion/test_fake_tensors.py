@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import fx, nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import fusion
+from fusion.capture import aot_backend
+from fusion.runtime import Boxed
 
 
 def test_fake_inputs():
@@ -57,3 +59,18 @@ def test_flops_are_counted_as_in_eager():
             call(x).sum().backward()
         counts.append(counter.get_total_flops())
     assert counts[0] == counts[1] > 0
+
+
+def test_what_the_compiler_computes_is_real() -> None:
+    """Neither fake nor taken apart in Python, as what AOTAutograd traces is: trials of online forms are numbers."""
+    seen: list[tuple[bool, bool]] = []
+
+    def compile_one(graph: fx.GraphModule, label: str) -> Boxed:
+        fake = isinstance(torch.ones(3), FakeTensor)
+        python = torch._C._dispatch_tls_is_dispatch_key_included(torch._C.DispatchKey.PythonDispatcher)
+        seen.append((fake, python))
+        return lambda inputs: graph(*inputs)
+
+    x = torch.randn(5, requires_grad=True)
+    torch.compile(lambda x: x.exp().sum(), backend=aot_backend(compile_one, lambda device: True))(x).backward()
+    assert seen == [(False, False)] * 2
