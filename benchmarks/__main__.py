@@ -1,7 +1,7 @@
-"""`python -m benchmarks [cpu|gpu|contractions|training|scheduling] [--only NAME] [--quick]`, or `python -m benchmarks
-opinfo|random [options]`.
+"""`python -m benchmarks [SUITE] [--only NAME] [--quick]`, or `python -m benchmarks opinfo|random [options]`.
 
-Without a suite: `gpu` where there is a device, else `cpu`.
+The suites are `cpu`, `gpu`, `contractions`, `training`, `inference`, `dynamic` and `scheduling`.  Without a suite:
+`gpu` where there is a device, else `cpu`.
 """
 
 import argparse
@@ -9,6 +9,8 @@ import importlib
 import sys
 
 import torch
+
+ON_GPU = ("gpu", "contractions", "training", "inference")
 
 
 def main() -> int:
@@ -21,12 +23,12 @@ def main() -> int:
 
         return random_programs(sys.argv[2:])
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("suite", nargs="?", choices=("cpu", "gpu", "contractions", "training", "scheduling"))
+    parser.add_argument("suite", nargs="?", choices=(*ON_GPU, "cpu", "dynamic", "scheduling"))
     parser.add_argument("--only", default="", metavar="NAME", help="only the cases whose name contains NAME")
     parser.add_argument("--quick", action="store_true", help="fewer repeats, smaller graphs, no cold compilation")
     arguments = parser.parse_args()
     suite = arguments.suite or ("gpu" if torch.cuda.is_available() else "cpu")
-    if suite in ("gpu", "contractions", "training") and not torch.cuda.is_available():
+    if suite in ON_GPU and not torch.cuda.is_available():
         print("benchmarks: this PyTorch sees no CUDA device; run `python -m benchmarks cpu`", file=sys.stderr)
         return 2
     module = importlib.import_module(f"benchmarks.{suite}")

@@ -12,6 +12,7 @@ FLUSH_BYTES = 512 << 20
 """Zeroed between timed runs on a GPU: more than its L2, and long enough to hide the launch of what follows."""
 
 WARM_UP = 5
+IN_A_ROW = 3
 
 
 def seconds_in_turn(calls: Mapping[str, Callable[[], object]], device: str, rounds: int) -> dict[str, list[float]]:
@@ -56,6 +57,26 @@ def _cuda_seconds(calls: Mapping[str, Callable[[], object]], rounds: int) -> dic
             marks[name].append((start, end))
         torch.cuda.synchronize()
     return {name: [start.elapsed_time(end) / 1e3 for start, end in pairs] for name, pairs in marks.items()}
+
+
+def wall_seconds_in_turn(calls: Mapping[str, Callable[[], object]], device: str, rounds: int) -> dict[str, list[float]]:
+    """Seconds by the clock of each call in each of `rounds` rounds, by name: three one after the other, until all is
+    done.  That is the host's time where it is longer than the device's.
+    """
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for name in [*calls] * rounds:
+        _finish(device)
+        start = time.perf_counter()
+        for _ in range(IN_A_ROW):
+            calls[name]()
+        _finish(device)
+        samples[name].append((time.perf_counter() - start) / IN_A_ROW)
+    return samples
+
+
+def _finish(device: str) -> None:
+    if device == "cuda":
+        torch.cuda.synchronize()
 
 
 def peak_bytes(call: Callable[[], object]) -> int:

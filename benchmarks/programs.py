@@ -58,6 +58,16 @@ class Case:
             tensor.requires_grad_(self.gradients and tensor.is_floating_point())
         return made
 
+    def prepared(self, device: str) -> Callable[[Callable[..., Callable[..., object]]], object]:
+        """What runs the program once, without gradients, under what compiles the function that it is given."""
+        inputs = self.make(device)
+
+        def once(compiled: Callable[..., Callable[..., object]]) -> object:
+            with torch.no_grad():
+                return compiled(self.program)(*inputs)
+
+        return once
+
 
 def vector_add(x: Tensor, y: Tensor) -> Tensor:
     return x + y

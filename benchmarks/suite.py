@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import torch
-
-import fusion
-from benchmarks.harness import Refused, Result, cold_seconds, measure
+from benchmarks.harness import REFUSALS, Result, cold_seconds, measure
 from benchmarks.programs import Case
 from benchmarks.tables import header, row, summary
 
@@ -32,7 +29,7 @@ def run_suite(suite: str, cases: Sequence[Case], device: str, *, rounds: int, co
             result = measure(case, device, rounds=rounds)
             if cold:
                 result.cold = {system: cold_seconds(suite, case.name, system) for system in ("inductor", "fusion")}
-        except (Refused, fusion.FusionError, fusion.FusionWarning, torch.OutOfMemoryError) as reason:
+        except REFUSALS as reason:
             print(f"{case.name}: refused: {reason}", flush=True)
             continue
         results.append(result)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import harness, programs, scheduling, tables
+from benchmarks import cold, dynamic, harness, inference, models, programs, scheduling, tables, training
 from benchmarks.harness import Refused
 from benchmarks.programs import Case, Draw
 
@@ -20,10 +22,11 @@ def without_inductor(monkeypatch):
     """Its C++ takes ten seconds to build, and nothing here is about it."""
     compiled = torch.compile
 
-    def stand_in(program, *, backend, **settings):
+    def stand_in(program, *, backend, mode=None, **settings):
         return compiled(program, backend="eager" if backend == "inductor" else backend, **settings)
 
     monkeypatch.setattr(torch, "compile", stand_in)
+    monkeypatch.setattr(dynamic, "lookup_backend", lambda name: lambda graph, inputs: graph.forward)
 
 
 @pytest.mark.usefixtures("without_inductor")
@@ -106,7 +109,7 @@ def test_inputs_are_random_and_the_same_each_time():
     assert set(first[1].tolist()) <= set(range(10))
 
 
-@pytest.mark.parametrize("suite", ["cpu", "gpu", "contractions"])
+@pytest.mark.parametrize("suite", ["cpu", "gpu", "contractions", "inference", "dynamic"])
 def test_every_case_has_a_name_of_its_own(suite):
     cases = importlib.import_module(f"benchmarks.{suite}").CASES
     assert len({case.name for case in cases}) == len(cases)
@@ -124,6 +127,102 @@ def test_contractions_are_programs_that_fusion_compiles(group):
             case, inputs=tuple(_small(draw) for draw in case.inputs), systems=("eager", "fusion"), rivals=()
         )
         assert harness.measure(small, "cpu", rounds=2).errors["fusion"] < 2e-2
+
+
+def _tiny_gpt2(call):
+    tiny = {"n_layer": 1, "n_embd": 16, "n_head": 2, "vocab_size": 32}
+    return models.Model("tiny", lambda: models.gpt2(**tiny), models.tokens(2, 8, 32), call)
+
+
+@pytest.mark.usefixtures("without_inductor")
+def test_a_training_step_is_one_graph_that_is_checked_and_timed():
+    """One graph: the loss of GPT-2 is in it, and its logits are not written."""
+    torch._dynamo.utils.counters.clear()
+    row = training.measured(_tiny_gpt2(models.own_loss), None, "cpu", rounds=2)
+    assert row.startswith("tiny")
+    assert len(row.split()) == 2 + 2 * len(training.SYSTEMS) + 1
+    assert not torch._dynamo.utils.counters["graph_break"]
+
+
+@pytest.mark.usefixtures("without_inductor")
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_forward_pass_is_checked_and_timed(autocast):
+    case = inference.Case(_tiny_gpt2(models.logits), autocast=autocast)
+    row = inference.measured(case, "cpu", rounds=2)
+    assert row.startswith(case.name)
+    assert len(row.removeprefix(case.name).split()) == 1 + len(inference.SYSTEMS) + 1
+
+
+@pytest.mark.usefixtures("without_inductor")
+def test_a_wrong_forward_pass_is_refused(monkeypatch):
+    errors = iter([1e-3, 1e-3, 3e-3])  # of eager, inductor and Fusion
+    monkeypatch.setattr(inference, "_distance", lambda given, exact: next(errors))
+    with pytest.raises(Refused, match="errors"):
+        inference.measured(inference.Case(_tiny_gpt2(models.logits)), "cpu", rounds=2)
+
+
+TINY = replace(dynamic.NARROW, width=16, heads=2, layers=1, words=32, timed=((3, 12), (2, 9)), longest=20)
+
+
+@pytest.mark.usefixtures("without_inductor")
+@pytest.mark.parametrize("kind", ["forward", pytest.param("step", marks=pytest.mark.slow)])
+def test_code_for_any_size_is_timed_beside_code_for_one(kind):
+    rows = list(dynamic.sizes(kind, TINY, "cpu", rounds=2))
+    assert [row.split()[:2] for row in rows] == [[kind, "3x12"], [kind, "2x9"]]
+    assert all(len(row.split()) == 2 + 1 + 3 * len(dynamic.SYSTEMS) for row in rows)
+
+
+@pytest.mark.usefixtures("without_inductor")
+def test_a_loop_over_sizes_counts_compilations_and_judges_each_result(monkeypatch):
+    row = dynamic.loop("forward", "fusion", TINY, "cpu", count=4)
+    assert row.split()[:5] == ["forward,", "4", "sizes", "fusion", "2"]
+    monkeypatch.setattr(dynamic, "MOST", 1)
+    with pytest.raises(Refused, match="2 compilations"):
+        dynamic.loop("forward", "fusion", TINY, "cpu", count=3)
+
+
+def test_one_result_that_is_no_number_fails_a_loop():
+    model = TINY.model()
+    judge, batch = dynamic.Judge("forward", model), TINY.batch("cpu", 2, 5)
+    assert judge.ratio(models.logits, batch) <= 1
+    assert not judge.ratio(lambda model, batch: models.logits(model, batch) * float("nan"), batch) <= dynamic.ALLOWED
+    assert not judge.ratio(lambda model, batch: models.logits(model, batch) + 1, batch) <= dynamic.ALLOWED
+
+
+def test_wrong_gradients_of_a_step_are_seen():
+    judge, batch = dynamic.Judge("step", TINY.model()), TINY.batch("cpu", 2, 5)
+    assert judge.ratio(models.own_loss, batch) <= 1
+    wrong = judge.ratio(lambda model, batch: _Doubled.apply(models.own_loss(model, batch)), batch)
+    assert not wrong <= dynamic.ALLOWED
+
+
+def test_sizes_of_a_loop_differ_and_none_is_one():
+    pairs = dynamic.FULL.changing(50)
+    assert len({length for _, length in pairs}) == 50
+    assert len({rows for rows, _ in pairs}) > 2
+    assert min(min(pair) for pair in pairs) > 1
+
+
+def test_later_processes_start_with_what_the_first_left(monkeypatch):
+    started = []
+
+    def run(command, *, env, **settings):
+        started.append((command[2:], env["FUSION_CACHE_DIR"], env["TORCHINDUCTOR_CACHE_DIR"]))
+        return SimpleNamespace(returncode=0, stdout=json.dumps({"seconds": 3.0 - len(started)}))
+
+    monkeypatch.setattr(harness.subprocess, "run", run)
+    assert harness.start_seconds("dynamic", "start", "fusion") == [2.0, 1.0]
+    assert started[0] == started[1]
+    assert harness.cold_seconds("dynamic", "start", "fusion") == 0.0
+    assert started[2][1] != started[0][1]
+
+
+@pytest.mark.usefixtures("without_inductor")
+def test_what_starts_is_prepared_first_and_compiled_on_the_clock(monkeypatch, capsys):
+    monkeypatch.setattr(dynamic, "SCALE", TINY)
+    monkeypatch.setattr(dynamic, "DEVICE", "cpu")
+    cold.main("dynamic", "start", "fusion")
+    assert json.loads(capsys.readouterr().out)["seconds"] > 0
 
 
 def _small(draw):

@@ -1,0 +1,266 @@
+"""Sizes that change, and processes that start again: GPT-2 of a few layers, in three groups.
+
+    sizes   what a call takes whose code serves any size, beside code for its own size; traced at the first size
+    loop    how often calls of fifty sizes compile, each result checked
+    start   seconds until the first training step is done, in a process with empty caches and in the next one
+
+On a GPU in bfloat16, by the clock; without one, a narrow model in float32.
+"""
+
+from __future__ import annotations
+
+import copy
+import random
+import statistics
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import FunctionType
+
+import torch
+from torch import Tensor, fx, nn
+from torch._dynamo.backends.registry import lookup_backend
+
+import fusion
+from benchmarks import models
+from benchmarks.clocks import wall_seconds_in_turn
+from benchmarks.harness import REFUSALS, Refused, check_generated, start_seconds
+from benchmarks.models import Batch
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SYSTEMS = ("inductor", "fusion")
+ALLOWED = 2.0
+"""The error of a result, in eager's."""
+MOST = 2
+"""Compilations of a loop: for the first size, and for all others."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How large the model is, in which type, and the rows and lengths of the calls that are timed."""
+
+    width: int
+    heads: int
+    layers: int
+    words: int
+    dtype: torch.dtype
+    timed: tuple[tuple[int, int], ...]
+    most_rows: int
+    longest: int
+
+    def model(self) -> nn.Module:
+        sizes = {"n_embd": self.width, "n_head": self.heads, "n_layer": self.layers, "vocab_size": self.words}
+        return models.gpt2(**sizes).to(self.dtype)
+
+    def batch(self, device: str, rows: int, length: int) -> Batch:
+        return models.tokens(rows, length, self.words)(device)
+
+    def changing(self, count: int) -> list[tuple[int, int]]:
+        """Pairs of rows and lengths that differ, neither of them 1: Dynamo compiles that for itself."""
+        drawn = random.Random(0)
+        lengths = drawn.sample(range(2, self.longest + 1), count)
+        return [(drawn.randint(2, self.most_rows), length) for length in lengths]
+
+
+FULL = Scale(768, 12, 4, 50257, torch.bfloat16, ((8, 1024), (8, 1000), (4, 512), (2, 128)), 8, 1024)
+NARROW = Scale(128, 4, 2, 512, torch.float32, ((4, 128), (4, 100), (2, 64)), 6, 128)
+SCALE = FULL if DEVICE == "cuda" else NARROW
+
+
+class Counted:
+    """A Dynamo backend that counts the graphs it is given."""
+
+    def __init__(self, backend: Callable[..., Callable[..., object]]) -> None:
+        self.backend, self.count = backend, 0
+
+    def __call__(self, graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        self.count += 1
+        return self.backend(graph, inputs)
+
+
+# What is called -------------------------------------------------------------------------------------------------------
+
+
+Call = Callable[[nn.Module, Batch], Tensor]
+
+
+def forward(program: Call, model: nn.Module, batch: Batch) -> Tensor:
+    with torch.no_grad():
+        return program(model, batch)
+
+
+def step(program: Call, model: nn.Module, batch: Batch) -> Tensor:
+    model.zero_grad()
+    loss = program(model, batch)
+    loss.backward()
+    return loss.detach()
+
+
+KINDS: dict[str, tuple[Callable[[Call, nn.Module, Batch], Tensor], Call]] = {
+    "forward": (forward, models.logits),
+    "step": (step, models.own_loss),
+}
+
+
+class Judge:
+    """The errors of one kind of call of a model, against its copy in float64."""
+
+    def __init__(self, kind: str, model: nn.Module) -> None:
+        self.run, self.call = KINDS[kind]
+        self.model, self.wide = model, copy.deepcopy(model).double()
+
+    def ratio(self, program: Call, batch: Batch) -> float:
+        """The error of a program in eager's: of the result, or of all gradients if that is more."""
+        exact = self._made(self.call, self.wide, batch)
+        eager, ours = (self._made(each, self.model, batch) for each in (self.call, program))
+        triples = zip(ours, eager, exact, strict=True)
+        return _largest([_distance(given, right) / (_distance(near, right) + 1e-6) for given, near, right in triples])
+
+    def _made(self, program: Call, model: nn.Module, batch: Batch) -> list[Tensor]:
+        result = self.run(program, model, batch).clone()
+        gradients = [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
+        model.zero_grad()
+        return [result, torch.cat(gradients)] if gradients else [result]
+
+
+def _distance(given: Tensor, exact: Tensor) -> float:
+    """The length of an error, in units of what is exact."""
+    return ((given.double() - exact).norm() / exact.norm()).item()
+
+
+def _largest(numbers: Sequence[float]) -> float:
+    """The largest number; NaN if one is."""
+    return torch.tensor(numbers).max().item()
+
+
+def _alone(call: Call) -> Call:
+    """The function with code of its own: Dynamo keeps what it compiles with the code, and only a few of each."""
+    assert isinstance(call, FunctionType)
+    return FunctionType(call.__code__.replace(), call.__globals__, call.__name__)
+
+
+# Sizes ----------------------------------------------------------------------------------------------------------------
+
+
+def sizes(kind: str, scale: Scale, device: str, rounds: int) -> Iterator[str]:
+    """Rows of the table for one kind of call, a size each.
+
+    Raises:
+        Refused: a wrong result, code that is compiled again, or no generated kernel.
+    """
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    model = scale.model().to(device)
+    judge = Judge(kind, model)
+    generated = fusion.Backend(fusion.Options.read())
+    backends = {"inductor": lookup_backend("inductor"), "fusion": generated}
+    counted = {system: Counted(backends[system]) for system in SYSTEMS}
+    any_size = {system: torch.compile(_alone(judge.call), backend=counted[system], dynamic=True) for system in SYSTEMS}
+    for rows, length in scale.timed:
+        batch = scale.batch(device, rows, length)
+        programs: dict[str, Call] = {"eager": judge.call}
+        for system in SYSTEMS:
+            programs[f"{system} fixed"] = torch.compile(_alone(judge.call), backend=backends[system], dynamic=False)
+            programs[f"{system} any"] = any_size[system]
+        for name, program in programs.items():
+            if not (ratio := judge.ratio(program, batch)) <= ALLOWED and name.startswith("fusion"):
+                raise Refused(f"{kind} {rows}x{length}: error {ratio:.2f} of eager's, {name}")
+        check_generated(generated)
+        if counted["fusion"].count > 1:
+            raise Refused(f"{kind} {rows}x{length}: compiled again")
+        calls = {name: partial(judge.run, program, model, batch) for name, program in programs.items()}
+        for each in calls.values():
+            for _ in range(4):
+                each()
+        samples = wall_seconds_in_turn(calls, device, rounds)
+        medians = {name: statistics.median(values) * 1e3 for name, values in samples.items()}
+        text = f"{kind + f' {rows}x{length}':<20}{medians['eager']:>9.3f}"
+        for system in SYSTEMS:
+            fixed, free = medians[f"{system} fixed"], medians[f"{system} any"]
+            text += f"{fixed:>16.3f}{free:>14.3f}{free / fixed:>7.2f}x"
+        yield text
+
+
+# Loops ----------------------------------------------------------------------------------------------------------------
+
+
+def loop(kind: str, system: str, scale: Scale, device: str, count: int) -> str:
+    """Calls of `count` sizes, as a row of the table: compilations, and the largest error in eager's.
+
+    Raises:
+        Refused: a wrong result or too many compilations by Fusion, or no generated kernel.
+    """
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    judge = Judge(kind, scale.model().to(device))
+    generated = fusion.Backend(fusion.Options.read())
+    counted = Counted(generated if system == "fusion" else lookup_backend("inductor"))
+    program = torch.compile(_alone(judge.call), backend=counted)
+    batches = (scale.batch(device, rows, length) for rows, length in scale.changing(count))
+    worst = _largest([judge.ratio(program, batch) for batch in batches])
+    if system == "fusion":
+        check_generated(generated)
+        if not worst <= ALLOWED or counted.count > MOST:
+            raise Refused(f"{kind}: error {worst:.2f} of eager's, {counted.count} compilations")
+    return f"{kind + f', {count} sizes':<20}{system:>10}{counted.count:>14}{worst:>12.2f}x"
+
+
+# Starts ---------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Start:
+    """The first training step of a process, for `benchmarks.cold`."""
+
+    name: str = "start"
+
+    def prepared(self, device: str) -> Callable[[Callable[..., Callable[..., Tensor]]], object]:
+        """What runs the step once, under what compiles the function that it is given."""
+        rows, length = SCALE.timed[0]
+        model, batch = SCALE.model().to(device), SCALE.batch(device, rows, length)
+        return lambda compiled: step(compiled(models.own_loss), model, batch)
+
+
+CASES = (Start(),)
+
+
+def run(*, only: str, quick: bool) -> int:
+    """The groups whose name contains `only`; 1 if one was refused."""
+    where = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
+    print(f"{where}, torch {torch.__version__}; GPT-2 of {SCALE.layers} layers, {SCALE.width} wide, {SCALE.dtype}")
+    groups = {"sizes": _print_sizes, "loop": _print_loops, "start": _print_starts}
+    refused = 0
+    for name, group in groups.items():
+        if only in name:
+            with warnings.catch_warnings():
+                warnings.simplefilter("error", fusion.FusionWarning)
+                try:
+                    group(quick)
+                except REFUSALS as reason:
+                    print(f"{name}: refused: {reason}", flush=True)
+                    refused += 1
+    return int(refused > 0)
+
+
+def _print_sizes(quick: bool) -> None:
+    print(
+        f"{'milliseconds a call':<20}{'eager':>9}" + "".join(f"{s + ' fixed':>16}{'any':>14}{'':>8}" for s in SYSTEMS)
+    )
+    for kind in KINDS:
+        for text in sizes(kind, SCALE, DEVICE, rounds=7 if quick else 30):
+            print(text, flush=True)
+
+
+def _print_loops(quick: bool) -> None:
+    print(f"{'loop':<20}{'':>10}{'compilations':>14}{'error':>13}")
+    for kind in KINDS:
+        for system in SYSTEMS:
+            print(loop(kind, system, SCALE, DEVICE, count=10 if quick else 50), flush=True)
+
+
+def _print_starts(quick: bool) -> None:
+    print(f"{'seconds to a step':<20}{'':>10}{'empty caches':>14}{'filled':>13}")
+    for system in SYSTEMS:
+        cold, warm = start_seconds("dynamic", CASES[0].name, system)
+        print(f"{'first step':<20}{system:>10}{cold:>14.2f}{warm:>13.2f}", flush=True)
