@@ -98,6 +98,8 @@ class Capabilities:
             16-bit operands.
         streamed: the share of that speed that contractions reach in a kernel that walks their results at once.
         padded: are axes that a walk holds whole padded to a power of two?
+        alignment: bytes of which the library's products want sizes, and what rows start at, to be multiples; 1 where
+            they do not care.
         lone_products: is a contraction generated where nothing walks its result?  Else it is the library's.
         attention: (the name of a form or of the library's kernel, bytes of an element) → how fast it is; what was not
             measured is not there.  Generated kernels of backward make the scores twice, which counts as arithmetic.
@@ -121,6 +123,7 @@ class Capabilities:
     matrix_share: Mapping[int, float] = field(default_factory=lambda: {1: 2.0, 2: 1.0, 4: 0.07, 8: 0.08})
     streamed: float = 0.5
     padded: bool = False
+    alignment: int = 1
     lone_products: bool = True
     product_us: float = 0.0
     window_limit: int = 0

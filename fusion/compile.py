@@ -97,13 +97,12 @@ def _schedule(
 ) -> Schedule:
     """The passes, in their order."""
     capabilities = target.capabilities
-    streams = "dot" in capabilities.fold_ops
     for name, transform in (
         ("sources", own_sources),
         ("inlined", inline_cheap_maps),
         ("destinations", own_destinations),
         ("selected", select_terms),
-        ("chunks", partial(in_chunks, workspace=workspace, streams=streams, hints=hints)),
+        ("chunks", partial(in_chunks, capabilities=capabilities, workspace=workspace, hints=hints)),
         ("scans", partial(split_scans, capabilities=capabilities)),
         ("windows", partial(unroll_windows, capabilities=capabilities)),
     ):
@@ -166,10 +165,9 @@ def _products(
     """
     if capabilities.lone_products and "dot" in capabilities.fold_ops:
         return None
-    streams = "dot" in capabilities.fold_ops
     scatters = _scatters(capabilities)
     whole = select_terms(inline_cheap_maps(lower(graph, device=main_device(graph), scatters=scatters)))
-    program = in_chunks(whole, workspace, streams, hints)
+    program = in_chunks(whole, capabilities, workspace, hints)
     outside = {node.out for node in program.nodes if isinstance(node, Contract)}
     made = [node for node in whole.nodes if isinstance(node, Contract) and node.out not in outside]
     program, walked = stream(program, capabilities, hints)

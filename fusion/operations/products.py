@@ -49,8 +49,3 @@ def _parts(size: int, step: int) -> Iterator[slice]:
         yield slice(0, whole)
     if whole < size:
         yield slice(whole, size)
-
-
-def is_aligned(shape: tuple[int, ...], dtype: torch.dtype) -> bool:
-    """Are the sizes of a product (m, n, k) such that one call does best?"""
-    return all(size * dtype.itemsize % BYTES == 0 for size in shape)

@@ -53,7 +53,7 @@ def align_rows(
     origins, nodes = dict(program.origins), list(program.nodes)
     for position, node in enumerate(program.nodes):
         if isinstance(node, Contract) and node.library and not found.keys().isdisjoint(reads(node)):
-            calls = product_calls(node, buffers)
+            calls = product_calls(node, buffers, BYTES)
             nodes[position] = replace(node, library=calls)
             origins.update((name, origins[node.out]) for call in calls for name in writes(call))
     return replace(program, buffers=buffers, nodes=tuple(nodes), origins=origins)
@@ -118,14 +118,14 @@ def _reading(node: Contract, copies: Mapping[str, str], buffers: dict[str, Buffe
     if (lhs, rhs) == node.exprs:
         return node
     read = replace(node, lhs=lhs, rhs=rhs)
-    calls = product_calls(read, buffers) if node.library else ()
+    calls = product_calls(read, buffers, BYTES) if node.library else ()
     return replace(read, library=calls) if calls or not node.library else node
 
 
 def _otherwise(program: Program) -> Iterator[str]:
     """What is read by products whose library calls do not take matrices as they are stored."""
     for node in program.nodes:
-        if isinstance(node, Contract) and node.library and not product_calls(node, dict(program.buffers)):
+        if isinstance(node, Contract) and node.library and not product_calls(node, dict(program.buffers), BYTES):
             yield from reads(node)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
+from codegen.c import CTarget
 from fusion.backend import Backend
 from fusion.capture import aot_backend
 from fusion.compile import compile_graph
@@ -192,6 +194,28 @@ def test_nothing_as_large_as_the_product_is_moved_at_once() -> None:
     run(fused, torch.float32, torch.float32)
     assert reports[0].kernels
     assert all(kernel.bytes_written < 4 * WORDS * BATCH * LENGTH * 2 for kernel in reports[0].kernels)
+
+
+@pytest.mark.parametrize(("alignment", "step"), [(1, WORDS), (16, 1024)])
+def test_rows_have_gaps_only_where_the_library_asks_for_aligned_rows(
+    alignment: int, step: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nobody writes into the gaps, and the library of a CPU may read what is there."""
+    capabilities = replace(CTarget().capabilities, alignment=alignment)
+    monkeypatch.setattr(CTarget, "capabilities", property(lambda target: capabilities))
+    found: list[Chunks] = []
+
+    class Seen(InChunks):
+        def __init__(self, chunks: Chunks, bodies: Sequence[Body]) -> None:
+            found.append(chunks)
+            super().__init__(chunks, bodies)
+
+    monkeypatch.setattr("fusion.runtime.splice.InChunks", Seen)
+    fused, _ = compiled(cross_entropy)
+    check(cross_entropy, fused, torch.float32)
+    buffers = [buffer for chunks in found for body in chunks.bodies for buffer in body.buffers.values()]
+    rows = {max(buffer.strides) for buffer in buffers if len(buffer.shape) == 2 and WORDS in buffer.shape}
+    assert {size for size in rows if size >= WORDS} == {step}
 
 
 def test_results_of_a_chunk_are_gone_before_the_next_one_runs(monkeypatch: pytest.MonkeyPatch) -> None:

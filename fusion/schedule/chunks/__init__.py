@@ -22,6 +22,7 @@ import networkx as nx
 import sympy
 import torch
 
+from codegen.target import Capabilities
 from fusion.schedule.chunks.body import POINTS, Cut, body_of, cut, symbols_in
 from fusion.schedule.chunks.collapse import collapse
 from fusion.schedule.chunks.matrices import Copies, strided_view, with_matrices
@@ -93,17 +94,14 @@ def even(length: int, fitting: int, most: int) -> int:
 
 
 def in_chunks(
-    program: Program, workspace: int, streams: bool, hints: Mapping[sympy.Symbol, int] | None = None
+    program: Program, capabilities: Capabilities, workspace: int, hints: Mapping[sympy.Symbol, int] | None = None
 ) -> Program:
-    """The program with regions of products larger than `workspace` bytes in chunks; the same object if there are none.
-
-    Args:
-        streams: can contractions be part of generated kernels?
-    """
+    """`program` with regions of products larger than `workspace` bytes in chunks; else the same object."""
+    streams = "dot" in capabilities.fold_ops
     refused: set[str] = set()
     while (seed := _too_large(program, workspace, streams, refused, hints)) is not None:
         for form in (program, collapse(program, seed)):
-            changed = _cut_at(Dependences(form, hints), seed, workspace)
+            changed = _cut_at(Dependences(form, hints), seed, workspace, capabilities.alignment)
             if changed is not None:
                 program = changed
                 break
@@ -130,16 +128,16 @@ def _too_large(
     return None
 
 
-def _cut_at(dependences: Dependences, seed: str, workspace: int) -> Program | None:
+def _cut_at(dependences: Dependences, seed: str, workspace: int, alignment: int) -> Program | None:
     region = find_region(dependences, dependences.writer[seed])
-    return None if region is None else _replaced(dependences, region, workspace)
+    return None if region is None else _replaced(dependences, region, workspace, alignment)
 
 
-def _replaced(dependences: Dependences, region: Region, workspace: int) -> Program | None:
+def _replaced(dependences: Dependences, region: Region, workspace: int, alignment: int) -> Program | None:
     """The program with the region as one call; None if a product in it is not one that the library computes."""
     members = region.axes.keys()
     before = set[int]().union(*(nx.ancestors(dependences.graph, member) for member in members)) - members
-    dependences, views = _with_views(dependences, region)
+    dependences, views = _with_views(dependences, region, alignment)
     program = dependences.program
     parts = cut(dependences, region)
     traced = dependences.estimate(region.length)
@@ -150,7 +148,7 @@ def _replaced(dependences: Dependences, region: Region, workspace: int) -> Progr
     if region.length.is_Integer:
         step = even(traced, fitting, most)
         points = (sympy.Integer(step), sympy.Integer(traced % step))
-    made = [body_of(dependences, region, parts, size) for size in points if size != 0]
+    made = [body_of(dependences, region, parts, size, alignment) for size in points if size != 0]
     bodies = tuple(body for body in made if body is not None)
     if len(bodies) < len(made):
         return None
@@ -165,7 +163,7 @@ def _replaced(dependences: Dependences, region: Region, workspace: int) -> Progr
     return _without_unread(replace(program, nodes=(*first, *views, call, *last)))
 
 
-def _with_views(dependences: Dependences, region: Region) -> tuple[Dependences, list[Node]]:
+def _with_views(dependences: Dependences, region: Region, alignment: int) -> tuple[Dependences, list[Node]]:
     """Operands that are read at the cut axis through a split of it, as in hidden[i // S, i % S], as matrices; others
     that are computed, or lie in no even steps, are copied into matrices.
 
@@ -196,7 +194,7 @@ def _with_views(dependences: Dependences, region: Region) -> tuple[Dependences, 
             origins[name] = origins[operand.buffer]
             operands.append(Load(name, inner, operand.dtype))
         node = replace(node, lhs=operands[0], rhs=operands[1])
-        nodes[position], made = with_matrices(node, buffers, copies, later=inside)
+        nodes[position], made = with_matrices(node, buffers, copies, alignment, later=inside)
         origins.update((copy.out, origins[node.out]) for copy in made)
         views += made
     if not views:

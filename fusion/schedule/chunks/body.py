@@ -115,20 +115,24 @@ def _dimension(load: Load, axis: sympy.Symbol) -> int | None:
     return at[0] if len(at) == 1 and not any(axis in index.free_symbols for index in plain) else None
 
 
-def body_of(dependences: Dependences, region: Region, parts: Cut, points: sympy.Expr) -> Program | None:
+def body_of(dependences: Dependences, region: Region, parts: Cut, points: sympy.Expr, alignment: int) -> Program | None:
     """The program of a chunk of `points` points; None if it has a product that the library does not compute.
+
+    `alignment`: see `Capabilities`.
 
     Its inputs are START, BETA and POINTS, the sizes that are symbols in the order of `symbols_in`, what it reads in the
     order of `parts.sliced`, and the sums so far; its outputs are slices in the order of `parts.rows`, and then the
     folds of this chunk.
     """
-    return _Body(dependences, region, parts, points).run()
+    return _Body(dependences, region, parts, points, alignment).run()
 
 
 class _Body:
-    def __init__(self, dependences: Dependences, region: Region, parts: Cut, points: sympy.Expr) -> None:
+    def __init__(
+        self, dependences: Dependences, region: Region, parts: Cut, points: sympy.Expr, alignment: int
+    ) -> None:
         self.program, self.dependences = dependences.program, dependences
-        self.region, self.parts, self.points = region, parts, points
+        self.region, self.parts, self.points, self.alignment = region, parts, points, alignment
         self.cut = dict(parts.sliced)
         for position, axis in region.axes.items():
             node = dependences.compute(position)
@@ -153,10 +157,10 @@ class _Body:
             if not isinstance(node, Contract):
                 self.nodes.append(node)
                 continue
-            node, copied = with_matrices(node, self.buffers, copies)
+            node, copied = with_matrices(node, self.buffers, copies, self.alignment)
             origins.update((copy.out, origins[node.out]) for copy in copied)
             self.nodes += copied
-            library = product_calls(node, self.buffers)
+            library = product_calls(node, self.buffers, self.alignment)
             if not library:
                 return None
             if node.out in self.parts.sums:
@@ -175,7 +179,8 @@ class _Body:
         if dimension is None:
             return buffer
         shape = tuple(self.points if k == dimension else size for k, size in enumerate(buffer.shape))
-        return replace(buffer, shape=shape, strides=aligned_strides(buffer, shape) if dense else buffer.strides)
+        strides = aligned_strides(buffer, shape, self.alignment) if dense else buffer.strides
+        return replace(buffer, shape=shape, strides=strides)
 
     def _node(self, position: int) -> Compute:
         node, axis = self.dependences.compute(position), self.region.axes[position]

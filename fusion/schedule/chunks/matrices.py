@@ -13,21 +13,23 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.operations.products import aligned_product, is_aligned
+from fusion.operations.products import aligned_product
 from lowering.expr import Expr, Load, free_axes, loads
 from lowering.indexing import axis_symbol, coefficient, flatten, substitute
 from lowering.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, axis_sizes
 from lowering.sizes import estimate
 from lowering.value import contiguous_strides
 
-ALIGNED, LINE, LONG = 16, 128, 1024
-"""Bytes: what a row should start at a multiple of, what it is padded to, and how long it is at least."""
+LINE, LONG = 128, 1024
+"""Bytes: what a row is padded to, where it is to be aligned, and how long it is at least."""
 
 aten = torch.ops.aten
 
 
-def product_calls(node: Contract, buffers: dict[str, Buffer]) -> tuple[Node, ...]:
+def product_calls(node: Contract, buffers: dict[str, Buffer], alignment: int) -> tuple[Node, ...]:
     """Views of the operands and the library's product of them; empty where an operand is not a strided matrix.
+
+    Sizes that are no multiples of `alignment` bytes are multiplied in parts.
 
     The buffers of the views are added to `buffers`.
     """
@@ -48,7 +50,7 @@ def product_calls(node: Contract, buffers: dict[str, Buffer]) -> tuple[Node, ...
     out, sizes = buffers[node.out], axis_sizes(node)
     extents = [sizes[symbol] for symbol in (row, column, over)]
     known = all(extent.is_Integer for extent in extents)  # what is not may turn out not to be aligned
-    if not known or not is_aligned(tuple(map(int, extents)), out.dtype):
+    if alignment > 1 and not (known and all(extent * out.dtype.itemsize % alignment == 0 for extent in extents)):
         call = replace(call, target=aligned_product, args=(*args, [*out.strides]))
     return (*made, call)
 
@@ -85,7 +87,7 @@ Copies = dict[Map, str]
 
 
 def with_matrices(
-    node: Contract, buffers: dict[str, Buffer], copies: Copies, later: Collection[str] = ()
+    node: Contract, buffers: dict[str, Buffer], copies: Copies, alignment: int, later: Collection[str] = ()
 ) -> tuple[Contract, list[Map]]:
     """A contraction of matrices, and the maps that copy into matrices what was none.
 
@@ -110,7 +112,7 @@ def with_matrices(
             copies[copy] = name
             shape = tuple(axis.size for axis in own)
             dense = Buffer(name, operand.dtype, shape, contiguous_strides(shape), buffers[node.out].device)
-            buffers[name] = replace(dense, strides=aligned_strides(dense, shape))
+            buffers[name] = replace(dense, strides=aligned_strides(dense, shape, alignment))
             made.append(replace(copy, out=name))
         operands.append(Load(copies[copy], symbols, operand.dtype))
     return replace(node, lhs=operands[0], rhs=operands[1]), made
@@ -128,13 +130,17 @@ def _spanned(node: Contract, operand: Expr) -> tuple[Axis, ...]:
     return tuple(known[symbol] for symbol in order if symbol in known)
 
 
-def aligned_strides(buffer: Buffer, shape: tuple[sympy.Expr, ...]) -> tuple[sympy.Expr, ...]:
-    """Strides for `shape` in the order that the dimensions of `buffer` have in memory, with rows padded to start at
-    aligned addresses where they are long."""
+def aligned_strides(buffer: Buffer, shape: tuple[sympy.Expr, ...], alignment: int) -> tuple[sympy.Expr, ...]:
+    """Strides for `shape` in the order that the dimensions of `buffer` have in memory, with long rows padded to start
+    at multiples of `alignment` bytes.
+
+    Nothing is padded for a library that does not ask for it: oneDNN reads past the ends of rows with gaps on CPUs with
+    AMX (PyTorch 2.13, bfloat16), and a NaN there is in its product.
+    """
     order = sorted(range(len(shape)), key=lambda k: (-estimate(buffer.strides[k], {}), k))
     sizes = [shape[k] for k in order]
     row = int(sizes[-1]) * buffer.dtype.itemsize if sizes[-1:] and sizes[-1].is_Integer else 0
-    if len(sizes) > 1 and row >= LONG and row % ALIGNED:
+    if len(sizes) > 1 and row >= LONG and row % alignment:
         sizes[-1] = sympy.Integer(-(-row // LINE) * LINE // buffer.dtype.itemsize)
     strides = contiguous_strides(tuple(sizes))
     return tuple(strides[order.index(k)] for k in range(len(shape)))
