@@ -7,8 +7,10 @@ fusion → codegen → lowering, so that each can be understood without those ab
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -87,9 +89,37 @@ def names_reached(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{bound[head]}.{rest}"
 
 
+@cache
 def reached_by(path: Path) -> list[tuple[int, str]]:
     package = ".".join(path.relative_to(ROOT).parent.parts)
     return list(names_reached(ast.parse(path.read_text(encoding="utf-8")), package))
+
+
+@cache
+def all_names() -> dict[str, Path]:
+    """The modules of all packages by dotted name, a package under its own."""
+    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in all_package_modules()}
+    return {name.removesuffix(".__init__"): path for name, path in paths.items()}
+
+
+def needed_by(nodes: Iterable[ast.AST]) -> set[str]:
+    """The modules of ours that the imports among `nodes` name."""
+    known = all_names().keys()
+    return {
+        full if full in known else node.module
+        for node in nodes
+        if isinstance(node, ast.ImportFrom) and node.module
+        for full in (f"{node.module}.{alias.name}" for alias in node.names)
+    } & known
+
+
+def circles(needs: Mapping[str, set[str]]) -> list[str]:
+    """The first circle among those who need each other, in words; empty if there is none."""
+    try:
+        TopologicalSorter(needs).prepare()
+    except CycleError as error:
+        return [f"a circle: {' → '.join(reversed(error.args[1]))}"]
+    return []
 
 
 def is_below(name: str, top: str) -> bool:
@@ -137,24 +167,25 @@ def test_imports_go_one_way():
 
 def test_no_module_needs_itself():
     """Within a package too imports run one way, so that a module can be understood without those above it."""
-    found = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in all_package_modules()}
-    found = {name.removesuffix(".__init__"): path for name, path in found.items()}
-    sources = {name: ast.parse(path.read_text(encoding="utf-8")).body for name, path in found.items()}
-    needs: dict[str, set[str]] = {
-        name: {
-            full if full in found else statement.module
-            for statement in body
-            if isinstance(statement, ast.ImportFrom) and statement.module
-            for full in (f"{statement.module}.{alias.name}" for alias in statement.names)
-        }
-        & found.keys()
-        for name, body in sources.items()
-    }
-    try:
-        order = list(TopologicalSorter(needs).static_order())
-    except CycleError as error:
-        complain([f"a circle: {' → '.join(reversed(error.args[1]))}"])
-    assert len(order) == len(found)
+    needs = {name: needed_by(ast.parse(path.read_text(encoding="utf-8")).body) for name, path in all_names().items()}
+    complain(circles(needs))
+
+
+def test_no_folder_needs_itself():
+    """In each folder, files and folders import one way, with all that lies in them and wherever the import stands.
+
+    What a folder's `__init__` needs, the folder needs.
+    """
+    folders: dict[str, dict[str, set[str]]] = {}
+    for name, path in all_names().items():
+        for needed in needed_by(ast.walk(ast.parse(path.read_text(encoding="utf-8")))):
+            ours, theirs = name.split("."), needed.split(".")
+            shared = len(list(takewhile(lambda pair: pair[0] == pair[1], zip(ours, theirs, strict=False))))
+            if 0 < shared < min(len(ours), len(theirs)):  # else one of them holds the other
+                inside = folders.setdefault(".".join(ours[:shared]), {})
+                inside.setdefault(ours[shared], set()).add(theirs[shared])
+    assert folders.keys() >= {"codegen.triton", "fusion.schedule", "lowering.rules"}
+    complain([f"{folder}: {circle}" for folder, needs in folders.items() for circle in circles(needs)])
 
 
 def test_libraries_stay_where_they_belong():

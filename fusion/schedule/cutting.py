@@ -25,9 +25,8 @@ from fusion.schedule.legality import Cluster
 from fusion.schedule.online import Online, online
 from fusion.schedule.online.centred import about_means
 from fusion.schedule.online.merge import MERGEABLE, brought, merged_op
-from fusion.schedule.space import Placement, Space, place
-from fusion.schedule.streams.pull import fresh
-from fusion.schedule.streams.walks import follow, replaced
+from fusion.schedule.space import Placement, Space, fresh, place
+from fusion.schedule.walks import follow, replaced
 from fusion.schedule.ways import Way
 from lowering.checks import CHECKED
 from lowering.expr import (

@@ -11,7 +11,7 @@ there is none.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import TypeAlias
@@ -126,6 +126,14 @@ def place(expr: sympy.Expr, placement: Placement, sizes: Sizes) -> sympy.Expr:
     if expr.is_Symbol:
         return placement.get(expr, expr)
     return simplify(expr.xreplace(dict(placement)), sizes)
+
+
+def fresh(letter: str, taken: Collection[sympy.Symbol]) -> sympy.Symbol:
+    """An axis symbol that is not among those taken."""
+    number = len(taken)
+    while (symbol := sympy.Symbol(f"{letter}{number}", integer=True, nonnegative=True)) in taken:
+        number += 1
+    return symbol
 
 
 def _plainly_equal(

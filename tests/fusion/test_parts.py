@@ -14,8 +14,8 @@ from codegen.c import CTarget
 from codegen.triton import TritonTarget
 from codegen.triton.blocks import Blocked, block, programs
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.occupancy import length_of_part
 from fusion.schedule.online.merge import brought, merged_op
+from fusion.schedule.streams.occupancy import length_of_part
 from lowering.expr import Load
 from lowering.indexing import substitute_all
 from lowering.interpret import run_kernel

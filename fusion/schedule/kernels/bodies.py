@@ -8,7 +8,7 @@ import sympy
 
 from fusion.schedule.axes import indices_of
 from fusion.schedule.expand import Expanded, Write
-from fusion.schedule.streams.walks import follow, replaced
+from fusion.schedule.walks import follow, replaced
 from lowering.expr import Expr
 from lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, values_of, with_values
 from lowering.prefixes import named, placed

@@ -12,7 +12,7 @@ from fusion.schedule.expand import Expanded
 from fusion.schedule.kernels.settle import canonical, with_axes
 from fusion.schedule.legality import Cluster
 from fusion.schedule.streams.pull import HELD
-from fusion.schedule.streams.walks import walk
+from fusion.schedule.walks import walk
 from lowering.expr import Expr, Index, Load, free_axes, postorder
 from lowering.kernel import KernelAxis, Role, Stmt
 from lowering.program import Axis

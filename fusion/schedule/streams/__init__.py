@@ -29,13 +29,13 @@ from fusion.schedule.expand import expand
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.legality import Cluster
-from fusion.schedule.occupancy import time_alone, time_in_parts
-from fusion.schedule.space import place
+from fusion.schedule.space import fresh, place
 from fusion.schedule.streams.copies import apart, positions_in
+from fusion.schedule.streams.occupancy import time_alone, time_in_parts
 from fusion.schedule.streams.parts import best_cut, in_parts
-from fusion.schedule.streams.pull import HELD, Pull, Stream, fresh
+from fusion.schedule.streams.pull import HELD, Pull, Stream
 from fusion.schedule.streams.rows import FEW, with_shared_columns
-from fusion.schedule.streams.walks import walk
+from fusion.schedule.walks import walk
 from lowering.indexing import invert
 from lowering.program import Axis, Contract, Extern, Map, Program, Reduce, Scatter, reads
 

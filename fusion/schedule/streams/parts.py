@@ -18,7 +18,7 @@ from codegen.target import Capabilities
 from fusion.schedule.cutting import Cut, cut, with_cuts
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
-from fusion.schedule.occupancy import counts_of, length_of_part
+from fusion.schedule.streams.occupancy import counts_of, length_of_part
 from lowering.program import Program, writes
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import sympy
 
 from fusion.schedule.graph import Dependences
-from fusion.schedule.space import Placement, Space
+from fusion.schedule.space import Placement, Space, fresh
 from lowering.expr import Expr, Load, loads
 from lowering.indexing import replace_axes
 from lowering.program import Axis, Contract, Extern, Map, Reduce, Scatter
@@ -132,11 +132,3 @@ class Pull:
                 return None
             found.update({axis.symbol: other.symbol for axis, other in zip(node.over, self.walked, strict=True)})
         return found
-
-
-def fresh(letter: str, taken: Collection[sympy.Symbol]) -> sympy.Symbol:
-    """An axis symbol that is not among those taken."""
-    number = len(taken)
-    while (symbol := sympy.Symbol(f"{letter}{number}", integer=True, nonnegative=True)) in taken:
-        number += 1
-    return symbol

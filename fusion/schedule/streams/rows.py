@@ -16,9 +16,9 @@ from itertools import pairwise
 import sympy
 
 from fusion.schedule.graph import Dependences
-from fusion.schedule.occupancy import rows_of
-from fusion.schedule.space import place
-from fusion.schedule.streams.pull import Stream, fresh
+from fusion.schedule.space import fresh, place
+from fusion.schedule.streams.occupancy import rows_of
+from fusion.schedule.streams.pull import Stream
 from lowering.expr import Expr, loads
 from lowering.indexing import split_points, substitute_all
 from lowering.program import Axis, Contract

@@ -1,4 +1,4 @@
-"""Walks: the folds of a stream in one loop, what they keep as running values, what stands after it.
+"""Walks: the folds of a cluster in one loop, what they keep as running values, what stands after it.
 
 What enters are folds and writes over named axes, and the axes that are walked; what leaves are statements, or the
 reason why one walk does not do.  Folds over axes that are not walked are made anew in each block.  A fold that needs
@@ -15,7 +15,7 @@ import sympy
 from fusion.schedule.axes import indices_of
 from fusion.schedule.expand import Expanded
 from fusion.schedule.online import Online, online
-from fusion.schedule.streams.skip import counts_where
+from fusion.schedule.skip import counts_where
 from lowering.expr import Expr, TileRef, postorder, rewrite
 from lowering.kernel import Fold, Loop, Stmt, Store
 from lowering.kernel import running as followed
