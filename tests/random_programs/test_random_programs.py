@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from benchmarks import random_programs
 from fusion.inspect.report import Explanation
+from lowering.errors import Unsupported
 from tests.random_programs import judge as judging
 from tests.random_programs import pieces, templates
 from tests.random_programs.builder import Builder
@@ -243,6 +244,20 @@ def test_a_refused_call_that_the_capture_gives_other_views_is_not_held_against_t
     )
     verdict = judge(program)
     assert verdict.status == "skipped" and "a result is a view of it" in verdict.reason
+
+
+@pytest.mark.parametrize(("change", "status"), [(lambda t: t, "skipped"), (lambda t: t + 1, "mismatch")])
+def test_what_a_refused_call_is_left_to_is_judged(monkeypatch: pytest.MonkeyPatch, change, status: str) -> None:  # type: ignore[no-untyped-def]
+    right = wrong(0, change)
+
+    def fused(function, **settings):  # type: ignore[no-untyped-def]
+        def refuses(*arguments: object) -> None:
+            raise Unsupported("the inputs overlap otherwise")
+
+        return refuses if settings["options"]["strict"] else right(function)
+
+    verdict = judged_with(monkeypatch, fused)
+    assert verdict.status == status
 
 
 def test_a_failure_is_made_small() -> None:
