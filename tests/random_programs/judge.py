@@ -4,16 +4,16 @@ Numbers are judged by a run in float64: the error may be twice eager's own, and 
 largest of a few runs, on inputs and incoming gradients that are off by some percent in each, so that it is not small by
 chance.  How much a program makes of small errors is seen from a few further runs in float64 whose inputs are off by a
 rounding of the shortest float in it: what they change counts as eager's error too, and whole numbers that differ
-between these runs are not compared.  Shapes, dtypes, strides, NaN, infinities, whole numbers, what is written to
-inputs, and who shares memory with whom are eager's.  What PyTorch's own capture cannot run, or runs otherwise, is not
-held against the compiler.
+between these runs are not compared, nor those that differ where each operation is off by one.  Shapes, dtypes, strides,
+NaN, infinities, whole numbers, what is written to inputs, and who shares memory with whom are eager's.  What PyTorch's
+own capture cannot run, or runs otherwise, is not held against the compiler.
 """
 
 from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
 
 import torch
@@ -25,19 +25,18 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from fusion import fuse, report
 from lowering.errors import Unsupported
+from tests.random_programs.comparing import error, numbers, whole
 from tests.random_programs.inputs import SHARED
 from tests.random_programs.program import Program
+from tests.random_programs.roundings import Roundings
 
 SHIFT = {torch.float32: 2.0**-22, torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8}
 OTHER = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.07, 0.08)
-ROOM = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
-"""Relative to a number itself, and half of it to the largest of the tensor or 1: beside eager's own error."""
-
 DECOMPOSED = "aot_eager_decomp_partition"
 """PyTorch's capture with composite operations, and the gradients of norms, taken apart by PyTorch itself."""
 
-UNSTEADY = 0.05
-"""Eager's error relative to the largest number, from which on comparing says little."""
+ROUNDED = 16
+"""Runs in which every operation is off by a rounding, where a whole number seems wrong."""
 
 
 @dataclass
@@ -210,11 +209,15 @@ def difference(program: Program, call: int, device: str, found: Run) -> tuple[st
         truths = [truth for run_ in wide if run_ is not None and (truth := run_.tensors.get(name)) is not None]
         if theirs.is_floating_point():
             usual = max(other.get(name, 0.0) for other in others)
-            wrong, vague = _numbers(ours, theirs, truths, usual)
+            wrong, vague = numbers(ours, theirs, truths, usual)
             if wrong and (parts := _captured(program, call, device, DECOMPOSED)) is not None:
-                wrong, vague = _numbers(ours, theirs, truths, usual, parts.tensors.get(name))
+                wrong, vague = numbers(ours, theirs, truths, usual, parts.tensors.get(name))
         else:
-            wrong, vague = _whole(ours, theirs, truths)
+            wrong, vague = whole(ours, theirs, truths)
+            if wrong:
+                runs = (_exact(program, call, device, 0.0, Roundings((1 + k % 2) * step, k)) for k in range(ROUNDED))
+                truths += [truth for run_ in runs if run_ is not None and (truth := run_.tensors.get(name)) is not None]
+                wrong, vague = whole(ours, theirs, truths)
         unsteady += vague
         if wrong and not _wrongly_captured(program, call, device, name, theirs, truths):
             return f"{name} of {theirs.dtype}{list(theirs.shape)} {wrong}", unsteady
@@ -265,12 +268,20 @@ def _wrongly_captured(
     other = None if captured is None else captured.tensors.get(name)
     if other is None:
         return False
-    wrong, _ = _numbers(other, theirs, truths, 0.0) if theirs.is_floating_point() else _whole(other, theirs, truths)
+    wrong, _ = numbers(other, theirs, truths, 0.0) if theirs.is_floating_point() else whole(other, theirs, truths)
     return bool(wrong)
 
 
-def _exact(program: Program, call: int, device: str, shift: float, *, apart: bool = False) -> Run | None:
-    """Eager in float64, where it can be had, on inputs that are off by up to `shift`."""
+def _exact(
+    program: Program,
+    call: int,
+    device: str,
+    shift: float,
+    roundings: AbstractContextManager[object] | None = None,
+    *,
+    apart: bool = False,
+) -> Run | None:
+    """Eager in float64, where it can be had, on inputs that are off by up to `shift`, with `roundings` on the way."""
     other = shift if shift in OTHER else 0.0
     torch.set_default_dtype(torch.float64)
     try:
@@ -278,7 +289,8 @@ def _exact(program: Program, call: int, device: str, shift: float, *, apart: boo
             with suppress(RuntimeError):
                 function = program.function(wide=True, copies=copies)
                 arguments = program.tensors(call, device, wide=True, shift=shift, apart=apart)
-                return run(function, arguments, program.backward, other)
+                with roundings or nullcontext():
+                    return run(function, arguments, program.backward, other)
     finally:
         torch.set_default_dtype(torch.float32)
     return None
@@ -314,8 +326,8 @@ def _largest(one: Run | None, exact: Run | None) -> dict[str, float]:
     for name, tensor in ({} if one is None or exact is None else one.tensors).items():
         truth = exact.tensors.get(name)
         if tensor is not None and truth is not None and tensor.shape == truth.shape and tensor.is_floating_point():
-            error = _error(tensor.double(), truth.double())
-            found[name] = float(error.max()) if error.numel() else 0.0
+            errors = error(tensor.double(), truth.double())
+            found[name] = float(errors.max()) if errors.numel() else 0.0
     return found
 
 
@@ -340,57 +352,3 @@ def _layout(found: Run, expected: Run) -> str:
 def _walked(tensor: Tensor) -> list[int]:
     """The strides that matter."""
     return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1 and tensor.numel() > 0]
-
-
-def _whole(ours: Tensor, theirs: Tensor, truths: Sequence[Tensor]) -> tuple[str, bool]:
-    """Whole numbers: equal wherever eager in any precision has the same."""
-    steady = torch.ones_like(theirs, dtype=torch.bool)
-    for truth in truths:
-        if truth.shape == theirs.shape:
-            steady &= truth == theirs
-    wrong = (ours != theirs) & steady
-    return (_first(ours, theirs, wrong), not bool(steady.all()))
-
-
-def _numbers(
-    ours: Tensor, theirs: Tensor, truths: Sequence[Tensor], usual: float, parts: Tensor | None = None
-) -> tuple[str, bool]:
-    """Floats: within twice eager's error, here and as it is `usual`, and a little.
-
-    What is no number is of eager's kind, or of that which `parts`, PyTorch's own decomposition, has there: an infinity
-    becomes a NaN where a kernel happens to subtract another one, and those of the CPU and of CUDA subtract otherwise.
-    """
-    room, a, b = ROOM[theirs.dtype], ours.double(), theirs.double()
-    if not truths or any(truth.shape != theirs.shape for truth in truths):
-        truths = [b]
-    truth = truths[0].double()
-    finite = torch.where(truth.isfinite(), truth, 0.0).abs()
-    largest = finite.max() if finite.numel() else finite.sum()
-    errors = [_error(other, truth) for other in (b, *(other.double() for other in truths[1:]))]
-    own = torch.stack([error.max() if error.numel() else error.sum() for error in errors]).max().clamp(min=usual)
-    steady = torch.ones_like(b, dtype=torch.bool)
-    for other in truths[1:]:
-        steady &= other.double().isfinite() == truth.isfinite()
-    misplaced = (_kind(a) != _kind(b)) & (_kind(a) != _kind(truth)) & steady
-    if parts is not None and parts.shape == ours.shape:
-        misplaced &= _kind(a) != _kind(parts.double())
-    off = (_error(a, truth) > room * (finite + largest.clamp(min=1.0) / 2) + 2 * own) & steady
-    vague = bool(own > max(UNSTEADY, 4 * room) * largest) or not bool(steady.all())
-    return _first(ours, theirs, misplaced | off), vague
-
-
-def _kind(tensor: Tensor) -> Tensor:
-    """0 for a finite number, ±1 for an infinity, 2 for NaN."""
-    return torch.where(tensor.isfinite(), 0.0, tensor).nan_to_num(nan=2.0, posinf=1.0, neginf=-1.0)
-
-
-def _error(tensor: Tensor, truth: Tensor) -> Tensor:
-    """|tensor - truth| where both are finite."""
-    return torch.where(tensor.isfinite() & truth.isfinite(), (tensor - truth).abs(), 0.0)
-
-
-def _first(ours: Tensor, theirs: Tensor, wrong: Tensor) -> str:
-    if not wrong.any():
-        return ""
-    at = wrong.nonzero()[0].tolist()
-    return f"is {ours[tuple(at)].item():.9g} at {at}, eager's {theirs[tuple(at)].item():.9g} ({int(wrong.sum())} such)"

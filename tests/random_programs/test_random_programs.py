@@ -22,6 +22,7 @@ from tests.random_programs.grammar import generate
 from tests.random_programs.inputs import LAYOUTS, VALUES, Input
 from tests.random_programs.judge import judge
 from tests.random_programs.program import Program
+from tests.random_programs.roundings import Roundings
 from tests.random_programs.smaller import smallest
 
 SLOW = tuple(HealthCheck)
@@ -113,10 +114,10 @@ def wrong(part: int, change):  # type: ignore[no-untyped-def]  # any function of
     return fused
 
 
-def judged_with(monkeypatch: pytest.MonkeyPatch, fused) -> judging.Verdict:  # type: ignore[no-untyped-def]
+def judged_with(monkeypatch: pytest.MonkeyPatch, fused, program: Program = PLAIN) -> judging.Verdict:  # type: ignore[no-untyped-def]
     monkeypatch.setattr(judging, "fuse", fused)
     monkeypatch.setattr(judging, "report", lambda fused: Explanation(()))
-    return judge(PLAIN)
+    return judge(program)
 
 
 @pytest.mark.parametrize(
@@ -201,6 +202,34 @@ def test_equal_rows_are_rounded_alike() -> None:
     assert judge(program).status == "pass"
 
 
+SORTED = Program(
+    inputs=(Input("x0", ("A",), torch.float16),),
+    source="""
+        return ((x0 + 2 + 1).argsort(stable=True),)
+    """,
+    calls=({"A": 515},),
+)
+
+
+def test_places_of_numbers_that_were_rounded_otherwise_on_the_way_are_not_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eager rounds x + 2 to a half, which makes ties, and x is rounded less than that."""
+    assert judge(SORTED).status == "pass"
+    verdict = judged_with(monkeypatch, wrong(0, lambda t: t.roll(40)), SORTED)
+    assert verdict.status == "mismatch"
+
+
+def test_only_what_is_computed_is_off_by_a_rounding() -> None:
+    x = torch.tensor([1.0, 3.0, 1.0, -2.0, math.inf], dtype=torch.float64)
+    with Roundings(0.01, 0.0):
+        moved = torch.cat([x.flip(0).clone(), x.abs(), x.sort()[0], torch.where(x > 1, x, -x)])
+        off = x + 2
+    assert torch.isin(moved.abs(), x.abs()).all()
+    assert off[0] == off[2] and not torch.equal(off, x + 2)
+    torch.testing.assert_close(off, x + 2, rtol=0.01, atol=0)
+
+
 INFINITE = Program(
     inputs=(
         Input("x0", ("A", 9), torch.float32, grad=True),
@@ -226,9 +255,7 @@ def test_the_judge_sees_what_is_no_number_in_the_wrong_place(monkeypatch: pytest
     def fused(function, **settings):  # type: ignore[no-untyped-def]
         return lambda x0, x1: (function(x0, x1)[0].index_fill(0, torch.tensor([1]), kind),)
 
-    monkeypatch.setattr(judging, "fuse", fused)
-    monkeypatch.setattr(judging, "report", lambda fused: Explanation(()))
-    verdict = judge(replace(INFINITE, backward=False))
+    verdict = judged_with(monkeypatch, fused, replace(INFINITE, backward=False))
     assert verdict.status == "mismatch" and "result 0" in verdict.reason
 
 

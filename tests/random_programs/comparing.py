@@ -1,0 +1,71 @@
+"""How two tensors differ: ours and eager's, given what runs in float64 say.
+
+What comes back is a sentence on the first element that is wrong, empty if none is, and whether some were not compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+ROOM = {torch.float64: 1e-9, torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 1.6e-2}
+"""Relative to a number itself, and half of it to the largest of the tensor or 1: beside eager's own error."""
+
+UNSTEADY = 0.05
+"""Eager's error relative to the largest number, from which on comparing says little."""
+
+
+def whole(ours: Tensor, theirs: Tensor, truths: Sequence[Tensor]) -> tuple[str, bool]:
+    """Whole numbers: equal wherever eager in any precision has the same."""
+    steady = torch.ones_like(theirs, dtype=torch.bool)
+    for truth in truths:
+        if truth.shape == theirs.shape:
+            steady &= truth == theirs
+    wrong = (ours != theirs) & steady
+    return (_first(ours, theirs, wrong), not bool(steady.all()))
+
+
+def numbers(
+    ours: Tensor, theirs: Tensor, truths: Sequence[Tensor], usual: float, parts: Tensor | None = None
+) -> tuple[str, bool]:
+    """Floats: within twice eager's error, here and as it is `usual`, and a little.
+
+    What is no number is of eager's kind, or of that which `parts`, PyTorch's own decomposition, has there: an infinity
+    becomes a NaN where a kernel happens to subtract another one, and those of the CPU and of CUDA subtract otherwise.
+    """
+    room, a, b = ROOM[theirs.dtype], ours.double(), theirs.double()
+    if not truths or any(truth.shape != theirs.shape for truth in truths):
+        truths = [b]
+    truth = truths[0].double()
+    finite = torch.where(truth.isfinite(), truth, 0.0).abs()
+    largest = finite.max() if finite.numel() else finite.sum()
+    errors = [error(other, truth) for other in (b, *(other.double() for other in truths[1:]))]
+    own = torch.stack([each.max() if each.numel() else each.sum() for each in errors]).max().clamp(min=usual)
+    steady = torch.ones_like(b, dtype=torch.bool)
+    for other in truths[1:]:
+        steady &= other.double().isfinite() == truth.isfinite()
+    misplaced = (_kind(a) != _kind(b)) & (_kind(a) != _kind(truth)) & steady
+    if parts is not None and parts.shape == ours.shape:
+        misplaced &= _kind(a) != _kind(parts.double())
+    off = (error(a, truth) > room * (finite + largest.clamp(min=1.0) / 2) + 2 * own) & steady
+    vague = bool(own > max(UNSTEADY, 4 * room) * largest) or not bool(steady.all())
+    return _first(ours, theirs, misplaced | off), vague
+
+
+def _kind(tensor: Tensor) -> Tensor:
+    """0 for a finite number, ±1 for an infinity, 2 for NaN."""
+    return torch.where(tensor.isfinite(), 0.0, tensor).nan_to_num(nan=2.0, posinf=1.0, neginf=-1.0)
+
+
+def error(tensor: Tensor, truth: Tensor) -> Tensor:
+    """|tensor - truth| where both are finite."""
+    return torch.where(tensor.isfinite() & truth.isfinite(), (tensor - truth).abs(), 0.0)
+
+
+def _first(ours: Tensor, theirs: Tensor, wrong: Tensor) -> str:
+    if not wrong.any():
+        return ""
+    at = wrong.nonzero()[0].tolist()
+    return f"is {ours[tuple(at)].item():.9g} at {at}, eager's {theirs[tuple(at)].item():.9g} ({int(wrong.sum())} such)"
