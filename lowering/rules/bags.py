@@ -1,8 +1,9 @@
 """Bags of embeddings: rows of a table, summed up or averaged bag by bag.
 
-`offsets` says where each bag begins among the indices.  A row finds its bag by search, and is added to it; its gradient
-is that of the bag, or of those bags whose largest row it is, element by element.  Gradients divided by how often a row
-was looked up are refused.
+`offsets` says where each bag begins among the indices.  A row finds its bag by search, and is added to it; bags of one
+length, which a table of indices is, are rows that a reduction runs along.  The gradient of a row is that of the bag, or
+of those bags whose largest row it is, element by element.  Gradients divided by how often a row was looked up are
+refused.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from lowering.builder import Builder
 from lowering.checks import checked
 from lowering.errors import Unsupported
 from lowering.expr import Expr, IndexValue, const, guarded
-from lowering.indexing import axis_symbol
+from lowering.indexing import ONE, FloorDiv, axis_symbol, coefficient
 from lowering.registry import lowers
 from lowering.rules.assembly import placed
 from lowering.rules.formula import Term, eq, literal, maximum, where
@@ -35,8 +36,21 @@ def _check(scale_grad_by_freq: bool) -> None:
         raise Unsupported("gradients divided by how often a row was looked up")
 
 
-def _bags(ctx: Builder, indices: Value, offsets: Value) -> Value:
+def _length(indices: Value, offsets: Value, count: sympy.Expr) -> sympy.Expr | None:
+    """How many indices each bag has, if the offsets are known to be so far from each other."""
+    begins, axis = convert(offsets, torch.int64).expr, axis_symbol(0)
+    if not isinstance(begins, IndexValue):
+        return None
+    length = indices.shape[0] if count == ONE else coefficient(begins.index, axis)
+    if length is None or not length.is_positive or sympy.expand(length * count - indices.shape[0]) != 0:
+        return None
+    return length if count == ONE or begins.index == length * axis else None
+
+
+def _bags(ctx: Builder, indices: Value, offsets: Value, length: sympy.Expr | None) -> Value:
     """The bag of each index: how many of the others begin no later, int64.  The first has to begin with the first."""
+    if length is not None:
+        return Value(indices.shape, torch.int64, indices.device, IndexValue(FloorDiv(axis_symbol(0), length)))
     at = Value(indices.shape, torch.int64, indices.device, IndexValue(axis_symbol(0)))
     found = bucketize(ctx, at, convert(offsets, torch.int64), right=True)
     return ctx.map(combine(lambda n: Term(checked((n - 1).expr, offsets.shape[0], 0, wrap=False)), found))
@@ -47,8 +61,12 @@ def _counted(indices: Value, padding_idx: int) -> Term | None:
     return None if padding_idx < 0 else ~eq(Term(convert(indices, torch.int64).expr), padding_idx)
 
 
-def _sizes(ctx: Builder, bags: Value, indices: Value, count: sympy.Expr, padding_idx: int) -> Value:
+def _sizes(
+    ctx: Builder, bags: Value, indices: Value, count: sympy.Expr, padding_idx: int, length: sympy.Expr | None
+) -> Value:
     """How many indices that count each bag has."""
+    if length is not None and padding_idx < 0:
+        return Value((count,), torch.int64, bags.device, IndexValue(length))
     zeros = Value((count,), torch.int64, bags.device, const(0, torch.int64))
     ones = Value(bags.shape, torch.int64, bags.device, const(1, torch.int64))
     return folded(ctx, "sum", zeros, [bags.expr], ones, _counted(indices, padding_idx))
@@ -91,17 +109,22 @@ def embedding_bag(
     metas = ctx.current.meta["val"]
     count = offsets.shape[0] - (1 if include_last_offset else 0)
     width = weight.shape[1]
-    bags = _bags(ctx, indices, offsets)
+    length = _length(indices, offsets, count)
+    bags = _bags(ctx, indices, offsets, length)
     at = _rows(_looked_up(indices, weight), width)
     looked_up = widen(weight.view(at.shape, [at.expr, axis_symbol(1)]))
     if per_sample_weights is not None:
         looked_up = combine(lambda row, by: row * by, looked_up, _rows(widen(per_sample_weights), width))
     held = _counted(at, padding_idx)
-    sizes = _sizes(ctx, bags, indices, count, padding_idx)
+    sizes = _sizes(ctx, bags, indices, count, padding_idx, length)
     along = sizes.view((count, width), [axis_symbol(0)])
     largest = None
     if mode == MAX:
         total, largest = _largest(ctx, looked_up, at, _rows(bags, width), along, held)
+    elif length is not None:
+        parts = looked_up if held is None else combine(lambda row: where(held, row, 0), looked_up)
+        index = [axis_symbol(0) * length + axis_symbol(1), axis_symbol(2)]
+        total = ctx.reduce("sum", [parts.view((count, length, width), index)], [1])
     else:
         zeros = Value((count, width), looked_up.dtype, weight.device, literal(0, looked_up.dtype))
         total = folded(ctx, "sum", zeros, [_rows(bags, width).expr, axis_symbol(1)], looked_up, held)
@@ -167,16 +190,17 @@ def embedding_bag_backward(
     if sparse:
         raise Unsupported("sparse gradients")
     width = grad.shape[1]
-    bags = _bags(ctx, indices, offsets)
+    length = _length(indices, offsets, grad.shape[0])
+    bags = _bags(ctx, indices, offsets, length)
     zeros = Value((sympy.sympify(num_weights), width), grad.dtype, grad.device, literal(0, grad.dtype))
     if mode == MAX:
-        sizes = _sizes(ctx, bags, indices, grad.shape[0], padding_idx).view(grad.shape, [axis_symbol(0)])
+        sizes = _sizes(ctx, bags, indices, grad.shape[0], padding_idx, length).view(grad.shape, [axis_symbol(0)])
         place = convert(maximum_indices, torch.int64)
         return folded(ctx, "sum", zeros, [place.expr, axis_symbol(1)], grad, Term(sizes.expr) > 0)
     along = _rows(bags, width)
     parts = widen(_of_bags(grad, along))
     if mode == MEAN:
-        sizes = _sizes(ctx, bags, indices, grad.shape[0], padding_idx)
+        sizes = _sizes(ctx, bags, indices, grad.shape[0], padding_idx, length)
         number = _of_bags(sizes, along)
         parts = combine(lambda part, n: part / maximum(n, 1).to(part.dtype), parts, number)
     if per_sample_weights is not None:
@@ -198,7 +222,7 @@ def per_sample_weights_backward(
 ) -> Value:
     """For each index Σ of the gradient of its bag times its row."""
     width = grad.shape[1]
-    along = _rows(_bags(ctx, indices, offsets), width)
+    along = _rows(_bags(ctx, indices, offsets, _length(indices, offsets, grad.shape[0])), width)
     at = _rows(_looked_up(indices, weight), width)
     parts = widen(_of_bags(grad, along))
     rows = widen(weight.view(along.shape, [at.expr, axis_symbol(1)]))

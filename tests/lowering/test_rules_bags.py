@@ -6,7 +6,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from tests.lowering.lowered import check
+from lowering.program import Scatter
+from tests.lowering.lowered import check, lowered
 
 aten = torch.ops.aten
 TABLE = torch.randn(11, 5)
@@ -26,7 +27,20 @@ def test_bags(mode, dtype):
     check(bag, table, INDICES.int(), OFFSETS.int())
     check(lambda w, i, o: bag(w, i, o, padding_idx=7), table, INDICES, OFFSETS)
     check(lambda w, i, o: bag(w, i, o, include_last_offset=True), table, INDICES, torch.tensor([0, 3, 8]))
-    check(lambda w, i: F.embedding_bag(i, w, mode=mode), table, INDICES.view(4, 2))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+@pytest.mark.parametrize("shape", [(4, 2), (1, 8), (8, 1)])
+def test_bags_of_one_length(mode, dtype, shape):
+    """They are rows of a reduction: no update waits for another one."""
+    table, indices = TABLE.to(dtype), INDICES.view(shape)
+    check(lambda w, i: F.embedding_bag(i, w, mode=mode), table, indices)
+    check(lambda w, i: F.embedding_bag(i, w, mode=mode, padding_idx=7), table, indices)
+    check(lambda w, i: F.embedding_bag(i.view(-1), w, torch.arange(4) * 2, mode=mode), table, indices)
+    if mode != "max":
+        program = lowered(lambda w, i: F.embedding_bag(i, w, mode=mode), table, indices)
+        assert not any(isinstance(node, Scatter) for node in program.nodes)
 
 
 def test_weighted_bags():
