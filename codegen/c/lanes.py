@@ -19,8 +19,8 @@ from dataclasses import dataclass
 import sympy
 
 from codegen.c.sweeps import Spans, Sweep
-from lowering.expr import Expr, Index, Load, postorder
-from lowering.indexing import coefficient
+from lowering.expr import Expr, Index, IndexValue, Load, Op, free_axes, postorder
+from lowering.indexing import ZERO, coefficient
 from lowering.kernel import Kernel, KernelAxis, Role
 
 TILE = 16
@@ -72,9 +72,21 @@ class Access:
 
     def stride(self, axis: KernelAxis) -> sympy.Expr | None:
         """Elements from one point of `axis` to the next; None where it varies."""
-        if axis.symbol not in self.axes:
-            return sympy.Integer(0)
-        return None if isinstance(self.offset, Expr) else coefficient(self.offset, axis.symbol)
+        return _step(self.offset, axis.symbol) if axis.symbol in self.axes else ZERO
+
+
+def _step(offset: Index, axis: sympy.Symbol) -> sympy.Expr | None:
+    """The same of an offset; of the row that data name, columns lie beside each other."""
+    if not isinstance(offset, Expr):
+        return coefficient(offset, axis)
+    if axis not in free_axes(offset):
+        return ZERO
+    if isinstance(offset, IndexValue):
+        return coefficient(offset.index, axis)
+    if isinstance(offset, Op) and offset.name == "add":
+        steps = [_step(part, axis) for part in offset.args]
+        return None if None in steps else sympy.Add(*steps)
+    return None
 
 
 def accesses(sweeps: Iterable[Sweep], where: Spans) -> list[Access]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import pytest
@@ -303,3 +304,17 @@ def test_sums_that_are_added_up_are_one():
     x = torch.randn(2, 3, 40, 50, requires_grad=True)
     _, *backward = scheduled(lambda x: torch.nn.functional.interpolate(x, size=(80, 90), mode="bilinear"), x)
     assert [len(updates(step.kernel)) for step in backward if isinstance(step, KernelCall)] == [0, 4]
+
+
+def test_rows_that_data_name_are_walked_along():
+    """Their columns lie beside each other: walked down, each number would be fetched with a line of the cache."""
+
+    def add(out: torch.Tensor, bag: torch.Tensor, row: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+        return out.index_add(0, bag, table[row])
+
+    fused = fuse(add)
+    given = torch.zeros(4000, 64), torch.arange(512) * 7, torch.arange(512) % 100, torch.randn(100, 64)
+    torch.testing.assert_close(fused(*given), add(*given))
+    update = report(fused).kernels[-1].source
+    *_, walked, innermost = re.findall(r"for \(int64_t (\w+)", update)
+    assert (walked, innermost) == ("r0", "i0")
