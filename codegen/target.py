@@ -150,6 +150,9 @@ class Target(Protocol):
     def capabilities(self) -> Capabilities:
         """What can be generated here, and what it costs."""
 
+    def prepare(self) -> None:
+        """Begin, beside what the caller does, what any build will need."""
+
     def emit(self, kernel: Kernel) -> str:
         """Source text of `kernel`.  Equal kernels give equal text."""
 

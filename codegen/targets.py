@@ -76,4 +76,5 @@ def builder_for(device_type: str, name: str | None = None, numerics: Numerics = 
         key = chosen, numerics
         if key not in _builders:
             _builders[key] = Builder(TARGETS[chosen](None, numerics))
+            _builders[key].target.prepare()
         return _builders[key]

@@ -28,7 +28,7 @@ from torch._dynamo.exc import (
 
 from codegen.numerics import current
 from codegen.target import Target
-from codegen.targets import builder_for
+from codegen.targets import DEFAULTS, builder_for
 from fusion.attention import Chooser
 from fusion.autocast import widen_resized_images
 from fusion.capture import Told, aot_backend, holds_tensors, main_device
@@ -111,6 +111,7 @@ class Backend:
         try:
             if not self.options.exact:
                 skip_unread_rows(graph, self.options.workspace)
+            self._begin(example_inputs)
             told: list[Told] = []
             with _compiling():
                 compiled = self._aot(told.append)(graph, example_inputs)
@@ -130,6 +131,13 @@ class Backend:
         captured = with_checkpoints(graph)
         compiled = watch_derivatives(compiled, captured, example_inputs, dependence, draws, say)
         return watch_overlaps(compiled, self._of_other_inputs(captured), example_inputs)
+
+    def _begin(self, inputs: Sequence[object]) -> None:
+        """Have the target of an accelerator begin what its builds need, while PyTorch traces."""
+        devices = (given.device for given in inputs if isinstance(given, torch.Tensor))
+        found = next((device for device in devices if device.type != "cpu" and device.type in DEFAULTS), None)
+        if found is not None:
+            self._target(found)
 
     def _aot(self, tell: Callable[[Told], None]) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
         """What compiles one captured region; `tell` as `aot_backend` says."""

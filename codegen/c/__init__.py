@@ -66,6 +66,9 @@ class CTarget:
             scatters=frozenset(SCATTER_OPS),
         )
 
+    def prepare(self) -> None:
+        """Nothing."""
+
     def emit(self, kernel: Kernel) -> str:
         """C source of `kernel`.
 

@@ -57,6 +57,9 @@ class ReferenceTarget:
             ordered=False,
         )
 
+    def prepare(self) -> None:
+        """Nothing."""
+
     def emit(self, kernel: Kernel) -> str:
         """The text form of `kernel`."""
         return format_kernel(kernel)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import lru_cache
 
 import torch
+from triton import knobs
 
 from codegen.numerics import DEFAULT, Numerics
 from codegen.target import GENERATED, GROUPED, Alternative, AttentionSpeed, Capabilities, Form, Launcher, Stage
@@ -133,6 +134,13 @@ class TritonTarget:
         """What can be generated, and what it costs on an H200."""
         found = replace(_H200, follows=False) if self.numerics.strict else _H200
         return replace(found, matrix_share=_TF32_SHARE, attention=_TF32_ATTENTION) if self.numerics.tf32 else found
+
+    def prepare(self) -> None:
+        """Have Triton's hash of itself computed, if Triton compiles in this process."""
+        from codegen.triton.launch.identity import read_ahead
+
+        if not knobs.runtime.interpret:
+            read_ahead()
 
     def emit(self, kernel: Kernel, config: Config | None = None, *, wide: bool = False) -> str:
         """The source of `kernel`, in `config` or in the default configuration; `wide`: for sizes of any size."""

@@ -12,7 +12,8 @@ import torch
 pytest.importorskip("triton")
 
 from codegen.triton import TritonTarget
-from codegen.triton.launch import counters
+from codegen.triton.launch import counters, identity
+from codegen.triton.launch.aot import compile_for, target_of
 from codegen.triton.launch.build import _dynamic_launcher, _Ready, _static_launcher, promise, unaligned
 from codegen.triton.launch.load import load, signature
 from codegen.triton.launch.multiples import telling
@@ -21,6 +22,7 @@ from tests.codegen.kernels.making import BF16, F32, param
 from tests.codegen.kernels.pointwise import add
 from tests.codegen.kernels.products import gated, matmul
 from tests.codegen.kernels.rows import softmax
+from tests.codegen.triton_texts import TARGET, compiles
 
 
 class _At:
@@ -116,6 +118,34 @@ def test_counters_are_allocated_by_a_thread_that_records_nothing(monkeypatch: py
     counters.reserve(1)
     assert len(threads) == 1 and threads[0] != threading.get_ident()
     assert counters.take(1) != counters.take(1)
+
+
+@compiles
+def test_builds_wait_for_the_thread_that_reads_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One reads, however many build; each build would do so by itself."""
+    read: list[str] = []
+    going, compiled = threading.Event(), threading.Event()
+
+    def triton_key() -> None:
+        going.wait(60)
+        read.append(threading.current_thread().name)
+
+    def build() -> None:
+        compile_for(load(add(64), TARGET.emit(add(64))), target_of("sm_90"))
+        compiled.set()
+
+    monkeypatch.setattr(identity, "triton_key", triton_key)
+    identity.read_ahead.cache_clear()
+    TARGET.prepare()
+    threads = [threading.Thread(target=build) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    assert not compiled.wait(0.5) and not read
+    going.set()
+    for thread in threads:
+        thread.join()
+    assert compiled.is_set() and read == ["fusion-triton-key"]
+    identity.read_ahead.cache_clear()
 
 
 def test_only_promised_pointers_must_be_aligned() -> None:

@@ -9,9 +9,12 @@ from itertools import pairwise
 
 import pytest
 import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusion
 import fusion.backend
+from codegen.build import Builder
+from codegen.targets import builder_for
 
 
 class Net(torch.nn.Module):
@@ -280,3 +283,20 @@ def test_several_threads_at_once() -> None:
 def test_torchscript_is_refused() -> None:
     with pytest.raises(TypeError, match="TorchScript"):
         fusion.fuse(torch.jit.script(torch.nn.Linear(3, 2)))
+
+
+def test_the_target_of_an_accelerator_prepares_while_pytorch_traces(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def builder(device: str, *others: object) -> Builder:
+        asked.append(device)
+        return builder_for("cpu", "reference")
+
+    monkeypatch.setattr("fusion.backend.builder_for", builder)
+    with FakeTensorMode():
+        x = torch.empty(2, device="cuda")
+    compiling = fusion.Backend(fusion.Options.read())
+    compiling._begin([torch.ones(2), 3])
+    assert not asked  # C needs nothing beforehand
+    compiling._begin([torch.ones(2), x, x])
+    assert asked == ["cuda"]

@@ -17,6 +17,7 @@ from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction
 
 from codegen.target import Stage
+from codegen.triton.launch.identity import read_ahead
 from codegen.triton.launch.load import Generated, alignment, load, signature
 from codegen.triton.products.matrix_units import shared_memory
 from lowering.errors import BuildError
@@ -65,6 +66,7 @@ def compile_for(generated: Generated, target: Any, multiples: tuple[bool, ...] =
     of_language = GluonASTSource if generated.function.is_gluon() else ASTSource
     source = of_language(generated.function, signature(generated), generated.constants, known)
     options = dict(generated.options)
+    read_ahead().join()
     if any(param.written and param.dtype not in HALVES for param in generated.kernel.params):
         options.setdefault("enable_reflect_ftz", False)  # the math library keeps denormals, as it does in eager
     while True:
