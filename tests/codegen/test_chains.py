@@ -11,6 +11,7 @@ from codegen.triton.blocks import block
 from codegen.triton.choices.chains import candidates
 from lowering.kernel import Kernel
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
+from tests.codegen.kernels.making import BF16
 
 TARGET = TritonTarget("sm_90")
 
@@ -27,6 +28,14 @@ def test_heads_that_fit_the_cache_take_their_blocks_in_turn(make: object) -> Non
     assert config.group == 32 and not config.descriptors
     source = TARGET.emit(kernel, config)
     assert "block = pid // 32" in source and "bi = pid % 32" in source
+
+
+@pytest.mark.parametrize("make", [attention_dq, attention_dkv])
+def test_gradients_of_masked_heads_take_their_blocks_in_turn(make: object) -> None:
+    """H200, two times eight heads of 4096 by 128: 201 and 316 µs; those of keys and values head by head 427."""
+    kernel: Kernel = make(16, 4096, 4096, 128, dtype=BF16, causal=True)  # type: ignore[operator]
+    config = TARGET.configs(kernel)[0]
+    assert config.group > 1 and "block = pid //" in TARGET.emit(kernel, config)
 
 
 def test_longer_walks_share_the_cache_in_groups_of_one_size() -> None:

@@ -57,23 +57,26 @@ _TWO_SCANNED: _Table = {  # a scan leaves few blocks, so that what comes before 
 }
 _THREE: _Table = {  # the gradient of the queries
     64: (_walk(128, 64, 8, 3, by="pointers"), _walk(128, 64, 8, 3), _walk(64, 64, 4, 2)),
-    128: (_walk(128, 64, 8, 3, by="pointers"), _walk(128, 32, 8, 3), _walk(64, 64, 4, 2)),
+    128: (_walk(128, 32, 4, 3, by="pointers"), _walk(128, 64, 8, 3, by="pointers"), _walk(64, 64, 4, 2)),
     256: (_walk(64, 32, 8, 2), _walk(32, 32, 4, 2)),
 }
 _THREE_SKIPPING: _Table = {
     64: (_read(64, 64, 4, 3), _read(128, 64, 8, 3), _read(64, 32, 4, 3), _walk(128, 64, 8, 3)),
-    128: (_read(128, 64, 8, 3), _read(64, 64, 4, 2), _read(64, 32, 4, 3), _walk(128, 32, 8, 3)),
+    128: (_read(64, 64, 4, 2), _walk(128, 64, 8, 3, by="pointers"), _read(128, 32, 4, 3), _read(64, 32, 4, 3)),
     256: _THREE[256],
 }
 _THREE_SCANNED: _Table = {128: (_read(64, 32, 4, 3), _read(64, 64, 4, 2)), 256: _THREE[256]}
 _FOUR: _Table = {  # the gradients of keys and values: twice the sums
     64: (_walk(64, 64, 4, 3, by="pointers"), _walk(64, 128, 4, 2, by="pointers"), _walk(64, 64, 4, 2)),
-    128: (_walk(128, 64, 8, 3, by="pointers"), _walk(64, 64, 4, 2), _walk(64, 32, 4, 3, by="pointers")),
+    128: (_walk(64, 64, 4, 2), _walk(128, 64, 8, 3, by="pointers"), _walk(64, 32, 4, 3, by="pointers")),
     256: (_walk(64, 32, 8, 2), _walk(32, 32, 4, 2)),
 }
 _FOUR_SKIPPING: _Table = {
     64: (_read(64, 128, 4, 2), _read(64, 64, 4, 3), _read(64, 32, 4, 3), _walk(64, 64, 4, 3)),
-    128: (_walk(64, 64, 4, 2), _walk(128, 64, 8, 3, by="pointers"), _walk(64, 32, 4, 3, by="pointers")),
+    128: (
+        *(_walk(64, 64, 4, 2, by="pointers"), _walk(128, 64, 8, 3, by="pointers"), _walk(64, 64, 4, 2)),
+        _walk(64, 32, 4, 3, by="pointers"),
+    ),
     256: _FOUR[256],
 }
 _FOUR_SCANNED: _Table = {128: (_read(64, 64, 4, 2), _read(64, 32, 4, 3)), 256: _FOUR[256]}
