@@ -10,22 +10,22 @@ inside the result; a failure of the compiler itself is raised, and whoever calle
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
 import sympy
-import torch
 from torch import fx
 
 from codegen.build import Builder, Built
 from codegen.numerics import current
-from codegen.target import Capabilities, Target
+from codegen.target import Target
 from codegen.targets import builder_for, tuner_for
 from codegen.tuning import Tuning
 from fusion.capture import main_device, size_hints
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
+from fusion.native import lower_for
 from fusion.options import WORKSPACE, Options
 from fusion.runtime import Boxed
 from fusion.runtime.memory import on_device
@@ -52,136 +52,8 @@ from fusion.trials import Trials
 from fusion.warm import Finished, WarmStart
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
-from lowering.lower import lower
-from lowering.program import Contract, Extern, Program
+from lowering.program import Extern, Program
 from lowering.verify import Verified, verify_kernel, verify_program
-
-
-def schedule_graph(
-    graph: fx.GraphModule,
-    target: Target,
-    trace: Trace,
-    hints: Mapping[sympy.Symbol, int] | None = None,
-    workspace: int = WORKSPACE,
-    measure: Measure | None = None,
-) -> tuple[Program, Schedule]:
-    """The first half of the path, which needs neither a device nor a compiler: lower and schedule.
-
-    Args:
-        workspace: bytes above which a product is made in chunks.
-        measure: what times the ways to compute a product; without it, predictions decide.
-
-    Returns:
-        The program as lowered, and the schedule of what became of it.
-    """
-    strict = target.numerics.strict
-    wanted = () if strict else _products(graph, target.capabilities, hints, workspace)
-    scatters = frozenset[str]() if strict else _scatters(target.capabilities)
-    small = 0 if strict else _small(target.capabilities)
-    place = main_device(graph)
-    program = lower(graph, device=place, contractions=wanted, scatters=scatters, rounded=strict, small=small)
-    lowered = trace.program("program", program)
-    verify_program(program, verified := Verified())
-    limit = sys.maxsize if strict else workspace
-    return lowered, _schedule(program, target, trace, hints, limit, measure, verified)
-
-
-def _schedule(
-    program: Program,
-    target: Target,
-    trace: Trace,
-    hints: Mapping[sympy.Symbol, int] | None,
-    workspace: int,
-    measure: Measure | None,
-    verified: Verified,
-) -> Schedule:
-    """The passes, in their order."""
-    capabilities = target.capabilities
-    for name, transform in (
-        ("sources", own_sources),
-        ("inlined", inline_cheap_maps),
-        ("destinations", own_destinations),
-        ("selected", select_terms),
-        ("chunks", partial(in_chunks, capabilities=capabilities, workspace=workspace, hints=hints)),
-        ("scans", partial(split_scans, capabilities=capabilities)),
-        ("windows", partial(unroll_windows, capabilities=capabilities)),
-    ):
-        program = trace.program(name, transform(program))
-        verify_program(program, verified)
-
-    program, walked = stream(program, capabilities, hints)
-    if not capabilities.lone_products:
-        program, walked = leave_lone_products(program, walked)
-    verify_program(trace.program("streamed", program), verified)
-    # after inlining, so that what feeds a split reduction is part of it, and after streams, which have their own parts
-    split = split_reductions(program, capabilities, walked, hints)
-    program, walked = split, positions_in(split, program, walked)
-    verify_program(trace.program("split", program), verified)
-    aligned = align_rows(program, capabilities, hints)
-    program, walked = aligned, positions_in(aligned, program, walked)
-    verify_program(trace.program("aligned", program), verified)
-    clustering = grow(program, capabilities, hints, walked)
-    left, choices = prefer_library(program, clustering, target, measure)
-    if left is not program:
-        program, clustering = left, grow(left, capabilities, hints, positions_in(left, program, walked))
-    schedule = plan(program, trace.clustering(program, clustering), target)
-    launches = [step for step in schedule.steps if isinstance(step, KernelCall)]
-    for step in launches:
-        verify_kernel(step.kernel)
-    choices = (*choices, *weighed_forms(launches, target))
-    return replace(schedule, choices=choices, bodies=dict(_bodies(program, target, trace, hints, measure)))
-
-
-def _bodies(
-    program: Program,
-    target: Target,
-    trace: Trace,
-    hints: Mapping[sympy.Symbol, int] | None,
-    measure: Measure | None,
-) -> Iterator[tuple[Chunks, tuple[Schedule, ...]]]:
-    """What is called in chunks, with the schedules of its bodies."""
-    calls = [node.target for node in program.nodes if isinstance(node, Extern) and isinstance(node.target, Chunks)]
-    for number, chunks in enumerate(calls):
-        traces = [trace.within(f"chunks_{number}_{k}") for k in range(len(chunks.bodies))]
-        bodies = zip(chunks.bodies, traces, strict=True)
-        sizes = {**(hints or {}), POINTS: chunks.even(chunks.traced)}
-        schedule = partial(_schedule, target=target, hints=sizes, workspace=sys.maxsize, measure=measure)
-        yield chunks, tuple(schedule(body, trace=inner, verified=Verified()) for body, inner in bodies)
-
-
-def _small(capabilities: Capabilities) -> int:
-    """How many multiplications the scalar units do while the library's call of a product begins."""
-    behind = 1 / capabilities.flops - 1 / capabilities.matrix_flops
-    return int(capabilities.launch_us / behind / 2)
-
-
-def _products(
-    graph: fx.GraphModule, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int] | None, workspace: int
-) -> Collection[str] | None:
-    """The matrix products to lower as contractions, by the names of their nodes; None for all.
-
-    Where the library multiplies faster than what is generated, only those that something walks at once, or that are
-    made in chunks.
-    """
-    if capabilities.lone_products and "dot" in capabilities.fold_ops:
-        return None
-    scatters = _scatters(capabilities)
-    whole = select_terms(inline_cheap_maps(lower(graph, device=main_device(graph), scatters=scatters)))
-    program = in_chunks(whole, capabilities, workspace, hints)
-    outside = {node.out for node in program.nodes if isinstance(node, Contract)}
-    made = [node for node in whole.nodes if isinstance(node, Contract) and node.out not in outside]
-    program, walked = stream(program, capabilities, hints)
-    nodes = (program.nodes[member] for cluster in walked for member in cluster.members)
-    made += [node for node in nodes if isinstance(node, Contract)]
-    origins = {**whole.origins, **program.origins}  # streams make their tiles under other names
-    return {origins[node.out].name for node in made}
-
-
-def _scatters(capabilities: Capabilities) -> frozenset[str]:
-    """What may be done where sources meet: nothing that depends on their order, if the caller forbids that."""
-    if capabilities.ordered or not torch.are_deterministic_algorithms_enabled():
-        return capabilities.scatters
-    return capabilities.scatters & {"max", "min"}
 
 
 def compile_graph(
@@ -251,6 +123,92 @@ def _made(
     report = Report.of(label, lowered, schedule, built, target.name, hints)
     report = replace(report, tunings=(*report.tunings, *tunings))
     return Finished(schedule, {kernel: each.source for kernel, each in built.items()}, report), built
+
+
+def schedule_graph(
+    graph: fx.GraphModule,
+    target: Target,
+    trace: Trace,
+    hints: Mapping[sympy.Symbol, int] | None = None,
+    workspace: int = WORKSPACE,
+    measure: Measure | None = None,
+) -> tuple[Program, Schedule]:
+    """The first half of the path, which needs neither a device nor a compiler: lower and schedule.
+
+    Args:
+        workspace: bytes above which a product is made in chunks.
+        measure: what times the ways to compute a product; without it, predictions decide.
+
+    Returns:
+        The program as lowered, and the schedule of what became of it.
+    """
+    program = lower_for(graph, target, hints, workspace)
+    lowered = trace.program("program", program)
+    limit = sys.maxsize if target.numerics.strict else workspace
+    return lowered, _schedule(program, target, trace, hints, limit, measure)
+
+
+def _schedule(
+    program: Program,
+    target: Target,
+    trace: Trace,
+    hints: Mapping[sympy.Symbol, int] | None,
+    workspace: int,
+    measure: Measure | None,
+) -> Schedule:
+    """The passes, in their order."""
+    capabilities = target.capabilities
+    verify_program(program, verified := Verified())
+    for name, transform in (
+        ("sources", own_sources),
+        ("inlined", inline_cheap_maps),
+        ("destinations", own_destinations),
+        ("selected", select_terms),
+        ("chunks", partial(in_chunks, capabilities=capabilities, workspace=workspace, hints=hints)),
+        ("scans", partial(split_scans, capabilities=capabilities)),
+        ("windows", partial(unroll_windows, capabilities=capabilities)),
+    ):
+        program = trace.program(name, transform(program))
+        verify_program(program, verified)
+
+    program, walked = stream(program, capabilities, hints)
+    if not capabilities.lone_products:
+        program, walked = leave_lone_products(program, walked)
+    verify_program(trace.program("streamed", program), verified)
+    # after inlining, so that what feeds a split reduction is part of it, and after streams, which have their own parts
+    split = split_reductions(program, capabilities, walked, hints)
+    program, walked = split, positions_in(split, program, walked)
+    verify_program(trace.program("split", program), verified)
+    aligned = align_rows(program, capabilities, hints)
+    program, walked = aligned, positions_in(aligned, program, walked)
+    verify_program(trace.program("aligned", program), verified)
+    clustering = grow(program, capabilities, hints, walked)
+    left, choices = prefer_library(program, clustering, target, measure)
+    if left is not program:
+        program, clustering = left, grow(left, capabilities, hints, positions_in(left, program, walked))
+    schedule = plan(program, trace.clustering(program, clustering), target)
+    launches = [step for step in schedule.steps if isinstance(step, KernelCall)]
+    for step in launches:
+        verify_kernel(step.kernel)
+    choices = (*choices, *weighed_forms(launches, target))
+    return replace(schedule, choices=choices, bodies=dict(_bodies(program, target, trace, hints, measure)))
+
+
+def _bodies(
+    program: Program,
+    target: Target,
+    trace: Trace,
+    hints: Mapping[sympy.Symbol, int] | None,
+    measure: Measure | None,
+) -> Iterator[tuple[Chunks, tuple[Schedule, ...]]]:
+    """What is called in chunks, with the schedules of its bodies."""
+    calls = [node.target for node in program.nodes if isinstance(node, Extern) and isinstance(node.target, Chunks)]
+    for number, chunks in enumerate(calls):
+        traces = [trace.within(f"chunks_{number}_{k}") for k in range(len(chunks.bodies))]
+        bodies = zip(chunks.bodies, traces, strict=True)
+        sizes = {**(hints or {}), POINTS: chunks.even(chunks.traced)}
+        schedule = partial(_schedule, target=target, hints=sizes, workspace=sys.maxsize, measure=measure)
+        yield chunks, tuple(schedule(body, trace=inner) for body, inner in bodies)
 
 
 __all__ = ["compile_graph", "schedule_graph"]
