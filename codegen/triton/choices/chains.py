@@ -57,7 +57,7 @@ _TWO_SCANNED: _Table = {  # a scan leaves few blocks, so that what comes before 
 }
 _THREE: _Table = {  # the gradient of the queries
     64: (_walk(128, 64, 8, 3, by="pointers"), _walk(128, 64, 8, 3), _walk(64, 64, 4, 2)),
-    128: (_walk(128, 32, 4, 3, by="pointers"), _walk(128, 64, 8, 3, by="pointers"), _walk(64, 64, 4, 2)),
+    128: (_walk(128, 64, 8, 3, by="pointers"), _walk(128, 32, 8, 3), _walk(64, 64, 4, 2)),
     256: (_walk(64, 32, 8, 2), _walk(32, 32, 4, 2)),
 }
 _THREE_SKIPPING: _Table = {
