@@ -18,7 +18,7 @@ from lowering.errors import Origin, Unsupported
 from lowering.expr import Expr, Index, IndexValue, Load, const
 from lowering.indexing import axis_symbol, over_symbol
 from lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Reduce, Scan, Scatter
-from lowering.scalar_ops import FOLD_OPS, SCAN_OPS, accumulator, identity
+from lowering.scalar_ops import FOLD_OPS, accumulator, identity, keeps_position
 from lowering.seeded import LIMITS
 from lowering.sizes import sizes_of
 from lowering.value import Shape, Value, axes_of, contiguous_strides
@@ -79,7 +79,7 @@ class Builder:
         if any(not 0 <= d < len(shape) for d in dims):
             raise Unsupported(f"reduction over {dims} of a tensor with {len(shape)} dimensions")
         kept = [k for k in range(len(shape)) if k not in dims]
-        dtype = torch.int64 if FOLD_OPS[op].result == "int64" else args[0].dtype
+        dtype = torch.int64 if keeps_position(op) else args[0].dtype
         if 0 in [shape[k] for k in dims] and FOLD_OPS[op].arity == 1:
             begun = const(identity(op, dtype), dtype)
             return Value(tuple(shape[k] for k in kept), dtype, args[0].device, begun)
@@ -103,7 +103,7 @@ class Builder:
         if not 0 <= dim < len(shape):
             raise Unsupported(f"scan along {dim} of a tensor with {len(shape)} dimensions")
         axes = tuple(Axis(s, n) for s, n in zip(axes_of(shape), shape, strict=True))
-        dtype = torch.int64 if SCAN_OPS[op].result == "int64" else args[0].dtype
+        dtype = torch.int64 if keeps_position(op) else args[0].dtype
         out = self.buffer(dtype, shape, self._meta_strides(shape), args[0].device)
         self.nodes.append(Scan(out.name, axes, axes[dim].symbol, op, tuple(arg.expr for arg in args), dtype))
         return load_of(out)

@@ -21,7 +21,7 @@ from lowering.errors import DivisionByZero, IndexOutOfRange, VerifyError
 from lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, const, postorder
 from lowering.folds import fold, scan
 from lowering.indexing import FloorDiv, Mod
-from lowering.scalar_ops import SCALAR_OPS, accumulator, identity
+from lowering.scalar_ops import SCALAR_OPS, accumulator, identity, keeps_position
 from lowering.sizes import with_values
 
 Ranges = dict[sympy.Symbol, range]
@@ -279,8 +279,8 @@ def fold_over(
     dims = [list(axes).index(axis) for axis in over]
     if any(not len(axes[axis]) for axis in over):
         dtype = exprs[0].dtype if op != "dot" else accumulator(op, exprs[0].dtype)
-        value = 0 if op in ("argmax", "argmin") else identity(op, dtype)
-        dtype = torch.int64 if op in ("argmax", "argmin") else scope.dtype(dtype)
+        value = 0 if keeps_position(op) else identity(op, dtype)
+        dtype = torch.int64 if keeps_position(op) else scope.dtype(dtype)
         return torch.full([1] * len(axes), value, dtype=dtype, device=scope.device)
     parts: list[list[torch.Tensor]] = []
     for box in boxes({axis: axes[axis] for axis in over}, pieces(cost)):

@@ -118,39 +118,51 @@ SCALAR_OPS: dict[str, ScalarOp] = {
 
 @dataclass(frozen=True, slots=True)
 class FoldOp:
-    """A reduction: how many values it takes per element and whether its result is an index."""
+    """A fold: how many values it takes per element, and what it gives: one like these, where one is, or a sum.
+
+    A position is an int64; a sum is in the dtype of `accumulator`.
+    """
 
     arity: int
-    result: Literal["same", "int64", "float32"]
+    result: Literal["value", "position", "sum"]
 
 
 FOLD_OPS: dict[str, FoldOp] = {
     # The identity of each is what its element-wise form leaves unchanged; `identity` below gives it.
-    "sum": FoldOp(1, "same"),
-    "prod": FoldOp(1, "same"),
-    "max": FoldOp(1, "same"),  # NaN wins
-    "min": FoldOp(1, "same"),  # NaN wins
-    "any": FoldOp(1, "same"),  # bool
-    "all": FoldOp(1, "same"),  # bool
-    "argmax": FoldOp(2, "int64"),  # (value, index): NaN wins, then the lowest index
-    "argmin": FoldOp(2, "int64"),
+    "sum": FoldOp(1, "value"),
+    "prod": FoldOp(1, "value"),
+    "max": FoldOp(1, "value"),  # NaN wins
+    "min": FoldOp(1, "value"),  # NaN wins
+    "any": FoldOp(1, "value"),  # bool
+    "all": FoldOp(1, "value"),  # bool
+    "argmax": FoldOp(2, "position"),  # (value, index): NaN wins, then the lowest index
+    "argmin": FoldOp(2, "position"),
     # Σ lhs·rhs on matrix units, accumulated in float32 (int32 for int8, float64 for float64)
-    "dot": FoldOp(2, "float32"),
+    "dot": FoldOp(2, "sum"),
 }
 
 SCAN_OPS: dict[str, FoldOp] = {
     # Folds of all that came so far and the current value.
-    "sum": FoldOp(1, "same"),
-    "prod": FoldOp(1, "same"),
-    "max": FoldOp(1, "same"),  # NaN wins, then the later value (-0.0 or 0.0)
-    "min": FoldOp(1, "same"),
-    "argmax": FoldOp(2, "int64"),  # (value, index): NaN wins, then the later index
-    "argmin": FoldOp(2, "int64"),
-    "logsumexp": FoldOp(1, "same"),  # log Σ exp, of floats
+    "sum": FoldOp(1, "value"),
+    "prod": FoldOp(1, "value"),
+    "max": FoldOp(1, "value"),  # NaN wins, then the later value (-0.0 or 0.0)
+    "min": FoldOp(1, "value"),
+    "argmax": FoldOp(2, "position"),  # (value, index): NaN wins, then the later index
+    "argmin": FoldOp(2, "position"),
+    "logsumexp": FoldOp(1, "value"),  # log Σ exp, of floats
 }
 
 SCANNED = (torch.float32, torch.float64, torch.int32, torch.int64)
 """The dtypes of what is scanned: what is narrower is widened before and rounded after."""
+
+
+def keeps_position(op: str) -> bool:
+    """Does a fold or scan give where something is, rather than what it is?
+
+    >>> keeps_position("argmax"), keeps_position("max")
+    (True, False)
+    """
+    return (FOLD_OPS[op] if op in FOLD_OPS else SCAN_OPS[op]).result == "position"
 
 
 def identity(op: str, dtype: torch.dtype) -> bool | int | float:

@@ -32,7 +32,7 @@ from codegen.c.updates import statement
 from codegen.c.values import Speller
 from lowering.expr import Expr, Load, TileRef, make_cast, postorder
 from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, running, statements, values_of, walked_folds
-from lowering.scalar_ops import identity
+from lowering.scalar_ops import identity, keeps_position
 
 _COMBINED = {"sum": "{0} + {1}", "prod": "{0} * {1}", "any": "{0} | {1}", "all": "{0} & {1}"}
 _REDUCTIONS = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
@@ -243,7 +243,7 @@ class _Blocked:
         else:
             tile = tile_over(name, held, axes, scope.blocks)
         scope.known[fold.ref] = scope.allocate(tile)
-        if fold.op not in ("argmax", "argmin"):
+        if not keeps_position(fold.op):
             return self.scope.fill(tile, constant(identity(fold.op, fold.dtype), fold.dtype))
         dtype = fold.args[0].dtype
         best = self.scope.allocate(tile_over(scope.space.exactly(f"{name}_best"), HELD[dtype], axes, scope.blocks))
@@ -266,7 +266,7 @@ class _Blocked:
         symbols = over.union(*(self.scope.where[arg] for arg in fold.args))
         axes = self.scope.order(self.scope.blocks.tiled(symbols), fold.args, folded=over)
         lines += self.scope.parts(fold.args, axes)
-        if fold.op in ("argmax", "argmin"):
+        if keeps_position(fold.op):
             return [*lines, *self._extreme_position(fold, tile, axes)]
         if axes and axes[-1] in over:
             return [*lines, *self._across(fold, tile, axes)]

@@ -20,7 +20,7 @@ from codegen.c.storage import HELD, constant
 from codegen.c.sweeps import Sweep
 from lowering.errors import BuildError
 from lowering.kernel import Fold, KernelAxis
-from lowering.scalar_ops import identity
+from lowering.scalar_ops import identity, keeps_position
 
 CHUNK_ACROSS = 512
 """Elements that are added up in float32 across lanes: 32 per lane, where a register holds 16."""
@@ -62,7 +62,7 @@ def chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool) -> int 
     """After how many elements of `last`, the innermost folded axis, partial results are handed on; None: after all."""
     if last is None:
         return None
-    if across and any(fold.op in ("argmax", "argmin") for fold in sweep.folds):
+    if across and any(keeps_position(fold.op) for fold in sweep.folds):
         return ARG_LANES
     if not any(fold.op == "sum" and HELD[fold.dtype] == "float" for fold in sweep.folds):
         return None
@@ -79,7 +79,7 @@ def write_fold(fold: Fold, args: list[str], place: Place, space: Namespace) -> s
     Raises:
         BuildError: a fold that the C target does not know.
     """
-    if fold.op in ("argmax", "argmin"):
+    if keeps_position(fold.op):
         return _arg(fold, args, place, space)
     value = args[0]
     dtype = fold.args[0].dtype

@@ -25,7 +25,7 @@ from fusion.schedule.split import near_divisor, walks_contiguously, wanted_parts
 from lowering.expr import Expr, IndexValue, Load, Op, const, make_cast
 from lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol, substitute_all
 from lowering.program import Axis, Buffer, Map, Node, Program, Reduce, Scan
-from lowering.scalar_ops import SCAN_OPS, identity, result_dtype
+from lowering.scalar_ops import identity, keeps_position, result_dtype
 from lowering.value import contiguous_strides
 
 COLUMNS = 8
@@ -113,7 +113,7 @@ class _Split:
             shift = _op("where", _op("isinf", largest), const(0.0, largest.dtype), largest)
             total = self._reduced("sum", _op("exp", _op("sub", args[0], shift)), over)
             return (_op("add", _op("log", total), shift),)
-        if op not in ("argmax", "argmin"):
+        if not keeps_position(op):
             return (self._reduced(op, make_cast(args[0], self._carried(op)), over),)
         extreme = self._reduced(op.removeprefix("arg"), args[0], over)
         is_it = _op("eq", args[0], extreme)
@@ -159,7 +159,7 @@ class _Split:
         return Load(load.buffer, index, load.dtype)
 
     def _dtype(self, op: str) -> torch.dtype:
-        return torch.int64 if SCAN_OPS[op].result == "int64" else self.node.args[0].dtype
+        return torch.int64 if keeps_position(op) else self.node.args[0].dtype
 
     def _carried(self, op: str) -> torch.dtype:
         """The dtype in which `op` goes from part to part."""

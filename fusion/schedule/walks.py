@@ -19,6 +19,7 @@ from fusion.schedule.skip import counts_where
 from lowering.expr import Expr, TileRef, postorder, rewrite
 from lowering.kernel import Fold, Loop, Stmt, Store
 from lowering.kernel import running as followed
+from lowering.scalar_ops import keeps_position
 
 POSITION = "a fold keeps a position, which cannot be followed beside running values"
 
@@ -88,7 +89,7 @@ def follow(
             body.append(Loop(fold.over, (fold,)) if set(fold.over) & set(inner) else fold)
             made[key] = fold.ref
             continue
-        if _keeps_position(fold) and running:
+        if keeps_position(fold.op) and running:
             return POSITION
         found = form(fold, running)
         if isinstance(found, str):
@@ -97,14 +98,9 @@ def follow(
             body.append(part)
             running[part.name] = part
         results[fold.name] = made[key] = found.value
-    if any(_keeps_position(fold) for fold in running.values()) and followed(Loop(tuple(walked), tuple(body))):
+    if any(keeps_position(fold.op) for fold in running.values()) and followed(Loop(tuple(walked), tuple(body))):
         return POSITION
     return Followed(tuple(body), running, results)
-
-
-def _keeps_position(fold: Fold) -> bool:
-    """Is the result of a fold where something is, rather than what it is?"""
-    return len(fold.args) > 1 and fold.op != "dot"
 
 
 def _names(values: Sequence[Expr]) -> set[str]:

@@ -9,7 +9,7 @@ import torch
 from lowering.kernel import Fold, Kernel, Loop, Param, Prefix, Stmt, statements, values_of
 from lowering.printer.expressions import Names, format_dtype, format_index
 from lowering.printer.programs import assign_text, symbols_text, tensor_text
-from lowering.scalar_ops import FOLD_OPS, accumulator
+from lowering.scalar_ops import accumulator, keeps_position
 
 
 def format_kernel(kernel: Kernel) -> str:
@@ -86,7 +86,7 @@ def _fold_notes(stmt: Fold) -> str:
     """What is not said by the operation and its operands."""
     operand = stmt.args[0].dtype
     usual = accumulator(stmt.op, operand) if stmt.op == "dot" else operand
-    usual = torch.int64 if FOLD_OPS[stmt.op].result == "int64" else usual
+    usual = torch.int64 if keeps_position(stmt.op) else usual
     notes = "" if stmt.dtype is usual else f"   in {format_dtype(stmt.dtype)}"
     return notes + (
         f"   rows {symbols_text(stmt.rows)}, columns {symbols_text(stmt.columns)}" if stmt.op == "dot" else ""

@@ -14,7 +14,7 @@ import torch
 
 from lowering.expr import Const, Expr, Index, Load, Op, Random, TileRef, index_of, postorder
 from lowering.indexing import FloorDiv, Mod, Sizes, bounds, symbols_of
-from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS, SCAN_OPS, SCANNED, accumulator, result_dtype
+from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS, SCAN_OPS, SCANNED, accumulator, keeps_position, result_dtype
 from lowering.verify.broken import Broken, require
 
 # Expressions ----------------------------------------------------------------------------------------------------------
@@ -170,9 +170,9 @@ def check_fold(op: str, args: Sequence[Expr], dtype: torch.dtype) -> None:
         require(first is not torch.bool, "a product of bools is no dot")
     elif op in ("any", "all"):
         require(first is torch.bool, "{} takes bools, not {}", op, first)
-    elif fold.result == "int64":
+    elif keeps_position(op):
         require(not args[1].dtype.is_floating_point, "the index of {} is {}", op, args[1].dtype)
-    expected = accumulator(op, first) if op == "dot" else torch.int64 if fold.result == "int64" else first
+    expected = accumulator(op, first) if op == "dot" else torch.int64 if keeps_position(op) else first
     require(dtype is expected, "{} of {} gives {}, not {}", op, first, expected, dtype)
 
 
@@ -185,9 +185,9 @@ def check_scan(op: str, args: Sequence[Expr], dtype: torch.dtype) -> None:
     first = args[0].dtype
     require(first in SCANNED, "values of {} are not scanned", first)
     require(op != "logsumexp" or first.is_floating_point, "{} of {}", op, first)
-    if scan.result == "int64":
+    if keeps_position(op):
         require(args[1].dtype is torch.int64, "the index of {} is {}", op, args[1].dtype)
-    expected = torch.int64 if scan.result == "int64" else first
+    expected = torch.int64 if keeps_position(op) else first
     require(dtype is expected, "{} of {} gives {}, not {}", op, first, expected, dtype)
 
 

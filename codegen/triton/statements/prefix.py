@@ -22,7 +22,7 @@ from codegen.triton.expressions.spell import COMPARE, PRODUCT, SUM, TYPES, Code,
 from codegen.triton.expressions.values import Values
 from lowering.expr import IndexValue, Scalar
 from lowering.kernel import Loop, Prefix, Role, Stmt
-from lowering.scalar_ops import identity
+from lowering.scalar_ops import identity, keeps_position
 
 _SIGNS = {"sum": ("+", SUM), "prod": ("*", PRODUCT)}
 _WHOLE = {"sum": "tl.cumsum", "prod": "tl.cumprod"}
@@ -99,7 +99,7 @@ def _operands(values: Values, prefix: Prefix, dim: Dim) -> list[_Part]:
     pairs = zip(tiles, dtypes, strict=True)
     tiles = [values.spread(replace(tile, code=typed(tile.code, dtype)), dims) for tile, dtype in pairs]
     first = _Part(prefix.name, tiles[0], dtypes[0], identity(prefix.op, dtypes[0]))
-    if prefix.op in ("argmax", "argmin"):
+    if keeps_position(prefix.op):
         value = replace(first, wish=f"{prefix.name}_value")
         return [value, _Part(prefix.name, tiles[1], dtypes[1], 0)]
     if prefix.op == "logsumexp":
