@@ -7,6 +7,7 @@ order; nothing is chosen by whether it passes.  All of the table: `python -m ben
 from __future__ import annotations
 
 from collections import defaultdict
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -164,6 +165,15 @@ def test_of_equally_frequent_elements_each_is_right():
 def test_random_operations_are_compared_by_form():
     found = judge(pair_of("randn_like"), "cpu", count=1, target="reference")
     assert found.status == "pass" and found.random and found.native
+
+
+def test_what_two_seeds_seldom_tell_apart_is_random():
+    def one_in_a_million(x: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.rand(()) < 1e-6, x, -x)
+
+    for function, random in ((one_in_a_million, True), (torch.neg, False)):
+        call = calls.Call(SimpleNamespace(op=function), SampleInput(torch.ones(3)))
+        assert calls.aot_eager(call, False)[1] is random
 
 
 def test_a_record_is_resumed(tmp_path):
