@@ -15,6 +15,7 @@ import torch
 from lowering.expr import Const, Expr, Index, Load, Op, Random, TileRef, index_of, postorder
 from lowering.indexing import FloorDiv, Mod, Sizes, bounds, symbols_of
 from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS, SCAN_OPS, SCANNED, accumulator, keeps_position, result_dtype
+from lowering.sizes import Computed
 from lowering.verify.broken import Broken, require
 
 # Expressions ----------------------------------------------------------------------------------------------------------
@@ -45,7 +46,7 @@ class ExpressionRules:
                 self._alone(node)
                 self.passed.add(node)
             for index in index_of(node):
-                check_symbols(index, sizes, known)
+                check_symbols(index, sizes, known, computed=not self.tiles)
             if isinstance(node, Load):
                 loaded.add(node.buffer)
                 if node.mask is None and not empty:
@@ -124,10 +125,15 @@ def _foreign_parts(index: sympy.Expr) -> tuple[sympy.Expr, ...]:
     return tuple(found)
 
 
-def check_symbols(index: sympy.Expr, sizes: Sizes, known: Collection[sympy.Symbol]) -> None:
-    """Refuse symbols of an index that are neither axes nor sizes, and operations on axes that indices have not."""
+def check_symbols(index: sympy.Expr, sizes: Sizes, known: Collection[sympy.Symbol], *, computed: bool = False) -> None:
+    """Refuse symbols of an index that are neither axes nor sizes, and operations on axes that indices have not.
+
+    Args:
+        computed: whether what is computed of known sizes is known, too; a kernel is told each that it needs.
+    """
     for symbol in symbols_of(index):
-        require(symbol in sizes or symbol in known, "{} is neither an axis nor a size", symbol)
+        given = computed and isinstance(symbol, Computed) and all(size in known for size in symbol.given)
+        require(symbol in sizes or symbol in known or given, "{} is neither an axis nor a size", symbol)
     for part in _foreign_parts(index):
         require(part.free_symbols.isdisjoint(sizes), "an index has no operation {}: {}", part.func.__name__, index)
 

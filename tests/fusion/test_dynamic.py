@@ -334,6 +334,22 @@ def test_floats_that_belong_to_a_program_are_numbers() -> None:
     torch.testing.assert_close(ours(x, 2.0), model(x, 2.0))
 
 
+def test_numbers_that_are_computed_of_sizes_and_are_no_size() -> None:
+    """The first position that a sliding window sees, added to positions."""
+    backend = Backend(Options(strict=True))
+
+    def f(x: torch.Tensor) -> Tensors:
+        first = max(x.shape[0] - 7, 0)
+        return torch.arange(x.shape[0]) + first, x * first
+
+    compiled = torch.compile(f, backend=backend, dynamic=True)
+    for length in (5, 6, 9, 12):
+        x = normal(length)
+        for got, expected in zip(compiled(x), f(x), strict=True):
+            torch.testing.assert_close(got, expected)
+    assert len(backend.reports) == 1
+
+
 def test_sizes_that_are_rounded_quotients() -> None:
     def resized(x: torch.Tensor) -> torch.Tensor:
         return F.interpolate(x[:, None], scale_factor=1.5, mode="nearest").relu()[:, 0] + 1
