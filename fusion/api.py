@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Mapping
 from types import CodeType
 from typing import ParamSpec, TypeVar, overload
+from weakref import WeakKeyDictionary
 
 import torch
 from torch._dynamo import trace_rules
@@ -134,13 +135,14 @@ def _fuse_module(module: Module, options: Options, dynamic: bool | None) -> Modu
     fused = _plain(module)  # parameters, buffers, submodules and hooks are shared; only the call differs
     fused.__dict__["__deepcopy__"] = _Duplicate(fused, options, dynamic)
     fused.__dict__["__reduce_ex__"] = _Saved(fused, options, dynamic)
-    if trace_rules.check(module.forward):
-        fused.__dict__["_fusion_backend"] = backend = Backend(options)
-        fused._compiled_call_impl = torch.compile(_frame_of(fused), backend=backend, dynamic=dynamic)
-        return fused
-    backend = Backend(options) if _has_hooks(module) else Backend.shared(_code_of(module.forward), options)
+    forward, others = module.forward, trace_rules.check(module.forward)
+    backend = Backend(options) if others or _has_hooks(module) else Backend.shared(_code_of(forward), options)
     fused.__dict__["_fusion_backend"] = backend
-    fused.compile(backend=backend, dynamic=dynamic)
+    if others or inspect.unwrap(forward) is not forward:
+        call = _frame_of(fused, None if others else type(module))
+        fused._compiled_call_impl = torch.compile(call, backend=backend, dynamic=dynamic)
+    else:
+        fused.compile(backend=backend, dynamic=dynamic)
     return fused
 
 
@@ -150,16 +152,23 @@ def _has_hooks(module: torch.nn.Module) -> bool:
     return any(getattr(each, kind) for each in module.modules() for kind in kinds)
 
 
-def _frame_of(module: torch.nn.Module) -> Callable[..., object]:
-    """A call of `module` for Dynamo to begin at, which does not look into frames of PyTorch's own modules.
+_FRAMES: WeakKeyDictionary[type, CodeType] = WeakKeyDictionary()
+"""Class of modules → the code of their calls."""
 
-    Its code is new each time: what Dynamo compiles belongs to the code, and for one code that is not many programs.
+
+def _frame_of(module: torch.nn.Module, kind: type | None) -> Callable[..., object]:
+    """A call of `module` for Dynamo to begin at.
+
+    It does not look into frames of PyTorch's own modules, and the code of a `forward` that is decorated is that of the
+    decorator, as of all else that is decorated with it.  What Dynamo compiles belongs to the code, and for one code
+    that is not many programs: modules of one `kind` share it; without a kind it is new each time.
     """
 
     def call(*args: object, **kwargs: object) -> object:
         return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # PyTorch's own
 
-    call.__code__ = call.__code__.replace(co_name=type(module).__qualname__)
+    code = call.__code__.replace(co_name=type(module).__qualname__)
+    call.__code__ = code if kind is None else _FRAMES.setdefault(kind, code)
     return call
 
 

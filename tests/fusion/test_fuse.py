@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import warnings
+from collections.abc import Callable
 from itertools import pairwise
 
 import pytest
@@ -265,6 +267,40 @@ def test_many_instances_share_what_is_compiled() -> None:
     assert len(fusion.report(instances[-1]).graphs) == 1
     for _ in range(12):
         assert fusion.explain(instances[0].forward)(x).kernels
+
+
+def test_decorated_modules_have_a_code_each() -> None:
+    """Dynamo begins at the code of the decorator, and compiles one code for at most eight programs."""
+
+    def decorated(forward: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+        @functools.wraps(forward)
+        def wrapper(self: torch.nn.Module, *args: torch.Tensor) -> torch.Tensor:
+            return forward(self, *args)
+
+        return wrapper
+
+    def of_width(width: int) -> type[torch.nn.Module]:
+        class Small(torch.nn.Module):
+            def __init__(self) -> None:
+                super().__init__()
+                self.layer = torch.nn.Linear(4, width)
+
+            @decorated
+            def forward(self, x: torch.Tensor) -> torch.Tensor:
+                return torch.relu(self.layer(x)) * 2
+
+        return Small
+
+    x = torch.randn(3, 4)
+    for width in range(1, 11):
+        kind = of_width(width)
+        graphs = []
+        for _ in range(2):
+            fused = fusion.fuse(kind().eval())
+            torch.testing.assert_close(fused(x), torch.relu(fused.layer(x)) * 2)
+            graphs.append(len(fusion.report(fused).graphs))
+        assert graphs == [width, width], "every width is compiled, once"
+        assert not fusion.report(fused).graph_breaks
 
 
 def test_several_threads_at_once() -> None:
