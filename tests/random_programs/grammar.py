@@ -12,7 +12,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tests.random_programs import pieces, templates
+from tests.random_programs import models, pieces, templates
 from tests.random_programs.builder import LARGEST, Builder, is_any, is_float, names_read
 from tests.random_programs.program import Program
 from tests.random_programs.templates import filled
@@ -161,7 +161,20 @@ def control(builder: Builder) -> bool:
     return builder.add(form.replace("{x}", name))
 
 
+def autocast(builder: Builder) -> bool:
+    """A statement under autocast."""
+    expression = filled(builder, builder.one(models.MIXED))
+    if expression is None:
+        return False
+    dtype = builder.one(("torch.bfloat16", "torch.bfloat16", "torch.float16"))
+    made = f"t{builder.made}"
+    device = next(iter(builder.values))
+    return builder.attempt(f"with torch.autocast({device}.device.type, {dtype}): {made} = {expression}", [made])
+
+
 SEVERAL = (
+    "chunk({x}, 2, {d})",
+    "split({x}, [1, {x}.shape[{d}] - 1], {d})",
     "tensor_split({x}, 2, {d})",
     "max({x}, {d})",
     "unbind({x}[:2])",
@@ -197,6 +210,13 @@ PRODUCTIONS: tuple[tuple[Production, int], ...] = (
     (table(pieces.LOSSES), 3),
     (table(pieces.IMAGES), 5),
     (table(pieces.ORDERS), 5),
+    (table(models.CACHES), 3),
+    (table(models.EXPERTS), 4),
+    (table(models.PLACES), 3),
+    (table(models.MASKS), 4),
+    (table(models.PARTS), 5),
+    (table(models.FORMATS), 4),
+    (autocast, 2),
     (product, 7),
     (attend, 1),
     (mutate, 8),

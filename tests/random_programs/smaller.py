@@ -103,6 +103,8 @@ def _plainer(program: Program) -> Iterator[Program]:
 
 def _targets(line: str) -> list[str]:
     statement = ast.parse(line).body[0]
+    if isinstance(statement, ast.With):
+        statement = statement.body[0]
     if not isinstance(statement, ast.Assign):
         return []
     return [

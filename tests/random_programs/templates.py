@@ -317,6 +317,16 @@ MUTATIONS = (
     "{f}.addcmul_({F}, {F2}, value={c})",
     "{f}.exp_()",
     "{n}.div_({N}.abs() + 1)",
+    "{f}[:, {p} : {p} + 1] = {f}[:, :1] * 2",
+    "{f}[..., {p}:, 1:] *= {c}",
+    "{x}[{p}:, ..., 0] = {x}[:1, ..., -1]",
+    "{f}.index_copy_({d}, torch.arange(1, device={f}.device), {f}.narrow({d}, -1, 1) * 2)",
+    "{f}.index_add_({d}, torch.arange({f}.shape[{d}], device={f}.device).flip(0), {f} * 0.5)",
+    "{f}.scatter_add_({d}, {si}.long() % {f}.shape[{d}], {f} * 0.5)",
+    "{f}.index_put_(({i}.long().flatten()[:3] % {f}.shape[0],), {f}[:1] * 0.5, accumulate=True)",
+    "{f}.chunk(2, {d})[0].mul_({c})",
+    "{f}.lerp_({F}.expand_as({f}).to({f}.dtype), {c})",
+    "{f}.unflatten({d}, (-1, 2)).select({d}, 0).add_({c})",
 )
 
 _HOLE = re.compile(r"\{(\w+)\}")

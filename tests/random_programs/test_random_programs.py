@@ -16,7 +16,7 @@ from benchmarks import random_programs
 from fusion.inspect.report import Explanation
 from lowering.errors import Unsupported
 from tests.random_programs import judge as judging
-from tests.random_programs import pieces, templates
+from tests.random_programs import models, pieces, templates
 from tests.random_programs.builder import Builder
 from tests.random_programs.grammar import generate
 from tests.random_programs.inputs import LAYOUTS, VALUES, Input
@@ -49,6 +49,7 @@ def test_a_random_program_gives_what_eager_gives(rng: random.Random) -> None:
 
 TABLES = ("ARITHMETIC", "FUNCTIONS", "CHOICES", "REDUCTIONS", "NORMS", "VIEWS", "ASSEMBLIES", "GATHERS", "SCANS")
 PIECES = ("NUMBERS", "LAYERS", "ATTENTION", "LOSSES", "IMAGES", "ORDERS")
+MODELS = ("CACHES", "EXPERTS", "PLACES", "MASKS", "PARTS", "FORMATS", "MIXED")
 
 
 def entered(seed: int) -> Builder:
@@ -60,9 +61,10 @@ def entered(seed: int) -> Builder:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", [*TABLES, *PIECES, "MUTATIONS"])
+@pytest.mark.parametrize("name", [*TABLES, *PIECES, *MODELS, "MUTATIONS"])
 def test_eager_takes_every_entry_of_a_table(name: str) -> None:
-    for entry in set(getattr(pieces if name in PIECES else templates, name)):
+    file = pieces if name in PIECES else models if name in MODELS else templates
+    for entry in set(getattr(file, name)):
         for seed in range(100):
             builder = entered(seed)
             text = templates.filled(builder, entry)
