@@ -63,11 +63,13 @@ class Part:
         return f"{self.name}({', '.join(given)})"
 
 
-def parts_of(kernel: Kernel, arch: str, *, tf32: bool, within_limit: bool = False) -> list[Part]:
-    """The parts of `kernel`, laid out for the warps and stages that they have in common."""
+def parts_of(
+    kernels: Sequence[Kernel], launched: str, arch: str, *, tf32: bool, within_limit: bool = False
+) -> list[Part]:
+    """The kernels of a launch of this name, laid out for the warps and stages that they have in common."""
     found: list[Part] = []
-    taken = {kernel.name}
-    blocked = [block(part) for part in kernel.parts]
+    taken = {launched}
+    blocked = [block(kernel) for kernel in kernels]
     picked = _configs(blocked, arch, tf32)
     warps, stages = max(config.num_warps for config in picked), min(config.num_stages for config in picked)
     for number, (part, config) in enumerate(zip(blocked, picked, strict=True)):

@@ -53,6 +53,12 @@ class Body:
         self._policies = iter(list(_policies(self.layout.blocked)))
         self._walk: _Walk | None = None
 
+    def block(self) -> None:
+        """Add the lines of one block of the persistent form."""
+        self._run([stmt for stmt in self.layout.blocked.body if not isinstance(stmt, Store)])
+        with finish.in_parts(self.values):
+            self.stores()
+
     def stores(self) -> None:
         """Add the lines of what is stored."""
         self._run([stmt for stmt in self.layout.blocked.body if isinstance(stmt, Store)])
@@ -70,9 +76,7 @@ class Body:
         if self.layout.config.persistent:
             stacked.describe(values)
             header = descriptors.open_program(values)
-            self._run([stmt for stmt in self.layout.blocked.body if not isinstance(stmt, Store)])
-            with finish.in_parts(values):
-                self.stores()
+            self.block()
             values.close(header)
         else:
             self._place()

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from codegen.numerics import DEFAULT, Numerics
-from codegen.triton import beside, tail
+from codegen.triton import beside, joined, tail
 from codegen.triton.ahead import Ahead
 from codegen.triton.arguments import argument, on_device, type_of
 from codegen.triton.beside import Part
@@ -66,11 +66,13 @@ def _emit(kernel: Kernel, config: Config | None, arch: str, numerics: Numerics, 
     """The source for sizes `within_limit`, if there is a limit, or for any."""
     tf32, strict = numerics.tf32, numerics.strict
     if kernel.beside:
-        parts = beside.parts_of(kernel, arch, tf32=tf32, within_limit=within_limit)
+        products = joined.products_of(kernel.parts, arch)
+        parts = beside.parts_of(products or kernel.parts, kernel.name, arch, tf32=tf32, within_limit=within_limit)
         limit = limit_of([part.layout for part in parts]) if within_limit else None
         if within_limit and limit is None:
             return None
-        return _emit_together(kernel, parts, arch, limit, strict=strict)
+        together = _emit_joined if products else _emit_together
+        return together(kernel, parts, arch, limit, strict=strict)
     blocked = block(kernel)
     chosen = config or tail.with_room(candidates(blocked, arch, tf32=tf32)[0], kernel)
     loops = turns.depth(blocked, chosen) if chosen.groups else int(chosen.persistent)
@@ -95,6 +97,22 @@ def _emit_together(kernel: Kernel, parts: Sequence[Part], arch: str, limit: str 
     functions.append("\n".join([*_signature(kernel, kernel.name, [], []), *(_INDENT + line for line in lines)]))
     count = " + ".join(part.blocks for part in parts)
     return _file(kernel, functions, parts[0].layout.config, {}, count, limit, strict=strict)
+
+
+def _emit_joined(kernel: Kernel, parts: Sequence[Part], arch: str, limit: str | None, *, strict: bool) -> str:
+    """The source of products that are one walk."""
+    layouts = [part.layout for part in parts]
+    constants = _constants(layouts[0])
+    taken = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
+    names = Names([*taken, kernel.name, *prelude.FUNCTIONS])
+    lines = joined.lines(_values(layouts[0], names, strict=strict), layouts, arch)
+    function = "\n".join([*_signature(kernel, kernel.name, [], list(constants)), *(_INDENT + line for line in lines)])
+
+    def blocks(name: str) -> list[str]:
+        return [_blocks(layout, dim) for layout in layouts for dim in layout.blocked.grid() if dim.name == name]
+
+    count = f"{blocks('m')[0]} * ({' + '.join(blocks('n'))})"
+    return _file(kernel, [function], layouts[0].config, constants, count, limit, strict=strict)
 
 
 def _file(

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
 pytest.importorskip("triton")
 
+import sympy
+import torch
+import torch.nn.functional as F  # the name everyone knows it by
+
 from codegen.triton import Config
+from codegen.triton.launch.aot import compile_for, target_of
 from codegen.triton.launch.build import unaligned
+from codegen.triton.launch.load import load as imported
+from fusion.schedule.kernels import KernelCall
 from lowering.errors import BuildError
 from lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F16, packed
@@ -17,6 +25,7 @@ from tests.codegen.kernels.pointwise import add, bias_gelu
 from tests.codegen.kernels.products import gated, matmul
 from tests.codegen.kernels.rows import column_totals, softmax, total
 from tests.codegen.triton_texts import TARGET, compiles, stages
+from tests.fusion.test_contractions import Function, launches, scheduled
 
 
 @compiles
@@ -63,6 +72,69 @@ def test_persistent_parts_share_warps_and_stages() -> None:
     text = TARGET.emit(made)
     assert text.count("tl.range(program, ") == 2 and "if program" not in text
     assert set(re.findall(r"\.(m\d+n\d+)k16", stages(made)["ptx"])) == {"m64n256"}
+
+
+def linears(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return F.linear(x, q), F.linear(x, k), F.linear(x, v)
+
+
+def gated_beside(x: torch.Tensor, q: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return F.linear(x, q), F.silu(F.linear(x, gate)) * F.linear(x, up)
+
+
+def ending_apart(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return F.linear(x, q), torch.relu(F.linear(x, k)), torch.relu(F.linear(x, v))
+
+
+def biased(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """Rows are loaded for the ends, which no descriptor fetches."""
+    return F.linear(x, q, q[:, 0]), F.linear(x, k, k[:, 0]), F.linear(x, v, v[:, 0])
+
+
+def launched(function: Function, *shapes: tuple[int, ...]) -> Kernel:
+    """The one kernel of a program."""
+    (call,) = launches(scheduled(function, *shapes))
+    assert isinstance(call, KernelCall)
+    return call.kernel
+
+
+@compiles
+@pytest.mark.parametrize("columns", [(1024, 1024, 1024), (2048, 512, 512)], ids=str)
+def test_products_of_the_same_rows_are_one_walk(columns: tuple[int, int, int]) -> None:
+    """Nothing is fetched twice for it, nor waited for between them; what is stored takes turns in one place."""
+    made = launched(linears, (8192, 1024), *((count, 1024) for count in columns))
+    assert made.beside
+    text = TARGET.emit(made)
+    assert text.count("tl.range(") == text.count("tl.dot(") == 1 and text.count("tl.make_tensor_descriptor(") == 7
+    compiled = compile_for(imported(made, text), target_of("sm_90"))
+    assert compiled.metadata.num_stages == int(re.findall(r'"num_stages": (\d)', text)[0])
+    ptx = compiled.asm["ptx"]
+    assert ptx.count("wgmma.mma_async") == 4 and "st.local" not in ptx
+    assert set(re.findall(r"\.(m\d+n\d+)k16", ptx)) == {"m64n256"}
+
+
+def of_any_rows(kernel: Kernel, rows: int) -> Kernel:
+    """`kernel` for another number of rows at each call."""
+    size = sympy.Symbol("s0", integer=True, positive=True)
+    axes = tuple(replace(axis, size=axis.size.subs(rows, size)) for axis in kernel.axes)
+    shapes = [tuple(size if length == rows else length for length in param.shape) for param in kernel.params]
+    params = tuple(replace(param, shape=shape) for param, shape in zip(kernel.params, shapes, strict=True))
+    beside = tuple(of_any_rows(part, rows) for part in kernel.beside)
+    return replace(kernel, axes=axes, params=params, sizes=(size,), beside=beside)
+
+
+@compiles
+def test_the_rows_of_one_walk_may_be_of_any_number() -> None:
+    made = of_any_rows(launched(linears, (8192, 1024), (2048, 1024), (512, 1024), (512, 1024)), 8192)
+    text = TARGET.emit(made)
+    assert text.count("tl.range(") == 1 and "def grid(s0, processors=132):" in text
+    assert compile_for(imported(made, text), target_of("sm_90"), (False,)).metadata.num_stages >= 3
+
+
+@pytest.mark.parametrize("function", [gated_beside, biased, ending_apart], ids=lambda f: f.__name__)
+def test_products_that_end_differently_stay_apart(function: Function) -> None:
+    text = TARGET.emit(launched(function, (8192, 1024), (2048, 1024), (512, 1024), (512, 1024)))
+    assert text.count("tl.range(program, ") == 2
 
 
 def test_parts_without_promises_are_emitted_anew() -> None:

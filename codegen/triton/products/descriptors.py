@@ -70,6 +70,11 @@ def loaded_tiles(blocked: Blocked) -> dict[Load, Matrix]:
 
 def applies(blocked: Blocked, arch: str) -> bool:
     """Does the persistent form compute this kernel, and is it worth it?"""
+    return allows(blocked, arch) and programs(blocked, divided(NARROWEST, len(blocked.dots))) * 2 >= PROGRAMS
+
+
+def allows(blocked: Blocked, arch: str) -> bool:
+    """Can the persistent form compute this kernel?"""
     if not on_tensor_memory(arch):
         return False
     grid = {dim.name: dim for dim in blocked.grid()}
@@ -85,16 +90,16 @@ def applies(blocked: Blocked, arch: str) -> bool:
     operands = {factor for dot in blocked.dots for factor in dot.args}
     if set(folds) != set(blocked.dots) or len(operands) != 1 + len(folds) or ("b" in grid and len(folds) > 1):
         return False  # products that share no operand would need larger tiles than fit
-    for factor, (first, second) in _factors(blocked):
+    for factor, (first, second) in factors(blocked):
         if factor.dtype not in HALVES or not isinstance(factor, Load):
             return False
         matrix = matrix_of(blocked, factor, first, second)
         if matrix is None or not _steps_evenly(blocked, matrix):
             return False
-    return programs(blocked, divided(NARROWEST, len(folds))) * 2 >= PROGRAMS
+    return True
 
 
-def _factors(blocked: Blocked) -> Iterator[tuple[Expr, tuple[Dim, Dim]]]:
+def factors(blocked: Blocked) -> Iterator[tuple[Expr, tuple[Dim, Dim]]]:
     """The operands of the contractions, each with its dimensions."""
     for dot in blocked.dots:
         rows, columns, over = blocked.sides(dot)
@@ -198,7 +203,7 @@ def on_tensor_memory(arch: str) -> bool:
     return arch.startswith("sm_") and int(arch[3:].rstrip("a")) >= 90
 
 
-def _target(blocked: Blocked, stmt: Store, m: Dim, n: Dim) -> Matrix | None:
+def target_of(blocked: Blocked, stmt: Store) -> Matrix | None:
     """The matrix that `stmt` can write through a descriptor: 16-bit results, so that the tile fits shared memory."""
     if isinstance(stmt.offset, Expr):
         return None
@@ -208,7 +213,8 @@ def _target(blocked: Blocked, stmt: Store, m: Dim, n: Dim) -> Matrix | None:
         return None  # what is read has to be there before it is written over
     if blocked.kernel.param(stmt.param).dtype not in HALVES or stmt.value.dtype not in HALVES:
         return None
-    found = as_matrix(blocked, stmt.param, stmt.offset, m, n)
+    grid = {dim.name: dim for dim in blocked.grid()}
+    found = as_matrix(blocked, stmt.param, stmt.offset, grid["m"], grid["n"])
     return found if found is not None and _steps_evenly(blocked, found) else None
 
 
@@ -221,24 +227,24 @@ def open_program(values: Values) -> str:
     m, n = (next(dim for dim in blocked.dims if dim.name == name) for name in ("m", "n"))
     made: dict[Matrix, Transfer] = {}
     end = values.layout.in_parts(n)
-    for factor, (first, second) in _factors(blocked):
+    for factor, (first, second) in factors(blocked):
         assert isinstance(factor, Load)
         if factor in values.load_through:
             continue
         matrix = matrix_of(blocked, factor, first, second)
         assert matrix is not None, "asked of a kernel that `applies` refuses"
         if matrix not in made:
-            made[matrix] = _describe(values, matrix, values.layout)
+            made[matrix] = describe(values, matrix, values.layout)
         values.load_through[factor] = made[matrix]
     for load, matrix in loaded_tiles(blocked).items():
         if matrix not in made:
-            made[matrix] = _describe(values, matrix, end)
+            made[matrix] = describe(values, matrix, end)
         values.load_through[load] = made[matrix]
     for stmt in blocked.body:
-        target = _target(blocked, stmt, m, n) if isinstance(stmt, Store) else None
+        target = target_of(blocked, stmt) if isinstance(stmt, Store) else None
         if target is not None:
             if target not in made:
-                made[target] = _describe(values, target, end)
+                made[target] = describe(values, target, end)
             values.store_through[target.param] = made[target]
     counts = [values.index_tile(dim.size).code.at(PRODUCT) for dim in blocked.dims if dim.name == "b"]
     counts += [f"tl.cdiv({_text(values, dim.size)}, {dim.constant})" for dim in (m, n)]
@@ -249,6 +255,11 @@ def open_program(values: Values) -> str:
     for dim in blocked.dims:
         if dim.name == "b":
             values.starts[dim] = values.name("batch", Tile(Code(values.starts[dim]), depth=values.depth)).code.text
+    return walk_over(values, number, blocks)
+
+
+def walk_over(values: Values, number: str, blocks: str) -> str:
+    """The header of the loop in which programs walk so many blocks."""
     return f"for {number} in tl.range({values.program}, {blocks}, tl.num_programs(0), flatten=True):"
 
 
@@ -257,7 +268,7 @@ def describe_operands(values: Values, arch: str) -> None:
     made: dict[Matrix, Transfer] = {}
     for load, matrix in matrices(values.layout.blocked, arch).items():
         if matrix not in made:
-            made[matrix] = _describe(values, matrix, values.layout)
+            made[matrix] = describe(values, matrix, values.layout)
         values.load_through[load] = made[matrix]
 
 
@@ -265,7 +276,7 @@ def _text(values: Values, size: sympy.Expr) -> str:
     return values.index_tile(size).code.text
 
 
-def _describe(values: Values, matrix: Matrix, layout: Layout) -> Transfer:
+def describe(values: Values, matrix: Matrix, layout: Layout) -> Transfer:
     """Add the line that makes the descriptor of `matrix`, in the blocks of `layout`."""
     batch = _batch(values.layout.blocked, matrix) if values.layout.config.persistent else None
     if batch is not None and batch[1] is not None:  # programs walk the matrices, which one descriptor holds

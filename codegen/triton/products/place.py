@@ -17,13 +17,7 @@ def place(values: Values, number: str) -> None:
     """Add the lines that find the block of program `number`, and set the starts of the GRID dimensions."""
     layout = values.layout
     grid = {dim.name: dim for dim in layout.blocked.grid()}
-    counts = {}
-    for name in ("m", "n"):
-        if name in grid:
-            size = values.index_tile(grid[name].size).code.text
-            code = Code(f"tl.cdiv({size}, {grid[name].constant})")
-            code = as_int32(code, known=grid[name].size.is_Integer or not layout.config.persistent)
-            counts[name] = values.name(f"{name}_blocks", Tile(code, depth=values.depth)).code.text
+    counts = {name: blocks_of(values, grid[name]) for name in ("m", "n") if name in grid}
     if "b" in grid and len(counts) == 1 and layout.config.group > 1 and layout.blocked.chained:
         number = _in_turn(values, grid["b"], next(iter(counts.values())), number)
     elif "b" in grid:
@@ -31,13 +25,7 @@ def place(values: Values, number: str) -> None:
         _start_batch(values, grid["b"], Code(f"{number} // {both}", PRODUCT))
         number = values.name("block", Tile(Code(f"{number} % {both}", PRODUCT), depth=values.depth)).code.text
     if len(counts) == 2:
-        m, n = counts["m"], counts["n"]
-        values.line("# Down a few blocks of rows before the next block of columns: these share operands in the cache.")
-        m_block, n_block = (values.fresh(f"{name}_block", values.depth) for name in ("m", "n"))
-        values.line(
-            f"{m_block}, {n_block} = tl.swizzle2d({number} // {n}, {number} % {n}, {m}, {n}, {layout.config.group})"
-        )
-        blocks = {"m": m_block, "n": n_block}
+        blocks = dict(zip(("m", "n"), swizzled(values, number, counts["m"], counts["n"]), strict=True))
     else:
         blocks = dict.fromkeys(counts, number)
     if set(blocks) == {"m"} and longer_for_later_rows(layout.blocked):
@@ -45,8 +33,30 @@ def place(values: Values, number: str) -> None:
         block = f"{counts['m']} - 1 - {Code(number, PRODUCT).at(PRODUCT)}"
         blocks = {"m": values.name("m_block", Tile(Code(block), depth=values.depth)).code.text}
     for name, block in blocks.items():
-        text = Code(f"{block} * {grid[name].constant}", PRODUCT)
-        values.starts[grid[name]] = values.name(f"{name}0", Tile(text, depth=values.depth)).code.text
+        begin(values, grid[name], Code(block))
+
+
+def blocks_of(values: Values, dim: Dim) -> str:
+    """Add the line that counts the blocks of a GRID dimension; returns their number."""
+    size = values.index_tile(dim.size).code.text
+    code = Code(f"tl.cdiv({size}, {dim.constant})")
+    code = as_int32(code, known=dim.size.is_Integer or not values.layout.config.persistent)
+    return values.name(f"{dim.name}_blocks", Tile(code, depth=values.depth)).code.text
+
+
+def swizzled(values: Values, number: str, m: str, n: str) -> tuple[str, str]:
+    """Add the lines that find the block of rows and that of columns, of `m` and `n`, that a number stands for."""
+    values.line("# Down a few blocks of rows before the next block of columns: these share operands in the cache.")
+    m_block, n_block = (values.fresh(f"{name}_block", values.depth) for name in ("m", "n"))
+    where = f"{number} // {n}, {number} % {n}, {m}, {n}"
+    values.line(f"{m_block}, {n_block} = tl.swizzle2d({where}, {values.layout.config.group})")
+    return m_block, n_block
+
+
+def begin(values: Values, dim: Dim, block: Code) -> None:
+    """Add the line that says where a block of a GRID dimension starts."""
+    text = Code(f"{block.at(PRODUCT)} * {dim.constant}", PRODUCT)
+    values.starts[dim] = values.name(f"{dim.name}0", Tile(text, depth=values.depth)).code.text
 
 
 def as_int32(count: Code, *, known: bool) -> Code:

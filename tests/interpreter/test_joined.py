@@ -1,0 +1,74 @@
+"""Products of the same rows in one walk, under Triton's interpreter, against float64.
+
+Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
+pytest.importorskip("triton")
+
+import torch
+import torch.nn.functional as F  # the name everyone knows it by
+
+from codegen.triton import TritonTarget
+from fusion.schedule.kernels import KernelCall
+from lowering.program import BufferRef
+from tests.fusion.test_contractions import Function, launches, scheduled
+
+TARGET = TritonTarget("sm_90")
+
+pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
+
+
+def grouped_heads(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    return F.linear(x, q), F.linear(x, k), F.linear(x, v)
+
+
+def added(
+    x: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    a: torch.Tensor,
+    b: torch.Tensor,
+    c: torch.Tensor,
+) -> tuple[torch.Tensor, ...]:
+    """Something is done to each before it is stored."""
+    return torch.tanh(F.linear(x, q)) + a, torch.tanh(F.linear(x, k)) + b, torch.tanh(F.linear(x, v)) + c
+
+
+def plain(columns: tuple[int, int, int]) -> tuple[tuple[int, ...], ...]:
+    rows, along = 2200, 136
+    return ((rows, along), *((count, along) for count in columns))
+
+
+CASES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
+    "grouped heads": (grouped_heads, plain((264, 136, 136))),
+    "all different": (grouped_heads, plain((136, 520, 264))),
+    "added": (added, (*plain((264, 136, 136)), (2200, 264), (2200, 136), (2200, 136))),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_products_of_the_same_rows_are_one_walk(name: str) -> None:
+    function, shapes = CASES[name]
+    schedule = scheduled(function, *shapes)
+    (call,) = launches(schedule)
+    assert isinstance(call, KernelCall)
+    source = TARGET.emit(call.kernel)
+    assert call.kernel.beside and source.count("tl.range(") == source.count("tl.dot(") == 1
+    given = [torch.randn(shape).bfloat16() for shape in shapes]
+    results = function(*given)
+    want = function(*(tensor.double() for tensor in given))
+    memory = dict(zip(schedule.program.inputs, given, strict=True))
+    outputs = [output.name for output in schedule.program.outputs if isinstance(output, BufferRef)]
+    memory |= {name: torch.full_like(value, torch.nan) for name, value in zip(outputs, results, strict=True)}
+    TARGET.build(call.kernel, source)(*(memory[name] for name in call.buffers))
+    for output, eager, exact in zip(outputs, results, want, strict=True):
+        assert (memory[output] - exact).abs().max() <= 2 * (eager - exact).abs().max()
