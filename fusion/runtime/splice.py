@@ -15,20 +15,21 @@ import torch
 from torch import fx
 
 from codegen.build import Built
+from codegen.target import Launcher
 from fusion.runtime.chunks import InChunks
 from fusion.runtime.memory import allocator, in_memory_of
+from fusion.runtime.names import identifier, named
 from fusion.runtime.refusals import or_evaluated
 from fusion.runtime.results import as_said
+from fusion.runtime.sizes import Sizes
 from fusion.runtime.views import lone_results, only_reads, starts
 from fusion.schedule import Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.kernels import KernelCall
 from lowering.checks import has_checks
 from lowering.errors import BuildError, CheckFailed
-from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Kernel
 from lowering.program import BufferRef, Extern, ExternArg, Program
-from lowering.sizes import Computed, calculation
 
 aten = torch.ops.aten
 
@@ -86,7 +87,7 @@ def splice(
     calls: dict[Chunks, Callable[..., object]] = {}
     for number, (chunks, bodies) in enumerate(schedule.bodies.items()):
         made = {f"chunks_{number}_{k}": splice(body, built, main, refused) for k, body in enumerate(bodies)}
-        calls[chunks] = _named(InChunks(chunks, [module.forward for module in made.values()]), "in_chunks")
+        calls[chunks] = named(InChunks(chunks, [module.forward for module in made.values()]), "in_chunks")
         modules.update(made)
     result = _Splicer(schedule.program, calls, main, refused).run(schedule.steps, built)
     for name, module in modules.items():
@@ -111,18 +112,19 @@ class _Splicer:
         self.waiting: dict[str, Extern] = {}  # their calls
         self.unseen: dict[str, fx.Node] = {}  # those of them that nobody can tell from tensors of their own
         self.given: dict[str, str] = {}  # results of calls that no kernel has read yet, with the names of the calls
-        self.sizes: dict[sympy.Expr, fx.Node | int] = {}
+        self.sizes = Sizes(self.graph, program, self.tensors)
+        self.lone: frozenset[str] = frozenset()  # results that nobody can tell from tensors of their own
         self.root = torch.nn.Module()
 
     def run(self, steps: Sequence[KernelCall | Extern], built: Mapping[Kernel, Built]) -> fx.GraphModule:
         for position, name in enumerate(self.program.inputs):
-            node = self.graph.placeholder(_identifier(str(name)) if name is not None else f"unused_{position}")
+            node = self.graph.placeholder(identifier(str(name)) if name is not None else f"unused_{position}")
             if isinstance(name, str):
                 self.tensors[name] = node
             elif name is not None:
-                self.sizes[name] = node
+                self.sizes.found[name] = node
         for name, tensor in self.program.constants.items():
-            attribute = f"constant_{_identifier(name)}"
+            attribute = f"constant_{identifier(name)}"
             self.root.register_buffer(attribute, tensor, persistent=False)
             self.tensors[name] = self.graph.get_attr(attribute)
         self.lone = lone_results(self.program, steps, PRODUCTS)
@@ -130,20 +132,21 @@ class _Splicer:
             if isinstance(step, Extern):
                 self._extern(step)
             else:
-                launch = built[step.kernel].launch
-                if self.refused is not None:
-                    launch = or_evaluated(launch, step.kernel, self.refused)
-                self._launch(
-                    step, _named(_located(launch, step) if has_checks(step.kernel) else launch, step.kernel.name)
-                )
+                self._launch(step, self._launcher(step, built[step.kernel].launch))
         self.graph.output(tuple(self._output(out) for out in self.program.outputs))
         self.graph.set_codegen(_Boxed())
         return fx.GraphModule(self.root, self.graph)
 
+    def _launcher(self, call: KernelCall, launch: Launcher) -> Callable[..., object]:
+        """What launches the kernel of a call, under the kernel's name."""
+        if self.refused is not None:
+            launch = or_evaluated(launch, call.kernel, self.refused)
+        return named(_located(launch, call) if has_checks(call.kernel) else launch, call.kernel.name)
+
     def _launch(self, call: KernelCall, launch: Callable[..., object]) -> None:
         for name in call.written:
             buffer = self.program.buffers[name]
-            layout = (tuple(map(self.size, buffer.shape)), tuple(map(self.size, buffer.strides)))
+            layout = (tuple(map(self.sizes.of, buffer.shape)), tuple(map(self.sizes.of, buffer.strides)))
             empty = allocator(buffer.device, self.main)
             if empty is not None:
                 node = self.graph.call_function(empty, (*layout, buffer.dtype))
@@ -151,9 +154,9 @@ class _Splicer:
                 node = self.graph.call_function(
                     torch.empty_strided, layout, {"dtype": buffer.dtype, "device": buffer.device}
                 )
-            node._rename(_identifier(name))
+            node._rename(identifier(name))
             self.tensors[name] = node
-        sizes = tuple(self.size(symbol) for symbol in call.kernel.sizes)
+        sizes = tuple(self.sizes.of(symbol) for symbol in call.kernel.sizes)
         self.graph.call_function(launch, (*(self._laid(name) for name in call.buffers), *sizes))
         self.tensors.update({name: self._tensor(operand) for name, operand in call.over.items()})
 
@@ -176,7 +179,7 @@ class _Splicer:
         node = self.graph.call_function(target, args, kwargs)
         for symbol, place, dim in call.sizes:
             result = self.graph.call_function(operator.getitem, (node, place)) if call.multiple else node
-            self.sizes[symbol] = result if dim is None else self.graph.call_method("size", (result, dim))
+            self.sizes.found[symbol] = result if dim is None else self.graph.call_method("size", (result, dim))
         if not call.multiple:
             if call.outs and call.outs[0] is not None:
                 self.tensors[call.outs[0]] = node
@@ -197,7 +200,7 @@ class _Splicer:
         if call.reads[0] in self.given or not seen.isdisjoint(outs):
             return False
         buffers = [self.program.buffers[out] for out in outs]
-        return all(self._told(size) is not None for each in buffers for size in (*each.shape, *each.strides))
+        return all(self.sizes.told(size) is not None for each in buffers for size in (*each.shape, *each.strides))
 
     def _tensor(self, name: str) -> fx.Node:
         """The node that holds a buffer, which is made now if it is a view that has waited."""
@@ -229,31 +232,25 @@ class _Splicer:
 
     def _view(self, name: str, function: Callable[..., object], root: fx.Node, *begins: fx.Node | int) -> fx.Node:
         buffer = self.program.buffers[name]
-        layout = (tuple(map(self.size, buffer.shape)), tuple(map(self.size, buffer.strides)))
+        layout = (tuple(map(self.sizes.of, buffer.shape)), tuple(map(self.sizes.of, buffer.strides)))
         node = self.graph.call_function(function, (root, *layout, *begins))
-        node._rename(_identifier(name))
+        node._rename(identifier(name))
         return node
 
     def _laid(self, name: str) -> fx.Node:
         """A buffer as a kernel is to find it."""
         if name in self.given:
             buffer = self.program.buffers[name]
-            strides = tuple(map(self._told, buffer.strides))
-            said = tuple(map(self._told, buffer.shape)), None if None in strides else strides
+            strides = tuple(map(self.sizes.told, buffer.strides))
+            said = tuple(map(self.sizes.told, buffer.shape)), None if None in strides else strides
             self.tensors[name] = self.graph.call_function(as_said, (self._tensor(name), self.given.pop(name), *said))
         return self._read(name)
-
-    def _told(self, expr: sympy.Expr) -> fx.Node | int | None:
-        """A size that the inputs tell, by sums and products."""
-        if expr.is_Integer or (expr.free_symbols <= self.sizes.keys() and expr.is_polynomial(*expr.free_symbols)):
-            return self.size(expr)
-        return None
 
     def _argument(self, arg: ExternArg, held: Callable[[str], fx.Node]) -> fx.node.Argument:
         if isinstance(arg, BufferRef):
             return held(arg.name)
         if isinstance(arg, sympy.Expr):
-            return self.size(arg)
+            return self.sizes.of(arg)
         if isinstance(arg, fx.GraphModule):
             children = dict(self.root.named_children())
             name = next((name for name, child in children.items() if child is arg), f"called_{len(children)}")
@@ -268,49 +265,7 @@ class _Splicer:
     def _output(self, out: BufferRef | sympy.Expr | None) -> fx.node.Argument:
         if isinstance(out, BufferRef):
             return self._tensor(out.name)
-        return None if out is None else self.size(out)
-
-    def size(self, expr: sympy.Expr) -> fx.Node | int:
-        """A size as an int, or as the node that computes it from the symbolic inputs."""
-        if expr.is_Integer:
-            return int(expr)
-        if expr in self.sizes:
-            return self.sizes[expr]
-        if isinstance(expr, Computed):
-            given = tuple(self.size(symbol) for symbol in expr.given)
-            self.sizes[expr] = self.graph.call_function(_named(calculation(expr), expr.name), given)
-            return self.sizes[expr]
-        if expr.is_Symbol:
-            self.sizes[expr] = self._measured(expr)
-            return self.sizes[expr]
-        functions: tuple[tuple[type[sympy.Basic], Callable[[int, int], int]], ...] = (
-            (sympy.Add, operator.add),
-            (sympy.Mul, operator.mul),
-            (FloorDiv, operator.floordiv),
-            (Mod, operator.mod),
-        )
-        for kind, function in functions:
-            if isinstance(expr, kind):
-                result = self.size(expr.args[0])
-                for arg in expr.args[1:]:
-                    result = self.graph.call_function(function, (result, self.size(arg)))
-                self.sizes[expr] = result
-                return result
-        if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
-            result = self.graph.call_function(operator.pow, (self.size(expr.base), int(expr.exp)))
-            self.sizes[expr] = result
-            return result
-        raise AssertionError(f"size {expr} is computed from no input")
-
-    def _measured(self, symbol: sympy.Expr) -> fx.Node:
-        """A size that is passed by no number of its own: behind a graph break PyTorch leaves it to the tensors."""
-        for name in self.program.inputs:
-            if isinstance(name, str):
-                buffer = self.program.buffers[name]
-                for read, numbers in ((torch.Tensor.size, buffer.shape), (torch.Tensor.stride, buffer.strides)):
-                    if symbol in numbers:
-                        return self.graph.call_function(read, (self.tensors[name], numbers.index(symbol)))
-        raise AssertionError(f"size {symbol} is computed from no input")
+        return None if out is None else self.sizes.of(out)
 
 
 def _located(launch: Callable[..., object], step: KernelCall) -> Callable[..., object]:
@@ -324,24 +279,3 @@ def _located(launch: Callable[..., object], step: KernelCall) -> Callable[..., o
             raise type(failed)("\n  at: ".join((failed.message, *lines))) from None
 
     return located
-
-
-def _named(launch: Callable[..., object], name: str) -> Callable[..., object]:
-    """What is called under a name of its own, for the generated code to read well."""
-    try:
-        launch.__name__ = launch.__qualname__ = name
-        launch.__module__ = "kernels"
-        return launch
-    except AttributeError:
-
-        def call(*args: object) -> object:
-            return launch(*args)
-
-        call.__name__ = call.__qualname__ = name
-        call.__module__ = "kernels"
-        return call
-
-
-def _identifier(name: str) -> str:
-    cleaned = "".join(c if c.isalnum() or c == "_" else "_" for c in name)
-    return cleaned if cleaned and not cleaned[0].isdigit() else f"_{cleaned}"

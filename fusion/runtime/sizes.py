@@ -1,0 +1,77 @@
+"""Sizes of a spliced module: each is a number, or the node of its graph that computes it.
+
+What enters are expressions over the symbols of a program; what leaves are nodes.  A symbol is an input of the module,
+what a call returned, or a size or stride of a tensor that is given.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Mapping
+
+import sympy
+import torch
+from torch import fx
+
+from fusion.runtime.names import named
+from lowering.indexing import FloorDiv, Mod
+from lowering.program import Program
+from lowering.sizes import Computed, calculation
+
+_FUNCTIONS: tuple[tuple[type[sympy.Basic], Callable[[int, int], int]], ...] = (
+    (sympy.Add, operator.add),
+    (sympy.Mul, operator.mul),
+    (FloorDiv, operator.floordiv),
+    (Mod, operator.mod),
+)
+
+
+class Sizes:
+    """The sizes of `graph`, in which `tensors` are the nodes that hold the buffers of `program`.
+
+    `found` holds what is known so far: symbols that are passed or returned are added by whoever makes their nodes.
+    """
+
+    def __init__(self, graph: fx.Graph, program: Program, tensors: Mapping[str, fx.Node]) -> None:
+        self.graph, self.program, self.tensors = graph, program, tensors
+        self.found: dict[sympy.Expr, fx.Node | int] = {}
+
+    def of(self, expr: sympy.Expr) -> fx.Node | int:
+        """A size as an int, or as the node that computes it."""
+        if expr.is_Integer:
+            return int(expr)
+        if expr not in self.found:
+            self.found[expr] = self._made(expr)
+        return self.found[expr]
+
+    def told(self, expr: sympy.Expr) -> fx.Node | int | None:
+        """A size that symbols known so far tell, by sums and products; None for others."""
+        if expr.is_Integer or (expr.free_symbols <= self.found.keys() and expr.is_polynomial(*expr.free_symbols)):
+            return self.of(expr)
+        return None
+
+    def _made(self, expr: sympy.Expr) -> fx.Node:
+        if isinstance(expr, Computed):
+            return self.graph.call_function(named(calculation(expr), expr.name), tuple(map(self.of, expr.given)))
+        if expr.is_Symbol:
+            return self._measured(expr)
+        for kind, function in _FUNCTIONS:
+            if isinstance(expr, kind):
+                result = self.of(expr.args[0])
+                for arg in expr.args[1:]:
+                    result = self.graph.call_function(function, (result, self.of(arg)))
+                assert isinstance(result, fx.Node), "operations have two operands"
+                return result
+        if isinstance(expr, sympy.Pow) and expr.exp.is_Integer and expr.exp > 0:
+            return self.graph.call_function(operator.pow, (self.of(expr.base), int(expr.exp)))
+        raise AssertionError(f"size {expr} is computed from no input")
+
+    def _measured(self, symbol: sympy.Expr) -> fx.Node:
+        """A size that is passed by no number of its own: behind a graph break PyTorch leaves it to the tensors."""
+        for name in self.program.inputs:
+            if isinstance(name, str):
+                buffer = self.program.buffers[name]
+                for read, numbers in ((torch.Tensor.size, buffer.shape), (torch.Tensor.stride, buffer.strides)):
+                    if symbol in numbers:
+                        return self.graph.call_function(read, (self.tensors[name], numbers.index(symbol)))
+        raise AssertionError(f"size {symbol} is computed from no input")
