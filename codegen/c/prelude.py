@@ -190,13 +190,43 @@ _INTEGER_TEMPLATES = {
     "shr": "return ({T})(a >> (b < 0 || b >= {value_bits} ? {value_bits} : b));",
 }
 
+# A quotient leaves a rest that needs no more bits than a and b have, and that one multiplication and addition gives
+# exactly.  Of doubles that holds while the quotient is a whole number that a double can be.  Of floats, in doubles, each
+# quotient of 50 bits leaves such a rest of the next; the largest has 277.
+_FMOD = """\
+INLINE float fmod_float(float a, float b) {
+#ifdef __FMA__
+    const double divisor = __builtin_fabsf(b), inverse = 1.0 / divisor;
+    double rest = __builtin_fabsf(a);
+    #pragma GCC unroll 6
+    for (int bits = 0; bits < 300; bits += 50)
+        rest = __builtin_fma(-__builtin_trunc(rest * inverse), divisor, rest);
+    rest += rest < 0.0 ? divisor : 0.0;
+    rest -= rest >= divisor ? divisor : 0.0;
+    return __builtin_fabsf(a) < __builtin_fabsf(b) ? a : __builtin_copysignf((float)rest, a);
+#else
+    return fmodf(a, b);
+#endif
+}
+INLINE double fmod_double(double a, double b) {
+#ifdef __FMA__
+    const double size = __builtin_fabs(a), divisor = __builtin_fabs(b), quotient = __builtin_trunc(size / divisor);
+    if (size < divisor) return a;
+    if (quotient < 0x1p53) {
+        const double rest = __builtin_fma(-quotient, divisor, size);
+        return __builtin_copysign(rest < 0.0 ? rest + divisor : rest, a);
+    }
+#endif
+    return fmod(a, b);
+}"""
+
 _FLOAT_TEMPLATES = {
     "remainder": """\
-    const {T} rest = fmod{f}(a, b);
+    const {T} rest = fmod_{T}(a, b);
     return (rest != 0) & ((rest < 0) != (b < 0)) ? rest + b : rest;""",
     "floordiv": """\
     if (b == 0) return a / b;
-    const {T} rest = fmod{f}(a, b);
+    const {T} rest = fmod_{T}(a, b);
     const {T} quotient = (a - rest) / b - ((rest != 0) & ((rest < 0) != (b < 0)));
     if (quotient == 0) return __builtin_copysign{f}(0, a / b);
     const {T} floor = __builtin_floor{f}(quotient);
@@ -260,6 +290,7 @@ def _definitions() -> dict[str, str]:
         "imin": "INLINE int64_t imin(int64_t a, int64_t b) { return a < b ? a : b; }",
         "imax": "INLINE int64_t imax(int64_t a, int64_t b) { return a > b ? a : b; }",
     }
+    found["fmod_float"] = found["fmod_double"] = _FMOD
     for of_type, those in ((_of_integers, _INTEGERS), (_of_order, types), (_of_floats, _FLOATS)):
         for T in those:
             found |= of_type(T)

@@ -32,7 +32,7 @@ SPELLING: dict[str, str | tuple[str, str, str]] = {
     "floordiv": ("floordiv_{T}({0}, {1})", "floordiv_{T}({0}, {1})", ""),
     "truncdiv": ("__builtin_trunc{f}({0} / {1})", "truncdiv_{T}({0}, {1})", ""),
     "remainder": ("remainder_{T}({0}, {1})", "remainder_{T}({0}, {1})", ""),
-    "fmod": ("fmod{f}({0}, {1})", "fmod_{T}({0}, {1})", ""),
+    "fmod": ("fmod_{T}({0}, {1})", "fmod_{T}({0}, {1})", ""),
     "pow": ("pow{f}({0}, {1})", "pow_{T}({0}, {1})", ""),
     "neg": ("-{0}", "-{0}", ""),
     "abs": ("__builtin_fabs{f}({0})", "abs_{T}({0})", "{0}"),

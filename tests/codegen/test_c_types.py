@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 
@@ -104,6 +105,23 @@ def test_own_functions_are_within_two_units_in_the_last_place(name):
     unit = torch.nextafter(exact.float().abs(), torch.tensor(torch.inf)) - exact.float().abs()
     assert ((out.double() - exact).abs() / unit)[finite].max() < 2
     assert torch.equal(out[~finite], exact[~finite].float())
+
+
+@pytest.mark.parametrize(("dtype", "bits"), [(F32, torch.int32), (F64, I64)])
+def test_rests_of_floats_are_exact(dtype, bits):
+    """Of any two bit patterns, of neighbouring multiples, and of ordinary numbers."""
+    info = torch.iinfo(bits)
+    patterns = torch.randint(info.min, info.max, (2, 50_000), dtype=bits).view(dtype)
+    factors, ordinary = torch.randint(-99, 99, (50_000,)), torch.randn(2, 50_000, dtype=dtype)
+    x = torch.cat([patterns[0], factors * ordinary[1], ordinary[0]])
+    y = torch.cat([patterns[1], ordinary[1], ordinary[1]])
+    out = torch.empty_like(x)
+    value = op("fmod", load("x", i0, dtype), load("y", i0, dtype))
+    run({"x": x, "y": y}, {"out": out}, [axis(i0, x.numel())], Store("out", i0, value))
+    with np.errstate(invalid="ignore"):
+        exact = torch.from_numpy(np.fmod(x.numpy(), y.numpy()))
+    assert torch.equal(out.isnan(), exact.isnan())
+    assert torch.equal(out.nan_to_num(7).view(bits), exact.nan_to_num(7).view(bits))
 
 
 def test_integer_division_that_has_no_answer_does_not_end_the_process():
