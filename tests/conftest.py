@@ -7,6 +7,7 @@ import os
 import sys
 import tempfile
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 import pytest
 
@@ -17,12 +18,18 @@ import torch
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Point Fusion's cache at a directory of this session, before any test module is imported."""
+    """Before any test module is imported: a cache for this session alone, and time for examples that are drawn."""
     cache = tempfile.TemporaryDirectory(prefix="fusion-tests-", ignore_cleanup_errors=True)
     config.add_cleanup(cache.cleanup)
     os.environ["FUSION_CACHE_DIR"] = cache.name
     os.environ["FUSION_GRAPH_CACHE"] = "0"  # each test sees its graphs compiled; `test_warm_start.py` asks for it
     torch.set_num_threads(2)
+    if find_spec("hypothesis"):  # a machine for tests of a device may be without it
+        from hypothesis import HealthCheck, settings
+
+        # other processes may need the same cores
+        settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("patient")
 
 
 def pytest_collection_finish() -> None:

@@ -40,8 +40,7 @@ from tests.lowering.random_indices import (
     value,
 )
 
-cases = settings(deadline=None)  # sympy's first call may take long
-many_cases = settings(deadline=None, max_examples=400)
+many_cases = settings(max_examples=400)
 
 # simplify, bounds -----------------------------------------------------------------------------------------------------
 
@@ -62,14 +61,12 @@ def test_simplify_keeps_the_value_for_any_length(built: Built, box: Box, length:
         assert value(simplified, point) == built[1].at(point)
 
 
-@cases
 @given(expressions(), boxes())
 def test_simplify_is_done_at_once(built: Built, box: Box) -> None:
     once = simplify(built[0], box)
     assert simplify(once, box) == once
 
 
-@cases
 @given(expressions(), boxes())
 def test_bounds_hold(built: Built, box: Box) -> None:
     found = bounds(built[0], box)
@@ -78,7 +75,6 @@ def test_bounds_hold(built: Built, box: Box) -> None:
         assert found[0] <= built[1].at(point) <= found[1]
 
 
-@cases
 @given(st.permutations(AXES), boxes(), st.lists(st.sampled_from([1, 2, 5, -3]), min_size=4, max_size=4))
 def test_bounds_are_reached_when_no_symbol_repeats(order: list[sympy.Symbol], box: Box, scales: list[int]) -> None:
     a, b, c, d = (scale * axis for scale, axis in zip(scales, order, strict=True))
@@ -125,7 +121,6 @@ def test_text_of_an_index_is_unambiguous() -> None:
 # Substitution ---------------------------------------------------------------------------------------------------------
 
 
-@cases
 @given(expressions(), st.lists(expressions(), min_size=4, max_size=4), boxes())
 def test_replace_axes_composes(built: Built, replacements: list[Built], box: Box) -> None:
     """Read `built` at axes that are themselves expressions of the axes: all are replaced at the same time."""
@@ -155,7 +150,6 @@ def in_python(expr: Expr, point: Point, gathered: int) -> int:
     return done[expr]
 
 
-@cases
 @given(expressions(), boxes(), st.integers(0, 20))
 def test_a_gathered_axis_lifts_the_index_to_an_expression(built: Built, box: Box, gathered: int) -> None:
     load = Load("table", (AXES[1],), torch.int64)
@@ -232,7 +226,6 @@ def solve(exprs: list[sympy.Expr], extents: list[int], box: Box) -> Inverse | No
     return invert(exprs, names, [sympy.Integer(extent) for extent in extents], list(box), box)
 
 
-@cases
 @given(regroupings())
 def test_invert_solves_every_regrouping(case: tuple[list[sympy.Expr], list[int], Box]) -> None:
     exprs, extents, box = case
@@ -241,7 +234,6 @@ def test_invert_solves_every_regrouping(case: tuple[list[sympy.Expr], list[int],
     check_inverse(found, exprs, extents, box)
 
 
-@cases
 @given(st.lists(expressions(), min_size=1, max_size=3), boxes(), st.data())
 def test_invert_never_claims_too_much(built: list[Built], box: Box, data: st.DataObject) -> None:
     exprs = [b[0] for b in built]
@@ -283,7 +275,6 @@ def test_invert_refuses_what_is_no_bijection(exprs: list[sympy.Expr], extents: l
     )
 
 
-@cases
 @given(st.lists(expressions(), min_size=1, max_size=3), boxes(), st.sampled_from([2, 4, 6, 8, 12, 16, 24]))
 def test_split_points_remove_every_division_of_the_axis(built: list[Built], box: Box, size: int) -> None:
     axis = AXES[0]
@@ -314,7 +305,6 @@ def test_split_points_of_a_head_split() -> None:
 # Offsets --------------------------------------------------------------------------------------------------------------
 
 
-@cases
 @given(st.lists(expressions(), min_size=1, max_size=3), boxes(), st.lists(st.integers(0, 20), min_size=3, max_size=3))
 def test_flatten_is_the_sum_of_strides(built: list[Built], box: Box, strides: list[int]) -> None:
     offset = flatten([b[0] for b in built], [sympy.Integer(s) for s in strides[: len(built)]], box)
@@ -323,7 +313,6 @@ def test_flatten_is_the_sum_of_strides(built: list[Built], box: Box, strides: li
         assert value(offset, point) == sum(b[1].at(point) * s for b, s in zip(built, strides, strict=False))
 
 
-@cases
 @given(expressions(), boxes(), st.sampled_from(AXES))
 def test_coefficient_is_the_step_of_the_axis(built: Built, box: Box, axis: sympy.Symbol) -> None:
     step = coefficient(built[0], axis)
@@ -334,7 +323,6 @@ def test_coefficient_is_the_step_of_the_axis(built: Built, box: Box, axis: sympy
         assert built[1].at(ahead) - built[1].at(point) == value(step, point)
 
 
-@cases
 @given(st.lists(st.integers(2, 12), min_size=2, max_size=3), st.integers(1, 40), st.integers(2, 90), st.integers(1, 7))
 def test_digits_of_a_part_are_put_together_again(sizes: list[int], count: int, length: int, stride: int) -> None:
     """The axes of an image, as digits of a position in one of `count` parts of all of them."""

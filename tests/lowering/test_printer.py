@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import sympy
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from lowering.errors import Origin
 from lowering.expr import Cast, Const, Expr, IndexValue, Load, Random, TileRef, const
@@ -63,7 +63,6 @@ def test_indices(index: sympy.Expr, text: str) -> None:
     assert format_index(index) == text
 
 
-@settings(deadline=None)
 @given(expressions(symbolic=True), boxes(symbolic=True))
 def test_the_text_of_an_index_is_python(built: Built, box: Box) -> None:
     text = format_index(built[0])

@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 import sympy
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 
 from lowering.errors import Origin, VerifyError
 from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, const
@@ -151,7 +151,6 @@ def test_what_may_be_in_bounds_is_not_refused() -> None:
         verify_program(one_map(x(sympy.Integer(0), index)))
 
 
-@settings(deadline=None)
 @given(expressions(), boxes())
 def test_only_real_accesses_outside_are_refused(built: Built, box: Box) -> None:
     """Whenever the verifier speaks, some point is outside; and where bounds are sharp it misses none."""
