@@ -185,6 +185,7 @@ def _schedule(
     clustering = grow(program, capabilities, hints, walked)
     left, choices = prefer_library(program, clustering, target, measure)
     if left is not program:
+        verify_program(left, verified)
         program, clustering = left, grow(left, capabilities, hints, positions_in(left, program, walked))
     schedule = plan(program, trace.clustering(program, clustering), target)
     launches = [step for step in schedule.steps if isinstance(step, KernelCall)]

@@ -191,8 +191,8 @@ _INTEGER_TEMPLATES = {
 }
 
 # A quotient leaves a rest that needs no more bits than a and b have, and that one multiplication and addition gives
-# exactly.  Of doubles that holds while the quotient is a whole number that a double can be.  Of floats, in doubles, each
-# quotient of 50 bits leaves such a rest of the next; the largest has 277.
+# exactly.  Of doubles that holds while the quotient is a whole number that a double can be.  Of floats, in doubles,
+# each quotient of 50 bits leaves such a rest of the next; the largest has 277.
 _FMOD = """\
 INLINE float fmod_float(float a, float b) {
 #ifdef __FMA__
