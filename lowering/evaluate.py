@@ -107,6 +107,7 @@ class _Point:
             self.positions[axis] = torch.arange(span.start, span.stop, device=scope.device).view(shape)
 
     def value(self, node: Expr, children: list[torch.Tensor]) -> torch.Tensor:
+        """What `node` is at every point, in a shape that broadcasts over the box."""
         scope = self.scope
         if isinstance(node, Load):
             return self.load(node, children)
@@ -150,6 +151,7 @@ class _Point:
         raise VerifyError(f"an index has no operation {expr.func.__name__}: {expr}")
 
     def load(self, node: Load, children: list[torch.Tensor]) -> torch.Tensor:
+        """The elements that a load reads; what its mask leaves out is 0, and not looked at."""
         tensor = self.scope.buffers.get(node.buffer)
         if tensor is None:
             raise VerifyError(f"{node.buffer} is read before it is written")

@@ -106,6 +106,7 @@ class Fold:
 
     @property
     def ref(self) -> Expr:
+        """What later statements name it by."""
         return TileRef(self.name, self.dtype)
 
     @property
@@ -130,6 +131,7 @@ class Prefix:
 
     @property
     def ref(self) -> Expr:
+        """What later statements name it by."""
         return TileRef(self.name, self.dtype)
 
 
@@ -191,12 +193,15 @@ class Kernel:
     origins: tuple[str, ...] = field(default=(), compare=False)
 
     def param(self, name: str) -> Param:
+        """The parameter of this name, which there has to be."""
         return next(p for p in self.params if p.name == name)
 
     def axis_sizes(self) -> dict[sympy.Symbol, sympy.Expr]:
+        """The length of each axis."""
         return {axis.symbol: axis.size for axis in self.axes}
 
     def with_role(self, role: Role) -> tuple[KernelAxis, ...]:
+        """The axes of this role, in their order."""
         return tuple(axis for axis in self.axes if axis.role is role)
 
     @property

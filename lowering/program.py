@@ -53,6 +53,7 @@ class Buffer:
 
     @property
     def numel(self) -> sympy.Expr:
+        """How many elements it has, which may share memory."""
         return sympy.Mul(*self.shape)
 
     @property
@@ -67,6 +68,7 @@ class Buffer:
 
     @property
     def bytes(self) -> sympy.Expr:
+        """What reading each element once moves."""
         return self.numel * self.dtype.itemsize
 
 
@@ -80,10 +82,12 @@ class Map:
 
     @property
     def over(self) -> tuple[Axis, ...]:
+        """None: nothing is folded."""
         return ()
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
+        """What is evaluated at each point of `axes` and `over`."""
         return (self.expr,)
 
 
@@ -100,6 +104,7 @@ class Reduce:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
+        """What is evaluated at each point of `axes` and `over`."""
         return self.args
 
 
@@ -119,6 +124,7 @@ class Scan:
 
     @property
     def over(self) -> tuple[Axis, ...]:
+        """None: nothing is folded."""
         return ()
 
     @property
@@ -128,6 +134,7 @@ class Scan:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
+        """What is evaluated at each point of `axes` and `over`."""
         return self.args
 
 
@@ -152,6 +159,7 @@ class Contract:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
+        """What is evaluated at each point of `axes` and `over`."""
         return (self.lhs, self.rhs)
 
 
@@ -176,10 +184,12 @@ class Scatter:
 
     @property
     def over(self) -> tuple[Axis, ...]:
+        """None: nothing is folded."""
         return ()
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
+        """What is evaluated at each point of `axes` and `over`."""
         return (self.value, *self.index) if self.where is None else (self.value, *self.index, self.where)
 
     @property
@@ -249,6 +259,7 @@ class Extern:
 
     @property
     def reads(self) -> tuple[str, ...]:
+        """The buffers it is given, each once."""
         found = (arg.name for arg in leaves((self.args, self.kwargs)) if isinstance(arg, BufferRef))
         return tuple(dict.fromkeys(found))
 
@@ -295,6 +306,7 @@ class Program:
         return (*self.inlined.get(out, ()), out)
 
     def output_names(self) -> frozenset[str]:
+        """The buffers that the call returns."""
         return frozenset(out.name for out in self.outputs if isinstance(out, BufferRef))
 
 

@@ -143,14 +143,14 @@ def sweeps_of(kernel: Kernel) -> tuple[Sweep, ...]:
                 if isinstance(inner, Prefix):
                     continue
                 axes = _inner(kernel, where, inner) | frozenset(stmt.axes)
-                _join(kernel, done, start, Sweep(_ordered(kernel, axes), resident=False), inner, producer)
+                _join(done, start, Sweep(_ordered(kernel, axes), resident=False), inner, producer)
         elif not isinstance(stmt, Prefix):
             axes = _inner(kernel, where, stmt)
             needs = [producer[name] for name in named(values_of(stmt), scans) if name not in scans]
             start = max(needs, default=-1) + 1 if may_move else len(done)
             if isinstance(stmt, Store):
                 start = max(start, last_read.get(stmt.param, 0))
-            found = _join(kernel, done, start, Sweep(_ordered(kernel, axes)), stmt, producer)
+            found = _join(done, start, Sweep(_ordered(kernel, axes)), stmt, producer)
             for load in loads(*values_of(stmt)):
                 last_read[load.buffer] = max(found, last_read.get(load.buffer, 0))
     return tuple(_with_scans(sweep, scans) for sweep in done)
@@ -171,9 +171,7 @@ def _updates_in_place(kernel: Kernel, where: Spans) -> bool:
     return all(places[node.buffer] == {node.index[0]} for node in reads)
 
 
-def _join(
-    kernel: Kernel, done: list[Sweep], start: int, fresh: Sweep, stmt: Fold | Store, producer: dict[str, int]
-) -> int:
+def _join(done: list[Sweep], start: int, fresh: Sweep, stmt: Fold | Store, producer: dict[str, int]) -> int:
     """Add `stmt` to the first sweep from `start` on that walks the same axes, else to a new one; its position."""
     over = frozenset(stmt.over) if isinstance(stmt, Fold) else None
     for k in range(start, len(done)):

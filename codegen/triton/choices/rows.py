@@ -8,6 +8,7 @@ dozen elements per thread for long ones.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace
 
@@ -25,7 +26,7 @@ def configure(blocked: Blocked) -> Config:
             return _tile(blocked, grid["y"], grid["x"])
         return _by_rows(blocked, grid["b"], grid["x"]) if "b" in grid else _pointwise(blocked, grid.get("x"))
     if len(reduced) > 1:
-        return _several(blocked, reduced)
+        return _several(reduced)
     if blocked.dims[-1] is not reduced[0]:
         return _columns(blocked, reduced[0], grid["x"], extent(grid["b"].size) if "b" in grid else 1)
     return _rows(blocked, reduced[0], grid.get("x"))
@@ -194,7 +195,7 @@ def _scans(blocked: Blocked) -> bool:
     return any(isinstance(stmt, Prefix) for stmt in statements(blocked.body))
 
 
-def _several(blocked: Blocked, reduced: list[Dim]) -> Config:
+def _several(reduced: list[Dim]) -> Config:
     """Folds over different axes: a whole tile per program, what is looped in steps that keep it small."""
     room = 8192
     blocks: list[tuple[str, int]] = []
@@ -204,7 +205,5 @@ def _several(blocked: Blocked, reduced: list[Dim]) -> Config:
             length = min(length, max(1, room))
         room = max(1, room // length)
         blocks.append((dim.name, length))
-    elements = 1
-    for _, length in blocks:
-        elements *= length
+    elements = math.prod(length for _, length in blocks)
     return Config(tuple(blocks), num_warps=min(16, _warps(elements, 16)))
