@@ -28,11 +28,18 @@ MAX_SIBLINGS = 8
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """A data edge that was not fused: what flows over it, why it stayed, and what that costs per run."""
+    """A data edge that was not fused, why it stayed, and what that costs.
+
+    Attributes:
+        producer: the buffer that flows over it.
+        consumer: the buffer made of it; "?" of a call that makes none.
+        origin: the line of the program that asks for the consumer.
+        bytes: written and read again in each run.
+        microseconds: what these take, as predicted.
+    """
 
     producer: str
     consumer: str
-    buffer: str
     reason: str
     origin: Origin
     bytes: int
@@ -265,25 +272,22 @@ class _Growth:
         program = self.dependences.program
         for name, writer in self.dependences.writer.items():
             for reader in self.dependences.readers.get(name, ()):
-                if self.owner[writer] == self.owner[reader]:
+                reason = self._why_apart(writer, reader)
+                if reason is None:
                     continue
-                ends = (program.nodes[writer], program.nodes[reader])
-                extern = next((n for n in ends if isinstance(n, Extern)), None)
-                if extern is not None:
-                    if extern.is_view:
-                        continue
-                    reason = f"{getattr(extern.target, '__name__', extern.target)} is an extern"
-                    reason += f" ({extern.reason})" if extern.reason else ""
-                else:
-                    reason = self.reasons.get((writer, reader), "no candidate")
-                out = writes(program.nodes[reader])
+                out = next(iter(writes(program.nodes[reader])), None)
+                origin = program.origins.get(out or name, Origin(name))
                 size = 2 * self.dependences.bytes(name)
-                yield Refusal(
-                    name,
-                    out[0] if out else "?",
-                    name,
-                    reason,
-                    program.origins.get(out[0] if out else name, Origin(name)),
-                    size,
-                    size / self.capabilities.bandwidth,
-                )
+                yield Refusal(name, out or "?", reason, origin, size, size / self.capabilities.bandwidth)
+
+    def _why_apart(self, writer: int, reader: int) -> str | None:
+        """Why an edge was not fused; None if it was, or moves nothing."""
+        if self.owner[writer] == self.owner[reader]:
+            return None
+        ends = (self.dependences.program.nodes[position] for position in (writer, reader))
+        extern = next((node for node in ends if isinstance(node, Extern)), None)
+        if extern is None:
+            return self.reasons.get((writer, reader), "no candidate")
+        if extern.is_view:
+            return None
+        return f"{extern.name} is an extern" + (f" ({extern.reason})" if extern.reason else "")

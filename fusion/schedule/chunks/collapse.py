@@ -70,15 +70,10 @@ def collapse(program: Program, buffer: str) -> Program:
 
 def _pair(node: Compute, rows: set[str]) -> tuple[Axis, Axis] | None:
     """The two axes through which a node reads rows: neighbours, over all of them."""
-    for load in loads(*node.exprs):
-        if load.buffer not in rows:
-            continue
-        for index in load.index:
-            for axes in (node.axes, node.over):
-                for first, second in pairwise(axes):
-                    if not isinstance(index, Expr) and index == first.symbol * second.size + second.symbol:
-                        return first, second
-    return None
+    pairs = [(a, b) for axes in (node.axes, node.over) for a, b in pairwise(axes)]
+    read = [index for load in loads(*node.exprs) if load.buffer in rows for index in load.index]
+    plain = [index for index in read if not isinstance(index, Expr)]
+    return next(((a, b) for index in plain for a, b in pairs if index == a.symbol * b.size + b.symbol), None)
 
 
 def _position(axes: Sequence[Axis], pair: tuple[Axis, Axis]) -> int | None:
