@@ -3,9 +3,9 @@
 What enters is a kernel; what leaves is a function of the same name that takes the data pointers of its params, its
 sizes as int64_t and the number of threads, with the few definitions it needs before it.  The decisions are made
 elsewhere, each in its own file: which axes are inside a program (`repeated`), what shares a walk (`sweeps`), where the
-lanes run (`lanes`) and where their loops are cut (`cuts`), what is kept (`scratch`), how folds accumulate (`folds`),
-whether threads pay (`threads`); this file opens the loops and fills them.  Kernels with contractions or running values
-are written by `blocked`.
+lanes run (`lanes`), where their loops are cut (`cuts`) and where they are `idle`, what is kept (`scratch`), how folds
+accumulate (`folds`), whether threads pay (`threads`); this file opens the loops and fills them.  Kernels with
+contractions or running values are written by `blocked`.
 
 Refused (BuildError): dtypes and operations without a C form.
 """
@@ -22,6 +22,7 @@ from codegen.c.cuts import cut
 from codegen.c.folds import REPEATING, Place, chunk_length, write_fold
 from codegen.c.frame import Frame, called_by
 from codegen.c.grid import Array, Grid
+from codegen.c.idle import busy, within
 from codegen.c.lanes import choose_lanes, loop_order
 from codegen.c.nest import Extent, Level, chunk_headers, flat, render
 from codegen.c.prefixes import write_scan
@@ -131,7 +132,9 @@ class _Function:
 
     def _sweep(self, sweep: Sweep, lanes: Extent | None, staged: dict[Load, str]) -> list[str]:
         """The lines of one sweep.  Everything is read before anything is stored."""
+        sweep, lanes, limits = self._without_idle_lanes(sweep, lanes)
         nest = self._open(sweep, lanes)
+        nest.levels[-2 if limits else -1].before += limits
         self.speller.open(nest.levels, nest.depth)
         for load, text in staged.items():
             self.speller.learn_here(load, text)
@@ -169,6 +172,18 @@ class _Function:
         for value, element in learned:
             self.speller.learn(value, element)
         return render(nest.levels)
+
+    def _without_idle_lanes(self, sweep: Sweep, lanes: Extent | None) -> tuple[Sweep, Extent | None, list[str]]:
+        """A sweep and how far its lanes run, where its folds change something; and lines that settle that."""
+        order = _, lane = loop_order(sweep, self.lanes, self.where)
+        found = None if lane is None or lanes is not None else busy(sweep, lane.symbol)
+        if lane is None or found is None:
+            return sweep, lanes, []
+        extend_spans(self.where, found.sweep.roots)
+        if loop_order(found.sweep, self.lanes, self.where) != order:
+            return sweep, lanes, []
+        lines, lanes = within(found.limits, lane.symbol, self.grid.extents[lane.symbol], self.names, self.space)
+        return found.sweep, lanes, lines
 
     def _open(self, sweep: Sweep, lanes: Extent | None) -> _Nest:
         """The loops of a sweep, still empty."""

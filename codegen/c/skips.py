@@ -63,7 +63,7 @@ class _Possible:
             kept = [part for part in parts if part != ALWAYS]
             return f"({' & '.join(kept)})" if len(kept) > 1 else kept[0] if kept else ALWAYS
         if isinstance(where, Op) and where.name in _APART and where.args[0].dtype in INTEGERS:
-            left, right = (_affine(arg) for arg in where.args)
+            left, right = (affine(arg) for arg in where.args)
             if left is not None and right is not None:
                 return self._of_indices(where.name, left, right)
             if all(self._is_vector(arg) for arg in where.args):
@@ -143,7 +143,7 @@ _INDEX_OPS: dict[str, Callable[..., sympy.Expr]] = {
 }
 
 
-def _affine(expr: Expr) -> sympy.Expr | None:
+def affine(expr: Expr) -> sympy.Expr | None:
     """An integer expression as an index; None where it holds more than indices and their sums and products."""
     if expr.dtype.is_floating_point:
         return None
@@ -152,9 +152,9 @@ def _affine(expr: Expr) -> sympy.Expr | None:
     if isinstance(expr, Const):
         return sympy.Integer(int(expr.value))
     if isinstance(expr, Cast) and expr.dtype.itemsize >= 4:
-        return _affine(expr.arg)
+        return affine(expr.arg)
     if isinstance(expr, Op) and expr.name in _INDEX_OPS:
-        parts = [_affine(arg) for arg in expr.args]
+        parts = [affine(arg) for arg in expr.args]
         known = [part for part in parts if part is not None]
         return _INDEX_OPS[expr.name](*known) if len(known) == len(parts) else None
     return None

@@ -81,3 +81,13 @@ def test_positions_are_kept_in_few_bytes(
     weights = made.detach().sin()
     (ours,) = torch.autograd.grad(made, x, weights)
     torch.testing.assert_close(ours, torch.autograd.grad(pool(x), x, weights)[0])
+
+
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_lanes_run_where_no_point_of_a_window_is_padding(channels_last: bool) -> None:
+    """A condition that is the same for all lanes kept compilers from using any: 28 ms instead of 0.4."""
+    x = torch.randn(2, 32, 21, 24)
+    x = x.to(memory_format=torch.channels_last) if channels_last else x
+    options = {"target": "c", "strict": True}
+    (kernel,) = fusion.explain(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), options=options)(x).kernels
+    assert "in0[" in kernel.source and "? in0[" not in kernel.source

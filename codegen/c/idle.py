@@ -1,0 +1,107 @@
+"""Where folds change nothing, so that lanes need no masks.
+
+What lies in the padding of a window counts as what a fold begins with.  Lanes would ask that of each point, and a
+condition that is the same for all of them, compilers do not put into lanes at all.  A loop over those lanes where the
+condition holds asks nothing.  What enters is a sweep that only folds, along other axes than its lanes; what leaves is
+the sweep as it is where all of its folds change something, and where that is: comparisons of affine indices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+import torch
+
+from codegen.c.indices import Names, index_text
+from codegen.c.nest import Extent, Namespace
+from codegen.c.skips import affine
+from codegen.c.sweeps import Sweep
+from lowering.conditions import simpler
+from lowering.expr import Cast, Const, Expr, Op, const, postorder, rewrite
+from lowering.indexing import coefficient
+from lowering.kernel import Fold
+from lowering.scalar_ops import identity, keeps_position
+
+_NEVER = torch.iinfo(torch.int64).max
+"""The position that comes after all others."""
+
+
+@dataclass(frozen=True, slots=True)
+class Busy:
+    """`sweep` as it is where each of `limits` is at least 0; elsewhere none of its folds changes anything."""
+
+    sweep: Sweep
+    limits: tuple[sympy.Expr, ...]
+
+
+def busy(sweep: Sweep, lane: sympy.Symbol) -> Busy | None:
+    """Where `sweep` changes something, if comparisons say that; its lanes run along `lane`."""
+    if not sweep.folds or sweep.stores or sweep.keeps or sweep.scans or lane in sweep.over:
+        return None
+    found = {}
+    for node in postorder(*sweep.roots):
+        limit = _limit(node, lane)
+        if limit is not None and all(_is_idle(fold, node) for fold in sweep.folds):
+            found[node] = limit
+    if not found:
+        return None
+
+    def rule(node: Expr) -> Expr | None:
+        return const(True, torch.bool) if node in found else simpler(node)
+
+    folds = tuple(replace(fold, args=tuple(rewrite(fold.args, rule))) for fold in sweep.folds)
+    return Busy(replace(sweep, folds=folds), tuple(dict.fromkeys(found.values())))
+
+
+def _limit(node: Expr, lane: sympy.Symbol) -> sympy.Expr | None:
+    """What is at least 0 where a comparison of indices holds, if it is affine in the lane."""
+    if not isinstance(node, Op) or node.name not in ("lt", "le", "gt", "ge") or node.args[0].dtype is not torch.int64:
+        return None
+    left, right = map(affine, node.args)
+    if left is None or right is None:
+        return None
+    above = left - right if node.name in ("gt", "ge") else right - left
+    limit = sympy.expand_mul(above - int(node.name in ("lt", "gt")))
+    weight = coefficient(limit, lane)
+    return limit if weight is not None and weight.is_Integer else None
+
+
+def _is_idle(fold: Fold, condition: Expr) -> bool:
+    """Is what `fold` takes in what it begins with wherever a condition does not hold?"""
+    args = rewrite(fold.args, lambda node: const(False, torch.bool) if node is condition else simpler(node))
+    begun = [identity(fold.op, fold.args[0].dtype), *([_NEVER] if keeps_position(fold.op) else [])]
+    return all(_value(arg) == start for arg, start in zip(args, begun, strict=True))
+
+
+def _value(arg: Expr) -> bool | int | float | None:
+    """The number that an expression is."""
+    while isinstance(arg, Cast):
+        arg = arg.arg
+    return arg.value if isinstance(arg, Const) else None
+
+
+def within(
+    limits: Sequence[sympy.Expr], lane: sympy.Symbol, extent: Extent, names: Names, space: Namespace
+) -> tuple[list[str], Extent]:
+    """Lines to stand before a loop over lanes, and how far it runs, where all `limits` are at least 0."""
+    start, end, holds = extent.start, extent.end, []
+    for limit in limits:
+        weight = coefficient(limit, lane)
+        assert weight is not None
+        rest = sympy.expand_mul(limit - weight * lane)
+        # Of a negative number C's quotient is too large, but no larger than 0, where lanes begin at the earliest.
+        if weight > 0:
+            start = f"imax({start}, ({index_text(weight - 1 - rest, names)})/{weight})"
+        elif weight < 0:
+            end = f"imin({end}, ({index_text(rest - weight, names)})/{-weight})"
+        else:
+            holds.append(f"({index_text(limit, names)} >= 0)")
+    first, last = space.fresh("first"), space.fresh("last")
+    end = f"{' & '.join(holds)} ? {end} : {first}" if holds else end
+    lines = [f"const int64_t {first} = {start};", f"const int64_t {last} = {end};"]
+    return lines, Extent(extent.name, first, last, extent.size, extent.slot)
+
+
+__all__ = ["Busy", "busy", "within"]
