@@ -21,8 +21,9 @@ import torch
 from lowering.errors import CheckFailed, DivisionByZero, IndexOutOfRange
 from lowering.evaluate import BY_ZERO, NO_DIMENSION, Scope, boxes, evaluate, flat_view, pieces, points_of, size_value
 from lowering.expr import Expr, IndexValue, Op, TileRef, const, make_cast, postorder
-from lowering.indexing import ONE, ZERO
+from lowering.indexing import ONE, ZERO, within
 from lowering.kernel import Kernel, spans, statements, values_of
+from lowering.value import Shape, axis_bounds
 
 CHECKED = "checked"
 
@@ -61,6 +62,11 @@ def may_be_empty(size: sympy.Expr) -> bool:
     free = size.free_symbols
     least = size.subs({s: sympy.Dummy(nonnegative=True, integer=True) + 2 * ONE for s in free if s.is_positive})
     return not least.is_positive
+
+
+def is_within(index: sympy.Expr, size: sympy.Expr, shape: Shape) -> bool:
+    """Is an index over the axes of `shape` certainly one of a dimension of this size?"""
+    return not may_be_empty(size) and within(index, size, axis_bounds(shape))
 
 
 def wrapped(check: Op) -> Expr:

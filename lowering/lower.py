@@ -157,8 +157,9 @@ class Lowering(Calls):
         val, reason = node.meta.get("val"), self.of_mistraced(node)
         if node.target is operator.getitem:
             whole, position = node.args
-            parts = self.values[whole]  # type: ignore[index]  # getitem's first argument is always a node
-            assert isinstance(parts, tuple) and isinstance(position, int)
+            assert isinstance(whole, fx.Node) and isinstance(position, int)
+            parts = self.values[whole]
+            assert isinstance(parts, tuple)
             return parts[position]
         if isinstance(val, torch.SymBool):
             return truth_of(val)
@@ -170,10 +171,12 @@ class Lowering(Calls):
             return self.known(size_of(val), origin_of(node))
         if reason:
             return self.extern(node, reason)
-        target, args, self.given_seed = node.target, node.args, None
+        target: object = node.target
+        args, self.given_seed = node.args, None
         if target is seeded:
-            target, seed, *rest = node.args  # type: ignore[assignment]  # the call whose seed is given
-            given = self.values[seed]  # type: ignore[index]  # a node
+            target, seed, *rest = node.args  # the call whose seed is given
+            assert isinstance(seed, fx.Node)
+            given = self.values[seed]
             assert isinstance(given, Value)
             args, self.given_seed = tuple(rest), given
         self.numbers.compute(node)

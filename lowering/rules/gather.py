@@ -13,7 +13,7 @@ import sympy
 import torch
 
 from lowering.builder import Builder
-from lowering.checks import CHECKED, checked, may_be_empty, wrapped
+from lowering.checks import CHECKED, checked, is_within, may_be_empty, wrapped
 from lowering.errors import Unsupported
 from lowering.expr import Expr, Index, IndexValue, Op, make_cast, postorder
 from lowering.indexing import ONE, axis_symbol, bounds, substitute
@@ -41,7 +41,8 @@ def position(index: Value, size: sympy.Expr, dim: int, *, wrap: bool, check: boo
     expr = make_cast(index.expr, torch.int64)
     if isinstance(expr, IndexValue) and expr.dtype is torch.int64:
         known = bounds(expr.index, axis_bounds(index.shape))
-        if known is not None and known[0] >= 0 and (not check or (known[1] < size) == True):  # noqa: E712  # symbolic
+        is_positive = known is not None and known[0] >= 0
+        if is_within(expr.index, size, index.shape) or (is_positive and not check):
             return expr.index
     if check and 0 not in index.shape:
         if may_be_empty(size):

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import sympy
 import torch
 from torch import fx
 
 from lowering.builder import Builder
-from lowering.checks import CHECKED, wrapped
+from lowering.checks import CHECKED, is_within, wrapped
 from lowering.expr import Expr, Index, IndexValue, Op, const
-from lowering.indexing import bounds
 from lowering.rules.formula import Term, eq, literal, maximum, minimum, where
 from lowering.rules.promotion import combine, convert, rounded
 from lowering.scalar_ops import identity
 from lowering.updates import COPY
-from lowering.value import Shape, Value, axis_bounds
+from lowering.value import Shape, Value
 
 aten = torch.ops.aten
 
@@ -111,7 +109,7 @@ def _inside(shape: Shape, place: Sequence[Index], sources: Shape, held: Term | N
     found, settled = held, list(place)
     for k, (index, size) in enumerate(zip(place, shape, strict=True)):
         if not isinstance(index, Expr):
-            if _is_within(index, size, sources):
+            if is_within(index, size, sources):
                 continue
             at = Term(IndexValue(index))
             test = (at >= 0) & (at < size)
@@ -123,11 +121,6 @@ def _inside(shape: Shape, place: Sequence[Index], sources: Shape, held: Term | N
             test = (at >= 0) & (at < size)
         found = test if found is None else found & test
     return settled, found
-
-
-def _is_within(index: sympy.Expr, size: sympy.Expr, sources: Shape) -> bool:
-    span = bounds(index, axis_bounds(sources))
-    return span is not None and bool(span[0] >= 0) and (span[1] < size) == True  # noqa: E712  # symbolic sizes tell neither
 
 
 __all__ = ["JOINS", "folded", "updates_input", "written"]

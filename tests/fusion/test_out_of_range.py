@@ -341,6 +341,14 @@ def test_what_is_known_to_be_inside_is_not_looked_at() -> None:
     assert "checked" in str(lowered(lambda x, i: x[i], X, torch.tensor([0])).nodes)
 
 
+def test_all_positions_of_a_length_that_is_a_symbol_are_inside() -> None:
+    def text(more: int) -> str:
+        return str(lowered(lambda x: x[torch.arange(x.shape[0] + more)], X, mode="symbolic").nodes)
+
+    assert "checked" not in text(0)
+    assert "checked" in text(1)
+
+
 def test_sizes_that_only_data_tell_may_be_none() -> None:
     shape = torch.fx.experimental.symbolic_shapes.ShapeEnv()
     assert may_be_empty(size_of(shape.create_unbacked_symint()))
