@@ -71,6 +71,9 @@ class FloorDiv(_Division):
             return FloorDiv(sympy.expand_mul(a / common), b / common)
         return None
 
+    def _eval_is_nonnegative(self) -> bool | None:
+        return True if self.args[0].is_nonnegative else None
+
     def _sympystr(self, printer: object) -> str:
         return "//".join(f"({arg})" if arg.args else str(arg) for arg in self.args)
 

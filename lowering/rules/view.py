@@ -6,6 +6,7 @@ dtype, and an `as_strided` that is not provably an index change, stay externs.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import sympy
@@ -142,23 +143,33 @@ def slice_start(
     Bounds count from the end if negative and are clamped.  With symbolic sizes the length says which of these happened.
 
     Raises:
-        Unsupported: no reading of the bounds gives this length.
+        Unsupported: no reading of the bounds gives this length, or several do, which begin at different positions.
     """
     if length == 0:
         return ZERO
-    lows = _readings(ZERO if start is None else sympy.sympify(start), size)
-    highs = _readings(size if end is None else sympy.sympify(end), size)
-    for low in lows:
-        for high in highs:
-            if sympy.expand(simplify(FloorDiv(high - low + step - 1, sympy.sympify(step)) - length, {})) == 0:
-                return low
-    raise Unsupported(f"cannot place the slice {start}:{end}:{step} in a dimension of size {size}")
+    step, first = sympy.sympify(step), ZERO if start is None else sympy.sympify(start)
+    last = size if end is None or end == sys.maxsize else sympy.sympify(end)
+    lows, highs = _readings(first, size), _readings(last, size)
+    # Bounds outside are clamped, a start to 0 and an end to the size: otherwise the slice would be empty.
+    lows += [ZERO] if ZERO not in lows and not first.is_nonnegative else []
+    highs += [size] if size not in highs and not last.is_nonpositive else []
+    fitting = [
+        low
+        for low in lows
+        if any(sympy.expand(simplify(FloorDiv(high - low + step - 1, step) - length, {})) == 0 for high in highs)
+    ]
+    if len(fitting) != 1:
+        raise Unsupported(f"cannot place the slice {start}:{end}:{step} in a dimension of size {size}")
+    return fitting[0]
 
 
-def _readings(position: sympy.Expr, size: sympy.Expr) -> list[sympy.Expr]:
-    if position.is_Integer and size.is_Integer:
-        return [max(ZERO, position + size) if position < 0 else min(position, size)]
-    return [position + size, ZERO] if position.is_negative else [position, size, position + size, ZERO]
+def _readings(bound: sympy.Expr, size: sympy.Expr) -> list[sympy.Expr]:
+    """The positions inside of a dimension that a bound of a slice may mean."""
+    if bound.is_Integer and size.is_Integer:
+        return [max(ZERO, bound + size) if bound < 0 else min(bound, size)]
+    if bound.is_nonnegative:
+        return [bound]
+    return [bound + size] if bound.is_nonpositive else [bound, bound + size]
 
 
 def result_shape(ctx: Builder) -> Shape:

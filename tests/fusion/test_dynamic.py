@@ -334,6 +334,38 @@ def test_floats_that_belong_to_a_program_are_numbers() -> None:
     torch.testing.assert_close(ours(x, 2.0), model(x, 2.0))
 
 
+def last_third(x: torch.Tensor) -> torch.Tensor:
+    n = x.shape[0]
+    y = x.clone()
+    y[-(n // 3) :] *= 2
+    y[-(n // 2) : -1] += 1
+    return y
+
+
+SLICES: dict[str, Program] = {
+    "last half": lambda x: x[-(x.shape[0] // 2) :] * 2,
+    "last half, rounded up": lambda x: x[-x.shape[0] // 2 :] * 2,
+    "last quarter, rounded up": lambda x: x[-math.ceil(x.shape[0] / 4) :] * 2,
+    "both from the end": lambda x: x[-(x.shape[0] // 2) : -(x.shape[0] // 4)] * 2,
+    "either from the end": lambda x: x[x.shape[0] - 11 : x.shape[0] - 7] * 2,
+    "around the middle": lambda x: x[x.shape[0] // 3 : 2 * (x.shape[0] // 3)] * 2,
+    "written": last_third,
+}
+
+
+@pytest.mark.parametrize("name", SLICES)
+def test_slices_that_begin_or_end_at_computed_positions(name: str) -> None:
+    f, backend = SLICES[name], Backend(Options(strict=True))
+    compiled = torch.compile(f, backend=backend, dynamic=True)
+    for length in (12, 9, 17, 8):
+        x, y = (normal(length, 3).requires_grad_() for _ in range(2))
+        expected, got = f(x), compiled(y)
+        torch.testing.assert_close(got, expected)
+        for result in (expected, got):
+            (result * torch.linspace(0, 1, result.numel()).view(result.shape)).sum().backward()
+        torch.testing.assert_close(y.grad, x.grad)
+
+
 def test_numbers_that_are_computed_of_sizes_and_are_no_size() -> None:
     """The first position that a sliding window sees, added to positions."""
     backend = Backend(Options(strict=True))
