@@ -20,7 +20,7 @@ import torch
 import fusion
 from codegen.cache import FOLDERS, cache_dir, kept
 from codegen.targets import TARGETS
-from lowering.errors import FusionError, Origin
+from lowering.errors import FusionError, Origin, brief
 from lowering.printer import format_bytes
 
 DTYPES = {
@@ -155,7 +155,7 @@ def _prepared(arguments: argparse.Namespace) -> tuple[Callable[..., object], lis
     except Exception as error:
         shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in inputs) or "no inputs"
         raise CommandError(
-            f"the program failed on {shapes}: {type(error).__name__}: {_first_line(error)}",
+            f"the program failed on {shapes}: {type(error).__name__}: {brief(error)}",
             hint="give one --shape per input, in order, and --dtype where float32 is wrong",
             origin=_origin(error),
         ) from error
@@ -183,7 +183,7 @@ def load_program(spec: str) -> Callable[..., object]:
     try:
         source.loader.exec_module(module)
     except Exception as error:
-        message = f"{file} cannot be imported: {type(error).__name__}: {_first_line(error)}"
+        message = f"{file} cannot be imported: {type(error).__name__}: {brief(error)}"
         raise CommandError(message, hint="it is run as Python runs it", origin=_origin(error)) from error
     found = getattr(module, name, None)
     if not callable(found):
@@ -200,7 +200,7 @@ def _instance(found: type, spec: str) -> Callable[..., object]:
     try:
         made: object = found()
     except Exception as error:
-        message = f"{spec} cannot be instantiated: {type(error).__name__}: {_first_line(error)}"
+        message = f"{spec} cannot be instantiated: {type(error).__name__}: {brief(error)}"
         raise CommandError(message, hint=hint, origin=_origin(error)) from error
     if not callable(made):
         raise CommandError(f"an instance of {spec} cannot be called", hint=hint)
@@ -224,7 +224,7 @@ def make_inputs(arguments: argparse.Namespace) -> list[torch.Tensor]:
     try:
         return [tensor.to(arguments.device) for tensor in made]
     except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built with CUDA
-        message = f"the device {arguments.device!r} cannot be used: {_first_line(error)}"
+        message = f"the device {arguments.device!r} cannot be used: {brief(error)}"
         raise CommandError(message, hint="`fusion kernels --target triton` needs no GPU") from error
 
 
@@ -253,7 +253,3 @@ def _origin(error: Exception) -> Origin | None:
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith((within, "<"))]
     return Origin(own[-1].name, line=f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}") if own else None
-
-
-def _first_line(error: Exception) -> str:
-    return next(iter(str(error).splitlines()), "")

@@ -30,7 +30,7 @@ from fusion.schedule.kernels import KernelCall
 from fusion.schedule.legality import Cluster
 from fusion.schedule.streams.copies import positions_in
 from fusion.schedule.ways import Way, alone, moved, weighed
-from lowering.errors import CheckFailed, FusionError, VerifyError
+from lowering.errors import CheckFailed, FusionError, VerifyError, brief
 from lowering.interpret import run_program
 from lowering.kernel import Kernel
 from lowering.program import BufferRef, ExternArg, Program, reads, writes
@@ -91,7 +91,7 @@ class Trials:
         try:
             given, wanted = self._expected(part)
         except (FusionError, torch.OutOfMemoryError) as error:
-            return replace(predicted, reason=str(error).splitlines()[0])
+            return replace(predicted, reason=brief(error))
         right: dict[int, fx.GraphModule] = {}
         for number, schedule in enumerate(schedules):
             made = self._checked(schedule, given, wanted)
@@ -131,7 +131,7 @@ class Trials:
             if self._tuner.device.type == "cuda":
                 torch.cuda.synchronize(self._tuner.device)
         except Exception as error:  # whatever it is, this way does not run
-            return f"it fails: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            return f"it fails: {brief(error)}"
         for name, got, want in zip(schedule.program.outputs, results, wanted, strict=True):
             assert isinstance(name, BufferRef)
             refused = wrong_tensor(name.name, got, want)

@@ -36,6 +36,15 @@ class Origin:
         return f"{self.name} ({self.place})" if self.place else self.name
 
 
+def brief(error: BaseException) -> str:
+    """The first line of what an error says, or its name where it says nothing.
+
+    >>> brief(ValueError("no such size\\nsizes are: …")), brief(MemoryError())
+    ('no such size', 'MemoryError')
+    """
+    return next(iter(str(error).splitlines()), "") or type(error).__name__
+
+
 def by_place(origins: Iterable[Origin]) -> tuple[str, ...]:
     """Lines of text: for each place in the program the operations in a row that come from there.
 

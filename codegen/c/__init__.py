@@ -5,8 +5,8 @@ and a launcher for it.  Contractions are written tile by tile (`blocked`), but n
 merely element-wise around them, they are left to the library, whose calls take a bias along.
 
 kernel → repeated → sweeps → lanes, cuts, idle, scratch, tiles → grid, nest, values, folds, prefixes, updates → emit
-       → blocks → scope, held, factors, products, skips → blocked → emit          where there are products, or followers
-text   → frame, prelude → build                                                                               a launcher
+       → blocks → scope, held, factors, products, skips → blocked → emit     where there are products, running values
+text   → frame, prelude → build → launcher
 
 `emit.py` and `blocked.py` are the paths of a kernel to its text; each other file decides one thing on them.
 """

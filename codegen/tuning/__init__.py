@@ -26,7 +26,7 @@ from codegen.tuning.check import wrong
 from codegen.tuning.inputs import clone, expected
 from codegen.tuning.record import Trial, Tuning
 from codegen.tuning.timing import medians
-from lowering.errors import FusionError
+from lowering.errors import FusionError, brief
 from lowering.expr import free_axes
 from lowering.kernel import Fold, Kernel, loaded, statements
 
@@ -77,7 +77,7 @@ class Tuner:
             try:
                 return Built(kernel, way.source, self._builder.target.build(kernel, way.source))
             except FusionError as error:
-                return f"it cannot be built: {str(error).splitlines()[0]}"
+                return f"it cannot be built: {brief(error)}"
 
         with ThreadPoolExecutor(max_workers=max(1, min(len(wanted), os.cpu_count() or 1))) as pool:
             found = list(pool.map(one, wanted))
@@ -111,7 +111,7 @@ class Tuner:
         try:
             given, after = expected(kernel, self.device)
         except (FusionError, torch.OutOfMemoryError) as error:
-            return Tuning(kernel.name, tuple(trials), reason=str(error).splitlines()[0])
+            return Tuning(kernel.name, tuple(trials), reason=brief(error))
         right: dict[int, Built] = {}
         for number, way in enumerate(found):
             result = results[way.source]
@@ -141,7 +141,7 @@ class Tuner:
             if self.device.type == "cuda":
                 torch.cuda.synchronize(self.device)
         except Exception as error:  # whatever it is, this configuration does not run
-            return f"it fails: {str(error).splitlines()[0] if str(error) else type(error).__name__}"
+            return f"it fails: {brief(error)}"
         return wrong(kernel, tensors, after)
 
 
