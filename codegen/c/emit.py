@@ -19,7 +19,7 @@ import sympy
 
 from codegen.c.blocked import blocked_function, needs_blocks
 from codegen.c.cuts import cut
-from codegen.c.folds import REPEATING, Place, chunk_length, write_fold
+from codegen.c.folds import CHUNK_PER_LANE, REPEATING, Place, chunk_length, write_fold
 from codegen.c.frame import Frame, called_by
 from codegen.c.grid import Array, Grid
 from codegen.c.idle import busy, within
@@ -212,7 +212,9 @@ class _Function:
         if lane is not None and not ordered and not any(_may_meet(store) for store in sweep.stores):
             levels[-1].pragma = self.grid.lane_pragma()  # stores that might meet must stay in order
         kept = tuple(axis for axis in order if axis.symbol not in sweep.over)
-        chunked = chunk is not None or part is not outer
+        points = sympy.Mul(*(axis.size for axis in folded))
+        few = not across and points.is_Integer and points <= CHUNK_PER_LANE
+        chunked = chunk is not None or (part is not outer and not few)
         return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, across, kept)
 
     def _spread(self, ref: Expr, nest: _Nest) -> None:

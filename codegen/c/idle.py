@@ -20,7 +20,7 @@ from codegen.c.skips import affine
 from codegen.c.sweeps import Sweep
 from lowering.conditions import simpler
 from lowering.expr import Cast, Const, Expr, Op, const, postorder, rewrite
-from lowering.indexing import coefficient
+from lowering.indexing import FloorDiv, coefficient, symbols_of
 from lowering.kernel import Fold
 from lowering.scalar_ops import identity, keeps_position
 
@@ -63,9 +63,27 @@ def _limit(node: Expr, lane: sympy.Symbol) -> sympy.Expr | None:
     if left is None or right is None:
         return None
     above = left - right if node.name in ("gt", "ge") else right - left
-    limit = sympy.expand_mul(above - int(node.name in ("lt", "gt")))
+    limit = _undivided(sympy.expand_mul(above - int(node.name in ("lt", "gt"))), lane)
     weight = coefficient(limit, lane)
     return limit if weight is not None and weight.is_Integer else None
+
+
+def _undivided(limit: sympy.Expr, lane: sympy.Symbol) -> sympy.Expr:
+    """`limit`, or what is at least 0 at the same points: ⌊a/k⌋ is at least m where a is at least k·m.
+
+    >>> i, m = sympy.symbols("i m", integer=True)
+    >>> _undivided(FloorDiv(i + 1, 2) - m, i), _undivided(m - FloorDiv(i + 1, 2), i)
+    (i - 2*m + 1, -i + 2*m)
+    """
+    for term in sympy.Add.make_args(limit):
+        sign, part = term.as_coeff_Mul()
+        if isinstance(part, FloorDiv) and lane in symbols_of(part) and abs(sign) == 1:
+            whole, divisor = part.args
+            rest = limit - term
+            if divisor.is_Integer and lane not in symbols_of(rest):
+                bound = whole + divisor * rest if sign == 1 else divisor * rest + divisor - 1 - whole
+                return sympy.expand_mul(bound)
+    return limit
 
 
 def _is_idle(fold: Fold, condition: Expr) -> bool:
@@ -76,9 +94,12 @@ def _is_idle(fold: Fold, condition: Expr) -> bool:
 
 
 def _value(arg: Expr) -> bool | int | float | None:
-    """The number that an expression is."""
-    while isinstance(arg, Cast):
-        arg = arg.arg
+    """The number that an expression is, whatever is chosen in it."""
+    if isinstance(arg, Cast):
+        return _value(arg.arg)
+    if isinstance(arg, Op) and arg.name == "where":
+        first, second = map(_value, arg.args[1:])
+        return first if first == second else None
     return arg.value if isinstance(arg, Const) else None
 
 

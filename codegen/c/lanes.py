@@ -128,7 +128,8 @@ def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans, *, share
     walked = [access for access in found if access.axes & symbols]
     outside, inside = _best(grid, walked), _best(inner, walked)
     length = sympy.Mul(*(axis.size for axis in inner))
-    short = length.is_Integer and length <= FEW and not (outside.size.is_Integer and outside.size < FEW)
+    fewer = outside.size.is_Integer and inside.size.is_Integer and outside.size < min(FEW, inside.size)
+    short = length.is_Integer and length <= FEW and not fewer
     if not short and _score(outside, walked) <= _score(inside, walked):
         return Lanes()
     points = sympy.Mul(*(axis.size for axis in grid))
