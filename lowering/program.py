@@ -239,7 +239,7 @@ class Extern:
     `outs` names the tensors it returns, in order, None where it returns something that is not a tensor or not used.
     `is_view`: the result is a view of its first argument; nothing is moved.  `reason` says why there is no rule.
     `sizes`: those that only its results tell (how many numbers are not zero), each with the result and its dimension
-    that has this size, or None for a result that is the number itself.
+    that has this size, or None for a result that is the number itself.  `reads`: the buffers it is given, each once.
     """
 
     outs: tuple[str | None, ...]
@@ -251,17 +251,16 @@ class Extern:
     impure: bool = False  # draws random numbers, mutates or tells sizes: keeps its place among its kind
     reason: str = ""
     sizes: tuple[tuple[sympy.Symbol, int, int | None], ...] = ()
+    reads: tuple[str, ...] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        found = (arg.name for arg in leaves((self.args, self.kwargs)) if isinstance(arg, BufferRef))
+        object.__setattr__(self, "reads", tuple(dict.fromkeys(found)))
 
     @property
     def name(self) -> str:
         """What is called: `aten.mm.default`, or the name of a function."""
         return str(self.target) if isinstance(self.target, OpOverload) else getattr(self.target, "__name__", "call")
-
-    @property
-    def reads(self) -> tuple[str, ...]:
-        """The buffers it is given, each once."""
-        found = (arg.name for arg in leaves((self.args, self.kwargs)) if isinstance(arg, BufferRef))
-        return tuple(dict.fromkeys(found))
 
     @property
     def overwrites(self) -> tuple[str, ...]:
