@@ -13,7 +13,6 @@ from typing import Any
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from triton.experimental.gluon._runtime import GluonASTSource
 from triton.runtime.jit import JITFunction
 
 from codegen.target import Stage
@@ -63,8 +62,7 @@ def compile_for(generated: Generated, target: Any, multiples: tuple[bool, ...] =
             f"{name} cannot be compiled while Triton interprets", hint="unset TRITON_INTERPRET and start again"
         )
     known = alignment(generated, multiples, aligned=aligned)
-    of_language = GluonASTSource if generated.function.is_gluon() else ASTSource
-    source = of_language(generated.function, signature(generated), generated.constants, known)
+    source = _language(generated)(generated.function, signature(generated), generated.constants, known)
     options = dict(generated.options)
     read_ahead().join()
     if any(param.written and param.dtype not in HALVES for param in generated.kernel.params):
@@ -83,6 +81,15 @@ def compile_for(generated: Generated, target: Any, multiples: tuple[bool, ...] =
                 hint="take smaller blocks in CONFIG",
             )
         options["num_stages"] -= 1
+
+
+def _language(generated: Generated) -> Any:
+    """What Triton reads a function with; that of Gluon is imported by those that are written in it."""
+    if not generated.function.is_gluon():
+        return ASTSource
+    from triton.experimental.gluon._runtime import GluonASTSource
+
+    return GluonASTSource
 
 
 def _message(error: BaseException) -> str:
