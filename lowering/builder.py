@@ -13,15 +13,15 @@ import sympy
 import torch
 from torch import fx
 
-from lowering.conditions import plain
 from lowering.errors import Origin, Unsupported
 from lowering.expr import Expr, Index, IndexValue, Load, const
 from lowering.indexing import axis_symbol, over_symbol
+from lowering.positions import settled
 from lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Reduce, Scan, Scatter
 from lowering.scalar_ops import FOLD_OPS, accumulator, identity, keeps_position
 from lowering.seeded import LIMITS
 from lowering.sizes import sizes_of
-from lowering.value import Shape, Value, axes_of, contiguous_strides
+from lowering.value import Shape, Value, axes_of, axis_bounds, contiguous_strides
 
 GENERATED_DTYPES = frozenset(
     {
@@ -66,7 +66,7 @@ class Builder:
         """`value` computed into a buffer of its own, with its conditions made plain; the result loads it."""
         axes = tuple(Axis(s, n) for s, n in zip(axes_of(value.shape), value.shape, strict=True))
         out = self.buffer(value.dtype, value.shape, strides, value.device)
-        self.nodes.append(Map(out.name, axes, *plain([value.expr])))
+        self.nodes.append(Map(out.name, axes, *settled([value.expr], axis_bounds(value.shape))))
         return load_of(out)
 
     def reduce(self, op: str, args: Sequence[Value], dims: Sequence[int]) -> Value:

@@ -24,13 +24,14 @@ from lowering.expr import Load, as_stored
 from lowering.host import KnownNumbers, is_float_of_numbers, is_number, joins
 from lowering.made_again import unrounded
 from lowering.overflow import refuse_overflow
+from lowering.positions import is_free, settled
 from lowering.program import BufferRef, Contract, Extern, Node, Program, memory_of, reads, writes
 from lowering.registry import RULES, Registered
 from lowering.rules.formula import literal
 from lowering.rules.promotion import rounded
 from lowering.seeded import seeded
 from lowering.sizes import size_of, sizes_of, truth_of, write_over
-from lowering.value import Value
+from lowering.value import Value, axis_bounds
 
 assert rules.__all__, "importing the rules registers them"
 
@@ -234,6 +235,9 @@ class Lowering(Calls):
             value = replace(value, expr=as_stored(value.expr))
         if lazy or (isinstance(value.expr, Load) and value.expr.mask is None):
             return value
+        (expr,) = settled([value.expr], axis_bounds(value.shape))
+        if is_free(expr):
+            return replace(value, expr=expr)
         assert self.current is not None
         strides, wide = sizes_of(meta.stride()), unrounded(self.current, value.expr)
         if wide is None:

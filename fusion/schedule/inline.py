@@ -16,9 +16,9 @@ from dataclasses import replace
 
 import sympy
 
-from lowering.conditions import simpler
 from lowering.expr import Cast, Expr, Load, Op, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
 from lowering.indexing import substitute
+from lowering.positions import settle
 from lowering.program import Compute, Contract, Extern, Map, Node, Program, axis_sizes, reads, with_exprs, writes
 from lowering.scalar_ops import SCALAR_OPS
 
@@ -87,7 +87,7 @@ def inline(node: Compute, producers: dict[str, Map]) -> Compute:
 
     def rule(expr: Expr) -> Expr | None:
         if not (isinstance(expr, Load) and expr.buffer in producers):
-            return simpler(expr)
+            return settle(expr, sizes)
         producer = producers[expr.buffer]
         at = {axis.symbol: index for axis, index in zip(producer.axes, expr.index, strict=True)}
         value = substitute(producer.expr, at, sizes)

@@ -21,9 +21,9 @@ import sympy
 import torch
 
 from codegen.target import Capabilities
-from lowering.conditions import simpler
-from lowering.expr import Const, Expr, IndexValue, Load, Op, const, postorder, rewrite
-from lowering.indexing import Sizes, bounds, substitute_all
+from lowering.expr import Expr, Load, Op, const, postorder
+from lowering.indexing import Sizes, substitute_all
+from lowering.positions import settled
 from lowering.program import Map, Node, Program, Reduce
 
 COMBINED = {"sum": "add", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
@@ -70,24 +70,7 @@ def _unrolled(node: Reduce) -> Map:
 
 def _at(args: Sequence[Expr], point: Mapping[sympy.Symbol, sympy.Expr], sizes: Sizes) -> tuple[Expr, ...]:
     """The operands at one point of the window, without the tests that hold there for all of them."""
-    return tuple(rewrite(substitute_all(args, point, sizes), lambda node: _decided(node, sizes) or simpler(node)))
-
-
-def _decided(node: Expr, sizes: Sizes) -> Expr | None:
-    """A comparison of positions whose bounds decide it."""
-    if not isinstance(node, Op) or node.name not in ("lt", "ge"):
-        return None
-    numbers = [part.index if isinstance(part, IndexValue) else _integer(part) for part in node.args]
-    if numbers[0] is None or numbers[1] is None:
-        return None
-    found = bounds(numbers[0] - numbers[1], sizes)
-    if found is None or found[0] < 0 <= found[1]:
-        return None
-    return const(bool(found[0] >= 0) is (node.name == "ge"), torch.bool)
-
-
-def _integer(part: Expr) -> sympy.Expr | None:
-    return sympy.Integer(part.value) if isinstance(part, Const) and type(part.value) is int else None
+    return tuple(settled(substitute_all(args, point, sizes), sizes))
 
 
 def _ranked(name: str) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]:

@@ -11,7 +11,7 @@ import torch
 
 from lowering.builder import Builder
 from lowering.errors import Unsupported
-from lowering.expr import IndexValue
+from lowering.expr import Const, IndexValue, const
 from lowering.indexing import ONE, ZERO, axis_symbol
 from lowering.registry import lowers
 from lowering.rules.formula import literal
@@ -49,7 +49,9 @@ def _accumulated(ctx: Builder, op: str, x: Value, dim: int, dtype: torch.dtype |
 
 @lowers(aten.cumsum.default)
 def cumsum(ctx: Builder, x: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
-    """Σ of x up to each point."""
+    """Σ of x up to each point; of integers that are all zero, as differences of positions may be, it is zero."""
+    if isinstance(x.expr, Const) and not x.dtype.is_floating_point and not x.expr.value and dtype is not torch.bool:
+        return Value(x.shape, dtype or torch.int64, x.device, const(0, dtype or torch.int64))
     return _accumulated(ctx, "sum", x, dim, dtype)
 
 
