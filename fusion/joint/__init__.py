@@ -18,6 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.ahead import compute_ahead
 from fusion.joint.comparisons import keep_comparisons
+from fusion.joint.copies import copies_for_products
 from fusion.joint.factors import PRODUCTS, operands, value_of
 from fusion.joint.maxima import drop_vanishing_gradients
 from fusion.joint.positions import narrow_positions
@@ -65,7 +66,8 @@ def drop_detached(joint: fx.GraphModule) -> None:
 
 
 def prefer_recomputation(joint: fx.GraphModule) -> None:
-    """Mark what backward had better make again: large products, maps of them, and what is made of constants (masks).
+    """Mark what backward had better make again: large products, maps of them, copies that only such products read, and
+    what is made of constants (masks).
 
     A product is large if it is larger than its operands.  What has to be saved stays so.
     """
@@ -83,8 +85,14 @@ def prefer_recomputation(joint: fx.GraphModule) -> None:
             tiles.add(node)
         else:
             continue
-        if not any(user.op == "output" for user in node.users):
-            node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
+        _prefer(node)
+    for copy in copies_for_products(joint, tiles):
+        _prefer(copy)
+
+
+def _prefer(node: fx.Node) -> None:
+    if not any(user.op == "output" for user in node.users):
+        node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def _is_random(node: fx.Node) -> bool:

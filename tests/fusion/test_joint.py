@@ -15,9 +15,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 import fusion
+from fusion.capture import aot_backend
 from fusion.joint import prepare
 from fusion.joint.factors import matrix_root, product_of, shape_of
 from fusion.joint.reassociate import reassociate
+from lowering.attention import attention
 from lowering.decompositions import decompositions
 from tests.fusion import attentions
 
@@ -312,6 +314,44 @@ def test_new_nodes_say_what_they_are_there_for() -> None:
     assert fresh
     assert all((node.meta["partitioner_tag"], node.meta["seq_nr"]) == ("is_backward", 4) for node in fresh)
     assert all("model.py" in node.meta["stack_trace"] for node in fresh)
+
+
+def kept_bytes(function: Function, given: Sequence[torch.Tensor]) -> int:
+    """Bytes of the memory that forward keeps for backward, beyond what it was given."""
+    found: list[int] = []
+
+    def compile_one(graph: fx.GraphModule, label: str) -> Callable[[list[object]], tuple[object, ...]]:
+        def call(args: list[object]) -> tuple[object, ...]:
+            before = {arg.untyped_storage().data_ptr() for arg in args if isinstance(arg, torch.Tensor)}
+            made = graph(*args)
+            args.clear()
+            kept = [part.untyped_storage() for part in made[1:] if isinstance(part, torch.Tensor)]
+            if label == "forward":
+                found.append(
+                    sum({each.data_ptr(): len(each) for each in kept if each.data_ptr() not in before}.values())
+                )
+            return tuple(made)
+
+        return call
+
+    torch._dynamo.reset()
+    torch.compile(function, backend=aot_backend(compile_one, lambda device: True))(*given).sum().backward()
+    return found[0]
+
+
+def in_heads(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    """Queries, keys and values as parts of one product."""
+    batch, length, width = x.shape
+    q, k, v = (part.view(batch, length, 2, width // 2).transpose(1, 2) for part in (x @ w).split(width, -1))
+    return attention(q, k, v, is_causal=True).transpose(1, 2).reshape(x.shape)
+
+
+def test_what_heads_are_views_of_is_kept_and_not_their_copies() -> None:
+    batch, length, width = 2, 32, 8
+    x = torch.randn(batch, length, width, requires_grad=True)
+    w = torch.randn(width, 3 * width, requires_grad=True)
+    statistics, result = 2 * batch * 2 * length, batch * length * width
+    assert kept_bytes(in_heads, [x, w]) <= 4 * (3 * result + result + statistics)
 
 
 def test_backward_makes_again_what_is_large_only_where_products_can_be_in_kernels() -> None:
