@@ -17,9 +17,9 @@ from torch._ops import OpOverload
 
 from lowering.builder import Builder, load_of, origin_of
 from lowering.errors import Origin, Unsupported
-from lowering.expr import Load, loads
+from lowering.expr import Expr, Load, loads
 from lowering.indexing import ONE
-from lowering.program import Buffer, BufferRef, Extern, ExternArg, Node, reads, writes
+from lowering.program import Buffer, BufferRef, Extern, ExternArg, Map, Node, reads, writes
 from lowering.sizes import given_by, sizes_of
 from lowering.value import Shape, Value, axes_of
 
@@ -174,7 +174,7 @@ class Calls(Builder):
         if not isinstance(call, fx.Node) or not isinstance(call.target, OpOverload):
             return None
         is_view = _is_view(call.target)
-        if not is_view and not self.only_calls:
+        if not is_view and (not self.only_calls or is_copy(value.expr)):
             return None
         for source in call.args[:1]:
             if isinstance(source, fx.Node) and isinstance(self.values[source], Value):  # not a size
@@ -218,7 +218,10 @@ class Calls(Builder):
         return False
 
     def library(self, out: Buffer, lhs: Value, rhs: Value) -> tuple[Node, ...]:
-        """Nodes that compute the product of two operands of the current call by a library call."""
+        """Nodes that compute the product of two operands of the current call by a library call.
+
+        What eager copies for it is a map, which may become part of the kernel that makes what is copied.
+        """
         assert self.current is not None
         sources = {id(self.values[arg]): arg for arg in self.current.all_input_nodes}
         if id(lhs) not in sources or id(rhs) not in sources or len(out.shape) not in (2, 3):
@@ -234,7 +237,8 @@ class Calls(Builder):
         given = {name for source, name in realised.items() if source.op != "call_function"}
         wanted = {load.buffer for load in loads(lhs.expr, rhs.expr)}
         read = {name for node in made for name in reads(node)} - {name for node in made for name in writes(node)}
-        if not all(isinstance(node, Extern) for node in made) or (read ^ wanted) - given:
+        calls = all(isinstance(node, Extern) or (isinstance(node, Map) and is_copy(node.expr)) for node in made)
+        if not calls or (read ^ wanted) - given:
             return ()  # what one of the two forms reads alone would not be there, or be there for nothing
         return made
 
@@ -243,6 +247,11 @@ class Calls(Builder):
         if not given_by(size) <= self.symbols:
             raise Unsupported(f"the inputs do not tell the size {size}", origin=origin)
         return size
+
+
+def is_copy(expr: Expr) -> bool:
+    """Is this another tensor's element, so that what is made of it is a copy in another layout?"""
+    return isinstance(expr, Load) and expr.mask is None and not any(isinstance(index, Expr) for index in expr.index)
 
 
 def _same_layout(buffer: Buffer, shape: Shape, strides: Shape) -> bool:

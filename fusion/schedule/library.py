@@ -21,12 +21,13 @@ from fusion.schedule.contractions import leading_to
 from fusion.schedule.cutting import with_cuts
 from fusion.schedule.kernels import kernel_of
 from fusion.schedule.legality import Cluster
+from fusion.schedule.library_copies import merge_copies
 from fusion.schedule.long_sums import in_parts
 from fusion.schedule.profit import Prices
 from fusion.schedule.streams.copies import positions_in
 from fusion.schedule.ways import Measure, Way, weighed
 from lowering.kernel import Kernel
-from lowering.program import Contract, Node, Program
+from lowering.program import Contract, Map, Node, Program
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,10 @@ def prefer_library(
         chosen = 0 if together else offer.tried.chosen
         taken += [offer.ways[chosen]] if chosen else []
         choices.append(replace(offer.tried, chosen=chosen))
-    return (with_cuts(program, taken) if taken else program), tuple(choices)
+    if not taken:
+        return program, tuple(choices)
+    copies = {node.out for way in taken for nodes in way.instead.values() for node in nodes if isinstance(node, Map)}
+    return merge_copies(with_cuts(program, taken), copies), tuple(choices)
 
 
 def leave_lone_products(program: Program, walked: Sequence[Cluster]) -> tuple[Program, tuple[Cluster, ...]]:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
+import sympy
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -17,11 +19,14 @@ from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.contractions import divided
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.library_copies import merge_copies
 from lowering.decompositions import decompositions
-from lowering.interpret import run_kernel
+from lowering.expr import Load
+from lowering.indexing import axis_symbol
+from lowering.interpret import run_kernel, run_program
 from lowering.kernel import Fold, Kernel, Loop, statements
 from lowering.lower import lower
-from lowering.program import Extern
+from lowering.program import Axis, Buffer, BufferRef, Extern, Map, Program
 from lowering.verify import verify_kernel
 
 Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
@@ -185,6 +190,41 @@ def test_every_product_is_left_to_the_library_where_none_gains() -> None:
 
     found = launches(scheduled(f, *[(4096, 4096)] * 3))
     assert [isinstance(step, Extern) for step in found] == [True, True]
+
+
+def heads_together(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    """What comes back to a linear layer behind which heads were put before positions."""
+    gradient = torch.tanh(g)
+    whole = gradient.transpose(1, 2).reshape(x.shape)
+    return whole @ w, whole.T @ x
+
+
+def test_copies_for_the_library_are_made_once_where_they_are_computed() -> None:
+    """As maps, which join what they copy: two calls of `clone` took longer than the products."""
+    shapes = (4, 12, 1024, 64), (4096, 768), (768, 768)
+    schedule = scheduled(heads_together, *shapes)
+    made, *products = launches(schedule)
+    assert isinstance(made, KernelCall) and len(made.written) == 1
+    assert [step.target for step in products if isinstance(step, Extern)] == [torch.ops.aten.mm.default] * 2
+    given = [torch.randn(shape).to(BF16) for shape in shapes]
+    got = run_program(schedule.program, given)
+    want = heads_together(*(tensor.double() for tensor in given))
+    assert error(got, want) <= 2 * error(heads_together(*given), want)
+
+
+def test_equal_copies_of_what_is_changed_between_them_stay() -> None:
+    x = Buffer("x", BF16, (sympy.Integer(4),), (sympy.Integer(1),), torch.device("cpu"))
+    i = axis_symbol(0)
+    copies = [Map(name, (Axis(i, sympy.Integer(4)),), Load("x", (i,), BF16)) for name in ("a", "b")]
+    reader = Extern(("y",), torch.ops.aten.add.Tensor, (BufferRef("a"), BufferRef("b")))
+    write = Extern((None,), torch.ops.aten.zero_.default, (BufferRef("x"),), impure=True)
+    buffers = {name: replace(x, name=name) for name in ("x", "a", "b", "y")}
+    once = Program(("x",), buffers, (*copies, reader), (BufferRef("y"),))
+    merged = merge_copies(once, {"a", "b"}).nodes
+    assert merged == (copies[0], replace(reader, args=(BufferRef("a"), BufferRef("a"))))
+    changed = replace(once, nodes=(copies[0], write, copies[1], reader))
+    assert merge_copies(changed, {"a", "b"}) is changed
+    assert merge_copies(once, ()) is once
 
 
 # No kernel of their own -----------------------------------------------------------------------------------------------

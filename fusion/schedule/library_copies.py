@@ -1,0 +1,62 @@
+"""Copies for the library: one for all products that read the same tensor in the same layout.
+
+`Program → Program`.  Each product that is left to the library brings the copies that its call needs (`calls.py`).  The
+gradients of a weight and of what it was multiplied with read one gradient, in the layout that eager copied it to: of
+equal copies the first is kept, unless a call may write to what is copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import replace
+
+from lowering.expr import Expr, Load, rewrite
+from lowering.program import BufferRef, Extern, ExternArg, Map, Node, Program, memory_of, reads, with_exprs
+
+
+def merge_copies(program: Program, made: Collection[str]) -> Program:
+    """The program without the copies, of those `made` for calls, that equal an earlier one."""
+    whole = memory_of(program.nodes)
+    calls = [node for node in program.nodes if isinstance(node, Extern) and node.impure]
+    written = {whole.get(name, name) for call in calls for name in reads(call)}
+    known: dict[tuple[object, ...], str] = {}
+    instead: dict[str, str] = {}
+    nodes: list[Node] = []
+    for node in program.nodes:
+        node = _reading(node, instead)
+        if (
+            isinstance(node, Map)
+            and node.out in made
+            and not written.intersection(whole.get(n, n) for n in reads(node))
+        ):
+            key = node.axes, node.expr, replace(program.buffers[node.out], name="")
+            same = known.setdefault(key, node.out)
+            if same != node.out:
+                instead[node.out] = same
+                continue
+        nodes.append(node)
+    return replace(program, nodes=tuple(nodes)) if instead else program
+
+
+def _reading(node: Node, names: Mapping[str, str]) -> Node:
+    """`node` with other names for what it reads."""
+    if not any(name in names for name in reads(node)):
+        return node
+    if isinstance(node, Extern):
+        args = tuple(_named(arg, names) for arg in node.args)
+        return replace(node, args=args, kwargs={key: _named(arg, names) for key, arg in node.kwargs.items()})
+
+    def rule(expr: Expr) -> Expr | None:
+        if isinstance(expr, Load) and expr.buffer in names:
+            return replace(expr, buffer=names[expr.buffer])
+        return None
+
+    return with_exprs(node, rewrite(node.exprs, rule))
+
+
+def _named(arg: ExternArg, names: Mapping[str, str]) -> ExternArg:
+    if isinstance(arg, BufferRef):
+        return BufferRef(names.get(arg.name, arg.name))
+    if isinstance(arg, (list, tuple)):
+        return type(arg)(_named(part, names) for part in arg)
+    return {key: _named(part, names) for key, part in arg.items()} if isinstance(arg, dict) else arg
