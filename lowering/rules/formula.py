@@ -130,7 +130,13 @@ _REAL: dict[type, str] = {
     sympy.Pow: "pow",
     sympy.Add: "add",
     sympy.Mul: "mul",
+    torch_sympy.Min: "minimum",
+    torch_sympy.Max: "maximum",
     torch_sympy.OpaqueUnaryFn_sqrt: "sqrt",
+    torch_sympy.OpaqueUnaryFn_log2: "log2",
+    torch_sympy.OpaqueUnaryFn_sin: "sin",
+    torch_sympy.OpaqueUnaryFn_cos: "cos",
+    torch_sympy.OpaqueUnaryFn_tanh: "tanh",
 }
 
 

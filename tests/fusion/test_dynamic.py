@@ -366,6 +366,24 @@ def test_slices_that_begin_or_end_at_computed_positions(name: str) -> None:
         torch.testing.assert_close(y.grad, x.grad)
 
 
+NUMBERS: dict[str, Program] = {
+    "bounded": lambda x: x * min(1.0, 8 / x.shape[0]) + max(1.5, x.shape[0] / 3, x.shape[0] ** 0.5),
+    "functions": lambda x: (
+        x * math.log2(x.shape[0]) + math.sin(x.shape[0]) + math.cos(x.shape[0] / 2) + math.tanh(1 / x.shape[0])
+    ),
+}
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_real_numbers_that_are_computed_of_sizes(name: str) -> None:
+    f, backend = NUMBERS[name], Backend(Options(strict=True))
+    compiled = torch.compile(f, backend=backend, dynamic=True)
+    for length in (3, 5, 8, 9, 12):
+        x = normal(length)
+        torch.testing.assert_close(compiled(x), f(x))
+    assert len(backend.reports) == 1
+
+
 def test_numbers_that_are_computed_of_sizes_and_are_no_size() -> None:
     """The first position that a sliding window sees, added to positions."""
     backend = Backend(Options(strict=True))
