@@ -168,6 +168,9 @@ def _frame_of(module: torch.nn.Module, kind: type | None) -> Callable[..., objec
         return module._call_impl(*args, **kwargs)  # type: ignore[no-untyped-call]  # PyTorch's own
 
     code = call.__code__.replace(co_name=type(module).__qualname__)
+    place = None if kind is None else _code_of(module.forward)
+    if place is not None:  # where a report says that something was left to eager
+        code = code.replace(co_filename=place.co_filename, co_firstlineno=place.co_firstlineno)
     call.__code__ = code if kind is None else _FRAMES.setdefault(kind, code)
     return call
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 import warnings
 from collections.abc import Callable
@@ -268,6 +270,29 @@ def test_the_limit_of_compilations_is_reported():
         torch.testing.assert_close(fused(X, by), X)
     (found,) = fusion.report(fused).graph_breaks
     assert found.whole and "limit" in found.reason and found.origin.name == "scaled"
+
+
+@torch._dynamo.config.patch(recompile_limit=1)
+def test_the_limit_of_a_decorated_module_is_reported_where_that_is_written():
+    class Decorated(torch.nn.Module):
+        @passed_on
+        def forward(self, x: Tensor, by: str) -> Tensor:
+            return x * len(by)
+
+    fused = fusion.fuse(Decorated())
+    for by in ("a", "bb"):
+        torch.testing.assert_close(fused(X, by), X * len(by))
+    (found,) = fusion.report(fused).graph_breaks
+    line = inspect.unwrap(Decorated.forward).__code__.co_firstlineno
+    assert found.whole and found.origin.name.endswith("Decorated") and found.origin.line == f"test_loud.py:{line}"
+
+
+def passed_on(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    @functools.wraps(f)
+    def wrapper(*args: object) -> Tensor:
+        return f(*args)
+
+    return wrapper
 
 
 def test_a_region_that_failed_names_its_break(monkeypatch: pytest.MonkeyPatch):
