@@ -382,6 +382,21 @@ FOUND = {
         calls=({"B": 31, "C": 18}, {"B": 5, "C": 9}),
         dynamic=True,
     ),
+    "a negative zero that the program names": Program(
+        inputs=(Input("x0", ("A",), torch.float32), Input("x1", ("A",), torch.bfloat16)),
+        source="""
+            t0 = torch.where(x1 > 0, x1, -0.0).reciprocal()
+            t1 = (x0 * 0 + -0.0).reciprocal()
+            t2 = F.pad(x0, (1, 2), value=-0.0).reciprocal()
+            return ((x0 * -0.0).reciprocal(), t0, t1, t2, x1.clamp(max=-0.0).reciprocal(),)
+        """,
+        calls=({"A": 9},),
+    ),
+    "the sum of one number, which is no negative zero": Program(
+        inputs=(Input("x0", ("A", 1), torch.float32, values="positive"),),
+        source="return ((-x0.abs() * 0).sum(1).reciprocal(), (x0 * 0 * -1).mean(1).reciprocal(),)",
+        calls=({"A": 3},),
+    ),
 }
 
 

@@ -57,12 +57,14 @@ Spelling: TypeAlias = Callable[[Sequence[Code], torch.dtype, bool], Code]
 
 
 def literal(value: Scalar, dtype: torch.dtype) -> Code:
-    """A constant as a Python literal, exact for `dtype`.
+    """A constant as a Python literal, exact for `dtype`; -0.0, of which Triton makes 0.0, as a product.
 
     >>> literal(2.5, torch.float32).text, literal(float("-inf"), torch.float32).text, literal(True, torch.bool).text
     ('2.5', '-float("inf")', 'True')
     >>> literal(0.1, torch.bfloat16).text  # compared as float32
     '0.10009765625'
+    >>> literal(-0.0, torch.float32).text
+    'tl.full([], 0.0, tl.float32) * -1.0'
     """
     if dtype.is_floating_point:
         number = float(torch.tensor(value, dtype=dtype)) if dtype in HALVES else float(value)
@@ -70,6 +72,8 @@ def literal(value: Scalar, dtype: torch.dtype) -> Code:
             return Code('float("nan")', ATOM, True)
         text = 'float("inf")' if math.isinf(number) else repr(abs(number))
         negative = math.copysign(1.0, number) < 0
+        if number == 0 and negative:
+            return Code(f"tl.full([], 0.0, {TYPES[dtype]}) * -1.0", PRODUCT)
     else:
         text, negative = repr(value if dtype is torch.bool else abs(int(value))), value < 0
     return Code(f"-{text}", UNARY, True) if negative else Code(text, ATOM, True)

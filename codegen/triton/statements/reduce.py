@@ -44,7 +44,10 @@ _SMALL = (torch.bool, torch.uint8, torch.int8, torch.int16)
 
 def fold_now(values: Values, fold: Fold, over: Sequence[Dim]) -> None:
     """Reduce over dimensions that are held whole (or over none: axes of size 1)."""
-    _finish(values, fold, _operands(values, fold, over), over)
+    tiles = _operands(values, fold, over)
+    if not over and fold.op == "sum" and fold.dtype.is_floating_point:  # a sum begins with 0: that of -0.0 is 0.0
+        tiles = [replace(tile, code=Code(f"{tile.code.at(SUM)} + 0.0", SUM)) for tile in tiles]
+    _finish(values, fold, tiles, over)
 
 
 def block_value(values: Values, fold: Fold, over: Sequence[Dim]) -> tuple[Tile, torch.dtype]:
