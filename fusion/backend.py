@@ -30,8 +30,11 @@ from codegen.numerics import current
 from codegen.target import Target
 from codegen.targets import DEFAULTS, builder_for
 from fusion.attention import Chooser
-from fusion.autocast import widen_resized_images
 from fusion.capture import Told, aot_backend, holds_tensors, main_device
+from fusion.captured.autocast import widen_resized_images
+from fusion.captured.settings import settings_fixed
+from fusion.captured.shared_writes import refuse_shared_writes
+from fusion.captured.unread import skip_unread_rows
 from fusion.compile import compile_graph
 from fusion.inspect.breaks import Break, break_after
 from fusion.inspect.report import Report
@@ -45,9 +48,6 @@ from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder, forget_recordings
 from fusion.runtime.second_derivatives import watch_derivatives
 from fusion.runtime.surroundings import refuse_fake_inputs, watch_surroundings
-from fusion.settings import settings_fixed
-from fusion.shared_writes import refuse_shared_writes
-from fusion.unread import skip_unread_rows
 from lowering.builder import origin_of
 from lowering.errors import BuildError, FusionError, Origin, Unsupported
 from lowering.interpret import run_program
