@@ -8,8 +8,9 @@ comments on their origin).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 
 from codegen.numerics import DEFAULT, Numerics
 from codegen.triton import beside, joined, tail
@@ -22,6 +23,7 @@ from codegen.triton.choices import candidates
 from codegen.triton.expressions import prelude
 from codegen.triton.expressions.indices import Layout, index_code, lay_out
 from codegen.triton.expressions.limits import limit_of
+from codegen.triton.expressions.matrices import Hosted
 from codegen.triton.expressions.scopes import Names
 from codegen.triton.expressions.spell import PRODUCT, UNARY
 from codegen.triton.expressions.values import Values
@@ -81,20 +83,23 @@ def _emit(kernel: Kernel, config: Config | None, arch: str, numerics: Numerics, 
     limit = limit_of([layout, *(step.layout for step in steps)]) if within_limit else None
     if within_limit and limit is None:
         return None
+    hosted: dict[str, Hosted] = {}
     if chosen.groups:
         functions = _in_groups(layout, kernel.name, arch, strict=strict)
+    elif chosen.persistent and not steps:
+        functions = [_function(layout, kernel.name, arch, hosted=hosted, strict=strict)]
     else:
         functions = [_function(step.layout, step.name, arch, behind=step.behind, strict=strict) for step in steps]
         functions.append(_function(layout, kernel.name, arch, steps=steps, strict=strict))
     count = " * ".join(_blocks(layout, dim) for dim in layout.blocked.grid()) or "1"
-    return _file(kernel, functions, layout.config, _constants(layout), count, limit, strict=strict)
+    return _file(kernel, functions, layout.config, _constants(layout), count, limit, hosted=hosted, strict=strict)
 
 
 def _emit_together(kernel: Kernel, parts: Sequence[Part], arch: str, limit: str | None, *, strict: bool) -> str:
     """The source of a kernel with others beside it: a function for each, and the one that is launched."""
     functions = [_function(part.layout, part.name, arch, part=True, strict=strict) for part in parts]
     lines = beside.dispatch(parts)
-    functions.append("\n".join([*_signature(kernel, kernel.name, [], []), *(_INDENT + line for line in lines)]))
+    functions.append("\n".join([*_signature(kernel, kernel.name, {}, []), *(_INDENT + line for line in lines)]))
     count = " + ".join(part.blocks for part in parts)
     return _file(kernel, functions, parts[0].layout.config, {}, count, limit, strict=strict)
 
@@ -104,15 +109,18 @@ def _emit_joined(kernel: Kernel, parts: Sequence[Part], arch: str, limit: str | 
     layouts = [part.layout for part in parts]
     constants = _constants(layouts[0])
     taken = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
-    names = Names([*taken, kernel.name, *prelude.FUNCTIONS])
-    lines = joined.lines(_values(layouts[0], names, strict=strict), layouts, arch)
-    function = "\n".join([*_signature(kernel, kernel.name, [], list(constants)), *(_INDENT + line for line in lines)])
+    values = _values(layouts[0], Names([*taken, kernel.name, *prelude.FUNCTIONS]), strict=strict)
+    hosted: dict[str, Hosted] = {}
+    values.hosted = hosted
+    lines = joined.lines(values, layouts, arch)
+    head = _signature(kernel, kernel.name, _passed(hosted), list(constants))
+    function = "\n".join([*head, *(_INDENT + line for line in lines)])
 
     def blocks(name: str) -> list[str]:
         return [_blocks(layout, dim) for layout in layouts for dim in layout.blocked.grid() if dim.name == name]
 
     count = f"{blocks('m')[0]} * ({' + '.join(blocks('n'))})"
-    return _file(kernel, [function], layouts[0].config, constants, count, limit, strict=strict)
+    return _file(kernel, [function], layouts[0].config, constants, count, limit, hosted=hosted, strict=strict)
 
 
 def _file(
@@ -123,14 +131,19 @@ def _file(
     count: str,
     limit: str | None,
     *,
+    hosted: Mapping[str, Hosted] = MappingProxyType({}),
     strict: bool,
 ) -> str:
     """The whole text: `functions`, of which the last is launched on `count` programs, for sizes with this `limit`."""
     helpers = prelude.needed("".join(functions))
     described = any("make_tensor_descriptor(" in text for text in functions)
-    head = f"{_docstring(kernel)}\n\n{_imports(described or kernel.then is not None, [*functions, *helpers])}"
-    launching = _launching(kernel, config, constants, count, limit, described=described, strict=strict)
-    sections = [head, *helpers, *functions, *launching]
+    imports = _imports(described or kernel.then is not None, [*functions, *helpers], passed=bool(hosted))
+    head = f"{_docstring(kernel)}\n\n{imports}"
+    launching = _launching(
+        *(kernel, config, constants, count, limit), described=described, passed=bool(hosted), strict=strict
+    )
+    settings, *rest = launching
+    sections = [head, *helpers, *functions, settings, *_descriptors(kernel, hosted, constants), *rest]
     return "\n\n\n".join(section.strip("\n") for section in sections) + "\n"
 
 
@@ -142,11 +155,12 @@ def _function(
     steps: Sequence[Follower] = (),
     behind: frozenset[str] = frozenset(),
     part: bool = False,
+    hosted: dict[str, Hosted] | None = None,
     strict: bool = False,
 ) -> str:
     """The `@triton.jit` function of one kernel, which `steps` follow; `behind`: see `Follower`.
 
-    As a `part` of a launch it is told which of its programs runs.
+    As a `part` of a launch it is told which of its programs runs.  What it adds to `hosted` it is passed.
     """
     kernel = layout.blocked.kernel
     counted, told = [tail.COUNTER] if steps else [], [beside.PROGRAM] if part else []
@@ -155,14 +169,15 @@ def _function(
     taken += [*told, *counted, *(["done"] if steps else []), *(step.name for step in steps)]
     names = Names([*taken, name, *prelude.FUNCTIONS])
     values = _values(layout, names, behind=behind, strict=strict)
-    values.program = beside.PROGRAM if part else values.program
+    values.program, values.hosted = beside.PROGRAM if part else values.program, hosted
     written = Body(values, arch)
     if not steps and not part:
         return_unchanged(values)
     lines = written.lines()
     if steps:
         lines += tail.ending(steps)
-    return "\n".join([*_signature(kernel, name, counted, constants, told), *(_INDENT + line for line in lines)])
+    given = dict.fromkeys(counted, "int32: finished programs, 0 between launches") | _passed(hosted or {})
+    return "\n".join([*_signature(kernel, name, given, constants, told), *(_INDENT + line for line in lines)])
 
 
 def _values(layout: Layout, names: Names, *, behind: frozenset[str] = frozenset(), strict: bool) -> Values:
@@ -189,7 +204,7 @@ def _in_groups(layout: Layout, name: str, arch: str, *, strict: bool) -> list[st
         head = ["@gluon.jit", f"def {name}_{suffix}(", *(f"{_INDENT}{each}," for each in typed), "):"]
         return "\n".join([*head, *(_INDENT + line for line in in_gluon(lines))])
 
-    launched = ["@gluon.jit", *_signature(kernel, name, [], constants)[1:]]
+    launched = ["@gluon.jit", *_signature(kernel, name, {}, constants)[1:]]
     return [
         function("fetch", form.fetch_takes, form.fetch(values())),
         function("compute", [GROUP, *form.compute_takes], form.compute(values(), arch)),
@@ -207,7 +222,7 @@ def _docstring(kernel: Kernel) -> str:
     return f'"""{text}"""'
 
 
-def _imports(needs_torch: bool, texts: list[str]) -> str:
+def _imports(needs_torch: bool, texts: list[str], *, passed: bool) -> str:
     lines = ["import torch"] if needs_torch else []
     lines += ["import triton", "import triton.language as tl"]
     if any("@gluon.jit" in text for text in texts):
@@ -216,18 +231,25 @@ def _imports(needs_torch: bool, texts: list[str]) -> str:
         lines.append("from triton.experimental.gluon.language.nvidia import hopper")
     if any("libdevice." in text for text in texts):
         lines.append("from triton.language.extra import libdevice")
+    if passed:
+        lines.append("from triton.tools.tensor_descriptor import TensorDescriptor")
     return "\n".join(lines)
 
 
 def _signature(
-    kernel: Kernel, name: str, counted: list[str], constants: list[str], told: Sequence[str] = ()
+    kernel: Kernel, name: str, given: Mapping[str, str], constants: list[str], told: Sequence[str] = ()
 ) -> list[str]:
     lines = ["@triton.jit", f"def {name}(", *(f"{_INDENT}{number}," for number in told)]
     lines += [f"{_INDENT}{_declared(param)},  # {format_param(param)}" for param in kernel.params]
     lines += [f"{_INDENT}{size.name}," for size in kernel.sizes]
-    lines += [f"{_INDENT}{name},  # int32: finished programs, 0 between launches" for name in counted]
+    lines += [f"{_INDENT}{name},  # {what}" for name, what in given.items()]
     lines += [f"{_INDENT}{constant}: tl.constexpr," for constant in constants]
     return [*lines, "):"]
+
+
+def _passed(hosted: Mapping[str, Hosted]) -> dict[str, str]:
+    """What the descriptors that are passed move."""
+    return {name: f"{made.param} in blocks of {made.block}" for name, made in hosted.items()}
 
 
 def _declared(param: Param) -> str:
@@ -248,6 +270,7 @@ def _launching(
     limit: str | None,
     *,
     described: bool,
+    passed: bool,
     strict: bool,
 ) -> list[str]:
     """The configuration, the grid of `count` blocks, the sizes within `limit` and what launches the kernel."""
@@ -285,8 +308,23 @@ def _launching(
     if kernel.then is not None:
         counted = f", {tail.COUNTER}"
         launch.append(f"{_INDENT}{tail.COUNTER} = torch.zeros((), dtype=torch.int32, device={device})")
+    counted += ", *descriptors(*args)" if passed else ""
     call = f"{kernel.name}[grid({f'*args[{first}:]' if sizes else ''})](*args{counted}, **CONFIG)"
     return [settings, grid, *(fits if limit is not None else []), "\n".join([*launch, f"{_INDENT}{call}"])]
+
+
+def _descriptors(kernel: Kernel, hosted: Mapping[str, Hosted], constants: Iterable[str]) -> list[str]:
+    """The function that makes the descriptors that are passed, if there are any."""
+    if not hosted:
+        return []
+    takes = ", ".join([*(param.name for param in kernel.params), *(size.name for size in kernel.sizes)])
+    blocks = ", ".join(constants)
+    listed = ", ".join(f'CONFIG["{name}"]' for name in constants)
+    lines = [f"def descriptors({takes}):", f'{_INDENT}"""Of the tensors and sizes of the signature, in its order."""']
+    lines += [f"{_INDENT}{blocks} = {listed}", f"{_INDENT}return ("]
+    for made in hosted.values():
+        lines.append(f"{_INDENT * 2}TensorDescriptor({made.param}, {made.shape}, {made.strides}, {made.block}),")
+    return ["\n".join([*lines, f"{_INDENT})"])]
 
 
 def _blocks(layout: Layout, dim: Dim) -> str:

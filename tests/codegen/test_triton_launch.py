@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import pytest
 import sympy
@@ -17,6 +18,7 @@ from codegen.triton.launch.aot import compile_for, target_of
 from codegen.triton.launch.build import _dynamic_launcher, _Ready, _static_launcher, promise, unaligned
 from codegen.triton.launch.load import load, signature
 from codegen.triton.launch.multiples import telling
+from codegen.triton.launch.passed import Kept
 from lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F32, param
 from tests.codegen.kernels.pointwise import add
@@ -192,3 +194,24 @@ def test_sizes_decide_how_wide_indices_are() -> None:
     beyond = ready.source(True, True)
     assert not beyond.limited and beyond.fits(50_000) and signature(beyond)["s0"] == "i64"
     assert not load(add(64), target.emit(add(64))).limited
+
+
+@compiles
+def test_descriptors_are_made_once_for_each_address(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of those that a launch passes only what it has not seen is made."""
+    made: list[tuple[int, tuple[int, ...]]] = []
+
+    def make(described: Any, form: object) -> list[object]:
+        made.append((described.base.data_ptr(), tuple(described.shape)))
+        return [described.base.data_ptr()]
+
+    driver = pytest.importorskip("triton.backends.nvidia.driver")
+    monkeypatch.setattr(driver, "make_tensordesc_arg", make, raising=False)
+    rows = sympy.Symbol("s0", integer=True, positive=True)
+    kernel = matmul(rows, 768, 512, BF16)
+    generated = load(kernel, TARGET.emit(kernel))
+    given = Kept(kernel, generated.module, [None] * len(generated.passed))
+    assert given([64, 128, 256, 4096]) == [64, 128, 256] == given([64, 128, 256, 4096])
+    assert made == [(64, (4096, 512)), (128, (512, 768)), (256, (4096, 768))]
+    assert given([512, 128, 256, 4096]) == [512, 128, 256] and made[3:] == [(512, (4096, 512))]
+    assert given([64, 128, 256, 2048]) == [64, 128, 256] and len(made) == 7

@@ -104,7 +104,7 @@ def test_descriptors(dtype: torch.dtype, turned: tuple[bool, bool]) -> None:
     if torch.cuda.get_device_capability() < (9, 0):
         assert not persistent
     for config in persistent:
-        assert "make_tensor_descriptor" in target.emit(kernel, config)
+        assert " TensorDescriptor(" in target.emit(kernel, config)
         out = torch.full((1, 2056, 1048), float("nan"), device="cuda", dtype=dtype)
         build(kernel, config)(a, c, out)
         torch.testing.assert_close(out.double(), want, rtol=2e-2, atol=2e-1)

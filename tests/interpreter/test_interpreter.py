@@ -142,7 +142,7 @@ def test_descriptors(dtype: torch.dtype, turned: tuple[bool, bool]) -> None:
     given = tensors(kernel)
     want = expected(kernel, given)
     config = Config((("m", 16), ("k", 32), ("n", 32)), num_stages=3, persistent=True)
-    assert "make_tensor_descriptor" in TARGET.emit(kernel, config)
+    assert " TensorDescriptor(" in TARGET.emit(kernel, config)
     run(kernel, given, config=config)
     assert_same(kernel, given, want)
 

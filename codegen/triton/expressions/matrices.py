@@ -23,6 +23,16 @@ class Matrix:
 
 
 @dataclass(frozen=True, slots=True)
+class Hosted:
+    """A tensor descriptor that the host makes, in text: of a parameter, with sizes, strides and the size of a block."""
+
+    param: str
+    shape: str
+    strides: str
+    block: str
+
+
+@dataclass(frozen=True, slots=True)
 class Stack:
     """Two folds as one product.
 

@@ -17,7 +17,7 @@ import torch
 from codegen.triton.blocks import Dim
 from codegen.triton.blocks.words import in_words
 from codegen.triton.expressions.indices import Layout, expand
-from codegen.triton.expressions.matrices import Stack
+from codegen.triton.expressions.matrices import Hosted, Stack
 from codegen.triton.expressions.points import Points
 from codegen.triton.expressions.scopes import Names, Tile, Transfer
 from codegen.triton.expressions.spell import ATOM, SUM, UNARY, Code, cast, literal, spell, typed
@@ -49,6 +49,7 @@ class Values(Points):
         self.load_through: dict[Load, Transfer] = {}
         self.made_by: dict[Expr, Callable[[], Tile]] = {}  # expressions with lines of their own
         self.stack: Stack | None = None  # two products that are one
+        self.hosted: dict[str, Hosted] | None = None  # descriptors that are passed; None: programs make them
         self.store_through: dict[str, Transfer] = {}  # parameter name → descriptor
         self.eviction: dict[Load, str] = {}  # policies of loads in the loop being walked
         body = layout.blocked.body

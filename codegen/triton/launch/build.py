@@ -27,7 +27,7 @@ from triton.runtime.jit import JITFunction
 
 from codegen.target import Launcher
 from codegen.triton.arguments import on_device
-from codegen.triton.launch import interpreted
+from codegen.triton.launch import interpreted, passed
 from codegen.triton.launch.aot import compile_for
 from codegen.triton.launch.counters import Run, counted
 from codegen.triton.launch.load import Generated, load
@@ -172,7 +172,8 @@ def _run(compiled: Any, device: int, source: Generated) -> Run:
         if scratch:
             triton.set_allocator(allocate)
         if programs > 0:
-            compiled[(programs, 1, 1)](*args, *constants, stream=stream_of(device))
+            described = passed.made_of(source.kernel, source.module, args) if source.passed else ()
+            compiled[(programs, 1, 1)](*args, *described, *constants, stream=stream_of(device))
 
     if not _KNOWN_STUB or torch.version.hip is not None or owner.profile_scratch_size > 0:
         return run_through_owner
@@ -187,7 +188,16 @@ def _run(compiled: Any, device: int, source: Generated) -> Run:
             *(metadata, None, None, None, *args, *constants),
         )
 
-    return run
+    if not source.passed:
+        return run
+    launch = passed.stub_of(launch)
+    descriptors = passed.Kept(source.kernel, source.module, compiled.metadata.tensordesc_meta)
+
+    def run_described(programs: int, args: Sequence[int]) -> None:
+        if programs > 0:
+            run(programs, [*args, *descriptors(args)])
+
+    return run_described
 
 
 def _static_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> Launcher:

@@ -60,10 +60,13 @@ def launcher(kernel: Kernel, generated: Generated) -> Launcher:
         programs = generated.grid(*args[tensors:])
         given = [_number(arg) if position in numbers else arg for position, arg in enumerate(args)]
         counter = [torch.zeros((), dtype=torch.int32)] if generated.counted else []
+        described = generated.module.descriptors(*args) if generated.passed and programs > 0 else ()
         if programs > 0:
             try:
                 with np.errstate(all="ignore"):  # masked lanes compute on zeros
-                    generated.function[(programs,)](*given, *counter, **generated.constants, **generated.options)
+                    generated.function[(programs,)](
+                        *(*given, *counter, *described), **generated.constants, **generated.options
+                    )
             except interpreter.InterpreterError as failed:
                 if not _is_assertion(failed):
                     raise

@@ -17,6 +17,7 @@ from typing import Any
 
 from codegen.cache import cache_dir, digest, publish
 from codegen.triton.arguments import argument, type_of
+from codegen.triton.launch import passed
 from codegen.triton.tail import COUNTER
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
@@ -31,6 +32,7 @@ class Generated:
         constants: values of its `tl.constexpr` parameters.
         options: `num_warps`, `num_stages` and other options of Triton.
         described: tensors are read through descriptors, which only aligned ones allow.
+        passed: the types of descriptors that are passed, after all else, by parameter.
         near: one descriptor reaches from one tensor to another, as only those that lie near each other allow.
     """
 
@@ -41,6 +43,7 @@ class Generated:
     options: dict[str, int]
     described: bool
     near: bool
+    passed: dict[str, str]
 
     @property
     def persistent(self) -> bool:
@@ -87,22 +90,26 @@ def load(kernel: Kernel, source: str) -> Generated:
         spec.loader.exec_module(module)
         assert callable(module.grid)
         return _generated(
-            kernel, module, described="make_tensor_descriptor(" in source, near="tl.pointer_type(" in source
+            *(kernel, module),
+            promised="make_tensor_descriptor(" in source or "TensorDescriptor(" in source,
+            near="tl.pointer_type(" in source,
         )
     except Exception as error:
         sys.modules.pop(name, None)
         raise BuildError(f"the source of {kernel.name} cannot be used: {error!r}", hint=f"it is at {path}") from error
 
 
-def _generated(kernel: Kernel, module: ModuleType, *, described: bool, near: bool) -> Generated:
+def _generated(kernel: Kernel, module: ModuleType, *, promised: bool, near: bool) -> Generated:
     function, config = getattr(module, kernel.name), dict(module.CONFIG)
     parameters = list(function.arg_names)
     expected = [*map(argument, kernel.params)] + [size.name for size in kernel.sizes]
     expected += [COUNTER] if kernel.then is not None else []
     if parameters[: len(expected)] != expected:
         raise ValueError(f"it takes {parameters}, but is called with {expected}")
-    constants = {parameter: config.pop(parameter) for parameter in parameters[len(expected) :]}
-    return Generated(kernel, module, function, constants, config, described, near)
+    further, types = parameters[len(expected) :], passed.types(kernel, module)
+    given, constants = further[: len(types)], {name: config.pop(name) for name in further[len(types) :]}
+    described = dict(zip(given, types, strict=True))
+    return Generated(kernel, module, function, constants, config, promised, near, described)
 
 
 def signature(generated: Generated) -> dict[str, str]:
@@ -110,6 +117,7 @@ def signature(generated: Generated) -> dict[str, str]:
     types = {argument(param): type_of(param) for param in generated.kernel.params}
     types |= dict.fromkeys((size.name for size in generated.kernel.sizes), "i32" if generated.limited else "i64")
     types |= {COUNTER: "*i32"} if generated.counted else {}
+    types |= generated.passed
     return types | dict.fromkeys(generated.constants, "constexpr")
 
 

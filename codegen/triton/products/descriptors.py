@@ -1,8 +1,9 @@
 """Descriptors: contractions whose operands are fetched by the tensor memory accelerator of sm_90 and later.
 
 What enters is a contraction over block dimensions; what leaves is a persistent form of it: one or two programs per
-multiprocessor walk the blocks of the result, operands come through `tl.make_tensor_descriptor`, so that no thread
-computes an address or a mask, and a 16-bit result leaves the same way.  On an H200 this is as fast as the library,
+multiprocessor walk the blocks of the result, operands come through tensor descriptors, so that no thread computes an
+address or a mask, and a 16-bit result leaves the same way.  The host makes them (`launch/passed.py`), where a launch
+has one function.  On an H200 this is as fast as the library,
 which pointers never are.
 
 The rule, all of it in `applies`: 16-bit operands loaded as they are, each a matrix whose rows are contiguous and start
@@ -24,7 +25,7 @@ import sympy
 
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, programs
 from codegen.triton.expressions.indices import Layout
-from codegen.triton.expressions.matrices import Matrix, Stack
+from codegen.triton.expressions.matrices import Hosted, Matrix, Stack
 from codegen.triton.expressions.scopes import Tile, Transfer
 from codegen.triton.expressions.spell import PRODUCT, Code
 from codegen.triton.expressions.values import Values
@@ -277,19 +278,20 @@ def _text(values: Values, size: sympy.Expr) -> str:
 
 
 def describe(values: Values, matrix: Matrix, layout: Layout) -> Transfer:
-    """Add the line that makes the descriptor of `matrix`, in the blocks of `layout`."""
+    """A descriptor of `matrix`, in the blocks of `layout`: one that is passed, or one that a line makes."""
     batch = _batch(values.layout.blocked, matrix) if values.layout.config.persistent else None
+    dims, base, strides = (matrix.rows, matrix.columns), matrix.base, f"{matrix.stride}, 1"
+    sizes = [dim.size for dim in dims]
+    block = layout.shape(dims)
     if batch is not None and batch[1] is not None:  # programs walk the matrices, which one descriptor holds
-        sizes = ", ".join(_text(values, dim.size) for dim in (batch[0], matrix.rows, matrix.columns))
-        shape = f"[{sizes}], [{_text(values, batch[1])}, {matrix.stride}, 1]"
-        block = f"[1, {layout.shape((matrix.rows, matrix.columns))[1:]}"
-        pointer = values.pointer(matrix.param, sympy.expand(matrix.base - batch[1] * batch[0].symbol)).code.text
-        text = f"tl.make_tensor_descriptor({pointer}, {shape}, {block})"
+        base = sympy.expand(base - batch[1] * batch[0].symbol)
+        sizes, strides, block = [batch[0].size, *sizes], f"{_text(values, batch[1])}, {strides}", f"[1, {block[1:]}"
+    shape = ", ".join(_text(values, size) for size in sizes)
+    if values.hosted is not None and base == 0:
+        name = values.fresh(f"{matrix.param}_desc", 0)
+        values.hosted[name] = Hosted(matrix.param, f"[{shape}]", f"[{strides}]", block)
+    else:
+        pointer = values.pointer(matrix.param, base).code.text
+        text = f"tl.make_tensor_descriptor({pointer}, [{shape}], [{strides}], {block})"
         name = values.name(f"{matrix.param}_desc", Tile(Code(text))).code.text
-        return Transfer(name, matrix.rows, matrix.columns, batch[0])
-    shape = f"[{_text(values, matrix.rows.size)}, {_text(values, matrix.columns.size)}], [{matrix.stride}, 1]"
-    block = layout.shape((matrix.rows, matrix.columns))
-    pointer = values.pointer(matrix.param, matrix.base).code.text
-    text = f"tl.make_tensor_descriptor({pointer}, {shape}, {block})"
-    name = values.name(f"{matrix.param}_desc", Tile(Code(text))).code.text
-    return Transfer(name, matrix.rows, matrix.columns)
+    return Transfer(name, *dims, batch[0] if batch is not None and batch[1] is not None else None)
