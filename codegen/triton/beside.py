@@ -64,13 +64,22 @@ class Part:
 
 
 def parts_of(
-    kernels: Sequence[Kernel], launched: str, arch: str, *, tf32: bool, within_limit: bool = False
+    kernels: Sequence[Kernel],
+    launched: str,
+    arch: str,
+    *,
+    joined: bool = False,
+    tf32: bool,
+    within_limit: bool = False,
 ) -> list[Part]:
-    """The kernels of a launch of this name, laid out for the warps and stages that they have in common."""
+    """The kernels of a launch of this name, laid out for the warps and stages that they have in common.
+
+    They may be `joined` in one walk.
+    """
     found: list[Part] = []
     taken = {launched}
     blocked = [block(kernel) for kernel in kernels]
-    picked = _configs(blocked, arch, tf32)
+    picked = persistent.together(blocked, joined=True) if joined else _configs(blocked, arch, tf32)
     warps, stages = max(config.num_warps for config in picked), min(config.num_stages for config in picked)
     for number, (part, config) in enumerate(zip(blocked, picked, strict=True)):
         config = replace(config, num_warps=warps, num_stages=stages)

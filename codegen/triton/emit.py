@@ -69,7 +69,12 @@ def _emit(kernel: Kernel, config: Config | None, arch: str, numerics: Numerics, 
     tf32, strict = numerics.tf32, numerics.strict
     if kernel.beside:
         products = joined.products_of(kernel.parts, arch)
-        parts = beside.parts_of(products or kernel.parts, kernel.name, arch, tf32=tf32, within_limit=within_limit)
+        parts = beside.parts_of(
+            *(products or kernel.parts, kernel.name, arch),
+            joined=bool(products),
+            tf32=tf32,
+            within_limit=within_limit,
+        )
         limit = limit_of([part.layout for part in parts]) if within_limit else None
         if within_limit and limit is None:
             return None

@@ -107,7 +107,7 @@ def test_products_of_the_same_rows_are_one_walk(columns: tuple[int, int, int]) -
     text = TARGET.emit(made)
     assert text.count("tl.range(") == text.count("tl.dot(") == 1 and text.count(" TensorDescriptor(") == 7
     compiled = compile_for(imported(made, text), target_of("sm_90"))
-    assert compiled.metadata.num_stages == int(re.findall(r'"num_stages": (\d)', text)[0])
+    assert compiled.metadata.num_stages == 4
     ptx = compiled.asm["ptx"]
     assert ptx.count("wgmma.mma_async") == 4 and "st.local" not in ptx
     assert set(re.findall(r"\.(m\d+n\d+)k16", ptx)) == {"m64n256"}

@@ -27,6 +27,7 @@ class _Form:
     Attributes:
         share: of the library's speed, for long sums.
         apart: the same for several products that are not one (`stacked`), each with too few columns for the units.
+        joined: the same for products that are one walk; 0 where it does not differ.
         slope: elements of the sum that an operation on each result takes as long as.
         loading: elements of the sum that tiles loaded for the end take as long as.
     """
@@ -34,6 +35,7 @@ class _Form:
     config: Config
     share: float
     apart: float
+    joined: float = 0.0
     end: int = 137
     slope: float = 12.0
     loading: int = 740
@@ -47,7 +49,7 @@ def _config(m: int, n: int, warps: int, stages: int, each: int = 1, parts: int =
 _FORMS = (
     _Form(_config(128, 256, 8, 3), 0.958, 0.958, loading=2000),  # with tiles, memory is left for two stages
     _Form(_config(128, 256, 8, 3, parts=2), 0.98, 0.0, end=200, slope=16.0, loading=357),
-    _Form(_config(128, 256, 8, 4, parts=2), 0.95, 0.0, loading=2000),
+    _Form(_config(128, 256, 8, 4, parts=2), 0.95, 0.0, joined=0.972, loading=2000),
     _Form(_config(256, 128, 8, 4, parts=2), 0.945, 0.0, loading=2000),
     _Form(_config(128, 128, 8, 3, each=2, parts=2), 0.904, 0.0, end=91, slope=8.0, loading=2000),
     _Form(_config(128, 128, 4, 3, each=2, parts=2), 0.942, 0.0, end=118, slope=10.7, loading=2000),
@@ -75,9 +77,12 @@ def candidates(blocked: Blocked, arch: str) -> tuple[Config, ...]:
     return tuple(divided(config, len(blocked.dots)) for config in _ranked([blocked]))
 
 
-def together(parts: Sequence[Blocked]) -> list[Config]:
-    """The best of the persistent form for each of several kernels to which it `applies`, walked in one launch."""
-    best = _ranked(parts)[0]
+def together(parts: Sequence[Blocked], *, joined: bool = False) -> list[Config]:
+    """The best of the persistent form for each of several kernels to which it `applies`, walked in one launch.
+
+    They may be `joined` in one walk.
+    """
+    best = _ranked(parts, joined=joined)[0]
     return [divided(best, len(part.dots)) for part in parts]
 
 
@@ -105,13 +110,13 @@ def _bytes(blocked: Blocked, config: Config) -> int:
     return blocks * config.block("m") * config.block("n") * max(widths, default=0)
 
 
-def _ranked(parts: Sequence[Blocked]) -> list[Config]:
+def _ranked(parts: Sequence[Blocked], *, joined: bool = False) -> list[Config]:
     """Configurations for one product, best first."""
-    shares = _shares(parts)
+    shares = _shares(parts, joined=joined)
     return sorted(shares, key=lambda form: shares[form] * _rounds(parts, form), reverse=True)
 
 
-def _shares(parts: Sequence[Blocked]) -> dict[Config, float]:
+def _shares(parts: Sequence[Blocked], *, joined: bool = False) -> dict[Config, float]:
     """Configurations for one product → the share of the library's speed with every multiprocessor busy."""
     single = all(len(part.dots) == 1 for part in parts)
     one = all(len(part.dots) == 1 or stack_of(part) for part in parts)
@@ -121,7 +126,8 @@ def _shares(parts: Sequence[Blocked]) -> dict[Config, float]:
     for form in _FORMS:
         if single or form.config.parts == 1:
             end = form.end + form.slope * work + (form.loading if loading else 0)
-            found[form.config] = (form.share if one else form.apart) * (length + _LIBRARY_END) / (length + end)
+            share = form.apart if not one else (form.joined if joined else 0.0) or form.share
+            found[form.config] = share * (length + _LIBRARY_END) / (length + end)
     return found
 
 
