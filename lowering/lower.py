@@ -84,6 +84,7 @@ class Lowering(Calls):
         self.brought: dict[fx.Node, Value] = {}  # numbers of the host, as they are on the device
 
     def run(self) -> Program:
+        """The whole graph, as a program without dead nodes."""
         outputs: tuple[BufferRef | sympy.Expr | None, ...] = ()
         last_writes: list[fx.Node] = []
         given = (node.meta.get("val") for node in self.graph.graph.nodes if node.op == "placeholder")

@@ -31,6 +31,7 @@ class Value:
 
     @property
     def rank(self) -> int:
+        """How many dimensions it has."""
         return len(self.shape)
 
     def at(self, index: Sequence[Index], sizes: Sizes) -> Expr:

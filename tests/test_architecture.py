@@ -221,6 +221,38 @@ def test_every_module_has_a_docstring():
     )
 
 
+def test_what_is_public_has_a_docstring():
+    """Functions, classes and their methods, but for those that another class of the file describes."""
+    wordless: list[str] = []
+    for path in all_package_modules():
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        classes = [node for node in body if isinstance(node, ast.ClassDef)]
+        methods = [node for each in classes for node in each.body if isinstance(node, ast.FunctionDef)]
+        described = {node.name for node in methods if ast.get_docstring(node)}
+        public = [node for each in classes if not each.name.startswith("_") for node in each.body]
+        wordless += [
+            f"{shown(path)}:{node.lineno}: say what {node.name} gives"
+            for node in [*body, *public]
+            if isinstance(node, (ast.FunctionDef, ast.ClassDef)) and not node.name.startswith("_")
+            if not ast.get_docstring(node) and not (node in public and node.name in described)
+            if "overload" not in map(ast.unparse, node.decorator_list)
+        ]
+    complain(wordless)
+
+
+def test_private_names_stay_in_their_file():
+    """What is named with an underscore is read in its own module alone."""
+    complain(
+        [
+            f"{shown(path)}:{line}: {name} is private"
+            for path in all_package_modules()
+            for line, name in reached_by(path)
+            if name.split(".")[0] in PACKAGES and any(part.startswith("_") for part in name.split("."))
+            if not name.rpartition(".")[2].startswith("__")
+        ]
+    )
+
+
 def test_files_can_be_read_in_one_sitting():
     data = [
         path

@@ -119,6 +119,7 @@ class Extent:
 
     @property
     def header(self) -> str:
+        """The loop over it."""
         return f"for (int64_t {self.name} = {self.start}; {self.name} < {self.end}; {self.name}++)"
 
 

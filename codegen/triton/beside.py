@@ -46,6 +46,7 @@ class Part:
 
     @property
     def kernel(self) -> Kernel:
+        """The kernel it computes."""
         return self.layout.blocked.kernel
 
     @property

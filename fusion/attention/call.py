@@ -60,14 +60,17 @@ class Call:
 
     @property
     def query(self) -> Tensor:
+        """The first operand."""
         return self.operands[0]
 
     @property
     def rows(self) -> int:
+        """How many queries each head has."""
         return self.query.shape[-2]
 
     @property
     def columns(self) -> int:
+        """How many keys each head has."""
         return self.operands[1].shape[-2]
 
     @property
@@ -83,6 +86,7 @@ class Call:
 
     @property
     def is_causal(self) -> bool:
+        """Does the call say that queries see no later keys?"""
         return bool(self.options.get("is_causal"))
 
     @property

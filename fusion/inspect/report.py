@@ -30,6 +30,7 @@ class Traffic:
 
     @property
     def total(self) -> int:
+        """Bytes read and written."""
         return self.read + self.written
 
     def __add__(self, other: Traffic) -> Traffic:
@@ -168,14 +169,17 @@ class Explanation:
 
     @property
     def kernels(self) -> tuple[KernelReport, ...]:
+        """The kernels of all graphs, in the order of their launches."""
         return tuple(kernel for graph in self.graphs for kernel in graph.kernels)
 
     @property
     def externs(self) -> tuple[ExternReport, ...]:
+        """The calls that were left as they are, and why."""
         return tuple(extern for graph in self.graphs for extern in graph.externs)
 
     @property
     def refusals(self) -> tuple[Refusal, ...]:
+        """The data edges that were not fused."""
         return tuple(refusal for graph in self.graphs for refusal in graph.refusals)
 
     @property
@@ -185,10 +189,12 @@ class Explanation:
 
     @property
     def traffic_before(self) -> Traffic:
+        """What all operations would move, each by itself."""
         return sum((graph.traffic_before for graph in self.graphs), Traffic(0, 0))
 
     @property
     def traffic_after(self) -> Traffic:
+        """What all kernels and calls move."""
         return sum((graph.traffic_after for graph in self.graphs), Traffic(0, 0))
 
     def __str__(self) -> str:

@@ -47,10 +47,12 @@ class Trace:
         return inner
 
     def graph(self, graph: fx.GraphModule) -> None:
+        """Write the captured graph."""
         if self.folder is not None:
             self._write("00_graph.py", graph.print_readable(print_output=False))
 
     def program(self, name: str, program: Program) -> Program:
+        """Write the program after the pass `name`, if that has changed it; returns it."""
         stage = next(self.stage)
         if self.folder is not None and program is not self.program_before:
             self._write(f"{stage:02d}_{name}.txt", format_program(program))
@@ -58,6 +60,7 @@ class Trace:
         return program
 
     def clustering(self, program: Program, clustering: Clustering) -> Clustering:
+        """Write the clusters, as text and as a picture; returns them."""
         stage = next(self.stage)
         if self.folder is not None:
             self._write(f"{stage:02d}_clusters.txt", _clusters_text(program, clustering))
@@ -65,6 +68,7 @@ class Trace:
         return clustering
 
     def kernels(self, kernels: Sequence[Built]) -> None:
+        """Write each kernel: the block program, its source, and what the target's tools make of that."""
         if self.folder is None:
             return
         for number, built in enumerate(kernels):
@@ -75,11 +79,13 @@ class Trace:
                 self._write(f"{stem}.{suffix}", content)
 
     def module(self, module: fx.GraphModule) -> fx.GraphModule:
+        """Write the code of the spliced module; returns it."""
         if self.folder is not None:
             self._write("90_module.py", module.code.lstrip("\n"))
         return module
 
     def report(self, report: Report) -> None:
+        """Write the report."""
         if self.folder is not None:
             self._write("99_report.txt", str(report))
 

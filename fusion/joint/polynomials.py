@@ -53,6 +53,7 @@ class Atom:
 
     @property
     def is_mask(self) -> bool:
+        """Is it a tensor of bools?"""
         return isinstance(self.source, fx.Node) and value_of(self.source).dtype is torch.bool
 
 

@@ -78,6 +78,7 @@ class Dependences:
         return set().union(*(given_by(size) for size in found))
 
     def node(self, position: int) -> Node:
+        """The node at `position`."""
         return self.program.nodes[position]
 
     def compute(self, position: int) -> Compute:

@@ -42,10 +42,12 @@ class Space:
 
     @property
     def axes(self) -> tuple[Axis, ...]:
+        """The parallel axes, then the reduced ones."""
         return (*self.parallel, *self.reduced)
 
     @property
     def sizes(self) -> dict[sympy.Symbol, sympy.Expr]:
+        """The length of each axis, also of the private ones."""
         return {axis.symbol: axis.size for axis in (*self.axes, *self.private)}
 
     @property
@@ -55,6 +57,7 @@ class Space:
 
     @property
     def points(self) -> sympy.Expr:
+        """How many points its axes span."""
         return sympy.Mul(*(axis.size for axis in self.axes))
 
 

@@ -27,6 +27,7 @@ class Term:
 
     @property
     def dtype(self) -> torch.dtype:
+        """That of what it computes."""
         return self.expr.dtype
 
     def __add__(self, other: Operand) -> Term:

@@ -52,6 +52,7 @@ class Verified:
         return loaded if same and known <= symbols else None
 
     def add(self, node: Compute, out: Buffer, loaded: Mapping[str, Buffer], symbols: frozenset[sympy.Symbol]) -> None:
+        """Note that `node` is well formed over these buffers and size symbols."""
         self._found[id(node)] = node, out, loaded, symbols  # as long as the node is held, its id is its own
 
 

@@ -52,6 +52,7 @@ class Config:
     groups: int = 0
 
     def block(self, name: str) -> int:
+        """The length of a block of the dimension `name`; 1 where the configuration says nothing of it."""
         return dict(self.blocks).get(name, 1)
 
 

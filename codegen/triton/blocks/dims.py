@@ -28,6 +28,7 @@ class Dim:
 
     @property
     def size(self) -> sympy.Expr:
+        """How many points its axes have together."""
         return sympy.Mul(*(axis.size for axis in self.axes))
 
     @property
@@ -96,6 +97,7 @@ class Blocked:
 
     @property
     def contraction(self) -> bool:
+        """Does the kernel multiply matrices?"""
         return bool(self.dots)
 
     @property

@@ -92,6 +92,7 @@ class Lines:
 
     @property
     def depth(self) -> int:
+        """How many loops are open."""
         return len(self.scopes) - 1
 
     def open(self, wish: str) -> str:
@@ -142,4 +143,5 @@ class Lines:
         return tile
 
     def find(self, key: object) -> Tile | None:
+        """The tile that `key` has here, from the innermost scope that knows it."""
         return next((scope.known[key] for scope in reversed(self.scopes) if key in scope.known), None)

@@ -118,6 +118,7 @@ class Values(Points):
         return Tile(Code(text, SUM), dims, max(pointer.depth, step.depth))
 
     def pointer_name(self, param: str) -> str:
+        """What the pointer to a parameter is called."""
         return f"{param}_ptr"
 
     def _load(self, node: Load) -> Tile:

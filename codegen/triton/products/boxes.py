@@ -41,6 +41,7 @@ class Box:
 
     @property
     def dims(self) -> tuple[Dim, Dim]:
+        """The dimensions of its matrix, rows first."""
         return self.matrix.rows, self.matrix.columns
 
 

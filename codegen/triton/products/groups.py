@@ -59,6 +59,7 @@ class Given:
 
     @property
     def names(self) -> list[str]:
+        """All of them, in the order of the call."""
         return [*self.params, *self.constants]
 
 

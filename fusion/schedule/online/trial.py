@@ -30,10 +30,12 @@ class Form(Protocol):
     """Accumulators, and the value they give."""
 
     @property
-    def folds(self) -> tuple[Fold, ...]: ...
+    def folds(self) -> tuple[Fold, ...]:
+        """The accumulators, in the order in which they stand in the walk."""
 
     @property
-    def value(self) -> Expr: ...
+    def value(self) -> Expr:
+        """What they come to after it."""
 
 
 def element(fold: Fold, given: Mapping[Expr, torch.Tensor]) -> torch.Tensor:

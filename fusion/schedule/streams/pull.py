@@ -50,6 +50,7 @@ class Pull:
         self.places: dict[int, Placement] = {sink: {axis: axis for axis in self.sizes}}
 
     def run(self) -> Stream | None:
+        """The stream; None if what leads to the sink cannot be placed, or holds no product."""
         if not self.grid or not all(axis.size.is_Integer for axis in self.held):
             return None
         if math.prod(int(axis.size) for axis in self.held) > HELD:
