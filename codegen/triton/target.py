@@ -136,11 +136,11 @@ class TritonTarget:
         return replace(found, matrix_share=_TF32_SHARE, attention=_TF32_ATTENTION) if self.numerics.tf32 else found
 
     def prepare(self) -> None:
-        """Have Triton's hash of itself computed, if Triton compiles in this process."""
-        from codegen.triton.launch.identity import read_ahead
+        """Have Triton begin, if it compiles in this process."""
+        from codegen.triton.launch.beginning import begin
 
         if not knobs.runtime.interpret:
-            read_ahead()
+            begin()
 
     def emit(self, kernel: Kernel, config: Config | None = None, *, wide: bool = False) -> str:
         """The source of `kernel`, in `config` or in the default configuration; `wide`: for sizes of any size."""

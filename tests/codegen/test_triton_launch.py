@@ -13,7 +13,7 @@ import torch
 pytest.importorskip("triton")
 
 from codegen.triton import TritonTarget
-from codegen.triton.launch import counters, identity
+from codegen.triton.launch import beginning, counters
 from codegen.triton.launch.aot import compile_for, target_of
 from codegen.triton.launch.build import _dynamic_launcher, _Ready, _static_launcher, promise, unaligned
 from codegen.triton.launch.load import load, signature
@@ -123,31 +123,38 @@ def test_counters_are_allocated_by_a_thread_that_records_nothing(monkeypatch: py
 
 
 @compiles
-def test_builds_wait_for_the_thread_that_reads_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One reads, however many build; each build would do so by itself."""
-    read: list[str] = []
+def test_builds_wait_for_the_thread_in_which_triton_begins(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It hashes itself and builds its driver there, once, however many build; each build would do so by itself."""
+    begun: list[str] = []
     going, compiled = threading.Event(), threading.Event()
 
     def triton_key() -> None:
         going.wait(60)
-        read.append(threading.current_thread().name)
+        begun.append(threading.current_thread().name)
+
+    class Driver:
+        @property
+        def active(self) -> None:
+            begun.append(threading.current_thread().name)
+            raise RuntimeError("no device")
 
     def build() -> None:
         compile_for(load(add(64), TARGET.emit(add(64))), target_of("sm_90"))
         compiled.set()
 
-    monkeypatch.setattr(identity, "triton_key", triton_key)
-    identity.read_ahead.cache_clear()
+    monkeypatch.setattr(beginning, "triton_key", triton_key)
+    monkeypatch.setattr(beginning, "driver", Driver())
+    beginning.begin.cache_clear()
     TARGET.prepare()
     threads = [threading.Thread(target=build) for _ in range(3)]
     for thread in threads:
         thread.start()
-    assert not compiled.wait(0.5) and not read
+    assert not compiled.wait(0.5) and not begun
     going.set()
     for thread in threads:
         thread.join()
-    assert compiled.is_set() and read == ["fusion-triton-key"]
-    identity.read_ahead.cache_clear()
+    assert compiled.is_set() and begun == ["fusion-triton"] * 2
+    beginning.begin.cache_clear()
 
 
 def test_only_promised_pointers_must_be_aligned() -> None:

@@ -16,7 +16,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from codegen.target import Stage
-from codegen.triton.launch.identity import read_ahead
+from codegen.triton.launch.beginning import begin
 from codegen.triton.launch.load import Generated, alignment, load, signature
 from codegen.triton.products.matrix_units import shared_memory
 from lowering.errors import BuildError
@@ -64,7 +64,7 @@ def compile_for(generated: Generated, target: Any, multiples: tuple[bool, ...] =
     known = alignment(generated, multiples, aligned=aligned)
     source = _language(generated)(generated.function, signature(generated), generated.constants, known)
     options = dict(generated.options)
-    read_ahead().join()
+    begin().join()
     if any(param.written and param.dtype not in HALVES for param in generated.kernel.params):
         options.setdefault("enable_reflect_ftz", False)  # the math library keeps denormals, as it does in eager
     while True:

@@ -29,6 +29,7 @@ from codegen.target import Launcher
 from codegen.triton.arguments import on_device
 from codegen.triton.launch import interpreted, passed
 from codegen.triton.launch.aot import compile_for
+from codegen.triton.launch.beginning import begin
 from codegen.triton.launch.counters import Run, counted
 from codegen.triton.launch.load import Generated, load
 from codegen.triton.launch.multiples import ALIGNED, telling
@@ -122,6 +123,7 @@ class _Ready:
         with self._lock:
             key = (device, aligned, wide, multiples)
             if key not in self._compiled:
+                begin().join()  # else the driver may be built twice
                 with torch.cuda.device(device):
                     target = driver.active.get_current_target()
                 self._compiled[key] = compile_for(self.source(aligned, wide), target, multiples, aligned=aligned)
