@@ -57,10 +57,12 @@ class Scale:
         return models.tokens(rows, length, self.words)(device)
 
     def changing(self, count: int) -> list[tuple[int, int]]:
-        """Pairs of rows and lengths that differ, neither of them 1: Dynamo compiles that for itself."""
-        drawn = random.Random(0)
-        lengths = drawn.sample(range(2, self.longest + 1), count)
-        return [(drawn.randint(2, self.most_rows), length) for length in lengths]
+        """Pairs of rows and lengths, of which both differ from one pair to the next, as Dynamo has to see it once.
+
+        Neither is 1, for which Dynamo compiles anew, and no length is a number of rows: it takes equal sizes for one.
+        """
+        lengths = random.Random(0).sample(range(self.most_rows + 1, self.longest + 1), count)
+        return [(2 + place % (self.most_rows - 1), length) for place, length in enumerate(lengths)]
 
 
 FULL = Scale(768, 12, 4, 50257, torch.bfloat16, ((8, 1024), (8, 1000), (4, 512), (2, 128)), 8, 1024)
