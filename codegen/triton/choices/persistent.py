@@ -18,6 +18,7 @@ from codegen.triton.products.descriptors import NARROWEST, applies, divided, loa
 from codegen.triton.rewrites.sigmoids import as_sigmoids
 from lowering.expr import Expr, Op, TileRef, postorder
 from lowering.kernel import Store, values_of
+from lowering.sizes import with_values
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +91,7 @@ def speed(blocked: Blocked, config: Config) -> float:
     """The share of the library's speed that is predicted for a configuration, on the blocks of this kernel."""
     count = len(blocked.dots)
     shares = _shares([blocked])
-    return max(shares[form] * _rounds([blocked], form) for form in shares if divided(form, count) == config)
+    return max(shares[form] * _used([blocked], form) for form in shares if divided(form, count) == config)
 
 
 def reached(blocked: Blocked) -> float:
@@ -113,7 +114,7 @@ def _bytes(blocked: Blocked, config: Config) -> int:
 def _ranked(parts: Sequence[Blocked], *, joined: bool = False) -> list[Config]:
     """Configurations for one product, best first."""
     shares = _shares(parts, joined=joined)
-    return sorted(shares, key=lambda form: shares[form] * _rounds(parts, form), reverse=True)
+    return sorted(shares, key=lambda form: shares[form] * _used(parts, form), reverse=True)
 
 
 def _shares(parts: Sequence[Blocked], *, joined: bool = False) -> dict[Config, float]:
@@ -131,13 +132,23 @@ def _shares(parts: Sequence[Blocked], *, joined: bool = False) -> dict[Config, f
     return found
 
 
-def _rounds(parts: Sequence[Blocked], form: Config) -> float:
-    """The share of the device that the last round of blocks leaves busy."""
+def _used(parts: Sequence[Blocked], form: Config) -> float:
+    """The share of what the device could multiply that is of the results: the last round of blocks leaves some of it
+    idle, and blocks reach beyond the last row and column.
+    """
     divisions = [(part, divided(form, len(part.dots))) for part in parts]
     blocks = sum(programs(part, config, dict(part.kernel.traced)) for part, config in divisions)
     if blocks < PROGRAMS:  # few rows when traced: that says nothing of calls with more, which take longer
         blocks = sum(programs(part, config) for part, config in divisions)
-    return full_rounds(blocks, PROGRAMS * form.per_processor)
+    columns = [(_columns(part), config.block("n")) for part, config in divisions]
+    filled = sum(count for count, _ in columns) / max(1, sum(-(-count // width) * width for count, width in columns))
+    return filled * full_rounds(blocks, PROGRAMS * form.per_processor)
+
+
+def _columns(blocked: Blocked) -> int:
+    """The columns of the results, with sizes that are not known as when they were traced."""
+    (dim,) = (dim for dim in blocked.grid() if dim.name == "n")
+    return extent(with_values(dim.size, dict(blocked.kernel.traced)))
 
 
 def work_of(blocked: Blocked) -> int:
