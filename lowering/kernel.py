@@ -14,8 +14,10 @@
 `beside` are kernels that have nothing to do with this one, each with axes of its own, over some of the same parameters:
 their programs run in the same launch, in any order.  None of them reads what another one writes.
 
-`then` is a kernel of a single program that runs once all programs of this launch are done, over some of the same
-parameters: the last step of a reduction over everything.
+`then` is a kernel that follows in the same launch, over some of the same parameters.  Without GRID axes it is a single
+program that runs once all programs of this launch are done: the last step of a reduction over everything.  With some
+of the GRID axes of this kernel it follows tile by tile: for each point of these it runs once all programs of that point
+are done, and reads of what they have written what belongs to the point: the sum of the parts of a sum.
 
 Statements run in order.  A fold over WHOLE axes is complete at once; a fold over LOOP axes stands inside a `Loop` over
 exactly these axes and is complete after it.  Nothing else is said about how an axis becomes blocks, warps, threads or
@@ -177,7 +179,7 @@ class Kernel:
         sizes: size symbols passed as integers after the tensors.
         axes: GRID axes outermost first, then the reduced ones.
         beside: run in the same launch, independent of this kernel and of each other; then nothing follows.
-        then: runs in the same launch after the whole grid; it has no GRID axes and reads what this kernel wrote.
+        then: runs in the same launch after the whole grid, or after its part of it at each point of its GRID axes.
         traced: what size symbols stood for when the graph was traced.  Only how fast a kernel is may depend on it.
         origins: for comments: what this kernel computes and where the program says so (`errors.by_place`).
     """
@@ -203,6 +205,12 @@ class Kernel:
     def with_role(self, role: Role) -> tuple[KernelAxis, ...]:
         """The axes of this role, in their order."""
         return tuple(axis for axis in self.axes if axis.role is role)
+
+    @property
+    def awaited(self) -> tuple[KernelAxis, ...]:
+        """The GRID axes along which `then` waits for all programs, if it follows tile by tile; else none."""
+        own = () if self.then is None else self.then.with_role(Role.GRID)
+        return tuple(axis for axis in self.with_role(Role.GRID) if axis not in own) if own else ()
 
     @property
     def parts(self) -> tuple[Kernel, ...]:

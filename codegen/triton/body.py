@@ -79,7 +79,8 @@ class Body:
             self.block()
             values.close(header)
         else:
-            self._place()
+            if not values.starts:
+                self._place()
             if self.layout.config.descriptors:
                 descriptors.describe_operands(values, self.arch)
             self._run(self.layout.blocked.body)

@@ -12,6 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
 
+import sympy
+
 from codegen.numerics import DEFAULT, Numerics
 from codegen.triton import beside, joined, tail
 from codegen.triton.ahead import Ahead
@@ -84,7 +86,10 @@ def _emit(kernel: Kernel, config: Config | None, arch: str, numerics: Numerics, 
     chosen = config or tail.with_room(candidates(blocked, arch, tf32=tf32)[0], kernel)
     loops = turns.depth(blocked, chosen) if chosen.groups else int(chosen.persistent)
     layout = lay_out(blocked, chosen, loops, within_limit=within_limit)
-    steps = tail.followers(kernel, chosen.num_warps, arch, tf32=tf32, within_limit=within_limit)
+    if kernel.awaited:
+        steps = [tail.of_tile(kernel, layout)]
+    else:
+        steps = tail.followers(kernel, chosen.num_warps, arch, tf32=tf32, within_limit=within_limit)
     limit = limit_of([layout, *(step.layout for step in steps)]) if within_limit else None
     if within_limit and limit is None:
         return None
@@ -97,7 +102,9 @@ def _emit(kernel: Kernel, config: Config | None, arch: str, numerics: Numerics, 
         functions = [_function(step.layout, step.name, arch, behind=step.behind, strict=strict) for step in steps]
         functions.append(_function(layout, kernel.name, arch, steps=steps, strict=strict))
     count = " * ".join(_blocks(layout, dim) for dim in layout.blocked.grid()) or "1"
-    return _file(kernel, functions, layout.config, _constants(layout), count, limit, hosted=hosted, strict=strict)
+    tiles = " * ".join(_blocks(layout, dim) for dim in layout.blocked.grid() if dim.name != "b" and kernel.awaited)
+    given = (kernel, functions, layout.config, _constants(layout), count, limit, tiles)
+    return _file(*given, hosted=hosted, strict=strict)
 
 
 def _emit_together(kernel: Kernel, parts: Sequence[Part], arch: str, limit: str | None, *, strict: bool) -> str:
@@ -135,17 +142,21 @@ def _file(
     constants: dict[str, int],
     count: str,
     limit: str | None,
+    tiles: str = "",
     *,
     hosted: Mapping[str, Hosted] = MappingProxyType({}),
     strict: bool,
 ) -> str:
-    """The whole text: `functions`, of which the last is launched on `count` programs, for sizes with this `limit`."""
+    """The whole text: `functions`, of which the last is launched on `count` programs, for sizes with this `limit`.
+
+    `tiles`: for how many of them programs count themselves, if they do that for each.
+    """
     helpers = prelude.needed("".join(functions))
     described = any("make_tensor_descriptor(" in text for text in functions)
     imports = _imports(described or kernel.then is not None, [*functions, *helpers], passed=bool(hosted))
     head = f"{_docstring(kernel)}\n\n{imports}"
     launching = _launching(
-        *(kernel, config, constants, count, limit), described=described, passed=bool(hosted), strict=strict
+        *(kernel, config, constants, count, limit, tiles), described=described, passed=bool(hosted), strict=strict
     )
     settings, *rest = launching
     sections = [head, *helpers, *functions, settings, *_descriptors(kernel, hosted, constants), *rest]
@@ -169,17 +180,22 @@ def _function(
     """
     kernel = layout.blocked.kernel
     counted, told = [tail.COUNTER] if steps else [], [beside.PROGRAM] if part else []
+    starts = {dim: tail.start_of(dim) for dim in layout.blocked.grid()} if behind else {}
+    told += starts.values()
     constants = [dim.constant for dim in layout.blocked.dims if dim in layout.tiled]
     taken = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
     taken += [*told, *counted, *(["done"] if steps else []), *(step.name for step in steps)]
     names = Names([*taken, name, *prelude.FUNCTIONS])
     values = _values(layout, names, behind=behind, strict=strict)
     values.program, values.hosted = beside.PROGRAM if part else values.program, hosted
+    values.starts.update(starts)
     written = Body(values, arch)
     if not steps and not part:
         return_unchanged(values)
     lines = written.lines()
-    if steps:
+    if kernel.awaited:
+        lines += tail.ending_of_tile(steps[0], values.block, sympy.Mul(*(axis.size for axis in kernel.awaited)))
+    elif steps:
         lines += tail.ending(steps)
     given = dict.fromkeys(counted, "int32: finished programs, 0 between launches") | _passed(hosted or {})
     return "\n".join([*_signature(kernel, name, given, constants, told), *(_INDENT + line for line in lines)])
@@ -273,6 +289,7 @@ def _launching(
     constants: dict[str, int],
     count: str,
     limit: str | None,
+    tiles: str,
     *,
     described: bool,
     passed: bool,
@@ -312,10 +329,13 @@ def _launching(
     counted = ""
     if kernel.then is not None:
         counted = f", {tail.COUNTER}"
-        launch.append(f"{_INDENT}{tail.COUNTER} = torch.zeros((), dtype=torch.int32, device={device})")
+        shape = "counters()" if tiles else "()"
+        launch.append(f"{_INDENT}{tail.COUNTER} = torch.zeros({shape}, dtype=torch.int32, device={device})")
     counted += ", *descriptors(*args)" if passed else ""
     call = f"{kernel.name}[grid({f'*args[{first}:]' if sizes else ''})](*args{counted}, **CONFIG)"
-    return [settings, grid, *(fits if limit is not None else []), "\n".join([*launch, f"{_INDENT}{call}"])]
+    counts = [f'def counters():\n{_INDENT}"""For how many tiles programs count."""\n{_INDENT}return {tiles}']
+    told = [*(fits if limit is not None else []), *(counts if tiles else [])]
+    return [settings, grid, *told, "\n".join([*launch, f"{_INDENT}{call}"])]
 
 
 def _descriptors(kernel: Kernel, hosted: Mapping[str, Hosted], constants: Iterable[str]) -> list[str]:

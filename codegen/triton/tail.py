@@ -1,11 +1,12 @@
-"""Tail: what the last program of a grid goes on with, in the same launch.
+"""Tail: what the last program of a grid goes on with, or the last one of each tile, in the same launch.
 
 What enters is a kernel with others to follow it (`Kernel.then`); what leaves are their layouts and the lines that call
 them at the end of the first.  Programs count themselves as they finish, in one int32 of memory.  The one that finds all
 others done runs the tail, reads past its own first-level cache what they have written, and sets the count to 0 for the
 next launch.  A grid of no programs has no last one: the scheduler gives followers only to grids that are not empty.
 
-The tail runs on as many warps as the kernel it follows.  What would not fit their registers is walked in blocks.
+The tail runs on as many warps as the kernel it follows.  What would not fit their registers is walked in blocks.  What
+follows tile by tile has the blocks of the kernel it follows, and a count for each tile.
 """
 
 from __future__ import annotations
@@ -14,13 +15,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import sympy
+
 from codegen.triton.arguments import argument
-from codegen.triton.blocks import Blocked, Config, block, extent, power_of_two
+from codegen.triton.blocks import Blocked, Config, Dim, block, block_as, extent, power_of_two
 from codegen.triton.choices import contractions
 from codegen.triton.choices.rows import configure
 from codegen.triton.expressions.indices import Layout, lay_out
 from codegen.triton.rewrites.walk import walked
-from lowering.kernel import Kernel, Role, folds, stored
+from lowering.kernel import Kernel, KernelAxis, Role, folds, stored
 
 COUNTER = "counter"
 """The parameter, after tensors and sizes, that points to the number of finished programs."""
@@ -35,17 +38,19 @@ class Follower:
     Attributes:
         name: of its function.
         behind: the parameters that the launch has written before it runs.
+        starts: of its GRID dimensions, where the block begins: variables of the function that calls it.
     """
 
     name: str
     layout: Layout
     behind: frozenset[str]
+    starts: tuple[str, ...] = ()
 
     @property
     def call(self) -> str:
         """The line that runs it."""
         kernel, config = self.layout.blocked.kernel, self.layout.config
-        given = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
+        given = [*self.starts, *map(argument, kernel.params), *(size.name for size in kernel.sizes)]
         tiled = [dim for dim in self.layout.blocked.dims if dim in self.layout.tiled]
         given += [f"{dim.constant}={config.block(dim.name)}" for dim in tiled]
         return f"{self.name}({', '.join(given)})"
@@ -64,11 +69,49 @@ def followers(kernel: Kernel, warps: int, arch: str, *, tf32: bool, within_limit
     return found
 
 
+def of_tile(kernel: Kernel, first: Layout) -> Follower:
+    """What follows `kernel`, laid out as `first`, tile by tile."""
+    assert kernel.then is not None
+    name = kernel.then.name if kernel.then.name != kernel.name else f"{kernel.name}_1"
+    kept = {axis.symbol for axis in kernel.then.axes}
+    dims = [dim for dim in first.blocked.dims if any(axis.symbol in kept for axis in dim.axes)]
+    layout = lay_out(block_as(kernel.then, dims), first.config)
+    return Follower(name, layout, stored(kernel), tuple(start_of(dim) for dim in layout.blocked.grid()))
+
+
+def start_of(dim: Dim) -> str:
+    """The name of the first index of a block of `dim`, in a function that is told."""
+    return f"{dim.name}0"
+
+
+def follows_by_tile(blocked: Blocked, awaited: Sequence[KernelAxis]) -> bool:
+    """Do programs that differ along these GRID axes alone make parts of one tile, and have all else in common?"""
+    batch = [dim for dim in blocked.grid() if dim.name == "b"]
+    return blocked.contraction and not blocked.chained and [dim.axes for dim in batch] == [tuple(awaited)]
+
+
 def with_room(config: Config, kernel: Kernel) -> Config:
     """`config` with up to four warps where fewer would walk the tail of `kernel` in many steps."""
+    if kernel.awaited:
+        return config
     points = [math.prod(extent(axis.size) for axis in step.axes) for step in _chain(kernel)]
     wanted = min(4, power_of_two(-(-max(points, default=0) // _PER_WARP)))
     return replace(config, num_warps=max(config.num_warps, wanted))
+
+
+def ending_of_tile(step: Follower, tile: str, parts: sympy.Expr) -> list[str]:
+    """The last lines of the first function, which `step` follows once all `parts` of the tile of this number are there.
+
+    A program's stores come before its count, and the last count comes before what the last program loads.
+    """
+    return [
+        "# The last program to get here of those that make parts of a tile goes on with what all of them have written.",
+        "tl.debug_barrier()",
+        f'done = tl.atomic_add({COUNTER} + {tile}, 1, sem="acq_rel")',
+        f"if done == {parts - 1}:",
+        f"    {step.call}",
+        f"    tl.store({COUNTER} + {tile}, 0)  # for the next launch",
+    ]
 
 
 def ending(steps: Sequence[Follower]) -> list[str]:

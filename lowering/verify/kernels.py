@@ -8,8 +8,8 @@ from dataclasses import replace
 import sympy
 import torch
 
-from lowering.expr import Expr, TileRef, postorder
-from lowering.indexing import symbols_of
+from lowering.expr import Expr, TileRef, loads, postorder
+from lowering.indexing import ZERO, symbols_of
 from lowering.kernel import (
     Fold,
     Kernel,
@@ -21,6 +21,7 @@ from lowering.kernel import (
     loaded,
     running,
     spans,
+    statements,
     stored,
     values_of,
     walked_folds,
@@ -67,6 +68,7 @@ class _KernelRules:
         self.params = {param.name: param for param in kernel.params}
         self.roles = {axis.symbol: axis.role for axis in kernel.axes}
         self.sizes = kernel.axis_sizes()
+        self.reduced = {axis.symbol for axis in kernel.axes if axis.role is not Role.GRID}
         self.expressions = ExpressionRules({p.name: (p.dtype, (p.extent,)) for p in kernel.params}, tiles=True)
         self.folds: dict[str, Fold | Prefix] = {}
         self.running: set[str] = set()
@@ -82,7 +84,7 @@ class _KernelRules:
             require(symbol in first.sizes, "it {} in a launch that does not take {}", place, symbol)
         require(not self.kernel.beside, "others stand beside it, which is not the first of its launch")
         if follows:
-            require(Role.GRID not in self.roles.values(), "it follows in a launch, but has grid axes")
+            self._check_tiles(first)
             return
         require(first.then is None and self.kernel.then is None, "it stands beside others in a launch that goes on")
         mine, others = stored(self.kernel), [part for part in first.parts if part is not self.kernel]
@@ -90,6 +92,26 @@ class _KernelRules:
         for part in others:
             met = (mine & (loaded(part) | stored(part))) | (loaded(self.kernel) & stored(part))
             require(not met, "it runs beside {}, and one of them writes {}", part.name, ", ".join(sorted(met)))
+
+    def _check_tiles(self, first: Kernel) -> None:
+        """What follows tile by tile is the last of its launch, and reads what was written where it runs itself."""
+        grid = self.kernel.with_role(Role.GRID)
+        if not grid:
+            require(not first.awaited, "it follows what follows tile by tile")
+            return
+        require(first.then is self.kernel, "it has grid axes, but follows another one that follows")
+        require(set(grid) < set(first.with_role(Role.GRID)), "its grid axes are not some of those of what it follows")
+        single = {axis.symbol: ZERO for axis in first.axes if axis.size == 1}
+        awaited = {**single, **{axis.symbol: ZERO for axis in first.awaited}}
+        stores = [stmt for stmt in statements(first.body) if isinstance(stmt, Store)]
+        read = loads(*(value for stmt in statements(self.kernel.body) for value in values_of(stmt)))
+        for load in read:
+            for store in (stmt for stmt in stores if stmt.param == load.buffer):
+                here, there = load.index[0], store.offset
+                plain = not isinstance(here, Expr) and not isinstance(there, Expr)
+                require(plain, "it reads {} at positions that are computed", load.buffer)
+                apart = symbols_of(sympy.expand(here.xreplace(single) - there.xreplace(awaited)))  # type: ignore[union-attr]  # plain
+                require(self.reduced.issuperset(apart), "it reads {} where other tiles are written", load.buffer)
 
     def check_header(self, stored: Collection[str]) -> None:
         kernel = self.kernel

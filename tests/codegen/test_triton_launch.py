@@ -93,8 +93,8 @@ def test_launches_that_may_overlap_count_apart(monkeypatch: pytest.MonkeyPatch) 
     now, launched = {"stream": 1, "capturing": False}, []
     monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", lambda device: now["stream"], raising=False)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["capturing"])
-    monkeypatch.setattr(counters, "reserve", lambda device: None)
-    monkeypatch.setattr(counters, "_free", {0: list(range(400, 440, 4))})
+    monkeypatch.setattr(counters, "reserve", lambda device, count: None)
+    monkeypatch.setattr(counters, "_free", {0: range(400, 440, 4)})
     run = counters.counted(lambda programs, args: launched.append(args[-1]), 0)
     for stream, capturing in ((1, False), (1, False), (2, False), (1, True), (1, True), (2, False), (1, False)):
         now.update(stream=stream, capturing=capturing)
@@ -104,13 +104,18 @@ def test_launches_that_may_overlap_count_apart(monkeypatch: pytest.MonkeyPatch) 
     assert len({first, other, captured, next_captured}) == 4
 
 
+def test_launches_that_count_tiles_have_a_row_of_counters_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(counters, "_free", {0: range(400, 440, 4)})
+    assert [counters.take(0, count) for count in (4, 1, 4, 5, 1)] == [400, 416, 420, None, 436]
+
+
 def test_counters_are_allocated_by_a_thread_that_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """What the thread of a recording allocates belongs to the pool of its CUDA graph."""
     threads: list[int] = []
 
-    def zeros(device: int) -> torch.Tensor:
+    def zeros(device: int, count: int) -> torch.Tensor:
         threads.append(threading.get_ident())
-        return torch.zeros(4 * device, dtype=torch.int32)
+        return torch.zeros(count, dtype=torch.int32)
 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(counters, "_zeros", zeros)

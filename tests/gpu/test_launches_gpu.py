@@ -16,7 +16,7 @@ from lowering.errors import BuildError
 from tests.codegen.kernels.large import LARGE
 from tests.codegen.kernels.making import BF16, F16, LOOP, assert_same, expected, tensors
 from tests.codegen.kernels.pointwise import add
-from tests.codegen.kernels.products import matmul, matmul_top
+from tests.codegen.kernels.products import matmul, matmul_in_parts, matmul_top
 from tests.codegen.kernels.rows import softmax, total
 from tests.gpu.launched import build, check
 
@@ -101,6 +101,34 @@ def test_the_last_program_sees_what_all_have_written() -> None:
     given = [tensor.cuda() for tensor in tensors(matmul_top(128, 128, 300))]
     build(matmul_top(128, 128, 300))(*given)
     torch.testing.assert_close(given[3], given[2].max())
+
+
+def test_the_last_program_of_a_tile_sees_what_those_with_its_parts_have_written() -> None:
+    """The same bits each time, on several streams at once and in graphs: parts are added in their order."""
+    kernel = matmul_in_parts(16, 512, 4096, 8)
+    launch = build(kernel)
+    x, w, made, out = (tensor.cuda() for tensor in tensors(kernel))
+    want = (x.double() @ w.double().T).relu().half()
+    launch(x, w, made, out)
+    torch.testing.assert_close(out, want, rtol=2e-3, atol=2e-2)
+    streams = [torch.cuda.Stream() for _ in range(4)]
+    parts, outs = torch.empty(4, *made.shape, device="cuda"), torch.empty(4, 50, *out.shape, device="cuda").half()
+    torch.cuda.synchronize()
+    for step in range(50):
+        for k, stream in enumerate(streams):
+            with torch.cuda.stream(stream):
+                parts[k].fill_(torch.nan)
+                launch(x, w, parts[k], outs[k, step])
+    torch.cuda.synchronize()
+    assert bool((outs == out).all())
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for step in range(10):
+            launch(x, w, parts[0], outs[0, step])
+    for _ in range(20):
+        outs.zero_()
+        graph.replay()
+        assert bool((outs[0, :10] == out).all())
 
 
 def test_streams_graphs_and_threads() -> None:

@@ -26,7 +26,7 @@ from lowering.scalar_ops import SCALAR_OPS
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import assert_same, expected, packed, special, tensors
 from tests.codegen.kernels.pointwise import add, convert, in_place, scalar
-from tests.codegen.kernels.products import gated, matmul, matmul_top
+from tests.codegen.kernels.products import gated, matmul, matmul_in_parts, matmul_top
 from tests.codegen.kernels.rows import (
     column_totals,
     fold,
@@ -236,6 +236,23 @@ def test_a_persistent_or_symbolic_grid_has_a_last_program() -> None:
         want = expected(kernel, given, sizes)
         run(kernel, given, *sizes, config=chosen)
         assert_same(kernel, given, want)
+
+
+@pytest.mark.parametrize(("m", "n", "k", "parts"), [(3, 200, 256, 4), (16, 64, 96, 3), (40, 33, 64, 2)])
+def test_the_last_program_of_a_tile_goes_on_with_it(m: int, n: int, k: int, parts: int) -> None:
+    """Whichever of its programs that is; counts are 0 again for the next launch."""
+    kernel = matmul_in_parts(m, n, k, parts)
+    generated = load(kernel, TARGET.emit(kernel))
+    assert generated.counters * parts == generated.grid()
+    counter = torch.zeros(generated.counters, dtype=torch.int32)
+    given = tensors(kernel)
+    want = expected(kernel, given)
+    for _ in range(2):
+        given[2].fill_(torch.nan)
+        given[3].fill_(torch.nan)
+        generated.function[(generated.grid(),)](*given, counter, **generated.constants, **generated.options)
+        assert_same(kernel, given, want, factor=3.0)
+        assert not counter.any()
 
 
 def test_parts_of_symbolic_size_share_a_grid() -> None:

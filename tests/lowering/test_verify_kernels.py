@@ -170,7 +170,24 @@ def test_what_follows_in_a_launch_has_no_grid_and_nothing_of_its_own() -> None:
     own = kernel([*last.params, param("y", (4,))], {R0: (24, Role.WHOLE)}, total, store)
     refused_kernel(replace(first, then=own), "header: it follows in a launch that does not take y")
     grid = kernel(last.params, {I0: (4, Role.GRID)}, replace(ROWS, value=Const(0.0, F32)))
-    refused_kernel(replace(first, then=grid), "header: it follows in a launch, but has grid axes")
+    refused_kernel(replace(first, then=grid), "its grid axes are not some of those of what it follows")
+
+
+def test_what_follows_tile_by_tile_reads_its_own_tile() -> None:
+    def added(offset: sympy.Expr, grid: int = 4) -> Kernel:
+        total = Fold("all", "sum", (Load("made", (offset,), F32),), (R0,), F32)
+        return kernel(params[1:], {I0: (grid, Role.GRID), R0: (3, Role.WHOLE)}, total, Store("out", I0, total.ref))
+
+    params = [param("x", (4, 3)), param("made", (3, 4), written=True), param("out", (4,), written=True)]
+    store = Store("made", 4 * I1 + I0, Load("x", (3 * I0 + I1,), F32))
+    first = kernel(params, {I0: (4, Role.GRID), I1: (3, Role.GRID)}, store)
+    made = replace(first, then=added(4 * R0 + I0))
+    verify_kernel(made)
+    assert [axis.symbol for axis in made.awaited] == [I1] and not first.awaited
+    refused_kernel(replace(first, then=added(R0)), "it reads made where other tiles are written")
+    refused_kernel(replace(first, then=added(4 * R0 + I0, 2)), "its grid axes are not some of those of what it follows")
+    last = kernel(params[2:], {R0: (4, Role.WHOLE)}, Store("out", sympy.Integer(0), Const(0.0, F32)))
+    refused_kernel(replace(first, then=replace(made.then, then=last)), "it follows what follows tile by tile")
 
 
 def test_what_shares_a_launch_is_independent_and_has_nothing_of_its_own() -> None:

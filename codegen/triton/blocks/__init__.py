@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from codegen.triton.blocks.config import PROGRAMS, Config, describe, extent, full_rounds, power_of_two, programs
 from codegen.triton.blocks.dims import Blocked, Dim
-from codegen.triton.blocks.rewrite import block
+from codegen.triton.blocks.rewrite import block, block_as
 from codegen.triton.blocks.rows import row_block
 
 __all__ = [
@@ -27,6 +27,7 @@ __all__ = [
     "Config",
     "Dim",
     "block",
+    "block_as",
     "describe",
     "extent",
     "full_rounds",

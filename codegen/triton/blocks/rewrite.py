@@ -49,6 +49,15 @@ def block(kernel: Kernel) -> Blocked:
     return Blocked(kernel, dims, in_powers_of_two(body) if dots and is_rounded(kernel) else body)
 
 
+def block_as(kernel: Kernel, dims: Sequence[Dim]) -> Blocked:
+    """`kernel`, which has no reduced axes, over the dimensions of another one that hold all of its own."""
+    digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes}
+    for dim in dims:
+        digits.update(dim.digits())
+    sizes = {dim.symbol: dim.reach for dim in dims}
+    return Blocked(kernel, tuple(dims), _rewrite(kernel.body, digits, sizes))
+
+
 def _walked_along_rows(kernel: Kernel, dims: tuple[Dim, ...]) -> tuple[Kernel, tuple[Dim, ...]]:
     """A map of many long rows, of which numbers are read, as a walk per row, if that is shifted then; else as it is."""
     axes = [axis for dim in dims for axis in dim.axes]

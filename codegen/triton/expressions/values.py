@@ -46,6 +46,7 @@ class Values(Points):
         super().__init__(layout, names)
         self.fast, self.zero_fill, self.behind = fast, zero_fill, behind
         self.program = "tl.program_id(0)"  # which program of the kernel this is, as text
+        self.block = ""  # which block of rows and columns of a contraction it computes
         self.load_through: dict[Load, Transfer] = {}
         self.made_by: dict[Expr, Callable[[], Tile]] = {}  # expressions with lines of their own
         self.stack: Stack | None = None  # two products that are one

@@ -137,7 +137,7 @@ class _Ready:
                 compiled, source = self.compiled(*key), self.source(aligned, wide)
                 try:
                     run = _run(compiled, device, source)
-                    self._runs[key] = counted(run, device) if source.counted else run
+                    self._runs[key] = counted(run, device, source.counters) if source.counted else run
                 except Exception as error:
                     raise BuildError(f"{source.kernel.name} cannot be loaded: {error}") from error
             return self._runs[key]

@@ -59,7 +59,7 @@ def launcher(kernel: Kernel, generated: Generated) -> Launcher:
         assert generated.fits(*args[tensors:]), "what the interpreter would not live to see"
         programs = generated.grid(*args[tensors:])
         given = [_number(arg) if position in numbers else arg for position, arg in enumerate(args)]
-        counter = [torch.zeros((), dtype=torch.int32)] if generated.counted else []
+        counter = [torch.zeros(generated.counters, dtype=torch.int32)] if generated.counted else []
         described = generated.module.descriptors(*args) if generated.passed and programs > 0 else ()
         if programs > 0:
             try:

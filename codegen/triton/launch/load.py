@@ -64,6 +64,12 @@ class Generated:
         """Do its programs count themselves, so that the last one goes on?"""
         return self.kernel.then is not None
 
+    @property
+    def counters(self) -> int:
+        """How many counts there are: one of all programs, or one of those of each tile."""
+        count: Callable[[], int] | None = getattr(self.module, "counters", None)
+        return 1 if count is None else count()
+
     def grid(self, *sizes: int, processors: int | None = None) -> int:
         """How many programs run for these sizes, on a device with so many multiprocessors."""
         count: Callable[..., tuple[int, ...]] = self.module.grid

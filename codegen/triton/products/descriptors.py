@@ -76,7 +76,7 @@ def applies(blocked: Blocked, arch: str) -> bool:
 
 def allows(blocked: Blocked, arch: str) -> bool:
     """Can the persistent form compute this kernel?"""
-    if not on_tensor_memory(arch):
+    if not on_tensor_memory(arch) or blocked.kernel.awaited:  # what goes through tensor memory is stored later
         return False
     grid = {dim.name: dim for dim in blocked.grid()}
     contracted = [dim for dim in blocked.dims if dim.role is not Role.GRID]

@@ -24,6 +24,7 @@ def place(values: Values, number: str) -> None:
         both = Code(" * ".join(counts.values()) or "1", PRODUCT if len(counts) == 2 else ATOM).at(ATOM)
         _start_batch(values, grid["b"], Code(f"{number} // {both}", PRODUCT))
         number = values.name("block", Tile(Code(f"{number} % {both}", PRODUCT), depth=values.depth)).code.text
+    values.block = number
     if len(counts) == 2:
         blocks = dict(zip(("m", "n"), swizzled(values, number, counts["m"], counts["n"]), strict=True))
     else:

@@ -52,7 +52,7 @@ def _packing(kernel: Kernel) -> _Packing | None:
     folds = tuple(stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold))
     if any(isinstance(stmt, Prefix) for stmt in statements(kernel.body)):
         return None
-    if kernel.then is not None or len({(fold.op, fold.over) for fold in folds}) != 1:
+    if (kernel.then is not None and not kernel.awaited) or len({(fold.op, fold.over) for fold in folds}) != 1:
         return None
     if folds[0].op not in ("dot", "sum") or any(fold.carry is not None for fold in folds):
         return None

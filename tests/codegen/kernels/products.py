@@ -7,7 +7,7 @@ from dataclasses import replace
 import sympy
 import torch
 
-from lowering.expr import Cast, IndexValue, const
+from lowering.expr import Cast, Expr, IndexValue, const
 from lowering.indexing import ZERO
 from lowering.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.making import (
@@ -150,3 +150,22 @@ def matmul_top(m: int, n: int, k: int) -> Kernel:
     largest = Fold("largest", "max", (load("out", r, F16),), (r,), F16)
     last = kernel("last", (out, top), {r: (m * n, WHOLE)}, largest, Store("top", ZERO, largest.ref))
     return replace(first, name="matmul_top", params=(*first.params, top), then=last)
+
+
+def matmul_in_parts(m: int, n: int, k: int, parts: int) -> Kernel:
+    """relu(a · bᵀ), as products of parts of the sum and, tile by tile, their sum"""
+    step = k // parts
+    x, w = load("a", k * i + step * b + r, F16), load("b", k * j + step * b + r, F16)
+    dot = Fold("acc", "dot", (x, w), (r,), F32, (i,), (j,))
+    params = (
+        *(param("a", F16, m, k), param("b", F16, n, k)),
+        *(param("made", F32, parts, m, n, written=True), param("out", F16, m, n, written=True)),
+    )
+    axes = {i: (m, GRID), j: (n, GRID), b: (parts, GRID), r: (step, LOOP)}
+    first = kernel("product", params, axes, Loop((r,), (dot,)), Store("made", m * n * b + n * i + j, dot.ref))
+    whole: Expr = load("made", n * i + j)
+    for number in range(1, parts):
+        whole = op("add", whole, load("made", m * n * number + n * i + j))
+    store = Store("out", n * i + j, Cast(op("maximum", whole, const(0.0, F32)), F16))
+    last = kernel("whole", params[2:], {i: (m, GRID), j: (n, GRID)}, store)
+    return replace(first, then=last)
