@@ -32,7 +32,7 @@ from codegen.triton.expressions.values import Values
 from codegen.triton.products import turns
 from codegen.triton.products.groups import GROUP, Given, in_gluon
 from codegen.triton.rewrites.denormals import may_flush
-from codegen.triton.rewrites.rounding import is_rounded
+from codegen.triton.rewrites.rounding import is_rounded, rounded_parts
 from codegen.triton.rewrites.sigmoids import as_sigmoids
 from codegen.triton.statements.unchanged import return_unchanged
 from codegen.triton.tail import Follower
@@ -206,7 +206,9 @@ def _values(layout: Layout, names: Names, *, behind: frozenset[str] = frozenset(
     fast, zero_fill = is_rounded(layout.blocked.kernel) and not strict, layout.blocked.contraction
     if fast:
         layout = replace(layout, blocked=replace(layout.blocked, body=as_sigmoids(layout.blocked.body)))
-    return Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
+    values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
+    values.quick = frozenset() if strict else rounded_parts(layout.blocked.body)
+    return values
 
 
 def _in_groups(layout: Layout, name: str, arch: str, *, strict: bool) -> list[str]:

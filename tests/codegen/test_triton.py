@@ -17,7 +17,7 @@ from codegen.triton.arguments import POINTERS
 from codegen.triton.expressions.spell import SPELLING
 from lowering.builder import GENERATED_DTYPES
 from lowering.errors import BuildError
-from lowering.expr import Op, const
+from lowering.expr import Cast, Op, const
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Kernel, Role, Store
 from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
@@ -224,6 +224,17 @@ def test_results_that_are_rounded_to_16_bits_use_the_quick_forms() -> None:
     quick = TARGET.emit(softmax(64, 4096, Role.WHOLE, F16))
     assert "tl.exp(" in quick
     assert "div_rn" not in quick
+
+
+def test_only_what_leads_to_nothing_wider_uses_the_quick_forms() -> None:
+    """Beside a result in float32: an exponential that it needs is exact, and another one is quick."""
+    x = load_expr("x", i, F32)
+    shared, own = Op("exp", (x,), F32), Op("exp", (Op("neg", (x,), F32),), F32)
+    params = [param("x", F32, 64), param("wide", F32, 64, written=True), param("half", F16, 64, written=True)]
+    half = Cast(Op("mul", (shared, own), F32), F16)
+    made = kernel("two", params, {i: (64, Role.GRID)}, Store("wide", i, shared), Store("half", i, half))
+    text = TARGET.emit(made)
+    assert text.count("libdevice.exp(in") + text.count("libdevice.exp(x") == 1 and text.count("tl.exp(") == 1
 
 
 def test_names_that_mean_something_to_python_are_not_taken() -> None:

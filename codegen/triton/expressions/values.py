@@ -45,6 +45,7 @@ class Values(Points):
     ) -> None:
         super().__init__(layout, names)
         self.fast, self.zero_fill, self.behind = fast, zero_fill, behind
+        self.quick: frozenset[Expr] = frozenset()  # expressions of which that holds alone
         self.program = "tl.program_id(0)"  # which program of the kernel this is, as text
         self.block = ""  # which block of rows and columns of a contraction it computes
         self.load_through: dict[Load, Transfer] = {}
@@ -269,7 +270,8 @@ class Values(Points):
             values[-1] = self.masks(self.join(tile.dims for tile in values)) or Tile(Code("None"))
         wants = self.join(tile.dims for tile in values)
         codes = [expand(tile.code, tile.dims, wants) for tile in values]
-        return Tile(spell(node.name, codes, dtype, self.fast), wants, max(tile.depth for tile in values), narrow)
+        text = spell(node.name, codes, dtype, self.fast or node in self.quick)
+        return Tile(text, wants, max(tile.depth for tile in values), narrow)
 
     def select(self, condition: Tile, a: Tile, b: Tile) -> Tile:
         """`a` where `condition` holds, else `b`."""
