@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
+import sympy
+
 from codegen.numerics import Numerics
 from lowering.kernel import Kernel
 
@@ -167,6 +169,9 @@ class Target(Protocol):
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Do two independent kernels run side by side in one launch about as fast as each alone?"""
+
+    def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
+        """Can the last of the programs that differ along a GRID axis alone go on with what all of them have written?"""
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
         """Compile `source` (of `kernel`) and return what launches it.  Thread-safe.

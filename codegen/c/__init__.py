@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import sympy
 import torch
 
 from codegen.c.build import assembly, build_kernel, cpu_identity
@@ -99,6 +100,10 @@ class CTarget:
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Any two: they run one after the other, in one call."""
         return True
+
+    def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
+        """No: another loop over what has been made costs no launch."""
+        return False
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
         """Compile and load `source`; thread-safe.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+import sympy
 import torch
 
 from codegen.numerics import DEFAULT, Numerics
@@ -78,6 +79,10 @@ class ReferenceTarget:
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Any two, so that schedules show what is independent."""
+        return True
+
+    def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
+        """Along any axis, so that schedules show what could follow in a launch."""
         return True
 
     def build(self, kernel: Kernel, source: str) -> Launcher:

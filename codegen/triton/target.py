@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
+import sympy
 import torch
 from triton import knobs
 
@@ -16,10 +17,11 @@ from codegen.triton.blocks import Blocked, Config, block, describe
 from codegen.triton.choices import candidates
 from codegen.triton.choices.chains import forms
 from codegen.triton.choices.efficiency import efficiency, speed
+from codegen.triton.choices.vectors import is_packed, narrow
 from codegen.triton.emit import emit
 from codegen.triton.statements.updates import ATOMIC
-from codegen.triton.tail import with_room
-from lowering.kernel import Kernel
+from codegen.triton.tail import follows_by_tile, with_room
+from lowering.kernel import Kernel, Role
 from lowering.scalar_ops import FOLD_OPS
 
 # Measured with 2 × 16 heads of 4096 (bfloat16) or 2048 (float32) rows, torch 2.11, triton 3.6; forward in bfloat16,
@@ -176,6 +178,15 @@ class TritonTarget:
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Those that need about as many registers and warps, and contractions in the same form."""
         return _alike(first, second, self.arch, self.numerics.tf32)
+
+    def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
+        """Along the parts of a product with few rows or columns: one program adds up a small tile in no time."""
+        grid = kernel.with_role(Role.GRID)
+        others = tuple(each for each in grid if each.symbol != axis)
+        alone, blocked = _blocked(kernel), _blocked(replace(kernel, then=replace(kernel, axes=others, body=())))
+        if not alone.contraction and not is_packed(alone):
+            return False  # by itself it is better summed up without matrix units
+        return follows_by_tile(blocked, [each for each in grid if each.symbol == axis]) and bool(narrow(blocked))
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
         """Compile `source` for the current device and return what launches it.  Thread-safe.

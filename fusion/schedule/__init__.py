@@ -19,6 +19,7 @@ from fusion.schedule.kernels import KernelCall, kernel_of
 from fusion.schedule.launches.chain import chain_last_steps
 from fusion.schedule.launches.pack import pack_launches
 from fusion.schedule.launches.reuse import reuse
+from fusion.schedule.launches.tiles import finish_tiles
 from fusion.schedule.launches.updates import update
 from lowering.program import Extern, Program
 
@@ -52,7 +53,8 @@ class Schedule:
 def plan(program: Program, clustering: Clustering, target: Target | None = None) -> Schedule:
     """Turn clusters into steps: a kernel each, or the call of an extern.
 
-    With a target, independent kernels that it can run side by side share a launch.
+    With a target, parts are added up in the launch that makes them, and independent kernels that can run side by side
+    share a launch, where it can do that.
     """
     steps: list[Step] = []
     for cluster in clustering.clusters:
@@ -61,6 +63,8 @@ def plan(program: Program, clustering: Clustering, target: Target | None = None)
             steps.append(node)
         else:
             steps.append(kernel_of(clustering.prices, cluster))
+    if target is not None:
+        steps = finish_tiles(steps, program, target)
     steps = chain_last_steps(steps)
     if target is not None:
         steps = list(pack_launches(steps, program, target))

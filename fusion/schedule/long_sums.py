@@ -17,6 +17,7 @@ from codegen.target import Capabilities, Target
 from fusion.schedule.cutting import cut, with_cuts
 from fusion.schedule.graph import Dependences
 from fusion.schedule.kernels import kernel_of
+from fusion.schedule.launches.tiles import MOST, part_axis
 from fusion.schedule.legality import Cluster, single
 from fusion.schedule.profit import Prices
 from fusion.schedule.ways import Way, alone, moved
@@ -29,11 +30,21 @@ ROWS, COLUMNS = 128, 64
 SHORTEST = 8 * BLOCK
 """The shortest part: below it, filling the pipeline takes longer than the product."""
 FEWEST = 2
-"""Rows or columns below which a product is summed up without matrix units, by programs enough."""
+"""Rows or columns below which a product is summed up without matrix units, by programs enough.
+
+Unless several numbers lie in an element of the matrix: taking them apart costs more than the sums.  (One row and int4
+weights of 4096 × 14336 in groups, with the launch: 23.8 µs as sums, 20.9 on the matrix units in 4 parts.)
+"""
+SUMMED = 4
+"""Rows or columns up to which a product may be summed up so by itself."""
 NARROW_TOGETHER = 2
 """Tiles of a product with few rows or columns that share a processor: it waits for memory, not for matrix units.
 
 (H200, 16 rows and int4 weights of 4096 × 14336: 39 µs in one kernel of 64 tiles, 16 µs in 4 parts; int8 31 and 23 µs.)
+"""
+WAITING = 0.25
+"""Of a launch, what it costs that the last program of each tile adds up its parts.  (16 rows, with the launch: int4
+weights of 4096 × 14336 in groups 22.9 µs, 24.4 with one more launch; int8 27.4 and 28.8.)
 """
 NARROW_SHARE = 0.5
 """Of the speed of memory, what a product with few rows or columns reaches in parts, whatever makes its operands."""
@@ -44,8 +55,9 @@ def in_parts(prices: Prices, cluster: Cluster, products: Mapping[int, Contract],
     if len(products) != 1 or len(cluster.space.reduced) != 1:
         return None
     ((position, product),) = products.items()
+    packed = _is_packed(prices, cluster, product)
     count = parts_of(product, prices.capabilities)
-    if count < 2:
+    if count < 2 or (min(_sides(product)) < FEWEST and not packed):
         return None
     dependences = prices.dependences
     lone = single(dependences, prices.capabilities, position)
@@ -69,12 +81,10 @@ def parts_of(product: Contract, capabilities: Capabilities) -> int:
     results, length = math.prod(int(axis.size) for axis in product.axes), int(product.over[0].size)
     batch = results // (rows * columns)
     counts = [count for count in range(1, length // SHORTEST + 1) if count == 1 or length % (count * BLOCK) == 0]
-    if min(rows, columns) < FEWEST:
-        return 1
     if min(rows, columns) < BLOCK:
         room = NARROW_TOGETHER * capabilities.parallelism // 2
         tiles = batch * math.ceil(max(rows, columns) / BLOCK)
-        return max((count for count in counts if count * tiles <= room), default=1)
+        return max((count for count in counts if count * tiles <= room and count <= MOST), default=1)
     tiles = batch * math.ceil(rows / ROWS) * math.ceil(columns / COLUMNS)
     rate = capabilities.matrix_flops * capabilities.matrix_share[product.lhs.dtype.itemsize]
 
@@ -83,6 +93,14 @@ def parts_of(product: Contract, capabilities: Capabilities) -> int:
         return 2 * results * length / rate / _busy(tiles * count, capabilities.parallelism) + adding
 
     return min(counts, key=time, default=1)
+
+
+def _is_packed(prices: Prices, cluster: Cluster, product: Contract) -> bool:
+    """Is less read than a byte for each number of the larger operand?"""
+    sizes = [axis.size for axis in (*product.axes, *product.over)]
+    if not all(size.is_Integer and size > 0 for size in sizes):
+        return False
+    return prices.traffic(cluster)[0] * min(_sides(product)) < math.prod(map(int, sizes))
 
 
 def _sides(product: Contract) -> tuple[int, int]:
@@ -104,7 +122,7 @@ def _busy(tiles: int, slots: int) -> float:
 
 
 def _price(prices: Prices, cluster: Cluster, product: Contract, way: Way, target: Target) -> float:
-    """Microseconds of the parts, and of the kernel that adds them up and computes what follows."""
+    """Microseconds of the parts, and of what adds them up and computes what follows, in a launch of its own or not."""
     capabilities = prices.capabilities
     lone = Cluster(tuple(way.instead), cluster.space, {})
     program = alone(prices.dependences.program, lone)
@@ -119,4 +137,9 @@ def _price(prices: Prices, cluster: Cluster, product: Contract, way: Way, target
     if min(_sides(product)) < BLOCK:
         share = min(share, NARROW_SHARE)
     first = max(multiplied, (sum(prices.traffic(cluster)) + sums) / capabilities.bandwidth) / share
-    return 2 * capabilities.launch_us + first + sums / capabilities.bandwidth
+    axis = part_axis(kernel)
+    # What takes packed numbers apart is not in that kernel yet: with it, few rows are on the matrix units too.
+    packed = min(_sides(product)) <= SUMMED and _is_packed(prices, cluster, product)
+    joined = axis is not None and (packed or target.finishes(kernel, axis.symbol))
+    adding = WAITING if joined else 1
+    return (1 + adding) * capabilities.launch_us + first + sums / capabilities.bandwidth

@@ -24,6 +24,7 @@ from lowering.interpret import run_kernel
 from lowering.kernel import Fold, Kernel, Role, folds
 from lowering.lower import lower
 from lowering.program import Contract, Extern, Program
+from lowering.verify import verify_kernel
 
 Function = Callable[..., torch.Tensor]
 
@@ -95,9 +96,12 @@ def test_parts_give_the_same(name: str, dtype: torch.dtype, halved: None) -> Non
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_parts_are_one_more_axis_and_the_epilogue_follows_their_sum(name: str, halved: None) -> None:
+def test_parts_are_one_more_axis_and_the_epilogue_follows_their_sum(
+    name: str, halved: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     function, shapes = CASES[name]
     given = [torch.randn(shape).half() for shape in shapes]
+    monkeypatch.setattr(ReferenceTarget, "finishes", lambda self, kernel, axis: False)
     first, second = scheduled(function, *given).steps
     assert isinstance(first, KernelCall) and isinstance(second, KernelCall)
     (dot,) = folds(first.kernel).values()
@@ -106,6 +110,20 @@ def test_parts_are_one_more_axis_and_the_epilogue_follows_their_sum(name: str, h
     assert len(first.kernel.with_role(Role.GRID)) == (4 if name == "batched" else 3)
     assert first.kernel.params[-1].dtype is torch.float32  # what is added up is not rounded before
     assert second.kernel.params[-1].dtype is torch.float16
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_parts_are_added_up_in_the_launch_that_makes_them(name: str, halved: None) -> None:
+    """Tile by tile; of several products, tiles that lie apart, in another one."""
+    function, shapes = CASES[name]
+    first, *others = scheduled(function, *(torch.randn(shape).half() for shape in shapes)).steps
+    assert isinstance(first, KernelCall) and len(others) == (name == "batched")
+    if not others:
+        last = first.kernel.then
+        assert last is not None and not folds(last) and len(first.kernel.awaited) == 1
+        assert set(last.axes) | set(first.kernel.awaited) == set(first.kernel.with_role(Role.GRID))
+        dtypes = [param.dtype for param in first.kernel.params if param.written]
+        assert dtypes == [torch.float32, torch.float16]  # what is added up is not rounded before
 
 
 def test_the_library_and_one_kernel_stay_candidates() -> None:
@@ -150,3 +168,16 @@ def test_kernels_of_parts_compile_ahead_of_time() -> None:
         assert len(kernels) == 2 and not any(isinstance(step, Extern) and not step.is_view for step in found.steps)
         for kernel in kernels:
             assert dict(target.stages(kernel, target.emit(kernel)))["cubin"]
+
+
+def test_few_rows_take_one_launch_on_a_gpu() -> None:
+    """Their tiles are small, and go through pointers: the last program of each adds up its parts in no time."""
+    pytest.importorskip("triton")
+    target = TARGETS["triton"]("sm_90")
+    given = [torch.empty(shape, dtype=torch.bfloat16) for shape in ((8, 8192), (512, 8192), (512,))]
+    found = scheduled(linear, *given, target="triton")
+    (kernel,) = [step.kernel for step in found.steps if isinstance(step, KernelCall)]
+    verify_kernel(kernel)
+    source = target.emit(kernel)
+    assert kernel.awaited and "tl.atomic_add(counter + block, 1" in source
+    assert dict(target.stages(kernel, source))["cubin"]

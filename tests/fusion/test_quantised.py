@@ -213,9 +213,9 @@ def test_a_weight_that_is_contiguous_along_its_columns_is_summed_for_one_row(m: 
 
 
 def test_the_larger_operand_fills_the_rows_of_the_matrix_units() -> None:
-    blocked = block(only_kernel(per_channel, *inputs(per_channel, 16, 4096, 4096)))
+    blocked = block(only_kernel(per_channel, *inputs(per_channel, 16, 16384, 4096)))
     sizes = {dim.name: int(dim.size) for dim in blocked.dims}
-    assert sizes == {"m": 4096, "k": 4096, "n": 16}
+    assert sizes == {"m": 16384, "k": 4096, "n": 16}
     blocked = block(only_kernel(per_channel, *inputs(per_channel, 64, 4096, 4096)))
     assert {dim.name: int(dim.size) for dim in blocked.dims}["m"] == 64
 
@@ -231,9 +231,19 @@ def test_packed_weights_are_walked_as_they_are_stored() -> None:
         assert all(load.mask is None for load in weights)
 
 
+@pytest.mark.parametrize("m", [1, 3, 16])
+def test_packed_weights_with_few_long_rows_are_multiplied_in_parts_of_one_launch(m: int) -> None:
+    kernel = only_kernel(packed_in_groups, *inputs(packed_in_groups, m, 4096, 14336))
+    verify_kernel(kernel)
+    assert [int(axis.size) for axis in kernel.awaited] == [4]
+    assert {fold.op for fold in folds(block(kernel).kernel)} == {"dot"}
+    source = TritonTarget("sm_90").emit(kernel)
+    assert "tl.dot(" in source and "tl.atomic_add(counter + block, 1" in source
+
+
 def test_what_interleaves_is_one_load() -> None:
     for m in (1, 16):
-        source = TritonTarget("sm_90").emit(only_kernel(packed, *inputs(packed, m, 4096, 4096)))
+        source = TritonTarget("sm_90").emit(only_kernel(packed, *inputs(packed, m, 16384, 4096)))
         assert source.count("tl.split(") == 1
         assert source.count("tl.load(") == 3  # x, weights, scales
 

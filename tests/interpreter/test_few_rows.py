@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
 from codegen.triton import Config, TritonTarget
+from fusion.schedule import long_sums
 from lowering.kernel import Kernel
 from tests.codegen.kernels.making import BF16
 from tests.codegen.kernels.products import matmul
@@ -51,6 +52,26 @@ def test_one_row_and_many_rows_of_packed_weights() -> None:
     kernel = only_kernel(function, *given)
     assert "tl.dot(" in TARGET.emit(kernel)
     assert error(run(kernel, given), function, given) <= 2 * error(function(*given), function, given)
+
+
+@pytest.mark.parametrize("m", [1, 3, 16])
+@pytest.mark.parametrize("name", ["packed", "packed_in_groups"])
+def test_the_last_program_of_a_tile_adds_up_its_parts(name: str, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(long_sums, "_price", lambda *args: 0.0)
+    function = LINEARS[name]
+    given = inputs(function, m, 72, 2048)
+    kernel = only_kernel(function, *given)
+    assert [int(axis.size) for axis in kernel.awaited] == [4]
+    read, out = iter(given), torch.full((m, 72), float("nan"), dtype=BF16)
+    passed = [next(read) if not param.written else out for param in kernel.params]
+    (place,) = [k for k, param in enumerate(kernel.params) if param.written and param.dtype is torch.float32]
+    made = kernel.params[place]
+    parts = torch.empty_strided([int(size) for size in made.shape], [int(stride) for stride in made.strides])
+    passed[place] = parts.fill_(torch.nan)
+    launch = TARGET.build(kernel, TARGET.emit(kernel))
+    for _ in range(2):
+        launch(*passed)
+        assert error(out, function, given) <= 2 * error(function(*given), function, given)
 
 
 @pytest.mark.parametrize("name", ["in_groups", "packed_in_groups"])

@@ -29,6 +29,7 @@ FEW_ROWS, FEW_LONG_ROWS, LONG = 1.03, 0.93, 16_384
 CHAINED, CHAINED_POINTERS = 0.6, 0.5
 WARPS = 64  # that share a multiprocessor
 NARROW_TOGETHER = 3  # programs that must share one to hide how a narrow product converts what it loads
+PACKED_SUMS = 0.4  # what is left of the speed of sums where numbers that share a byte are taken apart
 TF32, TF32_CHAINED = 0.25, 0.37  # against cuBLAS in TF32, where descriptors are for halves only
 OTHER_DTYPES = {torch.float32: 1.4, torch.float64: 0.25, torch.int8: 0.6}
 
@@ -105,7 +106,8 @@ def _of_sums(blocked: Blocked) -> float:
     rows = math.prod(extent(dim.size) for dim in blocked.grid())
     length = math.prod(extent(dim.size) for dim in blocked.dims if dim.role is not Role.GRID)
     size = max(blocked.kernel.params, key=lambda param: extent(param.extent)).dtype.itemsize
-    return (FEW_LONG_ROWS if length * size > LONG else FEW_ROWS) * min(1.0, rows / (2 * PROGRAMS))
+    share = PACKED_SUMS if vectors.is_packed(blocked) else 1.0
+    return share * (FEW_LONG_ROWS if length * size > LONG else FEW_ROWS) * min(1.0, rows / (2 * PROGRAMS))
 
 
 def _aligned(blocked: Blocked, offset: Index, size: int) -> bool:

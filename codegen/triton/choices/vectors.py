@@ -51,10 +51,19 @@ def candidates(blocked: Blocked) -> tuple[Config, ...]:
     return tuple(dict.fromkeys(found))
 
 
+def is_packed(blocked: Blocked) -> bool:
+    """Are several numbers taken of each element of the matrix that is summed?"""
+    return any(map(_of_several, _sums(blocked)))
+
+
+def _of_several(fold: Fold) -> bool:
+    return isinstance(fold.args[0], Op) and fold.args[0].name == "add"
+
+
 def _shapes(sums: Sequence[Fold], size: int, *, grouped: bool) -> tuple[tuple[int, int, int], ...]:
     """The table for a matrix of elements of `size` bytes, in `grouped` words or one by one."""
-    if any(isinstance(fold.args[0], Op) and fold.args[0].name == "add" for fold in sums):
-        return _PACKED  # of each element several numbers are taken
+    if any(map(_of_several, sums)):
+        return _PACKED
     if grouped:
         return _GROUPS
     if len(sums) > 1:

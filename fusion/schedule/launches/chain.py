@@ -48,6 +48,8 @@ def _host(result: Sequence[KernelCall | Extern], ready: dict[str, int], step: Ke
     host = result[position] if position >= 0 else None
     if not isinstance(host, KernelCall) or not all(axis.size.is_Integer and axis.size > 0 for axis in host.kernel.axes):
         return None  # an empty grid has no last program
+    if host.kernel.awaited:  # each tile has a last program of its own
+        return None
     if host.over.keys() & {*inputs}:  # written in the memory of a tensor that has another name in this launch
         return None
     return position
