@@ -16,8 +16,9 @@ from pathlib import Path
 from types import FrameType
 
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, traceback
+from torch.fx import GraphModule, Interpreter, traceback
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
@@ -147,6 +148,9 @@ def _capture(
         functional = torch.func.functionalize(call, remove="mutations")
         with attention, _UserLines():
             graph: GraphModule = make_fx(functional, decomposition_table=decompositions())(*inputs)
+        if any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in graph.graph.nodes):
+            # What PyTorch takes operations apart into may change in place what it has just made.
+            graph = make_fx(torch.func.functionalize(Interpreter(graph).run, remove="mutations"))(*inputs)
     return graph
 
 
