@@ -125,7 +125,7 @@ def test_reductions_of_nothing_and_of_one():
 def test_halves_are_summed_in_float32():
     x = torch.full((4096,), 1.0, dtype=torch.float16)
     program = check(lambda a: (a.sum(), a.mean()), x)
-    assert all(node.dtype is torch.float32 for node in program.nodes if isinstance(node, Reduce))
+    assert {node.dtype for node in program.nodes if isinstance(node, Reduce)} == {torch.float32}
 
 
 # Norms ----------------------------------------------------------------------------------------------------------------
