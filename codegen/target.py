@@ -8,17 +8,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 import sympy
 
 from codegen.numerics import Numerics
+from lowering.errors import BuildError
 from lowering.kernel import Kernel
 
 Launcher: TypeAlias = Callable[..., None]
 """Runs one kernel: called with the tensors of `Kernel.params` in order, then its sizes as ints.  Outputs are
 written in place.
 """
+
+Refused: TypeAlias = Callable[[BuildError, Sequence[Any]], None]
+"""Does what a launch was to do, by other means: called with why it cannot be launched, and its arguments."""
+
+
+class LateLauncher(Protocol):
+    """A launcher that may have to build or load what it launches, and raises a BuildError where that fails."""
+
+    def __call__(self, *args: Any) -> None:
+        """Runs the kernel, as any launcher does."""
+
+    def or_else(self, refused: Refused) -> Launcher:
+        """The same launcher, which then calls `refused` instead; it stores nothing before."""
+
 
 Stage: TypeAlias = tuple[str, "str | bytes"]
 """A named artefact on the way from source to binary: (file suffix such as "ptx", content)."""
@@ -112,7 +127,6 @@ class Capabilities:
         scatters: operations of `program.SCATTER_OPS` with which elements are updated at which sources may meet.
         ordered: are sources that meet taken in the order of a loop, so that the result is always the same?  Else each
             update is atomic.
-        late: may a launch have to build or load what it launches, and raise a BuildError before it stores anything?
     """
 
     fold_ops: frozenset[str]
@@ -135,7 +149,6 @@ class Capabilities:
     max_params: int = 64
     scatters: frozenset[str] = frozenset()
     ordered: bool = True
-    late: bool = False
 
 
 class Target(Protocol):

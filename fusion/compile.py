@@ -89,8 +89,7 @@ def compile_graph(
         made, built = _made(graph, options, label, builder, trace)
         warm.keep(made)
 
-    late = refused if builder.target.capabilities.late else None
-    module = trace.module(splice(made.schedule, built, main, late))
+    module = trace.module(splice(made.schedule, built, main, refused))
     for name, body in module.named_children():
         assert isinstance(body, fx.GraphModule)
         trace.within(name).module(body)

@@ -82,7 +82,6 @@ _H200 = Capabilities(
     attention=_ATTENTION,
     scatters=frozenset({"store", *ATOMIC}),
     ordered=False,
-    late=True,
 )
 
 _TF32_SHARE = {**_H200.matrix_share, 4: 0.5}

@@ -8,26 +8,21 @@ launcher; what leaves is one that has the evaluator do what was refused, which i
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Sequence
+from typing import Any, cast
 
-import torch
-
-from codegen.target import Launcher
+from codegen.target import LateLauncher, Launcher
 from lowering.errors import BuildError
 from lowering.interpret import run_kernel
 from lowering.kernel import Kernel
 
 
 def or_evaluated(launch: Launcher, kernel: Kernel, refused: Callable[[BuildError], object]) -> Launcher:
-    """`launch`, or the evaluator where that cannot be, once `refused` was told."""
+    """`launch`, or the evaluator where that cannot be, once `refused` was told; what launches costs nothing more."""
     count = len(kernel.params)
 
-    def run(*args: torch.Tensor | int) -> None:
-        try:
-            launch(*args)
-        except BuildError as refusal:  # before anything was stored
-            refused(refusal)
-            run_kernel(kernel, cast("tuple[torch.Tensor, ...]", args[:count]), cast("tuple[int, ...]", args[count:]))
+    def evaluate(refusal: BuildError, args: Sequence[Any]) -> None:
+        refused(refusal)
+        run_kernel(kernel, args[:count], args[count:])
 
-    return run
+    return cast(LateLauncher, launch).or_else(evaluate) if hasattr(launch, "or_else") else launch

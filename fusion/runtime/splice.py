@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import sympy
 import torch
@@ -83,13 +84,15 @@ def splice(
         A module whose `forward(args: list) -> tuple` empties `args` and returns the outputs of the program.  Its
         children are the modules of what it calls in chunks.
     """
+    if refused is not None:
+        built = {k: replace(each, launch=or_evaluated(each.launch, k, refused)) for k, each in built.items()}
     modules: dict[str, fx.GraphModule] = {}
     calls: dict[Chunks, Callable[..., object]] = {}
     for number, (chunks, bodies) in enumerate(schedule.bodies.items()):
-        made = {f"chunks_{number}_{k}": splice(body, built, main, refused) for k, body in enumerate(bodies)}
+        made = {f"chunks_{number}_{k}": splice(body, built, main) for k, body in enumerate(bodies)}
         calls[chunks] = named(InChunks(chunks, [module.forward for module in made.values()]), "in_chunks")
         modules.update(made)
-    result = _Splicer(schedule.program, calls, main, refused).run(schedule.steps, built)
+    result = _Splicer(schedule.program, calls, main).run(schedule.steps, built)
     for name, module in modules.items():
         result.add_module(name, module)
     return result
@@ -99,13 +102,9 @@ class _Splicer:
     """The graph under construction, and the fx node that holds each buffer and size."""
 
     def __init__(
-        self,
-        program: Program,
-        calls: Mapping[Chunks, Callable[..., object]],
-        main: torch.device | None,
-        refused: Callable[[BuildError], object] | None,
+        self, program: Program, calls: Mapping[Chunks, Callable[..., object]], main: torch.device | None
     ) -> None:
-        self.program, self.calls, self.main, self.refused = program, calls, main, refused
+        self.program, self.calls, self.main = program, calls, main
         self.graph = fx.Graph()
         self.tensors: dict[str, fx.Node] = {}
         self.views: dict[str, tuple[str, int]] = {}  # made where they are needed: of what, and how far from its start
@@ -139,8 +138,6 @@ class _Splicer:
 
     def _launcher(self, call: KernelCall, launch: Launcher) -> Callable[..., object]:
         """What launches the kernel of a call, under the kernel's name."""
-        if self.refused is not None:
-            launch = or_evaluated(launch, call.kernel, self.refused)
         return named(_located(launch, call) if has_checks(call.kernel) else launch, call.kernel.name)
 
     def _launch(self, call: KernelCall, launch: Callable[..., object]) -> None:

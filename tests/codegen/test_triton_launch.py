@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import pytest
@@ -19,6 +20,7 @@ from codegen.triton.launch.build import _dynamic_launcher, _Ready, _static_launc
 from codegen.triton.launch.load import load, signature
 from codegen.triton.launch.multiples import telling
 from codegen.triton.launch.passed import Kept
+from lowering.errors import BuildError
 from lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F32, param
 from tests.codegen.kernels.pointwise import add
@@ -75,6 +77,31 @@ def test_a_launch_takes_the_binary_that_its_pointers_allow(monkeypatch: pytest.M
         launch(_At(address), _At(32), _At(48), size)
     assert ready.made == [(True, True), (True, False), (False, True), (True, True, "wide")]
     assert [call[0] for call in ready.launched] == [True, True, False, True, True]
+
+
+def test_a_launch_that_is_refused_goes_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+
+    class Refusing(_Recorded):
+        def run(self, device: int, aligned: bool, *rest: object) -> Callable[[int, list[int]], None]:
+            if not aligned:
+                raise BuildError("too much shared memory")
+            return super().run(device, aligned)
+
+    size = sympy.Symbol("s0", integer=True, positive=True)
+    for make, sizes in (
+        (partial(_static_launcher, kernel=add(64)), ()),
+        (partial(_dynamic_launcher, kernel=add(size)), (64,)),
+    ):
+        ready, others = Refusing(), []
+        launch = make(ready)
+        aligned, unaligned = [_At(16), _At(32), _At(48), *sizes], [_At(20), _At(32), _At(48), *sizes]
+        with pytest.raises(BuildError):
+            launch(*unaligned)
+        launch = launch.or_else(lambda refusal, args: others.append(args))  # noqa: B023
+        for args in (aligned, unaligned, aligned, unaligned):
+            launch(*args)
+        assert len(ready.launched) == 2 and others == [tuple(unaligned)] * 2
 
 
 def test_sizes_that_only_count_rows_have_one_binary() -> None:

@@ -7,7 +7,6 @@ import inspect
 import re
 import warnings
 from collections.abc import Callable
-from dataclasses import replace
 
 import pytest
 import torch
@@ -17,7 +16,7 @@ from torch._dynamo import exc
 import fusion
 import fusion.capture
 from codegen.reference import ReferenceTarget
-from codegen.target import Capabilities, Launcher
+from codegen.target import Launcher, Refused
 from codegen.targets import TARGETS
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
@@ -110,19 +109,22 @@ def test_inputs_that_overlap_otherwise():
 class Late(ReferenceTarget):
     """A target that can build everything but what works on rows of 7, which it notices when it is launched."""
 
-    @property
-    def capabilities(self) -> Capabilities:
-        return replace(super().capabilities, late=True)
-
     def build(self, kernel: Kernel, source: str) -> Launcher:
-        launch = super().build(kernel, source)
+        evaluate = super().build(kernel, source)
 
-        def refusing(*args: Tensor | int) -> None:
-            if any(isinstance(arg, Tensor) and arg.shape[-1:] == (7,) for arg in args):
-                raise BuildError(f"{kernel.name} needs more shared memory than there is")
-            launch(*args)
+        def launcher(refused: Refused | None = None) -> Launcher:
+            def launch(*args: Tensor | int) -> None:
+                if not any(isinstance(arg, Tensor) and arg.shape[-1:] == (7,) for arg in args):
+                    return evaluate(*args)
+                refusal = BuildError(f"{kernel.name} needs more shared memory than there is")
+                if refused is None:
+                    raise refusal
+                return refused(refusal, args)
 
-        return refusing
+            launch.or_else = launcher  # type: ignore[attr-defined]
+            return launch
+
+        return launcher()
 
 
 @pytest.fixture

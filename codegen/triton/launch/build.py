@@ -25,7 +25,7 @@ import triton
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from codegen.target import Launcher
+from codegen.target import Launcher, Refused
 from codegen.triton.arguments import on_device
 from codegen.triton.launch import interpreted, passed
 from codegen.triton.launch.aot import compile_for
@@ -202,7 +202,7 @@ def _run(compiled: Any, device: int, source: Generated) -> Run:
     return run_described
 
 
-def _static_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> Launcher:
+def _static_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False, refused: Refused | None = None) -> Launcher:
     runs: dict[tuple[int, bool], tuple[Run, int]] = {}
     current, kept = torch._C._cuda_getDevice, promise(kernel.params, near=near)
     at, plain, values = on_device(kernel), not any(param.number for param in kernel.params), _values_of(kernel.params)
@@ -215,13 +215,22 @@ def _static_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> La
         device = tensors[at].get_device()
         pointers = [tensor.data_ptr() for tensor in tensors] if plain else values(tensors)
         aligned = kept(pointers)
-        run, programs = runs.get((device, aligned)) or first(device, aligned)
+        found = runs.get((device, aligned))
+        if found is None:
+            try:
+                found = first(device, aligned)
+            except BuildError as refusal:
+                if refused is None:
+                    raise
+                return refused(refusal, tensors)
+        run, programs = found
         if device == current():
             run(programs, pointers)
         else:
             with torch.cuda.device(device):
                 run(programs, pointers)
 
+    launch.or_else = lambda refused: _static_launcher(ready, kernel, near=near, refused=refused)  # type: ignore[attr-defined]
     return launch
 
 
@@ -229,7 +238,7 @@ MOST_SIZES = 4096
 """Sets of sizes for which a launcher remembers what it launches."""
 
 
-def _dynamic_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> Launcher:
+def _dynamic_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False, refused: Refused | None = None) -> Launcher:
     runs: dict[Wanted, Run] = {}
     known: dict[tuple[int, ...], tuple[Run, int]] = {}  # sizes that were there before cost no more than fixed ones
     current, kept = torch._C._cuda_getDevice, promise(kernel.params, near=near)
@@ -256,11 +265,20 @@ def _dynamic_launcher(ready: _Ready, kernel: Kernel, *, near: bool = False) -> L
         device, sizes = args[at].get_device(), args[count:]
         pointers = [tensor.data_ptr() for tensor in args[:count]] if plain else values(args[:count])
         aligned = kept(pointers)
-        run, programs = known.get((device, aligned, *sizes)) or first(device, aligned, sizes)
+        found = known.get((device, aligned, *sizes))
+        if found is None:
+            try:
+                found = first(device, aligned, sizes)
+            except BuildError as refusal:
+                if refused is None:
+                    raise
+                return refused(refusal, args)
+        run, programs = found
         if device == current():
             run(programs, [*pointers, *sizes])
         else:
             with torch.cuda.device(device):
                 run(programs, [*pointers, *sizes])
 
+    launch.or_else = lambda refused: _dynamic_launcher(ready, kernel, near=near, refused=refused)  # type: ignore[attr-defined]
     return launch
