@@ -309,7 +309,7 @@ def _wrapped(position: sympy.Expr, size: sympy.Expr, shape: Shape) -> sympy.Expr
 
 
 @lowers(aten.roll.default, lazy=True)
-def roll(ctx: Builder, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()) -> Value:
+def roll(ctx: Builder, x: Value, shifts: Sequence[int | sympy.Expr], dims: Sequence[int] = ()) -> Value:
     """x moved along `dims`, what leaves at the end comes back at the front; without dims, of x laid flat."""
     if not dims:
         flat = reshape(x, (sympy.Mul(*x.shape),))
@@ -317,10 +317,10 @@ def roll(ctx: Builder, x: Value, shifts: Sequence[int], dims: Sequence[int] = ()
     index: list[sympy.Expr] = list(axes_of(x.shape))
     for shift, dim in zip(shifts, dims, strict=True):
         size = x.shape[dim]
-        if not size.is_Integer:
-            raise Unsupported(f"roll along a dimension of size {size}")
+        if not (size.is_Integer or size.is_positive):
+            raise Unsupported(f"roll along a dimension of size {size}, which may be 0")
         if size != 0:
-            index[dim] = Mod(index[dim] + (-shift) % int(size), size)
+            index[dim] = Mod(index[dim] + Mod(-sympy.sympify(shift), size), size)
     return x.view(x.shape, [simplify(i, axis_bounds(x.shape)) for i in index])
 
 

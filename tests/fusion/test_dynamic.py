@@ -342,7 +342,7 @@ def last_third(x: torch.Tensor) -> torch.Tensor:
     return y
 
 
-SLICES: dict[str, Program] = {
+PARTS: dict[str, Program] = {
     "last half": lambda x: x[-(x.shape[0] // 2) :] * 2,
     "last half, rounded up": lambda x: x[-x.shape[0] // 2 :] * 2,
     "last quarter, rounded up": lambda x: x[-math.ceil(x.shape[0] / 4) :] * 2,
@@ -350,12 +350,14 @@ SLICES: dict[str, Program] = {
     "either from the end": lambda x: x[x.shape[0] - 11 : x.shape[0] - 7] * 2,
     "around the middle": lambda x: x[x.shape[0] // 3 : 2 * (x.shape[0] // 3)] * 2,
     "written": last_third,
+    "rolled": lambda x: x.roll((-(x.shape[0] // 3), 1), (0, 1)) * x.roll(5),
+    "rolled by a size": lambda x: (torch.ones(7, 3) + x[:7]).roll(x.shape[0], 0) * 2,
 }
 
 
-@pytest.mark.parametrize("name", SLICES)
-def test_slices_that_begin_or_end_at_computed_positions(name: str) -> None:
-    f, backend = SLICES[name], Backend(Options(strict=True))
+@pytest.mark.parametrize("name", PARTS)
+def test_parts_that_begin_or_end_at_computed_positions(name: str) -> None:
+    f, backend = PARTS[name], Backend(Options(strict=True))
     compiled = torch.compile(f, backend=backend, dynamic=True)
     for length in (12, 9, 17, 8):
         x, y = (normal(length, 3).requires_grad_() for _ in range(2))
