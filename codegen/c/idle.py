@@ -18,8 +18,9 @@ from codegen.c.indices import Names, index_text
 from codegen.c.nest import Extent, Namespace
 from codegen.c.skips import affine
 from codegen.c.sweeps import Sweep
+from lowering.checks import CHECKED
 from lowering.conditions import simpler
-from lowering.expr import Cast, Const, Expr, Op, const, postorder, rewrite
+from lowering.expr import Cast, Const, Expr, Op, const, free_axes, postorder, rewrite
 from lowering.indexing import FloorDiv, coefficient, symbols_of
 from lowering.kernel import Fold
 from lowering.scalar_ops import identity, keeps_position
@@ -40,8 +41,11 @@ def busy(sweep: Sweep, lane: sympy.Symbol) -> Busy | None:
     """Where `sweep` changes something, if comparisons say that; its lanes run along `lane`."""
     if not sweep.folds or sweep.stores or sweep.keeps or sweep.scans or lane in sweep.over:
         return None
+    order = postorder(*sweep.roots)
+    if any(isinstance(node, Op) and node.name == CHECKED and lane in free_axes(node) for node in order):
+        return None  # eager looks at each position, whatever becomes of it
     found = {}
-    for node in postorder(*sweep.roots):
+    for node in order:
         limit = _limit(node, lane)
         if limit is not None and all(_is_idle(fold, node) for fold in sweep.folds):
             found[node] = limit

@@ -436,3 +436,18 @@ def test_numbers_that_fit_or_wrap_around_are_taken() -> None:
     for got, expected in zip(fused(x, h), f(x, h), strict=True):
         assert torch.equal(got, expected) and got.dtype is expected.dtype
     assert not fusion.report(fused).externs
+
+
+def test_a_position_is_looked_at_where_its_row_counts_as_nothing():
+    """Lanes are left out where a sum gains nothing, but not with a position that eager looks at."""
+
+    def first_four(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return torch.where(torch.arange(8)[:, None] < 4, table.gather(0, rows), 0.0).sum(0)
+
+    fused = fusion.fuse(first_four, options={"strict": True})
+    table, rows = torch.randn(10, 32), torch.randint(10, (8, 32))
+    torch.testing.assert_close(fused(table, rows), first_four(table, rows))
+    rows[6, 3] = 99
+    for call in (first_four, fused):
+        with pytest.raises(RuntimeError, match="out of bounds"):
+            call(table, rows)
