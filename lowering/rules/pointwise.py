@@ -60,6 +60,9 @@ TABLE: tuple[tuple[OpOverloadPacket, str, Kind], ...] = (
 )
 """ATen operation, scalar operation, promotion."""
 
+BITWISE = frozenset({"and", "or", "xor", "not", "shl", "shr"})
+"""The scalar operations that floats do not have."""
+
 COMPARISONS: tuple[tuple[OpOverloadPacket, str], ...] = (
     (aten.eq, "eq"),
     (aten.ne, "ne"),
@@ -85,7 +88,10 @@ PREDICATES: tuple[OpOverloadPacket, ...] = (aten.isnan, aten.isinf)
 def _register(packet: OpOverloadPacket, name: str, kind: Kind) -> None:
     @lowers(*overloads(packet))
     def rule(ctx: Builder, *args: Argument) -> Value:
-        return pointwise(name, *args, kind=kind)
+        result = pointwise(name, *args, kind=kind)
+        if name in BITWISE and result.dtype.is_floating_point:
+            raise Unsupported("bits of floats, which are eager's to refuse")
+        return result
 
 
 def _register_comparison(packet: OpOverloadPacket, name: str) -> None:

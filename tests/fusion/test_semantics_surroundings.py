@@ -209,6 +209,14 @@ def test_an_error_in_the_users_operation() -> None:
     assert caught.value.args == ("in an operation", 3)
 
 
+@pytest.mark.parametrize("f", [torch.bitwise_and, lambda x, y: (x * y) ^ y], ids=["and", "xor"])
+def test_bits_of_floats_are_refused_as_by_eager(f: Callable[[Tensor, Tensor], Tensor]) -> None:
+    x = torch.ones(3)
+    for program in (f, fusion.fuse(f, options=STRICT)):
+        with pytest.raises(NotImplementedError, match="not implemented for 'Float'"):
+            program(x, x)
+
+
 def test_what_is_no_exception() -> None:
     def halts(x: Tensor) -> Tensor:
         raise Halt(x.shape[0])
