@@ -177,6 +177,9 @@ class Target(Protocol):
     def efficiency(self, kernel: Kernel) -> float:
         """The share of a library's speed at which a contraction `kernel` runs here; 1 where they are equal."""
 
+    def waits(self, kernel: Kernel) -> bool:
+        """Is what a contraction `kernel` computes behind its products time of its own, beside its `efficiency`?"""
+
     def forms(self, kernel: Kernel) -> Sequence[Form]:
         """The forms of a kernel whose walk has several products, the one that it takes first."""
 

@@ -93,6 +93,10 @@ class CTarget:
         found = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold)]
         return SEVERAL_FOLDS if len(found) > 1 else ONE_FOLD
 
+    def waits(self, kernel: Kernel) -> bool:
+        """No."""
+        return False
+
     def forms(self, kernel: Kernel) -> tuple[Form, ...]:
         """One."""
         return (Form(GENERATED),)

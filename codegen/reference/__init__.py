@@ -73,6 +73,10 @@ class ReferenceTarget:
         """As fast as any library, so that schedules show what can be fused."""
         return 1.0
 
+    def waits(self, kernel: Kernel) -> bool:
+        """No."""
+        return False
+
     def forms(self, kernel: Kernel) -> tuple[Form, ...]:
         """One."""
         return (Form(GENERATED),)

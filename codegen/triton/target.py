@@ -16,7 +16,7 @@ from codegen.triton.beside import alike
 from codegen.triton.blocks import Blocked, Config, block, describe
 from codegen.triton.choices import candidates
 from codegen.triton.choices.chains import forms
-from codegen.triton.choices.efficiency import efficiency, speed
+from codegen.triton.choices.efficiency import efficiency, speed, waits
 from codegen.triton.choices.vectors import is_packed, narrow
 from codegen.triton.emit import emit
 from codegen.triton.statements.updates import ATOMIC
@@ -169,6 +169,10 @@ class TritonTarget:
     def efficiency(self, kernel: Kernel) -> float:
         """The share of cuBLAS's speed that a contraction reaches, as measured on an H200."""
         return _efficiency(kernel, self.arch, self.numerics.tf32)
+
+    def waits(self, kernel: Kernel) -> bool:
+        """Through pointers; of products in the persistent form the efficiency says so."""
+        return waits(_blocked(kernel), self.arch, tf32=self.numerics.tf32)
 
     def forms(self, kernel: Kernel) -> tuple[Form, ...]:
         """In groups of warps where that is possible and faster; else why it is not."""

@@ -129,12 +129,15 @@ def _offer(
 ) -> _Offer:
     """The ways to compute a cluster.
 
-    A generated kernel takes the larger of its products and its traffic, at its share of the library's speed.
+    A generated kernel takes the larger of its products and its traffic, at its share of the library's speed, and what
+    it computes behind them where nothing hides that.
     """
     moved = sum(prices.traffic(cluster)) / prices.capabilities.bandwidth
     multiplied = sum(prices.contraction(cluster, contract) for contract in products.values())
     kernel = kernel_of(prices, cluster).kernel
     generated = prices.capabilities.launch_us + max(multiplied, moved) / target.efficiency(kernel)
+    if target.waits(kernel):
+        generated += _behind(prices, cluster, products)
     library = {position: contract.library for position, contract in products.items()}
     parts = in_parts(prices, cluster, products, target)
     ways = (
@@ -146,11 +149,24 @@ def _offer(
     return _Offer(cluster, products, kernel, ways, tried)
 
 
-def _apart(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
-    """Microseconds of the library's products, one by one, and of the kernels before and after them."""
+def _behind(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
+    """Microseconds of what is computed of the results of products."""
+    after = replace(cluster, places={member: cluster.places[member] for member in _parts(prices, cluster, products)[1]})
+    return prices.flops(after) / prices.capabilities.flops
+
+
+def _parts(
+    prices: Prices, cluster: Cluster, products: Mapping[int, Contract]
+) -> tuple[frozenset[int], tuple[int, ...]]:
+    """The members that lead to the operands of products, and those that are neither these nor products."""
     leading = (leading_to(prices.dependences, cluster.members, position) for position in products)
     before = frozenset[int]().union(*leading)
-    after = [member for member in cluster.members if member not in before and member not in products]
+    return before, tuple(member for member in cluster.members if member not in before and member not in products)
+
+
+def _apart(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
+    """Microseconds of the library's products, one by one, and of the kernels before and after them."""
+    before, after = _parts(prices, cluster, products)
     total = 0.0
     for members in (before, *({position} for position in products), after):
         if not members:

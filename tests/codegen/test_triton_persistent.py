@@ -75,6 +75,12 @@ def test_two_programs_hide_what_takes_long_to_finish() -> None:
     assert chosen(activated(8192, 4096, 1024, smooth=True)) == (128, 128, 2, 2)
 
 
+def test_the_end_is_priced_once() -> None:
+    """In the persistent form by the share of the library's speed, through pointers beside it."""
+    assert not TARGET.waits(activated(8192, 8192, 1024, smooth=True))
+    assert TARGET.waits(activated(8192, 8192, 96, smooth=True))
+
+
 def test_columns_fill_their_blocks() -> None:
     """Of 384 columns two blocks of 256 compute 512.  H200, with a residual: 41 µs, in blocks of 64 by 256 68 µs."""
     assert chosen(residual(12544, 384, 1536, BF16)) == (128, 128, 1, 1)

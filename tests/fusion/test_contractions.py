@@ -192,6 +192,18 @@ def test_every_product_is_left_to_the_library_where_none_gains() -> None:
     assert [isinstance(step, Extern) for step in found] == [True, True]
 
 
+def gradient_of_gelu(dy: torch.Tensor, w: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    gradient: torch.Tensor = torch.ops.aten.gelu_backward(dy @ w, x)
+    return gradient
+
+
+@pytest.mark.parametrize(("rows", "length", "columns"), [(200704, 96, 384), (3136, 768, 3072)])
+def test_what_is_computed_behind_a_product_through_pointers_is_paid_for(rows: int, length: int, columns: int) -> None:
+    """As measured on an H200: 326 and 97 µs in one kernel, 206 and 50 after a product of the library."""
+    product, rest = launches(scheduled(gradient_of_gelu, (rows, length), (length, columns), (rows, columns)))
+    assert isinstance(product, Extern) and isinstance(rest, KernelCall)
+
+
 def heads_together(g: torch.Tensor, x: torch.Tensor, w: torch.Tensor) -> tuple[torch.Tensor, ...]:
     """What comes back to a linear layer behind which heads were put before positions."""
     gradient = torch.tanh(g)
