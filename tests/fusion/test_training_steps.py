@@ -262,10 +262,10 @@ def test_where_one_half_of_a_checkpoint_cannot_be_compiled_it_draws_the_same(
 ) -> None:
     compile_graph = fusion.backend.compile_graph
 
-    def only_other_half(graph: torch.fx.GraphModule, options: object, label: str, **others: object) -> object:
+    def only_other_half(graph: torch.fx.GraphModule, options: object, label: str, *others: object) -> object:
         if label == half:
             raise RuntimeError(f"a defect in {half}")
-        return compile_graph(graph, options, label, **others)
+        return compile_graph(graph, options, label, *others)
 
     monkeypatch.setattr(fusion.backend, "compile_graph", only_other_half)
     fused = fusion.fuse(lambda x: checkpoint(lambda v: F.dropout(v.exp(), 0.5), x, use_reentrant=False))
