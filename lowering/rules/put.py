@@ -54,7 +54,9 @@ def index_copy(ctx: Builder, x: Value, dim: int, index: Value, source: Value) ->
 
 
 def _copied(ctx: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
-    """The same at positions that are settled."""
+    """The same at positions that are settled, which nobody looks at where nothing is written."""
+    if 0 in source.shape:
+        return x
     if updates_input(ctx) or not is_few(source.shape[dim] * x.shape[dim]):
         return written(ctx, x, rows(index, dim, source.shape), source)
     last = last_source(ctx, index, x.shape[dim])
@@ -74,9 +76,11 @@ def index_fill(ctx: Builder, x: Value, dim: int, index: Value, value: Argument) 
         return reshape(index_fill(ctx, reshape(x, (ONE,)), 0, index, filler), ())
     dim %= x.rank
     count = sympy.Mul(*index.shape)
+    shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
+    if 0 in shape:
+        return x
     at = positions(laid_flat(index), x.shape[dim], dim, wrap=True)
     if updates_input(ctx) or not is_few(count * x.shape[dim]):
-        shape = (*x.shape[:dim], count, *x.shape[dim + 1 :])
         filling = Value(shape, x.dtype, x.device, term_of(filler, shape, x.dtype).expr)
         return written(ctx, x, rows(at, dim, shape), filling)
     last = last_source(ctx, at, x.shape[dim])
