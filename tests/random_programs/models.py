@@ -122,11 +122,14 @@ MIXED = (
     "F.layer_norm({f}, {f}.shape[-1:], eps=0.1) @ {f}.float().mT",
     "({f} @ {f}.mT).softmax(-1) @ {f}",
     "F.scaled_dot_product_attention({f}.clamp(-3, 3), {f}, {f})",
-    "F.gelu(F.linear({f}, {f}.reshape(-1, {f}.shape[-1]))).sum(-1)",
+    "F.gelu(F.linear({f}, {f}.reshape(-1, {f}.shape[-1]))).float().sum(-1)",
     "F.mse_loss({f} @ {f}.mT, {f}.float() @ {f}.float().mT)",
     "torch.cat([{f}.float(), {f}.bfloat16()], {d})",
-    "torch.einsum('...id,...jd->...ij', {f}, {f}).exp().clamp(max=9)",
-    "F.cross_entropy({f}.reshape(-1, {f}.shape[-1]), {f}.detach().reshape(-1, {f}.shape[-1]).argmax(-1))",
-    "{f}.norm(dim=-1) + ({f} * {f}).sum(-1).bfloat16()",
+    "torch.einsum('...id,...jd->...ij', {f}, {f}).float().exp().clamp(max=9)",
+    "F.cross_entropy({f}.float().reshape(-1, {f}.shape[-1]), {f}.detach().reshape(-1, {f}.shape[-1]).argmax(-1))",
+    "{f}.float().norm(dim=-1) + ({f} * {f}).float().sum(-1).bfloat16()",
 )
-"""What runs under autocast, which casts operands of products down, and those of losses and norms up."""
+"""What runs under autocast, which casts operands of products down, and those of losses and norms up.
+
+What is cast up differs between devices: results are of the same dtype on all of them because those operands are floats.
+"""
