@@ -28,6 +28,7 @@ import torch
 
 from codegen.triton.blocks import Dim
 from codegen.triton.body import Body
+from codegen.triton.expressions.copies import LOAD
 from codegen.triton.expressions.indices import Layout, expand
 from codegen.triton.expressions.scopes import Tile, Transfer
 from codegen.triton.expressions.spell import PRODUCT, Code, cast
@@ -153,7 +154,7 @@ class Ahead:
         filled = f"{ring}_filled.index({slot})"
         values.line(f"hopper.mbarrier.wait({ring}_emptied.index({slot}), {phase})")
         values.line(f"hopper.mbarrier.expect({filled}, {count} * {size})")
-        values.line(f"hopper.tma.async_copy_global_to_shared({ring}_desc, {place_of}, {filled}, {ring}.index({slot}))")
+        values.line(f"{LOAD}({ring}_desc, {place_of}, {filled}, {ring}.index({slot}))")
 
     # Two groups compute -----------------------------------------------------------------------------------------------
 

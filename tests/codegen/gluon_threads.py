@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from codegen.triton.expressions.copies import LOAD, STORE
 from lowering.kernel import Kernel
 
 PATIENCE = 10.0
@@ -272,9 +273,8 @@ def _hopper() -> SimpleNamespace:
         ),
         tma=SimpleNamespace(
             make_tensor_descriptor=lambda flat, shape, strides, block, layout: _Matrix(flat, shape, strides, block),
-            async_copy_global_to_shared=_fetch,
-            async_copy_shared_to_global=_leave,
             store_wait=lambda pending: None,
+            **{LOAD.rpartition(".")[2]: _fetch, STORE.rpartition(".")[2]: _leave},
         ),
     )
 

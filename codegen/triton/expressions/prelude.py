@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import re
 
+from codegen.triton.expressions.copies import STORE
+
 _CALL = re.compile(r"\b(_[a-z_]+[0-9]*)\b")
 
 
@@ -76,13 +78,13 @@ def _begin_product(left, right, over_first: tl.constexpr, layout: tl.constexpr):
     zeros = gl.full([left.shape[0], right.shape[1]], 0.0, gl.float32, layout)
     return hopper.warpgroup_mma(left, right, zeros, use_acc=False, is_async=True)
 """,
-    "_send": """
+    "_send": f"""
 def _send(matrix, staged, corner, value):
     # What left from here before has been read.
     hopper.tma.store_wait(0)
     staged.reshape(value.shape).store(value)
     hopper.fence_async_shared()
-    hopper.tma.async_copy_shared_to_global(matrix, corner, staged)
+    {STORE}(matrix, corner, staged)
 """,
 }
 
