@@ -47,6 +47,9 @@ FLAGS = (
     "-fno-thread-jumps",
     # Then partial redundancies would be moved into branches, and lanes lost there: a call has no form for some of them.
     "-fno-tree-pre",
+    # Where it makes memset of the loop that clears an array of sums, GCC 12 fills the array with one lane's sum if the
+    # loop that adds up is short enough to be unrolled (a quarter of 540 small sums by computed position were wrong).
+    "-fno-tree-loop-distribute-patterns",
 )
 LINK_FLAGS = ("-shared", "-nostdlib")
 

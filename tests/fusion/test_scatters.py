@@ -318,3 +318,17 @@ def test_rows_that_data_name_are_walked_along():
     update = report(fused).kernels[-1].source
     *_, walked, innermost = re.findall(r"for \(int64_t (\w+)", update)
     assert (walked, innermost) == ("r0", "i0")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_short_sums_at_computed_positions(dtype):
+    """GCC 12, if it cleared the sums by a call, would give each of several positions what one of them adds up to."""
+
+    def counted(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        ones = x.new_ones(x.shape[0])
+        sums = torch.zeros_like(ones).index_add(0, torch.arange(x.shape[0]) % (x.shape[0] // 2), ones)
+        return sums @ sums, sums[-1]
+
+    for count in (4, 6, 8, 12, 16):
+        given = torch.empty(count, dtype=dtype)
+        assert fuse(counted, options={"strict": True}, dynamic=False)(given) == counted(given), count
