@@ -20,7 +20,7 @@ from codegen.c.skips import affine
 from codegen.c.sweeps import Sweep
 from lowering.checks import CHECKED
 from lowering.conditions import simpler
-from lowering.expr import Cast, Const, Expr, Op, const, free_axes, postorder, rewrite
+from lowering.expr import Cast, Const, Expr, Load, Op, const, free_axes, postorder, rewrite
 from lowering.indexing import FloorDiv, coefficient, symbols_of
 from lowering.kernel import Fold
 from lowering.scalar_ops import identity, keeps_position
@@ -56,6 +56,9 @@ def busy(sweep: Sweep, lane: sympy.Symbol) -> Busy | None:
         return const(True, torch.bool) if node in found else simpler(node)
 
     folds = tuple(replace(fold, args=tuple(rewrite(fold.args, rule))) for fold in sweep.folds)
+    unmasked = set(postorder(*(arg for fold in folds for arg in fold.args))).difference(order)
+    if any(isinstance(node, Load) and lane not in free_axes(node) for node in unmasked):
+        return None  # it is the same in all lanes, so it is read before their loop, also where that has none to run
     return Busy(replace(sweep, folds=folds), tuple(dict.fromkeys(found.values())))
 
 

@@ -380,3 +380,15 @@ def test_a_position_is_looked_at_where_its_row_counts_as_nothing() -> None:
     for call in (first_four, fused):
         with pytest.raises(RuntimeError, match="out of bounds"):
             call(table, rows)
+
+
+def test_what_all_lanes_share_is_read_under_its_mask():
+    """Positions of fewer rows than the result has: there are none in the rows that gain nothing."""
+
+    def added(x: torch.Tensor, places: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        return x.scatter_add(1, places, rows)
+
+    fused = fusion.fuse(added, options={"strict": True})
+    behind = torch.cat([torch.stack([torch.randperm(5) for _ in range(5)]), torch.full((5, 5), 99)])
+    x, rows = torch.randint(9, (10, 5)), torch.randint(9, (5, 5))
+    assert torch.equal(fused(x, behind[:5], rows), added(x, behind[:5], rows))
