@@ -302,7 +302,11 @@ def walked_folds(loop: Loop) -> tuple[Fold, ...]:
     return tuple(stmt for stmt in loop.body if isinstance(stmt, Fold) and set(stmt.over) & set(loop.axes))
 
 
-def spans(kernel: Kernel) -> Mapping[Expr, frozenset[sympy.Symbol]]:
+Spans = Mapping[Expr, frozenset[sympy.Symbol]]
+"""The axes that each expression of a kernel varies over."""
+
+
+def spans(kernel: Kernel) -> Spans:
     """The axes each expression of a kernel varies over; a `TileRef` varies over its fold's axes less those it folds."""
     axes = frozenset(axis.symbol for axis in kernel.axes)
     found: dict[Expr, frozenset[sympy.Symbol]] = {}

@@ -14,9 +14,8 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from codegen.c.indices import Names, index_text
+from codegen.c.indices import Names, affine, index_text
 from codegen.c.nest import Extent, Namespace
-from codegen.c.skips import affine
 from codegen.c.sweeps import Sweep
 from lowering.checks import CHECKED
 from lowering.conditions import simpler

@@ -6,15 +6,40 @@ divided may be negative (a flipped and rolled axis), more is written.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import sympy
 
 from lowering.division import may_be_negative
 from lowering.errors import BuildError
+from lowering.expr import Cast, Const, Expr, IndexValue, Op
 from lowering.indexing import FloorDiv, Mod
 
 Names = Mapping[sympy.Symbol, str]
+
+_INDEX_OPS: dict[str, Callable[..., sympy.Expr]] = {
+    "add": lambda a, b: a + b,
+    "sub": lambda a, b: a - b,
+    "mul": lambda a, b: a * b,
+    "neg": lambda a: -a,
+}
+
+
+def affine(expr: Expr) -> sympy.Expr | None:
+    """An integer expression as an index; None where it holds more than indices and their sums and products."""
+    if expr.dtype.is_floating_point:
+        return None
+    if isinstance(expr, IndexValue):
+        return expr.index
+    if isinstance(expr, Const):
+        return sympy.Integer(int(expr.value))
+    if isinstance(expr, Cast) and expr.dtype.itemsize >= 4:
+        return affine(expr.arg)
+    if isinstance(expr, Op) and expr.name in _INDEX_OPS:
+        parts = [affine(arg) for arg in expr.args]
+        known = [part for part in parts if part is not None]
+        return _INDEX_OPS[expr.name](*known) if len(known) == len(parts) else None
+    return None
 
 
 def index_text(expr: sympy.Expr, names: Names) -> str:

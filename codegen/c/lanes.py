@@ -18,10 +18,10 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.c.sweeps import Spans, Sweep
+from codegen.c.sweeps import Sweep
 from lowering.expr import Expr, Index, IndexValue, Load, Op, free_axes, postorder
 from lowering.indexing import ZERO, coefficient
-from lowering.kernel import Kernel, KernelAxis, Role
+from lowering.kernel import Kernel, KernelAxis, Role, Spans
 
 TILE = 16
 BLOCK = 256

@@ -16,10 +16,10 @@ from dataclasses import replace
 import sympy
 
 from codegen.c.lanes import Lanes, loop_order
-from codegen.c.sweeps import Keep, Spans, Sweep
+from codegen.c.sweeps import Keep, Sweep
 from codegen.c.threads import cost_of
 from lowering.expr import Const, Expr, IndexValue, Load, TileRef, postorder
-from lowering.kernel import KernelAxis
+from lowering.kernel import KernelAxis, Spans
 
 WORTH_KEEPING = 6
 """Least cost of a value that is kept for a later sweep: a store and a load from the cache, and the room they take."""

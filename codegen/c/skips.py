@@ -9,15 +9,15 @@ anything else counts as true.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import sympy
 
 from codegen.c.blocks import Blocks
-from codegen.c.indices import Names, index_text
+from codegen.c.indices import Names, affine, index_text
 from codegen.c.nest import Level
 from codegen.c.scope import Scope
-from lowering.expr import Cast, Const, Expr, IndexValue, Op, Random, TileRef, loads, postorder
+from lowering.expr import Const, Expr, Op, Random, TileRef, loads, postorder
 from lowering.indexing import ZERO, coefficient, symbols_of
 from lowering.scalar_ops import INTEGERS
 
@@ -133,28 +133,3 @@ def _least(expr: sympy.Expr, blocks: Blocks) -> sympy.Expr | None:
         after = block.axis.size if extent.start == "0" else sympy.Symbol(extent.end, integer=True)
         corner[symbol] = first if weight.is_nonnegative else after - 1
     return sympy.expand_mul(expr.xreplace(corner))
-
-
-_INDEX_OPS: dict[str, Callable[..., sympy.Expr]] = {
-    "add": lambda a, b: a + b,
-    "sub": lambda a, b: a - b,
-    "mul": lambda a, b: a * b,
-    "neg": lambda a: -a,
-}
-
-
-def affine(expr: Expr) -> sympy.Expr | None:
-    """An integer expression as an index; None where it holds more than indices and their sums and products."""
-    if expr.dtype.is_floating_point:
-        return None
-    if isinstance(expr, IndexValue):
-        return expr.index
-    if isinstance(expr, Const):
-        return sympy.Integer(int(expr.value))
-    if isinstance(expr, Cast) and expr.dtype.itemsize >= 4:
-        return affine(expr.arg)
-    if isinstance(expr, Op) and expr.name in _INDEX_OPS:
-        parts = [affine(arg) for arg in expr.args]
-        known = [part for part in parts if part is not None]
-        return _INDEX_OPS[expr.name](*known) if len(known) == len(parts) else None
-    return None

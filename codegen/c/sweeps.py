@@ -23,6 +23,7 @@ from lowering.kernel import (
     Loop,
     Prefix,
     Role,
+    Spans,
     Stmt,
     Store,
     spans,
@@ -32,7 +33,6 @@ from lowering.kernel import (
 )
 from lowering.prefixes import named
 
-Spans = Mapping[Expr, frozenset[sympy.Symbol]]
 Symbols = frozenset[sympy.Symbol]
 
 

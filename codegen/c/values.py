@@ -19,9 +19,9 @@ from codegen.c.indices import index_text
 from codegen.c.nest import WRONG, Level, Namespace
 from codegen.c.spell import spell
 from codegen.c.storage import COMPARE, HELD, constant, converted, loaded, operand
-from codegen.c.sweeps import Spans
 from lowering.checks import CHECKED
 from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, const
+from lowering.kernel import Spans
 
 LONGEST, LONGEST_ROOT = 64, 96
 """Most characters of a value that is written into its use rather than named; of one that makes up a statement."""

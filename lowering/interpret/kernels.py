@@ -34,6 +34,7 @@ from lowering.kernel import (
     Loop,
     Prefix,
     Role,
+    Spans,
     Stmt,
     Store,
     running,
@@ -152,7 +153,7 @@ def _kernel_sizes(kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequen
     return known
 
 
-def _varies(stmt: Stmt, found: Mapping[Expr, frozenset[sympy.Symbol]]) -> list[frozenset[sympy.Symbol]]:
+def _varies(stmt: Stmt, found: Spans) -> list[frozenset[sympy.Symbol]]:
     """The axes of the values that a statement holds at once: the operands of a product are never joined."""
     each = [found[value] for value in values_of(stmt)]
     if isinstance(stmt, Fold):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import sympy
@@ -16,6 +16,7 @@ from lowering.kernel import (
     Loop,
     Prefix,
     Role,
+    Spans,
     Stmt,
     Store,
     loaded,
@@ -240,9 +241,7 @@ class _KernelRules:
         found = spans(self.kernel)
         self._check_body_spans(self.kernel.body, found, frozenset())
 
-    def _check_body_spans(
-        self, body: Sequence[Stmt], found: Mapping[Expr, frozenset[sympy.Symbol]], walked: frozenset[sympy.Symbol]
-    ) -> None:
+    def _check_body_spans(self, body: Sequence[Stmt], found: Spans, walked: frozenset[sympy.Symbol]) -> None:
         for stmt in body:
             if isinstance(stmt, Loop):
                 if running(stmt):
