@@ -27,7 +27,7 @@ from typing import TypeVar, cast
 
 import torch
 
-from codegen.c.nest import identifier
+from codegen.c.text.nest import identifier
 from codegen.cache import cache_dir, digest, is_own, publish
 from codegen.target import Launcher
 from lowering.checks import has_checks, reporting

@@ -18,23 +18,23 @@ from dataclasses import dataclass
 import sympy
 
 from codegen.c.blocked import blocked_function, needs_blocks
-from codegen.c.cuts import cut
-from codegen.c.folds import CHUNK_PER_LANE, REPEATING, Place, chunk_length, write_fold
 from codegen.c.frame import Frame, called_by
-from codegen.c.grid import Array, Grid
-from codegen.c.idle import busy, within
-from codegen.c.lanes import choose_lanes, loop_order
-from codegen.c.nest import Extent, Level, chunk_headers, flat, render
-from codegen.c.prefixes import write_scan
-from codegen.c.prelude import prelude
-from codegen.c.repeated import with_inner_axes
-from codegen.c.scratch import plan_scratch
-from codegen.c.storage import HELD
-from codegen.c.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
-from codegen.c.threads import may_share, team
-from codegen.c.tiles import stage_tiles
-from codegen.c.updates import statement
-from codegen.c.values import Speller
+from codegen.c.loops.folds import CHUNK_PER_LANE, REPEATING, Place, chunk_length, write_fold
+from codegen.c.loops.grid import Array, Grid
+from codegen.c.loops.prefixes import write_scan
+from codegen.c.loops.tiles import stage_tiles
+from codegen.c.text.nest import Extent, Level, chunk_headers, flat, render
+from codegen.c.text.prelude import prelude
+from codegen.c.text.storage import HELD
+from codegen.c.text.updates import statement
+from codegen.c.text.values import Speller
+from codegen.c.walks.cuts import cut
+from codegen.c.walks.idle import busy, within
+from codegen.c.walks.lanes import choose_lanes, loop_order
+from codegen.c.walks.repeated import with_inner_axes
+from codegen.c.walks.scratch import plan_scratch
+from codegen.c.walks.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
+from codegen.c.walks.threads import may_share, team
 from lowering.expr import Expr, Load, make_cast
 from lowering.kernel import Kernel, KernelAxis, Role, Store, spans
 

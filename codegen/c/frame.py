@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from codegen.c.nest import WRONG, Namespace, identifier, indented
-from codegen.c.storage import memory_type
+from codegen.c.text.nest import WRONG, Namespace, identifier, indented
+from codegen.c.text.storage import memory_type
 from lowering.checks import has_checks
 from lowering.kernel import Kernel, Param
 from lowering.printer import format_param

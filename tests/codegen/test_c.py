@@ -6,7 +6,7 @@ import pytest
 import sympy
 import torch
 
-from codegen.c.indices import index_text
+from codegen.c.text.indices import index_text
 from lowering.errors import BuildError
 from lowering.expr import Expr, IndexValue, const
 from lowering.indexing import FloorDiv, Mod

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from codegen.c.spell import SPELLING
-from codegen.c.storage import MEMORY
+from codegen.c.text.spell import SPELLING
+from codegen.c.text.storage import MEMORY
 from lowering.builder import GENERATED_DTYPES
 from lowering.expr import Cast, IndexValue, Random, const, make_cast
 from lowering.kernel import Fold, Store

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from codegen.c.spell import spell
-from codegen.c.storage import NARROW_FLOATS
+from codegen.c.text.spell import spell
+from codegen.c.text.storage import NARROW_FLOATS
 from lowering.errors import BuildError
 from lowering.kernel import Store
 

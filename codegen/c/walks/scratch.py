@@ -15,9 +15,9 @@ from dataclasses import replace
 
 import sympy
 
-from codegen.c.lanes import Lanes, loop_order
-from codegen.c.sweeps import Keep, Sweep
-from codegen.c.threads import cost_of
+from codegen.c.walks.lanes import Lanes, loop_order
+from codegen.c.walks.sweeps import Keep, Sweep
+from codegen.c.walks.threads import cost_of
 from lowering.expr import Const, Expr, IndexValue, Load, TileRef, postorder
 from lowering.kernel import KernelAxis, Spans
 

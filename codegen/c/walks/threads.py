@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import sympy
 
-from codegen.c.indices import Names, index_text
-from codegen.c.sweeps import Sweep
+from codegen.c.text.indices import Names, index_text
+from codegen.c.walks.sweeps import Sweep
 from lowering.expr import Expr, Load, Op, Random, postorder
 from lowering.kernel import Kernel, Role
 from lowering.scalar_ops import SCALAR_OPS

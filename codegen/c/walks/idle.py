@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from codegen.c.indices import Names, affine, index_text
-from codegen.c.nest import Extent, Namespace
-from codegen.c.sweeps import Sweep
+from codegen.c.text.indices import Names, affine, index_text
+from codegen.c.text.nest import Extent, Namespace
+from codegen.c.walks.sweeps import Sweep
 from lowering.checks import CHECKED
 from lowering.conditions import simpler
 from lowering.expr import Cast, Const, Expr, Load, Op, const, free_axes, postorder, rewrite

@@ -12,7 +12,7 @@ import platform
 import re
 from functools import lru_cache
 
-from codegen.c.products import FACTORS, definitions
+from codegen.c.text.products import FACTORS, definitions
 
 INLINE = "static inline __attribute__((always_inline))"
 

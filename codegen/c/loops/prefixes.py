@@ -12,9 +12,9 @@ from collections.abc import Sequence
 
 import torch
 
-from codegen.c.folds import Place
-from codegen.c.nest import Namespace
-from codegen.c.storage import HELD, constant
+from codegen.c.loops.folds import Place
+from codegen.c.text.nest import Namespace
+from codegen.c.text.storage import HELD, constant
 from lowering.errors import BuildError
 from lowering.expr import Scalar
 from lowering.kernel import Prefix

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterator, Sequence
 
 import sympy
 
-from codegen.c.blocks import choose_blocks
+from codegen.c.blocked.blocks import choose_blocks
+from codegen.c.blocked.held import Tile, tile_over
 from codegen.c.frame import Frame
-from codegen.c.held import Tile, tile_over
-from codegen.c.nest import Level, render
-from codegen.c.products import COLUMN_BLOCK
-from codegen.c.scratch import WORTH_KEEPING, outermost
-from codegen.c.storage import HELD
-from codegen.c.threads import cost_of
-from codegen.c.values import Speller
+from codegen.c.text.nest import Level, render
+from codegen.c.text.products import COLUMN_BLOCK
+from codegen.c.text.storage import HELD
+from codegen.c.text.values import Speller
+from codegen.c.walks.scratch import WORTH_KEEPING, outermost
+from codegen.c.walks.threads import cost_of
 from lowering.expr import Expr, Load, TileRef, postorder
 from lowering.indexing import coefficient
 from lowering.kernel import Kernel, spans

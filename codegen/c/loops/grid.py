@@ -7,9 +7,9 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.c.indices import Names, index_text
-from codegen.c.lanes import TILE, Lanes
-from codegen.c.nest import Extent, indented, whole_extent
+from codegen.c.text.indices import Names, index_text
+from codegen.c.text.nest import Extent, indented, whole_extent
+from codegen.c.walks.lanes import TILE, Lanes
 from lowering.kernel import Kernel, KernelAxis, Role
 
 STACK = 1 << 18

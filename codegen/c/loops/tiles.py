@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 import sympy
 
-from codegen.c.indices import Names, index_text
-from codegen.c.lanes import TILE, Lanes
-from codegen.c.nest import Extent, Namespace
-from codegen.c.storage import loaded, memory_type
+from codegen.c.text.indices import Names, index_text
+from codegen.c.text.nest import Extent, Namespace
+from codegen.c.text.storage import loaded, memory_type
+from codegen.c.walks.lanes import TILE, Lanes
 from lowering.expr import Expr, Load, postorder
 from lowering.indexing import coefficient
 

@@ -11,12 +11,12 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.c.held import Tile, packed_tile, row_stride
-from codegen.c.indices import index_text
-from codegen.c.nest import render
-from codegen.c.products import COLUMN_BLOCK
-from codegen.c.scope import Scope
-from codegen.c.storage import HELD
+from codegen.c.blocked.held import Tile, packed_tile, row_stride
+from codegen.c.blocked.scope import Scope
+from codegen.c.text.indices import index_text
+from codegen.c.text.nest import render
+from codegen.c.text.products import COLUMN_BLOCK
+from codegen.c.text.storage import HELD
 from lowering.expr import Expr, Load
 from lowering.indexing import coefficient
 from lowering.kernel import Fold

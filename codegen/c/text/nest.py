@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from codegen.c.indices import Names, index_text
-from codegen.c.prelude import INLINES, LIBRARY
+from codegen.c.text.indices import Names, index_text
+from codegen.c.text.prelude import INLINES, LIBRARY
 
 WRONG = "wrong"
 """The variable of a function that tells whether a check has failed."""

@@ -10,7 +10,7 @@ import re
 
 import torch
 
-from codegen.c.storage import (
+from codegen.c.text.storage import (
     ATOM,
     COMPARE,
     COMPUTED,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.c.blocks import Blocks
-from codegen.c.indices import Names, index_text
-from codegen.c.products import COLUMN_BLOCK, ROW_BLOCK
-from codegen.c.storage import operand
+from codegen.c.blocked.blocks import Blocks
+from codegen.c.text.indices import Names, index_text
+from codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
+from codegen.c.text.storage import operand
 from lowering.indexing import ONE, ZERO, FloorDiv
 
 LINE = 16

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.c.indices import Names, index_text
-from codegen.c.nest import Extent, whole_extent
-from codegen.c.products import COLUMN_BLOCK, ROW_BLOCK
+from codegen.c.text.indices import Names, index_text
+from codegen.c.text.nest import Extent, whole_extent
+from codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
 from lowering.indexing import ONE
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from codegen.c.storage import NARROW_FLOATS
+from codegen.c.text.storage import NARROW_FLOATS
 from lowering.expr import Cast, Expr, Index, Load, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
 from lowering.kernel import (
     Fold,

@@ -16,20 +16,20 @@ from collections.abc import Sequence
 
 import sympy
 
-from codegen.c.factors import Factors
+from codegen.c.blocked.factors import Factors
+from codegen.c.blocked.held import Tile, product_tile, tile_over
+from codegen.c.blocked.scope import Scope
+from codegen.c.blocked.skips import ALWAYS, possible
 from codegen.c.frame import Frame
-from codegen.c.held import Tile, product_tile, tile_over
-from codegen.c.indices import index_text
-from codegen.c.nest import Level, indented
-from codegen.c.products import FACTORS
-from codegen.c.scope import Scope
-from codegen.c.scratch import outermost
-from codegen.c.skips import ALWAYS, possible
-from codegen.c.storage import HELD, constant, operand
-from codegen.c.sweeps import extend_spans, with_plain_folds
-from codegen.c.threads import ENOUGH
-from codegen.c.updates import statement
-from codegen.c.values import Speller
+from codegen.c.text.indices import index_text
+from codegen.c.text.nest import Level, indented
+from codegen.c.text.products import FACTORS
+from codegen.c.text.storage import HELD, constant, operand
+from codegen.c.text.updates import statement
+from codegen.c.text.values import Speller
+from codegen.c.walks.scratch import outermost
+from codegen.c.walks.sweeps import extend_spans, with_plain_folds
+from codegen.c.walks.threads import ENOUGH
 from lowering.expr import Expr, Load, TileRef, make_cast, postorder
 from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, running, statements, values_of, walked_folds
 from lowering.scalar_ops import identity, keeps_position

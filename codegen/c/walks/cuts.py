@@ -12,7 +12,7 @@ from itertools import pairwise
 
 import torch
 
-from codegen.c.sweeps import Sweep
+from codegen.c.walks.sweeps import Sweep
 from lowering.conditions import simpler
 from lowering.expr import Const, Expr, IndexValue, Op, const, postorder, rewrite
 from lowering.kernel import KernelAxis, Store, values_of, with_values

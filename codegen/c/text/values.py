@@ -15,10 +15,10 @@ from collections.abc import Iterator, Mapping, Sequence
 import sympy
 import torch
 
-from codegen.c.indices import index_text
-from codegen.c.nest import WRONG, Level, Namespace
-from codegen.c.spell import spell
-from codegen.c.storage import COMPARE, HELD, constant, converted, loaded, operand
+from codegen.c.text.indices import index_text
+from codegen.c.text.nest import WRONG, Level, Namespace
+from codegen.c.text.spell import spell
+from codegen.c.text.storage import COMPARE, HELD, constant, converted, loaded, operand
 from lowering.checks import CHECKED
 from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, const
 from lowering.kernel import Spans

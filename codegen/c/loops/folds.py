@@ -15,9 +15,9 @@ from dataclasses import dataclass
 
 import torch
 
-from codegen.c.nest import Extent, Level, Namespace
-from codegen.c.storage import HELD, constant
-from codegen.c.sweeps import Sweep
+from codegen.c.text.nest import Extent, Level, Namespace
+from codegen.c.text.storage import HELD, constant
+from codegen.c.walks.sweeps import Sweep
 from lowering.errors import BuildError
 from lowering.kernel import Fold, KernelAxis
 from lowering.scalar_ops import identity, keeps_position

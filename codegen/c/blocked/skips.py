@@ -13,10 +13,10 @@ from collections.abc import Sequence
 
 import sympy
 
-from codegen.c.blocks import Blocks
-from codegen.c.indices import Names, affine, index_text
-from codegen.c.nest import Level
-from codegen.c.scope import Scope
+from codegen.c.blocked.blocks import Blocks
+from codegen.c.blocked.scope import Scope
+from codegen.c.text.indices import Names, affine, index_text
+from codegen.c.text.nest import Level
 from lowering.expr import Const, Expr, Op, Random, TileRef, loads, postorder
 from lowering.indexing import ZERO, coefficient, symbols_of
 from lowering.scalar_ops import INTEGERS

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.c.sweeps import Sweep
+from codegen.c.walks.sweeps import Sweep
 from lowering.expr import Expr, Index, IndexValue, Load, Op, free_axes, postorder
 from lowering.indexing import ZERO, coefficient
 from lowering.kernel import Kernel, KernelAxis, Role, Spans

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 import sympy
 
-from codegen.c.threads import cost_of
+from codegen.c.walks.threads import cost_of
 from lowering.expr import postorder
 from lowering.kernel import Kernel, Role, Store, spans
 
