@@ -35,7 +35,7 @@ FORBIDDEN = {
 ONLY_IN = {
     "networkx": ("fusion/", "tests/fusion/"),
     "triton": (
-        *("codegen/triton/", "tests/codegen/test_triton"),
+        *("codegen/triton/", "tests/codegen/triton/"),
         *("tests/interpreter/", "tests/gpu/"),
     ),
 }

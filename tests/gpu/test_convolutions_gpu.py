@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import fusion
 from fusion.joint import formats
 from fusion.joint.formats import prefer_channels_last
-from tests.fusion.test_formats import Residual, Views, outcome
+from tests.fusion.joint.test_formats import Residual, Views, outcome
 
 pytestmark = pytest.mark.gpu
 

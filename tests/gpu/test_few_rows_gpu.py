@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusion
-from tests.fusion.test_quantised import LINEARS, error, inputs
+from tests.fusion.schedule.test_quantised import LINEARS, error, inputs
 
 pytestmark = pytest.mark.gpu
 

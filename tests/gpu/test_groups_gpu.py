@@ -11,7 +11,7 @@ pytest.importorskip("triton")
 
 import fusion
 from codegen.triton import TritonTarget
-from tests.codegen.test_triton_groups import TAKEN
+from tests.codegen.triton.test_groups import TAKEN
 from tests.fusion import attentions
 from tests.fusion.attentions import positions, scores
 from tests.gpu.launched import check

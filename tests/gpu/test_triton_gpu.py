@@ -16,7 +16,7 @@ from tests.codegen.kernels.pointwise import add, convert, scalar
 from tests.codegen.kernels.products import matmul
 from tests.codegen.kernels.rows import fold
 from tests.codegen.kernels.small import SMALL
-from tests.codegen.test_fields import converted, every_byte
+from tests.codegen.triton.test_fields import converted, every_byte
 from tests.gpu.launched import build, check
 
 pytestmark = pytest.mark.gpu

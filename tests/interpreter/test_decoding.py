@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 import torch
 
 import fusion
-from tests.fusion.test_parts import attend, check, decoding, kernels, repeated, with_symbolic_keys
+from tests.fusion.schedule.test_parts import attend, check, decoding, kernels, repeated, with_symbolic_keys
 from tests.fusion.test_programs import assert_as_eager
 
 pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked

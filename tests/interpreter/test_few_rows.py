@@ -22,7 +22,7 @@ from fusion.schedule import long_sums
 from lowering.kernel import Kernel
 from tests.codegen.kernels.making import BF16
 from tests.codegen.kernels.products import matmul
-from tests.fusion.test_quantised import LINEARS, error, inputs, only_kernel
+from tests.fusion.schedule.test_quantised import LINEARS, error, inputs, only_kernel
 
 TARGET = TritonTarget("sm_90")
 

@@ -38,7 +38,7 @@ from tests.codegen.kernels.rows import (
     total_of_rows,
 )
 from tests.codegen.kernels.small import SMALL
-from tests.codegen.test_fields import converted, every_byte
+from tests.codegen.triton.test_fields import converted, every_byte
 
 TARGET = TritonTarget()
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

@@ -19,7 +19,7 @@ import torch.nn.functional as F  # the name everyone knows it by
 from codegen.triton import TritonTarget
 from fusion.schedule.kernels import KernelCall
 from lowering.program import BufferRef
-from tests.fusion.test_contractions import Function, launches, scheduled
+from tests.fusion.schedule.test_contractions import Function, launches, scheduled
 
 TARGET = TritonTarget("sm_90")
 

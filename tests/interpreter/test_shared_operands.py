@@ -16,7 +16,7 @@ pytest.importorskip("triton")
 import torch
 
 from codegen.triton import Config, TritonTarget
-from tests.fusion.test_contractions import SHARED, error, gated, listed, made, only_kernel, ordered, outputs
+from tests.fusion.schedule.test_contractions import SHARED, error, gated, listed, made, only_kernel, ordered, outputs
 
 TARGET = TritonTarget("sm_90")
 

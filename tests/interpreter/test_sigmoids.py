@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
 from codegen.triton import TritonTarget
-from tests.fusion.test_quantised import only_kernel
+from tests.fusion.schedule.test_quantised import only_kernel
 
 Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]
 TARGET = TritonTarget("sm_90")

@@ -27,7 +27,7 @@ from tests.codegen.kernels.pointwise import add, bias_gelu, causal, convert, in_
 from tests.codegen.kernels.products import linear, matmul
 from tests.codegen.kernels.rows import column_softmax, fold, layernorm, softmax
 from tests.codegen.kernels.small import SMALL
-from tests.codegen.triton_texts import TARGET, body, compiles
+from tests.codegen.triton.texts import TARGET, body, compiles
 
 # Text -----------------------------------------------------------------------------------------------------------------
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from lowering.expr import Cast, Expr, IndexValue, Random, const
-from tests.fusion.folds import INF, LENGTH, ROW, Body, Folds, S, add, div, exp, mul, op, sub, where
+from tests.fusion.schedule.folds import INF, LENGTH, ROW, Body, Folds, S, add, div, exp, mul, op, sub, where
 
 
 def denominator(b: Body) -> Folds:

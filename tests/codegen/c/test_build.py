@@ -19,7 +19,7 @@ from codegen.cache import cache_dir, digest, publish
 from lowering.errors import BuildError
 from lowering.expr import const
 from lowering.kernel import Fold, Kernel, Store
-from tests.codegen.c_kernels import (
+from tests.codegen.c.kernels import (
     F32,
     TARGET,
     WHOLE,
@@ -206,7 +206,7 @@ def test_another_process_finds_what_was_built(tmp_path):
         "s.loader.exec_module(m); made, source, x = m.simple(); m.TARGET.build(made, source)"
     )
     environment = {**os.environ, "FUSION_CACHE_DIR": str(tmp_path)}
-    root = Path(__file__).resolve().parents[2]
+    root = Path(__file__).resolve().parents[3]
     command = [sys.executable, "-c", script, str(Path(__file__).resolve())]
     subprocess.run(command, env=environment, cwd=root, check=True)
     (built,) = (tmp_path / "c").iterdir()

@@ -12,7 +12,7 @@ from lowering.builder import GENERATED_DTYPES
 from lowering.expr import Cast, IndexValue, Random, const, make_cast
 from lowering.kernel import Fold, Store
 from lowering.scalar_ops import SCALAR_OPS
-from tests.codegen.c_kernels import (
+from tests.codegen.c.kernels import (
     BF16,
     F16,
     F32,

@@ -7,7 +7,7 @@ import torch
 
 from lowering.expr import Cast, IndexValue, const
 from lowering.kernel import Fold, Loop, Store
-from tests.codegen.c_kernels import (
+from tests.codegen.c.kernels import (
     BF16,
     F16,
     F32,

@@ -8,7 +8,7 @@ import torch
 
 from lowering.expr import const
 from lowering.kernel import Fold, Loop, Role, Stmt, Store
-from tests.codegen.c_kernels import (
+from tests.codegen.c.kernels import (
     F32,
     LOOP,
     REDUCED,

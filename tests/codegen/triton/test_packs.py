@@ -24,8 +24,8 @@ from tests.codegen.kernels.making import BF16, F16, packed
 from tests.codegen.kernels.pointwise import add, bias_gelu
 from tests.codegen.kernels.products import gated, matmul
 from tests.codegen.kernels.rows import column_totals, softmax, total
-from tests.codegen.triton_texts import TARGET, compiles, stages
-from tests.fusion.test_contractions import Function, launches, scheduled
+from tests.codegen.triton.texts import TARGET, compiles, stages
+from tests.fusion.schedule.test_contractions import Function, launches, scheduled
 
 
 @compiles

@@ -24,7 +24,7 @@ from tests.codegen.kernels.pointwise import add, bias_gelu, gather, normalised, 
 from tests.codegen.kernels.products import linear, matmul
 from tests.codegen.kernels.rows import fold, layernorm, shifted_softmax, softmax
 from tests.codegen.kernels.small import SMALL
-from tests.codegen.triton_texts import TARGET, compiles, has, instructions, stages
+from tests.codegen.triton.texts import TARGET, compiles, has, instructions, stages
 
 
 @compiles

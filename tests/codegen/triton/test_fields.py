@@ -17,7 +17,7 @@ from lowering.expr import Cast, Expr, Load, Op, const
 from lowering.indexing import axis_symbol
 from lowering.kernel import Kernel, Role, Store
 from tests.codegen.kernels.making import kernel, param, tensors
-from tests.fusion.test_quantised import inputs, only_kernel, packed, packed_in_groups
+from tests.fusion.schedule.test_quantised import inputs, only_kernel, packed, packed_in_groups
 
 I0 = axis_symbol(0)
 U8, I8, I32 = torch.uint8, torch.int8, torch.int32

@@ -26,7 +26,7 @@ from tests.codegen.kernels.making import BF16, F32, param
 from tests.codegen.kernels.pointwise import add
 from tests.codegen.kernels.products import gated, matmul
 from tests.codegen.kernels.rows import softmax
-from tests.codegen.triton_texts import TARGET, compiles
+from tests.codegen.triton.texts import TARGET, compiles
 
 
 class _At:

@@ -17,7 +17,7 @@ from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from lowering.kernel import Kernel, Store, statements
 from lowering.program import Extern
-from tests.fusion.scatters import EXTREMES, FOLDED, GRADIENTS, STORED, SUMS, Function, arguments, inputs
+from tests.fusion.schedule.scatters import EXTREMES, FOLDED, GRADIENTS, STORED, SUMS, Function, arguments, inputs
 
 FORWARD = {"sums": SUMS, "folded": FOLDED, "extremes": EXTREMES, "stored": STORED}
 

@@ -17,8 +17,8 @@ from fusion.schedule.online.trial import Trial
 from lowering.expr import Cast, Load
 from lowering.kernel import Loop
 from lowering.printer import format_expr
-from tests.fusion.folds import BF16, COLUMNS, F16, F32, F64, Body, Folds, S, add, div, mul, op, sub
-from tests.fusion.online_bodies import (
+from tests.fusion.schedule.folds import BF16, COLUMNS, F16, F32, F64, Body, Folds, S, add, div, mul, op, sub
+from tests.fusion.schedule.online_bodies import (
     added_mask,
     attention,
     attention_backward,
@@ -48,7 +48,7 @@ from tests.fusion.online_bodies import (
     softcap,
     temperature,
 )
-from tests.fusion.online_walks import inputs, one_walk, run, streamed, walk_by_walk
+from tests.fusion.schedule.online_walks import inputs, one_walk, run, streamed, walk_by_walk
 
 # Bodies with an online form -------------------------------------------------------------------------------------------
 

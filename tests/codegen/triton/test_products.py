@@ -19,7 +19,7 @@ from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_
 from tests.codegen.kernels.making import BF16, F32, b, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr
 from tests.codegen.kernels.products import matmul
-from tests.codegen.triton_texts import TARGET, body
+from tests.codegen.triton.texts import TARGET, body
 
 # Text -----------------------------------------------------------------------------------------------------------------
 

@@ -13,7 +13,7 @@ from lowering.expr import Expr, TileRef, rewrite
 from lowering.interpret import run_kernel
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Param, Role, Stmt, Store, running
 from lowering.verify import verify_kernel
-from tests.fusion.folds import COLUMN, COLUMNS, F64, INF, LENGTH, ROW, ROWS, Folds, S
+from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, INF, LENGTH, ROW, ROWS, Folds, S
 
 
 def streamed(folds: Sequence[Fold]) -> tuple[Folds, Expr, Online]:

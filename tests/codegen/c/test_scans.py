@@ -8,7 +8,7 @@ import torch
 
 from lowering.expr import IndexValue
 from lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store
-from tests.codegen.c_kernels import (
+from tests.codegen.c.kernels import (
     F32,
     I64,
     REDUCED,

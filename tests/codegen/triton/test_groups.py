@@ -17,9 +17,9 @@ from codegen.triton.products.boxes import box_of
 from codegen.triton.products.chained import Chain, chain_of
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Kernel, Store
-from tests.codegen import gluon_threads
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import expected, tensors
+from tests.codegen.triton import gluon_threads
 
 TARGET = TritonTarget("sm_90")
 BF16 = torch.bfloat16

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from tests.lowering.lowered import check
-from tests.lowering.test_rules_pooling import numbers, with_gradient
+from tests.lowering.rules.test_pooling import numbers, with_gradient
 
 
 @pytest.mark.parametrize("corners", [False, True])

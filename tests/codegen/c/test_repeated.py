@@ -7,7 +7,7 @@ import torch
 
 from lowering.expr import Expr, IndexValue, const
 from lowering.kernel import Store
-from tests.codegen.c_kernels import F32, axis, i0, i1, i2, load, op, run
+from tests.codegen.c.kernels import F32, axis, i0, i1, i2, load, op, run
 
 
 def picked(size: int) -> Expr:

@@ -11,7 +11,7 @@ from torch import fx
 import fusion
 from fusion.joint.maxima import drop_vanishing_gradients
 from tests.fusion.attentions import scores
-from tests.fusion.test_joint import check_values, gradients, joint_graph, run
+from tests.fusion.joint.test_joint import check_values, gradients, joint_graph, run
 
 aten = torch.ops.aten
 Attend = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], object]

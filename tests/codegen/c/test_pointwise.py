@@ -11,7 +11,7 @@ from lowering.errors import BuildError
 from lowering.expr import Expr, IndexValue, const
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Fold, Kernel, Loop, Param, Store
-from tests.codegen.c_kernels import (
+from tests.codegen.c.kernels import (
     BF16,
     F32,
     F64,

@@ -7,7 +7,7 @@ import torch
 from lowering.indexing import axis_symbol, over_symbol
 from lowering.kernel import Kernel
 from lowering.verify import verify_kernel
-from tests.codegen.c_kernels import TARGET
+from tests.codegen.c.kernels import TARGET
 from tests.codegen.kernels.making import assert_same, expected, tensors
 
 b, i, j, g = (axis_symbol(k) for k in range(4))
