@@ -126,6 +126,8 @@ def converted(source: torch.dtype, target: torch.dtype, value: str) -> str:
         return narrowed(target, value if held == "float" else f"(float){operand(value)}")
     if held == HELD[target]:
         return value
+    if source is torch.bool:  # a choice is a mask of lanes; of a cast, GCC makes no lanes where the bool is stored too
+        return f"{operand(value, COMPARE)} ? {constant(True, target)} : {constant(False, target)}"
     if source.is_floating_point and not target.is_floating_point and target.itemsize < 4:
         # A float has no direct way to a narrow integer; eager goes the same way.
         return f"({HELD[target]})(int32_t){operand(value)}"

@@ -1,0 +1,37 @@
+"""What GCC is expected to put into lanes: it says which loops it did."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from collections.abc import Callable
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import fusion
+from codegen.c.build import FLAGS, find_compiler
+
+
+def loops_in_lanes(source: str) -> int:
+    """How many loops of `source` the compiler puts into lanes."""
+    command = [*find_compiler().command, *FLAGS, "-fopt-info-vec-optimized", "-S", "-x", "c", "-", "-o", "/dev/null"]
+    told = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stderr
+    return len(set(re.findall(r":(\d+):\d+: optimized: loop vectorized", told)))
+
+
+def kernels_of(f: Callable[..., object], *args: torch.Tensor) -> list[str]:
+    """The sources of what `f` becomes."""
+    fused = fusion.fuse(f, options={"target": "c", "strict": True})
+    fused(*args)
+    return [made.source for graph in fusion.report(fused).graphs for made in graph.kernels]
+
+
+pytestmark = pytest.mark.skipif("Free Software" not in find_compiler().version, reason="GCC says it")
+
+
+def test_a_mask_that_is_stored_and_multiplied_with():
+    """The kernel of dropout in training."""
+    (source,) = kernels_of(lambda x: F.dropout(x, 0.1), torch.randn(1 << 16, requires_grad=True))
+    assert loops_in_lanes(source) == 1
