@@ -22,6 +22,7 @@ from torch._guards import TracingContext
 from torch._inductor import inductor_prims
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
+from fusion.captured.tangents import tangents_laid_out
 from fusion.joint import prepare
 from fusion.joint.dependence import Dependence, dependence_of
 from fusion.joint.formats import prefer_channels_last
@@ -81,7 +82,8 @@ def aot_backend(
     )
 
     def capture(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
-        compiled = backend(graph, inputs)
+        with tangents_laid_out(graph):
+            compiled = backend(graph, inputs)
         _keep_what_is_saved()
         return compiled
 

@@ -133,3 +133,21 @@ def test_weights_of_a_head_that_is_not_trained_do_not_decay() -> None:
     assert all(weight.grad is None for weight in model.other.parameters())
     assert all(weight.grad is not None for weight in (*model.trunk.parameters(), *model.head.parameters()))
     torch.testing.assert_close(list(model.other.parameters()), before, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("step", [1, 2, 3])
+@pytest.mark.parametrize("size", [2, 3])
+def test_gradients_of_results_whose_elements_share_memory(size: int, step: int) -> None:
+    """Each element of the gradient counts, however few numbers the memory of the result holds."""
+
+    def program(x: Tensor) -> tuple[Tensor, Tensor]:
+        return (x * x).unfold(1, size, step), x.sin().t()
+
+    def gradient(function: Callable[[Tensor], tuple[Tensor, Tensor]]) -> Tensor:
+        x = torch.linspace(-1, 1, 27).view(3, 9).requires_grad_()
+        results = function(x)
+        torch.autograd.backward(results, [torch.arange(float(each.numel())).view(each.shape) for each in results])
+        assert x.grad is not None
+        return x.grad
+
+    torch.testing.assert_close(gradient(fusion.fuse(program, options=STRICT)), gradient(program))
