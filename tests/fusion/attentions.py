@@ -101,6 +101,21 @@ def sliding_window(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.T
     return torch.softmax(s.masked_fill((j > i) | (i - j >= 100), float("-inf")), -1) @ v
 
 
+def least_number(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """A window, and first rows that see nothing: masked with the least number, which times log₂e is infinite."""
+    s = scores(q, k)
+    i, j = positions(s)
+    return torch.softmax(s.masked_fill((j > i) | (i - j >= 40) | (i < 7), torch.finfo(s.dtype).min), -1) @ v
+
+
+def least_number_added(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """The same as numbers that are added."""
+    s = scores(q, k)
+    i, j = positions(s)
+    mask = torch.zeros_like(s).masked_fill((j > i) | (i - j >= 40) | (i < 7), torch.finfo(s.dtype).min)
+    return torch.softmax(torch.tanh(s) + mask, -1) @ v
+
+
 def prefix(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
     s = scores(q, k)
     i, j = positions(s)
@@ -196,6 +211,8 @@ ATTENTIONS = (
     Attention("boolean", boolean, more=_mask),
     Attention("alibi, softcap", alibi_softcap),
     Attention("sliding window", sliding_window),
+    Attention("least number", least_number),
+    Attention("least number, added", least_number_added),
     Attention("prefix", prefix),
     Attention("documents", documents, more=lambda device: (torch.arange(517, device=device) // 90,)),
     Attention("documents, unordered", documents, more=lambda device: (_ids(5, 517).to(device),)),

@@ -79,6 +79,8 @@ PROGRAMS: dict[str, tuple[Callable[..., torch.Tensor], torch.dtype, float, tuple
     "wide, odd": (attentions.alibi_softcap, BF16, 1.0, ((2, 8, 1100, 200),) * 3),
     "wide keys": (attentions.causal, BF16, 1.0, ((2, 8, 1024, 192), (2, 8, 1024, 192), (2, 8, 1024, 128))),
     "wide values": (attentions.causal, BF16, 1.0, (HEADS, HEADS, (2, 8, 1024, 256))),
+    "least number": (attentions.least_number, BF16, 1.0, (HEADS,) * 3),
+    "least number, added": (attentions.least_number_added, BF16, 1.0, (NARROW,) * 3),
     "finite masks": (nowhere, BF16, 1.0, (HEADS,) * 3),
     "no keys": (no_keys, BF16, 1.0, (HEADS,) * 3),
 }

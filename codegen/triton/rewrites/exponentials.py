@@ -9,20 +9,25 @@ is an equal one that takes fewer operations for each element of a tile.  The har
     tile / row                   →  tile · (1 / row)                        likewise
 
 Only tiles are rewritten: what a difference takes from them, usually a row's largest element, is multiplied as it is.
+Where both would be infinite after the multiplication and not before, as of rows that are masked with the least float32
+or bfloat16, the factor is one half: numbers so large are equal or differ by more than a power of 2 can tell.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import torch
 
-from lowering.expr import Const, Expr, Op, TileRef, postorder, rewrite
+from lowering.expr import Const, Expr, Load, Op, TileRef, postorder, rewrite
 from lowering.kernel import Fold, Loop, Stmt, Store, statements, values_of, with_values
 
 _LOG2E = math.log2(math.e)
+
+_HUGE = 2.0**127
+"""Numbers below it are finite times log₂e; those above are multiples of 2^103, half of which is -∞ for a power of 2."""
 
 
 def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
@@ -41,7 +46,7 @@ def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
         left, right = (node.args[0], node.args[-1])
         if node.name == "truediv" and is_tile(left) and not is_tile(right) and not isinstance(right, Const):
             return Op("mul", (left, Op("truediv", (Const(1.0, right.dtype), right), right.dtype)), torch.float32)
-        return _rewritten(node)
+        return _rewritten(node, is_tile)
 
     def rebuilt(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Loop):
@@ -60,13 +65,29 @@ def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     return tuple(rebuilt(stmt) for stmt in body)
 
 
-def _rewritten(node: Op) -> Expr | None:
+def _rewritten(node: Op, is_tile: Callable[[Expr], bool]) -> Expr | None:
     """The exponential of a difference as a power of 2."""
     if node.name != "exp" or not isinstance(node.args[0], Op) or node.args[0].name != "sub":
         return None
     a, b = node.args[0].args
+    if not is_tile(a):
+        return _op("exp2", _times(node.args[0], _LOG2E))
     unscaled, factor = _scaled(a) or (a, 1.0)
-    return _op("exp2", _op("sub", _times(unscaled, factor * _LOG2E), _times(b, _LOG2E)))
+    if not _may_be_huge(a):
+        return _op("exp2", _op("sub", _times(unscaled, factor * _LOG2E), _times(b, _LOG2E)))
+    is_small = Op("lt", (_op("abs", b), Const(_HUGE, torch.float32)), torch.bool)
+    base = _op("where", is_small, Const(_LOG2E, torch.float32), Const(0.5, torch.float32))
+    return _op("exp2", _op("sub", _op("mul", unscaled, _times(base, factor)), _op("mul", b, base)))
+
+
+def _may_be_huge(tile: Expr) -> bool:
+    """Is more than a product's results in a tile, so that its numbers may be as large as there are?"""
+    for node in postorder(tile):
+        if isinstance(node, Load) and node.dtype in (torch.float32, torch.bfloat16, torch.float64):
+            return True
+        if isinstance(node, Const) and node.dtype.is_floating_point and _HUGE <= abs(float(node.value)) < math.inf:
+            return True
+    return False
 
 
 def _scaled(expr: Expr) -> tuple[Expr, float] | None:

@@ -66,8 +66,8 @@ def test_attention_is_one_walk_with_running_values() -> None:
         mul = top_now * 0.125
         mul_1 = tl.where(mul == -float("inf"), 0.0, mul) * 1.4426950408889634
         exp2 = tl.exp2(scores * 0.18033688011112042 - mul_1[:, None])
-        sub = top * 0.18033688011112042 - top_now * 0.18033688011112042
-        where = tl.where(top * 0.125 == mul, 1.0, tl.exp2(sub))
+        mul_2 = top * 0.125
+        where = tl.where(mul_2 == mul, 1.0, tl.exp2((mul_2 - mul) * 1.4426950408889634))
         whole = whole * where + tl.sum(exp2, 1)
         lhs = exp2.to(tl.bfloat16)
         v = tl.load(v_at[None, :] + (ni * 64)[:, None])
