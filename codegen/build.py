@@ -1,8 +1,8 @@
 """Building: kernels become launchers, each distinct one once, several at a time.
 
 Equal kernels (every layer of a transformer) are one build.  What was built stays for the life of the process; what a
-target keeps on disk is its own affair (`cache.py`).  Compilers run in threads: they are subprocesses or release the
-interpreter lock, and no worker ever touches a device before it launches.
+target keeps on disk is its own affair (`cache.py`).  Compilers run in threads, beside whatever else is to be done: they
+are subprocesses or release the interpreter lock, and no worker ever touches a device before it launches.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ import threading
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 
@@ -29,6 +28,28 @@ class Built:
     launch: Launcher
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    source: str
+    built: Future[Built]
+
+
+class Building:
+    """Kernels that are being built.  `sources` has the source of each."""
+
+    def __init__(self, begun: Mapping[Kernel, _Begun]) -> None:
+        self._futures = {kernel: each.built for kernel, each in begun.items()}
+        self.sources = {kernel: each.source for kernel, each in begun.items()}
+
+    def wait(self) -> dict[Kernel, Built]:
+        """What was built of each, once all are.
+
+        Raises:
+            BuildError: of the first kernel that could not be built.
+        """
+        return {kernel: future.result() for kernel, future in self._futures.items()}
+
+
 class Builder:
     """Builds kernels for one target and remembers them.  Thread-safe; two callers of the same kernel share one
     build.
@@ -37,43 +58,48 @@ class Builder:
     def __init__(self, target: Target) -> None:
         self.target = target
         self._lock = threading.Lock()
-        self._built: dict[Kernel, Future[Built]] = {}
+        self._begun: dict[Kernel, _Begun] = {}
 
-    def build(self, kernels: Sequence[Kernel], sources: Mapping[Kernel, str] | None = None) -> list[Built]:
-        """Build `kernels`, in parallel, and return them in order.
-
-        Args:
-            sources: the sources of kernels that were generated before, for the same target.
+    def build(self, kernels: Sequence[Kernel]) -> list[Built]:
+        """Build `kernels` and return them in order.
 
         Raises:
             BuildError: of the first kernel that could not be built.
         """
-        mine: list[Kernel] = []
-        with self._lock:
-            for kernel in kernels:
-                if kernel not in self._built:
-                    self._built[kernel] = Future()
-                    mine.append(kernel)
-            futures = [self._built[kernel] for kernel in kernels]
-        if len(mine) == 1:
-            self._build_one(mine[0], sources or {})
-        elif mine:
-            with ThreadPoolExecutor(max_workers=min(len(mine), os.cpu_count() or 1)) as pool:
-                list(pool.map(partial(self._build_one, sources=sources or {}), mine))
-        return [future.result() for future in futures]
+        built = self.begin(kernels).wait()
+        return [built[kernel] for kernel in kernels]
 
-    def _build_one(self, kernel: Kernel, sources: Mapping[Kernel, str]) -> None:
-        future = self._built[kernel]
+    def begin(self, kernels: Sequence[Kernel], sources: Mapping[Kernel, str] | None = None) -> Building:
+        """Generate `kernels`, and begin to build each as soon as it is generated.
+
+        Args:
+            sources: the sources of kernels that were generated before, for the same target.
+        """
+        workers = ThreadPoolExecutor(max(1, min(len(kernels), os.cpu_count() or 1)), "fusion-build")
         try:
-            future.set_result(_idle(kernel) if is_idle(kernel) else self._built_now(kernel, sources.get(kernel)))
+            with self._lock:
+                return Building({kernel: self._begin_one(kernel, sources or {}, workers) for kernel in kernels})
+        finally:
+            workers.shutdown(wait=False)
+
+    def _begin_one(self, kernel: Kernel, sources: Mapping[Kernel, str], workers: ThreadPoolExecutor) -> _Begun:
+        if kernel not in self._begun:
+            if is_idle(kernel):
+                begun = _idle(kernel)
+            else:
+                source = sources[kernel] if kernel in sources else self.target.emit(kernel)
+                begun = _Begun(source, Future())
+                workers.submit(self._build_one, kernel, begun)
+            self._begun[kernel] = begun
+        return self._begun[kernel]
+
+    def _build_one(self, kernel: Kernel, begun: _Begun) -> None:
+        try:
+            begun.built.set_result(Built(kernel, begun.source, self.target.build(kernel, begun.source)))
         except BaseException as failure:  # handed to whoever waits; a later request tries again
             with self._lock:
-                del self._built[kernel]
-            future.set_exception(failure)
-
-    def _built_now(self, kernel: Kernel, source: str | None) -> Built:
-        source = self.target.emit(kernel) if source is None else source
-        return Built(kernel, source, self.target.build(kernel, source))
+                self._begun.pop(kernel, None)
+            begun.built.set_exception(failure)
 
 
 def is_idle(kernel: Kernel) -> bool:
@@ -82,8 +108,11 @@ def is_idle(kernel: Kernel) -> bool:
     return kernel.then is None and all(empty)
 
 
-def _idle(kernel: Kernel) -> Built:
+def _idle(kernel: Kernel) -> _Begun:
     def launch(*args: torch.Tensor | int) -> None:
         """Nothing."""
 
-    return Built(kernel, f"# {kernel.name}: an empty grid, nothing is launched\n", launch)
+    built = Built(kernel, f"# {kernel.name}: an empty grid, nothing is launched\n", launch)
+    done = Future[Built]()
+    done.set_result(built)
+    return _Begun(built.source, done)

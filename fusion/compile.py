@@ -83,13 +83,14 @@ def compile_graph(
     trace.graph(graph)
     warm = WarmStart(graph, label, options, builder.target)
     made = warm.find()
+    building: Callable[[], Mapping[Kernel, Built]]
     if made is not None:
-        built = dict(zip(made.sources, builder.build(list(made.sources), made.sources), strict=True))
+        building = builder.begin(list(made.sources), made.sources).wait
     else:
-        made, built = _made(graph, options, label, builder, trace)
-        warm.keep(made)
+        made, building = _made(graph, options, label, builder, trace)
+        warm.keep(made)  # while its kernels are being built
 
-    module = trace.module(splice(made.schedule, built, main, refused))
+    module = trace.module(splice(made.schedule, building(), main, refused))
     for name, body in module.named_children():
         assert isinstance(body, fx.GraphModule)
         trace.within(name).module(body)
@@ -105,8 +106,8 @@ def compile_graph(
 
 def _made(
     graph: fx.GraphModule, options: Options, label: str, builder: Builder, trace: Trace
-) -> tuple[Finished, dict[Kernel, Built]]:
-    """What becomes of a graph that was not compiled before: the path up to its kernels."""
+) -> tuple[Finished, Callable[[], Mapping[Kernel, Built]]]:
+    """What becomes of a graph that was not compiled before, and what waits for its kernels."""
     hints, target = size_hints(graph), builder.target
     tuner = tuner_for(main_device(graph), builder) if options.mode == "max-autotune" else None
     measure = None if tuner is None else Trials(target, tuner, hints)
@@ -114,14 +115,16 @@ def _made(
     kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
     tunings: list[Tuning] = []
     if tuner is None:
-        built = dict(zip(kernels, builder.build(kernels), strict=True))
+        building = builder.begin(kernels)
+        sources, wait = building.sources, building.wait
     else:
         found = tuner.build(kernels)
         built, tunings = {each.kernel: each for each, _ in found}, [tuning for _, tuning in found]
-    trace.kernels([built[kernel] for kernel in kernels])
-    report = Report.of(label, lowered, schedule, built, target.name, hints)
+        sources, wait = {kernel: each.source for kernel, each in built.items()}, lambda: built
+    trace.kernels(sources)
+    report = Report.of(label, lowered, schedule, sources, target.name, hints)
     report = replace(report, tunings=(*report.tunings, *tunings))
-    return Finished(schedule, {kernel: each.source for kernel, each in built.items()}, report), built
+    return Finished(schedule, sources, report), wait
 
 
 def schedule_graph(

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import sympy
 from torch import fx
 
-from codegen.build import Built
 from codegen.tuning import Tuning
 from fusion.inspect.breaks import Break
 from fusion.schedule import Refusal, Schedule
@@ -91,7 +90,7 @@ class Report:
         label: str,
         lowered: Program,
         schedule: Schedule,
-        built: Mapping[Kernel, Built],
+        sources: Mapping[Kernel, str],
         target: str,
         hints: Mapping[sympy.Symbol, int],
     ) -> Report:
@@ -103,7 +102,7 @@ class Report:
         for part, step, runs in _steps(schedule):
             if isinstance(step, KernelCall):
                 moved = step.bytes_read * runs, step.bytes_written * runs
-                source = built[step.kernel].source
+                source = sources[step.kernel]
                 kernels.append(KernelReport(step.kernel.name, source, target, step.origins, *moved, step.flops * runs))
                 after += Traffic(*moved)
                 continue

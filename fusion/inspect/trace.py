@@ -11,15 +11,15 @@ A pass that changed nothing has its number, but no file.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 from torch import fx
 
-from codegen.build import Built
 from codegen.target import Target
 from fusion.inspect.report import Report
 from fusion.schedule import Clustering
+from lowering.kernel import Kernel
 from lowering.printer import format_kernel, format_program
 from lowering.program import Program, reads, writes
 
@@ -67,15 +67,15 @@ class Trace:
             self._write(f"{stage:02d}_clusters.dot", _clusters_dot(program, clustering))
         return clustering
 
-    def kernels(self, kernels: Sequence[Built]) -> None:
+    def kernels(self, sources: Mapping[Kernel, str]) -> None:
         """Write each kernel: the block program, its source, and what the target's tools make of that."""
         if self.folder is None:
             return
-        for number, built in enumerate(kernels):
-            stem = f"{20 + number:02d}_{built.kernel.name}"
-            self._write(f"{stem}.txt", format_kernel(built.kernel))
-            self._write(f"{stem}.{SUFFIXES.get(self.target.name, 'txt')}", built.source)
-            for suffix, content in self.target.stages(built.kernel, built.source):
+        for number, (kernel, source) in enumerate(sources.items()):
+            stem = f"{20 + number:02d}_{kernel.name}"
+            self._write(f"{stem}.txt", format_kernel(kernel))
+            self._write(f"{stem}.{SUFFIXES.get(self.target.name, 'txt')}", source)
+            for suffix, content in self.target.stages(kernel, source):
                 self._write(f"{stem}.{suffix}", content)
 
     def module(self, module: fx.GraphModule) -> fx.GraphModule:

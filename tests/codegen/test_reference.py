@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
 from codegen.build import Builder
 from codegen.reference import ReferenceTarget
-from codegen.target import Target
+from codegen.target import Launcher, Target
 from codegen.targets import builder_for
 from lowering.errors import BuildError, VerifyError
 from lowering.expr import Const, Load
@@ -78,6 +80,25 @@ def test_the_builder_builds_equal_kernels_once() -> None:
     built = Builder(ReferenceTarget()).build([row_means(), row_means("other"), row_means()])
     assert built[0] is built[2]
     assert built[0] is not built[1]
+
+
+def test_the_builder_goes_on_while_kernels_are_built(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sources are there at once; what fails is said to whoever waits, and tried again at the next request."""
+    target, going, build = ReferenceTarget(), threading.Event(), ReferenceTarget.build
+
+    def refuse(made: Kernel, source: str) -> Launcher:
+        assert going.wait(60)
+        raise BuildError("no compiler")
+
+    monkeypatch.setattr(target, "build", refuse)
+    builder = Builder(target)
+    building = builder.begin([row_means()])
+    assert building.sources == {row_means(): target.emit(row_means())}
+    going.set()
+    with pytest.raises(BuildError, match="no compiler"):
+        building.wait()
+    monkeypatch.setattr(target, "build", partial(build, target))
+    assert builder.build([row_means()])[0].source == building.sources[row_means()]
 
 
 def test_the_builder_writes_nothing_for_an_empty_grid(monkeypatch: pytest.MonkeyPatch) -> None:
