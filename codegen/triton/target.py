@@ -19,6 +19,7 @@ from codegen.triton.choices.chains import forms
 from codegen.triton.choices.efficiency import efficiency, speed, waits
 from codegen.triton.choices.vectors import is_packed, narrow
 from codegen.triton.emit import emit
+from codegen.triton.launch.present import arch_at
 from codegen.triton.statements.updates import ATOMIC
 from codegen.triton.tail import follows_by_tile, with_room
 from lowering.kernel import Kernel, Role
@@ -116,11 +117,7 @@ class TritonTarget:
             return self._arch
         if not torch.cuda.is_available():
             return "sm_90"
-        if torch.version.hip is not None:
-            name: str = torch.cuda.get_device_properties(torch.cuda.current_device()).gcnArchName
-            return name.partition(":")[0]
-        major, minor = torch.cuda.get_device_capability()
-        return f"sm_{major}{minor}"
+        return arch_at(torch.cuda.current_device())
 
     @property
     def identity(self) -> str:

@@ -64,7 +64,7 @@ def compile_for(generated: Generated, target: Any, multiples: tuple[bool, ...] =
     known = alignment(generated, multiples, aligned=aligned)
     source = _language(generated)(generated.function, signature(generated), generated.constants, known)
     options = dict(generated.options)
-    begin().join()
+    begin().hashing.join()
     if any(param.written and param.dtype not in HALVES for param in generated.kernel.params):
         options.setdefault("enable_reflect_ftz", False)  # the math library keeps denormals, as it does in eager
     while True:

@@ -22,17 +22,17 @@ from typing import Any, TypeAlias
 
 import torch
 import triton
-from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from codegen.target import Launcher, Refused
 from codegen.triton.arguments import on_device
 from codegen.triton.launch import interpreted, passed
-from codegen.triton.launch.aot import compile_for
+from codegen.triton.launch.aot import compile_for, target_of
 from codegen.triton.launch.beginning import begin
 from codegen.triton.launch.counters import Run, counted
 from codegen.triton.launch.load import Generated, load
 from codegen.triton.launch.multiples import ALIGNED, telling
+from codegen.triton.launch.present import arch_at
 from codegen.triton.products.stacked import NEAR
 from lowering.errors import BuildError
 from lowering.kernel import Kernel, Param
@@ -123,9 +123,7 @@ class _Ready:
         with self._lock:
             key = (device, aligned, wide, multiples)
             if key not in self._compiled:
-                begin().join()  # else the driver may be built twice
-                with torch.cuda.device(device):
-                    target = driver.active.get_current_target()
+                target = target_of(arch_at(device))
                 self._compiled[key] = compile_for(self.source(aligned, wide), target, multiples, aligned=aligned)
             return self._compiled[key]
 
@@ -135,6 +133,7 @@ class _Ready:
             key = (device, aligned, wide, multiples)
             if key not in self._runs:
                 compiled, source = self.compiled(*key), self.source(aligned, wide)
+                begin().driving.join()  # else the driver may be built twice
                 try:
                     run = _run(compiled, device, source)
                     self._runs[key] = counted(run, device, source.counters) if source.counted else run
