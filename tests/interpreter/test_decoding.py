@@ -1,25 +1,13 @@
-"""Decoding in parts in generated Triton, under Triton's interpreter, against float64.
-
-Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
-"""
+"""Decoding in parts in generated Triton, under Triton's interpreter, against float64."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
-pytest.importorskip("triton")
-
 import torch
 
 import fusion
 from tests.fusion.schedule.test_parts import attend, check, decoding, kernels, repeated, with_symbolic_keys
 from tests.fusion.test_programs import assert_as_eager
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
 
 
 @pytest.mark.parametrize(("keys", "dtype"), [(1024, torch.float32), (1111, torch.bfloat16)])

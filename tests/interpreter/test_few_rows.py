@@ -1,19 +1,10 @@
-"""Generated products of a few rows with plain and quantised weights, under Triton's interpreter, against float64.
-
-Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
-"""
+"""Generated products of a few rows with plain and quantised weights, under Triton's interpreter, against float64."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
-pytest.importorskip("triton")
-
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
@@ -25,8 +16,6 @@ from tests.codegen.kernels.products import matmul
 from tests.fusion.schedule.test_quantised import LINEARS, error, inputs, only_kernel
 
 TARGET = TritonTarget("sm_90")
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
 
 
 def run(kernel: Kernel, given: list[torch.Tensor], config: Config | None = None) -> torch.Tensor:

@@ -1,18 +1,8 @@
-"""Blocks of products finished in parts, with tiles fetched through descriptors, under Triton's interpreter.
-
-Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
-"""
+"""Blocks of products finished in parts, with tiles fetched through descriptors, under Triton's interpreter."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
-pytest.importorskip("triton")
-
 import sympy
 import torch
 
@@ -40,8 +30,6 @@ from tests.codegen.kernels.products import matmul, residual
 TARGET = TritonTarget("sm_90")
 WHOLE = Config((("m", 64), ("k", 64), ("n", 64)), num_warps=4, num_stages=3, persistent=True)
 PARTS = Config((("m", 64), ("k", 64), ("n", 64)), num_warps=4, num_stages=3, persistent=True, parts=2)
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
 
 
 @pytest.mark.parametrize("config", [WHOLE, PARTS], ids=["whole", "parts"])

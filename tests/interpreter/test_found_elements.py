@@ -1,18 +1,8 @@
-"""An element of a row that a walk looks for is loaded, under Triton's interpreter, against the evaluator.
-
-Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
-"""
+"""An element of a row that a walk looks for is loaded, under Triton's interpreter, against the evaluator."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
-pytest.importorskip("triton")
-
 import torch
 
 from codegen.triton import TritonTarget

@@ -1,20 +1,11 @@
-"""Triton kernels under Triton's interpreter: the generated text itself, run with numpy, against the evaluator.
-
-Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
-"""
+"""Triton kernels under Triton's interpreter: the generated text itself, run with numpy, against the evaluator."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
-pytest.importorskip("triton")
-
 import sympy
 import torch
 
@@ -43,8 +34,6 @@ from tests.codegen.triton.test_fields import converted, every_byte
 TARGET = TritonTarget()
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 INTEGERS = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
 
 
 def run(

@@ -1,18 +1,8 @@
-"""Products of the same rows in one walk, under Triton's interpreter, against float64.
-
-Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
-"""
+"""Products of the same rows in one walk, under Triton's interpreter, against float64."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
-pytest.importorskip("triton")
-
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
@@ -22,8 +12,6 @@ from lowering.program import BufferRef
 from tests.fusion.schedule.test_contractions import Function, launches, scheduled
 
 TARGET = TritonTarget("sm_90")
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
 
 
 def grouped_heads(x: torch.Tensor, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, ...]:

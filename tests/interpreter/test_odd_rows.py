@@ -1,19 +1,10 @@
-"""Rows whose length suits no block, under Triton's interpreter, against float64: as what is read in blocks of one row.
-
-Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
-"""
+"""Rows whose length suits no block, under Triton's interpreter, against float64: as if blocks held one row each."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 
 import pytest
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
-pytest.importorskip("triton")
-
 import torch
 
 import fusion
@@ -24,8 +15,6 @@ from tests.codegen.kernels.pointwise import normalised
 from tests.codegen.kernels.rows import fold, shifted_softmax, softmax
 
 TARGET = TritonTarget()
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
 
 Function = Callable[..., torch.Tensor]
 OPTIONS = {"strict": True, "target": "triton"}

@@ -1,24 +1,12 @@
-"""Checks of positions in Triton: assertions of the device, which its interpreter raises, of the lanes that exist.
-
-Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
-"""
+"""Checks of positions in Triton: assertions of the device, which its interpreter raises, of the lanes that exist."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
-pytest.importorskip("triton")
-
 import torch
 
 import fusion
 from tests.fusion.test_out_of_range import OPERATIONS, X, refused
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
 
 
 @pytest.mark.parametrize("name", OPERATIONS)

@@ -1,18 +1,8 @@
-"""Scans in blocks, under Triton's interpreter, against the evaluator: what is carried from block to block.
-
-Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
-"""
+"""Scans in blocks, under Triton's interpreter, against the evaluator: what is carried from block to block."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
-pytest.importorskip("triton")
-
 import torch
 
 from codegen.triton import Config, TritonTarget
@@ -23,8 +13,6 @@ from tests.codegen.kernels.rows import scan, scan_normalised
 TARGET = TritonTarget()
 NAMES = ("sum", "prod", "max", "min", "logsumexp")
 SPECIAL = (0.0, -0.0, float("nan"), float("inf"), float("-inf"), 1.0, 1.0, -1.0)
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
 
 
 def run(kernel: Kernel, given: list[torch.Tensor], config: Config) -> None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
-
 import triton.language as tl
 from triton.runtime import interpreter
 

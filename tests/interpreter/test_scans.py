@@ -1,19 +1,10 @@
-"""Walks that skip by what lies in memory, under Triton's interpreter, against the evaluator.
-
-Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
-"""
+"""Walks that skip by what lies in memory, under Triton's interpreter, against the evaluator."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 
 import pytest
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
-pytest.importorskip("triton")
-
 import torch
 
 from codegen.triton import Config, TritonTarget
@@ -23,8 +14,6 @@ from tests.codegen.kernels.masked import DOCUMENTS, EACH, MASKS, WALKS, given, m
 
 TARGET = TritonTarget()
 BLOCKS = Config((("m", 32), ("k", 16), ("n", 16), ("r", 16)))
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
 
 
 def run(kernel: Kernel, tensors: list[torch.Tensor], config: Config) -> str:

@@ -1,26 +1,14 @@
-"""Generated products that share an operand, under Triton's interpreter, against float64.
-
-Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
-"""
+"""Generated products that share an operand, under Triton's interpreter, against float64."""
 
 from __future__ import annotations
 
-import os
-
 import pytest
-
-if os.environ.get("TRITON_INTERPRET") != "1":
-    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
-pytest.importorskip("triton")
-
 import torch
 
 from codegen.triton import Config, TritonTarget
 from tests.fusion.schedule.test_contractions import SHARED, error, gated, listed, made, only_kernel, ordered, outputs
 
 TARGET = TritonTarget("sm_90")
-
-pytestmark = pytest.mark.filterwarnings("ignore::RuntimeWarning")  # numpy, on the lanes that are masked
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
