@@ -3,30 +3,10 @@
 from __future__ import annotations
 
 import pytest
-import torch
 
 import fusion
+from tests.fusion.agreement import assert_as_eager
 from tests.fusion.programs import CASES, Case
-
-
-def error(result: torch.Tensor, exact: torch.Tensor) -> float:
-    """The largest absolute difference from float64, equal infinities and NaNs counting as none."""
-    result, exact = result.double(), exact.double()
-    same = (result == exact) | (result.isnan() & exact.isnan())
-    return float(torch.where(same, 0.0, (result - exact).abs()).max()) if result.numel() else 0.0
-
-
-def assert_as_eager(got: object, eager: object, exact: object) -> None:
-    if isinstance(eager, (tuple, list)):
-        for parts in zip(got, eager, exact, strict=True):
-            assert_as_eager(*parts)
-        return
-    assert got.shape == eager.shape and got.dtype is eager.dtype
-    assert got.stride() == eager.stride()
-    if eager.dtype.is_floating_point:
-        assert error(got, exact) <= 2 * error(eager, exact) + 1e-6
-    else:
-        assert torch.equal(got, eager)
 
 
 @pytest.mark.parametrize("target", ["reference", "c"])

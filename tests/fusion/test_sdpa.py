@@ -27,7 +27,7 @@ from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from lowering.attention import attention
 from lowering.kernel import Kernel, Loop
-from tests.fusion.test_programs import assert_as_eager, error
+from tests.fusion.agreement import assert_as_eager, error
 
 Program = Callable[..., torch.Tensor]
 STRICT = {"target": "c", "strict": True}

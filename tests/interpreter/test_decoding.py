@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import fusion
+from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.test_parts import attend, check, decoding, kernels, repeated, with_symbolic_keys
-from tests.fusion.test_programs import assert_as_eager
 
 
 @pytest.mark.parametrize(("keys", "dtype"), [(1024, torch.float32), (1111, torch.bfloat16)])

@@ -14,8 +14,8 @@ from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
+from tests.fusion.agreement import assert_as_eager
 from tests.fusion.attentions import causal
-from tests.fusion.test_programs import assert_as_eager
 
 
 def transposed_product(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -13,7 +13,7 @@ from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 from lowering.decompositions import decompositions
 from lowering.program import Extern
-from tests.fusion.test_programs import assert_as_eager
+from tests.fusion.agreement import assert_as_eager
 
 ROWS, WORDS, WIDTH = 512, 1001, 256
 ALIGNED = 1008

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 import fusion
+from tests.fusion.agreement import assert_as_eager, error
 from tests.fusion.attentions import ATTENTIONS, Attention
-from tests.fusion.test_programs import assert_as_eager, error
 
 IDS = [case.name for case in ATTENTIONS]
 

@@ -16,7 +16,7 @@ from codegen.reference import ReferenceTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.schedule.kernels import KernelCall
-from tests.fusion.test_programs import assert_as_eager
+from tests.fusion.agreement import assert_as_eager
 
 
 def kernels(function: Callable[..., object], *args: Tensor) -> list[str]:

@@ -21,12 +21,12 @@ from lowering.indexing import substitute_all
 from lowering.interpret import run_kernel
 from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Store
 from lowering.verify import verify_kernel
+from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, LENGTH, ROW, ROWS, Body, Folds, S
 from tests.fusion.schedule.online_bodies import attention
 from tests.fusion.schedule.online_walks import _param, inputs, kernel_of, streamed, walk_by_walk
 from tests.fusion.schedule.test_online import ACCUMULATORS, DIFFERENCES
 from tests.fusion.schedule.test_quantised import calls
-from tests.fusion.test_programs import assert_as_eager
 
 # What is merged -------------------------------------------------------------------------------------------------------
 

@@ -23,8 +23,8 @@ from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Store, statements
 from lowering.lower import lower
 from lowering.program import Program
 from lowering.verify import verify_program
+from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.test_schedule import GPU, schedule
-from tests.fusion.test_programs import assert_as_eager
 
 
 def kernels(found: Schedule) -> list[Kernel]:
