@@ -8,7 +8,6 @@ understood are refused with `Unsupported`.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
+from fusion.captured.writes import changes_first
 from fusion.schedule.streams import SMALL
 from lowering.attention import attention
 from lowering.errors import Unsupported
@@ -28,10 +28,6 @@ TARGETS: tuple[Callable[..., object], ...] = (
 
 ARGUMENTS = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_WRITING = frozenset(
-    getattr(operator, name)
-    for name in ("setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "iand", "ior", "ixor")
-)
 RECIPE = 64
 """The most operations that a mask is followed back through."""
 
@@ -290,11 +286,8 @@ def _is_computed(node: fx.Node) -> bool:
 
 
 def _writes(node: fx.Node) -> bool:
-    """Does a call write to one of its arguments, by its name?"""
-    name = str(node.target) if node.op == "call_method" else getattr(node.target, "__name__", "")
-    if getattr(node.target, "__module__", "") == operator.and_.__module__:
-        return node.target in _WRITING
-    return "out" in node.kwargs or (name.endswith("_") and not name.endswith("__"))
+    """Does a call write to one of its arguments?"""
+    return "out" in node.kwargs or changes_first(node)
 
 
 def _elements(value: object) -> int:

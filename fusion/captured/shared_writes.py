@@ -21,15 +21,9 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import Argument
 
+from fusion.captured.writes import changes_first
 from lowering.builder import origin_of
 from lowering.errors import Unsupported
-
-INPLACE = frozenset(
-    (
-        *(operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod),
-        *(operator.ipow, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift),
-    )
-)
 
 
 def refuse_shared_writes(graph: fx.GraphModule) -> None:
@@ -56,7 +50,7 @@ def _is_view_of_one(node: fx.Node, value: Tensor, meeting: set[fx.Node]) -> bool
         return False
     if _storage(viewed) != _storage(value):
         return False
-    place = _Place.of(value)
+    place = Place.of(value)
     return source in meeting or (place is not None and place.meets)
 
 
@@ -66,19 +60,19 @@ def _refuse(node: fx.Node, meeting: set[fx.Node]) -> None:
         return
     written, part, operands = write
     target: Tensor = written.meta["example_value"]
-    whole = _Place.of(target)
+    whole = Place.of(target)
     if written in meeting or (whole is not None and whole.meets):
         raise Unsupported("what is written has elements that are one in memory", origin=origin_of(node))
     for operand in operands:
         read = operand.meta.get("example_value")
         if isinstance(read, FakeTensor) and read is not target and _storage(read) == _storage(target):
-            own, other = _Place.of(part()), _Place.of(read)
+            own, other = Place.of(part()), Place.of(read)
             if own is not None and other is not None and own.partly_over(other):
                 raise Unsupported("what is written partly lies over what is read", origin=origin_of(node))
 
 
 @dataclass(frozen=True, slots=True)
-class _Place:
+class Place:
     """Where a tensor lies in its storage, in bytes, and in what order."""
 
     start: int
@@ -87,7 +81,7 @@ class _Place:
     itemsize: int
 
     @classmethod
-    def of(cls, tensor: Tensor) -> _Place | None:
+    def of(cls, tensor: Tensor) -> Place | None:
         """The place of a tensor; None if a number is not known."""
         if tensor.layout is not torch.strided:
             return None
@@ -123,7 +117,7 @@ class _Place:
             elements *= size
         return self.start if 0 in self.shape else self.start + elements * self.itemsize
 
-    def partly_over(self, other: _Place) -> bool:
+    def partly_over(self, other: Place) -> bool:
         """Do two dense tensors share elements without being the same?"""
         if not (self.start < other.stop and other.start < self.stop):
             return False
@@ -146,7 +140,7 @@ def _storage(tensor: Tensor) -> int | None:
 def _write(node: fx.Node) -> tuple[fx.Node, Callable[[], Tensor], list[fx.Node]] | None:
     """The node that one writes to, the part of it, and what is read beside that; None if nothing is written."""
     out = node.kwargs.get("out")
-    written = out if isinstance(out, fx.Node) else node.args[0] if node.args and _changes_first(node) else None
+    written = out if isinstance(out, fx.Node) else node.args[0] if node.args and changes_first(node) else None
     if not isinstance(written, fx.Node) or not isinstance(target := written.meta.get("example_value"), FakeTensor):
         return None
     operands = [operand for operand in node.all_input_nodes if operand is not written]
@@ -163,12 +157,3 @@ def _part(target: Tensor, index: Argument) -> Tensor:
         return target
     with torch.no_grad():
         return target[known]  # type: ignore[index]  # an index, as the program wrote it
-
-
-def _changes_first(node: fx.Node) -> bool:
-    """Is the first argument changed in place?  PyTorch says so by the name, or is told so."""
-    if node.kwargs.get("inplace") is True or node.target is operator.setitem or node.target in INPLACE:
-        return True
-    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
-    called = node.op in ("call_method", "call_function")
-    return called and name.endswith("_") and not name.endswith("__")

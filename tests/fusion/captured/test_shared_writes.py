@@ -146,8 +146,14 @@ def read_expanded(x: Tensor) -> Tensor:
     return wide * y
 
 
+def pairs(x: Tensor) -> Tensor:
+    """Operators whose names end as those of functions that write."""
+    first = x > 0
+    return (first[:, None] & first[1:]) | (first[None, 1:] ^ ~first[:, None])
+
+
 @pytest.mark.parametrize("dynamic", [False, True])
-@pytest.mark.parametrize("program", [apart, itself, copies, rotated, read_expanded], ids=lambda p: p.__name__)
+@pytest.mark.parametrize("program", [apart, itself, copies, rotated, read_expanded, pairs], ids=lambda p: p.__name__)
 def test_writes_to_other_memory_are_compiled(program: Program, dynamic: bool) -> None:
     fused = fusion.fuse(program, dynamic=dynamic, options={"strict": True})
     x = torch.arange(6.0) - 2
