@@ -49,14 +49,16 @@ INLINE uint16_t to_half(float x) {  // to nearest, ties to even
     return (uint16_t)(float_to_bits(x) >> 16 & 0x8000 | magnitude);
 }"""
 
-# libmvec leaves its fast path for each exponential that underflows, as masks of -inf make it; this does not.
-# e^x = 2^n e^r with |r| <= ln(2)/2; the polynomials here are least-maximum fits, results are within 1 ulp.
-_EXP = """\
+_MADD = """\
 #ifdef __FMA__
 #define MADD __builtin_fmaf
 #else
 #define MADD(a, b, c) ((a) * (b) + (c))
-#endif
+#endif"""
+
+# libmvec leaves its fast path for each exponential that underflows, as masks of -inf make it; this does not.
+# e^x = 2^n e^r with |r| <= ln(2)/2; the polynomials here are least-maximum fits, results are within 1 ulp.
+_EXP = """\
 INLINE float exp_fraction(float x, int32_t *power) {
     const float n = __builtin_rintf(x * 1.44269504f);
     const float r = MADD(n, -1.42860682e-6f, MADD(n, -0.693145752f, x));
@@ -77,24 +79,22 @@ INLINE float exp_float(float x) {
     return x < -104.0f ? 0.0f : fraction * power_of_two(half) * power_of_two(n - half);
 }"""
 
-# Up to 0.9, erf(x)/x - 1 in x^2; beyond, 1 - e^-q with q = -log(erfc(t)), which needs no relative precision for long.
+# 1 - e^-q with q = -log(erfc(t)); q/t - 1 is a polynomial, and e^r - 1 with |r| <= ln(2)/2 another, so that small
+# results keep their digits.  Adding 1.5 2^23 rounds, and leaves the number in the lowest bits.  Terms go in pairs: in
+# one chain operations would wait for each other, and what is read for the lanes to come would wait behind them.
 _ERF = """\
 INLINE float erf_float(float x) {
-    const float s = x * x, magnitude = __builtin_fabsf(x), t = magnitude > 4.0f ? 4.0f : magnitude;
-    float p = MADD(-6.11129159e-4f, s, 5.01622818e-3f);
-    p = MADD(p, s, -2.67819576e-2f);
-    p = MADD(p, s, 1.12822302e-1f);
-    p = MADD(p, s, -3.76125336e-1f);
-    p = MADD(p, s, 1.28379151e-1f);
-    float q = MADD(-1.97182628e-4f, t, 3.05561558e-3f);
-    q = MADD(q, t, -2.22771168e-2f);
-    q = MADD(q, t, 1.04037419e-1f);
-    q = MADD(q, t, 6.37059689e-1f);
-    q = MADD(q, t, 1.12774956f);
-    q = MADD(q, t, 1.77487251e-4f);
-    int32_t n;
-    const float fraction = exp_fraction(-q, &n);
-    return magnitude > 0.9f ? __builtin_copysignf(1.0f - fraction * power_of_two(n), x) : MADD(x, p, x);
+    const float magnitude = __builtin_fabsf(x), t = magnitude > 4.0f ? 4.0f : magnitude, t2 = t * t;
+    const float p1 = MADD(1.02777830e-1f, t, 6.36619382e-1f), p3 = MADD(-1.60396442e-4f, t, -1.91530637e-2f);
+    const float p5 = MADD(-6.32837036e-4f, t, 1.66702781e-3f), p7 = MADD(-9.25627037e-6f, t, 1.17641320e-4f);
+    const float p = MADD(MADD(MADD(p7, t2, p5), t2, p3), t2, p1);
+    const float q = MADD(MADD(p, t, 1.28379172e-1f), t, t);
+    const float shifted = MADD(q, -1.44269504f, 12582912.0f), n = shifted - 12582912.0f;
+    const float r = MADD(n, -0.693147182f, -q), r2 = r * r;
+    const float e1 = MADD(4.16662842e-2f, r, 1.66665435e-1f), e3 = MADD(1.39464275e-3f, r, 8.36657174e-3f);
+    const float less = MADD(MADD(MADD(e3, r2, e1), r, 0.5f), r2, r);
+    const float power = bits_to_float((float_to_bits(shifted) << 23) + 0x3f800000);  // 2^n
+    return __builtin_copysignf(MADD(-power, less, 1.0f - power), x);
 }"""
 
 _PHILOX = """\
@@ -294,6 +294,7 @@ def _definitions() -> dict[str, str]:
     for of_type, those in ((_of_integers, _INTEGERS), (_of_order, types), (_of_floats, _FLOATS)):
         for T in those:
             found |= of_type(T)
+    found["MADD"] = _MADD
     found["exp_fraction"] = found["power_of_two"] = found["exp_float"] = _EXP
     found["erf_float"] = _ERF
     found["philox"] = found["unit_interval"] = _PHILOX
