@@ -20,7 +20,7 @@ import torch
 
 from lowering.errors import CheckFailed, DivisionByZero, IndexOutOfRange
 from lowering.evaluate import BY_ZERO, NO_DIMENSION, Scope, boxes, evaluate, flat_view, pieces, points_of, size_value
-from lowering.expr import Expr, IndexValue, Op, TileRef, const, make_cast, postorder
+from lowering.expr import Expr, IndexValue, Op, TileRef, const, make_cast, make_op, postorder
 from lowering.indexing import ONE, ZERO, within
 from lowering.kernel import Kernel, spans, statements, values_of
 from lowering.value import Shape, axis_bounds
@@ -43,7 +43,7 @@ def checked(index: Expr, size: sympy.Expr, dim: int, *, wrap: bool) -> Op:
 def divisor(number: Expr) -> Expr:
     """An integer that something is divided by: where it is 0, a failure of the launch."""
     one, zero = const(1, torch.int64), const(0, torch.int64)
-    is_zero = Op("eq", (number, const(0, number.dtype)), torch.bool)
+    is_zero = make_op("eq", number, const(0, number.dtype))
     check = Op(CHECKED, (Op("where", (is_zero, one, zero), torch.int64), zero, zero, NO_DIMENSION), torch.int64)
     return Op("add", (number, make_cast(check, number.dtype)), number.dtype)
 
@@ -75,7 +75,7 @@ def wrapped(check: Op) -> Expr:
     zero = const(0, torch.int64)
     if wrap is zero:
         return index
-    negative = Op("lt", (index, zero), torch.bool)
+    negative = make_op("lt", index, zero)
     return Op("where", (negative, Op("add", (index, wrap), torch.int64), index), torch.int64)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from lowering.expr import Const, Expr, IndexValue, Load, Op, const, rewrite
+from lowering.expr import Const, Expr, IndexValue, Load, Op, const, make_op, rewrite
 
 _TRUE, _FALSE = Const(True, torch.bool), Const(False, torch.bool)
 _OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
@@ -70,7 +70,7 @@ def negated(condition: Expr) -> Expr:
         if condition.name in ("and", "or"):
             other = "or" if condition.name == "and" else "and"
             return _joined(other, *map(negated, condition.args))
-    return Op("not", (condition,), torch.bool)
+    return make_op("not", condition)
 
 
 def simpler(node: Expr) -> Expr | None:

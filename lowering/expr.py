@@ -25,6 +25,8 @@ from weakref import WeakValueDictionary
 import sympy
 import torch
 
+from lowering.scalar_ops import result_dtype
+
 Scalar: TypeAlias = "bool | int | float"
 
 
@@ -202,6 +204,16 @@ def const(value: Scalar, dtype: torch.dtype) -> Const:
     return Const(int(value), dtype)
 
 
+def make_op(name: str, *args: Expr) -> Op:
+    """A scalar operation of operands of one dtype (but for the condition of `where`).
+
+    >>> x, y = Load("x", (), torch.float32), Load("y", (), torch.float32)
+    >>> make_op("add", x, y).dtype, make_op("lt", x, y).dtype
+    (torch.float32, torch.bool)
+    """
+    return Op(name, args, result_dtype(name, args[-1].dtype))
+
+
 def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
     """`arg` as `dtype`.  An implicit rounding that is widened again at once disappears, in what is chosen, too.
 
@@ -255,7 +267,7 @@ def guarded(expr: Expr, mask: Expr, safe: Iterable[Expr] = ()) -> Expr:
             return checked_where(node, mask)
         if not isinstance(node, Load):
             return None
-        both = mask if node.mask is None else Op("and", (mask, node.mask), torch.bool)
+        both = mask if node.mask is None else make_op("and", mask, node.mask)
         return Load(node.buffer, node.index, node.dtype, both)
 
     inside = rewrite([expr], rule)[0]

@@ -40,6 +40,7 @@ from lowering.expr import (
     free_axes,
     guarded,
     make_cast,
+    make_op,
     postorder,
     rewrite,
 )
@@ -165,8 +166,8 @@ class _Cutting:
         points, left = rows * self.length, rows * (self.walked.size - self.length * self.part.symbol)
         if not self.ragged:
             return const(int(points), dtype) if points.is_Integer else make_cast(IndexValue(points), dtype)
-        most = Op("minimum", (IndexValue(points), IndexValue(left)), torch.int64)
-        return make_cast(Op("maximum", (most, const(0, torch.int64)), torch.int64), dtype)
+        most = make_op("minimum", IndexValue(points), IndexValue(left))
+        return make_cast(make_op("maximum", most, const(0, torch.int64)), dtype)
 
     def _took(self) -> dict[str, tuple[str, ...]]:
         """The operations before each fold, and the maps that are gone, go with the first node that comes after them."""
@@ -323,7 +324,7 @@ class _Cutting:
 
 
 def _below(position: sympy.Expr, end: sympy.Expr) -> Expr:
-    return Op("lt", (IndexValue(position), IndexValue(end)), torch.bool)
+    return make_op("lt", IndexValue(position), IndexValue(end))
 
 
 def _inside(value: Expr, inside: Expr, neutral: Expr) -> Expr:

@@ -22,10 +22,10 @@ import torch
 
 from codegen.target import Capabilities
 from fusion.schedule.split import near_divisor, walks_contiguously, wanted_parts
-from lowering.expr import Expr, IndexValue, Load, Op, const, make_cast
+from lowering.expr import Expr, IndexValue, Load, const, make_cast, make_op
 from lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol, substitute_all
 from lowering.program import Axis, Buffer, Map, Node, Program, Reduce, Scan
-from lowering.scalar_ops import identity, keeps_position, result_dtype
+from lowering.scalar_ops import identity, keeps_position
 from lowering.value import contiguous_strides
 
 COLUMNS = 8
@@ -110,16 +110,16 @@ class _Split:
         args = self._at(over.symbol)
         if op == "logsumexp":
             largest = self._reduced("max", args[0], over)
-            shift = _op("where", _op("isinf", largest), const(0.0, largest.dtype), largest)
-            total = self._reduced("sum", _op("exp", _op("sub", args[0], shift)), over)
-            return (_op("add", _op("log", total), shift),)
+            shift = make_op("where", make_op("isinf", largest), const(0.0, largest.dtype), largest)
+            total = self._reduced("sum", make_op("exp", make_op("sub", args[0], shift)), over)
+            return (make_op("add", make_op("log", total), shift),)
         if not keeps_position(op):
             return (self._reduced(op, make_cast(args[0], self._carried(op)), over),)
         extreme = self._reduced(op.removeprefix("arg"), args[0], over)
-        is_it = _op("eq", args[0], extreme)
+        is_it = make_op("eq", args[0], extreme)
         if extreme.dtype.is_floating_point:
-            is_it = _op("or", is_it, _op("isnan", args[0]))  # then the extreme is NaN and equals nothing
-        last = self._reduced("max", _op("where", is_it, args[1], const(-1, torch.int64)), over)
+            is_it = make_op("or", is_it, make_op("isnan", args[0]))  # then the extreme is NaN and equals nothing
+        last = self._reduced("max", make_op("where", is_it, args[1], const(-1, torch.int64)), over)
         return extreme, last
 
     def _reduced(self, op: str, arg: Expr, over: Axis) -> Load:
@@ -142,10 +142,10 @@ class _Split:
         dtype = self._carried(op)
         load = self._load(Scan("", axes, self.part.symbol, op, args, dtype), axes, "before")
         part = FloorDiv(self.node.along, self.length)
-        later = _op("ge", IndexValue(part), const(1, torch.int64))
+        later = make_op("ge", IndexValue(part), const(1, torch.int64))
         found = Load(load.buffer, (*self.old, part - 1), dtype, later)
         start = 0 if op.startswith("arg") else identity(op, dtype)
-        return found if start == 0 else _op("where", later, found, const(start, dtype))
+        return found if start == 0 else make_op("where", later, found, const(start, dtype))
 
     def _block(self, op: str) -> Expr:
         """The scan of each part by itself, over the axes of the scan."""
@@ -174,19 +174,19 @@ class _Split:
         """What came before with the part up to the current point; of positions, the later one of equals."""
         op = self.node.op
         if op in ("sum", "prod"):
-            joined = _op("add" if op == "sum" else "mul", before, make_cast(here, before.dtype))
+            joined = make_op("add" if op == "sum" else "mul", before, make_cast(here, before.dtype))
             return make_cast(joined, here.dtype)
         if op == "logsumexp":
-            same = _op("eq", before, here)
-            apart = _op("neg", _op("abs", _op("sub", before, here)))
-            scale = _op("exp", _op("where", same, const(0.0, apart.dtype), apart))
-            return _op("add", _op("maximum", before, here), _op("log1p", scale))
-        later = _op("ge" if op in ("max", "argmax") else "le", here, before)
+            same = make_op("eq", before, here)
+            apart = make_op("neg", make_op("abs", make_op("sub", before, here)))
+            scale = make_op("exp", make_op("where", same, const(0.0, apart.dtype), apart))
+            return make_op("add", make_op("maximum", before, here), make_op("log1p", scale))
+        later = make_op("ge" if op in ("max", "argmax") else "le", here, before)
         if here.dtype.is_floating_point:
-            later = _op("or", later, _op("isnan", here))
+            later = make_op("or", later, make_op("isnan", here))
         if position is None or position_here is None:
-            return _op("where", later, here, before)
-        return _op("where", later, position_here, position)
+            return make_op("where", later, here, before)
+        return make_op("where", later, position_here, position)
 
     def _load(self, node: Reduce | Scan, axes: Sequence[Axis], ending: str) -> Load:
         """The value of a node over its own axes, made once for all scans that need it."""
@@ -202,10 +202,6 @@ class _Split:
             self.made_nodes.append(replace(node, out=name))
             self.made.known[key] = Load(name, tuple(axis.symbol for axis in axes), node.dtype)
         return self.made.known[key]
-
-
-def _op(name: str, *args: Expr) -> Expr:
-    return Op(name, args, result_dtype(name, args[-1].dtype))
 
 
 __all__ = ["split_scans"]

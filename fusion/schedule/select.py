@@ -14,7 +14,7 @@ from dataclasses import replace
 import sympy
 import torch
 
-from lowering.expr import Cast, Const, Expr, IndexValue, Op, const, free_axes, make_cast
+from lowering.expr import Cast, Const, Expr, IndexValue, Op, const, free_axes, make_cast, make_op
 from lowering.program import Map, Node, Program, Reduce
 
 
@@ -70,7 +70,7 @@ def _chosen(expr: Op, axis: sympy.Symbol, size: sympy.Expr) -> Expr | None:
             continue
         if axis in free_axes(wanted, value):
             return None
-        inside = [Op("ge", (wanted, const(0, torch.int64)), torch.bool)]
-        inside.append(Op("lt", (wanted, IndexValue(sympy.sympify(size))), torch.bool))
-        return Op("where", (Op("and", tuple(inside), torch.bool), value, other), expr.dtype)
+        inside = [make_op("ge", wanted, const(0, torch.int64))]
+        inside.append(make_op("lt", wanted, IndexValue(sympy.sympify(size))))
+        return Op("where", (make_op("and", *inside), value, other), expr.dtype)
     return None

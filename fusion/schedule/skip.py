@@ -20,7 +20,7 @@ import sympy
 import torch
 
 from lowering.conditions import negated, plain
-from lowering.expr import Cast, Const, Expr, Load, Op, Random, TileRef, free_axes, loads, postorder, rewrite
+from lowering.expr import Cast, Const, Expr, Load, Op, Random, TileRef, free_axes, loads, make_op, postorder, rewrite
 from lowering.kernel import Fold
 from lowering.scalar_ops import SCALAR_OPS, identity
 
@@ -43,7 +43,7 @@ def counts_where(
         return None
     whole = found[0]
     for condition in found[1:]:
-        whole = Op("and", (whole, condition), torch.bool)
+        whole = make_op("and", whole, condition)
     return whole
 
 
@@ -74,7 +74,7 @@ def _known(condition: Expr, usable: Callable[[Load], bool]) -> Expr | None:
     """What `condition` asks of indices and of `usable` loads; None if that is nothing."""
     if isinstance(condition, Op) and condition.name == "and":
         parts = [part for part in (_known(arg, usable) for arg in condition.args) if part is not None]
-        return Op("and", tuple(parts), torch.bool) if len(parts) == 2 else parts[0] if parts else None
+        return make_op("and", *parts) if len(parts) == 2 else parts[0] if parts else None
     within = postorder(condition)
     if any(isinstance(node, (TileRef, Random)) for node in within):
         return None

@@ -21,7 +21,7 @@ import sympy
 import torch
 
 from codegen.target import Capabilities
-from lowering.expr import Expr, Load, Op, const, postorder
+from lowering.expr import Expr, Load, Op, const, make_op, postorder
 from lowering.indexing import Sizes, substitute_all
 from lowering.positions import settled
 from lowering.program import Map, Node, Program, Reduce
@@ -85,7 +85,7 @@ def _ranked(name: str) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[E
             better = _boolean("or", better, _boolean("and", unknown, _boolean("not", known)))
             same = _boolean("or", same, _boolean("and", unknown, known))
         taken = _boolean("or", better, _boolean("and", same, _boolean("lt", at, place)))
-        return Op(operation, (best, value), value.dtype), Op("where", (taken, at, place), place.dtype)
+        return Op(operation, (best, value), value.dtype), make_op("where", taken, at, place)
 
     return pick
 

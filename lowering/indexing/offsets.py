@@ -8,7 +8,7 @@ import sympy
 import torch
 
 from lowering.division import ONE, ZERO
-from lowering.expr import Const, Expr, Index, IndexValue, Op
+from lowering.expr import Const, Expr, Index, IndexValue, Op, make_op
 from lowering.indexing.intervals import Sizes, symbols_of
 from lowering.indexing.laws import simplify
 from lowering.sizes import where_there_are_elements
@@ -21,7 +21,7 @@ def flatten(index: Sequence[Index], strides: Sequence[sympy.Expr], sizes: Sizes)
     for position, stride in zip(index, strides, strict=True):
         step = where_there_are_elements(stride)
         if isinstance(position, Expr):
-            scaled = position if step == 1 else Op("mul", (position, IndexValue(step)), torch.int64)
+            scaled = position if step == 1 else make_op("mul", position, IndexValue(step))
             if not (isinstance(position, Const) and position.value == 0):
                 indirect.append(scaled)
         else:
@@ -32,7 +32,7 @@ def flatten(index: Sequence[Index], strides: Sequence[sympy.Expr], sizes: Sizes)
     total: Expr = indirect[0]
     for part in indirect[1:]:
         total = Op("add", (total, part), torch.int64)
-    return total if plain == 0 else Op("add", (total, IndexValue(plain)), torch.int64)
+    return total if plain == 0 else make_op("add", total, IndexValue(plain))
 
 
 def extent_of(shape: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> sympy.Expr:

@@ -15,9 +15,10 @@ from codegen.target import Launcher, Target
 from codegen.targets import builder_for
 from lowering.errors import BuildError, VerifyError
 from lowering.expr import Const, Load
+from lowering.expr import make_op as op
 from lowering.kernel import Fold, Kernel, Role, Store
 from lowering.scalar_ops import FOLD_OPS
-from tests.lowering.building import F32, I0, LENGTH, R0, kernel, op, param
+from tests.lowering.building import F32, I0, LENGTH, R0, kernel, param
 
 
 def row_means(name: str = "k") -> Kernel:

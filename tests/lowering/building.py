@@ -7,20 +7,14 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from lowering.expr import Expr, Op
 from lowering.indexing import axis_symbol, over_symbol
 from lowering.kernel import Kernel, KernelAxis, Param, Role, Stmt
 from lowering.program import Axis, Buffer, BufferRef, Node, Program
-from lowering.scalar_ops import result_dtype
 
 I0, I1, R0, R1 = axis_symbol(0), axis_symbol(1), over_symbol(0), over_symbol(1)
 LENGTH = sympy.Symbol("s0", integer=True, positive=True)  # a size that is not known
 F32, F64, BF16, I64 = torch.float32, torch.float64, torch.bfloat16, torch.int64
 CPU = torch.device("cpu")
-
-
-def op(name: str, *args: Expr) -> Expr:
-    return Op(name, args, result_dtype(name, args[-1].dtype))
 
 
 def size(*sizes: int | sympy.Expr) -> tuple[sympy.Expr, ...]:

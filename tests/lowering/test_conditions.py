@@ -11,7 +11,8 @@ from lowering.conditions import conjuncts, negated, plain
 from lowering.conditions import given as where_holds
 from lowering.evaluate import Scope, evaluate
 from lowering.expr import Const, Expr, IndexValue, Load, Op, const, postorder
-from tests.lowering.building import I0, op
+from lowering.expr import make_op as op
+from tests.lowering.building import I0
 
 AXES = {I0: range(6)}
 INTS = torch.tensor([0, 3, 1, 5, -2, 4])

@@ -12,10 +12,11 @@ from lowering import philox
 from lowering.errors import VerifyError
 from lowering.evaluate import Scope, boxes, evaluate
 from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, const
+from lowering.expr import make_op as op
 from lowering.folds import fold
 from lowering.indexing import FloorDiv, Mod
 from lowering.scalar_ops import SCALAR_OPS, result_dtype
-from tests.lowering.building import BF16, F32, F64, I0, I1, I64, LENGTH, R0, op
+from tests.lowering.building import BF16, F32, F64, I0, I1, I64, LENGTH, R0
 
 
 def values(expr: Expr, axes: dict[sympy.Symbol, int], **buffers: torch.Tensor) -> torch.Tensor:

@@ -9,9 +9,10 @@ from hypothesis import strategies as st
 
 from lowering.evaluate import Scope, evaluate
 from lowering.expr import Const, Expr, IndexValue, Load, Op, const
+from lowering.expr import make_op as op
 from lowering.positions import is_free, settled
 from lowering.program import Map
-from tests.lowering.building import I0, I1, op
+from tests.lowering.building import I0, I1
 from tests.lowering.lowered import check, lowered
 
 SIZES = {I0: sympy.Integer(5), I1: sympy.Integer(3)}

@@ -13,7 +13,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import sympy
-import torch
 
 from codegen.triton.blocks import Blocked, Dim
 from codegen.triton.expressions.indices import index_code
@@ -22,7 +21,7 @@ from codegen.triton.expressions.values import Values
 from codegen.triton.loops import scan
 from codegen.triton.rewrites.interior import unconditional
 from lowering.conditions import conjuncts
-from lowering.expr import Cast, Const, Expr, IndexValue, Op
+from lowering.expr import Cast, Const, Expr, IndexValue, Op, make_op
 from lowering.indexing import ONE, FloorDiv, coefficient
 from lowering.kernel import Loop, Role
 
@@ -119,7 +118,7 @@ def _conjunction(parts: Sequence[Expr]) -> Expr | None:
     whole = parts[0] if parts else None
     for part in parts[1:]:
         assert whole is not None
-        whole = Op("and", (whole, part), torch.bool)
+        whole = make_op("and", whole, part)
     return whole
 
 

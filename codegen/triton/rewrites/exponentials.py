@@ -21,7 +21,7 @@ from dataclasses import replace
 
 import torch
 
-from lowering.expr import Const, Expr, Load, Op, TileRef, postorder, rewrite
+from lowering.expr import Const, Expr, Load, Op, TileRef, make_op, postorder, rewrite
 from lowering.kernel import Fold, Loop, Stmt, Store, statements, values_of, with_values
 
 _LOG2E = math.log2(math.e)
@@ -45,7 +45,7 @@ def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
             return None
         left, right = (node.args[0], node.args[-1])
         if node.name == "truediv" and is_tile(left) and not is_tile(right) and not isinstance(right, Const):
-            return Op("mul", (left, Op("truediv", (Const(1.0, right.dtype), right), right.dtype)), torch.float32)
+            return Op("mul", (left, make_op("truediv", Const(1.0, right.dtype), right)), torch.float32)
         return _rewritten(node, is_tile)
 
     def rebuilt(stmt: Stmt) -> Stmt:
@@ -71,13 +71,13 @@ def _rewritten(node: Op, is_tile: Callable[[Expr], bool]) -> Expr | None:
         return None
     a, b = node.args[0].args
     if not is_tile(a):
-        return _op("exp2", _times(node.args[0], _LOG2E))
+        return make_op("exp2", _times(node.args[0], _LOG2E))
     unscaled, factor = _scaled(a) or (a, 1.0)
     if not _may_be_huge(a):
-        return _op("exp2", _op("sub", _times(unscaled, factor * _LOG2E), _times(b, _LOG2E)))
-    is_small = Op("lt", (_op("abs", b), Const(_HUGE, torch.float32)), torch.bool)
-    base = _op("where", is_small, Const(_LOG2E, torch.float32), Const(0.5, torch.float32))
-    return _op("exp2", _op("sub", _op("mul", unscaled, _times(base, factor)), _op("mul", b, base)))
+        return make_op("exp2", make_op("sub", _times(unscaled, factor * _LOG2E), _times(b, _LOG2E)))
+    is_small = make_op("lt", make_op("abs", b), Const(_HUGE, torch.float32))
+    base = make_op("where", is_small, Const(_LOG2E, torch.float32), Const(0.5, torch.float32))
+    return make_op("exp2", make_op("sub", make_op("mul", unscaled, _times(base, factor)), make_op("mul", b, base)))
 
 
 def _may_be_huge(tile: Expr) -> bool:
@@ -105,7 +105,7 @@ def _scaled(expr: Expr) -> tuple[Expr, float] | None:
         ends = [isinstance(choice, Const) and math.isinf(float(choice.value)) for choice in choices]
         if any(ends) and (scaled := _scaled(choices[ends.index(False)] if False in ends else choices[0])) is not None:
             parts = [choice if end else scaled[0] for choice, end in zip(choices, ends, strict=True)]
-            return _op("where", mask, *parts), scaled[1]
+            return make_op("where", mask, *parts), scaled[1]
     return None
 
 
@@ -117,8 +117,4 @@ def _times(expr: Expr, factor: float) -> Expr:
         return Const(float(expr.value) * factor, torch.float32)
     if isinstance(expr, Op) and expr.name == "mul" and isinstance(expr.args[1], Const):
         return _times(expr.args[0], float(expr.args[1].value) * factor)
-    return _op("mul", expr, Const(factor, torch.float32))
-
-
-def _op(name: str, *args: Expr) -> Expr:
-    return Op(name, args, torch.float32)
+    return make_op("mul", expr, Const(factor, torch.float32))

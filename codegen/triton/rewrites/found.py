@@ -32,6 +32,7 @@ from lowering.expr import (
     free_axes,
     guarded,
     make_cast,
+    make_op,
     postorder,
 )
 from lowering.indexing import substitute
@@ -86,9 +87,9 @@ def _at(element: Expr, axis: sympy.Symbol, place: Expr, sizes: Mapping[sympy.Sym
     there = substitute(element, {axis: place}, dict(sizes))
     if _is_inside(place, size):
         return there
-    above = Op("ge", (place, const(0, torch.int64)), torch.bool)
-    below = Op("lt", (place, IndexValue(size)), torch.bool)
-    return guarded(there, Op("and", (above, below), torch.bool), safe=(place,))
+    above = make_op("ge", place, const(0, torch.int64))
+    below = make_op("lt", place, IndexValue(size))
+    return guarded(there, make_op("and", above, below), safe=(place,))
 
 
 def _is_inside(place: Expr, size: sympy.Expr) -> bool:

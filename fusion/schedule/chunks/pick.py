@@ -15,7 +15,7 @@ from dataclasses import replace
 import sympy
 import torch
 
-from lowering.expr import Expr, IndexValue, Load, Op, const, free_axes, make_cast, rewrite
+from lowering.expr import Expr, IndexValue, Load, Op, const, free_axes, make_cast, make_op, rewrite
 from lowering.indexing import axis_symbol, over_symbol, substitute
 from lowering.program import Axis, Buffer, Compute, Map, Reduce, axis_sizes
 from lowering.value import contiguous_strides
@@ -63,7 +63,7 @@ def _picked(
     over = Axis(over_symbol(0), source.shape[place])
     inner = {axis.symbol: axis.size for axis in (*axes, over)}
     index = tuple(over.symbol if k == place else moved[i] for k, i in enumerate(load.index))
-    here = Op("eq", (IndexValue(over.symbol), substitute(wanted, moved, inner)), torch.bool)
+    here = make_op("eq", IndexValue(over.symbol), substitute(wanted, moved, inner))
     dtype = torch.float64 if load.dtype is torch.float64 else torch.float32
     value = make_cast(Load(load.buffer, index, load.dtype), dtype)
     name = f"{load.buffer}_picked"

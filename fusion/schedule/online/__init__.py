@@ -35,12 +35,11 @@ from fusion.schedule.online.terms import (
     apply,
     loop_of,
     nonnegative,
-    op,
     unmasked,
 )
 from fusion.schedule.online.trial import Trial, rank_of
 from fusion.schedule.online.update import STARTS, Start, Update, refs_of
-from lowering.expr import Cast, Expr, TileRef, const, make_cast, postorder
+from lowering.expr import Cast, Expr, TileRef, const, make_cast, make_op, postorder
 from lowering.kernel import Fold
 
 
@@ -71,7 +70,7 @@ def online(fold: Fold, running: Mapping[str, Fold]) -> Online | str:
     >>> r, f32 = over_symbol(0), torch.float32
     >>> x = Load("x", (r,), f32)
     >>> top = Fold("top", "max", (x,), (r,), f32)
-    >>> total = Fold("total", "sum", (op("exp", op("sub", x, top.ref)),), (r,), f32)
+    >>> total = Fold("total", "sum", (make_op("exp", make_op("sub", x, top.ref)),), (r,), f32)
     >>> print(format_expr(online(total, {"top": top}).folds[0].carry))
     total' * where(top' == top, 1.0, exp(top' - top))
     """
@@ -192,7 +191,7 @@ class _Rule:
             given = zip(loops, self.fold.args, strict=True)
             return self.fold.op, tuple(const(1, arg.dtype) if loop is None else loop for loop, arg in given)
         values = [make_cast(loop, dtype) for loop in loops if loop is not None]
-        whole = op("mul", *values) if len(values) == 2 else values[0] if values else const(1, dtype)
+        whole = make_op("mul", *values) if len(values) == 2 else values[0] if values else const(1, dtype)
         return "sum", (whole,)
 
     def _extreme(self, terms: list[tuple[Term, ...]]) -> tuple[list[tuple[Term, ...]], tuple[Term, ...]]:
@@ -205,7 +204,7 @@ class _Rule:
             if step.name != "where" and not nonnegative(step.value, self.running):
                 raise Refused(f"no factor: a {self.fold.op} of a product with a factor of unknown sign")
         if term.negative and term.loop is not None:
-            term = replace(term, loop=op("neg", term.loop), negative=False)
+            term = replace(term, loop=make_op("neg", term.loop), negative=False)
         return [(term,)], tuple(other for (other,) in terms if other is not walked[0])
 
     # Accumulators
@@ -281,7 +280,7 @@ def _ended(form: Online, ends: Mapping[TileRef, float], update: Update) -> Onlin
     """`form` with a constant as its value where a running value is at its identity in the end."""
     value = form.value
     for ref, constant in ends.items():
-        value = op("where", update.at_identity(ref), const(constant, value.dtype), value)
+        value = make_op("where", update.at_identity(ref), const(constant, value.dtype), value)
     return replace(form, value=value)
 
 

@@ -21,8 +21,8 @@ import torch
 
 from fusion.schedule.online import Online
 from fusion.schedule.online.split import Splitter
-from fusion.schedule.online.terms import Kind, op
-from lowering.expr import Const, Expr, Op, const
+from fusion.schedule.online.terms import Kind
+from lowering.expr import Const, Expr, Op, const, make_op
 from lowering.kernel import Fold
 
 
@@ -41,22 +41,22 @@ def about_means(fold: Fold, running: Mapping[str, Fold], points: Expr) -> Online
     if total is None or splitter.kind(x) is not Kind.WALKED or splitter.kind(whole) is not Kind.RUNNING:
         return None
     # A part may lie behind the end.
-    several = points if isinstance(points, Const) else op("maximum", points, const(1, fold.dtype))
-    near = op("sub", x, op("truediv", total.ref, several))
-    apart = op("sub", op("truediv", total.before, several), whole)
+    several = points if isinstance(points, Const) else make_op("maximum", points, const(1, fold.dtype))
+    near = make_op("sub", x, make_op("truediv", total.ref, several))
+    apart = make_op("sub", make_op("truediv", total.before, several), whole)
 
     def rest(name: str) -> Fold:
         made = replace(fold, name=name, args=(near,))
-        return replace(made, carry=op("add", made.before, op("mul", points, apart)))
+        return replace(made, carry=make_op("add", made.before, make_op("mul", points, apart)))
 
     known = _known(rest, running)
     first = known or rest(f"{fold.name}_0" if squared else fold.name)
     made = () if known else (first,)
     if not squared:
         return Online(made, first.ref)
-    twice = op("add", op("add", first.before, first.before), op("mul", points, apart))
-    carry = op("add", fold.before, op("mul", apart, twice))
-    return Online((*made, replace(fold, args=(op("mul", near, near),), carry=carry)), fold.ref)
+    twice = make_op("add", make_op("add", first.before, first.before), make_op("mul", points, apart))
+    carry = make_op("add", fold.before, make_op("mul", apart, twice))
+    return Online((*made, replace(fold, args=(make_op("mul", near, near),), carry=carry)), fold.ref)
 
 
 def _known(wanted: Callable[[str], Fold], running: Mapping[str, Fold]) -> Fold | None:

@@ -36,13 +36,13 @@ def brought(fold: Fold, part: Mapping[str, Expr], whole: Mapping[str, Expr]) -> 
 
     >>> import torch
     >>> from fusion.schedule.online import online
-    >>> from fusion.schedule.online.terms import op
+    >>> from lowering.expr import make_op
     >>> from lowering.expr import Load
     >>> from lowering.indexing import over_symbol
     >>> from lowering.printer import format_expr
     >>> r, f32 = over_symbol(0), torch.float32
     >>> top = Fold("top", "max", (Load("x", (r,), f32),), (r,), f32)
-    >>> total = Fold("total", "sum", (op("exp", op("sub", *top.args, top.ref)),), (r,), f32)
+    >>> total = Fold("total", "sum", (make_op("exp", make_op("sub", *top.args, top.ref)),), (r,), f32)
     >>> (total,) = online(total, {"top": top}).folds
     >>> parts = {name: Load(name, (r,), f32) for name in ("top", "total")}
     >>> print(format_expr(brought(total, parts, {"top": top.ref})))

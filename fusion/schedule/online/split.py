@@ -34,13 +34,12 @@ from fusion.schedule.online.terms import (
     negated,
     nonnegative,
     one_of,
-    op,
     part_of,
     product,
     scaled_by,
     step_under,
 )
-from lowering.expr import Cast, Const, Expr, Op, TileRef, const, index_of, postorder
+from lowering.expr import Cast, Const, Expr, Op, TileRef, const, index_of, make_op, postorder
 from lowering.kernel import Fold
 
 
@@ -208,7 +207,7 @@ class Splitter:
                 if left is None or right is None:
                     only = right if left is None else left
                     negative = only is not None and left is None and node.name == "sub"
-                    done[node] = op("neg", only) if negative and only is not None else only
+                    done[node] = make_op("neg", only) if negative and only is not None else only
                 else:
                     done[node] = node.rebuild([left, right][: len(args)])
         return done[root]
@@ -239,7 +238,7 @@ class Splitter:
             raise Refused("no factor: a division by what a running value switches off")
         other = {"mul": "truediv", "truediv": "mul"}
         steps = tuple(Step(other[step.name], step.value) for step in term.steps)
-        loop = None if term.loop is None else op("truediv", const(1, dtype), term.loop)
+        loop = None if term.loop is None else make_op("truediv", const(1, dtype), term.loop)
         ranges = tuple(Range(r.function, negated(r.parts)) for r in term.ranges)
         return Term(loop, steps, ranges, term.negative)
 
@@ -263,7 +262,7 @@ class Splitter:
                 self._check_bounded(node, part)
                 inside.append((scaled_by(part), part.negative))
                 parts.append(part)
-        loop = op(node.name, add_all(inside)) if steps else node
+        loop = make_op(node.name, add_all(inside)) if steps else node
         return Term(loop, tuple(steps), (Range(node.name, tuple(parts)),) if parts else ())
 
     def _check_bounded(self, node: Op, part: Part) -> None:
@@ -287,7 +286,7 @@ class Splitter:
             if not isinstance(exponent, Const):
                 raise Refused("no factor: a running value under an exponent that is no constant")
         self._check_signs(node, term)
-        signed = op("neg", loop_of(term)) if term.negative else loop_of(term)
+        signed = make_op("neg", loop_of(term)) if term.negative else loop_of(term)
         rest = node.args[1:] if node.name == "pow" else ()
         if node.name in ("maximum", "minimum"):
             rest = (const(0, node.dtype),)
@@ -296,7 +295,7 @@ class Splitter:
             power = exponent.value
         steps = tuple(step_under(node.name, step, exponent) for step in term.steps)
         ranges = tuple(Range(r.function, multiplied(r.parts, power, node.dtype)) for r in term.ranges)
-        return Term(op(node.name, signed, *rest), steps, ranges)
+        return Term(make_op(node.name, signed, *rest), steps, ranges)
 
     def _check_signs(self, node: Op, term: Term) -> None:
         whole = node.name == "pow" and isinstance(node.args[1], Const) and float(node.args[1].value).is_integer()
@@ -319,8 +318,8 @@ class Splitter:
         zero = const(0, node.dtype)
         lone = (*args[1], *args[2])
         if len(lone) == 2 and factors_of(lone[0]) == factors_of(lone[1]) and not lone[0].shift and not lone[1].shift:
-            loops = [op("neg", loop_of(t)) if t.negative else loop_of(t) for t in lone]
-            return (replace(lone[0], loop=op("where", mask, *loops), negative=False),)
+            loops = [make_op("neg", loop_of(t)) if t.negative else loop_of(t) for t in lone]
+            return (replace(lone[0], loop=make_op("where", mask, *loops), negative=False),)
         found: list[Term] = []
         for terms, place in ((args[1], 0), (args[2], 1)):
             for term in terms:
@@ -329,7 +328,7 @@ class Splitter:
 
                 def masked(loop: Expr | None, place: int = place) -> Expr:
                     value = const(1, node.dtype) if loop is None else loop
-                    return op("where", mask, zero, value) if place else op("where", mask, value, zero)
+                    return make_op("where", mask, zero, value) if place else make_op("where", mask, value, zero)
 
                 base = masked(term.base) if term.shift else None
                 found.append(replace(term, loop=masked(term.loop), base=base))
@@ -340,7 +339,7 @@ class Splitter:
         mask, one, other = node.args
         if not is_zero(one) and not is_zero(other):
             raise Refused("no factor: a running value chooses between two values")
-        off = mask if is_zero(one) else op("not", mask)
+        off = mask if is_zero(one) else make_op("not", mask)
         terms = args[2] if is_zero(one) else args[1]
         return tuple(replace(term, steps=(*term.steps, Step("where", off))) for term in terms)
 
@@ -353,8 +352,8 @@ class Splitter:
             if step.name == "where" or not nonnegative(step.value, self.running):
                 raise Refused("no factor: an infinity instead of a product with a factor of unknown sign")
         mask, one, other = node.args
-        loop = op("neg", loop_of(walked[0])) if walked[0].negative else loop_of(walked[0])
-        loop = op("where", mask, one, loop) if is_infinite(one) else op("where", mask, loop, other)
+        loop = make_op("neg", loop_of(walked[0])) if walked[0].negative else loop_of(walked[0])
+        loop = make_op("where", mask, one, loop) if is_infinite(one) else make_op("where", mask, loop, other)
         return tuple(replace(t, loop=loop, negative=False) if t is walked[0] else t for t in terms)
 
     def _cast(self, node: Cast, terms: Terms) -> Terms:

@@ -15,7 +15,7 @@ from typing import TypeVar
 
 import torch
 
-from lowering.expr import Cast, Const, Expr, Load, Op, TileRef, const, make_cast, postorder, rewrite
+from lowering.expr import Cast, Const, Expr, Load, Op, TileRef, const, make_cast, make_op, postorder, rewrite
 from lowering.kernel import Fold
 
 
@@ -73,11 +73,6 @@ Terms = tuple[Term, ...]
 Summand = TypeVar("Summand", Term, Part)
 
 
-def op(name: str, *args: Expr) -> Expr:
-    """A scalar operation that gives the dtype of its last operand."""
-    return Op(name, args, args[-1].dtype)
-
-
 def nonnegative(expr: Expr, running: Mapping[str, Fold]) -> bool:
     """Is `expr` known to be never negative (it may be NaN)?"""
     known: dict[Expr, bool] = {}
@@ -113,11 +108,11 @@ def add_all(signed: list[tuple[Expr, bool]]) -> Expr:
     """The sum of values, those with a true flag negative; not empty."""
     first = next((k for k, (_, negative) in enumerate(signed) if not negative), None)
     if first is None:
-        return op("neg", add_all([(value, False) for value, _ in signed]))
+        return make_op("neg", add_all([(value, False) for value, _ in signed]))
     total = signed[first][0]
     for k, (value, negative) in enumerate(signed):
         if k != first:
-            total = op("sub" if negative else "add", total, value)
+            total = make_op("sub" if negative else "add", total, value)
     return total
 
 
@@ -158,7 +153,7 @@ def multiplied(parts: tuple[Part, ...], power: float, dtype: torch.dtype) -> tup
     if power == 1:
         return parts
     by = const(power, dtype)
-    return tuple(replace(p, scale=by if p.scale is None else op("mul", p.scale, by)) for p in parts)
+    return tuple(replace(p, scale=by if p.scale is None else make_op("mul", p.scale, by)) for p in parts)
 
 
 def product(left: Terms, right: Terms) -> Terms:
@@ -183,8 +178,8 @@ def _times(term: Term, factor: Term, swapped: bool) -> Term:
         pair = (other, one) if swapped else (one, other)
         inverse = pair[1]
         if isinstance(inverse, Op) and inverse.name == "truediv" and _is_one(inverse.args[0]):
-            return op("truediv", pair[0], inverse.args[1])
-        return op("mul", *pair)
+            return make_op("truediv", pair[0], inverse.args[1])
+        return make_op("mul", *pair)
 
     return Term(
         both(term.loop, factor.loop),
@@ -205,7 +200,7 @@ def part_of(term: Term, dtype: torch.dtype) -> Part:
 
 def scaled_by(part: Part) -> Expr:
     """A summand without its sign."""
-    return part.value if part.scale is None else op("mul", part.value, part.scale)
+    return part.value if part.scale is None else make_op("mul", part.value, part.scale)
 
 
 def apply(value: Expr | None, steps: tuple[Step, ...], dtype: torch.dtype) -> Expr:
@@ -219,9 +214,9 @@ def apply(value: Expr | None, steps: tuple[Step, ...], dtype: torch.dtype) -> Ex
             continue
         value = const(1, dtype) if value is None else value
         if step.name == "where":
-            value = op("where", step.value, const(0, dtype), value)
+            value = make_op("where", step.value, const(0, dtype), value)
         else:
-            value = op(step.name, value, make_cast(step.value, dtype))
+            value = make_op(step.name, value, make_cast(step.value, dtype))
     return const(1, dtype) if value is None else value
 
 
@@ -230,10 +225,10 @@ def step_under(name: str, step: Step, exponent: Expr | None) -> Step:
     if step.name == "where" or name in ("maximum", "minimum"):
         return step
     if name == "rsqrt":
-        return Step("truediv" if step.name == "mul" else "mul", op("sqrt", step.value))
+        return Step("truediv" if step.name == "mul" else "mul", make_op("sqrt", step.value))
     if exponent is not None:
-        return Step(step.name, op("pow", step.value, exponent))
-    return Step(step.name, op(name, step.value))
+        return Step(step.name, make_op("pow", step.value, exponent))
+    return Step(step.name, make_op(name, step.value))
 
 
 def cast_again(loop: Expr, node: Cast) -> Expr:

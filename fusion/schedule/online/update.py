@@ -14,10 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
-import torch
-
-from fusion.schedule.online.terms import Part, Range, add_all, op
-from lowering.expr import Expr, Op, TileRef, const, make_cast, rewrite
+from fusion.schedule.online.terms import Part, Range, add_all
+from lowering.expr import Expr, Op, TileRef, const, make_cast, make_op, rewrite
 from lowering.kernel import Fold
 from lowering.scalar_ops import identity
 
@@ -50,7 +48,7 @@ class Update:
             start = self.starts.get(node) if isinstance(node, TileRef) else None
             if start is None or start.stand_in is None:
                 return None
-            return op("where", self.at_identity(node), const(start.stand_in, node.dtype), node)
+            return make_op("where", self.at_identity(node), const(start.stand_in, node.dtype), node)
 
         return tuple(rewrite(exprs, rule))
 
@@ -58,7 +56,7 @@ class Update:
         """Is a running value, or the one before the block, still at its identity?"""
         assert isinstance(ref, TileRef)
         fold = self.running[ref.name]
-        return Op("eq", (ref, const(identity(fold.op, fold.dtype), fold.dtype)), torch.bool)
+        return make_op("eq", ref, const(identity(fold.op, fold.dtype), fold.dtype))
 
     def before(self, expr: Expr) -> Expr:
         """`expr` as it was before the block."""
@@ -70,9 +68,9 @@ class Update:
         if shift:
             assert base is not None
             moved = add_all([(self._unless_same(part, self._moved(part), 0.0, True), False) for part in shift])
-            value = op("add", value, op("mul", base.before, make_cast(moved, fold.dtype)))
+            value = make_op("add", value, make_op("mul", base.before, make_cast(moved, fold.dtype)))
         for each in ranges:
-            value = op("mul", value, make_cast(self._factor(each), fold.dtype))
+            value = make_op("mul", value, make_cast(self._factor(each), fold.dtype))
         return value
 
     def _factor(self, each: Range) -> Expr:
@@ -87,18 +85,18 @@ class Update:
     def _moved(self, part: Part) -> Expr:
         """By how much a part has changed."""
         pair = (part.value, self.before(part.value))
-        change = op("sub", *(reversed(pair) if part.negative else pair))
-        return change if part.scale is None else op("mul", change, part.scale)
+        change = make_op("sub", *(reversed(pair) if part.negative else pair))
+        return change if part.scale is None else make_op("mul", change, part.scale)
 
     def _unless_same(self, part: Part, change: Expr, still: float, held: bool = False) -> Expr:
         """`change`, or `still` where the running values are what they were, or were at their identity and `held`."""
         refs = refs_of([part])
         quiet = const(still, change.dtype)
-        same = [Op("eq", (self.before(ref), ref), torch.bool) for ref in refs]
-        value = op("where", reduce(lambda one, other: Op("and", (one, other), torch.bool), same), quiet, change)
+        same = [make_op("eq", self.before(ref), ref) for ref in refs]
+        value = make_op("where", reduce(lambda one, other: make_op("and", one, other), same), quiet, change)
         for ref in refs:
             if held or self.starts[ref].held:
-                value = op("where", self.at_identity(self.before(ref)), quiet, value)
+                value = make_op("where", self.at_identity(self.before(ref)), quiet, value)
         return value
 
 

@@ -9,10 +9,8 @@ import sympy
 import torch
 
 from codegen.c import CTarget
-from lowering.expr import Expr, Index, Load, Op
 from lowering.indexing import axis_symbol, over_symbol
 from lowering.kernel import Kernel, KernelAxis, Loop, Param, Role, Stmt
-from lowering.scalar_ops import result_dtype
 
 F32, F64, I64, BF16, F16 = torch.float32, torch.float64, torch.int64, torch.bfloat16, torch.float16
 i0, i1, i2 = (axis_symbol(k) for k in range(3))
@@ -27,14 +25,6 @@ REDUCED = pytest.mark.parametrize("role", [WHOLE, LOOP], ids=["whole", "loop"])
 
 def axis(symbol: sympy.Symbol, size: int | sympy.Expr, role: Role = GRID) -> KernelAxis:
     return KernelAxis(symbol, sympy.sympify(size), role)
-
-
-def load(name: str, index: Index, dtype: torch.dtype = F32, mask: Expr | None = None) -> Load:
-    return Load(name, (index if isinstance(index, Expr) else sympy.sympify(index),), dtype, mask)
-
-
-def op(name: str, *args: Expr) -> Op:
-    return Op(name, args, result_dtype(name, args[-1].dtype))
 
 
 def param(name: str, tensor: torch.Tensor, written: bool = False) -> Param:

@@ -11,12 +11,13 @@ import sympy
 import torch
 
 from lowering.expr import Cast, Expr, IndexValue, const
+from lowering.expr import make_op as op
 from lowering.indexing import FloorDiv, axis_symbol
 from lowering.kernel import Fold, Kernel, Loop, Store
-from tests.codegen.c.kernels import BF16, F16, F32, GRID, I64, LOOP, TARGET, WHOLE, load, op
+from tests.codegen.c.kernels import BF16, F16, F32, GRID, I64, LOOP, TARGET, WHOLE
 from tests.codegen.c.launches import I32, b, check, d, e, g, i, j, s, u, w
 from tests.codegen.kernels.attention import attention, online_attention
-from tests.codegen.kernels.making import assert_same, expected, kernel, param, tensors
+from tests.codegen.kernels.making import assert_same, expected, kernel, load, param, tensors
 
 LOW = const(-math.inf, F32)
 

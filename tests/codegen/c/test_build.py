@@ -18,21 +18,10 @@ from codegen.c.text.prelude import vector_functions
 from codegen.cache import cache_dir, digest, publish
 from lowering.errors import BuildError
 from lowering.expr import const
+from lowering.expr import make_op as op
 from lowering.kernel import Fold, Kernel, Store
-from tests.codegen.c.kernels import (
-    F32,
-    TARGET,
-    WHOLE,
-    ZERO,
-    assert_close_to_exact,
-    axis,
-    i0,
-    i1,
-    kernel,
-    load,
-    op,
-    r0,
-)
+from tests.codegen.c.kernels import F32, TARGET, WHOLE, ZERO, assert_close_to_exact, axis, i0, i1, kernel, r0
+from tests.codegen.kernels.making import load
 
 
 def simple() -> tuple[Kernel, str, torch.Tensor]:

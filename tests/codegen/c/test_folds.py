@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from lowering.expr import Cast, IndexValue, const
+from lowering.expr import make_op as op
 from lowering.kernel import Fold, Loop, Store
 from tests.codegen.c.kernels import (
     BF16,
@@ -23,14 +24,13 @@ from tests.codegen.c.kernels import (
     axis,
     i0,
     i1,
-    load,
-    op,
     r0,
     r1,
     run,
     sample,
     walked,
 )
+from tests.codegen.kernels.making import load
 
 # Folds ---------------------------------------------------------------------------------------------------
 

@@ -9,6 +9,7 @@ import torch
 from codegen.c.text.indices import index_text
 from lowering.errors import BuildError
 from lowering.expr import Expr, IndexValue, const
+from lowering.expr import make_op as op
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Fold, Kernel, Loop, Param, Store
 from tests.codegen.c.kernels import (
@@ -26,14 +27,12 @@ from tests.codegen.c.kernels import (
     i1,
     i2,
     kernel,
-    load,
-    op,
     param,
     r0,
     run,
     sample,
 )
-from tests.codegen.kernels.making import expected, tensors
+from tests.codegen.kernels.making import expected, load, tensors
 from tests.codegen.kernels.rows import scattered
 
 # Updates ------------------------------------------------------------------------------------------------

@@ -9,12 +9,13 @@ import pytest
 import torch
 
 from lowering.expr import Cast, IndexValue, const
+from lowering.expr import make_op as op
 from lowering.kernel import Fold, Kernel, Loop, Store
-from tests.codegen.c.kernels import BF16, F16, F32, F64, GRID, I64, LOOP, TARGET, WHOLE, load, op
+from tests.codegen.c.kernels import BF16, F16, F32, F64, GRID, I64, LOOP, TARGET, WHOLE
 from tests.codegen.c.launches import I8, check, d, e, g, i, j, s, u
 from tests.codegen.kernels import products as shapes
 from tests.codegen.kernels.attention import online_attention
-from tests.codegen.kernels.making import kernel, param, tensors
+from tests.codegen.kernels.making import kernel, load, param, tensors
 
 # Products with what stands around them --------------------------------------------------------------------------------
 

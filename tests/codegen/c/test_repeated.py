@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from lowering.expr import Expr, IndexValue, const
+from lowering.expr import make_op as op
 from lowering.kernel import Store
-from tests.codegen.c.kernels import F32, axis, i0, i1, i2, load, op, run
+from tests.codegen.c.kernels import F32, axis, i0, i1, i2, run
+from tests.codegen.kernels.making import load
 
 
 def picked(size: int) -> Expr:

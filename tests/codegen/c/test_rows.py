@@ -7,6 +7,7 @@ import sympy
 import torch
 
 from lowering.expr import const
+from lowering.expr import make_op as op
 from lowering.kernel import Fold, Loop, Role, Stmt, Store
 from tests.codegen.c.kernels import (
     F32,
@@ -18,12 +19,11 @@ from tests.codegen.c.kernels import (
     axis,
     i0,
     kernel,
-    load,
-    op,
     r0,
     run,
     walked,
 )
+from tests.codegen.kernels.making import load
 
 
 def softmax_body(role: Role, index: sympy.Expr) -> tuple[Stmt, ...]:

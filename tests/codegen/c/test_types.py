@@ -10,24 +10,11 @@ from codegen.c.text.spell import SPELLING
 from codegen.c.text.storage import MEMORY
 from lowering.builder import GENERATED_DTYPES
 from lowering.expr import Cast, IndexValue, Random, const, make_cast
+from lowering.expr import make_op as op
 from lowering.kernel import Fold, Store
 from lowering.scalar_ops import SCALAR_OPS
-from tests.codegen.c.kernels import (
-    BF16,
-    F16,
-    F32,
-    F64,
-    I64,
-    WHOLE,
-    ZERO,
-    assert_close_to_exact,
-    axis,
-    i0,
-    load,
-    op,
-    r0,
-    run,
-)
+from tests.codegen.c.kernels import BF16, F16, F32, F64, I64, WHOLE, ZERO, assert_close_to_exact, axis, i0, r0, run
+from tests.codegen.kernels.making import load
 
 # Element types ---------------------------------------------------------------------------------------------------
 

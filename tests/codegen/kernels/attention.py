@@ -9,6 +9,7 @@ import torch
 
 from lowering.conditions import negated
 from lowering.expr import Cast, Expr, IndexValue, const
+from lowering.expr import make_op as op
 from lowering.indexing import FloorDiv, over_symbol
 from lowering.kernel import Fold, Kernel, Loop, Param, Stmt, Store
 from tests.codegen.kernels.making import (
@@ -25,7 +26,6 @@ from tests.codegen.kernels.making import (
     kernel,
     load,
     narrowed,
-    op,
     param,
     r,
 )

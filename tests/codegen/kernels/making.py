@@ -12,11 +12,11 @@ from dataclasses import replace
 import sympy
 import torch
 
-from lowering.expr import Cast, Expr, Load, Op
+from lowering.expr import Cast, Expr, Load
 from lowering.indexing import axis_symbol, over_symbol
 from lowering.interpret import run_kernel
 from lowering.kernel import Kernel, KernelAxis, Param, Role, Stmt, rename
-from lowering.scalar_ops import SCALAR_OPS, result_dtype
+from lowering.scalar_ops import SCALAR_OPS
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 
@@ -38,10 +38,6 @@ def param(
 
 def load(name: str, offset: sympy.Expr | Expr | int, dtype: torch.dtype = F32, mask: Expr | None = None) -> Load:
     return Load(name, (offset if isinstance(offset, Expr) else sympy.sympify(offset),), dtype, mask)
-
-
-def op(name: str, *args: Expr) -> Expr:
-    return Op(name, args, result_dtype(name, args[-1].dtype))
 
 
 def narrowed(value: Expr, dtype: torch.dtype) -> Expr:

@@ -8,9 +8,10 @@ import sympy
 import torch
 
 from lowering.expr import Cast, IndexValue, Random, const
+from lowering.expr import make_op as op
 from lowering.kernel import Kernel, Store
 from lowering.scalar_ops import SCALAR_OPS
-from tests.codegen.kernels.making import BF16, BOOL, F32, F64, GRID, I64, b, i, j, kernel, load, op, param
+from tests.codegen.kernels.making import BF16, BOOL, F32, F64, GRID, I64, b, i, j, kernel, load, param
 
 
 def add(n: int | sympy.Expr, dtype: torch.dtype = F32) -> Kernel:

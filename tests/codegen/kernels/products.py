@@ -8,6 +8,7 @@ import sympy
 import torch
 
 from lowering.expr import Cast, Expr, IndexValue, const
+from lowering.expr import make_op as op
 from lowering.indexing import ZERO
 from lowering.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.making import (
@@ -25,7 +26,6 @@ from tests.codegen.kernels.making import (
     j,
     kernel,
     load,
-    op,
     param,
     q,
     r,

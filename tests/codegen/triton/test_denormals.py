@@ -9,9 +9,10 @@ import pytest
 from codegen.triton import TritonTarget
 from codegen.triton.rewrites.denormals import may_flush
 from lowering.expr import const
+from lowering.expr import make_op as op
 from lowering.kernel import Fold, Kernel, Loop, Store
 from tests.codegen.kernels.attention import online_attention
-from tests.codegen.kernels.making import F32, b, i, op, param
+from tests.codegen.kernels.making import F32, b, i, param
 
 TARGET = TritonTarget("sm_90")
 QUERIES = 64

@@ -16,8 +16,9 @@ from codegen.triton.choices.persistent import reached, speed, work_of
 from codegen.triton.launch.aot import compile_for, target_of
 from codegen.triton.launch.load import load as imported
 from lowering.expr import Cast, Expr, const
+from lowering.expr import make_op as op
 from lowering.kernel import Fold, Kernel, Loop, Role, Store
-from tests.codegen.kernels.making import BF16, F32, GRID, LOOP, i, j, kernel, load, op, param, r
+from tests.codegen.kernels.making import BF16, F32, GRID, LOOP, i, j, kernel, load, param, r
 from tests.codegen.kernels.products import gated, matmul, residual
 
 TARGET = TritonTarget("sm_90")

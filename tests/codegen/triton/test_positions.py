@@ -7,8 +7,9 @@ import torch
 
 from codegen.targets import TARGETS
 from lowering.expr import IndexValue, Load, const
+from lowering.expr import make_op as op
 from lowering.kernel import Fold, Loop, Role, Store
-from tests.lowering.building import I0, R0, kernel, op, param
+from tests.lowering.building import I0, R0, kernel, param
 
 I64 = torch.int64
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sympy
 import torch
 
-from lowering.expr import Expr, Load, Op, const
+from lowering.expr import Expr, Load, const
+from lowering.expr import make_op as op
 from lowering.indexing import axis_symbol, over_symbol
 from lowering.kernel import Fold
-from lowering.scalar_ops import result_dtype
 
 ROWS, COLUMNS, LENGTH = 6, 4, 12
 
@@ -62,10 +62,6 @@ class Body:
     def mean(self) -> tuple[Fold, Expr]:
         total = self.fold("t", "sum", self.x)
         return total, div(total.ref, self.c(LENGTH))
-
-
-def op(name: str, *args: Expr) -> Expr:
-    return Op(name, args, result_dtype(name, args[-1].dtype))
 
 
 def add(a: Expr, b: Expr) -> Expr:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from lowering.expr import Cast, Expr, IndexValue, Random, const
-from tests.fusion.schedule.folds import INF, LENGTH, ROW, Body, Folds, S, add, div, exp, mul, op, sub, where
+from lowering.expr import make_op as op
+from tests.fusion.schedule.folds import INF, LENGTH, ROW, Body, Folds, S, add, div, exp, mul, sub, where
 
 
 def denominator(b: Body) -> Folds:

@@ -15,9 +15,10 @@ from fusion.schedule.online import Online, online
 from fusion.schedule.online.names import Names
 from fusion.schedule.online.trial import Trial
 from lowering.expr import Cast, Load
+from lowering.expr import make_op as op
 from lowering.kernel import Loop
 from lowering.printer import format_expr
-from tests.fusion.schedule.folds import BF16, COLUMNS, F16, F32, F64, Body, Folds, S, add, div, mul, op, sub
+from tests.fusion.schedule.folds import BF16, COLUMNS, F16, F32, F64, Body, Folds, S, add, div, mul, sub
 from tests.fusion.schedule.online_bodies import (
     added_mask,
     attention,

@@ -9,24 +9,8 @@ import torch
 
 from fusion.schedule.online import online
 from lowering.expr import Cast, IndexValue, Load, const
-from tests.fusion.schedule.folds import (
-    BF16,
-    F16,
-    F32,
-    INF,
-    LENGTH,
-    ROW,
-    Body,
-    Folds,
-    S,
-    add,
-    div,
-    exp,
-    mul,
-    op,
-    sub,
-    where,
-)
+from lowering.expr import make_op as op
+from tests.fusion.schedule.folds import BF16, F16, F32, INF, LENGTH, ROW, Body, Folds, S, add, div, exp, mul, sub, where
 
 
 def variance(b: Body) -> Folds:
