@@ -25,7 +25,7 @@ from torch._dynamo.backends.registry import lookup_backend
 import fusion
 from benchmarks import models
 from benchmarks.clocks import wall_seconds_in_turn
-from benchmarks.harness import REFUSALS, Refused, check_generated, start_seconds
+from benchmarks.harness import REFUSALS, Refused, check_generated, distance, start_seconds
 from benchmarks.models import Batch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -117,18 +117,13 @@ class Judge:
         exact = self._made(self.call, self.wide, batch)
         eager, ours = (self._made(each, self.model, batch) for each in (self.call, program))
         triples = zip(ours, eager, exact, strict=True)
-        return _largest([_distance(given, right) / (_distance(near, right) + 1e-6) for given, near, right in triples])
+        return _largest([distance(given, right) / (distance(near, right) + 1e-6) for given, near, right in triples])
 
     def _made(self, program: Call, model: nn.Module, batch: Batch) -> list[Tensor]:
         result = self.run(program, model, batch).clone()
         gradients = [p.grad.flatten().double() for p in model.parameters() if p.grad is not None]
         model.zero_grad()
         return [result, torch.cat(gradients)] if gradients else [result]
-
-
-def _distance(given: Tensor, exact: Tensor) -> float:
-    """The length of an error, in units of what is exact."""
-    return ((given.double() - exact).norm() / exact.norm()).item()
 
 
 def _largest(numbers: Sequence[float]) -> float:

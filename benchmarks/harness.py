@@ -149,7 +149,12 @@ def _errors(case: Case, inputs: Sequence[Tensor], results: dict[str, Results]) -
 def _length(values: Results, exact: Results) -> list[float]:
     """The Euclidean length of each error over that of the result."""
     pairs = zip(values, exact, strict=True)
-    return [((given.double() - right).norm() / right.norm().clamp_min(1e-30)).item() for given, right in pairs]
+    return [distance(given, right) for given, right in pairs]
+
+
+def distance(given: Tensor, exact: Tensor) -> float:
+    """The length of an error, in units of what is exact."""
+    return ((given.double() - exact).norm() / exact.norm().clamp_min(1e-30)).item()
 
 
 def _largest(values: Results, exact: Results) -> list[float]:

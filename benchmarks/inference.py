@@ -18,7 +18,7 @@ from torch import Tensor, nn
 import fusion
 from benchmarks import models
 from benchmarks.clocks import wall_seconds_in_turn
-from benchmarks.harness import REFUSALS, Refused, check_generated
+from benchmarks.harness import REFUSALS, Refused, check_generated, distance
 from benchmarks.models import Batch, Model
 
 DEVICE = "cuda"
@@ -115,7 +115,7 @@ def measured(case: Case, device: str, rounds: int) -> str:
     del wide
     with warnings.catch_warnings():
         warnings.simplefilter("error", fusion.FusionWarning)
-        errors = {system: _distance(forward(), exact) for system, forward in calls.items()}
+        errors = {system: distance(forward(), exact) for system, forward in calls.items()}
     check_generated(backend)
     if not errors["fusion"] <= ALLOWED * errors["eager"]:
         raise Refused(f"errors {errors}")
@@ -126,7 +126,3 @@ def measured(case: Case, device: str, rounds: int) -> str:
     text = f"{case.name:<34}{case.mode or 'default':<18}"
     text += "".join(f"{statistics.median(values) * 1e3:>10.3f}" for values in samples.values())
     return f"{text}{errors['fusion'] / errors['eager']:>7.2f}x"
-
-
-def _distance(given: Tensor, exact: Tensor) -> float:
-    return ((given.double() - exact).norm() / exact.norm()).item()

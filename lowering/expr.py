@@ -316,6 +316,17 @@ def rewrite(roots: Sequence[Expr], rule: Callable[[Expr], Expr | None]) -> list[
     return [done[root] for root in roots]
 
 
+def renamed(roots: Sequence[Expr], names: Mapping[str, str]) -> list[Expr]:
+    """The roots with loads from other buffers: `names` says which stand for which."""
+
+    def rule(node: Expr) -> Expr | None:
+        if isinstance(node, Load) and node.buffer in names:
+            return Load(names[node.buffer], node.index, node.dtype, node.mask)
+        return None
+
+    return rewrite(roots, rule)
+
+
 def loads(*roots: Expr) -> Iterator[Load]:
     """Every distinct load below `roots`, including those inside indices and masks."""
     return (node for node in postorder(*roots) if isinstance(node, Load))

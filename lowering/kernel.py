@@ -45,7 +45,7 @@ from typing import TypeAlias
 import sympy
 import torch
 
-from lowering.expr import Expr, Index, Load, TileRef, index_of, loads, postorder, rewrite
+from lowering.expr import Expr, Index, TileRef, index_of, loads, postorder, renamed
 from lowering.indexing import extent_of
 
 
@@ -268,11 +268,8 @@ def with_values(store: Store, values: Sequence[Expr]) -> Store:
 def rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
     """The statements with other names of parameters."""
 
-    def rule(node: Expr) -> Expr | None:
-        return Load(names[node.buffer], node.index, node.dtype, node.mask) if isinstance(node, Load) else None
-
     def value(expr: Expr) -> Expr:
-        return rewrite([expr], rule)[0]
+        return renamed([expr], names)[0]
 
     result: list[Stmt] = []
     for stmt in body:
@@ -280,12 +277,12 @@ def rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
             where = None if stmt.where is None else value(stmt.where)
             result.append(Loop(stmt.axes, rename(stmt.body, names), where))
         elif isinstance(stmt, Prefix):
-            result.append(replace(stmt, args=tuple(rewrite(stmt.args, rule))))
+            result.append(replace(stmt, args=tuple(renamed(stmt.args, names))))
         elif isinstance(stmt, Fold):
             carry = None if stmt.carry is None else value(stmt.carry)
-            result.append(replace(stmt, args=tuple(rewrite(stmt.args, rule)), carry=carry))
+            result.append(replace(stmt, args=tuple(renamed(stmt.args, names)), carry=carry))
         else:
-            result.append(replace(with_values(stmt, rewrite(values_of(stmt), rule)), param=names[stmt.param]))
+            result.append(replace(with_values(stmt, renamed(values_of(stmt), names)), param=names[stmt.param]))
     return tuple(result)
 
 

@@ -26,7 +26,7 @@ import torch
 from torch._ops import OpOverload
 
 from lowering.errors import Origin
-from lowering.expr import Expr, IndexValue, loads
+from lowering.expr import Expr, IndexValue, loads, renamed
 from lowering.indexing import coefficient, extent_of
 
 
@@ -350,6 +350,14 @@ def with_exprs(node: Compute, exprs: Sequence[Expr]) -> Compute:
         index, where = exprs[1 : 1 + len(node.index)], exprs[1 + len(node.index) :]
         return replace(node, value=exprs[0], index=tuple(index), where=where[0] if where else None)
     return replace(node, lhs=exprs[0], rhs=exprs[1])
+
+
+def reading(node: Compute, names: Mapping[str, str]) -> Compute:
+    """`node` with other names for what it reads; the node itself where it reads nothing of that."""
+    if not any(name in names for name in reads(node)):
+        return node
+    found = with_exprs(node, renamed(node.exprs, names))
+    return replace(found, start=names.get(found.start, found.start)) if isinstance(found, Scatter) else found
 
 
 def without_library(node: Compute) -> Compute:

@@ -59,3 +59,12 @@ def _same_start_for_every_test() -> Iterator[None]:
     yield
     if "torch._dynamo" in sys.modules:  # importing it only to reset it would cost seconds
         torch._dynamo.reset()
+
+
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """For small tensors and many operations, where a second thread would only be waited for."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)

@@ -157,7 +157,7 @@ def test_a_forward_pass_is_checked_and_timed(autocast):
 @pytest.mark.usefixtures("without_inductor")
 def test_a_wrong_forward_pass_is_refused(monkeypatch):
     errors = iter([1e-3, 1e-3, 3e-3])  # of eager, inductor and Fusion
-    monkeypatch.setattr(inference, "_distance", lambda given, exact: next(errors))
+    monkeypatch.setattr(inference, "distance", lambda given, exact: next(errors))
     with pytest.raises(Refused, match="errors"):
         inference.measured(inference.Case(_tiny_gpt2(models.logits)), "cpu", rounds=2)
 

@@ -21,7 +21,7 @@ import sympy
 
 from codegen.target import Capabilities
 from fusion.schedule.chunks.matrices import product_calls
-from lowering.expr import Expr, Load, loads, rewrite
+from lowering.expr import Load, loads, renamed
 from lowering.indexing import axis_symbol
 from lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Program, Scatter, reads, writes
 from lowering.sizes import estimate
@@ -108,13 +108,7 @@ def _copy(name: str, buffers: dict[str, Buffer], copies: dict[str, str]) -> Map:
 
 def _reading(node: Contract, copies: Mapping[str, str], buffers: dict[str, Buffer]) -> Contract:
     """A product that reads the copies, and whose library calls do; the product itself where they cannot."""
-
-    def renamed(expr: Expr) -> Expr | None:
-        if isinstance(expr, Load) and expr.buffer in copies:
-            return replace(expr, buffer=copies[expr.buffer])
-        return None
-
-    lhs, rhs = rewrite(node.exprs, renamed)
+    lhs, rhs = renamed(node.exprs, copies)
     if (lhs, rhs) == node.exprs:
         return node
     read = replace(node, lhs=lhs, rhs=rhs)

@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from lowering.expr import Expr, Load, rewrite
-from lowering.program import BufferRef, Extern, ExternArg, Map, Node, Program, memory_of, reads, with_exprs
+from lowering.program import BufferRef, Extern, ExternArg, Map, Node, Program, memory_of, reading, reads
 
 
 def merge_copies(program: Program, made: Collection[str]) -> Program:
@@ -23,7 +22,7 @@ def merge_copies(program: Program, made: Collection[str]) -> Program:
     instead: dict[str, str] = {}
     nodes: list[Node] = []
     for node in program.nodes:
-        node = _reading(node, instead)
+        node = _calling(node, instead) if isinstance(node, Extern) else reading(node, instead)
         if (
             isinstance(node, Map)
             and node.out in made
@@ -38,20 +37,12 @@ def merge_copies(program: Program, made: Collection[str]) -> Program:
     return replace(program, nodes=tuple(nodes)) if instead else program
 
 
-def _reading(node: Node, names: Mapping[str, str]) -> Node:
-    """`node` with other names for what it reads."""
-    if not any(name in names for name in reads(node)):
+def _calling(node: Extern, names: Mapping[str, str]) -> Extern:
+    """A call with other names for what it reads."""
+    if not any(name in names for name in node.reads):
         return node
-    if isinstance(node, Extern):
-        args = tuple(_named(arg, names) for arg in node.args)
-        return replace(node, args=args, kwargs={key: _named(arg, names) for key, arg in node.kwargs.items()})
-
-    def rule(expr: Expr) -> Expr | None:
-        if isinstance(expr, Load) and expr.buffer in names:
-            return replace(expr, buffer=names[expr.buffer])
-        return None
-
-    return with_exprs(node, rewrite(node.exprs, rule))
+    args = tuple(_named(arg, names) for arg in node.args)
+    return replace(node, args=args, kwargs={key: _named(arg, names) for key, arg in node.kwargs.items()})
 
 
 def _named(arg: ExternArg, names: Mapping[str, str]) -> ExternArg:

@@ -105,8 +105,7 @@ def randn(ctx: Builder, like: object, **options: object) -> Value:
 @lowers(aten.normal_functional.default)
 def normal_like(ctx: Builder, x: Value, mean: float = 0.0, std: float = 1.0, *, generator: object = None) -> Value:
     """Normal with one mean and deviation, in the shape of x."""
-    seed, shape, dtype = _fresh(ctx, generator)
-    return _rounded(ctx, normal_term(seed, shape, dtype) * std + mean, dtype)
+    return _normal(ctx, generator, mean, std)
 
 
 @lowers(aten.normal.float_float)
@@ -114,6 +113,10 @@ def normal_of(
     ctx: Builder, mean: float, std: float, size: object, *, generator: object = None, **options: object
 ) -> Value:
     """Normal with one mean and deviation."""
+    return _normal(ctx, generator, mean, std)
+
+
+def _normal(ctx: Builder, generator: object, mean: float, std: float) -> Value:
     seed, shape, dtype = _fresh(ctx, generator)
     return _rounded(ctx, normal_term(seed, shape, dtype) * std + mean, dtype)
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 
 import pytest
 import torch
 
 import fusion
 from tests.fusion.architectures import ARCHITECTURES, SLOW, build, in_double
+
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 TOLERANCE = 1e-6
 GRADIENT_TOLERANCE = {"swin": 2e-6}
@@ -18,15 +19,6 @@ what layer norm's backward gives, and our formula rounds each row's mean once fo
 LIBRARY = ("mm", "bmm", "addmm", "baddbmm", "convolution", "scaled_dot_product", "embedding_dense_backward")
 """Extern calls that are neither pointwise nor reductions: products, convolutions, attention, scatters."""
 SCATTERS = ("index_put", "scatter", "max_pool", "sort", "randint")
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small tensors, many operations: a second thread would only be waited for."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 def training_step(model: torch.nn.Module, inputs: dict[str, object]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:

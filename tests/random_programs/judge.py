@@ -25,6 +25,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 
 from fusion import fuse, report
 from lowering.errors import Unsupported
+from tests.lowering.lowered import layout
 from tests.random_programs.comparing import error, numbers, whole
 from tests.random_programs.inputs import SHARED
 from tests.random_programs.program import Program
@@ -342,13 +343,8 @@ def _layout(found: Run, expected: Run) -> str:
             continue
         if ours.shape != theirs.shape or ours.dtype is not theirs.dtype:
             return f"{name} is {ours.dtype}{list(ours.shape)}, eager's {theirs.dtype}{list(theirs.shape)}"
-        if name.startswith("result") and _walked(ours) != _walked(theirs):
+        if name.startswith("result") and layout(ours) != layout(theirs):
             return f"{name} of shape {list(ours.shape)} has strides {ours.stride()}, eager's {theirs.stride()}"
     if found.shared != expected.shared:
         return f"shares memory as {found.shared}, eager as {expected.shared}"
     return ""
-
-
-def _walked(tensor: Tensor) -> list[int]:
-    """The strides that matter."""
-    return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1 and tensor.numel() > 0]

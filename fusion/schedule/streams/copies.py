@@ -6,13 +6,12 @@ else reads, and the streams as clusters of them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 from fusion.schedule.legality import Cluster
 from fusion.schedule.streams.pull import Stream
-from lowering.expr import Expr, Load, rewrite
-from lowering.program import Compute, Extern, Node, Program, reads, with_exprs, without_library, writes
+from lowering.program import Extern, Node, Program, reading, without_library, writes
 
 
 def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[Cluster, ...]]:
@@ -36,12 +35,12 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
             buffers[name] = replace(buffers[node.out], name=name)
             origins[name] = origins[node.out]
             inlined[name] = (*inlined.get(node.out, ()), node.out)
-            copies.setdefault(member, []).append(replace(_reading(without_library(node), names), out=name))
+            copies.setdefault(member, []).append(replace(reading(without_library(node), names), out=name))
         renamed.append(names)
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
         if position in owner and not isinstance(node, Extern):
-            node = _reading(without_library(node), renamed[owner[position]])
+            node = reading(without_library(node), renamed[owner[position]])
         nodes += [node, *copies.get(position, ())]
     changed = replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins, inlined=inlined)
     position_of = {name: k for k, node in enumerate(nodes) for name in writes(node)}
@@ -53,19 +52,6 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
             places[position_of[names.get(out, out)]] = placement
         clusters.append(Cluster(tuple(sorted(places)), made.space, places))
     return changed, tuple(clusters)
-
-
-def _reading(node: Compute, names: Mapping[str, str]) -> Compute:
-    """`node` with other names for what it reads."""
-    if not names or not any(name in names for name in reads(node)):
-        return node
-
-    def rule(expr: Expr) -> Expr | None:
-        if isinstance(expr, Load) and expr.buffer in names:
-            return Load(names[expr.buffer], expr.index, expr.dtype, expr.mask)
-        return None
-
-    return with_exprs(node, rewrite(node.exprs, rule))
 
 
 def positions_in(changed: Program, program: Program, clusters: Sequence[Cluster]) -> tuple[Cluster, ...]:

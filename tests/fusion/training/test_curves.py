@@ -7,7 +7,7 @@ place, a few times.  Rounding in another order does no more than that to each st
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -16,18 +16,11 @@ from torch import nn
 
 import fusion
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 STEPS = 50
 ROUNDING = 1e-6
 RUNS = 3
-
-
-@pytest.fixture(autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Small tensors, many operations: a second thread would only be waited for."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 class Attention(nn.Module):
