@@ -19,7 +19,7 @@ import sympy
 
 from codegen.c.blocked import blocked_function, needs_blocks
 from codegen.c.frame import Frame, called_by
-from codegen.c.loops.folds import CHUNK_PER_LANE, REPEATING, Place, chunk_length, write_fold
+from codegen.c.loops.folds import CHUNK_PER_LANE, REPEATING, Place, chunk_length, keeps_apart, write_fold
 from codegen.c.loops.grid import Array, Grid
 from codegen.c.loops.prefixes import write_scan
 from codegen.c.loops.tiles import stage_tiles
@@ -81,6 +81,7 @@ class _Nest:
         outer, part, chunked: see `folds.Place`.
         lane: the innermost axis, if the loops end in lanes.
         across: the lanes run along a folded axis.
+        apart: these lanes have a sum each until the loops are done.
         kept: axes of scalar loops that no fold folds away.
     """
 
@@ -91,6 +92,7 @@ class _Nest:
     chunked: bool
     lane: KernelAxis | None
     across: bool
+    apart: bool
     kept: tuple[KernelAxis, ...]
 
 
@@ -192,8 +194,9 @@ class _Function:
             order = (self.lanes.tile, *order)
         folded = [axis for axis in order if axis.symbol in sweep.over]
         across = lane is not None and lane.symbol in sweep.over
-        last = lane if across else folded[-1] if folded else None
-        chunk = chunk_length(sweep, last, across=across)
+        apart = across and lane is not None and keeps_apart(sweep, lane, folded)
+        last = lane if across and not apart else folded[-1] if folded else None
+        chunk = chunk_length(sweep, last, across=across and not apart)
         levels, depth = [Level()], {}
         outer = part = None
         for axis in (*order, *((lane,) if lane is not None else ())):
@@ -213,9 +216,9 @@ class _Function:
             levels[-1].pragma = self.grid.lane_pragma()  # stores that might meet must stay in order
         kept = tuple(axis for axis in order if axis.symbol not in sweep.over)
         points = sympy.Mul(*(axis.size for axis in folded))
-        few = not across and points.is_Integer and points <= CHUNK_PER_LANE
+        few = (apart or not across) and points.is_Integer and points <= CHUNK_PER_LANE
         chunked = chunk is not None or (part is not outer and not few)
-        return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, across, kept)
+        return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, across, apart, kept)
 
     def _spread(self, ref: Expr, nest: _Nest) -> None:
         """A fold or scan whose code is inside the axes of a nest is read inside these, even if it is the same there."""
@@ -250,7 +253,8 @@ class _Function:
             name = self.names[nest.lane.symbol]
             slot = f"{name} - {name}_0"
         lanes = None if per_lane is None else self.grid.extents[per_lane.symbol]
-        return Place(nest.outer, nest.part, nest.levels[-1], nest.chunked, lanes, cell, slot)
+        apart = self.grid.extents[nest.lane.symbol] if nest.apart and nest.lane is not None else None
+        return Place(nest.outer, nest.part, nest.levels[-1], nest.chunked, lanes, cell, slot, apart)
 
     def _array(self, name: str, held: str, axes: tuple[sympy.Symbol, ...]) -> str:
         """A new scratch array over `axes`; returns the element of the current point."""

@@ -2,7 +2,8 @@
 
 Two forms.  *Across* lanes: the lanes run along a folded axis, each lane accumulates its share and the shares are
 combined at the end; OpenMP's `reduction` clause says so to the compiler.  *Per* lane: the lanes run along an axis that
-the fold keeps, and the accumulators are an array with one element per lane.
+the fold keeps, and the accumulators are an array with one element per lane.  Sums across few lanes, inside a loop over
+another folded axis, are such an array too until that loop is done: to add lanes up takes longer than to fill them.
 
 float32 sums are added up in chunks and the chunks in double, so that the error does not grow with the length; eager's
 cascade of partial sums is no better.
@@ -10,13 +11,14 @@ cascade of partial sums is no better.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
 from codegen.c.text.nest import Extent, Level, Namespace
 from codegen.c.text.storage import HELD, constant
+from codegen.c.walks.lanes import FEW
 from codegen.c.walks.sweeps import Sweep
 from lowering.errors import BuildError
 from lowering.kernel import Fold, KernelAxis
@@ -47,6 +49,7 @@ class Place:
         lanes: the extent of the accumulators' array, None for across lanes.
         cell: where the result of each point of the kept axes is put (an array element), None for a scalar.
         slot: index of the candidate of an argmax across lanes.
+        apart: the extent of lanes along a folded axis whose sums are kept apart until the loops are done.
     """
 
     outer: Level
@@ -56,6 +59,13 @@ class Place:
     lanes: Extent | None
     cell: Callable[[str], str] | None
     slot: str
+    apart: Extent | None = None
+
+
+def keeps_apart(sweep: Sweep, lane: KernelAxis, folded: Sequence[KernelAxis]) -> bool:
+    """Are there too few lanes, along a folded axis, to be added up in each turn of the loops over `folded`?"""
+    few = bool(folded) and lane.size.is_Integer and bool(lane.size <= FEW)
+    return few and not sweep.scans and all(fold.op == "sum" for fold in sweep.folds)
 
 
 def chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool) -> int | None:
@@ -119,6 +129,13 @@ def _finish(held: str, text: str, place: Place) -> str:
 
 def _sum(fold: Fold, value: str, place: Place, space: Namespace) -> str:
     held = HELD[fold.dtype]
+    if place.apart is not None:
+        per_lane = replace(place, lanes=place.apart, cell=None, apart=None)
+        each = _sum(fold, value, per_lane, space).removeprefix("(float)")
+        total = space.fresh(f"{fold.name}_all")
+        wide = "double" if held == "float" else held
+        place.outer.after += [f"{wide} {total} = 0;", f"{place.apart.header} {total} += {each};"]
+        return _finish(held, total if wide == held else f"(float){total}", place)
     name = space.exactly(fold.name)
     zero = constant(identity("sum", fold.dtype), fold.dtype)
     if held != "float" or not place.chunked:
