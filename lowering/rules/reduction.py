@@ -18,7 +18,7 @@ from lowering.errors import Unsupported
 from lowering.expr import IndexValue
 from lowering.indexing import ONE, ZERO, axis_symbol
 from lowering.registry import lowers
-from lowering.rules.formula import Term, absolute, call, eq, exp, isinf, literal, log, maximum, ne, sqrt, where
+from lowering.rules.formula import Term, absolute, call, exp, isinf, literal, log, maximum, ne, sqrt, where
 from lowering.rules.promotion import combine, convert, rounded, widen
 from lowering.value import Value, contiguous_strides
 
@@ -285,17 +285,19 @@ def moments(
     """(variance, mean) of x (already wide) over `dims`, both kept at size 1, in two passes.
 
     With `corrected`, what the rounding of the mean adds to the squares is taken off: (Σ (x - mean))² / n (Chan, Golub,
-    LeVeque: Algorithms for Computing the Sample Variance, 1983).  The mean itself gets what it lacks, Σ (x - mean) / n.
+    LeVeque: Algorithms for Computing the Sample Variance, 1983).  The mean itself gets what it lacks, Σ (x - mean) / n:
+    that of equal numbers is exact, and that of a row with an infinity NaN, as eager's, which is brought from number to
+    number.
     """
     average = mean_over(ctx, x, dims)
     squares = combine(lambda a, m: (a - m) * (a - m), x, average)
     total = fold(ctx, "sum", [squares], dims, keepdim=True)
     size = count(x, dims)
-    if corrected:
+    if corrected and size != 1:  # one number is its own mean, an infinity too
         rest = fold(ctx, "sum", [combine(lambda a, m: a - m, x, average)], dims, keepdim=True)
         points = Term(literal(size, x.dtype))
         total = combine(lambda s, r: maximum(s - r * r / points, 0.0), total, rest)
-        average = combine(lambda m, r: where(eq(r, r), m + r / points, m), average, rest)  # else m is infinite
+        average = combine(lambda m, r: m + r / points, average, rest)
     if size.is_Integer and not isinstance(correction, sympy.Expr):
         return combine(lambda s: s / max(float(size) - correction, 0.0), total), average
     return combine(lambda s: s / maximum(Term(literal(size, s.dtype)) - correction, 0.0), total), average

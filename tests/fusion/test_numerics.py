@@ -273,16 +273,17 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
+def trained(norm: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> list[Tensor]:
+    """What a norm gives, and the gradient of x where that of the result is `weight`."""
+    leaf = x.clone().requires_grad_()
+    result = norm(leaf)
+    return [result.detach(), *torch.autograd.grad(result, leaf, weight)]
+
+
 @pytest.mark.parametrize("name", NORMS)
 def test_norms_and_their_gradients_far_from_zero(name: str) -> None:
     """At ten thousand deviations from zero a float32 mean is off by some thousandths of one, as in eager."""
     norm, fused = NORMS[name], fuse(NORMS[name])
-
-    def trained(function: Callable[[Tensor], Tensor], x: Tensor, weight: Tensor) -> list[Tensor]:
-        leaf = x.clone().requires_grad_()
-        result = function(leaf)
-        return [result.detach(), *torch.autograd.grad((result * weight).sum(), leaf)]
-
     for seed, columns in enumerate((257, 1000, 64, 513)):
         draw = torch.Generator().manual_seed(seed)
         x, weight = torch.randn(3, 6, columns, generator=draw) + 1e4, torch.randn(3, 6, columns, generator=draw)
@@ -292,7 +293,27 @@ def test_norms_and_their_gradients_far_from_zero(name: str) -> None:
             assert error <= 2 * own + 1e-6, f"{error:.2e}, eager's {own:.2e}"
 
 
-def test_means_beside_variances_keep_infinities() -> None:
-    x = torch.tensor([[1.0, 2.0, float("inf")], [1.0, 2.0, 4.0]])
-    _, mean = fuse(lambda x: torch.var_mean(x, 1))(x)
-    torch.testing.assert_close(mean, x.mean(1))
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("columns", [97, 30_000])
+@pytest.mark.parametrize("name", ["batch", "instance"])
+def test_norms_of_equal_numbers_are_zero(name: str, columns: int, dtype: torch.dtype) -> None:
+    """The root of epsilon divides what a mean of equal numbers is off by: by 300 of their last places, in a float32."""
+    norm = NORMS[name]
+    numbers = torch.tensor([[65504.0], [1e4 / 3], [-0.1], [12.34567], [-98.7], [1e-3]]).to(dtype)
+    x = numbers.expand(6, columns)[None].repeat(2, 1, 1)
+    weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
+    result, gradient = trained(fuse(norm), x, weight)
+    assert not result.any()
+    exact = trained(norm, x.double(), weight.double())[1]
+    torch.testing.assert_close(gradient.double(), exact, rtol=torch.finfo(dtype).eps, atol=0.03)
+
+
+@pytest.mark.parametrize("dim", [0, 1])
+def test_means_beside_variances_of_rows_with_infinities_are_nan(dim: int) -> None:
+    """As eager's, which subtracts the infinity with the next number; a single one is its own mean."""
+    x = torch.tensor([[1.0, float("inf"), 2.0, 3.0], [1.0, 2.0, 3.0, 4.0]])
+    for given in (x, x[:, 1:2]):
+        given = given if dim == 1 else given.t().contiguous()
+        torch.testing.assert_close(
+            fuse(lambda x: torch.var_mean(x, dim))(given), torch.var_mean(given, dim), equal_nan=True
+        )

@@ -28,11 +28,11 @@ def whole(ours: Tensor, theirs: Tensor, truths: Sequence[Tensor]) -> tuple[str, 
 
 
 def numbers(
-    ours: Tensor, theirs: Tensor, truths: Sequence[Tensor], usual: float, parts: Tensor | None = None
+    ours: Tensor, theirs: Tensor, truths: Sequence[Tensor], usual: float, forms: Sequence[Tensor] = ()
 ) -> tuple[str, bool]:
     """Floats: within twice eager's error, here and as it is `usual`, and a little.
 
-    What is no number is of eager's kind, or of that which `parts`, PyTorch's own decomposition, has there: an infinity
+    What is no number is of eager's kind, or of that which another of the `forms` of the program has there: an infinity
     becomes a NaN where a kernel happens to subtract another one, and those of the CPU and of CUDA subtract otherwise.
     """
     room, a, b = ROOM[theirs.dtype], ours.double(), theirs.double()
@@ -47,8 +47,9 @@ def numbers(
     for other in truths[1:]:
         steady &= other.double().isfinite() == truth.isfinite()
     misplaced = (_kind(a) != _kind(b)) & (_kind(a) != _kind(truth)) & steady
-    if parts is not None and parts.shape == ours.shape:
-        misplaced &= _kind(a) != _kind(parts.double())
+    for form in forms:
+        if form.shape == ours.shape:
+            misplaced &= _kind(a) != _kind(form.double())
     off = (error(a, truth) > room * (finite + largest.clamp(min=1.0) / 2) + 2 * own) & steady
     vague = bool(own > max(UNSTEADY, 4 * room) * largest) or not bool(steady.all())
     return _first(ours, theirs, misplaced | off), vague

@@ -26,6 +26,7 @@ from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, Stateles
 from fusion import fuse, report
 from lowering.errors import Unsupported
 from tests.lowering.lowered import layout
+from tests.random_programs.backwards import Backwards
 from tests.random_programs.comparing import error, numbers, whole
 from tests.random_programs.inputs import SHARED
 from tests.random_programs.program import Program
@@ -211,8 +212,10 @@ def difference(program: Program, call: int, device: str, found: Run) -> tuple[st
         if theirs.is_floating_point():
             usual = max(other.get(name, 0.0) for other in others)
             wrong, vague = numbers(ours, theirs, truths, usual)
-            if wrong and (parts := _captured(program, call, device, DECOMPOSED)) is not None:
-                wrong, vague = numbers(ours, theirs, truths, usual, parts.tensors.get(name))
+            if wrong:
+                runs = (_captured(program, call, device, DECOMPOSED), _exact(program, call, device, 0.0, Backwards()))
+                forms = [form for run_ in runs if run_ is not None and (form := run_.tensors.get(name)) is not None]
+                wrong, vague = numbers(ours, theirs, truths, usual, forms)
         else:
             wrong, vague = whole(ours, theirs, truths)
             if wrong:
@@ -278,11 +281,11 @@ def _exact(
     call: int,
     device: str,
     shift: float,
-    roundings: AbstractContextManager[object] | None = None,
+    mode: AbstractContextManager[object] | None = None,
     *,
     apart: bool = False,
 ) -> Run | None:
-    """Eager in float64, where it can be had, on inputs that are off by up to `shift`, with `roundings` on the way."""
+    """Eager in float64, where it can be had, on inputs that are off by up to `shift`, in a `mode` that changes it."""
     other = shift if shift in OTHER else 0.0
     torch.set_default_dtype(torch.float64)
     try:
@@ -290,7 +293,7 @@ def _exact(
             with suppress(RuntimeError):
                 function = program.function(wide=True, copies=copies)
                 arguments = program.tensors(call, device, wide=True, shift=shift, apart=apart)
-                with roundings or nullcontext():
+                with mode or nullcontext():
                     return run(function, arguments, program.backward, other)
     finally:
         torch.set_default_dtype(torch.float32)

@@ -252,6 +252,21 @@ def test_which_infinities_become_nan_is_as_in_a_kernel_or_in_its_decomposition()
     assert judge(INFINITE).status == "pass"
 
 
+def test_a_mean_of_an_infinity_is_nan_from_the_next_number_on() -> None:
+    """Eager's rows end with it."""
+    program = Program(
+        inputs=(Input("x0", ("A", 5), torch.float32),),
+        source="""
+            t0 = torch.cat((x0, torch.full_like(x0, torch.inf)[:, :1]), 1)
+            return (torch.var_mean(t0, 1)[1], torch.std_mean(t0.flip(1), 1)[1],)
+        """,
+        calls=({"A": 4},),
+    )
+    first, second = program.function()(*program.tensors(0))
+    assert first.isinf().all() and second.isnan().all()
+    assert judge(program).status == "pass"
+
+
 @pytest.mark.parametrize("kind", [math.nan, math.inf, 0.0])
 def test_the_judge_sees_what_is_no_number_in_the_wrong_place(monkeypatch: pytest.MonkeyPatch, kind: float) -> None:
     def fused(function, **settings):  # type: ignore[no-untyped-def]

@@ -1,0 +1,34 @@
+"""A program in which means beside variances are brought from number to number from the other end.
+
+Such a mean becomes an infinity where it meets one, and NaN with the next number.  So one that comes last is kept, and
+what comes last is a matter of the kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+aten = torch.ops.aten
+
+
+class Backwards(TorchDispatchMode):
+    """Rows are turned round before their mean and variance are taken."""
+
+    def __torch_dispatch__(
+        self,
+        function: Callable[..., object],
+        types: Sequence[type],
+        args: Sequence[object] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> object:
+        if function in (aten.var_mean.correction, aten.std_mean.correction):
+            row = args[0]
+            assert isinstance(row, Tensor)
+            args = (row.flip(tuple(range(row.dim()))), *args[1:])
+            return tuple(result.flip(tuple(range(result.dim()))) for result in function(*args, **(kwargs or {})))
+        return function(*args, **(kwargs or {}))
