@@ -28,7 +28,7 @@ from fusion.joint.dependence import Dependence, dependence_of
 from fusion.joint.formats import prefer_channels_last
 from fusion.joint.layout import lay_out_gradients
 from fusion.joint.saved import keep_unchanged, widen_statistics
-from fusion.joint.seeds import share_seeds
+from fusion.joint.seeds import cover_undrawn, share_seeds, uncover
 from fusion.options import WORKSPACE
 from fusion.runtime import Boxed
 from fusion.runtime.draws import Draws, draws_of
@@ -118,7 +118,7 @@ def _parted(
     share_seeds(joint)
     kept = prepare(joint, streams=streams(main_device(joint)), workspace=workspace)
     returned = num_fwd_outputs + add_results(joint, kept, num_fwd_outputs)
-    parted: Parted = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=returned, **others)
+    parted = _cut(joint, inputs, num_fwd_outputs=returned, **others)
     drop_results(parted[0], num_fwd_outputs, returned)
     widen_statistics(*parted, num_fwd_outputs)
     keep_unchanged(parted[0], num_fwd_outputs)
@@ -136,8 +136,17 @@ def _parted_exactly(
     """Forward and backward of what eager computes."""
     tell((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
     share_seeds(joint)
-    parted: Parted = min_cut_rematerialization_partition(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
+    parted = _cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
     keep_unchanged(parted[0], num_fwd_outputs)
+    return parted
+
+
+def _cut(joint: fx.GraphModule, inputs: Sequence[object], **others: Any) -> Parted:
+    """Forward and backward, with as little as can be between them."""
+    cover_undrawn(joint)
+    parted: Parted = min_cut_rematerialization_partition(joint, inputs, **others)
+    for graph in parted:
+        uncover(graph)
     return parted
 
 

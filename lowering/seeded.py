@@ -6,11 +6,28 @@ graph, `seeded` takes the place of the call; a rule then draws from the seed tha
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 import torch
 from torch._ops import OpOverload
 
 LIMITS = (-(2**62), 2**62)
 """The range that seeds are drawn from."""
+
+
+def draws(target: object, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
+    """Does a call draw from a generator?  Attention is marked as random, and draws nothing where it drops nothing.
+
+    >>> draws(torch.ops.aten.rand.default, ([4],), {}), draws(torch.ops.aten.sin.default, (torch.ones(4),), {})
+    (True, False)
+    """
+    if not isinstance(target, OpOverload) or torch.Tag.nondeterministic_seeded not in target.tags:
+        return False
+    for position, declared in enumerate(target._schema.arguments):
+        if declared.name == "dropout_p":
+            given = args[position] if position < len(args) else kwargs.get(declared.name, declared.default_value)
+            return given != 0
+    return True
 
 
 def seeded(call: OpOverload, seed: torch.Tensor, *args: object, **kwargs: object) -> object:

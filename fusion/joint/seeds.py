@@ -4,6 +4,8 @@ A checkpoint asks for all of its calls to be made again in backward, dropout amo
 state of the generator around each such call, which leaves the call opaque.  Here it gets a seed, drawn once and saved,
 and gives the same numbers wherever it is made.
 
+Attention that drops nothing is marked as random all the same; it is covered while the graph is parted.
+
 What enters is a joint graph, which is changed in place.  Calls with a generator of the caller's own are left.
 """
 
@@ -14,7 +16,7 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lowering.seeded import LIMITS, seeded
+from lowering.seeded import LIMITS, draws, seeded
 
 AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
@@ -34,11 +36,42 @@ def has_seeds(graph: fx.GraphModule) -> bool:
     return any(node.target is seeded for node in graph.graph.nodes)
 
 
+def cover_undrawn(joint: fx.GraphModule) -> None:
+    """Have calls that are to be made again and draw nothing not look like random ones."""
+    covered = [node for node in joint.graph.nodes if _is_marked(node) and not _draws(node)]
+    for node in covered:
+        node.args, node.target = (node.target, *node.args), undrawn
+    if covered:
+        joint.recompile()
+
+
+def uncover(graph: fx.GraphModule) -> None:
+    """Make the calls that `cover_undrawn` has changed what they were."""
+    covered = graph.graph.find_nodes(op="call_function", target=undrawn)
+    for node in covered:
+        (target, *args) = node.args
+        node.args, node.target = tuple(args), target
+    if covered:
+        graph.recompile()
+
+
+def undrawn(call: OpOverload, *args: object, **kwargs: object) -> object:
+    """A call that draws nothing."""
+    return call(*args, **kwargs)
+
+
 def _is_drawn_again(node: fx.Node) -> bool:
-    if node.op != "call_function" or not isinstance(node.target, OpOverload):
-        return False
-    is_random = torch.Tag.nondeterministic_seeded in node.target.tags
-    return is_random and node.meta.get("recompute") in AGAIN and node.kwargs.get("generator") is None
+    return _is_marked(node) and _draws(node) and node.kwargs.get("generator") is None
+
+
+def _is_marked(node: fx.Node) -> bool:
+    """Is a call marked to be made again, and as random?"""
+    again = node.op == "call_function" and node.meta.get("recompute") in AGAIN
+    return again and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _draws(node: fx.Node) -> bool:
+    return draws(node.target, node.args, node.kwargs)
 
 
 def _give_seed(graph: fx.Graph, node: fx.Node) -> None:

@@ -26,6 +26,7 @@ from lowering.builder import origin_of
 from lowering.errors import Origin, Unsupported
 from lowering.interpret import run_program
 from lowering.lower import lower
+from lowering.seeded import draws
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,21 +63,16 @@ class Draws:
 
 def draws_of(joint: fx.GraphModule) -> Draws | None:
     """The random calls of a joint graph; None if there is none."""
-    calls = [node for node in joint.graph.nodes if is_random(node.target)]
+    calls = [node for node in joint.graph.nodes if draws(node.target, node.args, node.kwargs)]
     values = [value for node in calls for value in pytree.tree_leaves(node.meta["val"]) if isinstance(value, Tensor)]
     return Draws(tuple(dict.fromkeys(value.device for value in values)), origin_of(calls[0])) if calls else None
-
-
-def is_random(target: object) -> bool:
-    """Does an operation draw from a generator?"""
-    return isinstance(target, OpOverload) and torch.Tag.nondeterministic_seeded in target.tags
 
 
 class _AsKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own
     """Draw the numbers that generated kernels draw."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if not is_random(func):
+        if not draws(func, args, kwargs or {}):
             return func(*args, **(kwargs or {}))
         declared = func._schema.arguments
         named = {**dict(zip((each.name for each in declared), args, strict=False)), **(kwargs or {})}

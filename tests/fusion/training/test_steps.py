@@ -256,6 +256,22 @@ def test_what_a_checkpoint_draws_again_is_the_same(name: str, numerics: str) -> 
     assert not any(graph.failure for graph in fusion.report(fused).graphs)
 
 
+@pytest.mark.parametrize("numerics", ["default", "strict"])
+def test_attention_that_drops_nothing_is_made_again_without_a_seed(numerics: str) -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return F.scaled_dot_product_attention(x.sin(), x, x, is_causal=True)
+
+    options = {**STRICT, "numerics": numerics}
+    fused = fusion.fuse(lambda x: checkpoint(attend, x, use_reentrant=False) * 2, options=options)
+    x, y = (torch.linspace(-1, 1, 2 * 2 * 48 * 64).view(2, 2, 48, 64).requires_grad_() for _ in range(2))
+    torch.autograd.backward((fused(x), attend(y) * 2), (torch.ones_like(x), torch.ones_like(y)))
+    torch.testing.assert_close(x.grad, y.grad)
+    backward = fusion.report(fused).graphs[1]
+    calls = [call.name for graph in fusion.report(fused).graphs for call in graph.externs]
+    assert not {"seeded", "aten.randint.low"} & set(calls)
+    assert sum("attention" in call.name for call in backward.externs) == 2
+
+
 @pytest.mark.parametrize("half", ["forward", "backward"])
 def test_where_one_half_of_a_checkpoint_cannot_be_compiled_it_draws_the_same(
     half: str, monkeypatch: pytest.MonkeyPatch
