@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import sympy
 
@@ -25,14 +25,15 @@ Refused: TypeAlias = Callable[[BuildError, Sequence[Any]], None]
 """Does what a launch was to do, by other means: called with why it cannot be launched, and its arguments."""
 
 
+@runtime_checkable
 class LateLauncher(Protocol):
     """A launcher that may have to build or load what it launches, and raises a BuildError where that fails."""
 
     def __call__(self, *args: Any) -> None:
         """Runs the kernel, as any launcher does."""
 
-    def or_else(self, refused: Refused) -> Launcher:
-        """The same launcher, which then calls `refused` instead; it stores nothing before."""
+    def or_else(self, refused: Refused | None) -> Launcher:
+        """What launches the same at less cost, and then calls `refused` instead, if given; it stores nothing before."""
 
 
 Stage: TypeAlias = tuple[str, "str | bytes"]

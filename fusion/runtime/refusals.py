@@ -9,7 +9,7 @@ launcher; what leaves is one that has the evaluator do what was refused, which i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any
 
 from codegen.target import LateLauncher, Launcher
 from lowering.errors import BuildError
@@ -17,12 +17,19 @@ from lowering.interpret import run_kernel
 from lowering.kernel import Kernel
 
 
-def or_evaluated(launch: Launcher, kernel: Kernel, refused: Callable[[BuildError], object]) -> Launcher:
-    """`launch`, or the evaluator where that cannot be, once `refused` was told; what launches costs nothing more."""
-    count = len(kernel.params)
+def or_evaluated(launch: Launcher, kernel: Kernel, refused: Callable[[BuildError], object] | None) -> Launcher:
+    """`launch`, or the evaluator where that cannot be, once `refused` was told; what launches costs nothing more.
+
+    Without `refused` the refusal is raised.
+    """
+    if not isinstance(launch, LateLauncher):
+        return launch
+    if refused is None:
+        return launch.or_else(None)
+    count, tell = len(kernel.params), refused
 
     def evaluate(refusal: BuildError, args: Sequence[Any]) -> None:
-        refused(refusal)
+        tell(refusal)
         run_kernel(kernel, args[:count], args[count:])
 
-    return cast(LateLauncher, launch).or_else(evaluate) if hasattr(launch, "or_else") else launch
+    return launch.or_else(evaluate)

@@ -84,8 +84,7 @@ def splice(
         A module whose `forward(args: list) -> tuple` empties `args` and returns the outputs of the program.  Its
         children are the modules of what it calls in chunks.
     """
-    if refused is not None:
-        built = {k: replace(each, launch=or_evaluated(each.launch, k, refused)) for k, each in built.items()}
+    built = {k: replace(each, launch=or_evaluated(each.launch, k, refused)) for k, each in built.items()}
     modules: dict[str, fx.GraphModule] = {}
     calls: dict[Chunks, Callable[..., object]] = {}
     for number, (chunks, bodies) in enumerate(schedule.bodies.items()):

@@ -1,8 +1,9 @@
 """Beginning: what Triton does once in a process, before its first kernel is built and launched.
 
 Its hash of itself is what every key of its cache begins with: it reads some 400 MB in 0.3 s.  Its driver is built by a
-C compiler where no cache has it, in as long again.  Neither holds the interpreter lock for long, so threads do both
-while a graph is traced and scheduled.  Builds wait for the hash, and launches for the driver, rather than do it anew.
+C compiler where no cache has it, in as long again; so is what launches (`direct`).  None of these holds the interpreter
+lock for long, so threads do them while a graph is traced and scheduled.  Builds wait for the hash, and launches for the
+driver, rather than do it anew.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from functools import lru_cache
 
 from triton.runtime.cache import triton_key
 from triton.runtime.driver import driver
+
+from codegen.triton.launch.direct import stub
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,3 +43,4 @@ def _started(step: Callable[[], object], name: str) -> threading.Thread:
 def _drive() -> None:
     with suppress(Exception):  # whoever needs the driver is told; to compile for a named architecture needs none
         _ = driver.active
+        stub()

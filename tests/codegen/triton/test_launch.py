@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -14,9 +15,11 @@ import torch
 pytest.importorskip("triton")
 
 from codegen.triton import TritonTarget
-from codegen.triton.launch import beginning, counters
+from codegen.triton.launch import beginning, counters, direct
 from codegen.triton.launch.aot import compile_for, target_of
-from codegen.triton.launch.build import _dynamic_launcher, _Ready, _static_launcher, promise, unaligned
+from codegen.triton.launch.build import _Ready, unaligned
+from codegen.triton.launch.direct import Binary, run_of, stub
+from codegen.triton.launch.launchers import Either, launcher, promise
 from codegen.triton.launch.load import load, signature
 from codegen.triton.launch.multiples import telling
 from codegen.triton.launch.passed import Kept
@@ -32,11 +35,11 @@ from tests.codegen.triton.texts import TARGET, compiles
 class _At:
     """A tensor as a launcher sees it: a device and an address."""
 
-    def __init__(self, address: int) -> None:
-        self.address = address
+    def __init__(self, address: int, device: int = 0) -> None:
+        self.address, self.device = address, device
 
     def get_device(self) -> int:
-        return 0
+        return self.device
 
     def data_ptr(self) -> int:
         return self.address
@@ -44,6 +47,8 @@ class _At:
 
 class _Recorded:
     """Stands for the binaries of a kernel: notes what is made ready and what is launched."""
+
+    binary: Binary | None = None
 
     def __init__(self) -> None:
         self.made: list[tuple[object, ...]] = []
@@ -54,54 +59,141 @@ class _Recorded:
 
     def run(
         self, device: int, aligned: bool, wide: bool = False, multiples: tuple[bool, ...] = ()
-    ) -> Callable[[int, list[int]], None]:
+    ) -> tuple[Callable[[int, list[int]], None], Binary | None]:
         self.made.append((aligned, *multiples, *(["wide"] if wide else [])))
-        return lambda programs, args: self.launched.append((aligned, programs, *args))
+        return lambda programs, args: self.launched.append((aligned, programs, *args)), self.binary
 
     def programs(self, device: int, aligned: bool, wide: bool = False, sizes: Sequence[int] = ()) -> int:
         return 7 if aligned else 9
 
 
-def test_a_launch_takes_the_binary_that_its_pointers_allow(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The current device, and its current stream."""
+    state = {"device": 0, "stream": 7}
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: state["device"], raising=False)
+    stream_of = lambda device: 100 * device + state["stream"]  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", stream_of, raising=False)
+    return state
+
+
+@pytest.mark.usefixtures("now")
+def test_a_launch_takes_the_binary_that_its_pointers_allow() -> None:
     ready, made = _Recorded(), add(64)
-    launch = _static_launcher(ready, made)
+    launch = launcher(ready, made)
     for addresses in ((16, 32, 0), (16, 36, 64), (160, 32, 48), (4, 8, 2)):
         launch(*map(_At, addresses))
     assert ready.launched == [(True, 7, 16, 32, 0), (False, 9, 16, 36, 64), (True, 7, 160, 32, 48), (False, 9, 4, 8, 2)]
     assert ready.made == [(True,), (False,)]  # each once, when first needed
 
     ready = _Recorded()
-    launch = _dynamic_launcher(ready, add(sympy.Symbol("s0", integer=True, positive=True)))
+    launch = launcher(ready, add(sympy.Symbol("s0", integer=True, positive=True)))
     for address, size in ((16, 32), (16, 33), (20, 32), (32, 64), (32, 1024)):
         launch(_At(address), _At(32), _At(48), size)
-    assert ready.made == [(True, True), (True, False), (False, True), (True, True, "wide")]
+    assert ready.made == [(True, True), (True, False), (False, True), (True, True), (True, True, "wide")]
     assert [call[0] for call in ready.launched] == [True, True, False, True, True]
 
 
-def test_a_launch_that_is_refused_goes_another_way(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: 0, raising=False)
-
+@pytest.mark.usefixtures("now")
+def test_a_launch_that_is_refused_goes_another_way() -> None:
     class Refusing(_Recorded):
-        def run(self, device: int, aligned: bool, *rest: object) -> Callable[[int, list[int]], None]:
+        def run(self, device: int, aligned: bool, *rest: Any) -> tuple[Callable[[int, list[int]], None], Any]:
             if not aligned:
                 raise BuildError("too much shared memory")
             return super().run(device, aligned)
 
-    size = sympy.Symbol("s0", integer=True, positive=True)
-    for make, sizes in (
-        (partial(_static_launcher, kernel=add(64)), ()),
-        (partial(_dynamic_launcher, kernel=add(size)), (64,)),
-    ):
-        ready, others = Refusing(), []
-        launch = make(ready)
+    for size in (64, sympy.Symbol("s0", integer=True, positive=True)):
+        ready, others, kernel = Refusing(), list[Sequence[Any]](), add(size)
+        either = Either(partial(launcher, ready, kernel))
+        sizes = [64] * len(kernel.sizes)
         aligned, unaligned = [_At(16), _At(32), _At(48), *sizes], [_At(20), _At(32), _At(48), *sizes]
-        with pytest.raises(BuildError):
-            launch(*unaligned)
-        launch = launch.or_else(lambda refusal, args: others.append(args))  # noqa: B023
+        for raises in (either, either.or_else(None)):
+            with pytest.raises(BuildError):
+                raises(*unaligned)
+        launch = either.or_else(lambda refusal, args: others.append(args))  # noqa: B023
         for args in (aligned, unaligned, aligned, unaligned):
             launch(*args)
         assert len(ready.launched) == 2 and others == [tuple(unaligned)] * 2
+
+
+class _Config(ctypes.Structure):
+    """What the driver is told of a launch, beside its arguments."""
+
+    _fields_ = (
+        ("grid", ctypes.c_uint * 3),
+        ("block", ctypes.c_uint * 3),
+        ("shared", ctypes.c_uint),
+        ("stream", ctypes.c_void_p),
+        ("how", ctypes.c_void_p),
+        ("ways", ctypes.c_uint),
+    )
+
+
+class _Driver:
+    """Stands for the driver's function that launches: notes what it is called with, of so many arguments."""
+
+    def __init__(self, count: int) -> None:
+        self.launched: list[tuple[object, ...]] = []
+        self.result = 0
+
+        def launch(config: Any, function: int, params: Any, extra: int | None) -> int:
+            (given,) = config
+            self.launched.append((*given.grid, *given.block, given.shared, given.stream, given.ways, function))
+            self.args = [params[k][0] for k in range(count)]
+            assert extra is None
+            return self.result
+
+        pointers = ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64))
+        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Config), ctypes.c_void_p, pointers, ctypes.c_void_p)
+        self._kept = kind(lambda config, *rest: launch([config[0]], *rest))
+        self.entry = ctypes.cast(self._kept, ctypes.c_void_p).value or 0
+
+
+@pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
+def test_an_ordinary_launch_is_one_call_of_the_driver(now: dict[str, int]) -> None:
+    """From the second one on; what is out of the ordinary is looked up."""
+    size = sympy.Symbol("s0", integer=True, positive=True)
+    for kernel in (add(64), add(size)):
+        sizes = [64] * len(kernel.sizes)
+        ready, driver = _Recorded(), _Driver(3 + len(sizes) + 2)
+        ready.binary = Binary(0, driver.entry, 1234, 128, 512, 0, dependent=True, cooperative=False)
+        launch = launcher(ready, kernel)
+        for address in (16, 32, 48):
+            launch(_At(address), _At(64), _At(80), *sizes)
+            now["stream"] = address
+        assert ready.launched == [(True, 7, 16, 64, 80, *sizes)]
+        assert driver.launched == [(7, 1, 1, 128, 1, 1, 512, stream, 1, 1234) for stream in (16, 32)]
+        assert driver.args == [48, 64, 80, *sizes, 0, 0]
+
+        launch(_At(20), _At(64), _At(80), *sizes)
+        now["device"] = 1
+        launch(*(_At(address, 1) for address in (16, 64, 80)), *sizes)
+        now.update(device=0, stream=7)
+        driver.result = 1
+        launch(_At(16), _At(64), _At(96), *sizes)
+        expected = (False, 9, 20, 64, 80), (True, 7, 16, 64, 80), (True, 7, 16, 64, 96)
+        assert ready.launched[1:] == [(*call, *sizes) for call in expected] and len(driver.launched) == 3
+
+
+@pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
+def test_launches_that_are_looked_up_reach_the_driver(now: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
+    driver = _Driver(4)
+    binary = Binary(1, driver.entry, 1234, 64, 0, 8, dependent=False, cooperative=True)
+    memory: list[int] = []
+
+    def allocate(size: int) -> Any:
+        memory.append(size)
+        return _At(4096)
+
+    run = run_of(binary, allocate)
+    run(0, [16, 32])
+    run(3, [16, 32])
+    assert driver.launched == [(3, 1, 1, 64, 1, 1, 0, 107, 1, 1234)] and driver.args == [16, 32, 4096, 0]
+    assert memory == [24]
+    driver.result = 1
+    monkeypatch.setattr(direct, "_text", str)
+    with pytest.raises(RuntimeError, match="refuses a launch: 1"):
+        run(3, [16, 32])
 
 
 def test_sizes_that_only_count_rows_have_one_binary() -> None:
