@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch._aot_autograd import descriptors
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._inductor import inductor_prims
@@ -44,6 +45,14 @@ Told: TypeAlias = "tuple[Dependence | None, Draws | None]"
 
 CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
 """Compiles one ATen graph; the label says which ("forward", "backward", "inference")."""
+
+
+KEPT = tuple(
+    getattr(descriptors, name)
+    for name in ("SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput")
+    if hasattr(descriptors, name)
+)
+"""What AOTAutograd calls results that backward alone gets, in this release."""
 
 
 def multiply_add(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> torch.Tensor:
@@ -196,6 +205,12 @@ def _described(graph: fx.GraphModule, change: Callable[[list[object]], list[obje
     output = graph.graph.output_node()
     if "desc" in output.meta:
         output.meta["desc"] = change(list(output.meta["desc"]))
+
+
+def kept_for_backward(graph: fx.GraphModule) -> frozenset[int]:
+    """The positions of those results of a forward graph that backward alone gets."""
+    described = graph.graph.output_node().meta.get("desc", ())
+    return frozenset(k for k, desc in enumerate(described) if isinstance(desc, KEPT))
 
 
 def pass_objects(graph: fx.GraphModule) -> dict[int, int]:

@@ -22,7 +22,7 @@ from codegen.numerics import current
 from codegen.target import Target
 from codegen.targets import builder_for, tuner_for
 from codegen.tuning import Tuning
-from fusion.capture import main_device, size_hints
+from fusion.capture import kept_for_backward, main_device, size_hints
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
 from fusion.native import lower_for
@@ -90,7 +90,7 @@ def compile_graph(
         made, building = _made(graph, options, label, builder, trace)
         warm.keep(made)  # while its kernels are being built
 
-    module = trace.module(splice(made.schedule, building(), main, refused))
+    module = trace.module(splice(made.schedule, building(), main, refused, kept_for_backward(graph)))
     for name, body in module.named_children():
         assert isinstance(body, fx.GraphModule)
         trace.within(name).module(body)

@@ -8,7 +8,7 @@ can be.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
 import sympy
@@ -23,7 +23,7 @@ from fusion.runtime.names import identifier, named
 from fusion.runtime.refusals import or_evaluated
 from fusion.runtime.results import as_said
 from fusion.runtime.sizes import Sizes
-from fusion.runtime.views import lone_results, only_reads, starts
+from fusion.runtime.views import only_reads, starts, unseen_results
 from fusion.schedule import Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.kernels import KernelCall
@@ -72,6 +72,7 @@ def splice(
     built: Mapping[Kernel, Built],
     main: torch.device | None = None,
     refused: Callable[[BuildError], object] | None = None,
+    kept: Collection[int] = (),
 ) -> fx.GraphModule:
     """The callable module of a schedule.
 
@@ -79,6 +80,7 @@ def splice(
         built: kernel → what launches it.
         main: the device that is the current one whenever the module runs, if that is certain.
         refused: is told why a kernel cannot be launched, which is then evaluated; without it, that is raised.
+        kept: the positions of results that backward alone gets.
 
     Returns:
         A module whose `forward(args: list) -> tuple` empties `args` and returns the outputs of the program.  Its
@@ -91,7 +93,7 @@ def splice(
         made = {f"chunks_{number}_{k}": splice(body, built, main) for k, body in enumerate(bodies)}
         calls[chunks] = named(InChunks(chunks, [module.forward for module in made.values()]), "in_chunks")
         modules.update(made)
-    result = _Splicer(schedule.program, calls, main).run(schedule.steps, built)
+    result = _Splicer(schedule.program, calls, main).run(schedule.steps, built, kept)
     for name, module in modules.items():
         result.add_module(name, module)
     return result
@@ -109,12 +111,16 @@ class _Splicer:
         self.views: dict[str, tuple[str, int]] = {}  # made where they are needed: of what, and how far from its start
         self.waiting: dict[str, Extern] = {}  # their calls
         self.unseen: dict[str, fx.Node] = {}  # those of them that nobody can tell from tensors of their own
+        self.laid: dict[tuple[object, ...], fx.Node] = {}  # the same, by where they lie and how
         self.given: dict[str, str] = {}  # results of calls that no kernel has read yet, with the names of the calls
         self.sizes = Sizes(self.graph, program, self.tensors)
         self.lone: frozenset[str] = frozenset()  # results that nobody can tell from tensors of their own
+        self.kept: frozenset[str] = frozenset()  # results of which only backward could tell
         self.root = torch.nn.Module()
 
-    def run(self, steps: Sequence[KernelCall | Extern], built: Mapping[Kernel, Built]) -> fx.GraphModule:
+    def run(
+        self, steps: Sequence[KernelCall | Extern], built: Mapping[Kernel, Built], kept: Collection[int]
+    ) -> fx.GraphModule:
         for position, name in enumerate(self.program.inputs):
             node = self.graph.placeholder(identifier(str(name)) if name is not None else f"unused_{position}")
             if isinstance(name, str):
@@ -125,7 +131,7 @@ class _Splicer:
             attribute = f"constant_{identifier(name)}"
             self.root.register_buffer(attribute, tensor, persistent=False)
             self.tensors[name] = self.graph.get_attr(attribute)
-        self.lone = lone_results(self.program, steps, PRODUCTS)
+        self.lone, self.kept = unseen_results(self.program, steps, PRODUCTS, kept)
         for step in steps:
             if isinstance(step, Extern):
                 self._extern(step)
@@ -141,8 +147,7 @@ class _Splicer:
 
     def _launch(self, call: KernelCall, launch: Callable[..., object]) -> None:
         for name in call.written:
-            buffer = self.program.buffers[name]
-            layout = (tuple(map(self.sizes.of, buffer.shape)), tuple(map(self.sizes.of, buffer.strides)))
+            buffer, layout = self.program.buffers[name], self._layout(name)
             empty = allocator(buffer.device, self.main)
             if empty is not None:
                 node = self.graph.call_function(empty, (*layout, buffer.dtype))
@@ -151,7 +156,8 @@ class _Splicer:
                     torch.empty_strided, layout, {"dtype": buffer.dtype, "device": buffer.device}
                 )
             node._rename(identifier(name))
-            self.tensors[name] = node
+            lies = node, 0, *layout
+            self.tensors[name] = self.laid[lies] = node
         sizes = tuple(self.sizes.of(symbol) for symbol in call.kernel.sizes)
         self.graph.call_function(launch, (*(self._laid(name) for name in call.buffers), *sizes))
         self.tensors.update({name: self._tensor(operand) for name, operand in call.over.items()})
@@ -192,7 +198,7 @@ class _Splicer:
         Results that may be told from tensors of their own are made as they were asked for.
         """
         outs = [out for out in call.outs if out is not None]
-        seen = self.program.output_names() - self.lone
+        seen = self.program.output_names() - self.lone - self.kept
         if call.reads[0] in self.given or not seen.isdisjoint(outs):
             return False
         buffers = [self.program.buffers[out] for out in outs]
@@ -200,6 +206,8 @@ class _Splicer:
 
     def _tensor(self, name: str) -> fx.Node:
         """The node that holds a buffer, which is made now if it is a view that has waited."""
+        if name in self.kept and name not in self.tensors:
+            return self._read(name)
         ones = name not in self.tensors and any(size == 1 for size in self.program.buffers[name].shape)
         if ones:  # only the calls themselves tell strides along a single element as eager has them
             self._call(self.waiting[name])
@@ -218,7 +226,10 @@ class _Splicer:
             return self.tensors[name]
         if name not in self.unseen:
             root, offset = self._root(name)
-            self.unseen[name] = self._view(name, in_memory_of, root, *((offset,) if offset else ()))
+            lies = root, offset, *self._layout(name)
+            if lies not in self.laid:
+                self.laid[lies] = self._view(name, in_memory_of, root, *((offset,) if offset else ()))
+            self.unseen[name] = self.laid[lies]
         return self.unseen[name]
 
     def _root(self, name: str) -> tuple[fx.Node, int]:
@@ -227,11 +238,14 @@ class _Splicer:
         return self._tensor(root), offset
 
     def _view(self, name: str, function: Callable[..., object], root: fx.Node, *begins: fx.Node | int) -> fx.Node:
-        buffer = self.program.buffers[name]
-        layout = (tuple(map(self.sizes.of, buffer.shape)), tuple(map(self.sizes.of, buffer.strides)))
-        node = self.graph.call_function(function, (root, *layout, *begins))
+        node = self.graph.call_function(function, (root, *self._layout(name), *begins))
         node._rename(identifier(name))
         return node
+
+    def _layout(self, name: str) -> tuple[tuple[fx.Node | int, ...], tuple[fx.Node | int, ...]]:
+        """Shape and strides of a buffer."""
+        buffer = self.program.buffers[name]
+        return tuple(map(self.sizes.of, buffer.shape)), tuple(map(self.sizes.of, buffer.strides))
 
     def _laid(self, name: str) -> fx.Node:
         """A buffer as a kernel is to find it."""

@@ -75,11 +75,15 @@ def only_reads(call: Extern) -> bool:
     return all(result.alias_info is None for result in call.target._schema.returns)
 
 
-def lone_results(program: Program, steps: Sequence[KernelCall | Extern], fresh: Collection[object]) -> frozenset[str]:
-    """The results that nobody can tell from tensors of their own: made here, in memory of which no other is a part.
+def unseen_results(
+    program: Program, steps: Sequence[KernelCall | Extern], fresh: Collection[object], kept: Collection[int]
+) -> tuple[frozenset[str], frozenset[str]]:
+    """The results of which nobody sees whether they are views: made here, in memory of which no other is a part, and
+    those that backward alone gets, in memory of which none is a part that the caller gets and may change.
 
     Args:
         fresh: the targets of calls that return tensors of their own.
+        kept: the positions of results that backward alone gets.
     """
     shared = {name for step in steps if isinstance(step, KernelCall) for pair in step.over.items() for name in pair}
     made = {name for step in steps if isinstance(step, KernelCall) for name in step.written}
@@ -87,6 +91,10 @@ def lone_results(program: Program, steps: Sequence[KernelCall | Extern], fresh: 
     made |= {name for call in calls if call.target in fresh for name in call.outs if name is not None}
     whole = memory_of(calls)
     results = [out.name for out in program.outputs if isinstance(out, BufferRef)]
-    count = Counter(whole.get(name, name) for name in results)
     roots = {name: whole.get(name, name) for name in results}
-    return frozenset(name for name, root in roots.items() if root in made - shared and count[root] == 1)
+    own = {name for name, root in roots.items() if root in made - shared}
+    count = Counter(roots[name] for name in results)
+    given = [out.name for k, out in enumerate(program.outputs) if isinstance(out, BufferRef) and k not in kept]
+    seen = {roots[name] for name in given}
+    alone = frozenset(name for name in own if count[roots[name]] == 1)
+    return alone, frozenset(name for name in own if roots[name] not in seen)

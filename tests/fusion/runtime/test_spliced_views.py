@@ -76,6 +76,34 @@ def test_a_change_of_what_backward_has_saved_is_noticed() -> None:
             product.sum().backward()  # type: ignore[no-untyped-call]
 
 
+def heads(x: Tensor, w: Tensor) -> Tensor:
+    """Queries, keys and values out of one product, of a batch of one: three views that backward needs."""
+    parts = (x @ w).tanh().split(32, dim=2)
+    query, key, value = (part.view(1, -1, 4, 8).transpose(1, 2) for part in parts)
+    return torch.nn.functional.scaled_dot_product_attention(query, key, value).transpose(1, 2).reshape(1, -1, 32)
+
+
+def test_what_backward_alone_gets_is_no_view(tmp_path: Path) -> None:
+    x, w = torch.randn(1, 64, 48), torch.randn(48, 96, requires_grad=True)
+    code = code_of(heads, x, w, folder=tmp_path)
+    made = code.partition("kernels_tanh(")[2].partition("_scaled_dot_product")[0]
+    assert re.findall(r"(\w+)\(", made) == ["memory_in_memory_of"] * 3, code
+    grads = [torch.autograd.grad(run(x, w).square().sum(), w) for run in (heads, fusion.fuse(heads, options=STRICT))]
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
+def test_views_that_lie_alike_are_one(tmp_path: Path) -> None:
+    def f(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+        y = x.exp()
+        return y.view(-1, 200) @ v, y.reshape(600, 200) @ w
+
+    x, v, w = (torch.randn(shape, dtype=torch.float64) for shape in ((20, 30, 200), (200, 250), (200, 260)))
+    code = code_of(f, x, v, w, folder=tmp_path)
+    assert code.count("torch.mm(") == 2 and code.count("memory_in_memory_of(") == 1, code
+    for got, want in zip(fusion.fuse(f, options=STRICT)(x, v, w), f(x, v, w), strict=True):
+        torch.testing.assert_close(got, want)
+
+
 def test_views_of_tensors_without_strides() -> None:
     dense = torch.randn(3, 4).relu()
     fused = fusion.fuse(lambda s, x: s.t() @ (x + 1), options=STRICT)
