@@ -26,6 +26,7 @@ from torch._dynamo.exc import (
     exceptions_allowed_to_be_fallback,
 )
 
+import fusion.captured.hints  # noqa: F401  # Dynamo is to know before it traces
 from codegen.numerics import current
 from codegen.target import Target
 from codegen.targets import DEFAULTS, builder_for

@@ -356,3 +356,24 @@ def test_a_bound_method_is_fused_for_its_object() -> None:
     f = fusion.fuse(net.forward, options=STRICT)
     x = torch.randn(5, 6)
     torch.testing.assert_close(f(x), net(x))
+
+
+class Translator(nn.Module):
+    """PyTorch's own transformer, with a mask of which it does not say whether it is causal."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.transformer = nn.Transformer(8, 2, 1, 1, 16, dropout=0.0, batch_first=True)
+        self.mask = nn.Parameter(torch.randn(5, 5), requires_grad=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        causal = self.mask + nn.Transformer.generate_square_subsequent_mask(5)
+        return self.transformer(x, x, src_mask=self.mask, tgt_mask=causal)
+
+
+def test_a_transformer_that_is_given_masks_is_one_graph() -> None:
+    net, x = Translator(), torch.randn(2, 5, 8)
+    fused = fused_twin(net)
+    compare(steps(net, x), steps(fused, x), rtol=1e-4, atol=1e-5)
+    report = fusion.report(fused)
+    assert not report.graph_breaks and [graph.label for graph in report.graphs] == ["forward", "backward"]
