@@ -49,6 +49,7 @@ from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder, forget_recordings
 from fusion.runtime.second_derivatives import watch_derivatives
 from fusion.runtime.surroundings import refuse_fake_inputs, watch_surroundings
+from fusion.turns import short_turns
 from lowering.builder import origin_of
 from lowering.errors import BuildError, FusionError, Origin, Unsupported
 from lowering.interpret import run_program
@@ -114,7 +115,7 @@ class Backend:
                 skip_unread_rows(graph, self.options.workspace)
             self._begin(example_inputs)
             told: list[Told] = []
-            with _compiling():
+            with _compiling(), short_turns():
                 compiled = self._aot(told.append)(graph, example_inputs)
         except (RestartAnalysis, ShortenTraceback):  # Dynamo is asked to begin anew, or has it raised already
             raise
@@ -166,7 +167,8 @@ class Backend:
                 if self._streams(main_device(graph)):
                     fix_widths(graph)
             say = None if self.options.strict else refused
-            compiled, report = compile_graph(graph, self.options, label, recorder, say)
+            with short_turns():
+                compiled, report = compile_graph(graph, self.options, label, recorder, say)
         except Exception as failure:  # any defect of ours must leave the user's program running
             if self.options.strict:
                 located = _located(failure, graph)
