@@ -17,6 +17,7 @@ import torch
 from torch import fx
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -28,6 +29,7 @@ from fusion.joint import prepare
 from fusion.joint.dependence import Dependence, dependence_of
 from fusion.joint.formats import prefer_channels_last
 from fusion.joint.layout import lay_out_gradients
+from fusion.joint.repeated import merge_repeated
 from fusion.joint.saved import keep_unchanged, widen_statistics
 from fusion.joint.seeds import cover_undrawn, share_seeds, uncover
 from fusion.options import WORKSPACE
@@ -152,8 +154,10 @@ def _parted_exactly(
 
 def _cut(joint: fx.GraphModule, inputs: Sequence[object], **others: Any) -> Parted:
     """Forward and backward, with as little as can be between them."""
+    merge_repeated(joint)
     cover_undrawn(joint)
-    parted: Parted = min_cut_rematerialization_partition(joint, inputs, **others)
+    with functorch_config.patch(cse=False):
+        parted: Parted = min_cut_rematerialization_partition(joint, inputs, **others)
     for graph in parted:
         uncover(graph)
     return parted

@@ -1,0 +1,74 @@
+"""What a joint graph computes twice, once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+
+from fusion.joint.repeated import merge_repeated
+
+
+def merged(program: Callable[[Tensor], object]) -> list[str]:
+    """The names of what a program calls, once what it repeats is merged; it must compute the same."""
+    x = torch.linspace(-2, 2, 8)
+    graph: fx.GraphModule = make_fx(program, tracing_mode="fake")(x)
+    before = fx.GraphModule(graph, graph.graph.__class__())
+    before.graph.output(before.graph.graph_copy(graph.graph, {}))
+    before.recompile()
+    merge_repeated(graph)
+    graph.graph.lint()
+    torch.manual_seed(0)
+    expected = before(x.clone())
+    torch.manual_seed(0)
+    torch.testing.assert_close(graph(x.clone()), expected, rtol=0, atol=0, equal_nan=True)
+    return [node.target._schema.name[6:] for node in graph.graph.nodes if node.op == "call_function"]
+
+
+def test_what_is_made_twice_is_made_once() -> None:
+    assert merged(lambda x: (x.exp() + 1) * (x.exp() + 1)) == ["exp", "add", "mul"]
+    assert merged(lambda x: x.reshape([2, 4]).sum(0) + x.reshape([2, 4]).sum(0)) == ["view", "sum", "add"]
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        lambda x: torch.copysign(x, 0.0) + torch.copysign(x, -0.0),
+        lambda x: x.new_full([], 1) / x.new_full([], True),
+        lambda x: torch.rand_like(x) - torch.rand_like(x),
+    ],
+)
+def test_what_only_looks_alike_stays(program: Callable[[Tensor], object]) -> None:
+    called = merged(program)
+    assert called[0] == called[1]
+
+
+def test_what_is_returned_has_memory_of_its_own() -> None:
+    assert merged(lambda x: (x.exp(), x.exp())) == ["exp", "exp"]
+
+
+def test_what_is_made_before_a_change_is_not_what_is_made_after_it() -> None:
+    def program(x: Tensor) -> Tensor:
+        y = x + 1
+        before = y.exp()
+        y.mul_(2)
+        return before - y.exp()
+
+    assert merged(program) == ["add", "exp", "mul_", "exp", "sub"]
+
+
+def test_no_training_step_imports_inductor_s_passes() -> None:
+    """They take longer to import than a small model takes to compile."""
+    program = (
+        "import sys, torch, fusion\n"
+        "step = torch.compile(lambda x: torch.softmax(x.exp() + 1, -1).sum(), backend='fusion')\n"
+        "step(torch.randn(4, 8, requires_grad=True)).backward()\n"
+        "assert 'torch._inductor.lowering' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "FUSION_STRICT": "1"})
