@@ -1,8 +1,8 @@
 """Building: kernels become launchers, each distinct one once, several at a time.
 
-Equal kernels (every layer of a transformer) are one build.  What was built stays for the life of the process; what a
-target keeps on disk is its own affair (`cache.py`).  Compilers run in threads, beside whatever else is to be done: they
-are subprocesses or release the interpreter lock, and no worker ever touches a device before it launches.
+Equal kernels (every layer of a transformer) are one build.  The `MOST` that were asked for last stay in the process;
+what a target keeps on disk is its own affair (`cache.py`).  Compilers run in threads, beside whatever else is to be
+done: they are subprocesses or release the interpreter lock, and no worker ever touches a device before it launches.
 """
 
 from __future__ import annotations
@@ -17,6 +17,9 @@ import torch
 
 from codegen.target import Launcher, Target
 from lowering.kernel import Kernel, Role
+
+MOST = 1 << 12
+"""Kernels that a builder remembers: more than any program has.  Others go on in whatever launches them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,15 +86,18 @@ class Builder:
             workers.shutdown(wait=False)
 
     def _begin_one(self, kernel: Kernel, sources: Mapping[Kernel, str], workers: ThreadPoolExecutor) -> _Begun:
-        if kernel not in self._begun:
+        begun = self._begun.pop(kernel, None)
+        if begun is None:
             if is_idle(kernel):
                 begun = _idle(kernel)
             else:
                 source = sources[kernel] if kernel in sources else self.target.emit(kernel)
                 begun = _Begun(source, Future())
                 workers.submit(self._build_one, kernel, begun)
-            self._begun[kernel] = begun
-        return self._begun[kernel]
+        self._begun[kernel] = begun  # behind all others
+        while len(self._begun) > MOST:
+            del self._begun[next(iter(self._begun))]
+        return begun
 
     def _build_one(self, kernel: Kernel, begun: _Begun) -> None:
         try:

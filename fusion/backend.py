@@ -6,13 +6,16 @@ cause is raised instead.
 
 from __future__ import annotations
 
+import contextlib
+import os
+import sys
 import threading
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
+from pathlib import Path
 from types import CodeType
 from typing import ClassVar
 from weakref import WeakValueDictionary
@@ -55,6 +58,9 @@ from lowering.errors import BuildError, FusionError, Origin, Unsupported
 from lowering.interpret import run_program
 from lowering.lower import lower
 
+MOST_REPORTS = 1 << 10
+"""Of so many graphs a backend keeps the reports, sources of kernels among them; then those of the oldest go."""
+
 
 class FusionWarning(UserWarning):
     """A region of the program runs eagerly because it could not be compiled."""
@@ -79,6 +85,7 @@ class Backend:
             return cls._shared.setdefault((code, options), cls(options))
 
     def __init__(self, options: Options) -> None:
+        self.__name__ = "fusion"  # what Dynamo calls a backend in its messages
         self.options = options
         self.since = time.time()
         self.reports: list[Report] = []
@@ -215,15 +222,27 @@ class Backend:
         (notes, graph_break), self._noted.first = getattr(self._noted, "first", nothing), nothing
         with self._lock:
             self.reports.append(replace(report, notes=(*notes, *report.notes), graph_break=graph_break))
+            del self.reports[:-MOST_REPORTS]
 
 
 @lru_cache(maxsize=256)
 def _warn_once(message: str) -> None:
-    """One warning per cause and process, however many regions share the cause (a missing compiler, say)."""
-    warnings.warn(message, FusionWarning, stacklevel=3)
+    """One warning per cause and process, however many regions share the cause (a missing compiler, say).
+
+    It names the line of the program that was called, or called backward: the innermost one outside PyTorch and Fusion.
+    """
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, FusionWarning, stacklevel=level)
 
 
-@contextmanager
+_OURS = (str(Path(__file__).parents[1] / package) + os.sep for package in ("fusion", "codegen", "lowering"))
+_NOT_THE_USERS = (*_OURS, os.path.dirname(torch.__file__) + os.sep, contextlib.__file__, "<")
+"""How names of files begin whose lines a warning should not point at."""
+
+
+@contextlib.contextmanager
 def _compiling() -> Iterator[None]:
     """Say that PyTorch compiles, as later releases do themselves.
 

@@ -9,6 +9,7 @@ from functools import partial
 import pytest
 import torch
 
+import codegen.build
 from codegen.build import Builder
 from codegen.reference import ReferenceTarget
 from codegen.target import Launcher, Target
@@ -81,6 +82,16 @@ def test_the_builder_builds_equal_kernels_once() -> None:
     built = Builder(ReferenceTarget()).build([row_means(), row_means("other"), row_means()])
     assert built[0] is built[2]
     assert built[0] is not built[1]
+
+
+def test_the_builder_remembers_what_was_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(codegen.build, "MOST", 2)
+    builder = Builder(ReferenceTarget())
+    one, two = builder.build([row_means("one"), row_means("two")])
+    assert builder.build([row_means("one")]) == [one]
+    builder.build([row_means("three")])
+    assert builder.build([row_means("one")])[0] is one
+    assert builder.build([row_means("two")])[0] is not two
 
 
 def test_the_builder_goes_on_while_kernels_are_built(monkeypatch: pytest.MonkeyPatch) -> None:

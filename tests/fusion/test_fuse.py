@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import io
+import linecache
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -148,6 +149,10 @@ def test_wrong_settings_name_the_right_ones() -> None:
         fusion.fuse(torch.relu, options={"strict": 1})
     with pytest.raises(TypeError, match="dynamic"):
         fusion.fuse(torch.relu, dynamic="yes")
+    with pytest.raises(TypeError, match="unexpected keyword argument 'target'"):
+        fusion.fuse(torch.relu, target="c")
+    with pytest.raises(TypeError, match=r"takes mode, dynamic and options, got \['target'\]"):
+        fusion.explain(torch.relu, target="c")
     with pytest.raises(TypeError, match="fuse returned"):
         fusion.report(torch.relu)
 
@@ -226,7 +231,8 @@ def test_failure_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) 
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         torch.testing.assert_close(f(x), x.exp() + 1)
-    assert [w.category for w in caught if issubclass(w.category, fusion.FusionWarning)] == [fusion.FusionWarning]
+    (said,) = (warning for warning in caught if issubclass(warning.category, fusion.FusionWarning))
+    assert said.filename == __file__ and "f(x)" in linecache.getline(said.filename, said.lineno)
     assert "a defect" in fusion.report(f).graphs[0].failure
 
 
@@ -235,6 +241,15 @@ def test_strict_raises_with_the_line_of_the_program(monkeypatch: pytest.MonkeyPa
     monkeypatch.setenv("FUSION_STRICT", "1")
     with pytest.raises(Exception, match=r"a defect[\s\S]*test_fuse\.py:\d+"):
         fusion.fuse(lambda x: x.exp() + 1)(torch.randn(5))
+
+
+def test_reports_of_the_oldest_graphs_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(fusion.backend, "MOST_REPORTS", 2)
+    fused = fusion.fuse(lambda x: x.exp() + 3)
+    for dtype in (torch.float32, torch.float64, torch.bfloat16):
+        fused(torch.ones(5, dtype=dtype))
+    sources = [graph.kernels[0].source for graph in fusion.report(fused).graphs]
+    assert len(sources) == 2 and "double *restrict" in sources[0] and "uint16_t *restrict" in sources[1]
 
 
 def test_dump_tells_the_path(tmp_path: object) -> None:
