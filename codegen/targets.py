@@ -15,8 +15,10 @@ from lowering.errors import Unsupported
 
 
 def _triton(arch: str | None = None, numerics: Numerics = DEFAULT) -> Target:
-    from codegen.triton import TritonTarget
-
+    try:
+        from codegen.triton import TritonTarget
+    except ModuleNotFoundError as error:
+        raise Unsupported(f"the triton target cannot be used: {error}", hint="install the package triton") from error
     return TritonTarget(arch, numerics)
 
 
@@ -70,7 +72,8 @@ def builder_for(device_type: str, name: str | None = None, numerics: Numerics = 
     chosen = name or DEFAULTS.get(device_type)
     if chosen is None:
         raise Unsupported(
-            f"no target generates code for {device_type!r} tensors", hint=f"supported devices: {sorted(DEFAULTS)}"
+            f"no target generates code for {device_type!r} tensors",
+            hint=f"supported devices: {', '.join(sorted(DEFAULTS))}",
         )
     with _lock:
         key = chosen, numerics

@@ -26,11 +26,17 @@ Module = TypeVar("Module", bound=torch.nn.Module)
 
 @overload
 def fuse(
-    target: Module, *, mode: str | None = None, dynamic: bool | None = None, options: Mapping[str, object] | None = None
+    program: Module,
+    /,
+    *,
+    mode: str | None = None,
+    dynamic: bool | None = None,
+    options: Mapping[str, object] | None = None,
 ) -> Module: ...
 @overload
 def fuse(
-    target: Callable[Params, Result],
+    program: Callable[Params, Result],
+    /,
     *,
     mode: str | None = None,
     dynamic: bool | None = None,
@@ -38,14 +44,16 @@ def fuse(
 ) -> Callable[Params, Result]: ...
 @overload
 def fuse(
-    target: None = None,
+    program: None = None,
+    /,
     *,
     mode: str | None = None,
     dynamic: bool | None = None,
     options: Mapping[str, object] | None = None,
 ) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]: ...
 def fuse(
-    target: object = None,
+    program: object = None,
+    /,
     *,
     mode: str | None = None,
     dynamic: bool | None = None,
@@ -54,7 +62,7 @@ def fuse(
     """The same module or function, run on generated kernels.
 
     Args:
-        target: an `nn.Module`, a function of tensors, or what `torch.export.export` returned.  Without it, returns a
+        program: an `nn.Module`, a function of tensors, or what `torch.export.export` returned.  Without it, returns a
             decorator.
         mode: "default"; "reduce-overhead" records launches as CUDA graphs; "max-autotune" times several configurations
             of each kernel and keeps the fastest.
@@ -67,7 +75,7 @@ def fuse(
         of its module.  For a function, a function of the same signature.  Compilation happens at the first call.
 
     Raises:
-        TypeError: `target` is neither a module nor a function, or is TorchScript.
+        TypeError: `program` is neither a module nor a function, or is TorchScript.
         ValueError: an unknown mode or option.
 
     >>> import torch
@@ -78,20 +86,20 @@ def fuse(
     if dynamic is not None and not isinstance(dynamic, bool):
         raise TypeError(f"dynamic must be True, False or None, got {dynamic!r}")
     read = Options.read(mode, options)
-    if target is None:
+    if program is None:
         return functools.partial(fuse, mode=mode, dynamic=dynamic, options=options)
-    if isinstance(target, type):
-        raise TypeError(f"fuse takes an instance or a function, not the class {target.__name__}; fuse its instance")
-    if isinstance(target, torch.export.ExportedProgram):
-        target = target.module()
-    if isinstance(target, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
+    if isinstance(program, type):
+        raise TypeError(f"fuse takes an instance or a function, not the class {program.__name__}; fuse its instance")
+    if isinstance(program, torch.export.ExportedProgram):
+        program = program.module()
+    if isinstance(program, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         raise TypeError("fuse takes no TorchScript, which is compiled already; fuse what it was made from")
-    if isinstance(target, torch.nn.Module):
-        return _fuse_module(target, read, dynamic)
-    if not callable(target):
-        raise TypeError(f"fuse takes an nn.Module or a function, got {type(target).__name__}")
-    backend = Backend.shared(_code_of(target), read)
-    compiled = torch.compile(target, backend=backend, dynamic=dynamic)
+    if isinstance(program, torch.nn.Module):
+        return _fuse_module(program, read, dynamic)
+    if not callable(program):
+        raise TypeError(f"fuse takes an nn.Module or a function, got {type(program).__name__}")
+    backend = Backend.shared(_code_of(program), read)
+    compiled = torch.compile(program, backend=backend, dynamic=dynamic)
     compiled._fusion_backend = backend  # type: ignore[attr-defined]  # for `report`
     return compiled
 
@@ -199,15 +207,15 @@ def report(fused: Callable[..., object]) -> Explanation:
     return _explanation(backend, inspect.unwrap(fused), backend.since)
 
 
-def explain(target: Callable[..., object], **settings: object) -> Callable[..., Explanation]:
-    """What fusing `target` does: `explain(model)(*args, **kwargs)` runs it once and reports.
+def explain(program: Callable[..., object], /, **settings: object) -> Callable[..., Explanation]:
+    """What fusing `program` does: `explain(model)(*args, **kwargs)` runs it once and reports.
 
     Args:
-        target: an `nn.Module` or a function.
+        program: an `nn.Module` or a function.
         settings: `mode`, `dynamic` and `options` as for `fuse`.
 
     Returns:
-        A function that takes the arguments of `target` and returns an `Explanation`: `kernels`, `externs`, `refusals`,
+        A function that takes the arguments of `program` and returns an `Explanation`: `kernels`, `externs`, `refusals`,
         `graph_breaks`, `traffic_before`, `traffic_after` (bytes), and a text for `print`.
 
     >>> import torch
@@ -218,8 +226,8 @@ def explain(target: Callable[..., object], **settings: object) -> Callable[..., 
     unknown = set(settings) - {"mode", "dynamic", "options"}
     if unknown:
         raise TypeError(f"explain takes mode, dynamic and options, got {sorted(unknown)}")
-    if not callable(target) or isinstance(target, type):
-        raise TypeError(f"explain takes an nn.Module or a function, got {target!r}")
+    if not callable(program) or isinstance(program, type):
+        raise TypeError(f"explain takes an nn.Module or a function, got {program!r}")
     backend = Backend(Options.read(settings.get("mode"), settings.get("options")))  # type: ignore[arg-type]  # read checks
 
     def run(*args: object, **kwargs: object) -> Explanation:
@@ -227,14 +235,14 @@ def explain(target: Callable[..., object], **settings: object) -> Callable[..., 
         start = time.time()
         # A backend of its own compiles anew whatever was compiled before; Dynamo's limit on that is not meant for this.
         with torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16):
-            torch.compile(target, backend=backend, dynamic=settings.get("dynamic"))(*args, **kwargs)  # type: ignore[call-overload]
-        return _explanation(backend, target, start)
+            torch.compile(program, backend=backend, dynamic=settings.get("dynamic"))(*args, **kwargs)  # type: ignore[call-overload]
+        return _explanation(backend, program, start)
 
     return run
 
 
-def _explanation(backend: Backend, target: Callable[..., object], since: float) -> Explanation:
+def _explanation(backend: Backend, program: Callable[..., object], since: float) -> Explanation:
     """All that `backend` reports, and where the program leaves its graphs otherwise."""
     graphs = tuple(backend.reports)
     known = [graph.graph_break for graph in graphs if graph.graph_break is not None]
-    return Explanation(graphs, other_breaks(codes_of(target), since, known))
+    return Explanation(graphs, other_breaks(codes_of(program), since, known))

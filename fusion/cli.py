@@ -58,12 +58,12 @@ def _parser() -> argparse.ArgumentParser:
     demo = commands.add_parser("demo", help="compile GPT-2, compare it with eager, show what was fused")
     demo.add_argument("--quick", action="store_true", help="a small GPT-2 and 64 tokens, for trying it out")
     demo.add_argument("--device", choices=("cpu", "cuda"), help="default: cuda where there is one")
-    demo.add_argument("--dump", type=Path, default=Path("fusion-dump"), metavar="DIR", help="default: ./fusion-dump")
+    demo.add_argument("--dump", type=_folder, default=Path("fusion-dump"), metavar="DIR", help="default: ./fusion-dump")
     demo.set_defaults(command=_demo)
 
     explain = commands.add_parser("explain", help="show the kernels of a program, and what was not fused and why")
     _program_arguments(explain)
-    explain.add_argument("--dump", type=Path, metavar="DIR", help="write every stage of the compilation below DIR")
+    explain.add_argument("--dump", type=_folder, metavar="DIR", help="write every stage of the compilation below DIR")
     explain.set_defaults(command=_explain)
 
     kernels = commands.add_parser("kernels", help="print the sources generated for a program")
@@ -75,6 +75,13 @@ def _parser() -> argparse.ArgumentParser:
     cache.add_argument("--clear", action="store_true", help="remove all that was kept there")
     cache.set_defaults(command=_cache)
     return parser
+
+
+def _folder(text: str) -> Path:
+    path = Path(text)
+    if path.exists() and not path.is_dir():
+        raise argparse.ArgumentTypeError(f"{text} is a file")
+    return path
 
 
 def _program_arguments(parser: argparse.ArgumentParser) -> None:

@@ -62,11 +62,13 @@ class Options:
         """Options from a call, the environment filling in what the call leaves open.
 
         Raises:
-            ValueError: an unknown mode, key or value, with the known ones.
+            ValueError: an unknown mode, key or value, with the known ones; a file where dumps would go.
             TypeError: a value of the wrong type.
         """
         dump = os.environ.get("FUSION_DUMP")
-        result = cls(dump=Path(dump) if dump else None, strict=os.environ.get("FUSION_STRICT", "0") not in ("", "0"))
+        result = cls(
+            dump=_folder(Path(dump)) if dump else None, strict=os.environ.get("FUSION_STRICT", "0") not in ("", "0")
+        )
         if mode is not None:
             if mode not in MODES:
                 raise ValueError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
@@ -95,7 +97,7 @@ def _checked(key: str, value: object) -> object:
     if key == "dump":
         if value is not None and not isinstance(value, (str, Path)):
             raise TypeError(f"dump must be a path, got {type(value).__name__}")
-        return None if value is None else Path(value)
+        return None if value is None else _folder(Path(value))
     if key == "workspace":
         if not isinstance(value, int) or isinstance(value, bool):
             raise TypeError(f"workspace must be a number of bytes, got {type(value).__name__}")
@@ -105,3 +107,9 @@ def _checked(key: str, value: object) -> object:
     if not isinstance(value, bool):
         raise TypeError(f"{key} must be a bool, got {type(value).__name__}")
     return value
+
+
+def _folder(path: Path) -> Path:
+    if path.exists() and not path.is_dir():
+        raise ValueError(f"dump must be a directory, and {path} is a file")
+    return path

@@ -124,7 +124,8 @@ def build_kernel(kernel: Kernel, source: str) -> Launcher:
     try:
         function = ctypes.CDLL(str(path))[identifier(kernel.name)]
     except (OSError, AttributeError) as error:
-        raise BuildError(f"kernel {kernel.name} cannot be loaded: {error}") from error
+        hint = "FUSION_CACHE_DIR has to lie where files may be executed"
+        raise BuildError(f"kernel {kernel.name} cannot be loaded: {error}", hint=hint) from error
     count = len(kernel.params)
     function.argtypes = [ctypes.c_void_p] * count + [ctypes.c_int64] * len(kernel.sizes) + [ctypes.c_int]
     checks = has_checks(kernel)

@@ -11,7 +11,8 @@ A pass that changed nothing has its number, but no file.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
 from torch import fx
@@ -19,6 +20,7 @@ from torch import fx
 from codegen.target import Target
 from fusion.inspect.report import Report
 from fusion.schedule import Clustering
+from lowering.errors import FusionError
 from lowering.kernel import Kernel
 from lowering.printer import format_kernel, format_program
 from lowering.program import Program, reads, writes
@@ -36,14 +38,16 @@ class Trace:
         self.program_before: Program | None = None
         if root is not None:
             self.folder = root / f"{next(_numbers):03d}_{label}"
-            self.folder.mkdir(parents=True, exist_ok=True)
+            with _written(self.folder):
+                self.folder.mkdir(parents=True, exist_ok=True)
 
     def within(self, name: str) -> Trace:
         """The trace of a part, in a directory of its own below this one."""
         inner = Trace(None, name, self.target)
         if self.folder is not None:
             inner.folder = self.folder / name
-            inner.folder.mkdir(exist_ok=True)
+            with _written(inner.folder):
+                inner.folder.mkdir(exist_ok=True)
         return inner
 
     def graph(self, graph: fx.GraphModule) -> None:
@@ -92,7 +96,17 @@ class Trace:
     def _write(self, name: str, content: str | bytes) -> None:
         assert self.folder is not None
         data = content if isinstance(content, bytes) else content.rstrip("\n").encode() + b"\n"
-        (self.folder / name).write_bytes(data)
+        with _written(self.folder / name):
+            (self.folder / name).write_bytes(data)
+
+
+@contextmanager
+def _written(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        hint = "FUSION_DUMP or options['dump'] says where dumps go"
+        raise FusionError(f"the dump {path} cannot be written: {error.strerror}", hint=hint) from error
 
 
 SUFFIXES = {"triton": "py", "c": "c"}

@@ -133,6 +133,13 @@ def test_an_unknown_command_is_refused_with_code_2(capsys):
     assert "demo" in capsys.readouterr().err
 
 
+def test_dumps_go_into_a_directory(program, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        main(["explain", f"{program}:scaled", "--shape", "3", "--dump", program])
+    assert stopped.value.code == 2
+    assert f"--dump: {program} is a file" in capsys.readouterr().err
+
+
 def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("FUSION_GRAPH_CACHE", "1")

@@ -1,0 +1,98 @@
+"""What the machine lacks: a compiler, Triton, a place to write to.  Programs run eagerly then, and say what to do."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+import fusion
+from codegen import cache
+from codegen.c import build
+from codegen.targets import builder_for
+from fusion.inspect import trace
+
+X = torch.linspace(-1, 2, 12).view(3, 4)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def fresh() -> Callable[[torch.Tensor], torch.Tensor]:
+    """A program of which no kernel was built in this process."""
+    number = fresh.number = getattr(fresh, "number", 0) + 1
+    return lambda x: torch.softmax(x, -1) * 1.5 + number
+
+
+def assert_eager_and_said(reason: str, hint: str, **options: object) -> None:
+    program = fresh()
+    fused = fusion.fuse(program, options=options)
+    with pytest.warns(fusion.FusionWarning, match=rf"(?s)running eagerly: \w+: {reason}.*hint: .*{hint}"):
+        got = fused(X)
+    assert torch.equal(got, program(X))
+    assert not fusion.report(fused).kernels
+
+
+def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    build._compiler.cache_clear()
+    monkeypatch.delenv("CC", raising=False)
+    with monkeypatch.context() as nowhere:
+        nowhere.setenv("PATH", str(tmp_path))
+        assert_eager_and_said(r"no C compiler found \(tried cc, gcc, clang\)", "install gcc")
+    with monkeypatch.context() as misspelt:
+        misspelt.setenv("CC", "gccc")
+        assert_eager_and_said(r"no C compiler found \(tried gccc\)", r"\$CC")
+
+
+def test_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(sys.modules):
+        if name.startswith(("triton", "codegen.triton")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    monkeypatch.setattr("codegen.targets._builders", {})
+    assert_eager_and_said("the triton target cannot be used", "install the package triton", target="triton")
+
+
+def test_no_target_for_a_device() -> None:
+    with pytest.raises(fusion.FusionError, match=r"(?s)for 'meta' tensors.*supported devices: cpu, cuda"):
+        builder_for("meta")
+
+
+def test_no_place_for_what_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "file" / "below"))
+    assert_eager_and_said("the cache directory .* cannot be used", "FUSION_CACHE_DIR")
+
+
+def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(28, os.strerror(28))
+
+    monkeypatch.setattr(cache.tempfile, "mkstemp", full)
+    assert_eager_and_said("cannot write .*No space left", "FUSION_CACHE_DIR")
+
+
+def test_no_execution_where_objects_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(path: str) -> None:
+        raise OSError(f"{path}: failed to map segment from shared object")
+
+    monkeypatch.setattr(build, "bind_openmp", lambda: None)
+    monkeypatch.setattr(build.ctypes, "CDLL", refused)
+    assert_eager_and_said("kernel .* cannot be loaded", "where files may be executed")
+
+
+def test_no_place_for_dumps(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def refused(self: Path, data: bytes) -> None:
+        raise OSError(28, os.strerror(28))
+
+    (tmp_path / "file").write_text("")
+    with pytest.raises(ValueError, match=r"dump must be a directory, and .* is a file"):
+        fusion.fuse(torch.relu, options={"dump": tmp_path / "file"})
+    monkeypatch.setattr(trace.Path, "write_bytes", refused)
+    assert_eager_and_said("the dump .* cannot be written: No space left", "FUSION_DUMP", dump=tmp_path)
