@@ -5,14 +5,19 @@ What stands beside a kernel runs after it, each on all threads: on a CPU a launc
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from codegen.c.text.nest import WRONG, Namespace, identifier, indented
+from codegen.c.text.nest import WRONG, YES, Namespace, identifier, indented
 from codegen.c.text.storage import memory_type
 from lowering.checks import has_checks
 from lowering.kernel import Kernel, Param
 from lowering.printer import format_param
+
+# Of a load under a mask that it knows (of lanes that it counts one by one), GCC 12 reads all lanes for AVX-512, and
+# chooses then: it reads behind a row, which may be behind the memory of the process.
+_MASKED = (f"_Bool {YES} = 1;", f'__asm__("" : "+r"({YES}));  // unknown to the compiler, and so is a mask with it')
 
 
 def called_by(kernel: Kernel) -> tuple[Kernel, ...]:
@@ -57,7 +62,8 @@ class Frame:
             arguments += [self.names[symbol] for symbol in part.sizes]
             call = f"{identifier(part.name)}({', '.join([*arguments, 'threads'])});"
             calls.append(f"{WRONG} |= {call}" if has_checks(part) else call)
-        body = [*lines, *calls]
+        masked = any(re.search(rf"& {YES}\b", line) for line in lines)
+        body = [*(_MASKED if masked else ()), *lines, *calls]
         if has_checks(self._kernel):
             body = [f"int {WRONG} = 0;", *body, f"return {WRONG};"]
         result = "int" if has_checks(self._kernel) else "void"

@@ -16,7 +16,7 @@ import sympy
 import torch
 
 from codegen.c.text.indices import index_text
-from codegen.c.text.nest import WRONG, Level, Namespace
+from codegen.c.text.nest import WRONG, YES, Level, Namespace
 from codegen.c.text.spell import spell
 from codegen.c.text.storage import COMPARE, HELD, constant, converted, loaded, operand
 from lowering.checks import CHECKED
@@ -132,7 +132,11 @@ class Speller:
             index = node.index[0]
             position = self._get(index) if isinstance(index, Expr) else self._index(index)
             element = loaded(node.dtype, f"{self._params[node.buffer]}[{position}]")
-            return element if node.mask is None else f"{operand(self._get(node.mask), COMPARE)} ? {element} : 0"
+            if node.mask is None:
+                return element
+            mask = operand(self._get(node.mask), COMPARE)
+            varies = self._depth_of(node.mask) == len(self._levels) - 1
+            return f"({mask} & {YES}) ? {element} : 0" if varies else f"{mask} ? {element} : 0"
         if isinstance(node, Op):
             texts = [self._get(arg) for arg in node.args]
             return spell(node.name, node.args[-1].dtype, node.dtype, texts)
