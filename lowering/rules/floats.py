@@ -62,17 +62,14 @@ def nextafter(ctx: Builder, x: Value, towards: Value) -> Value:
     if x.dtype is not towards.dtype:
         raise Unsupported(f"the neighbour of {x.dtype} towards {towards.dtype}")
     info = torch.finfo(x.dtype)
-    digits = round(-math.log2(info.eps)) + 1
     least = info.smallest_normal * info.eps  # the smallest number above 0
 
     def formula(a: Term, b: Term) -> Term:
-        up = b > a
-        plain = ~(eq(a, 0) | isinf(a) | isnan(a))
-        part, exponent = _taken_apart(where(plain, a, 1))
-        unit = call("exp2", exponent - digits)
-        step = maximum(where(eq(part, 0.5) & _shrinks(a, up), unit * 0.5, unit), least)
+        # Numbers of a's size are at most eps·|a| apart and more than half as far: a step between half of their distance
+        # and all of it, and half as much again, is rounded to the neighbour, also where they lie twice as dense below.
+        step = maximum(absolute(a) * (0.625 * info.eps), least)
         one = Term(literal(1.0, a.dtype))
-        direction = where(up, one, -one)
+        direction = where(b > a, one, -one)
         moved = a + direction * step
         moved = where(eq(moved, 0), a * 0, moved)
         moved = where(eq(a, 0), direction * least, moved)
@@ -82,8 +79,3 @@ def nextafter(ctx: Builder, x: Value, towards: Value) -> Value:
 
     found = compose(formula, _narrow(x), _narrow(towards))
     return rounded(found, x.dtype)
-
-
-def _shrinks(a: Term, up: Term) -> Term:
-    """Is the step towards 0?"""
-    return ((a > 0) & ~up) | ((a < 0) & up)
