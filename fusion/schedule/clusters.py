@@ -17,7 +17,7 @@ import sympy
 from codegen.target import Capabilities
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster, Link, Refused, may_join, may_stand_beside, single
-from fusion.schedule.profit import Prices
+from fusion.schedule.profit import EARLY, Prices
 from lowering.errors import Origin
 from lowering.printer import format_bytes
 from lowering.program import Extern, Program, writes
@@ -109,8 +109,16 @@ class _Growth:
         while self.heap:
             self._try(heapq.heappop(self.heap)[-1])
         self._unite()
-        order = nx.lexicographical_topological_sort(self.graph, key=lambda c: self.clusters[c].members[-1])
+        order = nx.lexicographical_topological_sort(self.graph, key=self._turn)
         return Clustering(tuple(self.clusters[c] for c in order), tuple(self._refusals()), self.prices)
+
+    def _turn(self, cluster: int) -> int:
+        """When a cluster is computed, of those that can be: in the order of the program, what reads nothing when needed.
+
+        A tensor of zeros that is added to at the end would else take its memory from the beginning on.
+        """
+        readers = () if self.read[cluster] else self.graph.successors(cluster)
+        return min((self.clusters[c].members[-1] for c in readers), default=self.clusters[cluster].members[-1])
 
     # Candidates -----------------------------------------------------------------------------------------------------
 
@@ -180,6 +188,8 @@ class _Growth:
         for b in sorted(self.clusters, key=lambda c: self.clusters[c].members[0]):
             cluster = self.clusters[b]
             if cluster.extern or cluster.space.reduced or self.prices.time(cluster) > small:
+                continue
+            if sum(map(self.dependences.bytes, self.made[b])) > EARLY:  # held until the last of them is needed
                 continue
             shape = tuple(axis.size for axis in cluster.space.parallel)
             a = alike.get(shape)

@@ -22,6 +22,9 @@ from lowering.program import Contract, Extern, Scatter
 CONTRACTION_TILE = 128
 """Rows and columns of a contraction's tile: an operand is evaluated once per tile of the other side."""
 
+EARLY = 1 << 22
+"""Bytes that a kernel may make long before they are needed, to share a launch: as long they are held."""
+
 
 class Prices:
     """Predicted times, in microseconds, of clusters of one Program on one target."""

@@ -22,14 +22,18 @@ from codegen.build import is_idle
 from codegen.target import Capabilities, Target
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import share
+from fusion.schedule.profit import EARLY
 from lowering.kernel import Fold, Kernel, statements
 from lowering.program import Extern, Program, writes
 
 WINDOW = 64
-"""How many steps apart kernels may be: what is computed early takes memory until it is needed."""
+"""How many steps apart kernels may be that make little: what is computed early takes memory until it is needed."""
 
 MOST = 16
 """Kernels in one launch.  More save little and make one long compilation."""
+
+NEAR = 8
+"""How many steps apart kernels may be whatever they make: such tensors are needed soon."""
 
 OPEN = 8
 """How many launches of other kinds a kernel is compared with."""
@@ -90,6 +94,8 @@ class _Packing:
         if second.kernel.then is not None or len(first.kernel.beside) + 2 > MOST:
             return False
         if self._device(first) != self._device(second):
+            return False
+        if number - host > NEAR and second.written and second.bytes_written > EARLY:
             return False
         capabilities = self.target.capabilities
         if len({*first.buffers, *second.buffers}) > capabilities.max_params:

@@ -182,3 +182,20 @@ def test_sizes_that_change(target: str) -> None:
         for ours, theirs in zip(fused(*given), both(*given), strict=True):
             torch.testing.assert_close(ours, theirs)
     assert len(report(fused).kernels) == 1
+
+
+def test_tables_of_zeros_are_made_when_they_are_needed() -> None:
+    """Gradients of embeddings: each is held until it is cast, and so would all be that one kernel fills or adds to."""
+
+    def added_up(*rows: torch.Tensor) -> list[torch.Tensor]:
+        tables = [torch.zeros(1 << 17, 64) for _ in rows]
+        pairs = zip(tables, rows, strict=True)
+        return [table.index_add(0, x[:, 0].long(), x.float()).bfloat16() for table, x in pairs]
+
+    held, most = 0, 0
+    for step in launches(added_up, *[(512, 64)] * 12, target=GPU):
+        assert isinstance(step, KernelCall)
+        held += sum(name.startswith("index_add") for name in step.written)
+        most = max(most, held)
+        held -= sum(name.startswith("_to_copy") for name in step.written)
+    assert held == 0 and most <= 4
