@@ -91,7 +91,7 @@ class Backend:
         self.reports: list[Report] = []
         self._lock = threading.Lock()
         self._settings: dict[str, float] = {}
-        self._attention = Chooser(self._target, strict=options.strict)
+        self._attention = Chooser(self._target, strict=options.strict, kept=options.graph_cache)
         self._noted = threading.local()
 
     def __reduce__(self) -> tuple[type[Backend], tuple[Options]]:

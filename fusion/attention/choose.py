@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -17,9 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from codegen.target import Target
 from fusion.attention.call import Call, calls, read
 from fusion.attention.price import generated_time, least_time, library_kernel, library_time
+from fusion.warm.form import read as read_text
+from fusion.warm.form import write
+from fusion.warm.key import key_for
+from fusion.warm.store import get, put
 from lowering.attention import attention
 from lowering.builder import origin_of
-from lowering.errors import Origin, Unsupported
+from lowering.errors import BuildError, Origin, Unsupported
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +36,7 @@ class Choice:
         library_us: predicted microseconds of that kernel, None if unknown.
         generated_us: predicted microseconds of what would be generated, None if nothing would be.
         reason: why there is nothing to choose between.
+        lasting: would the next process find the same?
 
     >>> print(Choice(Origin("out", "", "model.py:3"), True, "efficient", 90.0, 41.5))
     attention out (model.py:3): generated, 41.5 µs against 90.0 µs of the library's efficient kernel
@@ -42,6 +48,7 @@ class Choice:
     library_us: float | None = None
     generated_us: float | None = None
     reason: str = ""
+    lasting: bool = True
 
     def __str__(self) -> str:
         kernel = f"the library's {self.kernel} kernel".replace("  ", " ")
@@ -59,10 +66,13 @@ class Chooser:
     Args:
         target_of: the target that serves a device.
         strict: raise where a trial fails by a defect, rather than leave the call to the library and say so.
+        kept: take what an earlier process chose from the cache directory.
     """
 
-    def __init__(self, target_of: Callable[[torch.device], Target], *, strict: bool = False) -> None:
-        self._target_of, self._strict = target_of, strict
+    def __init__(
+        self, target_of: Callable[[torch.device], Target], *, strict: bool = False, kept: bool = False
+    ) -> None:
+        self._target_of, self._strict, self._kept = target_of, strict, kept
         self._known: dict[tuple[object, ...], Choice] = {}
         self._lock = threading.Lock()
 
@@ -101,10 +111,46 @@ class Chooser:
         with self._lock:
             known = self._known.get(key)
         if known is None:
-            known = choose(call, origin, target, strict=self._strict)
+            known = self._chosen(call, origin, target)
             with self._lock:
                 self._known[key] = known
         return Choice(origin, known.generated, known.kernel, known.library_us, known.generated_us, known.reason)
+
+    def _chosen(self, call: Call, origin: Origin, target: Target) -> Choice:
+        """What an earlier process chose, or else what is chosen now."""
+        key = _key(call, target) if self._kept else ""
+        with suppress(Exception):  # whatever is found there, it is not what was written
+            text = get(key) if key else None
+            found = None if text is None else read_text(text, KINDS)
+            if isinstance(found, Choice):
+                return found
+        made = choose(call, origin, target, strict=self._strict)
+        if key and made.lasting:
+            with suppress(BuildError):  # the next process chooses again
+                put(key, write(made, KINDS))
+        return made
+
+
+KINDS = {kind.__name__: kind for kind in (Choice, Origin)}
+"""What a choice is kept as."""
+
+
+def _key(call: Call, target: Target) -> str:
+    """What a choice is found by; empty where that cannot be told."""
+    kernels = ("flash", "mem_efficient", "cudnn")
+    try:
+        enabled = [getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")() for kernel in kernels]
+        return key_for(target, "attention", enabled, [_named(part) for part in call.signature()])
+    except Exception:  # also a defect of ours: to choose again costs no more than time
+        return ""
+
+
+def _named(part: object) -> object:
+    """A part of a signature with PyTorch's functions by their names, where C defines them."""
+    if isinstance(part, tuple):
+        return tuple(map(_named, part))
+    name = getattr(part, "__name__", "")
+    return f"torch.{name}" if isinstance(name, str) and getattr(torch, name, None) is part else part
 
 
 def choose(call: Call, origin: Origin, target: Target, *, strict: bool = False) -> Choice:
@@ -123,7 +169,7 @@ def choose(call: Call, origin: Origin, target: Target, *, strict: bool = False) 
     except Exception as failure:  # whatever is wrong with the parts, the library's kernel is right
         if strict and not isinstance(failure, Unsupported):
             raise
-        return Choice(origin, False, kernel, reason=_reason(failure))
+        return Choice(origin, False, kernel, reason=_reason(failure), lasting=isinstance(failure, Unsupported))
     return Choice(origin, generated < library, kernel, library, generated)
 
 

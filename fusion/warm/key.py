@@ -45,10 +45,18 @@ def key_of(graph: fx.GraphModule, label: str, options: Options, target: Target) 
         Unwritten: the graph holds what cannot be told in full; the message says what.
     """
     wished = (options.mode, options.workspace, options.numerics, options.cudagraphs)
-    machine = (target.name, target.identity, target.numerics, target.capabilities)
     settings = (torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype())
-    told = write((label, wished, repr(machine[2]), repr(_sorted(machine[3])), settings, *_graph(graph)), {})
-    return digest(_sources(), _versions(), _environment(), *machine[:2], told)
+    return key_for(target, label, wished, settings, *_graph(graph))
+
+
+def key_for(target: Target, *told: object) -> str:
+    """What is found by `told`, if this compiler makes it for `target` here.
+
+    Raises:
+        Unwritten: something cannot be told in full; the message says what.
+    """
+    able = repr(target.numerics), repr(_sorted(target.capabilities))
+    return digest(_sources(), _versions(), _environment(), target.name, target.identity, write((*able, *told), {}))
 
 
 def _sorted(capabilities: object) -> list[tuple[str, object]]:
@@ -171,4 +179,4 @@ def _facts(known: ShapeEnv) -> object:
     return guards, ranges, equal, checked
 
 
-__all__ = ["key_of"]
+__all__ = ["key_for", "key_of"]

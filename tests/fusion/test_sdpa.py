@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch._functorch import config
 from torch.utils.checkpoint import checkpoint
 
 import fusion
+import fusion.attention.choose as choose_module
 from codegen.c import CTarget
 from codegen.target import AttentionSpeed, Capabilities, Target
 from codegen.targets import TARGETS
@@ -240,6 +242,28 @@ def test_the_library_keeps_what_it_is_best_at(program: Program, training: bool, 
     assert not choice.generated and choice.kernel == "flash" and not choice.reason
     assert choice.library_us is not None and choice.generated_us is not None
     assert 0 < choice.library_us <= choice.generated_us
+
+
+def test_what_was_chosen_is_found_by_the_next_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """To price a call is to schedule its forward and backward, which takes as long as half a model of few layers."""
+    monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path))
+
+    def choices(program: Program, *, kept: bool = True) -> tuple[list[Choice], int]:
+        """What a process would choose, and how often it prices what would be generated."""
+        torch._dynamo.reset()
+        priced: list[Call] = []
+        monkeypatch.setattr(choose_module, "generated_time", lambda call, target: priced.append(call) or 1.0)
+        started = Chosen()
+        started.chooser = Chooser(lambda device: TARGETS["triton"]("sm_90"), kept=kept)
+        torch.compile(program, backend=started)(*large())
+        return started.choices, len(priced)
+
+    first, times = choices(triangle)
+    assert times == 1
+    assert choices(triangle) == (first, 0)
+    assert choices(window)[1] == 1 and choices(triangle, kept=False)[1] == 1
+    monkeypatch.setattr(torch.backends.cuda, "flash_sdp_enabled", lambda: "otherwise")
+    assert choices(triangle)[1] == 1
 
 
 @pytest.mark.parametrize("training", [False, True])
