@@ -6,6 +6,7 @@ being lowered, whose strides under eager the result takes.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Collection, Sequence
 
@@ -234,12 +235,14 @@ def load_of(buffer: Buffer) -> Value:
 
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
+_PYTORCH = os.path.dirname(torch.__file__) + os.sep
 
 
 def origin_of(node: fx.Node) -> Origin:
-    """Where in the user's program an fx node comes from."""
+    """Where in the user's program an fx node comes from: the innermost line outside PyTorch, if there is one."""
     frames = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
-    line = f"{frames[-1][0].rsplit('/', 1)[-1]}:{frames[-1][1]}" if frames else ""
+    file, number = ([frame for frame in frames if not frame[0].startswith(_PYTORCH)] or frames or [("", "")])[-1]
+    line = f"{os.path.basename(file)}:{number}" if file else ""
     stack = node.meta.get("nn_module_stack") or {}
     module = ""
     if stack:

@@ -6,6 +6,7 @@ import copy
 import functools
 import io
 import linecache
+import os
 import warnings
 from collections.abc import Callable
 from itertools import pairwise
@@ -250,6 +251,19 @@ def test_reports_of_the_oldest_graphs_are_given_up(monkeypatch: pytest.MonkeyPat
         fused(torch.ones(5, dtype=dtype))
     sources = [graph.kernels[0].source for graph in fusion.report(fused).graphs]
     assert len(sources) == 2 and "double *restrict" in sources[0] and "uint16_t *restrict" in sources[1]
+
+
+def test_kernels_name_the_lines_of_the_program() -> None:
+    """Not those of PyTorch's modules, nor of what passes calls on under a default device."""
+    norm = torch.nn.LayerNorm(8)
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return norm(torch.sigmoid(x) * 3)
+
+    with torch.device("cpu"):
+        (kernel,) = fusion.explain(f)(torch.randn(4, 8)).kernels
+    file, number = os.path.basename(__file__), f.__code__.co_firstlineno + 1
+    assert {origin.line for origin in kernel.origins} == {f"{file}:{number}"}
 
 
 def test_dump_tells_the_path(tmp_path: object) -> None:
