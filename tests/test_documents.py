@@ -16,6 +16,7 @@ import torch
 
 import fusion
 from fusion.options import Options
+from lowering.registry import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ("README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
@@ -72,6 +73,17 @@ def test_the_table_of_the_environment_is_complete() -> None:
     sources += "".join(path.read_text(encoding="utf-8") for path in (ROOT / "codegen").rglob("*.py"))
     read = set(re.findall(r"environ(?:\.get\(|\[)\"(FUSION_\w+)\"", sources))
     assert read and read <= set(re.findall(r"`(FUSION_\w+)", text))
+
+
+def test_the_counts_of_operations_are_those_of_today() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    (counts,) = re.findall(r"About (\d+) ATen operations \((\d+) overloads\)", text)
+    found = len({overload.overloadpacket for overload in RULES}), len(RULES)
+    for said, here in zip(map(int, counts), found, strict=True):
+        assert abs(said - here) <= 0.03 * here, f"README says {said}, there are {here}"
+    ((operators, native),) = re.findall(r"`python -m benchmarks opinfo`, (\d+) operators.*?; (\d+)% run without", text)
+    table = (ROOT / "docs" / "coverage.md").read_text(encoding="utf-8")
+    assert re.search(rf"counted[^|]*\| {operators} \|", table) and f"({native}%)" in table
 
 
 @pytest.mark.parametrize("target", ["c", "triton"])
