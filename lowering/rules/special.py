@@ -190,12 +190,22 @@ def _refined(guess: Term, y: Term, rest: Term) -> Term:
 @special(aten.erfinv.default)
 def erfinv(y: Term) -> Term:
     """x with erf(x) = y; infinite at ±1, NaN beyond."""
+    if y.dtype is torch.float32:
+        return _erfinv_by_series(y.to(torch.float64)).to(torch.float32)
     size = absolute(y)
     inside = size < 1
     held = where(inside, size, 0)
     found = _refined(_guess(held, 1 - held), held, 1 - held)
     result = where(inside, found, where(eq(size, 1), math.inf, y * 0 + math.nan))
     return where(y < 0, -result, result)
+
+
+def _erfinv_by_series(y: Term) -> Term:
+    """The same with the digits of float32: y times a polynomial, as Giles (2012) takes it; infinite at ±1 as log is."""
+    depth = -log((1 - y) * (1 + y))
+    middle, far = sum(series.ERFINV_NEAR_RANGE) / 2, sum(series.ERFINV_FAR_RANGE) / 2
+    near = polynomial(depth - middle, series.ERFINV_NEAR)
+    return y * where(depth < series.ERFINV_NEAR_RANGE[1], near, polynomial(sqrt(depth) - far, series.ERFINV_FAR))
 
 
 @special(aten.special_ndtri.default)
