@@ -392,6 +392,15 @@ FOUND = {
         """,
         calls=({"A": 9},),
     ),
+    "a float that becomes an integer and a float again": Program(
+        inputs=(Input("x0", ("A",), torch.float32, values="special"), Input("x1", ("A",), torch.float64)),
+        source="""
+            t0 = x0.to(torch.int32).to(torch.float32)
+            t1 = x1.to(torch.int64).to(torch.float64).reciprocal()
+            return (t0.reciprocal(), t0.clamp(-9, 9), (x0.to(torch.int64) * 0.5).reciprocal(), t1,)
+        """,
+        calls=({"A": 67},),
+    ),
     "the sum of one number, which is no negative zero": Program(
         inputs=(Input("x0", ("A", 1), torch.float32, values="positive"),),
         source="return ((-x0.abs() * 0).sum(1).reciprocal(), (x0 * 0 * -1).mean(1).reciprocal(),)",

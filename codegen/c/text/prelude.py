@@ -11,6 +11,7 @@ import ctypes
 import platform
 import re
 from functools import lru_cache
+from itertools import product
 
 from codegen.c.text.products import FACTORS, definitions
 
@@ -19,6 +20,15 @@ INLINE = "static inline __attribute__((always_inline))"
 _BITS = """\
 INLINE float bits_to_float(uint32_t u) { union { uint32_t u; float f; } word = {u}; return word.f; }
 INLINE uint32_t float_to_bits(float f) { union { float f; uint32_t u; } word = {f}; return word.u; }"""
+
+# Of a float that becomes an integer and a float again, GCC makes one truncation under -fno-trapping-math: that gives
+# -0.0 for -0.5, and keeps NaN and what no integer can be.  Through a barrier, which costs nothing, it does not look.
+_APART = """\
+#if __GNUC__ >= 12 && !defined(__clang__)
+#define APART(x) __builtin_assoc_barrier(x)
+#else
+#define APART(x) (x)
+#endif"""
 
 _FROM_BF16 = "INLINE float from_bf16(uint16_t x) { return bits_to_float((uint32_t)x << 16); }"
 
@@ -281,6 +291,7 @@ _LANES = {"float": "int32_t", "double": "int64_t", "uint8_t": "int8_t", "uint16_
 def _definitions() -> dict[str, str]:
     types = (*_INTEGERS, *_FLOATS)
     found = {
+        "APART": _APART,
         "bits_to_float": _BITS,
         "float_to_bits": _BITS,
         "from_bf16": _FROM_BF16,
@@ -290,6 +301,8 @@ def _definitions() -> dict[str, str]:
         "imin": "INLINE int64_t imin(int64_t a, int64_t b) { return a < b ? a : b; }",
         "imax": "INLINE int64_t imax(int64_t a, int64_t b) { return a > b ? a : b; }",
     }
+    for T, whole in product(_FLOATS, ("int32_t", "int64_t")):
+        found[f"{T}_to_{whole}"] = f"INLINE {whole} {T}_to_{whole}({T} x) {{ return APART(({whole})x); }}"
     found["fmod_float"] = found["fmod_double"] = _FMOD
     for of_type, those in ((_of_integers, _INTEGERS), (_of_order, types), (_of_floats, _FLOATS)):
         for T in those:

@@ -115,7 +115,7 @@ def converted(source: torch.dtype, target: torch.dtype, value: str) -> str:
     """A value of `source` as `target`, as PyTorch converts: truncating, `!= 0` for bool, rounding to nearest even.
 
     >>> converted(torch.float32, torch.uint8, "t0"), converted(torch.int64, torch.bool, "a + b")
-    ('(uint8_t)(int32_t)t0', '((a + b) != 0)')
+    ('(uint8_t)float_to_int32_t(t0)', '((a + b) != 0)')
     """
     if source is target:
         return value
@@ -128,9 +128,10 @@ def converted(source: torch.dtype, target: torch.dtype, value: str) -> str:
         return value
     if source is torch.bool:  # a choice is a mask of lanes; of a cast, GCC makes no lanes where the bool is stored too
         return f"{operand(value, COMPARE)} ? {constant(True, target)} : {constant(False, target)}"
-    if source.is_floating_point and not target.is_floating_point and target.itemsize < 4:
-        # A float has no direct way to a narrow integer; eager goes the same way.
-        return f"({HELD[target]})(int32_t){operand(value)}"
+    if source.is_floating_point and not target.is_floating_point:
+        if target.itemsize < 4:  # a float has no direct way to a narrow integer; eager goes the same way
+            return f"({HELD[target]}){held}_to_int32_t({value})"
+        return f"{held}_to_{HELD[target]}({value})"
     return f"({HELD[target]}){operand(value)}"
 
 
