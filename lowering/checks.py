@@ -21,8 +21,9 @@ import torch
 from lowering.errors import CheckFailed, DivisionByZero, IndexOutOfRange
 from lowering.evaluate import BY_ZERO, NO_DIMENSION, Scope, boxes, evaluate, flat_view, pieces, points_of, size_value
 from lowering.expr import Expr, IndexValue, Op, TileRef, const, make_cast, make_op, postorder
-from lowering.indexing import ONE, ZERO, within
+from lowering.indexing import ZERO, within
 from lowering.kernel import Kernel, spans, statements, values_of
+from lowering.sizes import may_be_empty
 from lowering.value import Shape, axis_bounds
 
 CHECKED = "checked"
@@ -50,18 +51,6 @@ def divisor(number: Expr) -> Expr:
 
 def _size(size: sympy.Expr) -> Expr:
     return const(int(size), torch.int64) if size.is_Integer else IndexValue(size)
-
-
-def may_be_empty(size: sympy.Expr) -> bool:
-    """May a dimension of this size have no element?  Sizes that vary and are not read from data are at least 2.
-
-    >>> s, u = sympy.Symbol("s", positive=True, integer=True), sympy.Symbol("u", integer=True)
-    >>> may_be_empty(s - 1), may_be_empty(u)
-    (False, True)
-    """
-    free = size.free_symbols
-    least = size.subs({s: sympy.Dummy(nonnegative=True, integer=True) + 2 * ONE for s in free if s.is_positive})
-    return not least.is_positive
 
 
 def is_within(index: sympy.Expr, size: sympy.Expr, shape: Shape) -> bool:

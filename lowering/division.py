@@ -138,16 +138,18 @@ def _over(expr: sympy.Expr, by: int) -> sympy.Expr:
 
 @lru_cache(maxsize=1 << 16)
 def may_be_negative(expr: sympy.Expr) -> bool:
-    """Is an index not certain to be at least 0, by its form alone?  Axis and size symbols are not negative.
+    """Is an index not certain to be at least 0, by its form alone?
 
-    >>> i = sympy.Symbol("i", integer=True)
-    >>> may_be_negative(2 * i + 1), may_be_negative(7 - i), may_be_negative(Mod(7 - i, 4))
-    (False, True, False)
+    Axes and sizes are not negative; an integer that the caller passes, or data hold, may be.
+
+    >>> i, n = sympy.Symbol("i", integer=True, nonnegative=True), sympy.Symbol("n", integer=True)
+    >>> may_be_negative(2 * i + 1), may_be_negative(7 - i), may_be_negative(Mod(7 - i, 4)), may_be_negative(n)
+    (False, True, False, True)
     """
     if expr.is_Integer:
         return bool(expr < 0)
     if expr.is_Symbol or isinstance(expr, Mod):
-        return False
+        return not expr.is_nonnegative
     if isinstance(expr, FloorDiv):
         return may_be_negative(expr.args[0])
     known = expr.is_Add or expr.is_Mul or isinstance(expr, (sympy.Max, sympy.Min))

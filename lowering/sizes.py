@@ -122,6 +122,18 @@ def sizes_of(sizes: Sequence[int | torch.SymInt]) -> tuple[sympy.Expr, ...]:
     return tuple(size_of(size) for size in sizes)
 
 
+def may_be_empty(size: sympy.Expr) -> bool:
+    """May a dimension of this size have no element?  Sizes that vary and are not read from data are at least 2.
+
+    >>> s, u = sympy.Symbol("s", positive=True, integer=True), sympy.Symbol("u", integer=True)
+    >>> may_be_empty(s - 1), may_be_empty(u), may_be_empty(Computed(torch_sympy.Max(1, u)) - 1)
+    (False, True, True)
+    """
+    known = [(symbol, ONE if isinstance(symbol, Computed) else 2 * ONE) for symbol in size.free_symbols]
+    least = {s: sympy.Dummy(nonnegative=True, integer=True) + start for s, start in known if s.is_positive}
+    return not size.subs(least).is_positive
+
+
 @lru_cache(maxsize=1 << 12)
 def _translated(expr: sympy.Expr) -> sympy.Expr:
     if expr.is_Symbol or expr.is_Rational:
@@ -130,10 +142,10 @@ def _translated(expr: sympy.Expr) -> sympy.Expr:
         return expr.func(*map(_translated, expr.args))
     if expr.is_Pow and expr.exp.is_Integer and expr.exp > 0:
         return _translated(expr.base) ** expr.exp
-    if isinstance(expr, torch_sympy.FloorDiv):
-        return FloorDiv(*map(_translated, expr.args))
-    if isinstance(expr, (torch_sympy.Mod, torch_sympy.PythonMod)):
-        return Mod(*map(_translated, expr.args))
+    if isinstance(expr, (torch_sympy.FloorDiv, torch_sympy.Mod, torch_sympy.PythonMod)):
+        whole, divisor = map(_translated, expr.args)
+        if not may_be_empty(divisor):  # what the caller passes may be negative: Python divides by that
+            return FloorDiv(whole, divisor) if isinstance(expr, torch_sympy.FloorDiv) else Mod(whole, divisor)
     return Computed(expr)
 
 

@@ -13,13 +13,14 @@ import sympy
 import torch
 
 from lowering.builder import Builder
-from lowering.checks import CHECKED, checked, is_within, may_be_empty, wrapped
+from lowering.checks import CHECKED, checked, is_within, wrapped
 from lowering.errors import Unsupported
 from lowering.expr import Expr, Index, IndexValue, Op, make_cast, postorder
 from lowering.indexing import ONE, axis_symbol, bounds, substitute
 from lowering.registry import lowers
 from lowering.rules.formula import Term, where
 from lowering.rules.promotion import convert
+from lowering.sizes import may_be_empty
 from lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_shapes, broadcast_to, reshape
 
 aten = torch.ops.aten

@@ -11,11 +11,11 @@ import torch.nn.functional as F
 import fusion
 from fusion.backend import Backend
 from fusion.options import Options
-from lowering.checks import checked, may_be_empty
+from lowering.checks import checked
 from lowering.errors import IndexOutOfRange
 from lowering.expr import Load
 from lowering.interpret import run_program
-from lowering.sizes import size_of
+from lowering.sizes import may_be_empty, size_of
 from tests.lowering.lowered import lowered
 
 X = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))

@@ -45,7 +45,7 @@ def affine(expr: Expr) -> sympy.Expr | None:
 def index_text(expr: sympy.Expr, names: Names) -> str:
     """`expr` in C; a sum or difference is not parenthesised.
 
-    >>> i, j = sympy.symbols("i j", integer=True)
+    >>> i, j = sympy.symbols("i j", integer=True, nonnegative=True)
     >>> index_text(12 * i + j - 3, {i: "i0", j: "i1"}), index_text(FloorDiv(i + 1, 4) * j, {i: "i0", j: "i1"})
     ('12*i0 + i1 - 3', '((i0 + 1)/4)*i1')
     >>> index_text(Mod(1 - i, 8), {i: "i0"})

@@ -71,7 +71,7 @@ def _ceilings(index: sympy.Expr, sizes: Mapping[sympy.Symbol, sympy.Expr], own: 
         if expr.is_Symbol and expr in sizes:
             return bound(sizes[expr])
         if expr.is_Symbol and expr.name in own:
-            return Counter({(expr.name,): 1})
+            return Counter({(expr.name if expr.is_nonnegative else f"abs({expr.name})",): 1})
         if expr.is_Add:
             return sum(map(bound, expr.args), Counter())
         if expr.is_Mul:

@@ -128,6 +128,12 @@ def test_indices_of_sizes_that_are_not_known_are_within_a_limit() -> None:
     at = i * parts + j
     axes = {i: (88, Role.GRID), j: (parts, Role.GRID)}
     assert "88 * s0" not in TARGET.emit(kernel("cut", params, axes, Store("out", at, load_expr("x", at, I8))))
+    m = sympy.Symbol("m", integer=True)  # what the caller passes may be negative
+    moved = load_expr("x", Mod(i + m, n), I8)
+    params = [param("x", I8, n), param("out", I8, n, written=True)]
+    moving = replace(kernel("move", params, {i: (n, Role.GRID)}, Store("out", i, moved)), sizes=(m, n))
+    text = TARGET.emit(moving)
+    assert "abs(m) + 3 * s0 < 2**31" in text
     params = [param("x", I8, n + 2**31), param("out", I8, n, written=True)]  # never within a limit
     shifted = load_expr("x", i + 2**31, I8)
     assert "fits" not in TARGET.emit(kernel("shift", params, {i: (n, Role.GRID)}, Store("out", i, shifted)))

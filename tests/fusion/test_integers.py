@@ -1,0 +1,47 @@
+"""Integers that the caller passes: one compilation serves those of any sign, computing as Python does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fusion.backend import Backend
+from fusion.options import Options
+
+Program = Callable[[torch.Tensor, int, int], torch.Tensor]
+
+PROGRAMS: dict[str, Program] = {
+    "a quotient": lambda x, n, m: x * (n // 2) + (m + n) // 3,
+    "a rest": lambda x, n, m: x * (n % 3) + (m + n) % 4,
+    "divided by one another": lambda x, n, m: x * (n // m) + n % m,
+    "a position": lambda x, n, m: x[n % 4] * (m % 5),
+    "rolled": lambda x, n, m: x.roll((n, m), (0, 1)),
+    "rolled by what is computed": lambda x, n, m: x.roll(-n, 0) + x.roll(n * m, 1),
+    "rolled flat": lambda x, n, m: x.roll(3 * n - m) * 2,
+    "padded": lambda x, n, m: torch.nn.functional.pad(x, (n % 3, m % 2)) + 1,
+    "positions": lambda x, n, m: x[(torch.arange(4, device=x.device) + n) % 4] * m,
+    "a mask": lambda x, n, m: torch.where((torch.arange(5, device=x.device) - n) % 3 == 0, x, m),
+}
+
+CALLS = ((3, 4), (-2, 5), (5, -3), (-7, -4), (2, -2), (-3, 4))
+
+
+def check(f: Program, target: str | None) -> None:
+    """Results and gradients are eager's in every call, and the first call compiles for all."""
+    backend = Backend(Options(strict=True, target=target))
+    compiled = torch.compile(f, backend=backend, dynamic=True)
+    for n, m in CALLS:
+        x, y = (torch.linspace(-1, 2, 20).view(4, 5).requires_grad_() for _ in range(2))
+        expected, got = f(x, n, m), compiled(y, n, m)
+        assert torch.equal(got, expected), (n, m)
+        for result in (expected, got):
+            (result * torch.linspace(0, 1, result.numel()).view(result.shape)).sum().backward()
+        assert torch.equal(y.grad, x.grad), (n, m)
+    assert sum(report.label == "forward" for report in backend.reports) == 1
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_integers_of_any_sign(name: str) -> None:
+    check(PROGRAMS[name], "c")

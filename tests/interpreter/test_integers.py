@@ -1,0 +1,21 @@
+"""Integers that the caller passes, in Triton kernels under its interpreter.
+
+Triton decides on import whether it interprets, so these run only in a process started with TRITON_INTERPRET=1.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+if os.environ.get("TRITON_INTERPRET") != "1":
+    pytest.skip("needs TRITON_INTERPRET=1 before Triton is imported", allow_module_level=True)
+pytest.importorskip("triton")
+
+from tests.fusion.test_integers import PROGRAMS, check
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_integers_of_any_sign(name: str) -> None:
+    check(PROGRAMS[name], "triton")
