@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from codegen.triton.architecture import Units
 from codegen.triton.arguments import argument
 from codegen.triton.blocks import Blocked, Config, Dim, block, extent, power_of_two
 from codegen.triton.choices import contractions, persistent, rows, vectors
@@ -67,10 +68,9 @@ class Part:
 def parts_of(
     kernels: Sequence[Kernel],
     launched: str,
-    arch: str,
+    units: Units,
     *,
     joined: bool = False,
-    tf32: bool,
     within_limit: bool = False,
 ) -> list[Part]:
     """The kernels of a launch of this name, laid out for the warps and stages that they have in common.
@@ -80,7 +80,7 @@ def parts_of(
     found: list[Part] = []
     taken = {launched}
     blocked = [block(kernel) for kernel in kernels]
-    picked = persistent.together(blocked, joined=True) if joined else _configs(blocked, arch, tf32)
+    picked = persistent.together(blocked, joined=True) if joined else _configs(blocked, units)
     warps, stages = max(config.num_warps for config in picked), min(config.num_stages for config in picked)
     for number, (part, config) in enumerate(zip(blocked, picked, strict=True)):
         config = replace(config, num_warps=warps, num_stages=stages)
@@ -109,14 +109,14 @@ def dispatch(parts: Sequence[Part]) -> list[str]:
     return lines
 
 
-def alike(a: Blocked, b: Blocked, arch: str, *, tf32: bool) -> bool:
+def alike(a: Blocked, b: Blocked, units: Units) -> bool:
     """May two kernels share a launch without one of them losing registers or warps to the other?"""
     if a.contraction != b.contraction or a.chained or b.chained:
         return False
-    if a.contraction and descriptors.applies(a, arch) is not descriptors.applies(b, arch):
+    if a.contraction and descriptors.applies(a, units.arch) is not descriptors.applies(b, units.arch):
         return False
     if a.contraction:
-        return len({_family(config) for config in _configs([a, b], arch, tf32)}) == 1
+        return len({_family(config) for config in _configs([a, b], units)}) == 1
     ours, theirs = (_default(blocked) for blocked in (a, b))
     most, least = max(ours.num_warps, theirs.num_warps), min(ours.num_warps, theirs.num_warps)
     walked = {any(dim.role is not Role.GRID for dim in blocked.dims) for blocked in (a, b)}
@@ -126,12 +126,12 @@ def alike(a: Blocked, b: Blocked, arch: str, *, tf32: bool) -> bool:
 # Configurations -------------------------------------------------------------------------------------------------------
 
 
-def _configs(parts: Sequence[Blocked], arch: str, tf32: bool) -> list[Config]:
+def _configs(parts: Sequence[Blocked], units: Units) -> list[Config]:
     """A configuration for each of `parts`, as good as there is on the same warps and stages."""
-    if all(descriptors.applies(part, arch) for part in parts):
+    if all(descriptors.applies(part, units.arch) for part in parts):
         return persistent.together(parts)
     if parts[0].contraction:
-        return [(*vectors.narrow(part), *contractions.candidates(part, arch, tf32=tf32))[0] for part in parts]
+        return [(*vectors.narrow(part), *contractions.candidates(part, units))[0] for part in parts]
     found = [_default(part) for part in parts]
     warps = max(config.num_warps for config in found)
     return [_widened(part, config, warps) for part, config in zip(parts, found, strict=True)]

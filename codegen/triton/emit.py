@@ -16,6 +16,7 @@ import sympy
 from codegen.numerics import DEFAULT, Numerics
 from codegen.triton import beside, joined, tail
 from codegen.triton.ahead import Ahead
+from codegen.triton.architecture import Units
 from codegen.triton.arguments import argument
 from codegen.triton.beside import Part
 from codegen.triton.blocks import Config, block
@@ -50,50 +51,46 @@ def emit(
     Of symbolic sizes it takes those with which all indices fit into 32 bits, as its function `fits` says of them; it
     takes any where `wide` is asked for, or where there is no such limit (`limits`).
     """
+    units, strict = Units(arch, numerics.tf32), numerics.strict
     if kernel.sizes and not wide:
-        limited = _emit(kernel, config, arch, numerics, within_limit=True)
+        limited = _emit(kernel, config, units, strict=strict, within_limit=True)
         if limited is not None:
             return limited
-    text = _emit(kernel, config, arch, numerics, within_limit=False)
+    text = _emit(kernel, config, units, strict=strict, within_limit=False)
     assert text is not None
     return text
 
 
-def _emit(kernel: Kernel, config: Config | None, arch: str, numerics: Numerics, *, within_limit: bool) -> str | None:
+def _emit(kernel: Kernel, config: Config | None, units: Units, *, strict: bool, within_limit: bool) -> str | None:
     """The source for sizes `within_limit`, if there is a limit, or for any."""
-    tf32, strict = numerics.tf32, numerics.strict
     if kernel.beside:
-        products = joined.products_of(kernel.parts, arch)
-        parts = beside.parts_of(
-            *(products or kernel.parts, kernel.name, arch),
-            joined=bool(products),
-            tf32=tf32,
-            within_limit=within_limit,
-        )
+        products = joined.products_of(kernel.parts, units.arch)
+        taken = products or kernel.parts
+        parts = beside.parts_of(taken, kernel.name, units, joined=bool(products), within_limit=within_limit)
         limit = limit_of([part.layout for part in parts]) if within_limit else None
         if within_limit and limit is None:
             return None
         together = _emit_joined if products else _emit_together
-        return together(kernel, parts, arch, limit, strict=strict)
+        return together(kernel, parts, units.arch, limit, strict=strict)
     blocked = block(kernel)
-    chosen = config or tail.with_room(candidates(blocked, arch, tf32=tf32)[0], kernel)
+    chosen = config or tail.with_room(candidates(blocked, units)[0], kernel)
     loops = turns.depth(blocked, chosen) if chosen.groups else int(chosen.persistent)
     layout = lay_out(blocked, chosen, loops, within_limit=within_limit)
     if kernel.awaited:
         steps = [tail.of_tile(kernel, layout)]
     else:
-        steps = tail.followers(kernel, chosen.num_warps, arch, tf32=tf32, within_limit=within_limit)
+        steps = tail.followers(kernel, chosen.num_warps, units, within_limit=within_limit)
     limit = limit_of([layout, *(step.layout for step in steps)]) if within_limit else None
     if within_limit and limit is None:
         return None
     hosted: dict[str, Hosted] = {}
     if chosen.groups:
-        functions = _in_groups(layout, kernel.name, arch, strict=strict)
+        functions = _in_groups(layout, kernel.name, units.arch, strict=strict)
     elif chosen.persistent and not steps:
-        functions = [_function(layout, kernel.name, arch, hosted=hosted, strict=strict)]
+        functions = [_function(layout, kernel.name, units.arch, hosted=hosted, strict=strict)]
     else:
-        functions = [_function(step.layout, step.name, arch, behind=step.behind, strict=strict) for step in steps]
-        functions.append(_function(layout, kernel.name, arch, steps=steps, strict=strict))
+        functions = [_function(step.layout, step.name, units.arch, behind=step.behind, strict=strict) for step in steps]
+        functions.append(_function(layout, kernel.name, units.arch, steps=steps, strict=strict))
     count = " * ".join(blocks_of(layout, dim) for dim in layout.blocked.grid()) or "1"
     tiles = " * ".join(blocks_of(layout, dim) for dim in layout.blocked.grid() if dim.name != "b" and kernel.awaited)
     launch = Launch(kernel, layout.config, constants_of(layout), count, limit, tiles, hosted)

@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
+from codegen.triton.architecture import Units
 from codegen.triton.arguments import argument
 from codegen.triton.blocks import Blocked, Config, Dim, block, block_as, extent, power_of_two
 from codegen.triton.choices import contractions
@@ -56,14 +57,14 @@ class Follower:
         return f"{self.name}({', '.join(given)})"
 
 
-def followers(kernel: Kernel, warps: int, arch: str, *, tf32: bool, within_limit: bool = False) -> list[Follower]:
+def followers(kernel: Kernel, warps: int, units: Units, *, within_limit: bool = False) -> list[Follower]:
     """The kernels that follow `kernel` in its launch, in order, laid out for `warps` warps."""
     found: list[Follower] = []
     taken, behind = {kernel.name}, stored(kernel)
     for number, step in enumerate(_chain(kernel), 1):
         name = step.name if step.name not in taken else f"{step.name}_{number}"
         taken.add(name)
-        blocked, config = _fitted(step, warps, arch, tf32)
+        blocked, config = _fitted(step, warps, units)
         found.append(Follower(name, lay_out(blocked, config, within_limit=within_limit), behind))
         behind |= stored(step)
     return found
@@ -137,11 +138,11 @@ def _chain(kernel: Kernel) -> list[Kernel]:
     return found
 
 
-def _fitted(step: Kernel, warps: int, arch: str, tf32: bool) -> tuple[Blocked, Config]:
+def _fitted(step: Kernel, warps: int, units: Units) -> tuple[Blocked, Config]:
     """Blocks that the registers of `warps` warps hold, where axes can be walked."""
     blocked = block(step)
     if blocked.contraction:
-        return blocked, contractions.candidates(blocked, arch, tf32=tf32)[0]
+        return blocked, contractions.candidates(blocked, units)[0]
     room, config = warps * _PER_WARP, configure(blocked)
     sets = {frozenset(fold.over) for fold in folds(step).values()}
     if _elements(config) > room and len(sets) <= 1 and all(axis.role is Role.WHOLE for axis in step.axes):

@@ -12,6 +12,7 @@ from triton import knobs
 
 from codegen.numerics import DEFAULT, Numerics
 from codegen.target import GENERATED, GROUPED, Alternative, AttentionSpeed, Capabilities, Form, Launcher, Stage
+from codegen.triton.architecture import Units
 from codegen.triton.beside import alike
 from codegen.triton.blocks import Blocked, Config, block, describe
 from codegen.triton.choices import candidates
@@ -120,6 +121,11 @@ class TritonTarget:
         return arch_at(torch.cuda.current_device())
 
     @property
+    def units(self) -> Units:
+        """What products are multiplied with, and how."""
+        return Units(self.arch, self.numerics.tf32)
+
+    @property
     def identity(self) -> str:
         """The architecture, and the device at hand."""
         if self._arch is not None or not torch.cuda.is_available():
@@ -146,7 +152,7 @@ class TritonTarget:
 
     def configs(self, kernel: Kernel) -> tuple[Config, ...]:
         """Configurations worth timing for `kernel`, the default first."""
-        return candidates(block(kernel), self.arch, tf32=self.numerics.tf32)
+        return candidates(block(kernel), self.units)
 
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
         """One for each of `configs`, the default first, then by predicted speed.  Kernels with others in their launch
@@ -165,11 +171,11 @@ class TritonTarget:
 
     def efficiency(self, kernel: Kernel) -> float:
         """The share of cuBLAS's speed that a contraction reaches, as measured on an H200."""
-        return _efficiency(kernel, self.arch, self.numerics.tf32)
+        return _efficiency(kernel, self.units)
 
     def waits(self, kernel: Kernel) -> bool:
         """Through pointers; of products in the persistent form the efficiency says so."""
-        return waits(_blocked(kernel), self.arch, tf32=self.numerics.tf32)
+        return waits(_blocked(kernel), self.units)
 
     def forms(self, kernel: Kernel) -> tuple[Form, ...]:
         """In groups of warps where that is possible and faster; else why it is not."""
@@ -177,7 +183,7 @@ class TritonTarget:
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Those that need about as many registers and warps, and contractions in the same form."""
-        return _alike(first, second, self.arch, self.numerics.tf32)
+        return _alike(first, second, self.units)
 
     def finishes(self, kernel: Kernel, axis: sympy.Symbol) -> bool:
         """Along the parts of a product with few rows or columns: one program adds up a small tile in no time."""
@@ -221,10 +227,10 @@ def _blocked(kernel: Kernel) -> Blocked:
 
 
 @lru_cache(maxsize=1 << 10)
-def _efficiency(kernel: Kernel, arch: str, tf32: bool) -> float:
-    return efficiency(_blocked(kernel), arch, tf32=tf32)
+def _efficiency(kernel: Kernel, units: Units) -> float:
+    return efficiency(_blocked(kernel), units)
 
 
 @lru_cache(maxsize=1 << 12)
-def _alike(first: Kernel, second: Kernel, arch: str, tf32: bool) -> bool:
-    return alike(_blocked(first), _blocked(second), arch, tf32=tf32)
+def _alike(first: Kernel, second: Kernel, units: Units) -> bool:
+    return alike(_blocked(first), _blocked(second), units)

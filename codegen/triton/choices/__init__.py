@@ -8,15 +8,16 @@ such as attention; `grouped`: in groups of warps).  `efficiency` tells the sched
 
 from __future__ import annotations
 
+from codegen.triton.architecture import Units
 from codegen.triton.blocks import Blocked, Config
 from codegen.triton.choices import chains, contractions, persistent, rows, vectors
 
 
-def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Config, ...]:
+def candidates(blocked: Blocked, units: Units) -> tuple[Config, ...]:
     """Configurations worth timing, the default first."""
     if not blocked.contraction:
         return vectors.candidates(blocked) or rows.candidates(blocked)
     if blocked.chained:
-        return chains.candidates(blocked, arch, tf32=tf32)
-    others = contractions.candidates(blocked, arch, tf32=tf32)
-    return tuple(dict.fromkeys((*vectors.narrow(blocked), *persistent.candidates(blocked, arch), *others)))
+        return chains.candidates(blocked, units)
+    others = contractions.candidates(blocked, units)
+    return tuple(dict.fromkeys((*vectors.narrow(blocked), *persistent.candidates(blocked, units.arch), *others)))

@@ -15,6 +15,7 @@ from typing import TypeAlias
 import torch
 
 from codegen.target import GENERATED, GROUPED, Form
+from codegen.triton.architecture import Units
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, power_of_two, programs
 from codegen.triton.choices import grouped, walks
 from codegen.triton.products import descriptors, groups
@@ -89,20 +90,20 @@ _EXACT: _Table = {  # operands of 32 or 64 bits; more than two products take as 
 _WIDER = (_walk(32, 32, 8, 1), _walk(16, 16, 8, 1))
 
 
-def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Config, ...]:
+def candidates(blocked: Blocked, units: Units) -> tuple[Config, ...]:
     """Configurations worth timing, the default first: the first that keeps the device busy."""
-    described = bool(descriptors.matrices(blocked, arch))
+    described = bool(descriptors.matrices(blocked, units.arch))
     found, together = [], walks.together(blocked) if walks.skips(blocked) else 1
-    in_groups = grouped.candidates(blocked, arch, together)
-    for config in _listed(blocked, arch):
+    in_groups = grouped.candidates(blocked, units.arch, together)
+    for config in _listed(blocked, units.arch):
         fitted = _fitted(blocked, config)
         ragged = not config.descriptors and walks.is_ragged(blocked, fitted)
         through = config.descriptors and described
         group = 1 if through else together
-        found.append(replace(fitted, tf32=tf32, descriptors=through, split=config.split or ragged, group=group))
+        found.append(replace(fitted, tf32=units.tf32, descriptors=through, split=config.split or ragged, group=group))
     busy = [config for config in found if programs(blocked, config) * 10 >= PROGRAMS * 7]
     quick = [config for config in busy if not config.descriptors] if walks.steps(blocked) <= walks.SHORT else []
-    first = in_groups if in_groups and not grouped.refused(blocked, arch) else ()
+    first = in_groups if in_groups and not grouped.refused(blocked, units.arch) else ()
     default = (first or quick or busy or sorted(found, key=lambda config: -programs(blocked, config)))[0]
     return tuple(dict.fromkeys((default, *in_groups, *found)))
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import torch
 
+from codegen.triton.architecture import Units
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, power_of_two, programs
 from codegen.triton.products.descriptors import tile_loads
 from codegen.triton.products.matrix_units import input_precision, on_matrix_units, shared_memory
@@ -35,15 +36,15 @@ _FULL = 0.9
 """Blocks that the result fills this much less than others are as fast: larger ones fetch operands less often."""
 
 
-def candidates(blocked: Blocked, arch: str, *, tf32: bool = False) -> tuple[Config, ...]:
+def candidates(blocked: Blocked, units: Units) -> tuple[Config, ...]:
     """Configurations worth timing, the default first: the largest blocks that still keep the device busy."""
     dots = blocked.dots
     dtype = dots[0].args[0].dtype
-    if not on_matrix_units(dtype, arch):
-        return (_fitted(blocked, (16, 16, 16, 4, 1), dtype, tf32),)
-    shapes = _with_room(_shapes(dtype, arch, tf32), len(dots))
-    room = shared_memory(arch)
-    fitted = [_fitted(blocked, shape, dtype, tf32) for shape in shapes]
+    if not on_matrix_units(dtype, units.arch):
+        return (_fitted(blocked, (16, 16, 16, 4, 1), dtype, units),)
+    shapes = _with_room(_shapes(dtype, units), len(dots))
+    room = shared_memory(units.arch)
+    fitted = [_fitted(blocked, shape, dtype, units) for shape in shapes]
     possible = list(dict.fromkeys(_shallower(config, dtype, len(dots), room) for config in fitted))
     widest = _widest_beside(blocked)
     possible = [each for each in possible if each.block("m") * each.block("n") * widest <= room] or possible[-1:]
@@ -64,9 +65,10 @@ def _used(blocked: Blocked, config: Config) -> float:
     return share
 
 
-def _shapes(dtype: torch.dtype, arch: str, tf32: bool) -> tuple[tuple[int, ...], ...]:
+def _shapes(dtype: torch.dtype, units: Units) -> tuple[tuple[int, ...], ...]:
     if dtype is torch.float32:
-        return {"tf32": _SHAPES, "tf32x3": _SPLIT_SHAPES, "ieee": _EXACT_SHAPES}[input_precision(arch, tf32)]
+        precision = input_precision(units.arch, units.tf32)
+        return {"tf32": _SHAPES, "tf32x3": _SPLIT_SHAPES, "ieee": _EXACT_SHAPES}[precision]
     return _EXACT_SHAPES if dtype is torch.float64 else _SHAPES
 
 
@@ -78,7 +80,7 @@ def _with_room(shapes: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[
     return [shape for shape in shapes if count * shape[0] * shape[1] // shape[3] <= room] or shapes[-1:]
 
 
-def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, tf32: bool) -> Config:
+def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, units: Units) -> Config:
     """A shape cut down to the sizes of the kernel, whole dimensions held whole, and no block below 16."""
     m, n, k, warps, stages = shape
     least_k = 32 if dtype.itemsize == 1 else 16
@@ -93,7 +95,7 @@ def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, tf32: 
     if blocks["n"] > n and blocks["m"] * blocks["n"] > 128 * 256:  # a whole row in the epilogue
         blocks["m"] = max(16, 128 * 256 // blocks["n"])
         warps = 8
-    return Config(tuple(blocks.items()), num_warps=warps, num_stages=stages, tf32=tf32)
+    return Config(tuple(blocks.items()), num_warps=warps, num_stages=stages, tf32=units.tf32)
 
 
 def _widest_beside(blocked: Blocked) -> int:

@@ -16,6 +16,7 @@ import math
 
 import torch
 
+from codegen.triton.architecture import Units
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, programs
 from codegen.triton.choices import contractions, persistent, vectors
 from codegen.triton.products import descriptors
@@ -34,7 +35,7 @@ TF32, TF32_CHAINED = 0.25, 0.37  # against cuBLAS in TF32, where descriptors are
 OTHER_DTYPES = {torch.float32: 1.4, torch.float64: 0.25, torch.int8: 0.6}
 
 
-def efficiency(blocked: Blocked, arch: str, *, tf32: bool = False) -> float:
+def efficiency(blocked: Blocked, units: Units) -> float:
     """The share of the library's speed at which this kernel's contraction runs.
 
     Where its rows or columns are walked, to be folded or contracted again, there is no library to compare with: then it
@@ -44,18 +45,18 @@ def efficiency(blocked: Blocked, arch: str, *, tf32: bool = False) -> float:
     if not dots:
         return _of_sums(blocked)
     if blocked.chained:
-        share = CHAINED if descriptors.matrices(blocked, arch) else CHAINED_POINTERS
-        return share * _others(tf32=tf32, chained=True).get(dots[0].args[0].dtype, 1.0)
+        share = CHAINED if descriptors.matrices(blocked, units.arch) else CHAINED_POINTERS
+        return share * _others(units, chained=True).get(dots[0].args[0].dtype, 1.0)
     operands = [load for dot in dots for load in loads(*dot.args)]
     dtype, share = dots[0].args[0].dtype, POINTERS
-    if dtype in _others(tf32=tf32):
-        share = _others(tf32=tf32)[dtype] * (SEVERAL if len(dots) > 1 else 1.0)
-    if descriptors.applies(blocked, arch):
+    if dtype in _others(units):
+        share = _others(units)[dtype] * (SEVERAL if len(dots) > 1 else 1.0)
+    if descriptors.applies(blocked, units.arch):
         share = persistent.reached(blocked)
         share *= SEVERAL if len(dots) > 1 and descriptors.stack_of(blocked) is None else 1.0
     elif not all(_aligned(blocked, load.index[0], load.dtype.itemsize) for load in operands):
         share = min(share, MISALIGNED)
-    share *= _occupied(blocked, arch, tf32=tf32)
+    share *= _occupied(blocked, units)
     results = [stmt.offset for stmt in blocked.body if isinstance(stmt, Store) and not isinstance(stmt.offset, Expr)]
     size = operands[0].dtype.itemsize
     rows = [*(load.index[0] for load in operands if not isinstance(load.index[0], Expr)), *results]
@@ -64,25 +65,25 @@ def efficiency(blocked: Blocked, arch: str, *, tf32: bool = False) -> float:
     return share
 
 
-def waits(blocked: Blocked, arch: str, *, tf32: bool = False) -> bool:
+def waits(blocked: Blocked, units: Units) -> bool:
     """Do the matrix units wait while the end of a block is computed, which the share says nothing of?
 
     So they do through pointers.  H200, 200704 rows, 96 to 384 columns: with GELU 210 µs, and 326 with its gradient; the
     library's product is 53 of 171 and 213.
     """
-    if not blocked.dots or blocked.chained or blocked.dots[0].args[0].dtype in _others(tf32=tf32):
+    if not blocked.dots or blocked.chained or blocked.dots[0].args[0].dtype in _others(units):
         return False
-    return not descriptors.applies(blocked, arch)
+    return not descriptors.applies(blocked, units.arch)
 
 
-def _occupied(blocked: Blocked, arch: str, *, tf32: bool) -> float:
+def _occupied(blocked: Blocked, units: Units) -> float:
     """The share of its speed at which the device computes the blocks that there are; a library cuts long sums instead.
 
     Of split float32 two programs share a multiprocessor, and hide half of what the last round leaves idle.
     """
     narrow = vectors.narrow(blocked)
-    config = (*narrow, *persistent.candidates(blocked, arch), *contractions.candidates(blocked, arch, tf32=tf32))[0]
-    blocks, split = programs(blocked, config), blocked.dots[0].args[0].dtype is torch.float32 and not tf32
+    config = (*narrow, *persistent.candidates(blocked, units.arch), *contractions.candidates(blocked, units))[0]
+    blocks, split = programs(blocked, config), blocked.dots[0].args[0].dtype is torch.float32 and not units.tf32
     if narrow:
         return min(1.0, math.sqrt(blocks / (NARROW_TOGETHER * PROGRAMS)))
     if not split:
@@ -107,9 +108,9 @@ def speed(blocked: Blocked, config: Config) -> float:
     return share * full_rounds(blocks, PROGRAMS)
 
 
-def _others(*, tf32: bool, chained: bool = False) -> dict[torch.dtype, float]:
+def _others(units: Units, *, chained: bool = False) -> dict[torch.dtype, float]:
     """The dtypes that do not run as halves do."""
-    return {**OTHER_DTYPES, torch.float32: TF32_CHAINED if chained else TF32} if tf32 else OTHER_DTYPES
+    return {**OTHER_DTYPES, torch.float32: TF32_CHAINED if chained else TF32} if units.tf32 else OTHER_DTYPES
 
 
 def _of_sums(blocked: Blocked) -> float:

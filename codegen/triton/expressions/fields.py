@@ -21,6 +21,7 @@ from functools import partial
 
 import torch
 
+from codegen.triton.architecture import capability
 from codegen.triton.expressions.scopes import Tile
 from codegen.triton.expressions.spell import TYPES, Code
 from codegen.triton.expressions.values import Values
@@ -173,7 +174,7 @@ def convert(values: Values, arch: str, roots: Sequence[Expr] | None = None) -> N
     """From here on, the kernel of `values`, or these expressions, have fields converted by bit patterns, where `arch`
     has the operations.
     """
-    if not arch.startswith("sm_") or int(arch[3:].rstrip("af")) < 80:
+    if capability(arch) < 80:
         return
     if roots is None:
         stmts = statements(values.layout.blocked.body)

@@ -16,6 +16,7 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from codegen.target import Stage
+from codegen.triton.architecture import capability
 from codegen.triton.launch.beginning import begin
 from codegen.triton.launch.load import Generated, alignment, load, signature
 from codegen.triton.products.matrix_units import shared_memory
@@ -35,8 +36,8 @@ def target_of(arch: str) -> Any:
     Raises:
         BuildError: no such architecture.
     """
-    if arch.startswith("sm_") and arch[3:].rstrip("a").isdigit():
-        return GPUTarget("cuda", int(arch[3:].rstrip("a")), 32)
+    if capability(arch):
+        return GPUTarget("cuda", capability(arch), 32)
     if arch.startswith("gfx"):
         return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
     raise BuildError(f"unknown architecture {arch!r}", hint='name one like "sm_90" or "gfx942"')

@@ -23,6 +23,7 @@ from dataclasses import replace
 
 import sympy
 
+from codegen.triton.architecture import capability
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, programs
 from codegen.triton.expressions.indices import Layout
 from codegen.triton.expressions.matrices import Hosted, Matrix, Stack
@@ -201,7 +202,7 @@ def _steps_evenly(blocked: Blocked, matrix: Matrix) -> bool:
 
 def on_tensor_memory(arch: str) -> bool:
     """Has this architecture a tensor memory accelerator?"""
-    return arch.startswith("sm_") and int(arch[3:].rstrip("a")) >= 90
+    return capability(arch) >= 90
 
 
 def target_of(blocked: Blocked, stmt: Store) -> Matrix | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import torch
 
+from codegen.triton.architecture import capability
+
 SHARED_MEMORY = {"sm_80": 163_840, "sm_86": 101_376, "sm_89": 101_376, "gfx942": 65_536}
 """Bytes of shared memory that one program may use; newer NVIDIA architectures have `_SHARED_MEMORY_NEW`."""
 _SHARED_MEMORY_NEW = 232_448
@@ -29,4 +31,4 @@ def input_precision(arch: str, tf32: bool) -> str:
     """
     if tf32:
         return "tf32"
-    return "tf32x3" if arch.startswith("sm_") and int(arch[3:].rstrip("a")) >= 80 else "ieee"
+    return "tf32x3" if capability(arch) >= 80 else "ieee"
