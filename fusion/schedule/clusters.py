@@ -113,7 +113,7 @@ class _Growth:
         return Clustering(tuple(self.clusters[c] for c in order), tuple(self._refusals()), self.prices)
 
     def _turn(self, cluster: int) -> int:
-        """When a cluster is computed, of those that can be: in the order of the program, what reads nothing when needed.
+        """When a cluster is computed of those that can be: in the order of the program, what reads nothing when needed.
 
         A tensor of zeros that is added to at the end would else take its memory from the beginning on.
         """
