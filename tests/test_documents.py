@@ -54,11 +54,19 @@ def test_files_that_sources_name_exist(package: str) -> None:
     assert not missing, f"named, but not there: {', '.join(missing)}"
 
 
+def anchors(path: Path) -> set[str]:
+    """What links may name in a document: its headings in lower case, without punctuation, with hyphens for spaces."""
+    headings = re.findall(r"^#+ (.+)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_links_lead_somewhere(document: str) -> None:
     text = (ROOT / document).read_text(encoding="utf-8")
-    for target in re.findall(r"\]\((?!https?://)([^)#]+)", text):
-        assert ((ROOT / document).parent / target).exists(), f"{document} links to {target}"
+    for target, anchor in re.findall(r"\]\((?!https?://)([^)#]*)(?:#([^)]+))?\)", text):
+        path = (ROOT / document).parent / target if target else ROOT / document
+        assert path.exists(), f"{document} links to {target}"
+        assert not anchor or anchor in anchors(path), f"{document} links to {target}#{anchor}"
 
 
 def test_the_table_of_options_is_complete() -> None:
