@@ -35,6 +35,9 @@ LONG = 1 << 13
 SMALL = 1 << 17
 """Elements below which a second launch costs more than an idle device."""
 
+HELD = 1 << 10
+"""Elements of a row that fit the registers of a program with as many others as make neighbours in memory."""
+
 LANES = 32
 """Columns that one program takes at least when the reduced axis is not the contiguous one."""
 
@@ -186,7 +189,10 @@ def _placement(dependences: Dependences, producer: int, load: Load, at: Placemen
 def _chunks(
     program: Program, node: Reduce, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]
 ) -> tuple[Reduce, int]:
-    """Into how many parts the longest reduced axis is cut, 1 leaves it whole; and the node over that axis."""
+    """Into how many parts the longest reduced axis is cut, 1 leaves it whole; and the node over that axis.
+
+    Neighbours in memory stay in one part where another axis has parts enough.
+    """
     if node.op not in MERGEABLE:
         return node, 1
     rows = math.prod(estimate(axis.size, hints) for axis in node.axes)
@@ -197,7 +203,9 @@ def _chunks(
         node = flattened(program, node)
     if not node.over:
         return node, 1
-    longest = max(node.over, key=lambda axis: estimate(axis.size, hints))
+    along = _contiguous_axes(program, node, node.over)
+    far = [axis for axis in node.over if axis not in along and 2 * estimate(axis.size, hints) >= wanted]
+    longest = max(far or node.over, key=lambda axis: estimate(axis.size, hints))
     wanted = min(wanted, estimate(longest.size, hints))
     return node, 1 if wanted < 2 else _fitting(node, longest, wanted) or wanted
 
@@ -245,14 +253,25 @@ def near_divisor(length: int, wanted: int, fits: Callable[[int], bool] = lambda 
 
 
 def walks_contiguously(program: Program, node: Reduce | Scan, walked: Sequence[Axis]) -> bool:
-    """Is one of the `walked` axes that along which the largest tensor read is contiguous?"""
+    """Are the largest tensors read contiguous along one of the `walked` axes, and none along another one?
+
+    Where some are and some are not, a program takes several rows, so that it reads neighbours of both: of rows that it
+    cannot hold meanwhile, there should be parts.
+    """
+    along = _contiguous_axes(program, node, walked)
+    is_held = math.prod(estimate(axis.size, {}) for axis in walked) <= HELD
+    across = any(estimate(axis.size, {}) >= LANES for axis in along.difference(walked))
+    return not along.isdisjoint(walked) and (is_held or not across)
+
+
+def _contiguous_axes(program: Program, node: Reduce | Scan, walked: Sequence[Axis]) -> set[Axis]:
+    """The axes along which the largest tensors read are contiguous."""
     sizes = axis_sizes(node)
     found = [part for part in postorder(*node.args) if isinstance(part, Load)]
     elements = [estimate(program.buffers[load.buffer].numel, {}) for load in found]  # of a slice of what is not known
+    along = set[Axis]()
     for load, count in zip(found, elements, strict=True):
-        if count != max(elements):
-            continue
         offset = flatten(load.index, program.buffers[load.buffer].strides, sizes)
-        if not isinstance(offset, Expr) and any(coefficient(offset, axis.symbol) in (1, -1) for axis in walked):
-            return True
-    return False
+        if count == max(elements) and not isinstance(offset, Expr):
+            along.update(axis for axis in (*node.axes, *walked) if coefficient(offset, axis.symbol) in (1, -1))
+    return along

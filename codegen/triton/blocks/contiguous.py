@@ -41,6 +41,16 @@ def contiguous_along(kernel: Kernel, dim: Dim) -> int:
     return sum(coefficient(within_run(offset, last), last) == 1 for span, offset in spans if span == widest)
 
 
+def is_crossed(kernel: Kernel, x: Dim, reduced: Sequence[Dim]) -> bool:
+    """Are some of the largest tensors contiguous along `x` and others along what is reduced?
+
+    A block of several rows takes whole sectors of both; of one row each element of the former would be a sector.
+    """
+    if len(reduced) != 1 or not (at_least(x.axes[-1].size, RUN) and at_least(reduced[0].axes[-1].size, RUN)):
+        return False
+    return contiguous_along(kernel, x) > 0 and contiguous_along(kernel, reduced[0]) > 0
+
+
 def within_run(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:
     """`offset` as it grows along `axis` until a digit carries: heads of 64 side by side are contiguous in runs.
 

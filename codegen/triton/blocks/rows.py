@@ -10,6 +10,7 @@ from codegen.triton.blocks.contiguous import (
     at_least,
     by_stride,
     contiguous_along,
+    is_crossed,
     direct_loads,
     load_offsets,
     store_offsets,
@@ -40,7 +41,7 @@ def row_dims(kernel: Kernel) -> tuple[Dim, ...]:
     reduced = reduced_dims(kernel, ())
     if reduced:
         x = (Dim("x", grid, Role.GRID),) if grid else ()
-        along_x = x and contiguous_along(kernel, x[0]) > max(contiguous_along(kernel, dim) for dim in reduced)
+        along_x = x and (is_crossed(kernel, x[0], reduced) or _is_along(kernel, x[0], reduced))
         if x and len(reduced) == 2 and _continues(kernel, *reduced):
             return (reduced[0], *x, reduced[1])
         if along_x and _by_columns(kernel, grid):
@@ -53,6 +54,11 @@ def row_dims(kernel: Kernel) -> tuple[Dim, ...]:
     if _by_rows(kernel, grid):
         return Dim("b", grid[:-1], Role.GRID), Dim("x", grid[-1:], Role.GRID)
     return (Dim("x", grid, Role.GRID),) if grid else ()
+
+
+def _is_along(kernel: Kernel, x: Dim, reduced: Sequence[Dim]) -> bool:
+    """Are more loads contiguous along the rows' own dimension than along any of those that are reduced?"""
+    return contiguous_along(kernel, x) > max(contiguous_along(kernel, dim) for dim in reduced)
 
 
 def row_block(size: sympy.Expr, most: int) -> int:

@@ -181,7 +181,8 @@ def _columns(blocked: Blocked, r: Dim, x: Dim, times: int) -> Config:
         steps = length if r.role is Role.WHOLE else 256
         return Config((("r", steps), ("x", block)), num_warps=max(4, steps * block // 1024))
     wanted = min(1024, 4096 // length) if r.role is Role.WHOLE else 256 // _itemsize(blocked)
-    block = min(max(32, wanted), power_of_two(columns))
+    least = 32 if r.role is not Role.WHOLE or length <= 512 else SECTOR // _itemsize(blocked, least=True)
+    block = min(max(least, wanted), power_of_two(columns))
     while block > 32 and -(-columns // block) * times < 2 * PROGRAMS:
         block //= 2
     while block > SECTOR // _itemsize(blocked, least=True) and -(-columns // block) * times < PROGRAMS // 4:
