@@ -10,8 +10,8 @@ from codegen.triton.blocks.contiguous import (
     at_least,
     by_stride,
     contiguous_along,
-    is_crossed,
     direct_loads,
+    is_crossed,
     load_offsets,
     store_offsets,
 )
