@@ -104,7 +104,8 @@ def _ends(product: fx.Node, waiting: set[fx.Node]) -> list[fx.Node]:
     wide = {node for node in after if is_wide(node)}
     back = {node for node in after if any(user in wide for user in _reached([node], after.__contains__))}
     inner = wide | back
-    ends = dict.fromkeys(user for node in inner for user in node.users if user not in inner)
+    # in the order in which they were reached, not that of a set: it names nodes, and by these a graph is found again
+    ends = dict.fromkeys(user for node in after if node in inner for user in node.users if user not in inner)
     return [] if any(node.op == "output" for node in ends) else list(ends)
 
 

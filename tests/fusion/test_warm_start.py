@@ -143,6 +143,19 @@ def test_gradients_of_a_second_start_are_those_of_the_first(monkeypatch):
     assert all(map(torch.equal, *gradients))
 
 
+def test_gradients_that_are_computed_ahead_have_the_same_names_at_each_start():
+    """Nodes were taken from a set, whose order is that of their addresses: backward was scheduled anew."""
+    given = [torch.randn(64, 16), torch.randn(96, 16), torch.randint(96, (64,))]
+
+    def loss(hidden: Tensor, weight: Tensor, target: Tensor) -> Tensor:
+        return nn.functional.cross_entropy(hidden @ weight.t(), target)
+
+    for start in range(6):
+        inputs = [given[0].clone().requires_grad_(), given[1].clone().requires_grad_(), given[2]]
+        _, explained = started(loss, *inputs, workspace=1 << 10)
+        assert [("from the cache" in part.notes) for part in explained.graphs] == [start > 0] * 2
+
+
 def test_a_failed_check_names_the_line_of_the_user_at_a_second_start_too():
     table, positions = torch.randn(4, 3), torch.tensor([0, 9])
     told = []
