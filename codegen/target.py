@@ -6,6 +6,7 @@ there.  Nothing outside a target's folder names it; `codegen/targets.py` has the
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -34,6 +35,18 @@ class LateLauncher(Protocol):
 
     def or_else(self, refused: Refused | None) -> Launcher:
         """What launches the same at less cost, and then calls `refused` instead, if given; it stores nothing before."""
+
+
+def busy(tiles: int, slots: int) -> float:
+    """The share of its speed at which a device makes so many tiles, of which so many run at once, two on a processor.
+
+    Alone on its processor, one reaches three quarters.  Half of what the last round leaves idle is hidden, as measured.
+
+    >>> busy(66, 264), busy(132, 264), busy(264, 264), busy(396, 264)
+    (0.375, 0.75, 1.0, 0.875)
+    """
+    share = tiles / slots
+    return min(1.5 * share, 0.5 + 0.5 * share) if share < 1 else 0.5 + 0.5 * share / math.ceil(share)
 
 
 Stage: TypeAlias = tuple[str, "str | bytes"]

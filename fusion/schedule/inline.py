@@ -25,6 +25,9 @@ from lowering.scalar_ops import SCALAR_OPS
 FREE_LOADLESS, FREE_SINGLE = 40, 4
 """How costly a map may be (in additions) to be recomputed by all readers: without any load, and with one."""
 
+RANDOM = 60
+"""What drawing a number costs, in additions: more than all readers may compute, so that it is drawn once."""
+
 FEW = 64
 """A reader with this many times fewer points than a map computes the ones it needs itself."""
 
@@ -103,7 +106,7 @@ def cost(*exprs: Expr) -> int:
         if isinstance(expr, Op):
             total += SCALAR_OPS[expr.name].cost
         elif isinstance(expr, Random):
-            total += 60
+            total += RANDOM
     return total
 
 

@@ -13,7 +13,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from codegen.target import Capabilities, Target
+from codegen.target import Capabilities, Target, busy
 from fusion.schedule.cutting import cut, with_cuts
 from fusion.schedule.graph import Dependences
 from fusion.schedule.kernels import kernel_of
@@ -91,7 +91,7 @@ def parts_of(product: Contract, capabilities: Capabilities) -> int:
 
     def time(count: int) -> float:
         adding = capabilities.launch_us + 8 * count * results / capabilities.bandwidth if count > 1 else 0.0
-        return 2 * results * length / rate / _busy(tiles * count, capabilities.parallelism) + adding
+        return 2 * results * length / rate / busy(tiles * count, capabilities.parallelism) + adding
 
     return min(counts, key=time, default=1)
 
@@ -111,15 +111,6 @@ def _sides(product: Contract) -> tuple[int, int]:
         for side in (product.rows, product.columns)
     )
     return rows, columns
-
-
-def _busy(tiles: int, slots: int) -> float:
-    """The share of its speed at which a device makes so many tiles, of which so many run at once, two on a processor.
-
-    Alone on its processor, one reaches three quarters.  Half of what the last round leaves idle is hidden, as measured.
-    """
-    share = tiles / slots
-    return min(1.5 * share, 0.5 + 0.5 * share) if share < 1 else 0.5 + 0.5 * share / math.ceil(share)
 
 
 def _price(prices: Prices, cluster: Cluster, product: Contract, way: Way, target: Target) -> float:

@@ -16,6 +16,7 @@ import math
 
 import torch
 
+from codegen.target import busy
 from codegen.triton.architecture import Units
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, programs
 from codegen.triton.choices import contractions, persistent, vectors
@@ -88,8 +89,7 @@ def _occupied(blocked: Blocked, units: Units) -> float:
         return min(1.0, math.sqrt(blocks / (NARROW_TOGETHER * PROGRAMS)))
     if not split:
         return min(1.0, blocks / PROGRAMS)
-    share = blocks / (2 * PROGRAMS)
-    return min(1.5 * share, 0.5 + 0.5 * share) if share < 1 else 0.5 + 0.5 * full_rounds(blocks, 2 * PROGRAMS)
+    return busy(blocks, 2 * PROGRAMS)
 
 
 def speed(blocked: Blocked, config: Config) -> float:

@@ -11,7 +11,7 @@ import math
 
 import sympy
 
-from codegen.target import Capabilities
+from codegen.target import Capabilities, busy
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import cost
 from fusion.schedule.legality import Cluster
@@ -70,7 +70,8 @@ def counts_of(dependences: Dependences, made: Stream | Cluster, capabilities: Ca
 def time_in_parts(dependences: Dependences, made: Stream | Cluster, parts: int, capabilities: Capabilities) -> float:
     """Microseconds that a stream takes in so many parts, with its launches and the way of its sums through memory."""
     there = parts * max(1, programs(dependences, made))
-    walk = capabilities.launch_us + walk_time(dependences, made, capabilities) / _busy(there, capabilities)
+    slots = capabilities.parallelism  # what a last round leaves idle is not counted
+    walk = capabilities.launch_us + walk_time(dependences, made, capabilities) / busy(min(there, slots), slots)
     if parts == 1:
         return walk
     walked = {axis.symbol for axis in made.space.reduced}
@@ -80,12 +81,6 @@ def time_in_parts(dependences: Dependences, made: Stream | Cluster, parts: int, 
         if any(walked & at[axis.symbol].free_symbols for axis in node.over):
             sums += math.prod(dependences.estimate(axis.size) for axis in node.axes)
     return walk + capabilities.launch_us + 2 * 4 * parts * sums / capabilities.bandwidth
-
-
-def _busy(count: int, capabilities: Capabilities) -> float:
-    """The share of its speed at which a device walks with so many programs: alone on its processor, one reaches 3/4."""
-    share = count / capabilities.parallelism
-    return min(1.0, 1.5 * share, 0.5 + 0.5 * share)
 
 
 def length_of_part(walked: sympy.Expr, parts: int) -> sympy.Expr:
