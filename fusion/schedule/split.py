@@ -55,12 +55,12 @@ def split_reductions(
         hints: what symbolic sizes were when the graph was traced.
     """
     walked, known = {member for cluster in streams for member in cluster.members}, hints or {}
-    nodes, chunks = list(program.nodes), dict[int, int]()
+    nodes, chunks, along = list(program.nodes), dict[int, int](), dict[int, Axis]()
     for position, node in enumerate(program.nodes):
         if isinstance(node, Reduce) and position not in walked:
-            nodes[position], count = _chunks(program, node, capabilities, known)
-            if count > 1:
-                chunks[position] = count
+            nodes[position], axis, count = _chunks(program, node, capabilities, known)
+            if axis is not None and count > 1:
+                chunks[position], along[position] = count, axis
     if not chunks:
         return program
     dependences = Dependences(replace(program, nodes=tuple(nodes)), known)
@@ -72,7 +72,7 @@ def split_reductions(
         for cluster in _clusters(dependences, position, chunks, capabilities):
             if done.intersection(cluster.members):
                 continue
-            made = _cut(dependences, cluster, chunks[position])
+            made = _cut(dependences, cluster, along[position], chunks[position])
             if made is not None:
                 cuts.append(made)
                 done.update(cluster.members)
@@ -91,14 +91,13 @@ def _clusters(
     yield _alone(dependences, position)
 
 
-def _cut(dependences: Dependences, cluster: Cluster, count: int) -> Cut | None:
-    longest = max(cluster.space.reduced, key=lambda axis: dependences.estimate(axis.size))
+def _cut(dependences: Dependences, cluster: Cluster, axis: Axis, count: int) -> Cut | None:
     again = len(cluster.members) > 1
-    if not longest.size.is_Integer:
-        length = FloorDiv(longest.size + count - 1, sympy.Integer(count))
-        return cut(dependences, cluster, longest, length, count, again=again)
-    part = -(-int(longest.size) // count)
-    return cut(dependences, cluster, longest, sympy.Integer(part), -(-int(longest.size) // part), again=again)
+    if not axis.size.is_Integer:
+        length = FloorDiv(axis.size + count - 1, sympy.Integer(count))
+        return cut(dependences, cluster, axis, length, count, again=again)
+    part = -(-int(axis.size) // count)
+    return cut(dependences, cluster, axis, sympy.Integer(part), -(-int(axis.size) // part), again=again)
 
 
 def _alone(dependences: Dependences, position: int) -> Cluster:
@@ -188,13 +187,13 @@ def _placement(dependences: Dependences, producer: int, load: Load, at: Placemen
 
 def _chunks(
     program: Program, node: Reduce, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]
-) -> tuple[Reduce, int]:
-    """Into how many parts the longest reduced axis is cut, 1 leaves it whole; and the node over that axis.
+) -> tuple[Reduce, Axis | None, int]:
+    """Which reduced axis is cut, the longest, and into how many parts, 1 leaves it whole; and the node over that axis.
 
     Neighbours in memory stay in one part where another axis has parts enough.
     """
     if node.op not in MERGEABLE:
-        return node, 1
+        return node, None, 1
     rows = math.prod(estimate(axis.size, hints) for axis in node.axes)
     length = math.prod(estimate(axis.size, hints) for axis in node.over)
     contiguous = walks_contiguously(program, node, node.over)
@@ -202,12 +201,12 @@ def _chunks(
     if wanted > max((estimate(axis.size, hints) for axis in node.over), default=1):
         node = flattened(program, node)
     if not node.over:
-        return node, 1
+        return node, None, 1
     along = _contiguous_axes(program, node, node.over)
     far = [axis for axis in node.over if axis not in along and 2 * estimate(axis.size, hints) >= wanted]
     longest = max(far or node.over, key=lambda axis: estimate(axis.size, hints))
     wanted = min(wanted, estimate(longest.size, hints))
-    return node, 1 if wanted < 2 else _fitting(node, longest, wanted) or wanted
+    return node, longest, 1 if wanted < 2 else _fitting(node, longest, wanted) or wanted
 
 
 def _fitting(node: Reduce, axis: Axis, wanted: int) -> int | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import sympy
@@ -19,8 +20,9 @@ from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library import prefer_library
 from fusion.schedule.split import split_reductions
 from lowering.decompositions import decompositions
+from lowering.expr import loads
 from lowering.indexing import FloorDiv, Mod
-from lowering.kernel import Loop, Role, Store, statements
+from lowering.kernel import Loop, Role, Store, statements, values_of
 from lowering.lower import lower
 from lowering.program import Extern
 from lowering.scalar_ops import FOLD_OPS
@@ -93,6 +95,19 @@ def test_clusters_that_lie_between_each_other_do_not_wait_for_each_other() -> No
     for call in kernels(found):
         assert {name for name in call.buffers if name not in call.written} <= made | set(call.written)
         made.update(call.written)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_parts_are_pieces_of_memory(turned: bool) -> None:
+    """Rows are cut, though columns are more; of a turned matrix its second axis."""
+    few = replace(GPU, parallelism=2)
+    found = schedule(lambda x: (x.t() if turned else x).sum(), torch.randn(1001, 1003), capabilities=few)
+    first = kernels(found)[0].kernel
+    (load,) = (load for stmt in statements(first.body) for value in values_of(stmt) for load in loads(value))
+    sizes = first.axis_sizes()
+    assert isinstance(load.index[0], sympy.Expr)
+    (walked,) = (symbol for symbol in load.index[0].free_symbols if load.index[0].coeff(symbol) == 1)
+    assert sizes[walked] % 1003 == 0
 
 
 def test_few_rows_are_reduced_in_two_stages_in_one_launch() -> None:
