@@ -1,8 +1,10 @@
 """Scheduling: a Program becomes an ordered list of kernel launches and extern calls.
 
-`inline` cheap maps, `split` reductions with too few rows, `grow` clusters, leave to the `library` what it does better,
-and turn each cluster into a Kernel.  What was not
-fused comes back as refusals with reasons.
+program → inline, select, windows, chunks, scans, streams, split, alignment → program     in the order of `compile.py`
+        → clusters (`legality`: may nodes share a kernel, `profit`: should they), less what the `library` does better
+        → plan: `kernels` of clusters, and the `launches` and memory that they share
+
+What was not fused comes back as refusals with reasons.
 """
 
 from __future__ import annotations
