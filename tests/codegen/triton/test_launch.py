@@ -6,6 +6,7 @@ import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,7 +16,7 @@ import torch
 pytest.importorskip("triton")
 
 from codegen.triton import TritonTarget
-from codegen.triton.launch import beginning, counters, direct
+from codegen.triton.launch import beginning, build, counters, direct
 from codegen.triton.launch.aot import compile_for, target_of
 from codegen.triton.launch.build import _Ready, unaligned
 from codegen.triton.launch.direct import Binary, run_of, stub
@@ -280,6 +281,26 @@ def test_builds_wait_for_the_threads_in_which_triton_begins(monkeypatch: pytest.
         thread.join()
     assert compiled.is_set() and begun == ["fusion-triton-driver", "fusion-triton-hash"]
     beginning.begin.cache_clear()
+
+
+def test_what_passes_descriptors_is_compiled_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton would do so at the first launch, which waits for it; the others need nothing of Triton's."""
+    stubs: list[Any] = []
+
+    class Driver:
+        class active:  # noqa: N801  # an attribute of Triton's driver
+            @staticmethod
+            def launcher_cls(src: str, metadata: str) -> None:
+                stubs.append((src, metadata))
+
+    monkeypatch.setattr(build, "driver", Driver)
+    monkeypatch.setattr(build, "compile_for", lambda source, *_, **__: SimpleNamespace(src=source.kernel, metadata=1))
+    monkeypatch.setattr(build, "arch_at", lambda device: "sm_90")
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    for made in (add(64), matmul(2048, 2048, 2048, BF16)):
+        build.build(made, TARGET.emit(made), TARGET.emit)
+    assert stubs == [(made, 1)]
 
 
 def test_only_promised_pointers_must_be_aligned() -> None:
