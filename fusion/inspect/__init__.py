@@ -1,1 +1,1 @@
-"""Seeing inside: reports and dumps."""
+"""Seeing inside: the `report` of a compilation, its `breaks`, the dumps of its `trace`, and `progress` of commands."""
