@@ -1,0 +1,45 @@
+"""Compilations as a process begins them, and what they told."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import fusion
+import fusion.compile
+from fusion.backend import Backend
+from fusion.inspect.report import Explanation
+from fusion.options import Options
+
+
+def started(
+    function: Callable[..., object], *inputs: object, dynamic: bool | None = None, **options: object
+) -> tuple[object, Explanation]:
+    """The result of a compilation that nothing is left of in this process, and its report."""
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    backend = Backend(Options.read(None, {"strict": True, **options}))
+    result = torch.compile(function, backend=backend, dynamic=dynamic)(*inputs)
+    if isinstance(result, Tensor) and result.requires_grad:
+        result.sum().backward()
+    return result, Explanation(tuple(backend.reports))
+
+
+def fresh(tensor: Tensor) -> Tensor:
+    """A copy in the same strides."""
+    copy = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    return copy.copy_(tensor.detach()).requires_grad_(tensor.requires_grad)
+
+
+def notes(found: Explanation) -> list[str]:
+    return [note for graph in found.graphs for note in graph.notes]
+
+
+def no_compilation(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*args: object, **kwargs: object) -> object:
+        raise AssertionError("lowered or scheduled again")
+
+    monkeypatch.setattr(fusion.compile, "schedule_graph", fail)

@@ -1,0 +1,160 @@
+"""What is written of a finished graph, what is not, and what becomes of files that are harmed or written at once."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from fusion import warm
+from fusion.warm import form, store
+from fusion.warm.form import Unwritten, read, write
+from lowering.errors import BuildError
+from tests.fusion.warm.starts import notes, started
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def test_a_graph_that_holds_another_one_is_not_kept_and_says_so(cache):
+    def branch(x: Tensor) -> Tensor:
+        return torch.cond(x.sum() > 0, lambda x: x.sin(), lambda x: x.cos(), (x,)) * 2
+
+    _, report = started(branch, torch.ones(3))
+    assert any(note.startswith("not kept in the cache: ") for note in notes(report))
+    assert not cache.exists()
+
+
+def test_what_is_known_of_sizes_after_compiling_is_known_before_it(cache, monkeypatch):
+    made = iter(["first", "second"])
+    monkeypatch.setattr(warm, "key_of", lambda *asked: next(made))
+    assert notes(started(torch.sigmoid, torch.ones(3))[1]) == [
+        "not kept in the cache: more is known of its sizes since it was compiled"
+    ]
+    assert not cache.exists()
+
+
+@pytest.mark.parametrize("value", [object(), lambda x: x, torch.ones(1 << 17), os.system, torch.ones(2).to_sparse()])
+def test_a_value_without_a_form_is_refused(value):
+    with pytest.raises(Unwritten):
+        write([value], {})
+
+
+def test_no_text_runs_anything():
+    for row in (["function", "os", "system"], ["function", "torch", "Tensor"], ["sympy", "os", "system"]):
+        with pytest.raises((ValueError, KeyError, TypeError)):
+            read(form.json.dumps([row]), {})
+    with pytest.raises(ValueError, match="no type of elements"):
+        read('[["torch","load"]]', {})
+
+
+def test_a_value_of_ten_thousand_levels_is_written_and_read():
+    value: object = ()
+    for level in range(10_000):
+        value = (value, level % 3)
+    text = write(value, {})
+    assert write(read(text, {}), {}) == text
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut", "empty", "exchanged"])
+def test_a_damaged_entry_is_made_anew_with_a_note(harm, cache):
+    x = torch.randn(4, 3)
+    started(torch.sigmoid, x)
+    started(torch.tanh, x)
+    first, second = sorted(cache.iterdir())
+    if harm == "exchanged":
+        content = first.read_bytes()
+        first.write_bytes(second.read_bytes())
+        second.write_bytes(content)
+    for path in (first, second):
+        content = bytearray(path.read_bytes())
+        if harm == "flipped":
+            content[len(content) // 2] ^= 1
+        path.write_bytes({"cut": content[:-3], "empty": b""}.get(harm, content))
+    result, report = started(torch.sigmoid, x)
+    assert torch.equal(result, torch.sigmoid(x)) or torch.allclose(result, torch.sigmoid(x))
+    assert notes(report) == ["its entry in the cache was damaged"]
+    assert notes(started(torch.sigmoid, x)[1]) == ["from the cache"]
+
+
+def test_an_entry_of_another_user_is_not_read(monkeypatch):
+    store.put("key", "text")
+    assert store.get("key") == "text"
+    monkeypatch.setattr(store, "is_own", lambda status: False)
+    with pytest.raises(store.Damaged):
+        store.get("key")
+
+
+def test_a_write_that_is_interrupted_leaves_what_was_there(cache, monkeypatch):
+    store.put("key", "before")
+
+    def interrupted(*paths: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        store.put("key", "after")
+    assert store.get("key") == "before"
+    assert len(list(cache.iterdir())) == 1
+
+
+def test_a_full_disk_is_a_note_and_the_result_is_there(monkeypatch):
+    def full(key: str, text: str) -> None:
+        raise BuildError("no space left")
+
+    monkeypatch.setattr(warm, "put", full)
+    result, report = started(torch.relu, torch.ones(3))
+    assert torch.equal(result, torch.ones(3))
+    assert notes(report) == ["not kept in the cache: no space left"]
+
+
+def test_what_nobody_asked_for_longest_is_removed(cache, monkeypatch):
+    for number, name in enumerate(("old", "asked", "new")):
+        store.put(name, name)
+        os.utime(cache / name, (number, number))
+    assert store.get("old") == "old"  # asked for now
+    monkeypatch.setattr(store, "LIMIT", 3 * (cache / "old").stat().st_size + 8)
+    store.put("last", "last")
+    assert {path.name for path in cache.iterdir()} == {"old", "new", "last"}
+
+
+def test_writers_and_readers_at_once_see_whole_entries():
+    texts = [str(k) * 5000 for k in range(8)]
+    seen: list[str | None] = []
+
+    def work(text: str) -> None:
+        for _ in range(10):
+            store.put("key", text)
+            seen.append(store.get("key"))
+
+    threads = [threading.Thread(target=work, args=(text,)) for text in texts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(seen) == 80
+    assert {*seen} <= {*texts}
+
+
+PROCESS = """
+import torch, fusion
+f = fusion.fuse(lambda x: torch.softmax(x * 3, -1), options={"strict": True})
+print(round(float(f(torch.arange(12.0).reshape(3, 4)).sum()), 4), *fusion.report(f).graphs[0].notes)
+"""
+
+
+@pytest.mark.slow
+def test_two_processes_at_once_and_a_third(cache):
+    command = [sys.executable, "-c", PROCESS]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    both = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    told = [process.communicate()[0].strip() for process in both]
+    assert {text.removesuffix(" from the cache") for text in told} == {"3.0"}
+    third = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert third.stdout.strip() == "3.0 from the cache"
+    assert len(list(cache.iterdir())) == 1
