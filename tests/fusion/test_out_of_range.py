@@ -392,3 +392,17 @@ def test_what_all_lanes_share_is_read_under_its_mask():
     behind = torch.cat([torch.stack([torch.randperm(5) for _ in range(5)]), torch.full((5, 5), 99)])
     x, rows = torch.randint(9, (10, 5)), torch.randint(9, (5, 5))
     assert torch.equal(fused(x, behind[:5], rows), added(x, behind[:5], rows))
+
+
+def test_what_all_lanes_share_is_asked_under_its_mask():
+    """Positions that are chosen only where the sum takes them in: those of other rows may be any."""
+
+    def summed(table: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+        counts = torch.arange(30) >= 1
+        return torch.where(counts[:, None], table[torch.where(counts, rows, 0)], 0.0).sum(0)
+
+    rows = torch.randint(50, (30,))
+    rows[0] = 10**6
+    table = torch.randn(50, 40)
+    fused = fusion.fuse(summed, options={"strict": True})
+    torch.testing.assert_close(fused(table, rows), summed(table, rows))

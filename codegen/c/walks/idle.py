@@ -41,7 +41,7 @@ def busy(sweep: Sweep, lane: sympy.Symbol) -> Busy | None:
     if not sweep.folds or sweep.stores or sweep.keeps or sweep.scans or lane in sweep.over:
         return None
     order = postorder(*sweep.roots)
-    if any(isinstance(node, Op) and node.name == CHECKED and lane in free_axes(node) for node in order):
+    if any(_is_check(node) and lane in free_axes(node) for node in order):
         return None  # eager looks at each position, whatever becomes of it
     found = {}
     for node in order:
@@ -56,9 +56,13 @@ def busy(sweep: Sweep, lane: sympy.Symbol) -> Busy | None:
 
     folds = tuple(replace(fold, args=tuple(rewrite(fold.args, rule))) for fold in sweep.folds)
     unmasked = set(postorder(*(arg for fold in folds for arg in fold.args))).difference(order)
-    if any(isinstance(node, Load) and lane not in free_axes(node) for node in unmasked):
-        return None  # it is the same in all lanes, so it is read before their loop, also where that has none to run
+    if any((isinstance(node, Load) or _is_check(node)) and lane not in free_axes(node) for node in unmasked):
+        return None  # the same in all lanes, it is read or asked before their loop, also where that has none to run
     return Busy(replace(sweep, folds=folds), tuple(dict.fromkeys(found.values())))
+
+
+def _is_check(node: Expr) -> bool:
+    return isinstance(node, Op) and node.name == CHECKED
 
 
 def _limit(node: Expr, lane: sympy.Symbol) -> sympy.Expr | None:
