@@ -43,6 +43,7 @@ from fusion.compile import compile_graph
 from fusion.inspect.breaks import Break, break_after
 from fusion.inspect.report import Report
 from fusion.joint.formats import prefer_channels_last
+from fusion.joint.pairs import part_complex_numbers
 from fusion.joint.seeds import has_seeds
 from fusion.joint.widths import fix_widths
 from fusion.options import Options
@@ -170,6 +171,7 @@ class Backend:
 
         try:
             if label == "inference" and not self.options.exact:  # others were one joint graph, and prepared
+                part_complex_numbers(graph)
                 prefer_channels_last(graph)
                 if self._streams(main_device(graph)):
                     fix_widths(graph)

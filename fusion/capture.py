@@ -29,6 +29,7 @@ from fusion.joint import prepare
 from fusion.joint.dependence import Dependence, dependence_of
 from fusion.joint.formats import prefer_channels_last
 from fusion.joint.layout import lay_out_gradients
+from fusion.joint.pairs import part_complex_numbers
 from fusion.joint.repeated import merge_repeated
 from fusion.joint.saved import keep_unchanged, widen_statistics
 from fusion.joint.seeds import cover_undrawn, share_seeds, uncover
@@ -125,6 +126,7 @@ def _parted(
     """Forward and backward, once `joint` is prepared: what may be computed otherwise than eager does is."""
     tell((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
     lay_out_gradients(joint, num_fwd_outputs)
+    part_complex_numbers(joint)
     prefer_channels_last(joint)
     share_seeds(joint)
     kept = prepare(joint, streams=streams(main_device(joint)), workspace=workspace)

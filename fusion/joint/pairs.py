@@ -1,0 +1,219 @@
+"""Pairs: complex numbers that only the program sees, as their real and imaginary parts.
+
+    view_as_real(view_as_complex(x) · f)      becomes      stack(x₀·f₀ − x₁·f₁, x₀·f₁ + x₁·f₀)
+
+Rotary embeddings are often written so.  Complex numbers are not generated; their parts are, together with what leads to
+them and what is made of them.  A complex value goes if all that reads it can be said of its parts; one that a library
+makes or reads (a Fourier transform), or that is returned, stays.
+
+What enters is a functional ATen graph, which is changed in place.  Parts are computed as eager computes them: a real
+operand is a complex one whose imaginary part is zero, so that infinities give the same NaN.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import TypeAlias, cast
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.node import Argument, Target
+
+aten = torch.ops.aten
+
+Part: TypeAlias = "fx.Node | float"
+Pair: TypeAlias = tuple[Part, Part]
+"""A real part and an imaginary one; a number where an operand is real, or a number itself."""
+
+REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
+"""Complex dtype → that of its parts."""
+
+VIEWS = frozenset(
+    (
+        *(aten.view.default, aten._unsafe_view.default, aten.unsqueeze.default, aten.squeeze.dim, aten.squeeze.dims),
+        *(aten.expand.default, aten.permute.default, aten.transpose.int, aten.t.default, aten.slice.Tensor),
+        *(aten.select.int, aten.clone.default, aten.detach.default, aten.sum.dim_IntList, aten.neg.default),
+        *(aten.slice_backward.default, aten.select_backward.default),
+    )
+)
+"""What is done to a complex tensor is done to each part: views, copies, and what is linear."""
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Adds real operations to a graph, in the place of a node and with what is known of its origin."""
+
+    graph: fx.Graph
+    place: fx.Node
+
+    def call(self, target: OpOverload, *args: object, **kwargs: object) -> fx.Node:
+        """A call, and the value that it has under a trace."""
+        given, named = cast("tuple[Argument, ...]", args), cast("dict[str, Argument]", kwargs)
+        with self.graph.inserting_before(self.place):
+            made = self.graph.create_node("call_function", target, given, named, target.overloadpacket.__name__)
+        values, options = fx.map_arg((made.args, made.kwargs), lambda node: node.meta["val"])
+        like = self.place.meta["val"]
+        with torch.no_grad(), like.fake_mode if isinstance(like, FakeTensor) else nullcontext():
+            value = target(*values, **options)
+        made.meta = {key: known for key, known in self.place.meta.items() if key != "tensor_meta"} | {"val": value}
+        return made
+
+    def combined(self, target: OpOverload, a: Part, b: Part) -> Part:
+        """`target` of two parts, each of which may be a number."""
+        if isinstance(a, fx.Node):
+            return self.call(target, a, b)
+        if isinstance(b, fx.Node):
+            return self.call(target, self.call(aten.full_like.default, b, a), b)
+        return NUMBERS[target](a, b)
+
+
+def part_complex_numbers(graph: fx.GraphModule) -> None:
+    """Compute with parts what is made of complex numbers and read as real ones."""
+    parted = _parted(graph.graph)
+    if not any(node.target in ARITHMETIC for node in parted):
+        return
+    pairs: dict[fx.Node, Pair] = {}
+    for node in list(graph.graph.nodes):
+        writer = Writer(graph.graph, node)
+        if node in parted:
+            pairs[node] = _pair(writer, node, pairs)
+        elif node.target in READERS and node.args[0] in parted:
+            made = READERS[node.target](writer, pairs[node.args[0]])
+            made.meta["val"] = node.meta["val"]  # in eager's strides
+            node.replace_all_uses_with(made)
+    for node in reversed(list(graph.graph.nodes)):
+        if not node.users and (node in parted or (node.target in READERS and node.args[0] in parted)):
+            graph.graph.erase_node(node)
+    graph.graph.lint()
+    graph.recompile()
+
+
+def _parted(graph: fx.Graph) -> set[fx.Node]:
+    """The complex values of which only parts are needed."""
+    known = {node for node in graph.nodes if node.op == "call_function" and _has_parts(node)}
+    while True:
+        found: set[fx.Node] = set()
+        for node in reversed(graph.nodes):
+            if node in known and all(user in found or user.target in READERS for user in node.users):
+                found.add(node)
+        hidden = {node for node in found if any(_hides(arg) for arg in node.all_input_nodes if arg not in found)}
+        if not hidden:
+            return found
+        known -= hidden
+
+
+def _has_parts(node: fx.Node) -> bool:
+    """Is this a complex value whose parts can be told from those of its operands?"""
+    value = node.meta.get("val")
+    if not isinstance(value, torch.Tensor) or value.dtype not in REAL:
+        return False
+    if node.target in VIEWS:
+        return "dtype" not in node.kwargs
+    if (node.target not in ARITHMETIC and node.target not in MAKERS) or node.kwargs:
+        return False
+    operands = [arg.meta["val"] for arg in node.all_input_nodes]
+    if not all(isinstance(each, torch.Tensor) for each in operands):  # a number that is not known
+        return False
+    if any(each.dtype not in (value.dtype, REAL[value.dtype]) for each in operands if each.ndim):
+        return False
+    return node.target not in SUMS or all(each.is_complex() or each.shape == value.shape for each in operands)
+
+
+def _hides(operand: fx.Node) -> bool:
+    """Is this a complex tensor whose memory does not hold its parts as they are?"""
+    value = operand.meta.get("val")
+    return isinstance(value, torch.Tensor) and value.is_complex() and (value.is_conj() or value.is_neg())
+
+
+def _pair(writer: Writer, node: fx.Node, pairs: dict[fx.Node, Pair]) -> Pair:
+    def read(arg: object) -> Pair:
+        if isinstance(arg, fx.Node) and arg in pairs:
+            return pairs[arg]
+        if not isinstance(arg, fx.Node):
+            number = complex(cast(complex, arg))
+            return number.real, number.imag
+        if not arg.meta["val"].is_complex():
+            return arg, 0.0
+        halves = writer.call(aten.view_as_real.default, arg)
+        pairs[arg] = writer.call(aten.select.int, halves, -1, 0), writer.call(aten.select.int, halves, -1, 1)
+        return pairs[arg]
+
+    if node.target in MAKERS:
+        return MAKERS[node.target](writer, *node.args)
+    operands = [read(arg) for arg in node.args[: 1 if node.target in VIEWS else 2]]
+    if node.target in VIEWS:
+        first, second = operands[0]
+        target, rest = cast(OpOverload, node.target), node.args[1:]
+        return writer.call(target, first, *rest, **node.kwargs), writer.call(target, second, *rest, **node.kwargs)
+    return ARITHMETIC[node.target](writer, *operands)
+
+
+def _multiply(writer: Writer, a: Pair, b: Pair) -> Pair:
+    products = [[writer.combined(aten.mul.Tensor, x, y) for y in b] for x in a]
+    real = writer.combined(aten.sub.Tensor, products[0][0], products[1][1])
+    return real, writer.combined(aten.add.Tensor, products[0][1], products[1][0])
+
+
+def _add(writer: Writer, a: Pair, b: Pair) -> Pair:
+    first, second = _multiply(writer, (1.0, 0.0), b)
+    return writer.combined(aten.add.Tensor, a[0], first), writer.combined(aten.add.Tensor, a[1], second)
+
+
+def _subtract(writer: Writer, a: Pair, b: Pair) -> Pair:
+    first, second = _multiply(writer, (1.0, 0.0), b)
+    return writer.combined(aten.sub.Tensor, a[0], first), writer.combined(aten.sub.Tensor, a[1], second)
+
+
+def _conjugate(writer: Writer, a: Pair) -> Pair:
+    if isinstance(a[0], fx.Node):
+        return a[0], writer.call(aten.neg.default, a[1])
+    value, parts = writer.place.meta["val"], (a[0], -cast(float, a[1]))  # of a number
+    options = {"dtype": REAL[value.dtype], "device": value.device}
+    return writer.call(aten.full.default, [], parts[0], **options), writer.call(
+        aten.full.default, [], parts[1], **options
+    )
+
+
+def _halves(writer: Writer, x: Argument) -> Pair:
+    return writer.call(aten.select.int, x, -1, 0), writer.call(aten.select.int, x, -1, 1)
+
+
+def _polar(writer: Writer, radius: Argument, angle: Argument) -> Pair:
+    cosine, sine = writer.call(aten.cos.default, angle), writer.call(aten.sin.default, angle)
+    return writer.call(aten.mul.Tensor, radius, cosine), writer.call(aten.mul.Tensor, radius, sine)
+
+
+MAKERS: dict[Target, Callable[..., Pair]] = {
+    aten.view_as_complex.default: _halves,
+    aten.polar.default: _polar,
+}
+"""What makes complex numbers of real ones."""
+
+ARITHMETIC: dict[Target, Callable[..., Pair]] = {
+    aten.mul.Tensor: _multiply,
+    aten.mul.Scalar: _multiply,
+    aten.add.Tensor: _add,
+    aten.sub.Tensor: _subtract,
+    aten._conj.default: _conjugate,
+    aten._conj_physical.default: _conjugate,
+}
+
+NUMBERS: dict[OpOverload, Callable[[float, float], float]] = {
+    aten.mul.Tensor: operator.mul,
+    aten.add.Tensor: operator.add,
+    aten.sub.Tensor: operator.sub,
+}
+
+SUMS = (aten.add.Tensor, aten.sub.Tensor)
+"""What leaves the imaginary part alone where an operand is real: it has to have the shape of the result."""
+
+READERS: dict[Target, Callable[[Writer, Pair], fx.Node]] = {
+    aten.view_as_real.default: lambda writer, pair: writer.call(aten.stack.default, list(pair), -1),
+    aten.abs.default: lambda writer, pair: writer.call(aten.hypot.default, *pair),
+}
+"""What reads complex numbers as real ones."""
