@@ -112,7 +112,8 @@ class _Ready:
                 try:
                     run, binary = _run(compiled, device, source)
                     if source.counted:
-                        run, binary = counted(run, device, source.counters), None
+                        run, found = counted(run, device, source.counters)
+                        binary = None if binary is None else replace(binary, counters=found)
                     self._runs[key] = run, binary
                 except Exception as error:
                     raise BuildError(f"{source.kernel.name} cannot be loaded: {error}") from error

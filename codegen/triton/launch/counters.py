@@ -58,8 +58,10 @@ def take(device: int, count: int = 1) -> int | None:
         return left[0]
 
 
-def counted(run: Run, device: int, count: int = 1) -> Run:
-    """`run`, given the first of so many counters after its other arguments."""
+def counted(run: Run, device: int, count: int = 1) -> tuple[Run, dict[int, int]]:
+    """`run`, given the first of so many counters after its other arguments; and where those of each stream are that it
+    has run on.  Launches that are captured may not use them.
+    """
     of_stream: dict[int, int] = {}
     stream_of = torch._C._cuda_getCurrentRawStream
     reserve(device, count)
@@ -79,4 +81,4 @@ def counted(run: Run, device: int, count: int = 1) -> Run:
         else:
             run(programs, [*args, counter])
 
-    return run_counted
+    return run_counted, of_stream

@@ -71,6 +71,8 @@ typedef struct {
   PyObject *current;       /* () -> the number of the current device */
   PyObject *stream_of;     /* (the number of a device) -> the handle of its current stream */
   PyObject *device_object; /* the number of the device of this launch */
+  PyObject *counters;      /* the handle of a stream -> where programs count themselves, or None if they do not */
+  PyObject *capturing;     /* () -> is the current stream being captured? */
   Py_ssize_t tensors;
   Py_ssize_t on_device;    /* the position of a tensor that is on the device of the launch */
   char *promised;          /* for each tensor: does the kernel take its address for a multiple of 16? */
@@ -96,7 +98,7 @@ static long long number(PyObject *result) {
 
 static long long method(PyObject *tensor, PyObject *name) {
   PyObject *args[] = {tensor};
-  return number(PyObject_VectorcallMethod(name, args, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, NULL));
+  return number(PyObject_VectorcallMethod(name, args, 1, NULL));
 }
 
 /* Is the launch to be made as prepared?  -1 with an exception set if that cannot be asked. */
@@ -114,6 +116,18 @@ static int applies(Launch *self, PyObject *const *args, Py_ssize_t given, PyObje
   return current == device;
 }
 
+/* Where the programs of a launch on this stream count themselves; 0 if that is not known; -1 with an exception set. */
+static long long counters_of(Launch *self, PyObject *stream) {
+  PyObject *captured = PyObject_CallNoArgs(self->capturing);
+  if (captured == NULL)
+    return -1;
+  Py_DECREF(captured);
+  if (captured != Py_False) /* each launch that is captured has counters of its own */
+    return 0;
+  PyObject *found = PyDict_GetItemWithError(self->counters, stream);
+  return found != NULL ? PyLong_AsLongLong(found) : PyErr_Occurred() ? -1 : 0;
+}
+
 static PyObject *call(PyObject *callable, PyObject *const *args, size_t flags, PyObject *names) {
   Launch *self = (Launch *)callable;
   Py_ssize_t given = PyVectorcall_NARGS(flags);
@@ -124,7 +138,7 @@ static PyObject *call(PyObject *callable, PyObject *const *args, size_t flags, P
     return PyObject_Vectorcall(self->otherwise, args, flags, names);
 
   uint64_t addresses[given], uneven = 0;
-  void *params[given + self->count + 2];
+  void *params[given + self->count + 3];
   for (Py_ssize_t k = 0; k < given; ++k) {
     long long address = method(args[k], name_of_address);
     if (address == -1 && PyErr_Occurred())
@@ -136,15 +150,25 @@ static PyObject *call(PyObject *callable, PyObject *const *args, size_t flags, P
   }
   if (uneven)
     return PyObject_Vectorcall(self->otherwise, args, flags, names);
+  Py_ssize_t count = given;
   for (Py_ssize_t k = 0; k < self->count; ++k)
-    params[given + k] = &self->values[k];
-  uint64_t nothing = 0; /* Triton's kernels take memory for themselves, and for a profiler, which these do without */
-  params[given + self->count] = params[given + self->count + 1] = &nothing;
+    params[count++] = &self->values[k];
 
   PyObject *device[] = {self->device_object};
-  long long stream = number(PyObject_Vectorcall(self->stream_of, device, 1, NULL));
-  if (stream == -1 && PyErr_Occurred())
+  PyObject *handle = PyObject_Vectorcall(self->stream_of, device, 1, NULL);
+  if (handle == NULL)
     return NULL;
+  long long counted = self->counters == Py_None ? 0 : counters_of(self, handle);
+  long long stream = number(handle);
+  if (PyErr_Occurred())
+    return NULL;
+  if (self->counters != Py_None) {
+    if (counted == 0)
+      return PyObject_Vectorcall(self->otherwise, args, flags, names);
+    params[count++] = &counted;
+  }
+  uint64_t nothing = 0; /* Triton's kernels take memory for themselves, and for a profiler, which these do without */
+  params[count] = params[count + 1] = &nothing;
   if (submit(&self->prepared, stream, params) != CUDA_SUCCESS)
     return PyObject_Vectorcall(self->otherwise, args, flags, names); /* which says why */
   Py_RETURN_NONE;
@@ -166,13 +190,17 @@ static int64_t *integers(PyObject *tuple) {
   return taken;
 }
 
-/* ready(device, prepared, values) */
+/* ready(device, prepared, values, counters) */
 static PyObject *ready(Launch *self, PyObject *args) {
   long device;
   Prepared prepared;
-  PyObject *described, *values;
-  if (!PyArg_ParseTuple(args, "lO!O!", &device, &PyTuple_Type, &described, &PyTuple_Type, &values))
+  PyObject *described, *values, *counters;
+  if (!PyArg_ParseTuple(args, "lO!O!O", &device, &PyTuple_Type, &described, &PyTuple_Type, &values, &counters))
     return NULL;
+  if (counters != Py_None && !PyDict_Check(counters)) {
+    PyErr_SetString(PyExc_TypeError, "counters are in a dict");
+    return NULL;
+  }
   if (prepare(&prepared, described) < 0)
     return NULL;
   if (self->loaded || prepared.config.gridDimX == 0) /* another thread may be about to launch it; nothing runs */
@@ -186,6 +214,7 @@ static PyObject *ready(Launch *self, PyObject *args) {
   self->values = taken, self->count = PyTuple_GET_SIZE(values);
   self->device = device, self->device_object = object;
   self->prepared = prepared;
+  self->counters = Py_NewRef(counters);
   self->loaded = 1;
   Py_RETURN_NONE;
 }
@@ -213,11 +242,12 @@ static PyObject *launch(PyObject *module, PyObject *args) {
   return PyLong_FromLong(result);
 }
 
-/* Launch(otherwise, current, stream_of, promised, on_device) */
+/* Launch(otherwise, current, stream_of, capturing, promised, on_device) */
 static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *names) {
-  PyObject *otherwise, *current, *stream_of, *promised;
+  PyObject *otherwise, *current, *stream_of, *capturing, *promised;
   Py_ssize_t on_device;
-  if (!PyArg_ParseTuple(args, "OOOO!n", &otherwise, &current, &stream_of, &PyTuple_Type, &promised, &on_device))
+  if (!PyArg_ParseTuple(args, "OOOOO!n", &otherwise, &current, &stream_of, &capturing, &PyTuple_Type, &promised,
+                        &on_device))
     return NULL;
   Py_ssize_t tensors = PyTuple_GET_SIZE(promised);
   if (on_device < 0 || on_device >= tensors) {
@@ -231,6 +261,7 @@ static PyObject *create(PyTypeObject *type, PyObject *args, PyObject *names) {
   self->otherwise = Py_NewRef(otherwise);
   self->current = Py_NewRef(current);
   self->stream_of = Py_NewRef(stream_of);
+  self->capturing = Py_NewRef(capturing);
   self->tensors = tensors, self->on_device = on_device;
   self->promised = PyMem_Calloc(tensors, 1);
   if (self->promised == NULL) {
@@ -247,6 +278,8 @@ static int traverse(Launch *self, visitproc visit, void *arg) {
   Py_VISIT(self->otherwise);
   Py_VISIT(self->current);
   Py_VISIT(self->stream_of);
+  Py_VISIT(self->capturing);
+  Py_VISIT(self->counters);
   return 0;
 }
 
@@ -255,6 +288,8 @@ static int clear(Launch *self) {
   Py_CLEAR(self->otherwise);
   Py_CLEAR(self->current);
   Py_CLEAR(self->stream_of);
+  Py_CLEAR(self->capturing);
+  Py_CLEAR(self->counters);
   return 0;
 }
 

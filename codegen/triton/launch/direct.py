@@ -40,8 +40,12 @@ class Launch(Protocol):
     def __call__(self, *tensors: Any) -> None:
         """Launches."""
 
-    def ready(self, device: int, prepared: tuple[object, ...], values: tuple[int, ...]) -> None:
-        """From here on `prepared` is launched on `device`, with `values` behind the addresses."""
+    def ready(
+        self, device: int, prepared: tuple[object, ...], values: tuple[int, ...], counters: dict[int, int] | None
+    ) -> None:
+        """From here on `prepared` is launched on `device`, with `values` behind the addresses, and behind these, if
+        there are any, the `counters` of the stream.
+        """
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +58,7 @@ class Binary:
         shared: bytes of shared memory.
         scratch: bytes of memory that each program takes for itself.
         dependent: may it begin before the launch ahead of it has ended?
+        counters: where programs count themselves, by stream, as far as it is known; None if they do not.
     """
 
     device: int
@@ -64,6 +69,7 @@ class Binary:
     scratch: int
     dependent: bool
     cooperative: bool
+    counters: dict[int, int] | None = None
 
     def prepared(self, programs: int) -> tuple[object, ...]:
         """So many programs of it, as `direct.c` takes that."""
@@ -140,8 +146,8 @@ def launch_of(kernel: Kernel, otherwise: Launcher) -> Launch | None:
     """What launches `kernel` once it is ready, and until then and out of the ordinary calls `otherwise`; None where all
     launches are out of the ordinary.
     """
-    if stub() is None or kernel.then is not None or any(param.number for param in kernel.params):
+    if stub() is None or any(param.number for param in kernel.params):
         return None
+    state = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream, torch.cuda.is_current_stream_capturing
     promised = tuple(param.aligned for param in kernel.params)
-    current, stream_of = torch._C._cuda_getDevice, torch._C._cuda_getCurrentRawStream
-    return cast("Launch", stub().Launch(otherwise, current, stream_of, promised, on_device(kernel)))
+    return cast("Launch", stub().Launch(otherwise, *state, promised, on_device(kernel)))

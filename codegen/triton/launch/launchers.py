@@ -115,7 +115,7 @@ class _Found:
         run, binary = self._ready.run(device, aligned, wide, multiples)
         programs = self._ready.programs(device, aligned, wide, sizes)
         if aligned and direct is not None and binary is not None:
-            direct.ready(device, binary.prepared(programs), sizes)
+            direct.ready(device, binary.prepared(programs), sizes, binary.counters)
         if len(self._runs) >= MOST_SIZES:
             self._runs.clear()
         self._runs[asked] = run, programs

@@ -29,7 +29,7 @@ from lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F32, param
 from tests.codegen.kernels.pointwise import add
 from tests.codegen.kernels.products import gated, matmul
-from tests.codegen.kernels.rows import softmax
+from tests.codegen.kernels.rows import softmax, total
 from tests.codegen.triton.texts import TARGET, compiles
 
 
@@ -177,6 +177,31 @@ def test_an_ordinary_launch_is_one_call_of_the_driver(now: dict[str, int]) -> No
 
 
 @pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
+def test_launches_that_count_are_direct_where_their_counters_are_known(
+    now: dict[str, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each stream has counters of its own, and each launch that is captured."""
+    captured = [False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured[0])
+    kernel = total(1 << 16, 64)
+    ready, driver = _Recorded(), _Driver(6)
+    known = {7: 4096}
+    ready.binary = Binary(0, driver.entry, 1234, 128, 0, 0, dependent=False, cooperative=False, counters=known)
+    launch, given = launcher(ready, kernel), [_At(16 * k) for k in range(1, 4)]
+    launch(*given)  # loads
+    launch(*given)
+    assert driver.args == [16, 32, 48, 4096, 0, 0]
+    now["stream"] = 8
+    launch(*given)  # finds counters
+    known[8] = 8192
+    launch(*given)
+    assert driver.args == [16, 32, 48, 8192, 0, 0]
+    captured[0] = True
+    launch(*given)
+    assert len(driver.launched) == 2 and len(ready.launched) == 3
+
+
+@pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
 def test_launches_that_are_looked_up_reach_the_driver(now: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
     driver = _Driver(4)
     binary = Binary(1, driver.entry, 1234, 64, 0, 8, dependent=False, cooperative=True)
@@ -215,7 +240,7 @@ def test_launches_that_may_overlap_count_apart(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: now["capturing"])
     monkeypatch.setattr(counters, "reserve", lambda device, count: None)
     monkeypatch.setattr(counters, "_free", {0: range(400, 440, 4)})
-    run = counters.counted(lambda programs, args: launched.append(args[-1]), 0)
+    run, _ = counters.counted(lambda programs, args: launched.append(args[-1]), 0)
     for stream, capturing in ((1, False), (1, False), (2, False), (1, True), (1, True), (2, False), (1, False)):
         now.update(stream=stream, capturing=capturing)
         run(8, [16, 32])
