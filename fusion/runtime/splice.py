@@ -38,6 +38,17 @@ PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, ate
 """Calls whose results need no look at each run: PyTorch allocates them by the function that it traces them with."""
 
 
+ATTENTION: Mapping[object, Callable[..., object]] = {
+    getattr(aten, name).default: getattr(torch, name)
+    for name in (
+        *("_scaled_dot_product_flash_attention", "_scaled_dot_product_flash_attention_for_cpu"),
+        *("_scaled_dot_product_efficient_attention", "_scaled_dot_product_cudnn_attention"),
+    )
+    if hasattr(torch, name)
+}
+"""Calls of attention, with functions of the same arguments that cost less to call, by 2 µs of 40."""
+
+
 def with_effects(token: object, operation: Callable[..., object], *args: object, **kwargs: object) -> object:
     """What the function of this name among PyTorch's gives, which passes a dispatcher written in Python."""
     result = operation(*args, **kwargs)
@@ -51,6 +62,7 @@ CHEAPER: Mapping[object, Callable[..., object]] = {
     aten.baddbmm.default: torch.baddbmm,
     aten.convolution.default: torch.convolution,
     torch.ops.higher_order.with_effects: with_effects,
+    **ATTENTION,
 }
 """Operations, with functions of the same arguments that cost less to call: 11 instead of 26 µs for a small image, 4
 instead of 50 for the check that a matrix had an inverse."""
@@ -131,7 +143,7 @@ class _Splicer:
             attribute = f"constant_{identifier(name)}"
             self.root.register_buffer(attribute, tensor, persistent=False)
             self.tensors[name] = self.graph.get_attr(attribute)
-        self.lone, self.kept = unseen_results(self.program, steps, PRODUCTS, kept)
+        self.lone, self.kept = unseen_results(self.program, steps, PRODUCTS | ATTENTION.keys(), kept)
         for step in steps:
             if isinstance(step, Extern):
                 self._extern(step)

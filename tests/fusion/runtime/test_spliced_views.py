@@ -92,6 +92,21 @@ def test_what_backward_alone_gets_is_no_view(tmp_path: Path) -> None:
     torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
 
 
+def test_what_backward_gets_of_attention_is_no_view(tmp_path: Path) -> None:
+    """Its result, in rows and turned, once a kernel has read it as PyTorch said that it lies."""
+
+    def f(q: Tensor, w: Tensor) -> Tensor:
+        q = q.transpose(1, 2)
+        attended = torch.nn.functional.scaled_dot_product_attention(q, q, q).transpose(1, 2).reshape(-1, 256)
+        return attended @ (w * attended.tanh().mean())
+
+    q, w = torch.randn(2, 40, 4, 64), torch.randn(256, 256, requires_grad=True)
+    code = code_of(f, q, w, folder=tmp_path)
+    assert "_attention" in code and not re.findall(r"torch\.ops\.aten|as_strided", code.partition("as_said(")[2]), code
+    grads = [torch.autograd.grad(run(q, w).square().sum(), w) for run in (f, fusion.fuse(f, options=STRICT))]
+    torch.testing.assert_close(*grads, rtol=1e-4, atol=1e-4)
+
+
 def test_views_that_lie_alike_are_one(tmp_path: Path) -> None:
     def f(x: Tensor, v: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
         y = x.exp()
