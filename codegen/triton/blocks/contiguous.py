@@ -42,13 +42,16 @@ def contiguous_along(kernel: Kernel, dim: Dim) -> int:
 
 
 def is_crossed(kernel: Kernel, x: Dim, reduced: Sequence[Dim]) -> bool:
-    """Are some of the largest tensors contiguous along `x` and others along what is reduced?
+    """Are some of the largest tensors read or stored contiguous along `x`, and others read along what is reduced?
 
     A block of several rows takes whole sectors of both; of one row each element of the former would be a sector.
     """
     if len(reduced) != 1 or not (at_least(x.axes[-1].size, RUN) and at_least(reduced[0].axes[-1].size, RUN)):
         return False
-    return contiguous_along(kernel, x) > 0 and contiguous_along(kernel, reduced[0]) > 0
+    last, across = x.axes[-1].symbol, reduced[0].axes[-1].symbol
+    stores = [offset for offset in store_offsets(kernel) if across in offset.free_symbols]
+    stored = any(coefficient(within_run(offset, last), last) == 1 for offset in stores)
+    return (stored or contiguous_along(kernel, x) > 0) and contiguous_along(kernel, reduced[0]) > 0
 
 
 def within_run(offset: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr:

@@ -20,6 +20,7 @@ import networkx as nx
 
 from codegen.build import is_idle
 from codegen.target import Capabilities, Target
+from fusion.schedule.graph import bytes_of
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import share
 from fusion.schedule.profit import EARLY
@@ -95,7 +96,7 @@ class _Packing:
             return False
         if self._device(first) != self._device(second):
             return False
-        if number - host > NEAR and second.written and second.bytes_written > EARLY:
+        if number - host > NEAR and self._makes(second) > EARLY:
             return False
         capabilities = self.target.capabilities
         if len({*first.buffers, *second.buffers}) > capabilities.max_params:
@@ -104,6 +105,12 @@ class _Packing:
             return False
         # What leads to the host comes before the kernels in it, and these before this one: no path leads back.
         return not nx.has_path(self.graph, host, number) and self.target.packs(first.kernel.parts[0], second.kernel)
+
+    def _makes(self, call: KernelCall) -> int:
+        """Bytes that are held from this call on, or from those on that fill what it adds to."""
+        given = {*self.program.inputs, *self.program.constants}
+        made = {*call.written, *call.over.values()} - given
+        return sum(bytes_of(self.program.buffers[name], {}) for name in made)
 
     def _device(self, call: KernelCall) -> object:
         return self.program.buffers[next(iter((*call.written, *call.over)))].device

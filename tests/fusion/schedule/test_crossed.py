@@ -19,8 +19,9 @@ TARGET = TritonTarget("sm_90")
         lambda turned, straight: (turned.T * straight).sum(1),
         lambda turned, straight: torch.softmax(turned.T + straight, 1),
         lambda turned, straight: (turned.T * straight).sum(0),
+        lambda turned, straight: torch.softmax(straight, 1).T.contiguous(),
     ],
-    ids=["rows", "softmax", "columns"],
+    ids=["rows", "softmax", "columns", "stored"],
 )
 def test_neighbours_of_both_tensors_are_taken_together(function: Callable[..., torch.Tensor]) -> None:
     """One row at a time, each of its elements would be a sector of the tensor that is turned."""

@@ -188,7 +188,7 @@ def test_tables_of_zeros_are_made_when_they_are_needed() -> None:
     """Gradients of embeddings: each is held until it is cast, and so would all be that one kernel fills or adds to."""
 
     def added_up(*rows: torch.Tensor) -> list[torch.Tensor]:
-        tables = [torch.zeros(1 << 17, 64) for _ in rows]
+        tables = [torch.zeros(1 << 17, 64) for _ in rows]  # each is filled, added to and cast: three kernels
         pairs = zip(tables, rows, strict=True)
         return [table.index_add(0, x[:, 0].long(), x.float()).bfloat16() for table, x in pairs]
 
