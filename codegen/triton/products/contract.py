@@ -29,6 +29,7 @@ from codegen.triton.expressions.scopes import Tile
 from codegen.triton.expressions.spell import ATOM, SUM, TYPES, Code, cast, literal, spell, typed
 from codegen.triton.expressions.values import Values
 from codegen.triton.products.matrix_units import input_precision, on_matrix_units
+from codegen.triton.rewrites.totals import Total, total_of
 from codegen.triton.rewrites.vectors import NARROW
 from lowering.errors import Unsupported
 from lowering.expr import Cast, Expr, Load, make_cast, rewrite
@@ -103,19 +104,35 @@ def product(values: Values, fold: Fold, arch: str) -> Product:
 
 
 def dot_in_loop(values: Values, fold: Fold, arch: str) -> Callable[[], None]:
-    """Accumulate over the current loop; the function returned makes the result known after it."""
+    """Accumulate over the current loop; the function returned makes the result known after it.
+
+    Products of which only the sum is needed have one accumulator, and if they are scaled, the last one scales them all.
+    """
     hoisted = _hoisted(values, fold)
     fields.convert(values, arch, hoisted.operands)
     found = product(values, replace(fold, args=hoisted.operands), arch)
-    running = values.accumulator(fold.name, zeros(values, found, values.depth - 1))
-    name = running.code.text
+    total = total_of(values.layout.blocked.body, fold)
+    if total is None or not found.matrix or found.sums is not fold.dtype or not _scaled_alike(values, total):
+        total = Total(fold.ref, (fold,))
+    running = values.accumulator(total.folds[0].name, zeros(values, found, values.depth - 1))
+    name, place = running.code.text, total.folds.index(fold)
     if hoisted.scales:
-        values.line(f"{name} += {_scaled(values, found, hoisted.scales)}")
+        before = values.find(("product", total.folds[place - 1])) if place > 0 else None
+        text = found.text(values, None if before is None else before.code.text)
+        if fold is total.folds[-1]:
+            values.line(f"{name} += {_scaled(values, found, text, hoisted.scales)}")
+        else:
+            values.bind(("product", fold), values.name("product", Tile(Code(text), found.dims, values.depth)))
     elif found.matrix:
         values.line(f"{name} = {found.text(values, name)}")
     else:
         values.line(f"{name} += {found.text(values)}")
-    return lambda: bind(values, fold, found, running)
+    return lambda: bind(values, total.value, fold.dtype, found, running) if fold is total.folds[-1] else None
+
+
+def _scaled_alike(values: Values, total: Total) -> bool:
+    """Is each product scaled by the same?"""
+    return len({_hoisted(values, fold).scales for fold in total.folds}) == 1
 
 
 def _hoisted(values: Values, fold: Fold) -> Hoisted:
@@ -142,9 +159,9 @@ def _hoisted(values: Values, fold: Fold) -> Hoisted:
     return Hoisted(tuple(operands), tuple(zip((name for name, _ in found.scales), factors, strict=True)))
 
 
-def _scaled(values: Values, found: Product, scales: Sequence[tuple[str, Expr]]) -> str:
-    """The product of one pair of blocks times what it is scaled by."""
-    code = Code(found.text(values), ATOM if found.matrix else SUM)
+def _scaled(values: Values, found: Product, text: str, scales: Sequence[tuple[str, Expr]]) -> str:
+    """The product of one pair of blocks, `text`, times what it is scaled by."""
+    code = Code(text, ATOM if found.matrix else SUM)
     for name, factor in scales:
         tile = values.value(make_cast(factor, found.sums))
         code = spell(name, [code, expand(tile.code, tile.dims, found.dims)], found.sums)
@@ -154,7 +171,8 @@ def _scaled(values: Values, found: Product, scales: Sequence[tuple[str, Expr]]) 
 def dot_now(values: Values, fold: Fold, arch: str) -> None:
     """A contraction over a dimension that is held whole, or of the current block alone."""
     found = product(values, fold, arch)
-    bind(values, fold, found, values.name(fold.name, Tile(Code(found.text(values)), found.dims, values.depth)))
+    result = values.name(fold.name, Tile(Code(found.text(values)), found.dims, values.depth))
+    bind(values, fold.ref, fold.dtype, found, result)
 
 
 def zeros(values: Values, found: Product, depth: int) -> Tile:
@@ -162,9 +180,9 @@ def zeros(values: Values, found: Product, depth: int) -> Tile:
     return Tile(Code(f"tl.zeros({values.layout.shape(found.dims)}, {TYPES[found.sums]})"), found.dims, depth)
 
 
-def bind(values: Values, fold: Fold, found: Product, result: Tile) -> None:
-    """From here on, within the scope of `result`, it is the value of the fold."""
-    values.bind(fold.ref, replace(result, code=cast(result.code, found.sums, fold.dtype)))
+def bind(values: Values, value: Expr, dtype: torch.dtype, found: Product, result: Tile) -> None:
+    """From here on, within the scope of `result`, it is `value`, of this type."""
+    values.bind(value, replace(result, code=cast(result.code, found.sums, dtype)))
 
 
 def operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: str) -> Code:

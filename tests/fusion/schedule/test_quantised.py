@@ -13,15 +13,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from codegen.triton import TritonTarget
 from codegen.triton.blocks import block
+from codegen.triton.rewrites.packed import unpacked
+from codegen.triton.rewrites.totals import total_of
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.schedule.kernels import KernelCall
 from lowering.decompositions import decompositions
-from lowering.expr import Cast, Expr, Load, Op, const, loads
+from lowering.expr import Cast, Expr, Load, Op, const, loads, make_cast
 from lowering.hoist import hoist
 from lowering.indexing import FloorDiv, axis_symbol, over_symbol
 from lowering.interpret import run_kernel
-from lowering.kernel import Fold, Kernel, Role, statements
+from lowering.kernel import Fold, Kernel, Role, Store, statements
 from lowering.program import Extern
 from lowering.verify import verify_kernel
 from tests.codegen.kernels.products import linear
@@ -290,10 +292,24 @@ def test_source_takes_the_scale_of_a_group_once_per_block() -> None:
 
 @pytest.mark.parametrize("function", [in_groups, packed_in_groups])
 def test_source_scales_a_group_of_a_narrow_product_behind_its_sum(function: Linear) -> None:
+    """Of numbers that share a byte the products are added up first."""
     source = TritonTarget("sm_90").emit(only_kernel(function, *inputs(function, 16, 4096, 4096)))
-    products = [line.split("+= ")[1] for line in source.splitlines() if "tl.dot(" in line]
+    products = [line.split("= ")[1] for line in source.splitlines() if "tl.dot(" in line]
     assert len(products) == (2 if function is packed_in_groups else 1)
-    assert all(product.startswith("tl.dot(") and product.endswith(") * in2[:, None]") for product in products)
+    assert all(product.startswith("tl.dot(") for product in products)
+    assert [" * in2" in product for product in products] == [False] * (len(products) - 1) + [True]
+    assert source.count("tl.zeros(") == 1
+
+
+def test_only_products_that_nothing_else_needs_have_one_accumulator() -> None:
+    kernel = unpacked(only_kernel(packed_in_groups, *inputs(packed_in_groups, 16, 4096, 4096)))
+    first, second = folds(kernel)
+    for fold in (first, second):
+        total = total_of(kernel.body, fold)
+        assert total is not None and total.folds == (first, second)
+    *_, store = kernel.body
+    assert isinstance(store, Store)
+    assert total_of((*kernel.body, replace(store, value=make_cast(first.ref, BF16))), first) is None
 
 
 @pytest.mark.parametrize(
