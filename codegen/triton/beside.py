@@ -79,7 +79,7 @@ def parts_of(
     """
     found: list[Part] = []
     taken = {launched}
-    blocked = [block(kernel) for kernel in kernels]
+    blocked = [block(kernel, units.arch) for kernel in kernels]
     picked = persistent.together(blocked, joined=True) if joined else _configs(blocked, units)
     warps, stages = max(config.num_warps for config in picked), min(config.num_stages for config in picked)
     for number, (part, config) in enumerate(zip(blocked, picked, strict=True)):

@@ -72,7 +72,7 @@ def _emit(kernel: Kernel, config: Config | None, units: Units, *, strict: bool, 
             return None
         together = _emit_joined if products else _emit_together
         return together(kernel, parts, units.arch, limit, strict=strict)
-    blocked = block(kernel)
+    blocked = block(kernel, units.arch)
     chosen = config or tail.with_room(candidates(blocked, units)[0], kernel)
     loops = turns.depth(blocked, chosen) if chosen.groups else int(chosen.persistent)
     layout = lay_out(blocked, chosen, loops, within_limit=within_limit)

@@ -140,7 +140,7 @@ def _chain(kernel: Kernel) -> list[Kernel]:
 
 def _fitted(step: Kernel, warps: int, units: Units) -> tuple[Blocked, Config]:
     """Blocks that the registers of `warps` warps hold, where axes can be walked."""
-    blocked = block(step)
+    blocked = block(step, units.arch)
     if blocked.contraction:
         return blocked, contractions.candidates(blocked, units)[0]
     room, config = warps * _PER_WARP, configure(blocked)

@@ -152,7 +152,7 @@ class TritonTarget:
 
     def configs(self, kernel: Kernel) -> tuple[Config, ...]:
         """Configurations worth timing for `kernel`, the default first."""
-        return candidates(block(kernel), self.units)
+        return candidates(block(kernel, self.arch), self.units)
 
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
         """One for each of `configs`, the default first, then by predicted speed.  Kernels with others in their launch
@@ -160,7 +160,7 @@ class TritonTarget:
         """
         if kernel.beside:
             return (Alternative("default", self.emit(kernel)),)
-        blocked = block(kernel)
+        blocked = block(kernel, self.arch)
         found: dict[str, tuple[str, float]] = {}
         for config in self.configs(kernel):
             config = with_room(config, kernel)
@@ -175,11 +175,11 @@ class TritonTarget:
 
     def waits(self, kernel: Kernel) -> bool:
         """Through pointers; of products in the persistent form the efficiency says so."""
-        return waits(_blocked(kernel), self.units)
+        return waits(_blocked(kernel, self.arch), self.units)
 
     def forms(self, kernel: Kernel) -> tuple[Form, ...]:
         """In groups of warps where that is possible and faster; else why it is not."""
-        return forms(block(kernel), self.arch)
+        return forms(block(kernel, self.arch), self.arch)
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Those that need about as many registers and warps, and contractions in the same form."""
@@ -189,7 +189,8 @@ class TritonTarget:
         """Along the parts of a product with few rows or columns: one program adds up a small tile in no time."""
         grid = kernel.with_role(Role.GRID)
         others = tuple(each for each in grid if each.symbol != axis)
-        alone, blocked = _blocked(kernel), _blocked(replace(kernel, then=replace(kernel, axes=others, body=())))
+        followed = replace(kernel, then=replace(kernel, axes=others, body=()))
+        alone, blocked = _blocked(kernel, self.arch), _blocked(followed, self.arch)
         if not alone.contraction and not is_packed(alone):
             return False  # by itself it is better summed up without matrix units
         return follows_by_tile(blocked, [each for each in grid if each.symbol == axis]) and bool(narrow(blocked))
@@ -221,16 +222,16 @@ class TritonTarget:
 
 
 @lru_cache(maxsize=1 << 10)
-def _blocked(kernel: Kernel) -> Blocked:
+def _blocked(kernel: Kernel, arch: str) -> Blocked:
     """A kernel over block dimensions, to be judged by; not to be emitted, as the origins are those of an equal one."""
-    return block(kernel)
+    return block(kernel, arch)
 
 
 @lru_cache(maxsize=1 << 10)
 def _efficiency(kernel: Kernel, units: Units) -> float:
-    return efficiency(_blocked(kernel), units)
+    return efficiency(_blocked(kernel, units.arch), units)
 
 
 @lru_cache(maxsize=1 << 12)
 def _alike(first: Kernel, second: Kernel, units: Units) -> bool:
-    return alike(_blocked(first), _blocked(second), units)
+    return alike(_blocked(first, units.arch), _blocked(second, units.arch), units)

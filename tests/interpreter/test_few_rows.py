@@ -63,6 +63,19 @@ def test_the_last_program_of_a_tile_adds_up_its_parts(name: str, m: int, monkeyp
         assert error(out, function, given) <= 2 * error(function(*given), function, given)
 
 
+@pytest.mark.parametrize("m", [3, 16])
+@pytest.mark.parametrize("group", [64, 128])
+def test_warps_take_a_group_of_each_line(m: int, group: int) -> None:
+    """A line is 256 weights of 4 bits."""
+    function = LINEARS["packed_in_groups"]
+    given = inputs(function, m, 72, 1024, group)
+    kernel = only_kernel(function, *given)
+    limit = 2 * error(function(*given), function, given)
+    for config in TARGET.configs(kernel):
+        assert config.block("s") == config.num_warps == 256 // group
+        assert error(run(kernel, given, config), function, given) <= limit, config
+
+
 @pytest.mark.parametrize("name", ["in_groups", "packed_in_groups"])
 def test_every_configuration_gives_the_same(name: str) -> None:
     function = LINEARS[name]

@@ -6,6 +6,7 @@ Refused are contractions of one kernel that spread other axes over programs, and
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import sympy
 
@@ -17,11 +18,12 @@ from lowering.kernel import Fold, Kernel, KernelAxis, Role, spans
 
 
 def contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
-    """(b, m, k, n, …), named for the first dot: its operands are [m, k] and [k, n], its result [m, n], in tile order.
+    """(b, s, m, k, n, …), named for the first dot: its operands are [m, k] and [k, n], its result [m, n].
 
-    What is spread over programs comes before what is walked or held: where the columns of the first dot are spread and
-    its rows are not, these are its m.  So the operands of later dots come out as the matrix units take them.  The
-    columns are its m too where there are few rows.
+    They are in tile order.  What is spread over programs comes before what is walked or held: where the columns of the
+    first dot are spread and its rows are not, these are its m.  So the operands of later dots come out as the matrix
+    units take them.  The columns are its m too where there are few rows.  What is held whole and both operands span are
+    shares (s).
     """
     needed = _only_axes(kernel, dots)
     grid = [axis for axis in kernel.with_role(Role.GRID) if axis.size != 1 or axis.symbol in needed]
@@ -44,7 +46,11 @@ def contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
     k = reduced.pop("k", None) or Dim("k", (), Role.WHOLE)
     batch = tuple(axis for axis in grid if axis.symbol not in m_axes | n_axes)
     b = (Dim("b", batch, Role.GRID),) if batch else ()
-    dims = (*b, m, k, n, *reduced.values())
+    found = spans(kernel)
+    both = found[first.args[0]] & found[first.args[1]]
+    shares = [name for name, dim in reduced.items() if both.issuperset(axis.symbol for axis in dim.axes)]
+    s = tuple(replace(reduced.pop(name), name="s") for name in shares)
+    dims = (*b, *s, m, k, n, *reduced.values())
     return (*dims, *_paddings(kernel, dots, dims))
 
 

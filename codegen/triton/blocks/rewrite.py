@@ -18,6 +18,7 @@ from codegen.triton.rewrites.found import loaded_terms
 from codegen.triton.rewrites.groups import grouped
 from codegen.triton.rewrites.packed import unpacked
 from codegen.triton.rewrites.rounding import is_rounded
+from codegen.triton.rewrites.shares import shared
 from codegen.triton.rewrites.vectors import unrolled
 from codegen.triton.rewrites.walk import walked
 from lowering.expr import Cast, Expr
@@ -29,10 +30,11 @@ MANY = 4
 """Rows per multiprocessor that keep it busy, if each is walked by a program of its own."""
 
 
-def block(kernel: Kernel) -> Blocked:
-    """The kernel over block dimensions."""
+def block(kernel: Kernel, arch: str = "sm_90") -> Blocked:
+    """The kernel over block dimensions, for `arch`."""
     sums = unrolled(kernel)
     kernel = unpacked(kernel) if sums is kernel else grouped(unpacked(sums))
+    kernel = shared(kernel) if arch.startswith("sm_") else kernel  # Triton 3.6 breaks over such products for AMD
     dots = dots_of(kernel.body)
     dims = contraction_dims(kernel, dots) if dots else row_dims(kernel)
     if not dots and too_tall(kernel, dims):

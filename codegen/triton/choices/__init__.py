@@ -19,5 +19,7 @@ def candidates(blocked: Blocked, units: Units) -> tuple[Config, ...]:
         return vectors.candidates(blocked) or rows.candidates(blocked)
     if blocked.chained:
         return chains.candidates(blocked, units)
+    if any(dim.name == "s" for dim in blocked.dims):
+        return vectors.narrow(blocked)
     others = contractions.candidates(blocked, units)
     return tuple(dict.fromkeys((*vectors.narrow(blocked), *persistent.candidates(blocked, units.arch), *others)))

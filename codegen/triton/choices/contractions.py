@@ -88,7 +88,9 @@ def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, units:
     blocks: dict[str, int] = {}
     for dim in blocked.dims:
         length = power_of_two(extent(dim.size))
-        if dim.role is Role.WHOLE:
+        if dim.name == "s":
+            blocks[dim.name] = length
+        elif dim.role is Role.WHOLE:
             blocks[dim.name] = max(least_k if dim.name == "k" else 16, length)
         elif dim.name != "b":
             blocks[dim.name] = max(least_k if dim.name == "k" else 16, min(wanted.get(dim.name, 64), length))

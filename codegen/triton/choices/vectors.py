@@ -6,7 +6,7 @@ kernel is something else.  All time goes into loading the matrix: what counts is
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two, programs
@@ -106,13 +106,15 @@ _LINE = 128  # bytes that memory brings best at once: of steps that are half as 
 def narrow(blocked: Blocked) -> tuple[Config, ...]:
     """Configurations of contractions whose result has few columns and is thus as tall as the larger operand."""
     dims = {dim.name: dim for dim in blocked.dims}
-    if [name for name in dims if name != "b"] != ["m", "k", "n"]:
+    if [name for name in dims if name not in ("b", "s")] != ["m", "k", "n"]:
         return ()
     if dims["k"].role is not Role.LOOP or dims["n"].role is not Role.GRID:
         return ()
     columns, rows, along = (extent(dims[name].size) for name in ("n", "m", "k"))
     if columns > NARROW or rows <= NARROW or any(dot.args[0].dtype not in HALVES for dot in blocked.dots):
         return ()
+    if "s" in dims:
+        return _in_shares(blocked, dims)
     operands = [load for dot in blocked.dots for load in loads(*dot.args)]
     if not _along(operands, dims["m"], dims["k"]):
         return _across(blocked, dims["k"]) if _along(operands, dims["m"], dims["m"]) else ()
@@ -135,6 +137,20 @@ def narrow(blocked: Blocked) -> tuple[Config, ...]:
     if len(blocked.dots) == 1 and programs(blocked, found[0]) < 2 * PROGRAMS:
         found[:2] = found[1::-1]  # alone on its multiprocessor, a program needs more warps and more under way
     return tuple(dict.fromkeys(found))
+
+
+# (rows of the matrix, stages) of a program whose warps have a group of each line each; fastest on an H200 first.
+_SHARED_SHAPES = ((32, 4), (32, 5), (32, 3), (16, 5), (64, 3))
+
+
+def _in_shares(blocked: Blocked, dims: Mapping[str, Dim]) -> tuple[Config, ...]:
+    """Configurations of a product in shares."""
+    shares, columns = extent(dims["s"].size), max(8, power_of_two(extent(dims["n"].size)))
+    found = []
+    for m, stages in _SHARED_SHAPES:
+        blocks = (("s", shares), ("m", m), ("k", _group(blocked, dims["k"])), ("n", columns))
+        found.append(Config(blocks, num_warps=shares, num_stages=stages))
+    return tuple(found)
 
 
 def _matrices(blocked: Blocked, rows: Dim) -> int:

@@ -64,7 +64,11 @@ def _pairs(found: Iterable[Load], layout: Layout) -> list[Pair]:
         if odd is None or even in result or odd in result:
             continue
         for dim in layout.within(offset):
-            if coefficient(offset, dim.symbol) == 2 and dim.role is not Role.GRID and dim not in layout.wide:
+            if (
+                coefficient(layout.by_block(offset), dim.symbol) == 2
+                and dim.role is not Role.GRID
+                and dim not in layout.wide
+            ):
                 rest = sympy.expand(offset - 2 * dim.symbol)
                 result[even] = result[odd] = Pair((even, odd), dim, rest)
     return list(dict.fromkeys(result.values()))

@@ -156,6 +156,13 @@ class Values(Points):
             depth = self.depth
         return Tile(Code(f"tl.load({text})"), dims, depth)
 
+    def loaded_from(self, node: Load, dim: Dim, start: str) -> Tile:
+        """What `node` is in a block of `dim` that begins at `start`, of which alone its index is made."""
+        kept, self.starts[dim] = self.starts[dim], start
+        tile = self._load(node)
+        self.starts[dim] = kept
+        return tile
+
     def _fetched(self, transfer: Transfer) -> Tile:
         """A block that is loaded through a descriptor."""
         dims, corner, turn = self.moved(transfer)

@@ -32,9 +32,9 @@ from codegen.triton.products.matrix_units import input_precision, on_matrix_unit
 from codegen.triton.rewrites.totals import Total, total_of
 from codegen.triton.rewrites.vectors import NARROW
 from lowering.errors import Unsupported
-from lowering.expr import Cast, Expr, Load, make_cast, rewrite
+from lowering.expr import Cast, Expr, Load, loads, make_cast, rewrite
 from lowering.hoist import Hoisted, hoist
-from lowering.indexing import substitute_all
+from lowering.indexing import ZERO, substitute_all
 from lowering.kernel import Fold
 from lowering.scalar_ops import accumulator
 
@@ -92,8 +92,8 @@ def product(values: Values, fold: Fold, arch: str) -> Product:
         rows, columns, lhs, rhs = columns, rows, rhs, lhs
     sums = accumulator("dot", dtype) if dtype.is_floating_point or dtype is torch.int8 else fold.dtype
     matrix = on_matrix_units(dtype, arch)
-    left: tuple[Dim, ...] = (rows, over)
-    right: tuple[Dim, ...] = (over, columns)
+    shares = tuple(dim for dim in values.layout.blocked.dims if dim.name == "s")
+    left, right, dims = (*shares, rows, over), (*shares, over, columns), (*shares, *dims)
     if not matrix:
         left, right = values.join((left,)), values.join((right,))
     a, b = operand(values, lhs, left, over, "lhs"), operand(values, rhs, right, over, "rhs")
@@ -109,6 +109,8 @@ def dot_in_loop(values: Values, fold: Fold, arch: str) -> Callable[[], None]:
     Products of which only the sum is needed have one accumulator, and if they are scaled, the last one scales them all.
     """
     hoisted = _hoisted(values, fold)
+    if any(dim.name == "s" for dim in values.layout.blocked.dims):
+        _ask_ahead(values, hoisted.scales, values.layout.blocked.sides(fold)[2])
     fields.convert(values, arch, hoisted.operands)
     found = product(values, replace(fold, args=hoisted.operands), arch)
     total = total_of(values.layout.blocked.body, fold)
@@ -128,6 +130,25 @@ def dot_in_loop(values: Values, fold: Fold, arch: str) -> Callable[[], None]:
     else:
         values.line(f"{name} += {found.text(values)}")
     return lambda: bind(values, total.value, fold.dtype, found, running) if fold is total.folds[-1] else None
+
+
+def _ask_ahead(values: Values, scales: Sequence[tuple[str, Expr]], over: Dim) -> None:
+    """Ask for what the next step is scaled by before this one is multiplied: nothing else would wait for it so long."""
+    layout, depth = values.layout, values.depth
+    for load in loads(*(factor for _, factor in scales)):
+        index = load.index[0]
+        if isinstance(index, Expr) or over not in layout.within(index) or values.find(load) is not None:
+            continue
+        if over.symbol in layout.by_block(index).free_symbols or load.mask is not None:
+            continue
+        first = replace(load, index=(index.xreplace({over.symbol: ZERO}),))
+        begun = replace(values.loaded_from(first, over, "0"), depth=depth - 1)
+        ahead = values.name(f"{load.buffer}_next", begun).code.text
+        values.bind(load, values.name(load.buffer, replace(begun, code=Code(ahead), depth=depth)))
+        last = values.index_tile(over.size - layout.config.block(over.name)).code.text
+        step = Tile(Code(f"tl.minimum({values.starts[over]} + {over.constant}, {last})"), (), depth)
+        start = values.name(f"{over.name}_next", step).code.text
+        values.line(f"{ahead} = {values.loaded_from(load, over, start).code.text}")
 
 
 def _scaled_alike(values: Values, total: Total) -> bool:
@@ -197,7 +218,9 @@ def operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: 
             tile = values.select(mask, tile, Tile(literal(0, expr.dtype)))
     order = values.join((dims,))
     tile = values.spread(tile, order)
-    code = tile.code if order == dims else Code(f"{tile.code.at(ATOM)}.T")
+    code = tile.code
+    if order != dims:
+        code = Code(f"{code.at(ATOM)}.T" if len(dims) == 2 else f"tl.permute({code.text}, 0, 2, 1)")
     return code if code.text.isidentifier() else values.name(wish, replace(tile, code=code)).code
 
 

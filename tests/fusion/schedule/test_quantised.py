@@ -238,7 +238,7 @@ def test_packed_weights_with_few_long_rows_are_multiplied_in_parts_of_one_launch
     kernel = only_kernel(packed_in_groups, *inputs(packed_in_groups, m, 4096, 14336))
     verify_kernel(kernel)
     assert [int(axis.size) for axis in kernel.awaited] == [4]
-    assert {fold.op for fold in folds(block(kernel).kernel)} == {"dot"}
+    assert [fold.op for fold in folds(block(kernel).kernel)] == ["dot", "dot", "sum"]
     source = TritonTarget("sm_90").emit(kernel)
     assert "tl.dot(" in source and "tl.atomic_add(counter + block, 1" in source
 
@@ -312,15 +312,30 @@ def test_only_products_that_nothing_else_needs_have_one_accumulator() -> None:
     assert total_of((*kernel.body, replace(store, value=make_cast(first.ref, BF16))), first) is None
 
 
-@pytest.mark.parametrize(
-    ("linear", "group", "together"), [(packed_in_groups, 128, 2), (packed_in_groups, 64, 2), (in_groups, 128, 1)]
-)
+@pytest.mark.parametrize(("linear", "group", "together"), [(in_groups, 64, 2), (in_groups, 128, 1)])
 def test_steps_shorter_than_a_line_of_memory_are_taken_together(linear: Linear, group: int, together: int) -> None:
     """64 bytes of each row at a time are half a line of it, of which the other half is wanted in the next step."""
     target, kernel = TritonTarget("sm_90"), only_kernel(linear, *inputs(linear, 16, 16384, 4096, group))
     config = target.configs(kernel)[0]
     assert config.unrolled == together
     assert (f"KBLOCK, loop_unroll_factor={together})" in target.emit(kernel)) == (together > 1)
+
+
+@pytest.mark.parametrize(("m", "n", "k"), [(1, 16384, 4096), (16, 16384, 4096), (16, 4096, 14336)])
+@pytest.mark.parametrize(("group", "shares"), [(64, 4), (128, 2), (256, 1)])
+def test_groups_of_packed_weights_that_are_parts_of_a_line_are_shares(
+    m: int, n: int, k: int, group: int, shares: int
+) -> None:
+    kernel = only_kernel(packed_in_groups, *inputs(packed_in_groups, m, n, k, group))
+    blocked = block(kernel)
+    verify_kernel(blocked.kernel)
+    assert [int(dim.size) for dim in blocked.dims if dim.name == "s"] == [shares] * (shares > 1)
+    source, config = TritonTarget("sm_90").emit(kernel), TritonTarget("sm_90").configs(kernel)[0]
+    assert config.block("k") == min(128, group // 2)
+    assert shares == 1 or config.num_warps == shares
+    # What a group is scaled by is asked for a step before it is needed.
+    assert ("in2_next = tl.load(in2_at + k_next" in source) == (shares > 1)
+    assert all(dim.name != "s" for dim in block(kernel, "gfx942").dims)
 
 
 @pytest.mark.parametrize("name", LINEARS)
