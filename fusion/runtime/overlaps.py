@@ -28,7 +28,8 @@ from fusion.joint.layout import is_dense
 Call: TypeAlias = Callable[..., object]
 
 MAX_COMPARED = 16
-"""More tensors than this (the leaves of an optimizer step) are not compared: it would take longer than the call."""
+"""Of more tensors than this (the leaves of an optimizer step) it is only asked whether those changed lie apart from all
+others, and nothing of those that did not at compilation: to compare each with each would take longer than the call."""
 
 
 def watch_overlaps(compiled: Call, captured: Call, inputs: Sequence[object]) -> Call:
@@ -42,10 +43,13 @@ def watch_overlaps(compiled: Call, captured: Call, inputs: Sequence[object]) -> 
     tensors = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor) and _may_overlap(value)]
     changed = _changed(inputs) & set(tensors)
     viewed = _viewed(inputs, changed)
-    compared = bool(changed) and 2 <= len(tensors) <= MAX_COMPARED
-    if not compared and not viewed:
+    layout: _Layout | _Apart | None = None
+    if changed and 2 <= len(tensors) <= MAX_COMPARED:
+        layout = _Layout.of(inputs, tensors, changed, merged=_merged(inputs))
+    elif changed and (apart := _Apart(frozenset(changed), tuple(tensors))).holds(inputs):
+        layout = apart
+    if layout is None and not viewed:
         return compiled
-    layout = _Layout.of(inputs, tensors, changed, merged=_merged(inputs)) if compared else None
 
     def run(*args: object) -> object:
         lies = (layout is None or layout.holds(args)) and all(_fills_its_memory(args[k]) for k in viewed)
@@ -105,6 +109,30 @@ class _Layout:
         if any(_base_of(args[k]) != base for k, base in self.bases.items()):
             return False
         return all(args[k].storage_offset() == start for k, start in self.starts.items())  # type: ignore[attr-defined]
+
+
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    """Inputs of which those that are `changed` lie apart from all `others`, themselves among them."""
+
+    changed: frozenset[int]
+    others: tuple[int, ...]
+
+    def holds(self, args: Sequence[object]) -> bool:
+        """Do they, among these?  Hardly ever do two of them share memory, which is quick to see."""
+        memories = {args[k].untyped_storage()._cdata for k in self.others}  # type: ignore[attr-defined]  # tensors
+        if len(memories) == len(self.others):
+            return True
+        spans = _spans(args, self.others)
+        reached = reached_by_changed = 0
+        for k in sorted(self.others, key=spans.__getitem__):
+            start, stop = spans[k]
+            if start < stop and start < (reached if k in self.changed else reached_by_changed):
+                return False
+            reached = max(reached, stop)
+            if k in self.changed:
+                reached_by_changed = max(reached_by_changed, stop)
+        return True
 
 
 def _spans(args: Sequence[object], tensors: Sequence[int]) -> dict[int, tuple[int, int]]:

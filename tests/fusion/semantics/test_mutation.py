@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import pytest
 import torch
@@ -187,6 +187,24 @@ def test_same_code_with_and_without_shared_memory() -> None:
     assert {bool(graph.failure) for graph in fusion.report(fused).graphs} == {False, True}
     columns = torch.ones(3, 6)
     compare(f(columns[:, :2].clone(), columns[:, 2:]), fused(columns[:, :2], columns[:, 2:]))
+
+
+def test_many_inputs_that_lay_apart() -> None:
+    def f(*given: torch.Tensor) -> list[torch.Tensor]:
+        given[3].add_(1)
+        return [x * 2 for x in given]
+
+    def rows(starts: Sequence[int]) -> list[torch.Tensor]:
+        memory = torch.arange(200.0)
+        return [memory[start : start + 4] for start in starts]
+
+    fused = fusion.fuse(f)
+    apart, unchanged_meet = range(0, 160, 8), [*range(0, 152, 8), 0]
+    within, before, same = ([*range(0, 152, 8), start] for start in (25, 23, 24))
+    for starts, eager in ((apart, 0), (unchanged_meet, 0), (within, 1), (before, 1), (same, 1)):
+        mine, yours = rows(starts), rows(starts)
+        compare((f(*mine), mine), (fused(*yours), yours))
+        assert sum(bool(graph.failure) for graph in fusion.report(fused).graphs) == eager
 
 
 def test_an_input_that_requires_grad_is_changed_through_an_intermediate() -> None:
