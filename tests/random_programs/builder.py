@@ -23,6 +23,9 @@ from tests.random_programs.program import Program
 LARGEST = 1 << 14
 """Elements of a tensor, where nothing else is said."""
 
+WHOLE = (*range(-9, 10), 40, -40)
+"""Integers that are passed."""
+
 LOUDEST = 1e3
 """Of any finite number in a float result: beyond, halves overflow and differences of large numbers say little."""
 
@@ -51,13 +54,15 @@ def is_any(tensor: Tensor) -> bool:
 
 
 class Builder:
-    """Grows a program.  `values` are what its names hold, in the order in which they were made."""
+    """Grows a program.  `values` are what its names hold, in the order in which they were made; `integers`, what is
+    passed beside tensors."""
 
     def __init__(
         self, rng: random.Random, sizes: dict[str, int], seed: int, *, grads: bool, odd: bool, largest: int = LARGEST
     ) -> None:
         self.rng, self.sizes, self.seed = rng, sizes, seed
         self.grads, self.odd, self.largest = grads, odd, largest
+        self.integers = {name: rng.choice(WHOLE) for name in ("n", "m")}
         self.inputs: list[Input] = []
         self.statements: list[str] = []
         self.values: dict[str, Tensor] = {}
@@ -141,7 +146,7 @@ class Builder:
 
     def attempt(self, statement: str, targets: Sequence[str]) -> bool:
         """Run a statement that gives names to `targets`; whether it was taken."""
-        space: dict[str, object] = {"torch": torch, "F": F, **self.values}
+        space: dict[str, object] = {"torch": torch, "F": F, **self.integers, **self.values}
         before = {name: numbers(value) for name, value in self.values.items()}
         try:
             exec(statement, space)
@@ -161,7 +166,7 @@ class Builder:
     def again(self) -> None:
         """Hold what the statements so far give: one that was left out may have written something."""
         arguments = [self._argument(position) for position in range(len(self.inputs))]
-        space: dict[str, object] = {"torch": torch, "F": F}
+        space: dict[str, object] = {"torch": torch, "F": F, **self.integers}
         space.update(zip((entry.name for entry in self.inputs), arguments, strict=True))
         for statement in self.statements:
             exec(statement, space)

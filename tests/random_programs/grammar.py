@@ -12,8 +12,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from tests.random_programs import models, pieces, templates
-from tests.random_programs.builder import LARGEST, Builder, is_any, is_float, names_read
+from tests.random_programs import integers, models, pieces, templates
+from tests.random_programs.builder import LARGEST, WHOLE, Builder, is_any, is_float, names_read
 from tests.random_programs.program import Program
 from tests.random_programs.templates import filled
 
@@ -210,6 +210,7 @@ PRODUCTIONS: tuple[tuple[Production, int], ...] = (
     (table(pieces.LOSSES), 3),
     (table(pieces.IMAGES), 5),
     (table(pieces.ORDERS), 5),
+    (table(integers.INTEGERS), 3),
     (table(models.CACHES), 3),
     (table(models.EXPERTS), 4),
     (table(models.PLACES), 3),
@@ -260,10 +261,13 @@ def finished(builder: Builder) -> Program:
     lines = [*builder.statements, f"return ({', '.join(used)},)"]
     read = {name for line in lines for name in names_read(line)}
     inputs = tuple(entry for entry in builder.inputs if entry.name in read)
-    program = Program(inputs, "\n".join(lines), (builder.sizes,), seed=builder.seed)
-    if rng.random() < 0.35:
+    passed = {name: value for name, value in builder.integers.items() if name in read}
+    first = {**builder.sizes, **passed}
+    program = Program(inputs, "\n".join(lines), (first,), seed=builder.seed, integers=tuple(passed))
+    if rng.random() < 0.35 or passed:
         others = {name: max(2, size + rng.choice((-3, -1, 1, 2, 5))) for name, size in builder.sizes.items()}
-        again = replace(program, calls=(builder.sizes, others), dynamic=rng.choice((None, True)))
+        others |= {name: rng.choice(WHOLE) for name in passed}
+        again = replace(program, calls=(first, others), dynamic=rng.choice((None, True)))
         if runs(again):
             program = again
     trained = replace(program, backward=True)
@@ -281,7 +285,7 @@ def runs(program: Program) -> bool:
 
     try:
         for call in range(len(program.calls)):
-            run(program.function(), program.tensors(call), program.backward)
+            run(program.function(), program.arguments(call), program.backward)
     except Exception:
         return False
     return True

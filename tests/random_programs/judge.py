@@ -71,10 +71,11 @@ class Verdict:
     breaks: bool = False
 
 
-def run(function: Callable[..., object], arguments: Sequence[Tensor], backward: bool, shift: float = 0.0) -> Run:
+def run(function: Callable[..., object], given: Sequence[Tensor | int], backward: bool, shift: float = 0.0) -> Run:
     """Call with fresh arguments: results, what the arguments are afterwards, gradients for `cotangent`s."""
-    results = function(*arguments)
+    results = function(*given)
     assert isinstance(results, tuple)
+    arguments = [argument for argument in given if isinstance(argument, Tensor)]
     named: dict[str, Tensor | None] = {f"result {k}": result for k, result in enumerate(results)}
     named.update({f"input {k}": argument for k, argument in enumerate(arguments)})
     shared = dict(_shared(named))
@@ -126,7 +127,7 @@ def judge(program: Program, device: str = "cpu", target: str | None = None, *, s
         warnings.simplefilter("ignore")
         for call in range(len(program.calls)):
             try:
-                found = run(fused, program.tensors(call, device), program.backward)
+                found = run(fused, program.arguments(call, device), program.backward)
                 synchronize(device)
             except Unsupported as refusal:  # of this call: what fails to be compiled is raised by Dynamo
                 other = judge(program, device, target, strict=False)
@@ -187,7 +188,7 @@ def cause(failure: BaseException) -> str:
 
 def difference(program: Program, call: int, device: str, found: Run) -> tuple[str, int]:
     """How a run differs from eager's, empty if it does not; and how many of its tensors could not be compared well."""
-    expected = run(program.function(), program.tensors(call, device), program.backward)
+    expected = run(program.function(), program.arguments(call, device), program.backward)
     layout = _layout(found, expected)
     if layout and not any(other and not _layout(found, other) for other in _captures(program, call, device)):
         return layout, 0
@@ -238,8 +239,11 @@ def _captures(program: Program, call: int, device: str) -> Iterator[Run | None]:
 
 def _faked(program: Program, call: int, device: str, sizes: ShapeEnv | None) -> Run:
     """What fake tensors say; with `sizes`, those are symbols, for which PyTorch works out strides in another way."""
-    mode, arguments = FakeTensorMode(shape_env=sizes), []
-    for k, tensor in enumerate(program.tensors(call, device)):
+    mode, arguments = FakeTensorMode(shape_env=sizes), list[Tensor | int]()
+    for k, tensor in enumerate(program.arguments(call, device)):
+        if isinstance(tensor, int):
+            arguments.append(tensor)
+            continue
         symbols = None if sizes is None else StatelessSymbolicContext([DimDynamic.DUCK] * tensor.dim())
         arguments.append(mode.from_tensor(tensor, symbolic_context=symbols, source=ConstantSource(f"x{k}")))
     with mode:
@@ -251,7 +255,7 @@ def _captured(program: Program, call: int, device: str, backend: str = "aot_eage
     torch._dynamo.reset()
     captured = torch.compile(program.function(), backend=backend, dynamic=program.dynamic)
     try:
-        return [run(captured, program.tensors(k, device), program.backward) for k in range(call + 1)][-1]
+        return [run(captured, program.arguments(k, device), program.backward) for k in range(call + 1)][-1]
     except Exception:
         return None
 
@@ -261,7 +265,7 @@ def _captured_rightly(program: Program, call: int, device: str) -> bool:
     captured = _captured(program, call, device)
     if captured is None:
         return False
-    return not _layout(captured, run(program.function(), program.tensors(call, device), program.backward))
+    return not _layout(captured, run(program.function(), program.arguments(call, device), program.backward))
 
 
 def _wrongly_captured(
@@ -292,7 +296,7 @@ def _exact(
         for copies in (False, True):  # autograd may miss what was overwritten where a cast is none any more
             with suppress(RuntimeError):
                 function = program.function(wide=True, copies=copies)
-                arguments = program.tensors(call, device, wide=True, shift=shift, apart=apart)
+                arguments = program.arguments(call, device, wide=True, shift=shift, apart=apart)
                 with mode or nullcontext():
                     return run(function, arguments, program.backward, other)
     finally:
@@ -307,7 +311,9 @@ def _error_of(program: Program, call: int, device: str, shift: float, *, apart: 
     are `apart`, roundings that are zero by chance are not zero in all of them.  Both are what eager's error may be.
     """
     try:
-        own = run(program.function(), program.tensors(call, device, shift=shift, apart=apart), program.backward, shift)
+        own = run(
+            program.function(), program.arguments(call, device, shift=shift, apart=apart), program.backward, shift
+        )
     except RuntimeError:
         return {}
     return _largest(own, _exact(program, call, device, shift, apart=apart))

@@ -1,4 +1,4 @@
-"""A random program: readable source over named inputs, with the calls it is judged by.
+"""A random program: readable source over named inputs, tensors and integers, with the calls it is judged by.
 
 Printed, it is an expression that a regression test can hold.
 """
@@ -11,6 +11,7 @@ import re
 import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -24,14 +25,15 @@ _numbers = itertools.count()
 
 @dataclass(frozen=True)
 class Program:
-    """A function of tensors that returns a tuple of tensors, and how it is called.
+    """A function of tensors, and of integers after them, that returns a tuple of tensors, and how it is called.
 
     Attributes:
         source: the body of the function, over the names of the inputs.
-        calls: the sizes of each call.
+        calls: the sizes of each call, and its integers.
         dynamic: as for `fuse`.
         backward: with the gradients of every input that may have one.
         seed: of the inputs' numbers.
+        integers: names of the integers that are passed.
     """
 
     inputs: tuple[Input, ...]
@@ -40,11 +42,13 @@ class Program:
     dynamic: bool | None = None
     backward: bool = False
     seed: int = 0
+    integers: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         inputs = "".join(f"        {entry},\n" for entry in self.inputs)
         body = textwrap.indent(textwrap.dedent(self.source).strip(), " " * 8)
-        settings = [f"{name}={getattr(self, name)}" for name in ("dynamic", "backward", "seed") if getattr(self, name)]
+        names = ("dynamic", "backward", "seed", "integers")
+        settings = [f"{name}={getattr(self, name)}" for name in names if getattr(self, name)]
         rest = "".join(f"    {setting},\n" for setting in settings)
         return (
             f'Program(\n    inputs=(\n{inputs}    ),\n    source="""\n{body}\n    """,\n'
@@ -67,17 +71,21 @@ class Program:
             body = re.sub(r"torch\.(float32|float16|bfloat16)\b", "torch.float64", body)
         if copies:
             body = body.replace(".to(torch.float64)", ".to(torch.float64, copy=True)")
-        return compiled(body, [entry.name for entry in self.inputs])
+        return compiled(body, [*(entry.name for entry in self.inputs), *self.integers])
 
     def tensors(
         self, call: int, device: str = "cpu", *, wide: bool = False, shift: float = 0.0, apart: bool = False
     ) -> list[Tensor]:
-        """Fresh arguments for one of the calls, as `Input.tensor` makes them."""
+        """Fresh tensors for one of the calls, as `Input.tensor` makes them."""
         seeds = [self.seed * 1009 + call * 101 + position for position in range(len(self.inputs))]
         return [
             entry.tensor(self.calls[call], seed, device, wide=wide, shift=shift, apart=apart)
             for entry, seed in zip(self.inputs, seeds, strict=True)
         ]
+
+    def arguments(self, call: int, device: str = "cpu", **changes: Any) -> list[Tensor | int]:
+        """Fresh arguments for one of the calls: `tensors`, then its integers."""
+        return [*self.tensors(call, device, **changes), *(self.calls[call][name] for name in self.integers)]
 
 
 def compiled(body: str, names: Sequence[str]) -> Function:

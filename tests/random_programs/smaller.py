@@ -65,7 +65,8 @@ def _pruned(program: Program, lines: list[str], results: list[str]) -> Program:
             kept.insert(0, line)
     inputs = tuple(entry for entry in program.inputs if entry.name in needed)
     source = "\n".join([*kept, f"return ({', '.join(dict.fromkeys(results))},)"])
-    return replace(program, inputs=inputs, source=source)
+    integers = tuple(name for name in program.integers if name in needed)
+    return replace(program, inputs=inputs, source=source, integers=integers)
 
 
 def _given(program: Program, lines: list[str], results: list[str]) -> Iterator[Program]:
@@ -77,7 +78,7 @@ def _given(program: Program, lines: list[str], results: list[str]) -> Iterator[P
         for target in _targets(lines[position]):
             probe = _pruned(program, lines[: position + 1], [target])
             try:
-                value = probe.function()(*probe.tensors(0))[0]
+                value = probe.function()(*probe.arguments(0))[0]
             except Exception:
                 continue
             fresh = f"y{len(program.inputs)}"

@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from benchmarks import random_programs
 from fusion.inspect.report import Explanation
 from lowering.errors import Unsupported
+from tests.random_programs import integers, models, pieces, templates
 from tests.random_programs import judge as judging
-from tests.random_programs import models, pieces, templates
 from tests.random_programs.builder import Builder
 from tests.random_programs.grammar import generate
 from tests.random_programs.inputs import LAYOUTS, VALUES, Input
@@ -61,10 +61,10 @@ def entered(seed: int) -> Builder:
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("name", [*TABLES, *PIECES, *MODELS, "MUTATIONS"])
+@pytest.mark.parametrize("name", [*TABLES, *PIECES, *MODELS, "MUTATIONS", "INTEGERS"])
 def test_eager_takes_every_entry_of_a_table(name: str) -> None:
     file = pieces if name in PIECES else models if name in MODELS else templates
-    for entry in set(getattr(file, name)):
+    for entry in set(integers.INTEGERS if name == "INTEGERS" else getattr(file, name)):
         for seed in range(100):
             builder = entered(seed)
             text = templates.filled(builder, entry)
