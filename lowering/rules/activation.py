@@ -64,8 +64,8 @@ def formula(target: OpOverload, kind: Kind = Kind.DEFAULT) -> Callable[[Formula]
 
 @formula(aten.relu.default)
 def relu(x: Term) -> Term:
-    """max(x, 0)."""
-    return maximum(x, 0)
+    """max(0, x), which leaves -0.0 as it is."""
+    return maximum(0, x)
 
 
 @formula(aten.leaky_relu.default)

@@ -256,13 +256,13 @@ def pow_tensor(ctx: Builder, base: Argument, exponent: Argument) -> Value:
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(ctx: Builder, x: Value, min: Argument | None = None, max: Argument | None = None) -> Value:
-    """x held between two bounds, either of which may be missing; NaN stays NaN."""
+    """x held between two bounds, either of which may be missing; NaN and -0.0 stay."""
 
     def formula(a: Term, *bounds: Term) -> Term:
         rest = list(bounds)
         if min is not None:
-            a = maximum(a, rest.pop(0))
-        return minimum(a, rest.pop(0)) if max is not None else a
+            a = maximum(rest.pop(0), a)
+        return minimum(rest.pop(0), a) if max is not None else a
 
     return compose(formula, x, *(bound for bound in (min, max) if bound is not None))
 
@@ -270,13 +270,13 @@ def clamp(ctx: Builder, x: Value, min: Argument | None = None, max: Argument | N
 @lowers(aten.clamp_min.default, aten.clamp_min.Tensor)
 def clamp_min(ctx: Builder, x: Value, min: Argument) -> Value:
     """The larger of x and the bound."""
-    return pointwise("maximum", x, min)
+    return pointwise("maximum", min, x)
 
 
 @lowers(aten.clamp_max.default, aten.clamp_max.Tensor)
 def clamp_max(ctx: Builder, x: Value, max: Argument) -> Value:
     """The smaller of x and the bound."""
-    return pointwise("minimum", x, max)
+    return pointwise("minimum", max, x)
 
 
 @lowers(aten.fmax.default)

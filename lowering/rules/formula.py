@@ -182,13 +182,13 @@ def where(condition: Term, a: Operand, b: Operand) -> Term:
     return Term(Op("where", (condition.expr, literal(a, dtype), literal(b, dtype)), dtype))
 
 
-def maximum(a: Term, b: Operand) -> Term:
-    """The larger operand; NaN if either is."""
+def maximum(a: Operand, b: Operand) -> Term:
+    """The larger operand; NaN if either is; on a CPU the second of 0.0 and -0.0.  One of them is a term."""
     return call("maximum", a, b)
 
 
-def minimum(a: Term, b: Operand) -> Term:
-    """The smaller operand; NaN if either is."""
+def minimum(a: Operand, b: Operand) -> Term:
+    """The smaller operand; NaN if either is; on a CPU the second of 0.0 and -0.0.  One of them is a term."""
     return call("minimum", a, b)
 
 
@@ -248,8 +248,8 @@ def isinf(a: Term) -> Term:
 
 
 def clamp(a: Term, low: Operand, high: Operand) -> Term:
-    """`a` held between two bounds; where they cross, `high` wins."""
-    return minimum(maximum(a, low), high)
+    """`a` held between two bounds, a -0.0 too; where they cross, `high` wins."""
+    return minimum(high, maximum(low, a))
 
 
 def sigmoid(a: Term) -> Term:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from codegen.numerics import Numerics
@@ -70,6 +71,17 @@ def test_chains_have_the_bits_of_eager(chain: Callable[..., Tensor], dtype: torc
     (*_, latest) = report(fused).graphs
     assert not latest.externs
     assert len(latest.kernels) == 1
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_a_negative_zero_stays_one_at_a_bound(dtype: torch.dtype) -> None:
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        zero = x * 0
+        held = torch.relu(zero), zero.clamp(0, 6), zero.clamp(min=0), zero.clamp(max=0), F.hardtanh(zero, 0.0, 1.0)
+        return sum(torch.copysign(y, each) * 2**k for k, each in enumerate(held))
+
+    x, y = operands(dtype)
+    assert torch.equal(fuse(f, options=STRICT)(x, y), f(x, y))
 
 
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
