@@ -33,6 +33,9 @@ from lowering.kernel import Kernel
 
 WARP = 32
 
+NO_CONTEXT = 201
+"""The driver's number for a launch in a thread that has no device yet, as a thread of autograd's may not."""
+
 
 class Launch(Protocol):
     """A launch of a kernel, called with its tensors; until there is a binary it calls what it was made with."""
@@ -128,11 +131,23 @@ def run_of(binary: Binary, allocate: Callable[[int], torch.Tensor]) -> Run:
     def run(programs: int, args: Sequence[int]) -> None:
         if programs > 0:
             memory = allocate(programs * scratch).data_ptr() if scratch else 0
-            error = launch(binary.prepared(programs), stream_of(binary.device), memory, tuple(args))
+            described = binary.prepared(programs), stream_of(binary.device), memory, tuple(args)
+            error = launch(*described)
+            if error == NO_CONTEXT:
+                _enter(binary.device)
+                error = launch(*described)
             if error:
                 raise RuntimeError(f"CUDA refuses a launch: {_text(error)}")
 
     return run
+
+
+def _enter(device: int) -> None:
+    """Make the context that PyTorch has on a device that of this thread."""
+    library, number, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(), ctypes.c_void_p()
+    library.cuDeviceGet(ctypes.byref(number), device)
+    library.cuDevicePrimaryCtxRetain(ctypes.byref(context), number)
+    library.cuCtxSetCurrent(context)
 
 
 def _text(error: int) -> str:

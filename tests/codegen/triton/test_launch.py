@@ -222,6 +222,24 @@ def test_launches_that_are_looked_up_reach_the_driver(now: dict[str, int], monke
         run(3, [16, 32])
 
 
+@pytest.mark.usefixtures("now")
+@pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
+def test_a_thread_without_a_device_is_given_that_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As one of autograd's may be, where backward launches what forward has loaded."""
+    driver, entered = _Driver(4), list[int]()
+    driver.result = direct.NO_CONTEXT
+
+    def enter(device: int) -> None:
+        entered.append(device)
+        driver.result = 0
+
+    monkeypatch.setattr(direct, "_enter", enter)
+    run = run_of(Binary(1, driver.entry, 1234, 64, 0, 0, dependent=False, cooperative=False), lambda size: _At(size))
+    run(3, [16, 32])
+    run(3, [16, 32])
+    assert entered == [1] and len(driver.launched) == 3
+
+
 def test_sizes_that_only_count_rows_have_one_binary() -> None:
     rows, length = sympy.symbols("s0 s1", integer=True, positive=True)
 
