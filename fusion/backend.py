@@ -42,6 +42,7 @@ from fusion.captured.unread import skip_unread_rows
 from fusion.compile import compile_graph
 from fusion.inspect.breaks import Break, break_after
 from fusion.inspect.report import Report
+from fusion.interpreter import for_compiling
 from fusion.joint.formats import prefer_channels_last
 from fusion.joint.pairs import part_complex_numbers
 from fusion.joint.seeds import has_seeds
@@ -53,7 +54,6 @@ from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder, forget_recordings
 from fusion.runtime.second_derivatives import watch_derivatives
 from fusion.runtime.surroundings import refuse_fake_inputs, watch_surroundings
-from fusion.turns import short_turns
 from lowering.builder import origin_of
 from lowering.errors import BuildError, FusionError, Origin, Unsupported
 from lowering.interpret import run_program
@@ -123,7 +123,7 @@ class Backend:
                 skip_unread_rows(graph, self.options.workspace)
             self._begin(example_inputs)
             told: list[Told] = []
-            with _compiling(), short_turns():
+            with _compiling(), for_compiling():
                 compiled = self._aot(told.append)(graph, example_inputs)
         except (RestartAnalysis, ShortenTraceback):  # Dynamo is asked to begin anew, or has it raised already
             raise
@@ -176,7 +176,7 @@ class Backend:
                 if self._streams(main_device(graph)):
                     fix_widths(graph)
             say = None if self.options.strict else refused
-            with short_turns():
+            with for_compiling():
                 compiled, report = compile_graph(graph, self.options, label, recorder, say)
         except Exception as failure:  # any defect of ours must leave the user's program running
             if self.options.strict:

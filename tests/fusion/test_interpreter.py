@@ -1,0 +1,31 @@
+"""How the interpreter is set while something is compiled."""
+
+from __future__ import annotations
+
+import gc
+import sys
+
+from fusion.interpreter import OBJECTS, SECONDS, for_compiling
+
+
+def test_settings_last_until_the_last_one_is_done() -> None:
+    before = sys.getswitchinterval(), gc.get_threshold()
+    first, second = for_compiling(), for_compiling()
+    with first:
+        second.__enter__()
+        assert sys.getswitchinterval() <= SECONDS < before[0]
+        assert gc.get_threshold()[0] >= OBJECTS > before[1][0]
+    assert sys.getswitchinterval() <= SECONDS and gc.get_threshold()[0] >= OBJECTS
+    second.__exit__(None, None, None)
+    assert (sys.getswitchinterval(), gc.get_threshold()) == before
+
+
+def test_who_never_looks_for_garbage_does_not_begin_to() -> None:
+    before = gc.get_threshold()
+    gc.set_threshold(0)
+    try:
+        with for_compiling():
+            assert gc.get_threshold()[0] == 0
+        assert gc.get_threshold()[0] == 0
+    finally:
+        gc.set_threshold(*before)
