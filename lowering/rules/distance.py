@@ -11,7 +11,7 @@ import torch
 from lowering.builder import Builder
 from lowering.errors import Unsupported
 from lowering.expr import IndexValue
-from lowering.indexing import axis_symbol
+from lowering.indexing import FloorDiv, axis_symbol
 from lowering.registry import lowers
 from lowering.rules.assembly import placed
 from lowering.rules.formula import Term, absolute, call, eq, literal, maximum, minimum, ne, sqrt, where
@@ -96,7 +96,7 @@ def cdist_backward(ctx: Builder, grad: Value, x1: Value, x2: Value, p: float, di
 def pdist(ctx: Builder, x: Value, p: float = 2.0) -> Value:
     """The p-norm of the difference of each two rows of a matrix [n, m]: n(n - 1)/2 numbers."""
     n, m = x.shape
-    shape = (n * (n - 1) / 2, m)
+    shape = (FloorDiv(n * (n - 1), 2), m)
     if shape[0] == 0:
         return Value(shape[:1], x.dtype, x.device, literal(0, x.dtype))
     pair, middle = Term(IndexValue(axis_symbol(0))), Term(literal(n, torch.float64)) - 0.5

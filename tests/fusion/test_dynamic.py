@@ -411,3 +411,14 @@ def test_sizes_that_are_rounded_quotients() -> None:
         x = rows(batch, length)
         torch.testing.assert_close(ours(x), resized(x))
     assert forwards(reports) == 1
+
+
+def test_pairs_of_any_number_of_rows() -> None:
+    compiled = torch.compile(F.pdist, backend=Backend(Options(strict=True)), dynamic=True)
+    for length in (5, 9, 30):
+        x, y = (normal(length, 7).requires_grad_() for _ in range(2))
+        expected, got = F.pdist(x), compiled(y)
+        torch.testing.assert_close(got, expected)
+        for result in (expected, got):
+            (result * torch.linspace(0, 1, result.numel())).sum().backward()
+        torch.testing.assert_close(y.grad, x.grad)
