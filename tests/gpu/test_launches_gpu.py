@@ -167,6 +167,20 @@ def test_streams_graphs_and_threads() -> None:
     assert not failures
 
 
+def test_a_thread_that_has_done_nothing_on_the_device() -> None:
+    launch = build(add(1000))
+    x, y, out = tensors(add(1000), "cuda")
+    launch(x, y, out)
+    torch.cuda.synchronize()
+    want = x + y
+    out.zero_()
+    torch.cuda.synchronize()
+    thread = threading.Thread(target=launch, args=(x, y, out))
+    thread.start()
+    thread.join()
+    torch.testing.assert_close(out, want)
+
+
 def test_descriptors_in_a_graph() -> None:
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs tensor descriptors")
