@@ -181,6 +181,34 @@ def test_a_thread_that_has_done_nothing_on_the_device() -> None:
     torch.testing.assert_close(out, want)
 
 
+def test_a_graph_in_threads_that_have_done_nothing_on_the_device() -> None:
+    """Forward and backward, of what is compiled there, and of what was compiled elsewhere."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        return torch.tanh(x).sum(-1)
+
+    x = torch.randn(64, 100, device="cuda", requires_grad=True)
+    (expected,) = torch.autograd.grad(f(x).sum(), x)
+    fused = fusion.fuse(f, options={"strict": True})
+    found: list[torch.Tensor | BaseException] = []
+
+    def work() -> None:
+        try:
+            result = fused(x)
+            found.append(torch.autograd.grad(result, x, torch.ones_like(result))[0])
+        except BaseException as failure:
+            found.append(failure)
+
+    for _ in range(2):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    work()
+    for got in found:
+        assert isinstance(got, torch.Tensor), got
+        torch.testing.assert_close(got, expected)
+
+
 def test_descriptors_in_a_graph() -> None:
     if torch.cuda.get_device_capability() < (9, 0):
         pytest.skip("needs tensor descriptors")

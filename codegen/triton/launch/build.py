@@ -31,7 +31,7 @@ from codegen.triton.launch.beginning import begin
 from codegen.triton.launch.counters import Run, counted
 from codegen.triton.launch.direct import Binary, loaded, run_of
 from codegen.triton.launch.launchers import Either, Wanted, launcher
-from codegen.triton.launch.load import Generated, load
+from codegen.triton.launch.load import Generated, load, signature
 from codegen.triton.launch.present import arch_at
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
@@ -157,7 +157,8 @@ def _run(compiled: Any, device: int, source: Generated) -> tuple[Run, Binary | N
         # Freed in stream order: by the time the memory is used again, the kernel is done with it.
         return empty((size,), (1,), torch.int8)
 
-    binary = loaded(compiled, device) if _is_plain(source) else None
+    given = len(signature(source)) - len(source.constants)
+    binary = loaded(compiled, device, given) if _is_plain(source) else None
     if binary is not None:
         return run_of(binary, allocate), None if binary.scratch else binary
     return _run_of_triton(compiled, device, source, allocate), None

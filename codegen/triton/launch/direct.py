@@ -32,9 +32,13 @@ from lowering.errors import BuildError
 from lowering.kernel import Kernel
 
 WARP = 32
+OWN = 2
+"""Arguments of every kernel that Triton adds: memory for its programs, and for a profiler."""
 
-NO_CONTEXT = 201
-"""The driver's number for a launch in a thread that has no device yet, as a thread of autograd's may not."""
+NO_CONTEXT, OTHER_CONTEXT = 201, 400
+"""The driver's numbers for a launch in a thread that has no device yet, as a thread of autograd's may not, and for one
+in a thread that is on another device: a handle is not of its context.
+"""
 
 
 class Launch(Protocol):
@@ -106,10 +110,26 @@ def _entry() -> int:
     return 0
 
 
-def loaded(compiled: Any, device: int) -> Binary | None:
-    """Triton's `CompiledKernel`, loaded on `device`, the current one; None where Triton has to launch it."""
+def declared(ptx: str) -> int:
+    """How many arguments the kernel of a text takes.
+
+    >>> declared(".visible .entry add(.param .u64 add_param_0, .param .u32 add_param_1)")
+    2
+    """
+    return ptx.partition(".entry")[2].partition(")")[0].count(".param")
+
+
+def loaded(compiled: Any, device: int, given: int) -> Binary | None:
+    """Triton's `CompiledKernel`, loaded on `device`, the current one; None where Triton has to launch it.
+
+    Args:
+        given: how many arguments a launch is given.  The two that Triton adds, `direct.c` adds too; a release that adds
+            others launches by itself.
+    """
     metadata = compiled.metadata
     if torch.version.hip is not None or stub() is None or not _entry():
+        return None
+    if declared(compiled.asm["ptx"]) != given + OWN:
         return None
     if getattr(metadata, "num_ctas", 1) != 1 or getattr(metadata, "profile_scratch_size", 0):
         return None
@@ -125,7 +145,10 @@ def loaded(compiled: Any, device: int) -> Binary | None:
 
 
 def run_of(binary: Binary, allocate: Callable[[int], torch.Tensor]) -> Run:
-    """Launches `binary` with integers on the current stream; `allocate` gives memory for its programs."""
+    """Launches `binary` with integers on the current stream; `allocate` gives memory for its programs.
+
+    A thread in which nothing has called CUDA yet, as those of autograd, has no context; the launch tells.
+    """
     stream_of, launch, scratch = torch._C._cuda_getCurrentRawStream, stub().launch, binary.scratch
 
     def run(programs: int, args: Sequence[int]) -> None:
@@ -133,7 +156,7 @@ def run_of(binary: Binary, allocate: Callable[[int], torch.Tensor]) -> Run:
             memory = allocate(programs * scratch).data_ptr() if scratch else 0
             described = binary.prepared(programs), stream_of(binary.device), memory, tuple(args)
             error = launch(*described)
-            if error == NO_CONTEXT:
+            if error in (NO_CONTEXT, OTHER_CONTEXT):
                 _enter(binary.device)
                 error = launch(*described)
             if error:

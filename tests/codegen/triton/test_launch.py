@@ -135,14 +135,14 @@ class _Driver:
 
     def __init__(self, count: int) -> None:
         self.launched: list[tuple[object, ...]] = []
-        self.result = 0
+        self.result: int | Callable[[], int] = 0
 
         def launch(config: Any, function: int, params: Any, extra: int | None) -> int:
             (given,) = config
             self.launched.append((*given.grid, *given.block, given.shared, given.stream, given.ways, function))
             self.args = [params[k][0] for k in range(count)]
             assert extra is None
-            return self.result
+            return self.result() if callable(self.result) else self.result
 
         pointers = ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64))
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Config), ctypes.c_void_p, pointers, ctypes.c_void_p)
@@ -174,6 +174,49 @@ def test_an_ordinary_launch_is_one_call_of_the_driver(now: dict[str, int]) -> No
         launch(_At(16), _At(64), _At(96), *sizes)
         expected = (False, 9, 20, 64, 80), (True, 7, 16, 64, 80), (True, 7, 16, 64, 96)
         assert ready.launched[1:] == [(*call, *sizes) for call in expected] and len(driver.launched) == 3
+
+
+@pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
+@pytest.mark.usefixtures("now")
+def test_a_direct_launch_in_a_thread_without_a_device_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once; it is given that of the launch there."""
+    entered: list[int] = []
+    monkeypatch.setattr(direct, "_enter", entered.append)
+    driver = _Driver(5)
+    binary = Binary(0, driver.entry, 1234, 64, 0, 0, dependent=False, cooperative=False)
+
+    class Loaded(_Recorded):
+        def run(self, *wanted: Any) -> tuple[Callable[[int, list[int]], None], Binary]:
+            return run_of(binary, lambda size: pytest.fail("it takes no memory")), binary
+
+    launch, given = launcher(Loaded(), add(64)), [_At(16 * k) for k in range(1, 4)]
+    launch(*given)
+    driver.result = lambda: 0 if entered else 201
+    launch(*given)  # directly, looked up, and again
+    assert entered == [0] and len(driver.launched) == 1 + 3
+    launch(*given)
+    assert entered == [0] and len(driver.launched) == 1 + 3 + 1
+
+
+@compiles
+@pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
+def test_only_kernels_that_take_what_a_direct_launch_gives_are_launched_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Utils:
+        def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, ...]:
+            assert kernel[:4] == b"\x7fELF"
+            return 1, 1234, 32, 0, 1024
+
+    monkeypatch.setattr(direct, "_entry", lambda: 99)
+    monkeypatch.setattr(direct, "driver", SimpleNamespace(active=SimpleNamespace(utils=Utils())))
+    rows = sympy.Symbol("s0", integer=True, positive=True)
+    for kernel, given in ((add(64), 3), (softmax(rows, 768, Role.WHOLE), 3), (total(1 << 16, 64), 4)):
+        generated = load(kernel, TARGET.emit(kernel))
+        compiled = compile_for(generated, target_of("sm_90"), (False,) * len(kernel.sizes))
+        assert given == len(signature(generated)) - len(generated.constants)
+        binary = direct.loaded(compiled, 0, given)
+        assert binary is not None and (binary.function, binary.entry) == (1234, 99)
+        assert binary.threads == 32 * generated.options["num_warps"] and binary.shared == compiled.metadata.shared
+        assert direct.loaded(compiled, 0, given - 1) is None
 
 
 @pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
