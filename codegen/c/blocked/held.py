@@ -32,10 +32,13 @@ class Tile:
         return self.strides[self.axes.index(symbol)] if symbol is not None and symbol in self.axes else ZERO
 
     def position(self, blocks: Blocks, names: Names, first: Sequence[sympy.Symbol | None] = ()) -> str:
-        """Where the element of the current point lies; for the axes in `first`, of their first point."""
+        """Where the element of the current point lies; for the axes in `first`, of their first point.
+
+        Axes of one point are walked by no loop where an index does not name them.
+        """
         parts = []
         for symbol, stride in zip(self.axes, self.strides, strict=True):
-            if symbol not in first:
+            if symbol not in first and blocks.of[symbol].bound != 1:
                 slot = blocks.of[symbol].extent.slot
                 parts.append(slot if stride == 1 else f"{operand(slot)}*{_factor(stride, names)}")
         return " + ".join(parts) or "0"

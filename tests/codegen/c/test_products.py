@@ -68,6 +68,19 @@ def test_a_product_with_what_stands_around_it(name):
     check(CONTRACTIONS[name])
 
 
+def test_a_product_with_one_column_that_no_index_names():
+    """w · max(a · bᵀ, 0) of one row w: the axis of the rows of w has one point, and what is stored does not have it."""
+    rows, keys, width = 16, 64, 24
+    scores = Fold("scores", "dot", (load("a", width * i + d), load("b", width * s + d)), (d,), F32, (i,), (s,))
+    total = Fold("total", "dot", (op("maximum", scores.ref, const(0.0, F32)), load("w", s)), (s,), F32, (i,), (u,))
+    params = param("a", F32, rows, width), param("b", F32, keys, width), param("w", F32, keys)
+    axes = {i: (rows, GRID), s: (keys, LOOP), d: (width, WHOLE), u: (1, WHOLE)}
+    store = Store("out", i, op("mul", total.ref, const(0.5, F32)))
+    body = Loop((s,), (scores, total)), store
+    a, b, w, out = check(kernel("indexed", (*params, param("out", F32, rows, written=True)), axes, *body))
+    torch.testing.assert_close(out, (a @ b.T).relu() @ w * 0.5, rtol=1e-5, atol=1e-4)
+
+
 @pytest.mark.parametrize("role", [WHOLE, LOOP], ids=["whole", "loop"])
 def test_every_fold_beside_a_product(role):
     """Folds over the columns of a product, and over its rows' terms."""
