@@ -7,6 +7,7 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import CodeType
 from typing import ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
@@ -109,11 +110,13 @@ def _code_of(function: Callable[..., object]) -> CodeType | None:
     return code if isinstance(code, CodeType) else None
 
 
+@dataclass(frozen=True, slots=True)
 class _Duplicate:
     """`copy.deepcopy` of a fused module: a deep copy of the module, fused in the same way."""
 
-    def __init__(self, module: torch.nn.Module, options: Options, dynamic: bool | None) -> None:
-        self.module, self.options, self.dynamic = module, options, dynamic
+    module: torch.nn.Module
+    options: Options
+    dynamic: bool | None
 
     def __call__(self, memo: dict[int, object]) -> torch.nn.Module:
         duplicate = _fuse_module(copy.deepcopy(_plain(self.module), memo), self.options, self.dynamic)
@@ -121,11 +124,13 @@ class _Duplicate:
         return duplicate
 
 
+@dataclass(frozen=True, slots=True)
 class _Saved:
     """How a fused module is pickled: as the module, which is fused in the same way where it is loaded."""
 
-    def __init__(self, module: torch.nn.Module, options: Options, dynamic: bool | None) -> None:
-        self.module, self.options, self.dynamic = module, options, dynamic
+    module: torch.nn.Module
+    options: Options
+    dynamic: bool | None
 
     def __call__(self, protocol: int) -> tuple[Callable[..., torch.nn.Module], tuple[object, ...]]:
         return _fuse_module, (_plain(self.module), self.options, self.dynamic)

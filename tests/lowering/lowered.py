@@ -71,6 +71,11 @@ def layout(tensor: torch.Tensor) -> list[int]:
     return [s for s, n in zip(tensor.stride(), tensor.shape, strict=True) if n > 1 and tensor.numel() > 0]
 
 
+def same(found: object, expected: object) -> None:
+    """Equal in every respect: dtype, shape, strides, values, sign of zero apart."""
+    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
+
+
 def check(
     function: Callable[..., object],
     *inputs: torch.Tensor,

@@ -17,17 +17,13 @@ from lowering.folds import fold
 from lowering.indexing import FloorDiv, Mod
 from lowering.scalar_ops import SCALAR_OPS, result_dtype
 from tests.lowering.building import BF16, F32, F64, I0, I1, I64, LENGTH, R0
+from tests.lowering.lowered import same
 
 
 def values(expr: Expr, axes: dict[sympy.Symbol, int], **buffers: torch.Tensor) -> torch.Tensor:
     """`expr` over whole axes, expanded to all of them."""
     found = evaluate([expr], {axis: range(n) for axis, n in axes.items()}, Scope(buffers, {}, {}))[0]
     return found.expand(list(axes.values()))
-
-
-def same(found: object, expected: object) -> None:
-    """Equal in every respect: dtype, shape, strides, values, sign of zero apart."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
 
 
 # Expressions ----------------------------------------------------------------------------------------------------------

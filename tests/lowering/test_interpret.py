@@ -16,13 +16,9 @@ from lowering.indexing import FloorDiv, Mod
 from lowering.interpret import run_program
 from lowering.program import BufferRef, Contract, Extern, Map, Node, Program, Reduce
 from tests.lowering.building import BF16, F32, F64, I0, I1, I64, LENGTH, R0, R1, axis, buffer, program
+from tests.lowering.lowered import same
 
 aten = torch.ops.aten
-
-
-def same(found: object, expected: object) -> None:
-    """Equal in dtype, shape, strides and values."""
-    torch.testing.assert_close(found, expected, rtol=0, atol=0, equal_nan=True, check_stride=True)
 
 
 def softmax_of_product(dtype: torch.dtype = F32) -> Program:

@@ -15,7 +15,7 @@ from lowering.expr import make_op as op
 from lowering.interpret import run_kernel
 from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store
 from tests.lowering.building import BF16, F32, F64, I0, I1, I64, LENGTH, R0, R1, kernel, param
-from tests.lowering.test_interpret import same
+from tests.lowering.lowered import same
 
 
 def softmax_kernel(role: Role, rows: int | sympy.Expr = 5, length: int = 11) -> Kernel:

@@ -103,15 +103,19 @@ def test_a_returned_view_is_a_view(name: str):
         assert out.untyped_storage().data_ptr() == memory or out.numel() == 0
 
 
-@pytest.mark.parametrize("name", [*VIEWS, *COPIES])
-def test_a_view_is_read_through(name: str):
-    function = {**VIEWS, **COPIES}[name]
+def between(name: str) -> Callable[[torch.Tensor], object]:
+    """A view or a copy of what is computed, of which something is computed."""
 
     def around(x: torch.Tensor) -> object:
-        found = function(x * 2)
+        found = {**VIEWS, **COPIES}[name](x * 2)
         return [part + 1 for part in found] if isinstance(found, (tuple, list)) else found + 1
 
-    program = check(around, torch.randn(4, 6, 5))
+    return around
+
+
+@pytest.mark.parametrize("name", [*VIEWS, *COPIES])
+def test_a_view_is_read_through(name: str):
+    program = check(between(name), torch.randn(4, 6, 5))
     assert all(isinstance(node, Map) for node in program.nodes)
 
 
@@ -246,13 +250,7 @@ def test_cross_entropy_and_its_gradient(reduction: str):
     ],
 )
 def test_symbolic_sizes(name: str):
-    function = {**VIEWS, **COPIES}[name]
-    small, large = torch.randn(4, 6, 5), torch.randn(9, 6, 7)
-
-    def around(x: torch.Tensor) -> object:
-        found = function(x * 2)
-        return [part + 1 for part in found] if isinstance(found, (tuple, list)) else found + 1
-
+    small, large, around = torch.randn(4, 6, 5), torch.randn(9, 6, 7), between(name)
     check(around, small, mode="symbolic")
     if name not in ("expand", "slice_scatter", "unfold"):  # these compare sizes with numbers and specialise
         program = lowered(around, small, mode="symbolic")
