@@ -7,6 +7,7 @@ graph; what leaves is a Dynamo backend.
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
@@ -19,6 +20,7 @@ from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import descriptors
+from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
 from torch._inductor import inductor_prims
@@ -84,22 +86,42 @@ def aot_backend(
         tell: told of each joint graph what gradients depend on, and what is drawn.
     """
     parting = _parted_exactly if exact else partial(_parted, streams=streams, workspace=workspace)
-    backend: Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]] = aot_autograd(
-        fw_compiler=_compiler(compile_one, "forward"),
-        bw_compiler=_compiler(compile_one, "backward"),
-        inference_compiler=_compiler(compile_one, "inference"),
-        keep_inference_input_mutations=True,
-        decompositions=MULTIPLY_ADD | decompositions(exact=exact),
-        partition_fn=partial(parting, tell=tell),
-    )
+    settings: dict[str, Any] = {
+        "fw_compiler": _compiler(compile_one, "forward"),
+        "bw_compiler": _compiler(compile_one, "backward"),
+        "inference_compiler": _compiler(compile_one, "inference"),
+        "keep_inference_input_mutations": True,
+        "decompositions": MULTIPLY_ADD | decompositions(exact=exact),
+        "partition_fn": partial(parting, tell=tell),
+    }
 
     def capture(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
         with tangents_laid_out(graph):
-            compiled = backend(graph, inputs)
+            compiled = _captured(graph, inputs, settings)
         _keep_what_is_saved()
         return compiled
 
     return capture
+
+
+def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: dict[str, Any]) -> Callable[..., object]:
+    """What Dynamo's wrapper of AOTAutograd gives, which imports inductor's debugging, and with it its scheduler.
+
+    Dynamo is kept from looking into backward, where it is compiled and where it runs, and into what is compiled.
+    """
+    if os.environ.get("TORCH_COMPILE_DEBUG") == "1" or any(isinstance(given, (list, tuple, dict)) for given in inputs):
+        whole: Callable[..., object] = aot_autograd(**settings)(graph, inputs)
+        return whole
+    disable: Any = torch.compiler.disable
+    backward = disable(settings["bw_compiler"], reason="it compiles backward")
+
+    def compile_backward(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        made: Callable[..., object] = disable(backward(graph, inputs), reason="it is compiled")
+        return made
+
+    compiled = aot_module_simplified(graph, inputs, **{**settings, "bw_compiler": compile_backward})
+    forward: Callable[..., object] = disable(compiled, reason="it is compiled")
+    return forward
 
 
 def _keep_what_is_saved() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
 import sys
 
 from fusion.interpreter import OBJECTS, SECONDS, for_compiling
@@ -29,3 +31,15 @@ def test_who_never_looks_for_garbage_does_not_begin_to() -> None:
         assert gc.get_threshold()[0] == 0
     finally:
         gc.set_threshold(*before)
+
+
+def test_a_training_step_imports_none_of_inductor_s_passes() -> None:
+    """They take longer to import than a small model takes to compile."""
+    program = (
+        "import sys, torch, fusion\n"
+        "step = torch.compile(lambda x: torch.softmax(x.exp() + 1, -1).sum(), backend='fusion')\n"
+        "step(torch.randn(4, 8, requires_grad=True)).backward()\n"
+        "passes = {'torch._inductor.' + name for name in ('debug', 'ir', 'lowering', 'pattern_matcher', 'scheduler')}\n"
+        "assert passes.isdisjoint(sys.modules), passes.intersection(sys.modules)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, env={**os.environ, "FUSION_STRICT": "1"})
