@@ -23,7 +23,8 @@ from torch._ops import OpOverload
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
-from lowering.program import writes
+from lowering.program import Extern, writes
+from lowering.seeded import seeded
 
 aten = torch.ops.aten
 
@@ -80,6 +81,9 @@ def refusal(graph: fx.GraphModule, schedule: Schedule, *, backward: bool) -> str
     changed = sorted(_changed(graph) - set(_fixed(graph, backward=backward)))
     if changed:
         return f"it changes its input {inputs[changed[0]].name} in place, which may lie elsewhere at the next call"
+    called = next((step for step in schedule.steps if isinstance(step, Extern) and step.target is seeded), None)
+    if called is not None:
+        return f"{called.args[0]} draws from a seed that the host reads"
 
     from torch._inductor.utils import get_first_incompatible_cudagraph_node  # takes seconds to import
 

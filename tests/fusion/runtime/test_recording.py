@@ -13,11 +13,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
+from torch.utils.checkpoint import CheckpointPolicy
 
 import fusion
 from codegen.triton.target import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.joint.seeds import share_seeds
 from fusion.runtime import Boxed, recording
 from fusion.runtime.recording import draws, refusal
 
@@ -69,6 +71,20 @@ def test_refusals(function: Callable[..., object], inputs: Sequence[Callable[[],
 def test_no_refusal() -> None:
     graph = captured(lambda x: torch.rand_like(x).add_(x).sum(), on_gpu)
     assert why_not(graph) == why_not(graph, backward=True) == ""
+
+
+def test_a_call_that_the_host_gives_a_seed_is_not_recorded() -> None:
+    """What a checkpoint draws again: a call of the library is made under a seed, a kernel reads it on the device."""
+
+    def checked(function: Callable[[Tensor], Tensor]) -> GraphModule:
+        graph = captured(function, on_gpu)
+        for node in graph.graph.nodes:
+            node.meta["recompute"] = CheckpointPolicy.MUST_RECOMPUTE
+        share_seeds(graph)
+        return graph
+
+    assert why_not(checked(torch.poisson)) == "aten.poisson.default draws from a seed that the host reads"
+    assert why_not(checked(torch.rand_like)) == ""
 
 
 def test_who_draws_random_numbers() -> None:
