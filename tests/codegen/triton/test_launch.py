@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -16,10 +15,9 @@ import torch
 pytest.importorskip("triton")
 
 from codegen.triton import TritonTarget
-from codegen.triton.launch import beginning, build, counters, direct
+from codegen.triton.launch import beginning, build, counters
 from codegen.triton.launch.aot import compile_for, target_of
 from codegen.triton.launch.build import _Ready, unaligned
-from codegen.triton.launch.direct import Binary, run_of, stub
 from codegen.triton.launch.launchers import Either, launcher, promise
 from codegen.triton.launch.load import load, signature
 from codegen.triton.launch.multiples import telling
@@ -29,75 +27,31 @@ from lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F32, param
 from tests.codegen.kernels.pointwise import add
 from tests.codegen.kernels.products import gated, matmul
-from tests.codegen.kernels.rows import softmax, total
+from tests.codegen.kernels.rows import softmax
+from tests.codegen.triton.launches import At, Recorded
 from tests.codegen.triton.texts import TARGET, compiles
-
-
-class _At:
-    """A tensor as a launcher sees it: a device and an address."""
-
-    def __init__(self, address: int, device: int = 0) -> None:
-        self.address, self.device = address, device
-
-    def get_device(self) -> int:
-        return self.device
-
-    def data_ptr(self) -> int:
-        return self.address
-
-
-class _Recorded:
-    """Stands for the binaries of a kernel: notes what is made ready and what is launched."""
-
-    binary: Binary | None = None
-
-    def __init__(self) -> None:
-        self.made: list[tuple[object, ...]] = []
-        self.launched: list[tuple[object, ...]] = []
-
-    def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
-        return max(sizes) > 1000
-
-    def run(
-        self, device: int, aligned: bool, wide: bool = False, multiples: tuple[bool, ...] = ()
-    ) -> tuple[Callable[[int, list[int]], None], Binary | None]:
-        self.made.append((aligned, *multiples, *(["wide"] if wide else [])))
-        return lambda programs, args: self.launched.append((aligned, programs, *args)), self.binary
-
-    def programs(self, device: int, aligned: bool, wide: bool = False, sizes: Sequence[int] = ()) -> int:
-        return 7 if aligned else 9
-
-
-@pytest.fixture
-def now(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
-    """The current device, and its current stream."""
-    state = {"device": 0, "stream": 7}
-    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: state["device"], raising=False)
-    stream_of = lambda device: 100 * device + state["stream"]  # noqa: E731
-    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", stream_of, raising=False)
-    return state
 
 
 @pytest.mark.usefixtures("now")
 def test_a_launch_takes_the_binary_that_its_pointers_allow() -> None:
-    ready, made = _Recorded(), add(64)
+    ready, made = Recorded(), add(64)
     launch = launcher(ready, made)
     for addresses in ((16, 32, 0), (16, 36, 64), (160, 32, 48), (4, 8, 2)):
-        launch(*map(_At, addresses))
+        launch(*map(At, addresses))
     assert ready.launched == [(True, 7, 16, 32, 0), (False, 9, 16, 36, 64), (True, 7, 160, 32, 48), (False, 9, 4, 8, 2)]
     assert ready.made == [(True,), (False,)]  # each once, when first needed
 
-    ready = _Recorded()
+    ready = Recorded()
     launch = launcher(ready, add(sympy.Symbol("s0", integer=True, positive=True)))
     for address, size in ((16, 32), (16, 33), (20, 32), (32, 64), (32, 1024)):
-        launch(_At(address), _At(32), _At(48), size)
+        launch(At(address), At(32), At(48), size)
     assert ready.made == [(True, True), (True, False), (False, True), (True, True), (True, True, "wide")]
     assert [call[0] for call in ready.launched] == [True, True, False, True, True]
 
 
 @pytest.mark.usefixtures("now")
 def test_a_launch_that_is_refused_goes_another_way() -> None:
-    class Refusing(_Recorded):
+    class Refusing(Recorded):
         def run(self, device: int, aligned: bool, *rest: Any) -> tuple[Callable[[int, list[int]], None], Any]:
             if not aligned:
                 raise BuildError("too much shared memory")
@@ -107,7 +61,7 @@ def test_a_launch_that_is_refused_goes_another_way() -> None:
         ready, others, kernel = Refusing(), list[Sequence[Any]](), add(size)
         either = Either(partial(launcher, ready, kernel))
         sizes = [64] * len(kernel.sizes)
-        aligned, unaligned = [_At(16), _At(32), _At(48), *sizes], [_At(20), _At(32), _At(48), *sizes]
+        aligned, unaligned = [At(16), At(32), At(48), *sizes], [At(20), At(32), At(48), *sizes]
         for raises in (either, either.or_else(None)):
             with pytest.raises(BuildError):
                 raises(*unaligned)
@@ -115,172 +69,6 @@ def test_a_launch_that_is_refused_goes_another_way() -> None:
         for args in (aligned, unaligned, aligned, unaligned):
             launch(*args)
         assert len(ready.launched) == 2 and others == [tuple(unaligned)] * 2
-
-
-class _Config(ctypes.Structure):
-    """What the driver is told of a launch, beside its arguments."""
-
-    _fields_ = (
-        ("grid", ctypes.c_uint * 3),
-        ("block", ctypes.c_uint * 3),
-        ("shared", ctypes.c_uint),
-        ("stream", ctypes.c_void_p),
-        ("how", ctypes.c_void_p),
-        ("ways", ctypes.c_uint),
-    )
-
-
-class _Driver:
-    """Stands for the driver's function that launches: notes what it is called with, of so many arguments."""
-
-    def __init__(self, count: int) -> None:
-        self.launched: list[tuple[object, ...]] = []
-        self.result: int | Callable[[], int] = 0
-
-        def launch(config: Any, function: int, params: Any, extra: int | None) -> int:
-            (given,) = config
-            self.launched.append((*given.grid, *given.block, given.shared, given.stream, given.ways, function))
-            self.args = [params[k][0] for k in range(count)]
-            assert extra is None
-            return self.result() if callable(self.result) else self.result
-
-        pointers = ctypes.POINTER(ctypes.POINTER(ctypes.c_uint64))
-        kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(_Config), ctypes.c_void_p, pointers, ctypes.c_void_p)
-        self._kept = kind(lambda config, *rest: launch([config[0]], *rest))
-        self.entry = ctypes.cast(self._kept, ctypes.c_void_p).value or 0
-
-
-@pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
-def test_an_ordinary_launch_is_one_call_of_the_driver(now: dict[str, int]) -> None:
-    """From the second one on; what is out of the ordinary is looked up."""
-    size = sympy.Symbol("s0", integer=True, positive=True)
-    for kernel in (add(64), add(size)):
-        sizes = [64] * len(kernel.sizes)
-        ready, driver = _Recorded(), _Driver(3 + len(sizes) + 2)
-        ready.binary = Binary(0, driver.entry, 1234, 128, 512, 0, dependent=True, cooperative=False)
-        launch = launcher(ready, kernel)
-        for address in (16, 32, 48):
-            launch(_At(address), _At(64), _At(80), *sizes)
-            now["stream"] = address
-        assert ready.launched == [(True, 7, 16, 64, 80, *sizes)]
-        assert driver.launched == [(7, 1, 1, 128, 1, 1, 512, stream, 1, 1234) for stream in (16, 32)]
-        assert driver.args == [48, 64, 80, *sizes, 0, 0]
-
-        launch(_At(20), _At(64), _At(80), *sizes)
-        now["device"] = 1
-        launch(*(_At(address, 1) for address in (16, 64, 80)), *sizes)
-        now.update(device=0, stream=7)
-        driver.result = 1
-        launch(_At(16), _At(64), _At(96), *sizes)
-        expected = (False, 9, 20, 64, 80), (True, 7, 16, 64, 80), (True, 7, 16, 64, 96)
-        assert ready.launched[1:] == [(*call, *sizes) for call in expected] and len(driver.launched) == 3
-
-
-@pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
-@pytest.mark.usefixtures("now")
-def test_a_direct_launch_in_a_thread_without_a_device_is_looked_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Once; it is given that of the launch there."""
-    entered: list[int] = []
-    monkeypatch.setattr(direct, "_enter", entered.append)
-    driver = _Driver(5)
-    binary = Binary(0, driver.entry, 1234, 64, 0, 0, dependent=False, cooperative=False)
-
-    class Loaded(_Recorded):
-        def run(self, *wanted: Any) -> tuple[Callable[[int, list[int]], None], Binary]:
-            return run_of(binary, lambda size: pytest.fail("it takes no memory")), binary
-
-    launch, given = launcher(Loaded(), add(64)), [_At(16 * k) for k in range(1, 4)]
-    launch(*given)
-    driver.result = lambda: 0 if entered else 201
-    launch(*given)  # directly, looked up, and again
-    assert entered == [0] and len(driver.launched) == 1 + 3
-    launch(*given)
-    assert entered == [0] and len(driver.launched) == 1 + 3 + 1
-
-
-@compiles
-@pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
-def test_only_kernels_that_take_what_a_direct_launch_gives_are_launched_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Utils:
-        def load_binary(self, name: str, kernel: bytes, shared: int, device: int) -> tuple[int, ...]:
-            assert kernel[:4] == b"\x7fELF"
-            return 1, 1234, 32, 0, 1024
-
-    monkeypatch.setattr(direct, "_entry", lambda: 99)
-    monkeypatch.setattr(direct, "driver", SimpleNamespace(active=SimpleNamespace(utils=Utils())))
-    rows = sympy.Symbol("s0", integer=True, positive=True)
-    for kernel, given in ((add(64), 3), (softmax(rows, 768, Role.WHOLE), 3), (total(1 << 16, 64), 4)):
-        generated = load(kernel, TARGET.emit(kernel))
-        compiled = compile_for(generated, target_of("sm_90"), (False,) * len(kernel.sizes))
-        assert given == len(signature(generated)) - len(generated.constants)
-        binary = direct.loaded(compiled, 0, given)
-        assert binary is not None and (binary.function, binary.entry) == (1234, 99)
-        assert binary.threads == 32 * generated.options["num_warps"] and binary.shared == compiled.metadata.shared
-        assert direct.loaded(compiled, 0, given - 1) is None
-
-
-@pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
-def test_launches_that_count_are_direct_where_their_counters_are_known(
-    now: dict[str, int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each stream has counters of its own, and each launch that is captured."""
-    captured = [False]
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: captured[0])
-    kernel = total(1 << 16, 64)
-    ready, driver = _Recorded(), _Driver(6)
-    known = {7: 4096}
-    ready.binary = Binary(0, driver.entry, 1234, 128, 0, 0, dependent=False, cooperative=False, counters=known)
-    launch, given = launcher(ready, kernel), [_At(16 * k) for k in range(1, 4)]
-    launch(*given)  # loads
-    launch(*given)
-    assert driver.args == [16, 32, 48, 4096, 0, 0]
-    now["stream"] = 8
-    launch(*given)  # finds counters
-    known[8] = 8192
-    launch(*given)
-    assert driver.args == [16, 32, 48, 8192, 0, 0]
-    captured[0] = True
-    launch(*given)
-    assert len(driver.launched) == 2 and len(ready.launched) == 3
-
-
-@pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
-def test_launches_that_are_looked_up_reach_the_driver(now: dict[str, int], monkeypatch: pytest.MonkeyPatch) -> None:
-    driver = _Driver(4)
-    binary = Binary(1, driver.entry, 1234, 64, 0, 8, dependent=False, cooperative=True)
-    memory: list[int] = []
-
-    def allocate(size: int) -> Any:
-        memory.append(size)
-        return _At(4096)
-
-    run = run_of(binary, allocate)
-    run(0, [16, 32])
-    run(3, [16, 32])
-    assert driver.launched == [(3, 1, 1, 64, 1, 1, 0, 107, 1, 1234)] and driver.args == [16, 32, 4096, 0]
-    assert memory == [24]
-    driver.result = 1
-    monkeypatch.setattr(direct, "_text", str)
-    with pytest.raises(RuntimeError, match="refuses a launch: 1"):
-        run(3, [16, 32])
-
-
-@pytest.mark.usefixtures("now")
-@pytest.mark.skipif(stub() is None, reason="needs a C compiler and Python's headers")
-def test_a_thread_without_a_device_is_given_that_of_the_launch(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As one of autograd's may be, where backward launches what forward has loaded."""
-    driver, entered = _Driver(4), list[int]()
-    driver.result = direct.NO_CONTEXT
-
-    def enter(device: int) -> None:
-        entered.append(device)
-        driver.result = 0
-
-    monkeypatch.setattr(direct, "_enter", enter)
-    run = run_of(Binary(1, driver.entry, 1234, 64, 0, 0, dependent=False, cooperative=False), lambda size: _At(size))
-    run(3, [16, 32])
-    run(3, [16, 32])
-    assert entered == [1] and len(driver.launched) == 3
 
 
 def test_sizes_that_only_count_rows_have_one_binary() -> None:

@@ -1,0 +1,16 @@
+"""What stands for a device, where there is none."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+
+@pytest.fixture
+def now(monkeypatch: pytest.MonkeyPatch) -> dict[str, int]:
+    """The current device, and its current stream."""
+    state = {"device": 0, "stream": 7}
+    monkeypatch.setattr(torch._C, "_cuda_getDevice", lambda: state["device"], raising=False)
+    stream_of = lambda device: 100 * device + state["stream"]  # noqa: E731
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", stream_of, raising=False)
+    return state

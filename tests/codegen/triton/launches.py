@@ -1,0 +1,42 @@
+"""Stand-ins for tensors and binaries, as launchers see them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from codegen.triton.launch.direct import Binary
+
+
+class At:
+    """A tensor as a launcher sees it: a device and an address."""
+
+    def __init__(self, address: int, device: int = 0) -> None:
+        self.address, self.device = address, device
+
+    def get_device(self) -> int:
+        return self.device
+
+    def data_ptr(self) -> int:
+        return self.address
+
+
+class Recorded:
+    """Stands for the binaries of a kernel: notes what is made ready and what is launched."""
+
+    binary: Binary | None = None
+
+    def __init__(self) -> None:
+        self.made: list[tuple[object, ...]] = []
+        self.launched: list[tuple[object, ...]] = []
+
+    def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
+        return max(sizes) > 1000
+
+    def run(
+        self, device: int, aligned: bool, wide: bool = False, multiples: tuple[bool, ...] = ()
+    ) -> tuple[Callable[[int, list[int]], None], Binary | None]:
+        self.made.append((aligned, *multiples, *(["wide"] if wide else [])))
+        return lambda programs, args: self.launched.append((aligned, programs, *args)), self.binary
+
+    def programs(self, device: int, aligned: bool, wide: bool = False, sizes: Sequence[int] = ()) -> int:
+        return 7 if aligned else 9
