@@ -20,6 +20,7 @@ from fusion.schedule.clusters import Clustering, Refusal, grow
 from fusion.schedule.kernels import KernelCall, kernel_of
 from fusion.schedule.launches.chain import chain_last_steps
 from fusion.schedule.launches.pack import pack_launches
+from fusion.schedule.launches.pivots import about_pivots
 from fusion.schedule.launches.reuse import reuse
 from fusion.schedule.launches.tiles import finish_tiles
 from fusion.schedule.launches.updates import update
@@ -71,7 +72,7 @@ def plan(program: Program, clustering: Clustering, target: Target | None = None)
     if target is not None:
         steps = list(pack_launches(steps, program, target))
     updated, program = update(steps, program)
-    return Schedule(program, reuse(updated, program), clustering.refusals)
+    return Schedule(program, about_pivots(reuse(updated, program)), clustering.refusals)
 
 
 __all__ = ["Clustering", "Refusal", "Schedule", "Step", "grow", "plan"]

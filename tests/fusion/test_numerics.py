@@ -18,7 +18,7 @@ from codegen.reference import ReferenceTarget
 from codegen.targets import TARGETS, builder_for
 from fusion import explain, export_kernels, fuse, report
 from fusion.options import Options
-from lowering.expr import Expr
+from lowering.expr import Expr, make_op
 from lowering.kernel import Kernel, Role, Store
 from tests.codegen.kernels import making
 
@@ -160,8 +160,8 @@ def test_no_fold_follows_another_one() -> None:
 def test_generated_triton_fuses_no_product_with_a_sum_and_takes_no_quick_form() -> None:
     pytest.importorskip("triton")
     x, y = (making.load(name, making.i, making.F32) for name in "xy")
-    product = making.op("add", making.op("mul", x, y), y)
-    quick = making.narrowed(making.op("exp", x), making.BF16)
+    product = make_op("add", make_op("mul", x, y), y)
+    quick = making.narrowed(make_op("exp", x), making.BF16)
     for value, loose, strict in ((product, "fma.rn.f32", "mul.rn.f32"), (quick, "tl.exp(", "libdevice.exp(")):
         made = _pointwise(value)
         texts = []
@@ -282,6 +282,7 @@ NORMS: dict[str, Callable[[Tensor], Tensor]] = {
     "batch": lambda x: torch.nn.functional.batch_norm(x, None, None, training=True),
     "instance": torch.nn.functional.instance_norm,
     "layer": lambda x: torch.nn.functional.layer_norm(x, x.shape[-1:]),
+    "group": lambda x: torch.nn.functional.group_norm(x, 3),
 }
 
 
@@ -306,13 +307,15 @@ def test_norms_and_their_gradients_far_from_zero(name: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("columns", [97, 30_000])
-@pytest.mark.parametrize("name", ["batch", "instance"])
+@pytest.mark.parametrize("columns", [97, 4000])
+@pytest.mark.parametrize("name", NORMS)
 def test_norms_of_equal_numbers_are_zero(name: str, columns: int, dtype: torch.dtype) -> None:
     """The root of epsilon divides what a mean of equal numbers is off by: by 300 of their last places, in a float32."""
     norm = NORMS[name]
     numbers = torch.tensor([[65504.0], [1e4 / 3], [-0.1], [12.34567], [-98.7], [1e-3]]).to(dtype)
     x = numbers.expand(6, columns)[None].repeat(2, 1, 1)
+    if name == "group":
+        x[:, 1::2] = x[:, ::2]  # the channels of a group
     weight = torch.randn(x.shape, generator=torch.Generator().manual_seed(0)).to(dtype)
     result, gradient = trained(fuse(norm), x, weight)
     assert not result.any()

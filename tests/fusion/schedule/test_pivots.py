@@ -1,0 +1,132 @@
+"""Means that are subtracted from their rows: summed up from the first element on, and then exact of equal numbers."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+import fusion
+from tests.fusion.agreement import assert_as_eager
+
+
+def layer_norm(x: Tensor) -> Tensor:
+    return F.layer_norm(x, x.shape[-1:])
+
+
+def residual(x: Tensor) -> tuple[Tensor, Tensor]:
+    made = x * 0.75 + 3
+    return made, layer_norm(made)
+
+
+def by_hand(x: Tensor) -> Tensor:
+    apart = x - x.mean(-1, keepdim=True)
+    return apart * torch.rsqrt(apart.square().mean(-1, keepdim=True) + 1e-5)
+
+
+def third_moment(x: Tensor) -> Tensor:
+    return (x - x.mean(-1, keepdim=True)).pow(3).mean(-1)
+
+
+def behind_a_product(x: Tensor) -> Tensor:
+    return layer_norm(x @ torch.eye(x.shape[-1], dtype=x.dtype))
+
+
+def group_norm(x: Tensor) -> Tensor:
+    return F.group_norm(x.view(2, 4, -1), 2)
+
+
+CENTRED = (layer_norm, residual, by_hand, third_moment, behind_a_product, group_norm)
+
+
+def kernels(function: Callable[..., object], *args: Tensor, target: str = "reference") -> list[str]:
+    found = fusion.explain(function, options={"target": target, "strict": True})(*args)
+    return [kernel.source for kernel in found.kernels]
+
+
+def has_pivot(text: str) -> bool:
+    """Is the first sum one of differences from what does not vary along it?"""
+    names = dict(re.findall(r"^  (%\d+) = (.*)$", text, re.MULTILINE))
+    found = re.search(r"sum0 = sum over (.*) of %\d+ - (.*)$", text, re.MULTILINE)
+    return found is not None and not any(axis in names.get(found[2], found[2]) for axis in found[1].split())
+
+
+@pytest.mark.parametrize("target", ["reference", "c"])
+@pytest.mark.parametrize("columns", [64, 1023])
+@pytest.mark.parametrize("function", CENTRED)
+def test_deviations_of_equal_numbers_are_zero(function: Callable[[Tensor], object], columns: int, target: str) -> None:
+    x = torch.tensor([98765.43, -0.1]).repeat_interleave(4)[:, None].expand(8, columns).contiguous()
+    result = fusion.fuse(function, options={"target": target, "strict": True})(x)
+    apart = result[1] if isinstance(result, tuple) else result
+    assert isinstance(apart, Tensor) and not apart.any()
+
+
+@pytest.mark.parametrize("target", ["reference", "c"])
+@pytest.mark.parametrize("function", CENTRED)
+def test_rows_are_as_near_as_eager_wherever_they_lie(function: Callable[[Tensor], object], target: str) -> None:
+    fused = fusion.fuse(function, options={"target": target, "strict": True})
+    for about in (0.0, 30.0, -1e4):
+        x = torch.randn(8, 1200, generator=torch.Generator().manual_seed(0)) + about
+        assert_as_eager(fused(x), function(x), function(x.double()))
+
+
+@pytest.mark.parametrize("target", ["reference", "c"])
+def test_a_first_element_far_from_all_others_costs_no_more_than_a_last_place_of_its_own(target: str) -> None:
+    x = torch.randn(8, 1200, generator=torch.Generator().manual_seed(0))
+    x[:, 0] = 1e3
+    exact = layer_norm(x.double())
+    found = fusion.fuse(layer_norm, options={"target": target, "strict": True})(x)
+    torch.testing.assert_close(found.double(), exact, rtol=0, atol=2 * torch.finfo(x.dtype).eps * exact.max().item())
+
+
+@pytest.mark.parametrize("special", [float("inf"), float("nan")])
+@pytest.mark.parametrize("place", [0, 3, 39])
+def test_what_is_not_finite_is_seen(special: float, place: int) -> None:
+    x = torch.randn(3, 40, generator=torch.Generator().manual_seed(0))
+    x[1, place] = special
+    torch.testing.assert_close(fusion.fuse(layer_norm)(x), layer_norm(x), equal_nan=True)
+
+
+@pytest.mark.parametrize("function", CENTRED)
+def test_the_pivot_is_loaded_from_the_row(function: Callable[[Tensor], object]) -> None:
+    assert any(has_pivot(text) for text in kernels(function, torch.randn(8, 1200)))
+
+
+def test_what_is_written_over_the_row_comes_after_its_pivot() -> None:
+    (text,) = kernels(behind_a_product, torch.randn(64, 1024))
+    assert "out0" not in text and has_pivot(text)
+    x = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)) + 1e3
+    for target in ("reference", "c"):
+        fused = fusion.fuse(behind_a_product, options={"target": target, "strict": True})
+        assert_as_eager(fused(x), behind_a_product(x), behind_a_product(x.double()))
+
+
+def of_a_costly_row(x: Tensor) -> Tensor:
+    return layer_norm(F.gelu(x))
+
+
+def mean(x: Tensor) -> Tensor:
+    return x.mean(-1)
+
+
+def sum_and_deviations(x: Tensor) -> tuple[Tensor, Tensor]:
+    total = x.sum(-1, keepdim=True)
+    return total, (x - total / x.shape[-1]).square().sum(-1)
+
+
+def variance(x: Tensor) -> Tensor:
+    return x.var(-1)
+
+
+def of_a_softmax(x: Tensor) -> Tensor:
+    return layer_norm(x.softmax(-1))
+
+
+@pytest.mark.parametrize("function", [mean, sum_and_deviations, of_a_softmax, of_a_costly_row, variance])
+def test_other_sums_are_taken_as_they_are(function: Callable[..., object]) -> None:
+    """Of no deviations, stored, of what other folds make, of what takes long to make, and corrected in another way."""
+    assert not any(has_pivot(text) for text in kernels(function, torch.randn(8, 1200)))
