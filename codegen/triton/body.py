@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from codegen.triton.blocks import Blocked, Dim
+from codegen.triton.blocks import Blocked, Dim, Lanes
 from codegen.triton.expressions import fields, interleaved
 from codegen.triton.expressions.indices import expand
 from codegen.triton.expressions.scopes import Tile
@@ -30,6 +30,7 @@ class _Walk:
     Attributes:
         needed: its folds whose value before the current block has users that come after them.
         ends: the lines that end its body.
+        lanes: the threads, where each follows running folds by itself.
     """
 
     def __init__(self, loop: Loop) -> None:
@@ -37,6 +38,7 @@ class _Walk:
         self.follows = bool(running(loop))
         self.needed = follow.named_before(loop)
         self.ends: list[str] = []
+        self.lanes: Lanes | None = None
 
     def takes_in(self, fold: Fold) -> bool:
         """Is every block reduced at once, because the loop names its folds?  (A pair of values is never followed.)"""
@@ -142,6 +144,7 @@ class Body:
             later: list[Callable[[], None]] = []
             for part in skips.parts(values, loop, dim, split=self.layout.config.split):
                 self._walk = _Walk(part.loop)
+                self._walk.lanes = follow.lanes_of(values, part.loop, self.arch)
                 values.full = frozenset({dim}) if part.full else frozenset()
                 step = start = values.open(f"{dim.name}0" if part.gap is None else f"{dim.name}_step")
                 if part.gap is not None:
@@ -166,7 +169,8 @@ class Body:
         walked = any(dim.role is Role.LOOP for dim in over)
         if walk is not None and walk.takes_in(fold):
             kept = fold.name in walk.needed
-            finish, ends = follow.take_in(values, fold, self.arch, depth=values.depth - walked, kept=kept)
+            depth, lanes = values.depth - walked, walk.lanes if walked else None
+            finish, ends = follow.take_in(values, fold, self.arch, depth=depth, kept=kept, lanes=lanes)
             walk.ends.extend(ends)
             yield finish
         elif values.stack is not None and fold in values.stack.folds:

@@ -21,6 +21,7 @@ from tests.codegen.kernels.products import gated, matmul, matmul_in_parts, matmu
 from tests.codegen.kernels.rows import (
     column_totals,
     fold,
+    online_logsumexp,
     partial_sums,
     scattered,
     softmax,
@@ -191,6 +192,20 @@ def test_running_folds_of_many_blocks() -> None:
         want = expected(kernel, given)
         run(kernel, given, config=Config((("x", 2), ("r", 4 if name == "running_folds" else 256))))
         assert_same(kernel, given, want)
+
+
+@pytest.mark.parametrize("split", [False, True])
+@pytest.mark.parametrize("columns", [700, 2048, 5000])
+def test_each_thread_follows_what_it_has_seen_of_a_row(columns: int, split: bool) -> None:
+    kernel = online_logsumexp(6, columns)
+    x, out = tensors(kernel)
+    x[1, : columns // 2] = -torch.inf
+    x[2], x[3, -1], x[4, 7] = -torch.inf, torch.inf, torch.nan
+    given, config = [x, out], Config((("r", 1024),), num_warps=4, split=split)
+    assert "_by_lane(" in TARGET.emit(kernel, config)
+    want = expected(kernel, given)
+    run(kernel, given, config=config)
+    assert_same(kernel, given, want)
 
 
 def test_every_configuration_gives_the_same() -> None:

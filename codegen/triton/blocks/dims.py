@@ -60,6 +60,22 @@ class Dim:
 
 
 @dataclass(frozen=True, slots=True)
+class Lanes(Dim):
+    """The threads of a program, each of which takes `word` neighbours of a block at a time (`statements/follow.py`).
+
+    A tile over them goes with tiles over what they take.
+    """
+
+    count: int = 0
+    word: int = 0
+
+    @property
+    def constant(self) -> str:
+        """How many there are, as text."""
+        return str(self.count)
+
+
+@dataclass(frozen=True, slots=True)
 class Blocked:
     """A kernel over block dimensions.
 

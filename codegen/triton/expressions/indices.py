@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from codegen.triton.blocks import Blocked, Config, Dim
+from codegen.triton.blocks import Blocked, Config, Dim, Lanes
 from codegen.triton.expressions.spell import ATOM, PRODUCT, SUM, UNARY, Code
 from lowering.division import may_be_negative
 from lowering.expr import Expr, Load, index_of, postorder
@@ -205,10 +205,13 @@ def _reach(
 def expand(code: Code, has: Sequence[Dim], wants: Sequence[Dim]) -> Code:
     """`code`, a tile over `has`, as one over `wants`, with size 1 along the new dimensions.
 
-    A value without dimensions stays one; it goes with every tile.
+    A value without dimensions stays one; it goes with every tile.  One of each thread is that of all that it takes.
     """
     if not has or tuple(has) == tuple(wants):
         return code
+    if isinstance(has[0], Lanes):
+        (along,) = wants
+        return Code(f"_of_lanes({code.text}, {along.constant}, {has[0].count}, {has[0].word})")
     index = ", ".join(":" if dim in has else "None" for dim in wants)
     return Code(f"{code.at(ATOM)}[{index}]")
 

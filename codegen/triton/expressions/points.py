@@ -97,9 +97,9 @@ class Points(Lines):
         return Tile(code, wants, max(part.depth for part in parts))
 
     def join(self, spans: Iterable[Sequence[Dim]]) -> tuple[Dim, ...]:
-        """The union of dimensions, in tile order."""
+        """The union of dimensions, in tile order; lanes stand for themselves where nothing else is there."""
         found = {dim for span in spans for dim in span}
-        return tuple(dim for dim in self.layout.blocked.dims if dim in found)
+        return tuple(dim for dim in self.layout.blocked.dims if dim in found) or tuple(found)
 
     def index_tile(self, index: sympy.Expr) -> Tile:
         """An index expression."""

@@ -95,6 +95,16 @@ FUNCTIONS: dict[str, str] = {
 def _maximum(a, b):
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 """,
+    "_by_lane": """
+def _by_lane(x, lanes: tl.constexpr, word: tl.constexpr):
+    # Neighbouring words go to neighbouring threads.
+    return tl.reshape(x, [x.shape[0] // (lanes * word), lanes, word])
+""",
+    "_of_lanes": """
+def _of_lanes(x, size: tl.constexpr, lanes: tl.constexpr, word: tl.constexpr):
+    # What belongs to a thread, at each element of a block that it takes.
+    return tl.reshape(tl.broadcast_to(x[None, :, None], [size // (lanes * word), lanes, word]), [size])
+""",
     "_minimum": """
 def _minimum(a, b):
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 import torch
 
-from codegen.triton.blocks import Dim
+from codegen.triton.blocks import Dim, Lanes
 from codegen.triton.expressions.indices import expand
 from codegen.triton.expressions.scopes import Tile
 from codegen.triton.expressions.spell import (
@@ -55,6 +55,20 @@ def block_value(values: Values, fold: Fold, over: Sequence[Dim]) -> tuple[Tile, 
     tiles = [values.widened(tile) for tile in _operands(values, fold, over)]
     carried = _carrier(fold, 0, tiles[0])
     return _reduced(values, fold, tiles, over), carried
+
+
+def lane_value(values: Values, fold: Fold, over: Dim, lanes: Lanes) -> tuple[Tile, torch.dtype]:
+    """A fold of one operand over what each thread takes of the current block, and the type it is carried in."""
+    (tile,) = (values.widened(tile) for tile in _operands(values, fold, (over,)))
+    codes = [Code(f"_by_lane({tile.code.text}, {lanes.count}, {lanes.word})")]
+    for position in (2, 0):
+        codes = _reduce(values, fold, codes, position, tile.depth)
+    return Tile(codes[0], (lanes,), tile.depth, tile.narrow), _carrier(fold, 0, tile)
+
+
+def of_all_lanes(values: Values, fold: Fold, tile: Tile) -> Tile:
+    """What the threads have come to, joined."""
+    return replace(tile, code=_reduce(values, fold, [tile.code], 0, tile.depth)[0], dims=())
 
 
 def combined(fold: Fold, before: Code, block: Code) -> Code:

@@ -25,7 +25,7 @@ from tests.codegen.kernels.making import BF16, F16, F32, I8, i, j, kernel, param
 from tests.codegen.kernels.making import load as load_expr
 from tests.codegen.kernels.pointwise import add, bias_gelu, causal, convert, in_place, padded, permuted, transposed_add
 from tests.codegen.kernels.products import linear, matmul
-from tests.codegen.kernels.rows import column_softmax, fold, layernorm, softmax
+from tests.codegen.kernels.rows import column_softmax, fold, layernorm, online_logsumexp, softmax
 from tests.codegen.kernels.small import SMALL
 from tests.codegen.triton.texts import TARGET, body, compiles
 
@@ -166,6 +166,12 @@ def test_rows_walked_again_are_kept_in_the_cache() -> None:
     text = body(softmax(64, 65536, Role.LOOP))
     assert re.findall('eviction_policy="(.*?)"', text) == ["evict_last", "evict_last", "evict_first"]
     assert "eviction_policy" not in body(fold("sum", 64, 65536, Role.LOOP))
+
+
+def test_threads_follow_what_they_have_seen_of_a_row_by_themselves() -> None:
+    text = body(online_logsumexp(2048, 128256))
+    assert "top = tl.full([128]" in text and "_by_lane(" in text
+    assert "_by_lane(" not in TritonTarget("gfx942").emit(online_logsumexp(2048, 128256))
 
 
 def test_shared_expressions_are_computed_once() -> None:
