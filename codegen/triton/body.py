@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from codegen.triton.blocks import Blocked, Dim, Lanes
+from codegen.triton.blocks import Blocked, Dim, Lanes, extent
 from codegen.triton.expressions import fields, interleaved
 from codegen.triton.expressions.indices import expand
 from codegen.triton.expressions.scopes import Tile
@@ -22,6 +22,9 @@ from codegen.triton.statements import follow, prefix, reduce
 from codegen.triton.statements.updates import update
 from lowering.expr import Load, index_of, loads
 from lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, running, statements, values_of
+
+_CACHE = 50 << 20
+"""Bytes of an H200's second-level cache: of what is longer, nothing is left there for who reads it next."""
 
 
 class _Walk:
@@ -142,11 +145,20 @@ class Body:
         else:
             (dim,) = dims
             later: list[Callable[[], None]] = []
-            for part in skips.parts(values, loop, dim, split=self.layout.config.split):
+            found = skips.parts(values, loop, dim, split=self.layout.config.split)
+            back = skips.ends_first(values, loop, found, dim) and "evict_first" in values.eviction.values()
+            plain, written = all(isinstance(stmt, Fold) or _is_plain(stmt) for stmt in loop.body), set(values.written)
+            for part in reversed(found) if back else found:
+                if plain:  # then parts of a loop, as its steps, read nothing that others have stored
+                    values.written = set(written)
                 self._walk = _Walk(part.loop)
                 self._walk.lanes = follow.lanes_of(values, part.loop, self.arch)
                 values.full = frozenset({dim}) if part.full else frozenset()
-                step = start = values.open(f"{dim.name}0" if part.gap is None else f"{dim.name}_step")
+                turned = back and part.start == "0"
+                step = start = values.open(f"{dim.name}_step" if turned or part.gap is not None else f"{dim.name}0")
+                if turned:
+                    over = f"{part.end} - {dim.constant} - {step}"
+                    start = values.name(f"{dim.name}0", Tile(Code(over), depth=values.depth)).code.text
                 if part.gap is not None:
                     over = f"{start} + tl.where({start} < {part.gap[0]}, 0, {part.gap[1]})"
                     start = values.name(f"{dim.name}0", Tile(Code(over), depth=values.depth)).code.text
@@ -217,8 +229,20 @@ class Body:
             mask = values.masks(pointer.dims)
             if mask is not None:
                 text += f", mask={expand(mask.code, mask.dims, pointer.dims).text}"
+            if "evict_first" in values.eviction.values() and self._passes_cache(stmt.param):
+                text += ', eviction_policy="evict_first"'
             values.line(f"tl.store({text})")
         values.stored(stmt.param)
+
+    def _passes_cache(self, name: str) -> bool:
+        """Would what is stored only take the place of what is still to be walked again?"""
+        param = self.layout.blocked.kernel.param(name)
+        return extent(param.extent) * param.dtype.itemsize > _CACHE
+
+
+def _is_plain(stmt: Stmt) -> bool:
+    """Does it store each point of a block once?"""
+    return isinstance(stmt, Store) and stmt.axes is None
 
 
 def _policies(blocked: Blocked) -> Iterator[dict[Load, str]]:

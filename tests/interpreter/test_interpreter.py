@@ -22,6 +22,7 @@ from tests.codegen.kernels.rows import (
     column_totals,
     fold,
     online_logsumexp,
+    online_softmax,
     partial_sums,
     scattered,
     softmax,
@@ -203,6 +204,17 @@ def test_each_thread_follows_what_it_has_seen_of_a_row(columns: int, split: bool
     x[2], x[3, -1], x[4, 7] = -torch.inf, torch.inf, torch.nan
     given, config = [x, out], Config((("r", 1024),), num_warps=4, split=split)
     assert "_by_lane(" in TARGET.emit(kernel, config)
+    want = expected(kernel, given)
+    run(kernel, given, config=config)
+    assert_same(kernel, given, want)
+
+
+@pytest.mark.parametrize("made", [online_softmax, lambda rows, columns: softmax(rows, columns, Role.LOOP)])
+@pytest.mark.parametrize("columns", [700, 2048, 5000])
+def test_what_is_walked_again_is_walked_backwards(columns: int, made: Callable[[int, int], Kernel]) -> None:
+    kernel = made(3, columns)
+    given, config = tensors(kernel), Config((("r", 512),), num_warps=4, split=True)
+    assert "r0 = " in TARGET.emit(kernel, config)
     want = expected(kernel, given)
     run(kernel, given, config=config)
     assert_same(kernel, given, want)

@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two, row_block
 from lowering.expr import Load, postorder
-from lowering.kernel import Fold, Param, Prefix, Role, statements, values_of
+from lowering.kernel import Fold, Loop, Param, Prefix, Role, statements, values_of
 
 
 def configure(blocked: Blocked) -> Config:
@@ -126,6 +126,15 @@ _LEAST_SPLIT = 4
 _ROW_WARPS = {1024: 2, 2048: 2, 4096: 8, 8192: 8, 16384: 16}  # padded length of a row held whole → warps; above: 32
 
 
+_MANY_ROWS = 4 * PROGRAMS
+"""Rows from which on those that are walked again are measured to be walked best one to a multiprocessor."""
+
+_ALONE = (16384, 32)
+"""Elements and warps of a step where a program has a multiprocessor to itself: no more rows are under way than the
+cache holds until they are walked again.  (H200, bf16, softmax of 4096 rows of 65536: 297 µs, in steps of 4096 with 4
+warps 391; log-softmax of 8192 rows of 50264: 440 and 626; 1024 rows of 131072 in float32: 374, with 16 warps 385.)"""
+
+
 def _rows(blocked: Blocked, r: Dim, x: Dim | None) -> Config:
     """The reduced axis is contiguous."""
     length = power_of_two(extent(r.size))
@@ -156,18 +165,26 @@ def _is_split(blocked: Blocked, r: Dim, block: int) -> bool:
 def _steps(blocked: Blocked, length: int, rows: int) -> tuple[int, int]:
     """Elements and warps of each step along a row.
 
-    Of many rows small blocks, since others go on where one waits: for the sum of a running value, in few warps, which
-    have to agree on it in each step.  Of few rows as much as can be under way at once.  (H200, bf16, maximum and sum of
-    exponentials of 8192 rows of 50264: 295 µs in steps of 4096 with 4 warps, 370 in steps of 8192 with 16; of 132 rows
-    of 400000: 139 and 89.)
+    Of many rows small blocks, since others go on where one waits, in few warps for a running value.  Of few rows as
+    much as can be under way at once.  (H200, bf16, maximum and sum of exponentials of 8192 rows of 50264: 295 µs in
+    steps of 4096 with 4 warps, 370 in steps of 8192 with 16; of 132 rows of 400000: 139 and 89.)
     """
     warps = 16 if length >= 16384 else 8
     if _scans(blocked):
         return warps * 1024, warps  # the blocks of a scan wait for each other
+    if rows >= _MANY_ROWS and length >= 4 * _ALONE[0] and _is_walked_again(blocked):
+        return _ALONE
     if rows < 8 * PROGRAMS:
         return warps * 512, warps
     running = any(isinstance(stmt, Fold) and stmt.carry is not None for stmt in statements(blocked.body))
     return (4096, 4) if running else (2048, 8)
+
+
+def _is_walked_again(blocked: Blocked) -> bool:
+    """Is a walk that follows a running value followed by another one, of tensors few enough for the registers?"""
+    loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
+    running = len(loops) > 1 and any(isinstance(stmt, Fold) and stmt.carry is not None for stmt in loops[0].body)
+    return running and len(_streams(blocked)) <= 3
 
 
 def _columns(blocked: Blocked, r: Dim, x: Dim, times: int) -> Config:

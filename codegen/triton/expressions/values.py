@@ -66,12 +66,12 @@ class Values(Points):
         self._ranges = int32_ranges([*roots, *inside], layout)
         self._mutable = {stmt.param for stmt in stmts if isinstance(stmt, Store)}
         self._mutable &= {load.buffer for load in loads(*roots)}
-        self._stored: set[str] = set()
+        self.written: set[str] = set()  # parameters that have been stored to so far
         self._numbers = frozenset(param.name for param in layout.blocked.kernel.params if param.number)
 
     def stored(self, param: str) -> None:
         """Forget what was loaded from `param`: it has just been written."""
-        self._stored.add(param)
+        self.written.add(param)
         if param in self._mutable:
             for scope in self.scopes:
                 stale = [key for key in scope.known if isinstance(key, Expr) and _reads(key, param)]
@@ -151,7 +151,7 @@ class Values(Points):
             text += ', cache_modifier=".cg"'
         elif policy:
             text += f', eviction_policy="{policy}"'
-        if node.buffer in self._stored and node.buffer in self._mutable:
+        if node.buffer in self.written and node.buffer in self._mutable:
             self.line("tl.debug_barrier()")  # other threads of this program wrote what is read now
             depth = self.depth
         return Tile(Code(f"tl.load({text})"), dims, depth)

@@ -23,7 +23,7 @@ from codegen.triton.rewrites.interior import unconditional
 from lowering.conditions import conjuncts
 from lowering.expr import Cast, Const, Expr, IndexValue, Op, make_op
 from lowering.indexing import ONE, FloorDiv, coefficient
-from lowering.kernel import Loop, Role
+from lowering.kernel import Loop, Role, Store
 
 _DIFFERENCES = {"le": (1, 0), "lt": (1, 1), "ge": (-1, 0), "gt": (-1, 1)}
 """Comparison of a and b → (sign, constant) so that it says sign · (a - b) + constant ≤ 0."""
@@ -91,6 +91,16 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
         middle = _named(values, f"{dim.name}_middle", text)
         return Part(loop, start, middle), Part(inside, middle, end)
     return _with_ragged_end(values, loop, dim, start, end) if split else (Part(loop, start, end),)
+
+
+def ends_first(values: Values, loop: Loop, found: Sequence[Part], dim: Dim) -> bool:
+    """May what is walked again be walked backwards?  What was read last may still be in the cache then.
+
+    Nothing may be followed from block to block, and blocks are whole, but for those of a last part of their own.
+    """
+    if loop.where is not None or dim.shift != 0 or any(not isinstance(stmt, Store) for stmt in loop.body):
+        return False
+    return found[0].full or not values.layout.masked(dim)
 
 
 def is_one_block(values: Values, loop: Loop, dim: Dim) -> bool:

@@ -244,6 +244,16 @@ def online_logsumexp(rows: int, columns: int) -> Kernel:
     return kernel("online_logsumexp", params, {i: (rows, GRID), r: (columns, LOOP)}, Loop((r,), (top, whole)), store)
 
 
+def online_softmax(rows: int, columns: int) -> Kernel:
+    """exp(x) / Σ exp(x) of rows in two walks"""
+    offset = columns * i + r
+    top, whole, power, _ = running_softmax(load("x", offset), r)
+    params = (param("x", F32, rows, columns), param("out", F32, rows, columns, written=True))
+    store = Store("out", offset, op("truediv", power, whole.ref))
+    axes = {i: (rows, GRID), r: (columns, LOOP)}
+    return kernel("online_softmax", params, axes, Loop((r,), (top, whole)), Loop((r,), (store,)))
+
+
 def partial_sums(rows: int, columns: int, window: int) -> Kernel:
     """Sums of the last `window` elements up to the diagonal: a walk that skips, without a contraction"""
     where = visible_keys(i, r, shift=0, window=window)

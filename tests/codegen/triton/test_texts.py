@@ -19,13 +19,13 @@ from lowering.builder import GENERATED_DTYPES
 from lowering.errors import BuildError
 from lowering.expr import Cast, Op, const
 from lowering.indexing import FloorDiv, Mod
-from lowering.kernel import Kernel, Role, Store
+from lowering.kernel import Kernel, Role, Store, rename
 from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
 from tests.codegen.kernels.making import BF16, F16, F32, I8, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr
 from tests.codegen.kernels.pointwise import add, bias_gelu, causal, convert, in_place, padded, permuted, transposed_add
 from tests.codegen.kernels.products import linear, matmul
-from tests.codegen.kernels.rows import column_softmax, fold, layernorm, online_logsumexp, softmax
+from tests.codegen.kernels.rows import column_softmax, fold, layernorm, online_logsumexp, online_softmax, softmax
 from tests.codegen.kernels.small import SMALL
 from tests.codegen.triton.texts import TARGET, body, compiles
 
@@ -166,6 +166,24 @@ def test_rows_walked_again_are_kept_in_the_cache() -> None:
     text = body(softmax(64, 65536, Role.LOOP))
     assert re.findall('eviction_policy="(.*?)"', text) == ["evict_last", "evict_last", "evict_first"]
     assert "eviction_policy" not in body(fold("sum", 64, 65536, Role.LOOP))
+    large = body(softmax(4096, 65536, Role.LOOP))
+    assert re.findall('eviction_policy="(.*?)"', large)[2:] == ["evict_first", "evict_first"]  # what is stored, too
+
+
+def test_many_long_rows_that_are_walked_again_have_a_multiprocessor_each() -> None:
+    """The second walk begins with what the first one has read last."""
+    assert TARGET.configs(online_softmax(2048, 128256))[0].num_warps == 32
+    assert TARGET.configs(online_softmax(64, 128256))[0].num_warps == 16
+    assert TARGET.configs(online_logsumexp(2048, 128256))[0].num_warps == 4
+    text = body(online_softmax(2048, 128256))
+    assert "r0 = r_middle_1 - RBLOCK - r_step" in text
+
+
+def test_parts_of_a_walk_do_not_wait_for_each_other() -> None:
+    made = online_softmax(2048, 128256)
+    x = replace(made.params[0], written=True)
+    text = body(replace(made, params=(x,), body=rename(made.body, {"x": "x", "out": "x"})))
+    assert text.count("tl.store(") == 2 and "tl.debug_barrier()" not in text
 
 
 def test_threads_follow_what_they_have_seen_of_a_row_by_themselves() -> None:
