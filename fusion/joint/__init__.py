@@ -1,11 +1,11 @@
 """The joint graph: what is decided about forward and backward together, before they are parted.
 
 What enters is the functional ATen graph of both, as AOTAutograd traces it.  It is changed in place and computes the
-same, up to rounding: views that only autograd knows of go, widths of heads become numbers (`widths.py`), gradients of
-maxima that cancel are not computed (`maxima.py`), sums that the graph already holds in another order are taken from
-there (`reassociate.py`), gradients of what is too large to keep are computed in forward (`ahead.py`), as is what
-compares floats for equality (`comparisons.py`), positions are kept in few bytes (`positions.py`), and what backward
-makes again, rather than forward saving it, is marked.
+same, up to rounding: views that only autograd knows of go, as do copies that lie alike (`copies.py`), widths of heads
+become numbers (`widths.py`), gradients of maxima that cancel are not computed (`maxima.py`), sums that the graph holds
+in another order are taken from there (`reassociate.py`), gradients of what is too large to keep are computed in forward
+(`ahead.py`), as is what compares floats for equality (`comparisons.py`), positions are kept in few bytes
+(`positions.py`), and what backward makes again, rather than forward saving it, is marked.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.ahead import compute_ahead
 from fusion.joint.comparisons import keep_comparisons
-from fusion.joint.copies import copies_for_products
+from fusion.joint.copies import copies_for_products, drop_copies
 from fusion.joint.factors import PRODUCTS, operands, value_of
 from fusion.joint.maxima import drop_vanishing_gradients
 from fusion.joint.positions import narrow_positions
@@ -39,6 +39,7 @@ def prepare(joint: fx.GraphModule, *, streams: bool, workspace: int = WORKSPACE)
         What forward has to compute and keep, though only backward needs it.
     """
     drop_detached(joint)
+    drop_copies(joint)
     if streams:
         fix_widths(joint)
     drop_vanishing_gradients(joint)

@@ -1,4 +1,7 @@
-"""Copies: the operands of tiles, which generated kernels read where they lie.
+"""Copies: those of which nobody can tell that they are none, and operands of tiles, read where they lie.
+
+A dropout that drops nothing, or `contiguous` of what is, is a copy; a partition would save it beside what it is a copy
+of, and forward write both.
 
 Queries, keys and values are views of what a linear layer made, with heads before positions; eager copies them for its
 products, and a partition would save each copy.  Kernels that walk tiles read through copies, whatever their strides.
@@ -15,9 +18,41 @@ import torch
 from torch import fx
 
 from fusion.joint.factors import PERMUTATIONS, PRODUCTS, VIEWS, value_of
-from lowering.sizes import elements
+from lowering.sizes import elements, size_of
 
 aten = torch.ops.aten
+
+
+def drop_copies(joint: fx.GraphModule) -> None:
+    """Read what was computed itself instead of copies of it that lie alike: nothing in the graph writes to either.
+
+    Whoever is given a copy may write to it, as may whoever gave an argument; these copies stay.
+    """
+    for copy in joint.graph.find_nodes(op="call_function", target=aten.clone.default):
+        source = copy.all_input_nodes[0]
+        lies_alike = [size_of(s) for s in value_of(source).stride()] == [size_of(s) for s in value_of(copy).stride()]
+        if lies_alike and _is_computed(source) and not any(_is_returned(node) for node in (source, copy)):
+            copy.replace_all_uses_with(source)
+            joint.graph.erase_node(copy)
+    joint.recompile()
+
+
+def _is_computed(node: fx.Node) -> bool:
+    """Is this a tensor of its own that the graph makes?"""
+    made = node.all_input_nodes[0] if node.target is getitem else node
+    return made.op == "call_function" and not _shares_memory(made)
+
+
+def _is_returned(node: fx.Node) -> bool:
+    """Does the graph return this, or a view of it?"""
+    return any(user.op == "output" or (_shares_memory(user) and _is_returned(user)) for user in node.users)
+
+
+def _shares_memory(node: fx.Node) -> bool:
+    """May results of this operation lie in the memory of what it is given?"""
+    if not isinstance(node.target, torch._ops.OpOverload) or node.target in (*VIEWS, *PERMUTATIONS):
+        return True
+    return any(result.alias_info is not None for result in node.target._schema.returns)
 
 
 def copies_for_products(joint: fx.GraphModule, tiles: Collection[fx.Node]) -> list[fx.Node]:
