@@ -7,6 +7,10 @@ it.  So statistics of rows of halves are kept in float32.  So are those that a n
 eager's kernels of the CPU round: backward subtracts the mean from the row, and a row that is a statistic itself, of one
 number, is that mean.
 
+A running log-sum-exp is a statistic of the row up to each point, as large as the row: one of 10000 that was rounded is
+off by up to 4, and exp(x - it) by a factor of 50.  As a rule it is a result of the program as well, which is a half:
+what is computed and kept is one of the row in float32, of which the half is made.
+
 An input that backward needs is kept as it was when forward began.  The partition may choose an input where eager keeps
 what was made of it; if the program changes the input in place, that would be another one by then.
 
@@ -37,6 +41,9 @@ REDUCTIONS = (
 NORMS = (aten.native_layer_norm.default, aten.native_group_norm.default, aten._fused_rms_norm.default)
 """Operations whose first result is as large as their input, and whose others are statistics of its rows."""
 
+RUNNING = aten.logcumsumexp.default
+"""The operation whose result is at each point the statistic of the row up to there."""
+
 MIN_ROW = 4
 """How many times as large as its statistic a row must be for the statistic to count as small."""
 
@@ -54,8 +61,12 @@ def widen_statistics(forward: fx.GraphModule, backward: fx.GraphModule, outputs:
     for place, node in enumerate(results):
         if place < outputs or not is_tensor(node) or node.name not in taken or not _is_statistic(node):
             continue
-        with forward.graph.inserting_before(output):
-            results[place] = _converted(node, torch.float32)
+        if node.target is RUNNING:
+            results[place], narrow = _rounded_last(node)
+            results[:] = [narrow if result is node else result for result in results]
+        else:
+            with forward.graph.inserting_before(output):
+                results[place] = _converted(node, torch.float32)
         _take_wide(taken[node.name], value_of(results[place]))
         changed = True
     if changed:
@@ -104,6 +115,22 @@ def _memory_of(node: fx.Node) -> fx.Node:
     return node
 
 
+def _rounded_last(node: fx.Node) -> tuple[fx.Node, fx.Node]:
+    """A running statistic in float32, and the half made of it that takes its place."""
+    row, *rest = node.args
+    graph = node.graph
+    with graph.inserting_before(node):
+        wide_row = _converted(cast(fx.Node, row), torch.float32)
+        wide = graph.create_node("call_function", RUNNING, (wide_row, *rest))
+        wide.meta = {key: value for key, value in node.meta.items() if key not in ("tensor_meta", "recompute")}
+        wide.meta["val"] = value_of(node).to(torch.float32)
+        narrow = _converted(wide, value_of(node).dtype)
+    narrow.meta[ONLY_STORED] = True
+    node.replace_all_uses_with(narrow)
+    graph.erase_node(node)
+    return wide, narrow
+
+
 def _take_wide(given: fx.Node, wide: torch.Tensor) -> None:
     """Let backward take a statistic in float32, and read it as the half that eager has."""
     dtype = value_of(given).dtype
@@ -126,9 +153,11 @@ def _converted(node: fx.Node, dtype: torch.dtype) -> fx.Node:
 
 
 def _is_statistic(node: fx.Node) -> bool:
-    """Is this a half that a norm gives beside its result, or that maps make of reductions of larger tensors?"""
+    """Is this a half: running, given by a norm beside its result, or made by maps of reductions of larger tensors?"""
     if value_of(node).dtype not in HALVES:
         return False
+    if node.target is RUNNING:
+        return True
     if node.target is getitem and cast(fx.Node, node.args[0]).target in NORMS:
         return cast(int, node.args[1]) > 0
     size = elements(value_of(node).shape)

@@ -126,6 +126,25 @@ def test_the_mean_of_a_norm_is_as_exact_as_the_row(dtype: torch.dtype) -> None:
     assert {x.dtype for x in kept(norm_of_sums, given) if x.numel() == 6} == {torch.float32}
 
 
+@pytest.mark.parametrize("dtype", HALVES)
+def test_a_running_log_sum_exp_is_kept_in_float32(dtype: torch.dtype) -> None:
+    """Of large numbers it grows by less than halves can tell; what is returned is a half nevertheless."""
+
+    def run(function: Callable[..., torch.Tensor], x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        x = x.clone().requires_grad_()
+        result = function(x)
+        return result.detach(), torch.autograd.grad(result, x, torch.ones_like(result))[0]
+
+    torch._dynamo.reset()
+    row, length = torch.full((3, 5), 10000.0, dtype=dtype), torch.arange(1, 6, dtype=torch.float64)
+    fuse = fusion.fuse(lambda x: x.logcumsumexp(1), options=OPTIONS)
+    (result, gradient), (eager, _) = run(fuse, row), run(lambda x: x.logcumsumexp(1), row)
+    assert torch.equal(result, eager)
+    exact = (1 / length).flip(0).cumsum(0).flip(0).expand(3, 5)  # each point gives 1 / length to all up to it
+    torch.testing.assert_close(gradient.double(), exact, rtol=1e-2, atol=1e-3)
+    assert {x.dtype for x in kept(lambda x: x.logcumsumexp(1), row.requires_grad_())} == {dtype, torch.float32}
+
+
 def test_a_softmax_is_made_again_from_what_it_was_made_of() -> None:
     """Its own result, in float32 and as large as what is given in halves, is not kept: two numbers of each row are."""
     scores = torch.randn(64, 500).bfloat16().requires_grad_()
