@@ -46,6 +46,8 @@ def starts(call: Extern, buffers: Mapping[str, Buffer]) -> tuple[int, ...]:
     elif call.target is aten.split.Tensor:
         (size, dim) = (*args, 0)[:2]
         places = [k * size for k in range(len(call.outs))] if isinstance(size, int) else []
+    elif call.target is aten.unbind.int:
+        dim, places = args[0] if args else 0, list(range(len(call.outs)))
     elif call.target is aten.select.int:
         dim, places = args[0], [args[1]]
     elif call.target is aten.slice.Tensor:
