@@ -30,6 +30,7 @@ from lowering.indexing import substitute
 from lowering.kernel import Fold, Kernel, Loop, Prefix, Stmt, Store, folds, running, statements, values_of, with_values
 from lowering.program import Extern
 from lowering.rules.formula import literal
+from lowering.sizes import may_be_empty
 
 CHEAP = 8
 """Additions that one more element of a row may cost."""
@@ -64,8 +65,8 @@ def _means(kernel: Kernel) -> Iterator[tuple[Fold, Expr]]:
     sizes, found = kernel.axis_sizes(), folds(kernel).values()
     for fold in found:
         count = sympy.Mul(*(sizes[axis] for axis in fold.over))
-        known = bool(count.is_Integer and count > 1)
-        if fold.op != "sum" or not fold.dtype.is_floating_point or not known or fold.name in walked:
+        several = count != 1 and not may_be_empty(count)  # so that there is a first element to load
+        if fold.op != "sum" or not fold.dtype.is_floating_point or not several or fold.name in walked:
             continue
         mean = make_op("truediv", fold.ref, literal(count, fold.dtype))
         users = [node for node in nodes if fold.ref in node.children()]

@@ -66,6 +66,26 @@ def test_deviations_of_equal_numbers_are_zero(function: Callable[[Tensor], objec
 
 
 @pytest.mark.parametrize("target", ["reference", "c"])
+def test_deviations_of_equal_numbers_are_zero_in_rows_of_symbolic_length(target: str) -> None:
+    fused = fusion.fuse(lambda x: layer_norm(x), dynamic=True, options={"target": target, "strict": True})
+    for columns in (33, 50, 1023):
+        assert not fused(torch.full((3, columns), 0.7317)).any()
+    assert len(fusion.report(fused).graphs) == 1
+
+
+def test_rows_that_may_be_empty_have_no_first_element() -> None:
+    def norm(x: Tensor, mask: Tensor) -> Tensor:
+        return by_hand(x.masked_select(mask))
+
+    x = torch.randn(40)
+    with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True):
+        fused = fusion.fuse(norm, dynamic=True, options={"target": "reference", "strict": True})
+        assert fused(x, x > 9).shape == (0,)
+    ((kernel,),) = (graph.kernels for graph in fusion.report(fused).graphs)
+    assert "sum1" in kernel.source and "in0[0]" not in kernel.source
+
+
+@pytest.mark.parametrize("target", ["reference", "c"])
 @pytest.mark.parametrize("function", CENTRED)
 def test_rows_are_as_near_as_eager_wherever_they_lie(function: Callable[[Tensor], object], target: str) -> None:
     fused = fusion.fuse(function, options={"target": target, "strict": True})
