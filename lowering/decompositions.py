@@ -23,6 +23,8 @@ from torch._prims_common import (
 )
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
+
+import lowering.mistraced  # noqa: F401  # whatever traces is to be right
 from lowering import rules
 from lowering.foreach import foreach_decompositions
 from lowering.registry import RULES
@@ -121,25 +123,6 @@ def max_unpool(
     return whole.contiguous(memory_format=suggest_memory_format(x)) if as_given else whole
 
 
-def vector_norm(
-    x: torch.Tensor,
-    ord: float = 2,
-    dim: Sequence[int] | None = None,
-    keepdim: bool = False,
-    *,
-    dtype: torch.dtype | None = None,
-) -> object:
-    """A norm over dimensions of one element, which go afterwards; any other is left whole.
-
-    PyTorch 2.11 traces a result that has them still.
-    """
-    dims = list(dim or range(x.ndim))
-    if keepdim or not x.ndim or not all(statically_known_true(x.shape[k] == 1) for k in dims):
-        return NotImplemented
-    whole = torch.linalg.vector_norm(x, ord, dims, True, dtype=dtype)
-    return whole.squeeze(dims)
-
-
 def as_strided_copy(
     x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
@@ -191,13 +174,12 @@ OTHERWISE_ROUNDED: dict[OpOverload, Callable[..., object]] = {
 
 
 MISTRACED: dict[OpOverload, Callable[..., object]] = {
-    aten.linalg_vector_norm.default: vector_norm,
     aten.zero.default: torch.zeros_like,
     aten.diagonal_scatter.default: _into_shared(aten.diagonal_scatter.default),
     aten.select_scatter.default: _into_shared(aten.select_scatter.default),
     aten.slice_scatter.default: _into_shared(aten.slice_scatter.default),
 }
-"""Those that PyTorch 2.11 traces with other shapes or strides than eager's."""
+"""Those that PyTorch 2.11 traces with other strides than eager's; other shapes: `mistraced.py`."""
 
 
 def _scaled(parts: Callable[..., torch.Tensor]) -> Callable[..., object]:

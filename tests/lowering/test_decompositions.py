@@ -64,21 +64,6 @@ def test_library_calls_stay_whole():
         assert target not in decompositions(exact=True)
 
 
-@pytest.mark.parametrize("shape", [(1,), (3, 1), (1, 3), (3, 5), ()])
-@pytest.mark.parametrize("keepdim", [False, True])
-def test_norms_have_the_shape_of_eager(shape: tuple[int, ...], keepdim: bool) -> None:
-    dims = [-1] if shape else []
-
-    def norm(x: torch.Tensor) -> torch.Tensor:
-        return torch.linalg.vector_norm(x, 2, dims, keepdim)
-
-    x = torch.randn(shape)
-    graph = make_fx(norm, decomposition_table=decompositions(), tracing_mode="fake")(x)
-    (result,) = graph.graph.output_node().all_input_nodes
-    assert result.meta["val"].shape == norm(x).shape
-    assert torch.equal(graph(x), norm(x))
-
-
 def test_overwriting_with_zeros_keeps_strides():
     x = torch.randn(4, 5).T
     graph = make_fx(aten.zero.default, decomposition_table=decompositions(), tracing_mode="fake")(x)

@@ -1,0 +1,53 @@
+"""Shapes of what is traced: eager's."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import ShapeEnv
+
+import fusion
+from lowering.decompositions import decompositions
+
+
+@pytest.mark.parametrize("shape", [(1,), (3, 1), (1, 3), (3, 5), ()])
+@pytest.mark.parametrize("keepdim", [False, True])
+def test_norms_have_the_shape_of_eager(shape: tuple[int, ...], keepdim: bool) -> None:
+    dims = [-1] if shape else []
+
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        return torch.linalg.vector_norm(x, 2, dims, keepdim)
+
+    x = torch.randn(shape)
+    graph = make_fx(norm, decomposition_table=decompositions(), tracing_mode="fake")(x)
+    (result,) = graph.graph.output_node().all_input_nodes
+    assert result.meta["val"].shape == norm(x).shape
+    assert torch.equal(graph(x), norm(x))
+
+
+@pytest.mark.parametrize("sizes", [None, ShapeEnv], ids=["known", "symbolic"])
+@pytest.mark.parametrize("dim", [-1, (-1, -3), (0, -1), (-2,), None, 2])
+def test_norms_of_fake_tensors_have_the_shape_of_eager(dim: int | tuple[int, ...] | None, sizes: type | None) -> None:
+    x = torch.randn(7, 1, 1)
+    mode = FakeTensorMode(shape_env=sizes and sizes())
+    for keepdim in (False, True):
+        with mode:
+            found = torch.linalg.vector_norm(mode.from_tensor(x), 3, dim, keepdim, dtype=torch.float64)
+        expected = torch.linalg.vector_norm(x, 3, dim, keepdim, dtype=torch.float64)
+        assert tuple(map(int, found.shape)) == expected.shape and found.dtype is expected.dtype
+
+
+def test_a_norm_of_fake_tensors_refuses_the_dimensions_that_eager_refuses() -> None:
+    with FakeTensorMode() as mode, pytest.raises(IndexError):
+        torch.linalg.vector_norm(mode.from_tensor(torch.randn(3, 1)), 2, -3)
+
+
+def test_sizes_read_off_a_norm_along_a_single_element_are_those_of_eager() -> None:
+    def counted(x: torch.Tensor) -> torch.Tensor:
+        norms = torch.linalg.norm(x, dim=-1)
+        return norms * norms.shape[-1] + x.norm(dim=-1).ndim
+
+    x = torch.rand(7, 20, 1)
+    torch.testing.assert_close(fusion.fuse(counted)(x), counted(x))
