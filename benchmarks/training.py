@@ -1,7 +1,7 @@
 """Training steps of whole models on a GPU, by the clock: forward, loss and backward, and the memory at their peak.
 
-The models are those of `transformers` and `torchvision`, with random weights.  Every system trains the same parameters
-in turn; gradients are compared with eager's and float64's before anything is timed.
+The models are those of `transformers` and `torchvision`, with random weights, and those of `zoo.py`, in one mode.
+Every system trains the same parameters in turn; gradients are compared with eager's and float64's before anything is timed.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from benchmarks import models
 from benchmarks.clocks import peak_bytes, wall_seconds_in_turn
 from benchmarks.harness import REFUSALS, Refused, check_generated
 from benchmarks.models import Batch, Model
+from benchmarks.zoo import ZOO
 
 DEVICE = "cuda"
 SYSTEMS = ("eager", "inductor", "fusion")
@@ -30,6 +31,7 @@ MODELS = (
     Model("BERT 16x512", models.bert, models.tokens(16, 512, 30522, masked=True), models.own_loss),
     Model("ResNet-50 64x224x224", models.resnet50, models.images(64), models.classified),
     Model("ConvNeXt-T 64x224x224", models.convnext_tiny, models.images(64), models.classified),
+    *ZOO,
 )
 
 
@@ -40,7 +42,7 @@ def run(*, only: str, quick: bool) -> int:
     refused = 0
     for model in MODELS:
         if only in model.name:
-            for mode in (None, "reduce-overhead"):
+            for mode in (None,) if model in ZOO else (None, "reduce-overhead"):
                 try:
                     print(measured(model, mode, DEVICE, rounds=10 if quick else 30), flush=True)
                 except REFUSALS as reason:
