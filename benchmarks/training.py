@@ -1,7 +1,7 @@
 """Training steps of whole models on a GPU, by the clock: forward, loss and backward, and the memory at their peak.
 
 The models are those of `transformers` and `torchvision`, with random weights, and those of `zoo.py`, in one mode.
-Every system trains the same parameters in turn; gradients are compared with eager's and float64's before anything is timed.
+Every system trains the same parameters in turn; gradients are compared with those of eager and of float64 beforehand.
 """
 
 from __future__ import annotations
