@@ -23,7 +23,6 @@ from torch._prims_common import (
 )
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-
 import lowering.mistraced  # noqa: F401  # whatever traces is to be right
 from lowering import rules
 from lowering.foreach import foreach_decompositions
