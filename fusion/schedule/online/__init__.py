@@ -16,7 +16,7 @@ bound.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import product
@@ -256,7 +256,17 @@ class _Rule:
         for value, term in parts:
             own = term.steps[: len(term.steps) - len(common)]
             signed.append((apply(value, own, dtype), term.negative))
-        return apply(add_all(signed), common, dtype)
+        value = apply(add_all(signed), common, dtype)
+        return value if self._keeps_zero([term for _, term in parts]) else make_op("add", value, const(0.0, dtype))
+
+    def _keeps_zero(self, terms: Sequence[Term]) -> bool:
+        """Is a zero never −0.0?  No sum is, which begins with 0.0, nor what one of its terms, as it is, is added to."""
+
+        def is_kept(term: Term) -> bool:
+            factors = (step.value for step in term.steps if step.name != "where")
+            return not term.negative and all(nonnegative(factor, self.running) for factor in factors)
+
+        return self.fold.op not in ("sum", "dot") or any(map(is_kept, terms))
 
     # The start
 

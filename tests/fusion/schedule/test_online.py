@@ -248,6 +248,25 @@ def test_one_walk_gives_what_one_after_the_other_gives(body: Callable[[Body], Fo
     torch.testing.assert_close(got, want, rtol=1e-9, atol=1e-9 * size, equal_nan=True)
 
 
+@pytest.mark.parametrize("operation", ["sum", "dot"])
+@pytest.mark.parametrize("sign", ["factor", "divisor", "own"])
+def test_a_sum_of_zeros_is_not_negative(operation: str, sign: str) -> None:
+    """It begins with 0.0, to which each −0.0 is added; what waits is negative."""
+    b = Body()
+    total = b.fold("t", "sum", b.x)
+    value = {
+        "factor": mul(total.ref, b.y),
+        "divisor": div(b.y, total.ref),
+        "own": op("neg", mul(b.y, op("abs", total.ref))),
+    }[sign]
+    folds = total, b.fold("o", operation, *((value, b.v) if operation == "dot" else (value,)))
+    given = {**inputs(), "x": torch.full_like(inputs()["x"], -1.0), "y": torch.zeros_like(inputs()["y"])}
+    given["v"] = given["v"].abs()
+    for walked in (walk_by_walk, one_walk):
+        got = walked(folds, given)
+        assert not got.any() and not got.signbit().any()
+
+
 @pytest.mark.parametrize("body", ACCUMULATORS, ids=lambda body: body.__name__)
 def test_as_many_accumulators_as_the_rank(body: Callable[[Body], Folds]) -> None:
     assert len(streamed(body(Body()))[2].folds) == ACCUMULATORS[body]
