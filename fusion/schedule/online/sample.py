@@ -1,8 +1,8 @@
 """Numbers for the values that a fold is made of, so that what a rule claims can be tried.
 
-What enters are expressions; what leaves are their values in float64 at a few points: loads, random numbers, indices
-and folds are drawn, conversions between float types do nothing, everything else is what it means.  The numbers are
-the same in every run.
+What enters are expressions; what leaves are their values, floats in float64, at a few points: loads, random numbers,
+indices and folds are drawn, conversions between float types do nothing, everything else is what it means.  The numbers
+are the same in every run.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ def evaluate(roots: Sequence[Expr], given: Mapping[Expr, torch.Tensor]) -> list[
         if known is not None:
             values[node] = known
         elif isinstance(node, Const):
-            values[node] = torch.tensor(node.value, dtype=_wide(node.dtype))
+            values[node] = torch.tensor(node.value, dtype=wide(node.dtype))
         elif isinstance(node, Cast):
-            values[node] = values[node.arg].to(_wide(node.dtype))
+            values[node] = values[node.arg].to(wide(node.dtype))
         else:
             assert isinstance(node, Op), "a leaf without a value"
             args = [values[arg] for arg in node.args]
@@ -62,7 +62,8 @@ def evaluate(roots: Sequence[Expr], given: Mapping[Expr, torch.Tensor]) -> list[
     return [values[root] for root in roots]
 
 
-def _wide(dtype: torch.dtype) -> torch.dtype:
+def wide(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of the values of what has `dtype`."""
     return torch.float64 if dtype.is_floating_point else dtype
 
 

@@ -14,8 +14,9 @@ from typing import Protocol
 
 import torch
 
-from fusion.schedule.online.sample import Source, Values, evaluate, leaves, rank, running_leaves
+from fusion.schedule.online.sample import Source, Values, evaluate, leaves, rank, running_leaves, wide
 from fusion.schedule.online.terms import Refused, nonnegative
+from lowering import folds
 from lowering.expr import Expr, Random, TileRef, postorder
 from lowering.kernel import Fold
 from lowering.scalar_ops import identity
@@ -178,7 +179,7 @@ class Trial:
     def holds_from_start(self, ref: TileRef, form: Form) -> bool:
         """Is what was summed up while `ref` was at its identity right when it leaves it, and nothing if it is empty?"""
         given, _ = self._given_at(ref)
-        leaving = torch.tensor([[-1000.0, -2.5, 0.75, 1000.0]], dtype=torch.float64)
+        leaving = torch.tensor([[-1000.0, -2.5, 0.75, 1000.0]], dtype=torch.float64).to(wide(ref.dtype))
         later = {**given, ref: leaving}
         state, new = self._state(form, given), self._state(form, later)
         for start, want in ((state, new), (self._empty(form, given), None)):
@@ -230,8 +231,8 @@ class Trial:
         for other in self.refs:
             if _depends(self.running[other.name], ref.name, self.running):
                 own = self.running[other.name]
-                given[other] = torch.full((1, 1), float(identity(own.op, own.dtype)), dtype=torch.float64)
-        given[ref] = torch.full((1, 1), least, dtype=torch.float64)
+                given[other] = _at_identity(own)
+        given[ref] = _at_identity(fold)
         return given, possible
 
     def _rows_at(self, arg: Expr, least: float) -> Values:
@@ -259,11 +260,16 @@ class Trial:
 
 def _folded(fold: Fold, given: Values) -> torch.Tensor:
     """A fold over the two elements of each row."""
-    value = element(fold, given)
-    pair = value.expand(value.shape[0] if value.ndim else 1, 2)
-    if fold.op in ("max", "min"):
-        return pair.amax(1, keepdim=True) if fold.op == "max" else pair.amin(1, keepdim=True)
-    return pair.prod(1, keepdim=True) if fold.op == "prod" else pair.sum(1, keepdim=True)
+    op, args = ("sum", [element(fold, given)]) if fold.op == "dot" else (fold.op, evaluate(fold.args, given))
+    sizes = [(1, 2), *(arg.shape for arg in args)]
+    shape = torch.broadcast_shapes(*sizes)  # type: ignore[no-untyped-call]  # torch has no annotation
+    pairs = [arg.expand(shape) for arg in args]
+    return folds.fold(op, pairs, [1])[-1].to(wide(fold.dtype))
+
+
+def _at_identity(fold: Fold) -> torch.Tensor:
+    """Its value before the first element."""
+    return torch.full((1, 1), identity(fold.op, fold.dtype), dtype=wide(fold.dtype))
 
 
 def _rows_of(given: Values) -> int:

@@ -14,11 +14,11 @@ import torch
 from fusion.schedule.online import Online, online
 from fusion.schedule.online.names import Names
 from fusion.schedule.online.trial import Trial
-from lowering.expr import Cast, Load
+from lowering.expr import Cast, IndexValue, Load, const
 from lowering.expr import make_op as op
-from lowering.kernel import Loop
+from lowering.kernel import Fold, Loop
 from lowering.printer import format_expr
-from tests.fusion.schedule.folds import BF16, COLUMNS, F16, F32, F64, Body, Folds, S, add, div, mul, sub
+from tests.fusion.schedule.folds import BF16, COLUMNS, F16, F32, F64, Body, Folds, S, add, div, mul, sub, where
 from tests.fusion.schedule.online_bodies import (
     added_mask,
     attention,
@@ -228,6 +228,19 @@ def test_integers_that_divide_are_no_trouble() -> None:
     top, total, power = b.softmax(add(b.x, Cast(group, F32)))
     assert [fold.name for fold in streamed((top, total))[0]] == ["m", "l"]
     assert power is total.args[0]
+
+
+@pytest.mark.parametrize("kind", ["argmax", "sum", "max"])
+def test_running_integers_are_positions(kind: str) -> None:
+    """They are tried as integers, so that what is found at a position is chosen by one."""
+    b = Body(F32)
+    given = (b.x, IndexValue(S)) if kind == "argmax" else (Load("i", (S,), torch.int64),)
+    running = Fold("n", kind, given, (S,), torch.int64)
+    one, two, three = (const(k, torch.int64) for k in (1, 2, 3))
+    place = op("checked", op("remainder", running.ref, three), three, two, const(0, torch.int64))
+    found = online(b.fold("l", "sum", where(op("eq", place, one), b.x, b.c(0))), {"n": running})
+    assert isinstance(found, Online)
+    assert [fold.args for fold in found.folds] == [(b.x,)]
 
 
 # Meaning --------------------------------------------------------------------------------------------------------------
