@@ -117,6 +117,16 @@ def truth_of(condition: torch.SymBool) -> sympy.Expr:
     return sympy.Integer(bool(expr)) if expr in (sympy.true, sympy.false) else Computed(expr)
 
 
+def is_condition(number: sympy.Expr) -> bool:
+    """Does a number stand for a condition on sizes?
+
+    >>> s = sympy.Symbol("s", positive=True, integer=True)
+    >>> is_condition(Computed(s > 3)), is_condition(Computed(torch_sympy.Max(3, s)))
+    (True, False)
+    """
+    return isinstance(number, Computed) and isinstance(number.meaning, (sympy.Rel, sympy.logic.boolalg.BooleanFunction))
+
+
 def sizes_of(sizes: Sequence[int | torch.SymInt]) -> tuple[sympy.Expr, ...]:
     """`size_of` each."""
     return tuple(size_of(size) for size in sizes)

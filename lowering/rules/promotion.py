@@ -21,6 +21,7 @@ from lowering.errors import Unsupported
 from lowering.expr import make_cast
 from lowering.rules.formula import Term, call, literal
 from lowering.scalar_ops import HALVES
+from lowering.sizes import is_condition
 from lowering.value import Shape, Value, broadcast_shapes, broadcast_to
 
 Argument: TypeAlias = "Value | sympy.Expr | bool | int | float"
@@ -102,7 +103,7 @@ def promote(args: Sequence[Argument], kind: Kind) -> tuple[torch.dtype, torch.dt
         if isinstance(arg, Value):
             keys.append((arg.dtype, arg.rank > 0))
         elif isinstance(arg, sympy.Expr):
-            keys.append(int if arg.is_integer else float)
+            keys.append(bool if is_condition(arg) else int if arg.is_integer else float)
         elif isinstance(arg, (bool, int, float)):
             keys.append(type(arg))
         else:

@@ -23,6 +23,8 @@ PROGRAMS: dict[str, Program] = {
     "padded": lambda x, n, m: torch.nn.functional.pad(x, (n % 3, m % 2)) + 1,
     "positions": lambda x, n, m: x[(torch.arange(4, device=x.device) + n) % 4] * m,
     "a mask": lambda x, n, m: torch.where((torch.arange(5, device=x.device) - n) % 3 == 0, x, m),
+    "bools by a condition": lambda x, n, m: x * ((x > 0) * (n > m) + (x < 1) * (n + m > 1)),
+    "numbers by a condition": lambda x, n, m: x * (n > m) + (x > 0).byte() * (n > m),
 }
 
 CALLS = ((3, 4), (-2, 5), (5, -3), (-7, -4), (2, -2), (-3, 4))

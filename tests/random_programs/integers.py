@@ -14,7 +14,7 @@ INTEGERS = (
     "{f} * ((n - m) // (n * n + 1))",
     "{f} / (abs(m) + 1)",
     "{f} * (n / 7)",
-    "{n} * (n > m)",
+    "{x} * (n > m)",
     "{n}.clamp(min(n, m), max(n, m))",
     "torch.where({n} > n, {n}, m)",
     "torch.full_like({f}, n) * {F}",
