@@ -17,6 +17,7 @@ from torch._decomp import _core_aten_decompositions_post_autograd, get_decomposi
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._prims_common import (
     ELEMENTWISE_TYPE_PROMOTION_KIND,
+    compute_elementwise_output_logical_to_physical_perm,
     elementwise_dtypes,
     get_computation_dtype,
     suggest_memory_format,
@@ -145,6 +146,31 @@ def _into_shared(scatter: OpOverload) -> Callable[..., object]:
     return apart
 
 
+def _laid_out(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """`other`, in a copy as eager's pointwise results lie, where what is made of it alone would lie otherwise."""
+    if x.ndim == 0 or other.ndim == 0 or (x.is_contiguous() and other.is_contiguous()):
+        return other
+    shape = torch.broadcast_shapes(x.shape, other.shape)  # type: ignore[no-untyped-call]  # PyTorch's own
+    pair = x.expand(shape), other.expand(shape)
+    order: list[int] = compute_elementwise_output_logical_to_physical_perm(*pair)[0]
+    if other.shape == shape and order == compute_elementwise_output_logical_to_physical_perm(other)[0]:
+        return other
+    back = sorted(range(len(order)), key=order.__getitem__)
+    return pair[1].permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+
+
+def _as_the_first(whole: OpOverload, parts: Callable[..., object] | None) -> Callable[..., object]:
+    """`whole`, or its `parts` if it has some, of a second operand that is laid out as the result is."""
+
+    def apart(x: torch.Tensor, other: torch.Tensor | float) -> object:
+        copied = _laid_out(x, other) if isinstance(other, torch.Tensor) else other
+        if copied is not other:
+            return whole(x, copied)
+        return NotImplemented if parts is None else parts(x, other)
+
+    return apart
+
+
 def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
     """The convolution, then its bias: on a GPU the library adds it in a kernel of its own, here what follows does."""
     if bias is None or x.device.type == "cpu":
@@ -179,6 +205,14 @@ MISTRACED: dict[OpOverload, Callable[..., object]] = {
     aten.slice_scatter.default: _into_shared(aten.slice_scatter.default),
 }
 """Those that PyTorch 2.11 traces with other strides than eager's; other shapes: `mistraced.py`."""
+
+AS_THE_SECOND: tuple[OpOverload, ...] = (
+    aten.copysign.Tensor,
+    aten.floor_divide.default,
+    aten.special_xlog1py.default,
+    aten.xlogy.Tensor,
+)
+"""Those whose result PyTorch's trace lays out as the second operand lies, where eager's lies as the first."""
 
 
 def _scaled(parts: Callable[..., torch.Tensor]) -> Callable[..., object]:
@@ -228,6 +262,7 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     kept[aten.max_unpool2d.default] = kept[aten.max_unpool3d.default] = max_unpool
     kept[aten.as_strided_copy.default] = as_strided_copy
     kept.update(MISTRACED)
+    kept.update({target: _as_the_first(target, kept.get(target)) for target in AS_THE_SECOND})
     kept.update(foreach_decompositions())
     kept.update(KNOWN_AT_THE_CALL)
     return {target: parts for target, parts in kept.items() if isinstance(target, OpOverload)}

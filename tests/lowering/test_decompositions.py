@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 import torch
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from lowering.decompositions import (
+    AS_THE_SECOND,
     FOR_TRAINING,
     KNOWN_AT_THE_CALL,
     MISTRACED,
@@ -26,6 +28,7 @@ aten = torch.ops.aten
 def test_nothing_with_a_rule_is_taken_apart():
     exceptions = {getattr(packet, name) for packet in FOR_TRAINING for name in packet.overloads()}
     exceptions |= {aten._softmax_backward_data.default, *OTHERWISE_ROUNDED, *MISTRACED, *KNOWN_AT_THE_CALL}  # our own
+    exceptions |= {*AS_THE_SECOND}
     assert decompositions().keys() & RULES.keys() <= exceptions
 
 
@@ -86,6 +89,31 @@ def test_what_is_put_into_shared_memory_has_the_strides_of_eager(name: str, shap
     (result,) = graph.graph.output_node().all_input_nodes
     assert result.meta["val"].stride() == INTO[name](x).stride() == graph(x).stride()
     assert torch.equal(graph(x), INTO[name](x))
+
+
+OPERANDS = {
+    "padded": lambda: torch.rand(4, 6)[:, :3],
+    "contiguous": lambda: torch.rand(4, 3),
+    "transposed": lambda: torch.rand(3, 4).T,
+    "expanded": lambda: torch.rand(1, 3).expand(4, 3),
+    "column": lambda: torch.rand(4, 1),
+    "row": lambda: torch.rand(3),
+    "turned": lambda: torch.rand(3, 2, 4).permute(1, 2, 0),
+}
+
+
+@pytest.mark.parametrize("target", AS_THE_SECOND, ids=str)
+@pytest.mark.parametrize("tracing", ["fake", "symbolic"])
+@pytest.mark.parametrize("other", OPERANDS)
+@pytest.mark.parametrize("first", OPERANDS)
+def test_results_lie_as_the_first_operand_does(first: str, other: str, tracing: str, target: OpOverload) -> None:
+    given = OPERANDS[first](), OPERANDS[other]()
+    graph = make_fx(target, decomposition_table=decompositions(), tracing_mode=tracing)(*given)
+    (result,) = graph.graph.output_node().all_input_nodes
+    expected = target(*given)
+    strides = [int(stride) for stride in result.meta["val"].stride()]
+    assert strides == list(expected.stride()) == list(graph(*given).stride())
+    torch.testing.assert_close(graph(*given), expected)
 
 
 def test_nothing_shares_no_memory() -> None:
