@@ -162,8 +162,10 @@ def _laid_out(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 def _as_the_first(whole: OpOverload, parts: Callable[..., object] | None) -> Callable[..., object]:
     """`whole`, or its `parts` if it has some, of a second operand that is laid out as the result is."""
 
-    def apart(x: torch.Tensor, other: torch.Tensor | float) -> object:
-        copied = _laid_out(x, other) if isinstance(other, torch.Tensor) else other
+    def apart(x: torch.Tensor | float, other: torch.Tensor | float) -> object:
+        copied = other
+        if isinstance(x, torch.Tensor) and isinstance(other, torch.Tensor):
+            copied = _laid_out(x, other)
         if copied is not other:
             return whole(x, copied)
         return NotImplemented if parts is None else parts(x, other)
