@@ -65,7 +65,7 @@ def test_a_launch_that_is_refused_goes_another_way() -> None:
         for raises in (either, either.or_else(None)):
             with pytest.raises(BuildError):
                 raises(*unaligned)
-        launch = either.or_else(lambda refusal, args: others.append(args))  # noqa: B023
+        launch = either.or_else(lambda refusal, args, others=others: others.append(args))
         for args in (aligned, unaligned, aligned, unaligned):
             launch(*args)
         assert len(ready.launched) == 2 and others == [tuple(unaligned)] * 2
@@ -161,13 +161,8 @@ def test_what_passes_descriptors_is_compiled_with_the_kernel(monkeypatch: pytest
     """Triton would do so at the first launch, which waits for it; the others need nothing of Triton's."""
     stubs: list[Any] = []
 
-    class Driver:
-        class active:  # noqa: N801  # an attribute of Triton's driver
-            @staticmethod
-            def launcher_cls(src: str, metadata: str) -> None:
-                stubs.append((src, metadata))
-
-    monkeypatch.setattr(build, "driver", Driver)
+    active = SimpleNamespace(launcher_cls=lambda src, metadata: stubs.append((src, metadata)))
+    monkeypatch.setattr(build, "driver", SimpleNamespace(active=active))
     monkeypatch.setattr(build, "compile_for", lambda source, *_, **__: SimpleNamespace(src=source.kernel, metadata=1))
     monkeypatch.setattr(build, "arch_at", lambda device: "sm_90")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
