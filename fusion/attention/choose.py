@@ -18,8 +18,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from codegen.target import Target
 from fusion.attention.call import Call, calls, read
 from fusion.attention.price import generated_time, least_time, library_kernel, library_time
+from fusion.warm.form import Unwritten, write
 from fusion.warm.form import read as read_text
-from fusion.warm.form import write
 from fusion.warm.key import key_for
 from fusion.warm.store import get, put
 from lowering.attention import attention
@@ -141,7 +141,7 @@ def _key(call: Call, target: Target) -> str:
     try:
         enabled = [getattr(torch.backends.cuda, f"{kernel}_sdp_enabled")() for kernel in kernels]
         return key_for(target, "attention", enabled, [_named(part) for part in call.signature()])
-    except Exception:  # also a defect of ours: to choose again costs no more than time
+    except Unwritten:
         return ""
 
 
