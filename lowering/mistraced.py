@@ -24,17 +24,18 @@ NORM = torch.ops.aten.linalg_vector_norm.default
 def _norm(
     parts: Any, x: torch.Tensor, ord: float = 2, dim: Sequence[int] | None = None, *others: object, **options: object
 ) -> Any:
-    """A norm as `parts` make it, of dimensions counted from the first on.
+    """A norm as `parts` make it, of dimensions counted from the first on, or of all of them.
 
-    PyTorch 2.11 leaves a dimension of one element in the result where it is counted from the last one.
+    PyTorch 2.11 leaves a dimension of one element in the result where it is counted from the last one, and takes no
+    dimensions for none where sizes are symbols; they stand for all.
     """
-    return parts(x, ord, None if dim is None else canonicalize_dims(x.ndim, tuple(dim)), *others, **options)
+    return parts(x, ord, canonicalize_dims(x.ndim, tuple(dim)) if dim else None, *others, **options)
 
 
 def _faked(mode: FakeTensorMode, norm: OpOverload, x: torch.Tensor, *args: Any, **options: Any) -> object:
-    """A norm of fake tensors; one whose dimensions are counted from the first on is left to PyTorch."""
+    """A norm of fake tensors; one of all dimensions, or of some counted from the first on, is left to PyTorch."""
     dim: Sequence[int] | None = args[1] if len(args) > 1 else options.get("dim")
-    if not dim or min(dim) >= 0:
+    if dim is None or (dim and min(dim) >= 0):
         return NotImplemented
     with mode:
         return _norm(norm, x, *args, **options)
