@@ -107,10 +107,10 @@ def _gathered(ctx: Builder, x: Value, place: Sequence[Index], source: Value, run
 def _run(ctx: Builder, index: Expr, size: sympy.Expr, own: dict[sympy.Symbol, sympy.Expr]) -> Run | None:
     """The runs of one dimension with so many elements, from the place of each source."""
     known = _resolved(ctx, index, own)
-    axes = free_axes(known) & set(own)
-    if not size.is_Integer or len(axes) != 1 or not _is_exact(known):
+    symbols = free_axes(known)
+    if not size.is_Integer or len(symbols) != 1 or not symbols <= own.keys() or not _is_exact(known):
         return None
-    (axis,) = axes
+    (axis,) = symbols
     count = own[axis]
     if not count.is_Integer or not 0 < count <= LONGEST or not 0 < size <= LONGEST:
         return None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import fusion
 from lowering.program import Program, Reduce, Scatter
 from tests.lowering.lowered import check
 
@@ -55,3 +56,14 @@ def test_what_does_not_ascend_or_is_loaded_is_scattered():
     assert scatters(check(lambda x, s, i: aten.index_put(x, [i], s, True), x, source, loaded)) == 1
     one = lambda: torch.arange(64) // 64  # noqa: E731  # more sources of one element than it may sum
     assert scatters(check(lambda x, s: aten.index_put(x, [one()], s, True), x, source)) == 1
+
+
+def test_places_that_move_by_a_symbolic_number_are_scattered():
+    def spread(x: torch.Tensor, by: int) -> torch.Tensor:
+        return x.new_zeros(20).index_put((torch.arange(8, device=x.device) + by,), x, accumulate=True)
+
+    x = torch.randn(8)
+    compiled = fusion.fuse(spread, dynamic=True)
+    for by in (7, -4):
+        torch.testing.assert_close(compiled(x, by), spread(x, by), rtol=0, atol=0)
+    assert all(not graph.failure for graph in fusion.report(compiled).graphs)
