@@ -215,13 +215,15 @@ def make_op(name: str, *args: Expr) -> Op:
 
 
 def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
-    """`arg` as `dtype`.  An implicit rounding that is widened again at once disappears, in what is chosen, too.
+    """`arg` as `dtype`.  An implicit rounding that another float is made of at once disappears, in what is chosen, too.
 
     The rounding of a stored bfloat16 intermediate is an artefact of eager execution; between fused operations the
     float32 value is kept.  Explicit casts written by the user are always kept, but of bools, which nothing rounds.
 
     >>> x, on = Load("x", (), torch.float32), Load("on", (), torch.bool)
     >>> make_cast(make_cast(x, torch.bfloat16, implicit=True), torch.float32) is x
+    True
+    >>> make_cast(make_cast(x, torch.bfloat16, implicit=True), torch.float16) is make_cast(x, torch.float16)
     True
     >>> make_cast(make_cast(on, torch.bfloat16), torch.float32) is make_cast(on, torch.float32)
     True
@@ -232,20 +234,26 @@ def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
         value = torch.tensor(arg.value, dtype=arg.dtype).to(dtype).item()
         return Const(value, dtype)
     if isinstance(arg, Cast) and _disappears(arg, dtype):
-        return arg.arg
+        return make_cast(arg.arg, dtype, implicit=implicit)
     if isinstance(arg, Cast) and arg.arg.dtype is torch.bool:
         return make_cast(arg.arg, dtype)
     if isinstance(arg, Op) and _disappears(arg, dtype):
         mask, *arms = arg.args
-        return Op("where", (mask, *(make_cast(arm, dtype) for arm in arms)), dtype)
+        return Op("where", (mask, *(make_cast(arm, dtype, implicit=implicit) for arm in arms)), dtype)
     return Cast(arg, dtype, implicit)
 
 
 def _disappears(arg: Expr, dtype: torch.dtype) -> bool:
-    """Is `arg`, or what is chosen in it, rounded from `dtype` for eager's sake alone?"""
+    """Is `arg`, or what is chosen in it, rounded for eager's sake alone, and read as what it was rounded from?
+
+    Or as another float: to that it is rounded once, as it is where a wider one stands between.
+    """
     if isinstance(arg, Op) and arg.name == "where":
         return any(_disappears(arm, dtype) for arm in arg.args[1:])
-    return isinstance(arg, Cast) and arg.implicit and arg.dtype.is_floating_point and arg.arg.dtype is dtype
+    if not isinstance(arg, Cast) or not arg.implicit or not arg.dtype.is_floating_point:
+        return False
+    narrowed = arg.arg.dtype.is_floating_point and arg.arg.dtype.itemsize > arg.dtype.itemsize
+    return arg.arg.dtype is dtype or (dtype.is_floating_point and narrowed)
 
 
 def as_stored(expr: Expr) -> Expr:

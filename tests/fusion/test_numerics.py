@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
+from itertools import permutations
 
 import pytest
 import torch
@@ -91,6 +92,18 @@ def test_by_default_intermediates_are_not_rounded(dtype: torch.dtype) -> None:
     ours, eager = fuse(polynomial, options={"strict": True})(x, y), polynomial(x, y)
     assert not torch.equal(ours, eager)
     assert (ours - exact).abs().mean() < (eager - exact).abs().mean()
+
+
+@pytest.mark.parametrize(
+    ("dtype", "other"), [*permutations(HALVES), *((half, torch.float64) for half in HALVES)], ids=str
+)
+def test_an_intermediate_is_one_number_by_whatever_way_it_is_converted(dtype: torch.dtype, other: torch.dtype) -> None:
+    def twice(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        made = polynomial(x, y)
+        return made.to(other), made.float().to(other)
+
+    at_once, by_float = fuse(twice)(*operands(dtype))
+    assert torch.equal(at_once, by_float)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

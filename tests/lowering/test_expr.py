@@ -106,11 +106,13 @@ def test_casts_of_constants_are_those_of_torch(value: float, source: torch.dtype
     assert torch.tensor(found.value, dtype=target) == torch.tensor(value, dtype=source).to(target)
 
 
-def test_an_implicit_rounding_that_is_widened_again_disappears() -> None:
+def test_an_implicit_rounding_disappears_in_other_floats() -> None:
     wide = x()
     assert make_cast(make_cast(wide, torch.bfloat16, implicit=True), F32) is wide
     assert make_cast(make_cast(wide, torch.bfloat16), F32) is Cast(Cast(wide, torch.bfloat16), F32)
-    assert make_cast(make_cast(wide, torch.bfloat16, implicit=True), torch.float64) is not wide
+    assert make_cast(make_cast(wide, torch.bfloat16, implicit=True), torch.float64) is Cast(wide, torch.float64)
+    assert make_cast(make_cast(wide, torch.bfloat16, implicit=True), torch.float16) is Cast(wide, torch.float16)
+    assert make_cast(Cast(wide, torch.bfloat16, implicit=True), torch.int32).children() != (wide,)
     assert make_cast(wide, F32) is wide
 
 
