@@ -13,6 +13,7 @@ import re
 from functools import lru_cache
 from itertools import product
 
+from codegen.c.text.functions import FUNCTIONS
 from codegen.c.text.products import FACTORS, definitions
 
 INLINE = "static inline __attribute__((always_inline))"
@@ -57,54 +58,6 @@ INLINE uint16_t to_half(float x) {  // to nearest, ties to even
     const uint32_t significand = float_to_bits(bits_to_float(unit) + bits_to_float(u)) - unit;
     const uint32_t magnitude = x != x ? 0x7e00 : (exponent >> 13) + significand - (113 << 10);
     return (uint16_t)(float_to_bits(x) >> 16 & 0x8000 | magnitude);
-}"""
-
-_MADD = """\
-#ifdef __FMA__
-#define MADD __builtin_fmaf
-#else
-#define MADD(a, b, c) ((a) * (b) + (c))
-#endif"""
-
-# libmvec leaves its fast path for each exponential that underflows, as masks of -inf make it; this does not.
-# e^x = 2^n e^r with |r| <= ln(2)/2; the polynomials here are least-maximum fits, results are within 1 ulp.
-_EXP = """\
-INLINE float exp_fraction(float x, int32_t *power) {
-    const float n = __builtin_rintf(x * 1.44269504f);
-    const float r = MADD(n, -1.42860682e-6f, MADD(n, -0.693145752f, x));
-    float p = MADD(1.39508070e-3f, r, 8.36907327e-3f);
-    p = MADD(p, r, 4.16662022e-2f);
-    p = MADD(p, r, 1.66665167e-1f);
-    p = MADD(p, r, 0.5f);
-    p = MADD(p, r, 1.0f);
-    *power = (int32_t)n;
-    return MADD(p, r, 1.0f);
-}
-INLINE float power_of_two(int32_t n) { return bits_to_float((uint32_t)(n + 127) << 23); }
-INLINE float exp_float(float x) {
-    const float bounded = x > 89.0f ? 89.0f : x;
-    int32_t n;
-    const float fraction = exp_fraction(x < -104.0f ? 0.0f : bounded, &n);
-    const int32_t half = n >> 1;  // in two steps: 2^n itself may be out of range
-    return x < -104.0f ? 0.0f : fraction * power_of_two(half) * power_of_two(n - half);
-}"""
-
-# 1 - e^-q with q = -log(erfc(t)); q/t - 1 is a polynomial, and e^r - 1 with |r| <= ln(2)/2 another, so that small
-# results keep their digits.  Adding 1.5 2^23 rounds, and leaves the number in the lowest bits.  Terms go in pairs: in
-# one chain operations would wait for each other, and what is read for the lanes to come would wait behind them.
-_ERF = """\
-INLINE float erf_float(float x) {
-    const float magnitude = __builtin_fabsf(x), t = magnitude > 4.0f ? 4.0f : magnitude, t2 = t * t;
-    const float p1 = MADD(1.02777830e-1f, t, 6.36619382e-1f), p3 = MADD(-1.60396442e-4f, t, -1.91530637e-2f);
-    const float p5 = MADD(-6.32837036e-4f, t, 1.66702781e-3f), p7 = MADD(-9.25627037e-6f, t, 1.17641320e-4f);
-    const float p = MADD(MADD(MADD(p7, t2, p5), t2, p3), t2, p1);
-    const float q = MADD(MADD(p, t, 1.28379172e-1f), t, t);
-    const float shifted = MADD(q, -1.44269504f, 12582912.0f), n = shifted - 12582912.0f;
-    const float r = MADD(n, -0.693147182f, -q), r2 = r * r;
-    const float e1 = MADD(4.16662842e-2f, r, 1.66665435e-1f), e3 = MADD(1.39464275e-3f, r, 8.36657174e-3f);
-    const float less = MADD(MADD(MADD(e3, r2, e1), r, 0.5f), r2, r);
-    const float power = bits_to_float((float_to_bits(shifted) << 23) + 0x3f800000);  // 2^n
-    return __builtin_copysignf(MADD(-power, less, 1.0f - power), x);
 }"""
 
 _PHILOX = """\
@@ -266,11 +219,8 @@ def _of_integers(T: str) -> dict[str, str]:
 
 
 def _of_floats(T: str) -> dict[str, str]:
-    """The quotients and rests of floats, and lgamma, which gives its sign elsewhere."""
-    f = _FLOATS[T]
-    found = {f"{name}_{T}": _function(name, T, text, f=f) for name, text in _FLOAT_TEMPLATES.items()}
-    lgamma = _function("lgamma", T, "int sign; return lgamma{f}_r(a, &sign);", "{T} a", f=f)
-    return {**found, f"lgamma_{T}": lgamma}
+    """The quotients and rests of floats."""
+    return {f"{name}_{T}": _function(name, T, text, f=_FLOATS[T]) for name, text in _FLOAT_TEMPLATES.items()}
 
 
 def _of_order(T: str) -> dict[str, str]:
@@ -307,9 +257,7 @@ def _definitions() -> dict[str, str]:
     for of_type, those in ((_of_integers, _INTEGERS), (_of_order, types), (_of_floats, _FLOATS)):
         for T in those:
             found |= of_type(T)
-    found["MADD"] = _MADD
-    found["exp_fraction"] = found["power_of_two"] = found["exp_float"] = _EXP
-    found["erf_float"] = _ERF
+    found |= FUNCTIONS
     found["philox"] = found["unit_interval"] = _PHILOX
     found["random_uniform"] = _RANDOM_UNIFORM
     found["random_normal"] = _RANDOM_NORMAL
@@ -334,7 +282,7 @@ LIBRARY: dict[str, str] = {
         **dict.fromkeys(_ONE_ARGUMENT, "{T} {name}({T})"),
         **dict.fromkeys(("pow", "atan2", "fmod"), "{T} {name}({T}, {T})"),
     }.items()
-} | {"lgammaf_r": "float lgammaf_r(float, int *)", "lgamma_r": "double lgamma_r(double, int *)"}
+} | {"lgamma_r": "double lgamma_r(double, int *)"}
 LIBRARY["aligned_alloc"] = "void *aligned_alloc(unsigned long, unsigned long)"
 """Function of the C library → its declaration."""
 

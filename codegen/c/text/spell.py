@@ -85,7 +85,7 @@ _CALL = re.compile(r"(1 / )?\w+(\{\w\})?\(\{0\}(, \{1\})?\)")
 """Templates that are calls: their operands need no parentheses."""
 
 _OWN = frozenset(("exp", "erf"))
-"""Functions that the prelude has for floats, better than libmvec's."""
+"""Functions written out for floats only (`functions.py`); C's library has them for doubles."""
 
 
 def spell(name: str, dtype: torch.dtype, result: torch.dtype, operands: list[str]) -> str:
