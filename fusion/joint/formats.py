@@ -11,27 +11,18 @@ returned before.  Left as they are: graphs whose convolutions have symbolic size
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
+from functools import partial
 from math import prod
 from typing import cast
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
-from torch.utils import _pytree as pytree
 
 from fusion.joint.factors import value_of
-from fusion.joint.layout import is_dense, with_strides
+from fusion.joint.strides import CONVOLUTIONS, LAUNCH, Plan, Refused, Strides, bytes_of, is_known
 
 aten = torch.ops.aten
-
-OPERANDS = {aten.convolution.default: 2, aten.convolution_backward.default: 3}
-"""Convolution → how many of its first arguments are images or weights."""
-LAUNCH = 8e6
-"""Bytes that could be moved while a kernel begins and ends."""
-OF_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
-"""What reads memory by strides, whatever it is given."""
 
 
 def prefer_channels_last(graph: fx.GraphModule, worth: Callable[[fx.Node], float] | None = None) -> bool:
@@ -40,24 +31,30 @@ def prefer_channels_last(graph: fx.GraphModule, worth: Callable[[fx.Node], float
     Args:
         worth: what a convolution gains with channels last, in bytes; `saved_bytes` if not given.
     """
-    calls = [node for node in graph.graph.nodes if node.target in OPERANDS]
+    calls = [node for node in graph.graph.nodes if node.target in CONVOLUTIONS]
     if not calls or not all(map(_takes_images, calls)):
         return False
     gains = {call: (worth or saved_bytes)(call) for call in calls}
     gained = sum(gain for gain in gains.values() if gain > 0)
     if gained == 0:
         return False
-    plan = _Plan(frozenset(call for call, gain in gains.items() if gain >= 0))
+    chosen = {call for call, gain in gains.items() if gain >= 0}
+    plan = Plan(partial(_wanted, chosen), lambda node: node.target in CONVOLUTIONS)
     try:
         plan.walk(graph.graph)
-    except _Refused:
+    except Refused:
         return False
     if not plan.copies or gained <= plan.cost():
         return False
-    plan.apply(graph.graph)
-    graph.graph.lint()
-    graph.recompile()
+    plan.apply(graph)
     return True
+
+
+def _wanted(calls: Collection[fx.Node], plan: Plan, node: fx.Node) -> dict[fx.Node, Strides]:
+    """Channels last for what is given to `calls`."""
+    operands = _operands(node) if node in calls else ()
+    others = [arg for arg in operands if not _has_channels_last(plan.value_of(arg))]
+    return {arg: _channels_last_strides(arg.meta["val"]) for arg in others}
 
 
 def saved_bytes(call: fx.Node) -> float:
@@ -78,109 +75,17 @@ def saved_bytes(call: fx.Node) -> float:
         return -1.0
     if window == 1:
         return 0.0
-    return 2.0 * sum(map(_bytes, (*images, weight, *_made(call)))) + 2 * LAUNCH
-
-
-class _Refused(Exception):
-    """A tensor cannot be given back the strides that it had."""
-
-
-class _Plan:
-    """Which tensors get other strides, and where copies are needed."""
-
-    def __init__(self, calls: frozenset[fx.Node]) -> None:
-        self.calls = calls  # the convolutions that run with channels last; others keep the strides that they have
-        self.values: dict[fx.Node, object] = {}  # what becomes of each node that changes
-        self.copies: dict[tuple[fx.Node, bool], torch.Tensor] = {}  # (of what, with channels last?) → the copy
-        self.read: dict[fx.Node, list[tuple[fx.Node, bool]]] = {}  # reader → which copies it reads instead
-
-    def walk(self, graph: fx.Graph) -> None:
-        """Plan for all nodes in their order.
-
-        Raises:
-            _Refused: something must have its strides back, and cannot.
-        """
-        for node in graph.nodes:
-            changed = [arg for arg in node.all_input_nodes if arg in self.values]
-            if node in self.calls:
-                for arg in _operands(node):
-                    if not _has_channels_last(self.value_of(arg)):
-                        self._copy(node, arg, last=True)
-                if not self._follow(node):
-                    raise _Refused
-            elif changed and (node.target in OPERANDS or not (_takes_any_strides(node) and self._follow(node))):
-                for arg in changed:
-                    self._copy(node, arg, last=False)
-
-    def cost(self) -> float:
-        """Bytes that the copies move.  What a kernel makes anyway is written once more, or only there."""
-        made = [(copy, _is_generated(node)) for (node, _), copy in self.copies.items()]
-        return sum(_bytes(copy) if generated else 2 * _bytes(copy) + LAUNCH for copy, generated in made)
-
-    def apply(self, graph: fx.Graph) -> None:
-        """Make the copies, and say of all nodes which strides they have."""
-        for node, value in self.values.items():
-            node.meta["val"] = value
-            node.meta.pop("tensor_meta", None)
-        made: dict[tuple[fx.Node, bool], fx.Node] = {}
-        for reader, copies in self.read.items():
-            for copy in copies:
-                if copy not in made:
-                    with graph.inserting_before(reader):
-                        made[copy] = with_strides(copy[0], self.copies[copy].stride())
-                reader.replace_input_with(copy[0], made[copy])
-
-    def value_of(self, node: fx.Node) -> torch.Tensor:
-        return cast(torch.Tensor, self.values.get(node, node.meta["val"]))
-
-    def _copy(self, reader: fx.Node, arg: fx.Node, *, last: bool) -> None:
-        before = arg.meta["val"]
-        if not isinstance(before, torch.Tensor) or not (last or is_dense(before)):
-            raise _Refused
-        if (arg, last) not in self.copies:
-            strides = _channels_last_strides(before) if last else before.stride()
-            self.copies[arg, last] = before.new_empty_strided(before.shape, strides)
-        self.read.setdefault(reader, []).append((arg, last))
-
-    def _follow(self, node: fx.Node) -> bool:
-        """Note the strides of what `node` gives, from those of its operands.  False if it does not take them."""
-        copied = {copy[0]: self.copies[copy] for copy in self.read.get(node, ())}
-        given = {arg: copied.get(arg, self.values.get(arg, arg.meta.get("val"))) for arg in node.all_input_nodes}
-        args, kwargs = pytree.tree_map_only(fx.Node, given.__getitem__, (node.args, node.kwargs))
-        try:
-            with torch.no_grad():
-                result = cast("Callable[..., object]", node.target)(*args, **kwargs)
-        except (RuntimeError, ValueError, TypeError):  # a view that these strides do not allow
-            return False
-        pairs = list(zip(_tensors(result), _tensors(node.meta["val"]), strict=True))
-        if any(made.shape != before.shape or made.dtype != before.dtype for made, before in pairs):
-            return False
-        if any(made.stride() != before.stride() for made, before in pairs):
-            self.values[node] = result
-        return True
+    return 2.0 * sum(map(bytes_of, (*images, weight, *_made(call)))) + 2 * LAUNCH
 
 
 def _takes_images(call: fx.Node) -> bool:
     """Are all operands images or weights of two dimensions and known size?"""
     found = [node.meta.get("val") for node in _operands(call)]
-    return all(isinstance(val, torch.Tensor) and val.ndim == 4 and _is_known(val) for val in found)
-
-
-def _takes_any_strides(node: fx.Node) -> bool:
-    """May operands lie otherwise, with the same numbers as the result, and nothing else changed?"""
-    if node.target is operator.getitem:
-        return True
-    known = isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
-    return known and node.target not in OF_STRIDES and all(map(_is_known, _tensors(node.meta.get("val"))))
-
-
-def _is_generated(node: fx.Node) -> bool:
-    """Is this made by a kernel that can write it in another order just as well?"""
-    return node.op == "call_function" and node.target not in OPERANDS and node.target is not operator.getitem
+    return all(isinstance(val, torch.Tensor) and val.ndim == 4 and is_known(val) for val in found)
 
 
 def _operands(call: fx.Node) -> tuple[fx.Node, ...]:
-    return cast("tuple[fx.Node, ...]", call.args[: OPERANDS[call.target]])  # type: ignore[index]  # a convolution
+    return cast("tuple[fx.Node, ...]", call.args[: CONVOLUTIONS[call.target]])  # type: ignore[index]  # a convolution
 
 
 def _images(call: fx.Node) -> tuple[fx.Node, ...]:
@@ -215,10 +120,6 @@ def _on_matrix_units(image: torch.Tensor) -> bool:
     return matrix_units and image.dtype.itemsize == 2
 
 
-def _bytes(tensor: torch.Tensor) -> int:
-    return prod(tensor.shape) * tensor.dtype.itemsize
-
-
 def _has_channels_last(tensor: torch.Tensor) -> bool:
     return tensor.is_contiguous(memory_format=torch.channels_last)
 
@@ -226,13 +127,3 @@ def _has_channels_last(tensor: torch.Tensor) -> bool:
 def _channels_last_strides(tensor: torch.Tensor) -> tuple[int, ...]:
     _, channels, height, width = tensor.shape
     return (channels * height * width, 1, width * channels, channels)
-
-
-def _is_known(tensor: torch.Tensor) -> bool:
-    return all(isinstance(number, int) for number in (*tensor.shape, *tensor.stride()))
-
-
-def _tensors(result: object) -> Iterator[torch.Tensor]:
-    for part in result if isinstance(result, (tuple, list)) else (result,):
-        if isinstance(part, torch.Tensor):
-            yield part

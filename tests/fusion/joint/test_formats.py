@@ -108,7 +108,7 @@ def test_nothing_is_done_that_does_not_pay(worth: float) -> None:
 
 def test_a_convolution_that_loses_keeps_its_strides() -> None:
     graph = traced(two, *SHAPES)
-    first = next(node for node in graph.graph.nodes if node.target in formats.OPERANDS)
+    first = next(node for node in graph.graph.nodes if node.target in formats.CONVOLUTIONS)
     assert prefer_channels_last(graph, lambda call: -1.0 if call is first else 1e9)
     image = first.args[0]
     assert isinstance(image, torch.fx.Node) and image.op == "placeholder" and first.meta["val"].is_contiguous()
@@ -128,7 +128,7 @@ def gains(dtype: torch.dtype, channels: int, groups: int, window: int, device: s
     with FakeTensorMode():
         shapes = (8, channels, 14, 14), (channels, channels // groups, window, window)
         graph = make_fx(both)(*(torch.empty(shape, dtype=dtype, device=device) for shape in shapes))
-    return [formats.saved_bytes(node) for node in graph.graph.nodes if node.target in formats.OPERANDS]
+    return [formats.saved_bytes(node) for node in graph.graph.nodes if node.target in formats.CONVOLUTIONS]
 
 
 def test_what_convolutions_gain(monkeypatch: pytest.MonkeyPatch) -> None:
