@@ -45,6 +45,7 @@ from fusion.inspect.report import Report
 from fusion.interpreter import for_compiling
 from fusion.joint.formats import prefer_channels_last
 from fusion.joint.pairs import part_complex_numbers
+from fusion.joint.rows import prefer_rows
 from fusion.joint.seeds import has_seeds
 from fusion.joint.widths import fix_widths
 from fusion.options import Options
@@ -173,6 +174,7 @@ class Backend:
             if label == "inference" and not self.options.exact:  # others were one joint graph, and prepared
                 part_complex_numbers(graph)
                 prefer_channels_last(graph)
+                prefer_rows(graph)
                 if self._streams(main_device(graph)):
                     fix_widths(graph)
             say = None if self.options.strict else refused

@@ -33,6 +33,7 @@ from fusion.joint.formats import prefer_channels_last
 from fusion.joint.layout import lay_out_gradients
 from fusion.joint.pairs import part_complex_numbers
 from fusion.joint.repeated import merge_repeated
+from fusion.joint.rows import prefer_rows
 from fusion.joint.saved import keep_unchanged, widen_statistics
 from fusion.joint.seeds import cover_undrawn, share_seeds, uncover
 from fusion.options import WORKSPACE
@@ -150,6 +151,7 @@ def _parted(
     lay_out_gradients(joint, num_fwd_outputs)
     part_complex_numbers(joint)
     prefer_channels_last(joint)
+    prefer_rows(joint)
     share_seeds(joint)
     kept = prepare(joint, streams=streams(main_device(joint)), workspace=workspace)
     returned = num_fwd_outputs + add_results(joint, kept, num_fwd_outputs)

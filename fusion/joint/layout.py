@@ -57,9 +57,10 @@ def with_strides(node: fx.Node, strides: Sequence[int]) -> fx.Node:
     """A copy with these strides, of a dense tensor: its dimensions in the order of these, contiguous, and put back."""
     order = sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
     back = sorted(range(len(order)), key=order.__getitem__)
-    node = _called(node, aten.permute.default, order)
+    moved = order != sorted(order)
+    node = _called(node, aten.permute.default, order) if moved else node
     node = _called(node, aten.clone.default, memory_format=torch.contiguous_format)
-    return _called(node, aten.permute.default, back)
+    return _called(node, aten.permute.default, back) if moved else node
 
 
 def _called(node: fx.Node, target: torch._ops.OpOverload, *args: object, **kwargs: object) -> fx.Node:
