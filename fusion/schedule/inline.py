@@ -3,15 +3,17 @@
 `Program → Program`.  A map that loads nothing (a mask made of indices, a constant), only converts, moves or lightly
 changes one other tensor, or combines vectors to something larger (a mask of equal documents) is substituted into every
 generated reader; any map is, into one that looks at few of its points (the loss of a class, among the probabilities of
-all).  It stays a node only where an extern or the caller needs the tensor itself, or where a library may be called with
-it: an operand is taken into a contraction by `clusters.py`, if that pays.  Whoever reads through such a node rounds as
-the tensor is rounded, so that all see the same numbers.
+all), unless it is stored in any case, before a product that the reader waits for: to read what it was made of would
+keep that alive, back to the first layer of a model whose last one looks at one position.  It stays a node only where
+an extern or the caller needs the tensor itself, or where a library may be called with it: an operand is taken into a
+contraction by `clusters.py`, if that pays.  Whoever reads through such a node rounds as the tensor is rounded, so that
+all see the same numbers.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import sympy
@@ -40,9 +42,10 @@ def inline_cheap_maps(program: Program) -> Program:
     taken_in: dict[str, tuple[str, ...]] = dict(program.inlined)
     changed = False
     stays = program.output_names().union(*(reads(node) for node in program.nodes if isinstance(node, Extern)))
+    stored = _Stored(program, stays)
     for node in program.nodes:
         if not isinstance(node, Extern) and not (isinstance(node, Contract) and node.library):
-            while (inlined := inline(node, known := {**cheap, **_seen_at_few_points(node, maps)})) is not node:
+            while (inlined := inline(node, known := {**cheap, **_seen_at_few_points(node, maps, stored)})) is not node:
                 changed = True
                 read = [load.buffer for load in loads(*node.exprs) if load.buffer in known]
                 names = (name for buffer in read for name in (*taken_in.get(buffer, ()), buffer))
@@ -65,18 +68,42 @@ def inline_cheap_maps(program: Program) -> Program:
     return replace(program, nodes=tuple(reversed(kept)), inlined=taken_in)
 
 
-def _seen_at_few_points(node: Compute, maps: Mapping[str, Map]) -> dict[str, Map]:
-    """The maps of which a node reads few points."""
-    read = {name: maps[name] for name in reads(node) if name in maps}
-    if not read:
-        return {}
-    points = sympy.Mul(FEW, *(axis.size for axis in (*node.axes, *node.over)))
-    found = {}
-    for name, made in read.items():
-        whole = sympy.Mul(*(axis.size for axis in made.axes))
-        if points.is_Integer and whole.is_Integer and points <= whole:
-            found[name] = made
-    return found
+class _Stored:
+    """The maps that are stored in any case, and when.
+
+    A map is as old as the products and calls on the longest way to it are many.
+    """
+
+    def __init__(self, program: Program, stays: Collection[str]) -> None:
+        self._names, self._age = set(stays), dict[str, int]()
+        points = {node.out: _points(node) for node in program.nodes if isinstance(node, Map)}
+        for node in program.nodes:
+            step = isinstance(node, Contract) or (isinstance(node, Extern) and not node.is_view)
+            age = max((self._age.get(name, 0) for name in reads(node)), default=0) + step
+            self._age.update(dict.fromkeys(writes(node), age))
+            if not isinstance(node, Extern):
+                self._names.update(name for name in reads(node) if name in points and not _is_few(node, points[name]))
+
+    def before(self, reader: str, made: str) -> bool:
+        """Is the map `made` stored before a product that whoever makes `reader` waits for?"""
+        return made in self._names and self._age[made] < self._age[reader]
+
+
+def _seen_at_few_points(node: Compute, maps: Mapping[str, Map], stored: _Stored) -> dict[str, Map]:
+    """The maps of which a node reads few points, but for those that it finds stored."""
+    read = {name: maps[name] for name in reads(node) if name in maps and not stored.before(node.out, name)}
+    return {name: made for name, made in read.items() if _is_few(node, _points(made))}
+
+
+def _points(node: Compute) -> sympy.Expr:
+    """How many points a node walks."""
+    return sympy.Mul(*(axis.size for axis in (*node.axes, *node.over)))
+
+
+def _is_few(node: Compute, whole: sympy.Expr) -> bool:
+    """Does a node walk few points, compared with `whole`?"""
+    points = FEW * _points(node)
+    return bool(points.is_Integer and whole.is_Integer and points <= whole)
 
 
 def inline(node: Compute, producers: dict[str, Map]) -> Compute:

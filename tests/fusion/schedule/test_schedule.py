@@ -130,6 +130,23 @@ def test_loss_over_rows_is_one_launch() -> None:
     assert len(kernels(found)) == len(found.steps) == 1
 
 
+@pytest.mark.parametrize("saved", [False, True])
+def test_what_looks_at_one_position_keeps_no_earlier_layer_alive(saved: bool) -> None:
+    """Every sum of a residual stream is stored for the next layer: nobody needs to add it up anew."""
+
+    def f(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
+        sums = []
+        for weight in weights:
+            x = x + torch.tanh(x) @ weight
+            sums.append(x)
+        return [F.layer_norm(x, (64,))[:, 0].sin(), *(sums if saved else ())]
+
+    found = schedule(f, torch.randn(8, 256, 64), *(torch.randn(64, 64) for _ in range(5)))
+    last = kernels(found)[-1]
+    products = {name for name in last.buffers if name in found.program.buffers} - set(found.program.inputs)
+    assert len(products - set(last.written)) <= 4  # the last product, the sum before it, and statistics of a row
+
+
 def test_siblings_that_read_the_same_tensor_share_a_kernel() -> None:
     (call,) = kernels(schedule(lambda x: (x.sum(-1), (x * x).sum(-1)), torch.randn(64, 100)))
     assert len(call.written) == 2
