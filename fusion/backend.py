@@ -54,7 +54,7 @@ from fusion.runtime.checkpoints import with_checkpoints
 from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder, forget_recordings
 from fusion.runtime.second_derivatives import watch_derivatives
-from fusion.runtime.surroundings import refuse_fake_inputs, watch_surroundings
+from fusion.runtime.surroundings import refuse_odd_inputs, watch_surroundings
 from lowering.builder import origin_of
 from lowering.errors import BuildError, FusionError, Origin, Unsupported
 from lowering.interpret import run_program
@@ -107,7 +107,7 @@ class Backend:
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
         try:
-            refuse_fake_inputs(graph)
+            refuse_odd_inputs(graph)
             refuse_shared_writes(graph)
         except Unsupported as refusal:  # also under strict: there is nothing to compute, or eager says what
             self._gave_up(graph, "captured", refusal)

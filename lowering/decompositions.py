@@ -263,6 +263,7 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
         kept.update(OTHERWISE_ROUNDED)
     kept[aten.max_unpool2d.default] = kept[aten.max_unpool3d.default] = max_unpool
     kept[aten.as_strided_copy.default] = as_strided_copy
+    kept[aten._neg_view.default] = torch.neg  # a view whose memory holds the numbers that it negates
     kept.update(MISTRACED)
     kept.update({target: _as_the_first(target, kept.get(target)) for target in AS_THE_SECOND})
     kept.update(foreach_decompositions())

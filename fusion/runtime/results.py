@@ -2,7 +2,8 @@
 
 A kernel is generated for the shape and strides that PyTorch said a call would give.  What it says is wrong for some
 operations in some releases: strides of Fourier transforms, sizes that only data tell.  So what enters is a result, with
-what was said of it; what leaves is that result, or a copy of it that lies as was said.  Another shape is refused.
+what was said of it; what leaves is that result, or a copy of it that lies as was said.  So it is of a result that is
+negated where it is read (the imaginary part of a conjugate): kernels read its memory.  Another shape is refused.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ def as_said(
     >>> as_said(torch.ones(3, 2).t(), "aten.t.default", (2, 3), (3, 1)).stride()
     (3, 1)
     """
+    if result.is_neg():
+        result = result.resolve_neg()
     if result.shape == shape and result.stride() == strides:
         return result
     if any(said is not None and size != said for size, said in zip(result.shape, shape, strict=True)):

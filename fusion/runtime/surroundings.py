@@ -3,8 +3,10 @@
 Inside of a `FakeTensorMode` whatever is allocated has no memory, also by a function that was compiled before: a kernel
 would write where there is nothing.  Inside of a level of forward-mode derivatives tensors carry tangents, which kernels
 would lose without a word.  Inside of `vmap` (a backward that is asked for many gradients at once) a tensor is many.
-Where a launch was refused before (`refusals.py`), the next would be.  What enters is a compiled graph; what leaves is a
-callable that looks, at each call, whether it is so.  A graph that Dynamo captures from fake tensors is refused.
+A tensor that is negated where it is read (the imaginary part of a conjugate) has other numbers in its memory.  Where a
+launch was refused before (`refusals.py`), the next would be.  What enters is a compiled graph; what leaves is a
+callable that looks, at each call, whether it is so.  A graph that Dynamo captures from fake or negated tensors, which it
+guards, is refused.
 """
 
 from __future__ import annotations
@@ -21,6 +23,8 @@ from lowering.errors import Unsupported
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 
+NEGATED = "a tensor is negated where it is read, and its memory holds other numbers"
+
 
 def watch_surroundings(
     compiled: Boxed,
@@ -31,7 +35,8 @@ def watch_surroundings(
     """What to call: `compiled`, or where that must not be, what `eagerly` makes of the reason, once.
 
     Args:
-        graph: what was compiled.  The gradients that it takes may be many at once, with no other sign of that.
+        graph: what was compiled.  The gradients that it takes may be many at once, or negated, with no other sign of
+            that.
         instead: is empty until a launch is refused; then it holds what to call.
     """
     made: list[Boxed] = []
@@ -44,10 +49,12 @@ def watch_surroundings(
         if instead:
             return instead[0](args)
         plain = fake_mode(FAKE) is None and forward_ad._current_level < 0 and level() is None
-        if plain and not any(isinstance(args[k], torch.Tensor) and batched(args[k]) for k in tangents):
+        gradients = [given for k in tangents if isinstance(given := args[k], torch.Tensor)]
+        if plain and not any(batched(given) or given.is_neg() for given in gradients):
             return compiled(args)
         if not made:
-            made.append(eagerly(Unsupported(f"inside of {_surroundings()}")))
+            negated = any(given.is_neg() for given in gradients)
+            made.append(eagerly(Unsupported(NEGATED if negated else f"inside of {_surroundings()}")))
         return made[0](args)
 
     return run
@@ -59,13 +66,15 @@ def _surroundings() -> str:
     return "forward-mode derivatives" if forward_ad._current_level >= 0 else "vmap"
 
 
-def refuse_fake_inputs(graph: fx.GraphModule) -> None:
-    """Refuse a graph that Dynamo captured from tensors that have no memory themselves.
+def refuse_odd_inputs(graph: fx.GraphModule) -> None:
+    """Refuse a graph that Dynamo captured from tensors whose numbers are not what lies in their memory.
 
     Raises:
-        Unsupported: an input is a fake tensor.
+        Unsupported: an input is a fake tensor, or a real one that is negated where it is read.
     """
     for node in graph.graph.find_nodes(op="placeholder"):
         given = node.meta.get("grapharg")
         if given is not None and isinstance(given.example, FakeTensor):
             raise Unsupported("fake tensors have no memory")
+        if given is not None and isinstance(given.example, torch.Tensor) and given.example.is_neg():
+            raise Unsupported(NEGATED)
