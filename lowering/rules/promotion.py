@@ -108,14 +108,17 @@ def promote(args: Sequence[Argument], kind: Kind) -> tuple[torch.dtype, torch.dt
             keys.append(type(arg))
         else:
             raise Unsupported(f"operand {arg!r} is neither a tensor nor a real number")
-    compute, result = _promote(tuple(keys), kind)
+    compute, result = _promote(tuple(keys), kind, torch.get_default_dtype())
     if compute not in GENERATED_DTYPES or result not in GENERATED_DTYPES:
         raise Unsupported(f"computed in {compute}")
     return compute, result
 
 
 @lru_cache(maxsize=4096)
-def _promote(keys: tuple[tuple[torch.dtype, bool] | type, ...], kind: Kind) -> tuple[torch.dtype, torch.dtype]:
+def _promote(
+    keys: tuple[tuple[torch.dtype, bool] | type, ...], kind: Kind, default: torch.dtype
+) -> tuple[torch.dtype, torch.dtype]:
+    """Dtypes while `default` is that of floats made of integers."""
     samples = [
         key(1) if isinstance(key, type) else torch.empty((1,) if key[1] else (), dtype=key[0], device="meta")
         for key in keys

@@ -142,12 +142,12 @@ def deterministic() -> Iterator[None]:
 
 @pytest.mark.parametrize(
     "setting",
-    [lambda: default(torch.float64), lambda: threads(3), deterministic],
-    ids=["default dtype", "threads", "deterministic"],
+    [lambda: default(torch.float64), lambda: default(torch.float16), lambda: threads(3), deterministic],
+    ids=["double by default", "half by default", "threads", "deterministic"],
 )
 def test_settings_change_between_calls(setting: Callable[[], AbstractContextManager[None]]) -> None:
     def f(x: Tensor) -> Tensor:
-        return (x + torch.ones(5) * torch.arange(5) / 3).exp().sum(0)
+        return (x + torch.ones(5) * (torch.arange(5) / 4)).exp().sum(0)
 
     fused, x = fusion.fuse(f, options=STRICT), torch.randn(300, 5)
     for surrounding in (nullcontext, setting, nullcontext):
