@@ -68,18 +68,29 @@ class Run:
     reports: list[Report] = field(default_factory=list)
 
 
-def run(function: Callable[..., object], tensors: Sequence[Tensor], backward: bool, seed: int = 0) -> Run:
-    """Results, and with `backward` the gradients of their product with a fixed tensor each."""
+def run(
+    function: Callable[..., object],
+    tensors: Sequence[Tensor],
+    backward: bool,
+    seed: int = 0,
+    dtypes: Sequence[torch.dtype] = (),
+) -> Run:
+    """Results, and with `backward` the gradients of their product with a fixed tensor each.
+
+    Args:
+        dtypes: of the results of a run that this one is compared with, which gets the same numbers to multiply by.
+    """
     torch.manual_seed(seed)
     leaves = [copied(t).requires_grad_(t.requires_grad and backward) for t in tensors]
     with torch.set_grad_enabled(backward):
         outputs = [out for out in function(*leaves) if isinstance(out, Tensor)]  # type: ignore[attr-defined]
     inputs = [leaf for leaf in leaves if leaf.requires_grad]
-    ends = [out for out in outputs if out.requires_grad]
+    given = zip(outputs, dtypes or [out.dtype for out in outputs], strict=True)
+    ends = [(out, cotangent(out, dtype)) for out, dtype in given if out.requires_grad]
     grads: list[Tensor | None] = []
     if backward and inputs and ends:
-        weights = [cotangent(end) for end in ends]
-        grads = list(torch.autograd.grad(ends, inputs, weights, allow_unused=True))
+        differentiated, weights = zip(*ends, strict=True)
+        grads = list(torch.autograd.grad(differentiated, inputs, weights, allow_unused=True))
     return Run([out.detach() for out in outputs], grads)
 
 
@@ -94,10 +105,10 @@ def copied(tensor: Tensor) -> Tensor:
     )
 
 
-def cotangent(end: Tensor) -> Tensor:
-    """A fixed gradient of numbers between 0.5 and 1.5, the same for equal shapes."""
+def cotangent(end: Tensor, dtype: torch.dtype | None = None) -> Tensor:
+    """A fixed gradient of numbers between 0.5 and 1.5 that `dtype` holds, the same for equal shapes."""
     steps = torch.arange(end.numel(), device=end.device, dtype=torch.float64)
-    return (0.5 + (steps * 0.6180339887498949) % 1.0).view(end.shape).to(end.dtype)
+    return (0.5 + (steps * 0.6180339887498949) % 1.0).view(end.shape).to(dtype or end.dtype).to(end.dtype)
 
 
 def captured(capture: Capture, call: Call, backward: bool) -> Callable[..., object]:

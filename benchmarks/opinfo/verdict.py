@@ -1,6 +1,6 @@
 """What became of one (operation, dtype): right or not, and by whose kernels.
 
-A result is right if it is within the tolerance that PyTorch's own tests use for its dtype, against eager or against
+A result is right if it is within the tolerance that PyTorch's own tests use (`tolerances.py`), against eager or against
 eager in float64, or no further from float64 than twice eager's own error; shapes, dtypes and strides are eager's, and
 NaNs stand where eager's or float64's do.  Of random results only shape, dtype and strides count.  Where elements are
 equal, either may be the one whose position is returned (`topk`), as PyTorch says.  What AOTAutograd alone cannot run,
@@ -20,17 +20,7 @@ from torch.testing._internal.opinfo.core import SampleInput
 
 from benchmarks.opinfo.calls import Call, Run, aot_eager, compiled, cotangent, run
 from benchmarks.opinfo.pairs import Pair, samples
-
-TOLERANCE = {
-    torch.float16: (1e-3, 1e-5),
-    torch.bfloat16: (1.6e-2, 1e-5),
-    torch.float32: (1.3e-6, 1e-5),
-    torch.float64: (1e-7, 1e-7),
-    torch.complex64: (1.3e-6, 1e-5),
-    torch.complex32: (1e-3, 1e-5),
-    torch.complex128: (1e-7, 1e-7),
-}
-"""Relative and absolute, as in `torch.testing`; everything else is compared exactly."""
+from benchmarks.opinfo.tolerances import tolerance
 
 UNINITIALISED = ("empty",)
 """Operations with this in their name return whatever the memory holds."""
@@ -99,7 +89,7 @@ def _one(verdict: Verdict, pair: Pair, sample: SampleInput, position: int, backw
         verdict.reason = verdict.reason or "no tensor comes out"
         return
     random |= any(word in pair.op.name for word in UNINITIALISED)
-    if not random and _difference(captured, expected, None):
+    if not random and _difference(captured, expected, pair.name, None):
         verdict.reason = verdict.reason or "without the compiler: the results differ"
         return
     verdict.random |= random
@@ -116,9 +106,8 @@ def _one(verdict: Verdict, pair: Pair, sample: SampleInput, position: int, backw
         verdict.externs.update({extern.name: extern.reason for extern in report.externs if extern.reason})
     differs = _layout(found, captured)
     if not differs and not random:
-        differs = _difference(
-            _by_eagers_choice(found, expected, call), expected, lambda: _exact(pair, sample, backward)
-        )
+        chosen = _by_eagers_choice(found, expected, call)
+        differs = _difference(chosen, expected, pair.name, lambda: _exact(pair, sample, backward, expected))
     if differs and verdict.status != "mismatch":
         verdict.status, verdict.reason = "mismatch", f"sample {position} {_shapes(call)}: {differs}"
 
@@ -174,8 +163,8 @@ def _named_by(source: Tensor, dim: int, positions: Tensor) -> Tensor | None:
     return at.squeeze(dim) if reduced else at
 
 
-def _exact(pair: Pair, sample: SampleInput, backward: bool) -> Run | None:
-    """Eager in float64, where it can be had."""
+def _exact(pair: Pair, sample: SampleInput, backward: bool, expected: Run) -> Run | None:
+    """Eager in float64, where it can be had, of the same inputs and gradients as `expected`."""
 
     def wide(leaf: object) -> object:
         if isinstance(leaf, Tensor) and leaf.is_floating_point():
@@ -184,7 +173,7 @@ def _exact(pair: Pair, sample: SampleInput, backward: bool) -> Run | None:
 
     try:
         call = Call(pair.op, sample.transform(wide))
-        return run(call, call.tensors, backward)
+        return run(call, call.tensors, backward, dtypes=[out.dtype for out in expected.outputs])
     except Exception:
         return None
 
@@ -217,10 +206,10 @@ def _named(
     return [(f"{kind} {k}", a, b) for k, (a, b) in enumerate(zip(ours, theirs, strict=True))]
 
 
-def _difference(found: Run, expected: Run, exact: Callable[[], Run | None] | None) -> str:
+def _difference(found: Run, expected: Run, operation: str, exact: Callable[[], Run | None] | None) -> str:
     """How numbers differ, in the first tensor in which they do; empty if they do not."""
     pairs = [*_named("result", found.outputs, expected.outputs), *_named("gradient", found.grads, expected.grads)]
-    off = [k for k, (_, a, b) in enumerate(pairs) if a is not None and b is not None and not _close(a, b)]
+    off = [k for k, (_, a, b) in enumerate(pairs) if a is not None and b is not None and not _close(a, b, operation)]
     if not off:
         return ""
     wide = None if exact is None else exact()
@@ -229,19 +218,19 @@ def _difference(found: Run, expected: Run, exact: Callable[[], Run | None] | Non
         name, ours, theirs = pairs[k]
         assert ours is not None and theirs is not None
         reference = truth[k] if len(truth) == len(pairs) else None
-        if reference is None or not _no_worse(ours, theirs, reference):
+        if reference is None or not _no_worse(ours, theirs, reference, operation):
             return f"{name} of {theirs.dtype}{list(theirs.shape)} is off by {_worst(ours, theirs)}"
     return ""
 
 
-def _close(ours: Tensor, theirs: Tensor) -> bool:
+def _close(ours: Tensor, theirs: Tensor, operation: str) -> bool:
     if ours.shape != theirs.shape or ours.dtype is not theirs.dtype:
         return False
-    relative, absolute = TOLERANCE.get(theirs.dtype, (0.0, 0.0))
+    relative, absolute = tolerance(operation, theirs.dtype, theirs.device.type)
     return torch.allclose(ours, theirs, rtol=relative, atol=absolute, equal_nan=True)
 
 
-def _no_worse(ours: Tensor, theirs: Tensor, exact: Tensor) -> bool:
+def _no_worse(ours: Tensor, theirs: Tensor, exact: Tensor, operation: str) -> bool:
     """Is our error against float64 within tolerance, or no more than twice eager's largest?"""
     if ours.shape != exact.shape or not ours.is_floating_point():
         return False
@@ -249,7 +238,7 @@ def _no_worse(ours: Tensor, theirs: Tensor, exact: Tensor) -> bool:
     nan = ours.isnan()
     if not ((nan == theirs.isnan()) | (nan == truth.isnan())).all():
         return False
-    relative, absolute = TOLERANCE[ours.dtype]
+    relative, absolute = tolerance(operation, ours.dtype, ours.device.type)
     error = _error(ours, truth.to(ours.dtype).double())
     own = _error(theirs, truth.to(ours.dtype).double()).max()
     finite = torch.where(truth.isfinite(), truth, 0.0).abs()

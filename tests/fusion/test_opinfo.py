@@ -17,7 +17,7 @@ pytest.importorskip("expecttest", reason="PyTorch's table of operations needs ex
 from torch.testing._internal.opinfo.core import SampleInput
 
 from benchmarks.opinfo import calls, verdict
-from benchmarks.opinfo.pairs import Pair, pairs
+from benchmarks.opinfo.pairs import Pair, pairs, samples
 from benchmarks.opinfo.table import Record, report
 from benchmarks.opinfo.verdict import Verdict, judge
 
@@ -92,6 +92,28 @@ def test_a_wrong_gradient_is_a_mismatch(monkeypatch):
 
     monkeypatch.setattr(verdict, "compiled", no_gradient)
     assert "gradient 0" in judge(pair_of("exp"), "cpu", count=1).reason
+
+
+def test_gradients_in_float64_are_those_of_the_same_numbers():
+    pair = pair_of("neg", "float16")
+    sample = samples(pair, "cpu", 1, True)[0]
+    expected = calls.run(call := calls.Call(pair.op, sample), call.tensors, True)
+    exact = verdict._exact(pair, sample, True, expected)
+    assert exact is not None and torch.equal(exact.grads[0], expected.grads[0].double())
+
+
+def test_halves_may_be_off_by_what_pytorch_allows_the_operation(monkeypatch):
+    def off_by_two_units(call, backward, target):
+        found = calls.run(call, call.tensors, backward)
+        found.outputs[0] = found.outputs[0] * (1 - 2**-9)
+        return found
+
+    monkeypatch.setattr(verdict, "compiled", off_by_two_units)
+    verdicts = [
+        judge(pair_of(f"nn.functional.{name}", "float16"), "cpu", count=1).status
+        for name in ("triplet_margin_with_distance_loss", "mse_loss")
+    ]
+    assert verdicts == ["pass", "mismatch"]
 
 
 def test_a_failure_is_an_error_and_its_cause_is_named(monkeypatch):
