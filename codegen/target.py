@@ -118,7 +118,8 @@ class Capabilities:
     Attributes:
         fold_ops: folds that can be spelled; without "dot", contractions are left to the library.
         whole_limit: the longest reduced row, in elements, that one program holds whole.
-        window_limit: the most points of a window that overlaps others which a map takes; a larger one is folded.
+        window_limit: the most points of a window that overlaps others which a map takes; a larger one is folded.  Of 1,
+            only what folds nothing is a map.
         parallelism: how many programs keep the device busy (few rows below it call for a split reduction).
         launch_us: microseconds of one launch.
         product_us: microseconds that the library's smallest product takes beside its launch.

@@ -180,7 +180,7 @@ class Builder:
 
     def memory(self) -> Value:
         """New memory, with whatever it holds, in the shape and layout of the result of the current node."""
-        (meta,) = self._results()
+        (meta,) = self.results()
         out = self.buffer(meta.dtype, sizes_of(meta.shape), sizes_of(meta.stride()), meta.device)
         kwargs = {"dtype": meta.dtype, "device": meta.device}
         target = torch.ops.aten.empty_strided.default
@@ -189,7 +189,7 @@ class Builder:
 
     # Layouts --------------------------------------------------------------------------------------------------------
 
-    def _results(self) -> list[torch.Tensor]:
+    def results(self) -> list[torch.Tensor]:
         """What the current node gives under eager."""
         assert self.current is not None
         val = self.current.meta.get("val")
@@ -198,7 +198,7 @@ class Builder:
 
     def _meta_strides(self, shape: Shape) -> Shape | None:
         """Eager's strides for the current node's result of this shape, if there is one, or all have the same."""
-        found = {sizes_of(result.stride()) for result in self._results() if sizes_of(result.shape) == shape}
+        found = {sizes_of(result.stride()) for result in self.results() if sizes_of(result.shape) == shape}
         return found.pop() if len(found) == 1 else None
 
     def _kept_strides(self, shape: Shape, kept: Sequence[int]) -> Shape | None:

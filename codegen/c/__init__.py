@@ -61,6 +61,7 @@ class CTarget:
         return Capabilities(
             fold_ops=frozenset(FOLD_OPS),
             whole_limit=1 << 18,
+            window_limit=1,
             parallelism=threads,
             launch_us=2.0,
             bandwidth=20_000.0 * min(threads, 10),  # then the memory is busy, not the cores

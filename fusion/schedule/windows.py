@@ -4,7 +4,7 @@
 
 `Program → Program`.  Windows overlap, so no axis of what they read belongs to their rows, and nothing is gained by a
 tile that holds them: each thread folds its own windows in registers, neighbours find in the cache what they share, and
-a map joins what comes before and after it as any other does.
+a map joins what comes before and after it as any other does.  A fold of one number is such a window, whatever it reads.
 
 Left as they are: windows beyond the target's limit, and reductions of whole rows, which others that read the rows can
 share.
@@ -42,12 +42,14 @@ def unroll_windows(program: Program, capabilities: Capabilities) -> Program:
 
 
 def _is_window(node: Reduce, most: int) -> bool:
-    """Does a reduction of at most so many points read along an axis on which its results lie, too?"""
+    """Has a reduction one point, or at most so many and reads along an axis on which its results lie, too?"""
     points = sympy.Mul(*(axis.size for axis in node.over))
     if not points.is_Integer or not 0 < points <= most or node.args[-1].dtype is not node.dtype:
         return False
     if node.op not in COMBINED and node.op not in RANKED:
         return False
+    if points == 1:
+        return True
     own, over = ({axis.symbol for axis in axes} for axes in (node.axes, node.over))
     read = (index for part in postorder(*node.args) if isinstance(part, Load) for index in part.index)
     return any(not isinstance(index, Expr) and own & index.free_symbols and over & index.free_symbols for index in read)

@@ -12,17 +12,18 @@ import torch
 
 from lowering.builder import Builder
 from lowering.errors import Unsupported
-from lowering.expr import IndexValue
+from lowering.expr import Index, IndexValue, const
 from lowering.indexing import FloorDiv, Mod, axis_symbol
 from lowering.registry import lowers
 from lowering.rules.assembly import choose
-from lowering.rules.formula import Term, eq, literal, maximum, minimum, where
-from lowering.rules.promotion import rounded, widen, widened
+from lowering.rules.formula import Term, call, eq, literal, maximum, minimum, where
+from lowering.rules.meeting import folded
+from lowering.rules.promotion import convert, rounded, widen, widened
 from lowering.rules.reduction import fold
 from lowering.rules.windows import Along, Windows, covering, each, fixed, proportional, strided, windows
 from lowering.scalar_ops import identity
 from lowering.sizes import sizes_of
-from lowering.value import Shape, Value, reshape
+from lowering.value import Shape, Value, axes_of, reshape
 
 aten = torch.ops.aten
 
@@ -205,12 +206,37 @@ def _largest(ctx: Builder, x: Value, taps: Windows, sizes: Sequence[int]) -> tup
 
 def _where_largest(ctx: Builder, grad: Value, indices: Value, taps: Windows, sizes: Sequence[int]) -> Value:
     """Σ of the gradients of those windows whose largest element is this one."""
+    if _takes_updates(ctx, grad):
+        return _added_at(ctx, grad, indices, sizes)
     own: sympy.Expr = sympy.Integer(0)
     for d, size in enumerate(sizes):
         own = own * size + axis_symbol(grad.rank - len(sizes) + d)
     hit = eq(taps.read(indices), Term(IndexValue(own)))
     term = where(hit, taps.read(widen(grad)), 0)
     return rounded(_summed(ctx, grad, taps, term), grad.dtype)
+
+
+def _added_at(ctx: Builder, grad: Value, indices: Value, sizes: Sequence[int]) -> Value:
+    """Zeros of these sizes, to which each gradient is added at the position that `indices` gives."""
+    lead = grad.rank - len(sizes)
+    shape = (*grad.shape[:lead], *map(sympy.Integer, sizes))
+    place: list[Index] = list(axes_of(grad.shape))
+    rest = Term(convert(indices, torch.int64).expr)
+    for d in reversed(range(1, len(sizes))):
+        place[lead + d] = call("remainder", rest, sizes[d]).expr
+        rest = call("floordiv", rest, sizes[d])
+    place[lead] = rest.expr
+    return folded(ctx, "sum", Value(shape, grad.dtype, grad.device, const(0, grad.dtype)), place, grad)
+
+
+def _takes_updates(ctx: Builder, grad: Value) -> bool:
+    """Are few elements updated one after the other sooner than each element asks the windows around it?
+
+    So they are on a CPU, but where an image has its channels last, which lanes then run along.
+    """
+    results = ctx.results()
+    rows = len(results) == 1 and sizes_of(results[0].stride())[-1] == 1
+    return grad.device.type == "cpu" and rows and (ctx.scatters is None or "sum" in ctx.scatters)
 
 
 def _max_pool(count: int) -> None:

@@ -91,3 +91,26 @@ def test_lanes_run_where_no_point_of_a_window_is_padding(channels_last: bool) ->
     options = {"target": "c", "strict": True}
     (kernel,) = fusion.explain(lambda x: F.max_pool2d(x, 3, 2, 1, return_indices=True), options=options)(x).kernels
     assert "in0[" in kernel.source and "? in0[" not in kernel.source
+
+
+def test_a_sum_of_one_number_is_no_fold() -> None:
+    x = torch.randn(8, 16, 1, 1)
+    (kernel,) = fusion.explain(lambda x: x.sum((2, 3)) * 2, options={"target": "c", "strict": True})(x).kernels
+    assert "+=" not in kernel.source
+
+
+@pytest.mark.parametrize("pool", [lambda x: F.max_pool2d(x, 3, 2, 1), lambda x: F.adaptive_max_pool2d(x, 5)])
+@pytest.mark.parametrize("channels_last", [True, False])
+def test_gradients_of_maxima_are_added_where_they_belong_on_a_cpu(
+    pool: Callable[[Tensor], Tensor], channels_last: bool
+) -> None:
+    """Elements ask the windows around them where channels, along which lanes run, are last."""
+    x = torch.randn(2, 16, 13, 17).to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    given = x.requires_grad_()
+    fused = fusion.fuse(pool, options={"strict": True})
+    (ours,) = torch.autograd.grad(fused(given).square().sum(), given)
+    (theirs,) = torch.autograd.grad(pool(given).square().sum(), given)
+    torch.testing.assert_close(ours, theirs)
+    assert ours.stride() == theirs.stride()
+    last = fusion.report(fused).kernels[-1].source
+    assert ("+ in0[" in last or "+ in1[" in last) is not channels_last
