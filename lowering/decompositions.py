@@ -33,14 +33,18 @@ assert rules.__all__, "importing the rules registers them"
 
 aten = torch.ops.aten
 
-ALSO: tuple[OpOverloadPacket, ...] = (
-    # batch norms, down to var_mean and pointwise work
+BATCH_NORMS: tuple[OpOverloadPacket, ...] = (
     aten.native_batch_norm,
     aten._native_batch_norm_legit,
     aten._native_batch_norm_legit_functional,
     aten._native_batch_norm_legit_no_training,
     aten._batch_norm_with_update_functional,
     aten._batch_norm_no_update,
+)
+"""Taken apart down to `var_mean` and pointwise work."""
+
+ALSO: tuple[OpOverloadPacket, ...] = (
+    *BATCH_NORMS,
     aten.batch_norm_backward,
     # resampling, down to gathers
     aten.upsample_nearest1d,
@@ -123,6 +127,40 @@ def max_unpool(
     return whole.contiguous(memory_format=suggest_memory_format(x)) if as_given else whole
 
 
+def _in_a_format(parts: Callable[..., Any]) -> Callable[..., object]:
+    """An operation in `parts`, of which eager's (first) result is contiguous on a CPU, or has x's channels last."""
+
+    def laid(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+        if x.device.type != "cpu" or (x.is_contiguous() and result.is_contiguous()):
+            return result
+        return result.contiguous(memory_format=suggest_memory_format(x))
+
+    def apart(x: torch.Tensor, *others: object, **options: object) -> object:
+        made = parts(x, *others, **options)
+        return laid(x, made) if isinstance(made, torch.Tensor) else (laid(x, made[0]), *made[1:])
+
+    return apart
+
+
+def _floored_as_the_first(whole: OpOverload) -> Callable[..., object]:
+    """A quotient that lies as its first operand, which one that is not rounded down does in PyTorch's trace, too."""
+    apart = _as_the_first(whole, None)
+
+    def floored(x: torch.Tensor, other: torch.Tensor, *, rounding_mode: str | None) -> object:
+        return apart(x, other, rounding_mode=rounding_mode) if rounding_mode == "floor" else NotImplemented
+
+    return floored
+
+
+def nll_loss2d_forward(parts: Callable[..., object]) -> Callable[..., object]:
+    """The loss in `parts`, of contiguous targets: that of each pixel lies as they do, and is contiguous in eager."""
+
+    def apart(x: torch.Tensor, target: torch.Tensor, *others: object) -> object:
+        return parts(x, target.contiguous(), *others)
+
+    return apart
+
+
 def as_strided_copy(
     x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
@@ -148,27 +186,36 @@ def _into_shared(scatter: OpOverload) -> Callable[..., object]:
 
 def _laid_out(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """`other`, in a copy as eager's pointwise results lie, where what is made of it alone would lie otherwise."""
-    if x.ndim == 0 or other.ndim == 0 or (x.is_contiguous() and other.is_contiguous()):
+    if x.ndim == 0 or (x.is_contiguous() and other.is_contiguous()):
         return other
     shape = torch.broadcast_shapes(x.shape, other.shape)  # type: ignore[no-untyped-call]  # PyTorch's own
     pair = x.expand(shape), other.expand(shape)
     order: list[int] = compute_elementwise_output_logical_to_physical_perm(*pair)[0]
     if other.shape == shape and order == compute_elementwise_output_logical_to_physical_perm(other)[0]:
         return other
-    back = sorted(range(len(order)), key=order.__getitem__)
-    return pair[1].permute(order).clone(memory_format=torch.contiguous_format).permute(back)
+    return pair[1].permute(order).clone(memory_format=torch.contiguous_format).permute(_back(order))
+
+
+def _back(order: Sequence[int]) -> list[int]:
+    """The permutation that undoes one."""
+    return sorted(range(len(order)), key=order.__getitem__)
 
 
 def _as_the_first(whole: OpOverload, parts: Callable[..., object] | None) -> Callable[..., object]:
-    """`whole`, or its `parts` if it has some, of a second operand that is laid out as the result is."""
+    """`whole`, or its `parts` if it has some, of a second operand that is laid out as the result is.
 
-    def apart(x: torch.Tensor | float, other: torch.Tensor | float) -> object:
-        copied = other
+    A second operand without dimensions, which may be of another dtype or device, stays what it is.
+    """
+
+    def apart(x: torch.Tensor | float, other: torch.Tensor | float, **options: object) -> object:
         if isinstance(x, torch.Tensor) and isinstance(other, torch.Tensor):
-            copied = _laid_out(x, other)
-        if copied is not other:
-            return whole(x, copied)
-        return NotImplemented if parts is None else parts(x, other)
+            order: list[int] = compute_elementwise_output_logical_to_physical_perm(x)[0]
+            if other.ndim == 0 and order != sorted(order):
+                return whole(x.permute(order), other, **options).permute(_back(order))
+            copied = other if other.ndim == 0 else _laid_out(x, other)
+            if copied is not other:
+                return whole(x, copied, **options)
+        return NotImplemented if parts is None else parts(x, other, **options)
 
     return apart
 
@@ -205,8 +252,9 @@ MISTRACED: dict[OpOverload, Callable[..., object]] = {
     aten.diagonal_scatter.default: _into_shared(aten.diagonal_scatter.default),
     aten.select_scatter.default: _into_shared(aten.select_scatter.default),
     aten.slice_scatter.default: _into_shared(aten.slice_scatter.default),
+    aten.div.Tensor_mode: _floored_as_the_first(aten.div.Tensor_mode),
 }
-"""Those that PyTorch 2.11 traces with other strides than eager's; other shapes: `mistraced.py`."""
+"""Those that PyTorch traces with other strides than eager's, all but the last in 2.11; other shapes: `mistraced.py`."""
 
 AS_THE_SECOND: tuple[OpOverload, ...] = (
     aten.copysign.Tensor,
@@ -264,6 +312,9 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     kept[aten.max_unpool2d.default] = kept[aten.max_unpool3d.default] = max_unpool
     kept[aten.as_strided_copy.default] = as_strided_copy
     kept[aten._neg_view.default] = torch.neg  # a view whose memory holds the numbers that it negates
+    formats = get_decompositions((*BATCH_NORMS, aten.channel_shuffle))
+    kept.update({target: _in_a_format(parts) for target, parts in formats.items()})
+    kept[aten.nll_loss2d_forward.default] = nll_loss2d_forward(kept[aten.nll_loss2d_forward.default])
     kept.update(MISTRACED)
     kept.update({target: _as_the_first(target, kept.get(target)) for target in AS_THE_SECOND})
     kept.update(foreach_decompositions())

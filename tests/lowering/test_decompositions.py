@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
+from itertools import permutations
+
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -99,10 +103,11 @@ OPERANDS = {
     "column": lambda: torch.rand(4, 1),
     "row": lambda: torch.rand(3),
     "turned": lambda: torch.rand(3, 2, 4).permute(1, 2, 0),
+    "number": lambda: torch.rand((), dtype=torch.float64),
 }
 
 
-@pytest.mark.parametrize("target", AS_THE_SECOND, ids=str)
+@pytest.mark.parametrize("target", [*AS_THE_SECOND, partial(aten.div.Tensor_mode, rounding_mode="floor")], ids=str)
 @pytest.mark.parametrize("tracing", ["fake", "symbolic"])
 @pytest.mark.parametrize("other", OPERANDS)
 @pytest.mark.parametrize("first", OPERANDS)
@@ -114,6 +119,38 @@ def test_results_lie_as_the_first_operand_does(first: str, other: str, tracing: 
     strides = [int(stride) for stride in result.meta["val"].stride()]
     assert strides == list(expected.stride()) == list(graph(*given).stride())
     torch.testing.assert_close(graph(*given), expected)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("tracing", ["fake", "symbolic"])
+@pytest.mark.parametrize("order", [*permutations(range(3)), (0, 3, 1, 2), (0, 2, 1, 3), (3, 2, 1, 0)], ids=str)
+def test_batch_norms_lie_as_in_eager(order: tuple[int, ...], tracing: str, training: bool) -> None:
+    x = torch.randn((3, 4, 5, 6)[: len(order)]).permute(order)
+    means, variances = torch.rand(2, x.shape[1]).unbind()
+
+    def norm(x: torch.Tensor, means: torch.Tensor, variances: torch.Tensor) -> torch.Tensor:
+        return torch.batch_norm(x, None, None, means.clone(), variances.clone(), training, 0.1, 1e-5, False)
+
+    graph = make_fx(norm, decomposition_table=decompositions(), tracing_mode=tracing)(x, means, variances)
+    (result,) = graph.graph.output_node().all_input_nodes
+    expected = norm(x, means, variances)
+    strides = [int(stride) for stride in result.meta["val"].stride()]
+    assert strides == list(expected.stride()) == list(graph(x, means, variances).stride())
+
+
+PICTURES = {
+    "shuffle": lambda x: torch.channel_shuffle(x, 3),
+    "losses": lambda x: F.nll_loss(x, (x.sum(1) > 0).long(), reduction="none"),
+}
+
+
+@pytest.mark.parametrize("name", PICTURES)
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 2, 3, 1), (0, 1, 3, 2), (3, 2, 1, 0)], ids=str)
+def test_pictures_lie_as_in_eager(order: tuple[int, ...], name: str) -> None:
+    x = torch.randn([(4, 6, 5, 3)[k] for k in order]).permute([order.index(k) for k in range(4)])
+    graph = make_fx(PICTURES[name], decomposition_table=decompositions(), tracing_mode="fake")(x)
+    (result,) = graph.graph.output_node().all_input_nodes
+    assert result.meta["val"].stride() == PICTURES[name](x).stride() == graph(x).stride()
 
 
 def test_nothing_shares_no_memory() -> None:
