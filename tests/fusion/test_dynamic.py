@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 import pytest
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
+from torch._dynamo.eval_frame import _debug_get_cache_entry_list
 
 from fusion.backend import Backend
 from fusion.inspect.report import Report
@@ -332,6 +333,20 @@ def test_floats_that_belong_to_a_program_are_numbers() -> None:
     assert len(traced) == 2
     model.eps = 0.125
     torch.testing.assert_close(ours(x, 2.0), model(x, 2.0))
+
+
+def test_floats_that_belong_to_a_program_are_guarded_as_they_are() -> None:
+    """The guard of a symbol makes a tensor of the float at each call; one that has changed is noticed all the same."""
+    torch._dynamo.reset()
+    model = Scaled()
+    ours = torch.compile(model, backend=Backend(Options(strict=True)), dynamic=True)
+    for model.eps in (0.5, 0.125):
+        for length in (5, 9):
+            x = rows(3, length)
+            torch.testing.assert_close(ours(x, 2), model(x, 2))
+    first = _debug_get_cache_entry_list(Scaled.forward.__code__)[-1]
+    guards = str(first.guard_manager)
+    assert "EQUALS_MATCH: L['self'].eps == 0.5" in guards and "as_tensor(" not in guards
 
 
 def last_third(x: torch.Tensor) -> torch.Tensor:
