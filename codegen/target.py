@@ -183,6 +183,9 @@ class Target(Protocol):
     def prepare(self) -> None:
         """Begin, beside what the caller does, what any build will need."""
 
+    def lacking(self) -> str:
+        """What makes launches slower on this machine than they could be; empty if nothing does."""
+
     def emit(self, kernel: Kernel) -> str:
         """Source text of `kernel`.  Equal kernels give equal text."""
 

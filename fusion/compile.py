@@ -94,7 +94,8 @@ def compile_graph(
     for name, body in module.named_children():
         assert isinstance(body, fx.GraphModule)
         trace.within(name).module(body)
-    notes = [warm.note] if warm.note else []
+    lacking = builder.target.lacking() if made.sources else ""
+    notes = [note for note in (warm.note, lacking) if note]
     compiled = on_device(partial(module.forward), main)
     if recorder is not None:
         compiled, note = recorder.record(compiled, graph, made.schedule, label)

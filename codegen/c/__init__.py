@@ -78,6 +78,10 @@ class CTarget:
     def prepare(self) -> None:
         """Nothing."""
 
+    def lacking(self) -> str:
+        """Nothing."""
+        return ""
+
     def emit(self, kernel: Kernel) -> str:
         """C source of `kernel`.
 

@@ -61,6 +61,10 @@ class ReferenceTarget:
     def prepare(self) -> None:
         """Nothing."""
 
+    def lacking(self) -> str:
+        """Nothing."""
+        return ""
+
     def emit(self, kernel: Kernel) -> str:
         """The text form of `kernel`."""
         return format_kernel(kernel)

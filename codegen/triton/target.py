@@ -146,6 +146,16 @@ class TritonTarget:
         if not knobs.runtime.interpret:
             begin()
 
+    def lacking(self) -> str:
+        """Why launches go through Triton's stubs, where they need not on NVIDIA's devices."""
+        from codegen.triton.launch.beginning import begin
+        from codegen.triton.launch.direct import lacking
+
+        if knobs.runtime.interpret or not torch.cuda.is_available() or torch.version.hip is not None:
+            return ""
+        begin().driving.join()
+        return lacking()
+
     def emit(self, kernel: Kernel, config: Config | None = None, *, wide: bool = False) -> str:
         """The source of `kernel`, in `config` or in the default configuration; `wide`: for sizes of any size."""
         return emit(kernel, config, arch=self.arch, numerics=self.numerics, wide=wide)

@@ -133,6 +133,18 @@ def late(monkeypatch: pytest.MonkeyPatch) -> str:
     return "late"
 
 
+def test_what_makes_launches_slow_is_reported(monkeypatch: pytest.MonkeyPatch):
+    class Lacking(ReferenceTarget):
+        def lacking(self) -> str:
+            return "no compiler"
+
+    monkeypatch.setitem(TARGETS, "lacking", lambda arch, numerics: Lacking(numerics))
+    found = fusion.explain(torch.softmax, options={"target": "lacking"})(torch.randn(2, 5), -1)
+    assert "no compiler" in found.graphs[0].notes and "  no compiler" in str(found)
+    viewed = fusion.explain(torch.t, options={"target": "lacking"})(torch.randn(2, 5))
+    assert "no compiler" not in str(viewed)  # nothing is launched
+
+
 def counted(x: Tensor, seen: Tensor) -> Tensor:
     """Changes an input before the kernel that is refused, so that the graph cannot begin anew."""
     seen.add_(1)

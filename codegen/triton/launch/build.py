@@ -56,7 +56,7 @@ def build(kernel: Kernel, source: str, emit: Callable[..., str]) -> Launcher:
     if not torch.cuda.is_available():
         raise BuildError(
             f"{kernel.name} cannot be launched: no CUDA or ROCm device is present",
-            hint="`stages` compiles without one; TRITON_INTERPRET=1 runs Triton kernels on the CPU",
+            hint="`fusion.export_kernels` compiles without one; TRITON_INTERPRET=1 runs Triton kernels on the CPU",
         )
     ready = _Ready(generated, emit)
     if not kernel.sizes:

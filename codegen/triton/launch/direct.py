@@ -90,15 +90,24 @@ _building = threading.Lock()
 def stub() -> Any:
     """The compiled `direct.c`, or None where that cannot be had."""
     with _building:
-        return _stub()
+        return _compiled()[0]
+
+
+def lacking() -> str:
+    """Why there is no stub; empty if there is one."""
+    with _building:
+        return _compiled()[1]
 
 
 @lru_cache(maxsize=1)
-def _stub() -> Any:
+def _compiled() -> tuple[Any, str]:
     source, include = Path(__file__).with_name("direct.c"), Path(triton.__file__).parent / "backends/nvidia/include"
-    with suppress(Exception):  # no compiler, or no headers
-        return compile_module_from_src(source.read_text(encoding="utf-8"), "fusion_direct", [], [str(include)], [])
-    return None
+    try:
+        text = source.read_text(encoding="utf-8")
+        return compile_module_from_src(text, "fusion_direct", [], [str(include)], []), ""
+    except Exception as failure:  # no compiler, or no headers
+        cause = (str(failure).strip().splitlines() or [type(failure).__name__])[0]
+        return None, f"launches go through Triton's slower stubs: direct.c cannot be compiled ({cause})"
 
 
 @lru_cache(maxsize=1)

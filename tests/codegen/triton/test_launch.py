@@ -15,7 +15,7 @@ import torch
 pytest.importorskip("triton")
 
 from codegen.triton import TritonTarget
-from codegen.triton.launch import beginning, build, counters
+from codegen.triton.launch import beginning, build, counters, direct
 from codegen.triton.launch.aot import compile_for, target_of
 from codegen.triton.launch.build import _Ready, unaligned
 from codegen.triton.launch.launchers import Either, launcher, promise
@@ -155,6 +155,20 @@ def test_builds_wait_for_the_threads_in_which_triton_begins(monkeypatch: pytest.
         thread.join()
     assert compiled.is_set() and begun == ["fusion-triton-driver", "fusion-triton-hash"]
     beginning.begin.cache_clear()
+
+
+def test_without_a_compiler_what_is_slower_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    def missing(*_: object) -> None:
+        raise RuntimeError("no C compiler was found\nset CC")
+
+    monkeypatch.setattr(direct, "compile_module_from_src", missing)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    direct._compiled.cache_clear()
+    try:
+        assert direct.stub() is None
+        assert TritonTarget("sm_90").lacking().endswith("cannot be compiled (no C compiler was found)")
+    finally:
+        direct._compiled.cache_clear()
 
 
 def test_what_passes_descriptors_is_compiled_with_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
