@@ -12,7 +12,7 @@ Refused (BuildError): dtypes and operations without a C form.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -21,6 +21,7 @@ from codegen.c.blocked import blocked_function, needs_blocks
 from codegen.c.frame import Frame, called_by
 from codegen.c.loops.folds import CHUNK_PER_LANE, REPEATING, Place, chunk_length, keeps_apart, write_fold
 from codegen.c.loops.grid import Array, Grid
+from codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
 from codegen.c.loops.prefixes import write_scan
 from codegen.c.loops.tiles import stage_tiles
 from codegen.c.text.nest import Extent, Level, chunk_headers, flat, render
@@ -35,7 +36,7 @@ from codegen.c.walks.repeated import with_inner_axes
 from codegen.c.walks.scratch import plan_scratch
 from codegen.c.walks.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
 from codegen.c.walks.threads import may_share, team
-from lowering.expr import Expr, Load, make_cast
+from lowering.expr import Expr, make_cast
 from lowering.kernel import Kernel, KernelAxis, Role, Store, spans
 
 
@@ -103,19 +104,29 @@ class _Function:
         self.where = dict(spans(kernel))
         sweeps = sweeps_of(kernel)
         shared = may_share(kernel, sweeps)
-        self.lanes = choose_lanes(kernel, sweeps, self.where, shared=shared)
+        lanes = choose_lanes(kernel, sweeps, self.where, shared=shared)
+        self.halves = find_halves(kernel, sweeps, lanes)
+        self.lanes = lanes_for(kernel, lanes, self.halves, shared=shared)
         self.sweeps = plan_scratch(sweeps, self.lanes, self.where, self.space.fresh)
         self.grid = Grid(kernel, self.lanes, self.names, team(kernel, sweeps, self.names) if shared else "")
         written = frozenset(param.name for param in kernel.params if param.written)
         self.speller = Speller(self.where, self.space, self.names, self.params, written)
         self.arrays: list[Array] = []
+        self.converted = Converted()
 
     def text(self) -> str:
         roots = [root for sweep in self.sweeps for root in sweep.roots]
         body, staged = stage_tiles(roots, self.lanes, self.grid.extents, self.names, self.params, self.space)
+        if self.lanes.axis is not None:
+            lane = self.lanes.axis.symbol
+            extent, new = self.grid.extents[lane], lambda: self._array(self.space.fresh("halves"), "float", (lane,))
+            self.converted = convert_halves(self.halves, self.lanes, extent, self.names, self.params, new)
+        body += self.converted.before
+        read: dict[Expr, str] = {**dict(staged.items()), **self.converted.loads}
         for sweep in self.sweeps:
             for piece, lanes in self._pieces(sweep):
-                body += self._sweep(piece, lanes, staged)
+                body += self._sweep(piece, lanes, read)
+        body += self.converted.after
         return self.frame.function(self.grid.around(body, self.arrays))
 
     def _pieces(self, sweep: Sweep) -> list[tuple[Sweep, Extent | None]]:
@@ -132,14 +143,14 @@ class _Function:
         extents = (Extent(name, str(p.start), str(p.end), str(p.end - p.start), name) for p in pieces)
         return list(zip((p.sweep for p in pieces), extents, strict=True)) or [(sweep, None)]
 
-    def _sweep(self, sweep: Sweep, lanes: Extent | None, staged: dict[Load, str]) -> list[str]:
+    def _sweep(self, sweep: Sweep, lanes: Extent | None, staged: Mapping[Expr, str]) -> list[str]:
         """The lines of one sweep.  Everything is read before anything is stored."""
         sweep, lanes, limits = self._without_idle_lanes(sweep, lanes)
         nest = self._open(sweep, lanes)
         nest.levels[-2 if limits else -1].before += limits
         self.speller.open(nest.levels, nest.depth)
-        for load, text in staged.items():
-            self.speller.learn_here(load, text)
+        for value, text in staged.items():
+            self.speller.learn_here(value, text)
         place = self._place(nest)
         for scan in sweep.scans:
             scanned = self.speller.spell(scan.args, named=frozenset(scan.args))
@@ -148,7 +159,7 @@ class _Function:
         kept = [keep.value for keep in sweep.keeps]
         folded = [arg for fold in sweep.folds for arg in fold.args]
         repeated = frozenset(arg for fold in sweep.folds if fold.op in REPEATING for arg in fold.args)
-        values = [make_cast(store.value, self.kernel.param(store.param).dtype) for store in sweep.stores]
+        values = [self._stored(store) for store in sweep.stores]
         extend_spans(self.where, values)
         offsets = [store.offset for store in sweep.stores if isinstance(store.offset, Expr)]
         conditions = [store.where for store in sweep.stores if store.where is not None]
@@ -169,11 +180,16 @@ class _Function:
         ]
         for store, text, position in zip(sweep.stores, written, positions, strict=True):
             held = None if store.where is None else next(texts)
-            element = f"{self.params[store.param]}[{position}]"
+            element = self.converted.stores.get(store.param) or f"{self.params[store.param]}[{position}]"
             inner.append(statement(store, self.kernel.param(store.param).dtype, element, text, held))
         for value, element in learned:
             self.speller.learn(value, element)
         return render(nest.levels)
+
+    def _stored(self, store: Store) -> Expr:
+        """What a store writes: a float where it is converted with the others of its block."""
+        narrowed = narrowed_value(self.kernel, store) if store.param in self.converted.stores else None
+        return make_cast(store.value, self.kernel.param(store.param).dtype) if narrowed is None else narrowed
 
     def _without_idle_lanes(self, sweep: Sweep, lanes: Extent | None) -> tuple[Sweep, Extent | None, list[str]]:
         """A sweep and how far its lanes run, where its folds change something; and lines that settle that."""

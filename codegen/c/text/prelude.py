@@ -60,6 +60,44 @@ INLINE uint16_t to_half(float x) {  // to nearest, ties to even
     return (uint16_t)(float_to_bits(x) >> 16 & 0x8000 | magnitude);
 }"""
 
+# Of blocks: in lanes, a conversion is what is written above.
+_HALVES = """\
+#if defined(__AVX512F__) && !defined(__clang__)
+typedef float float_halves __attribute__((vector_size(64), aligned(4)));
+typedef short short_halves __attribute__((vector_size(32), aligned(2)));
+#define HALVES 16
+#define WIDENED(x) __builtin_ia32_vcvtph2ps512_mask(x, (float_halves){0}, -1, 4)
+#define NARROWED(x) __builtin_ia32_vcvtps2ph512_mask(x, 0, (short_halves){0}, -1)
+#elif defined(__F16C__) && !defined(__clang__)
+typedef float float_halves __attribute__((vector_size(32), aligned(4)));
+typedef short short_halves __attribute__((vector_size(16), aligned(2)));
+#define HALVES 8
+#define WIDENED(x) __builtin_ia32_vcvtph2ps256(x)
+#define NARROWED(x) __builtin_ia32_vcvtps2ph256(x, 0)
+#endif
+static void widen_halves(const uint16_t *restrict from, float *restrict to, int64_t count) {
+    int64_t i = 0;
+#ifdef HALVES
+    for (; i + HALVES <= count; i += HALVES) *(float_halves *)(to + i) = WIDENED(*(short_halves *)(from + i));
+    if (i > 0 && i < count) {  // some of the last ones once more
+        i = count;
+        *(float_halves *)(to + i - HALVES) = WIDENED(*(short_halves *)(from + i - HALVES));
+    }
+#endif
+    for (; i < count; i++) to[i] = from_half(from[i]);
+}
+static void narrow_halves(const float *restrict from, uint16_t *restrict to, int64_t count) {
+    int64_t i = 0;
+#ifdef HALVES
+    for (; i + HALVES <= count; i += HALVES) *(short_halves *)(to + i) = NARROWED(*(float_halves *)(from + i));
+    if (i > 0 && i < count) {
+        i = count;
+        *(short_halves *)(to + i - HALVES) = NARROWED(*(float_halves *)(from + i - HALVES));
+    }
+#endif
+    for (; i < count; i++) to[i] = to_half(from[i]);
+}"""
+
 _PHILOX = """\
 INLINE void philox(int64_t seed, int64_t offset, uint32_t *first, uint32_t *second) {  // Philox4x32-10
     uint32_t c0 = (uint32_t)offset, c1 = (uint32_t)((uint64_t)offset >> 32), c2 = 0, c3 = 0;
@@ -248,6 +286,8 @@ def _definitions() -> dict[str, str]:
         "to_bf16": _TO_BF16,
         "from_half": _FROM_HALF,
         "to_half": _TO_HALF,
+        "widen_halves": _HALVES,
+        "narrow_halves": _HALVES,
         "imin": "INLINE int64_t imin(int64_t a, int64_t b) { return a < b ? a : b; }",
         "imax": "INLINE int64_t imax(int64_t a, int64_t b) { return a > b ? a : b; }",
     }

@@ -172,6 +172,13 @@ def _pointwise(grid: Sequence[KernelAxis], found: Sequence[Access]) -> Lanes:
     return Lanes(axis, None if whole else STREAM)
 
 
+def in_blocks(kernel: Kernel, lanes: Lanes, width: int, *, shared: bool) -> Lanes:
+    """Lanes along a grid axis in blocks of at most `width`."""
+    assert lanes.axis is not None
+    points = sympy.Mul(*(axis.size for axis in kernel.with_role(Role.GRID)))
+    return _blocks(lanes.axis, width, points, shared=shared)
+
+
 def _fills_tile(axis: KernelAxis) -> bool:
     return not axis.size.is_Integer or axis.size >= TILE
 

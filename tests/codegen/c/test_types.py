@@ -118,6 +118,30 @@ def test_rests_of_floats_are_exact(dtype, bits):
     assert torch.equal(out.nan_to_num(7).view(bits), exact.nan_to_num(7).view(bits))
 
 
+@pytest.mark.parametrize("count", [2**16, 1000 + 2**16, 40, 17, 5])
+def test_halves_are_converted_in_blocks_as_one_by_one(count):
+    """All bit patterns, and floats that lie between two of them; ends of blocks included."""
+    x = torch.arange(count).to(torch.int16).view(F16)
+    wide, narrow, moved = torch.empty(count), torch.empty(count, dtype=F16), torch.empty(count, dtype=F16)
+    y = torch.cat([x[: 2**16].float() * 1.0007, torch.tensor([65519.0, 65520.0, 5.9e-8, 2.9e-8, -0.0])])[:count]
+    y = torch.cat([y, torch.randn(count - len(y)) * 1e-4])
+    exact = make_cast(load("x", i0, F16), F32)
+    source = run(
+        {"x": x, "y": y},
+        {"wide": wide, "narrow": narrow, "moved": moved},
+        [axis(i0, count)],
+        Store("wide", i0, exact),
+        Store("narrow", i0, make_cast(load("y", i0), F16)),
+        Store("moved", i0, make_cast(op("mul", exact, const(0.5, F32)), F16)),
+    )
+    assert ("widen_halves(x" in source) is (count >= 16)
+    torch.testing.assert_close(wide, x.float(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(narrow, y.half(), rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(moved, (x.float() * 0.5).half(), rtol=0, atol=0, equal_nan=True)
+    zero = x == 0
+    assert torch.equal(wide[zero].signbit(), x[zero].signbit())
+
+
 def test_integer_division_that_has_no_answer_does_not_end_the_process():
     x = torch.tensor([5, -(2**31), 0], dtype=torch.int32)
     y = torch.tensor([0, -1, 0], dtype=torch.int32)

@@ -1,0 +1,129 @@
+"""Numbers of float16 that lie along the lanes: a block of them is converted at once, by the machine's own instruction.
+
+Lanes have no such instruction in C: each conversion is a dozen operations there.  What enters is the one sweep of a
+kernel without inner axes; what leaves are the lines before and after it, and what its loads and stores become: elements
+of arrays of float.  Left as they are: sweeps with masks, whose lanes are cut instead, and tensors that are read and
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import sympy
+import torch
+
+from codegen.c.text.indices import Names, index_text
+from codegen.c.text.nest import Extent
+from codegen.c.walks.lanes import Lanes, in_blocks
+from codegen.c.walks.sweeps import Sweep
+from lowering.expr import Cast, Expr, Index, Load, make_cast, postorder
+from lowering.indexing import coefficient
+from lowering.kernel import Kernel, Store
+
+BLOCK = 1024
+"""Numbers that are converted at once: arrays of so many floats stay in the first-level cache."""
+
+
+SHORTEST = 16
+"""Points of the least axis whose blocks are converted: one register."""
+
+
+@dataclass(frozen=True, slots=True)
+class Halves:
+    """What of a sweep is converted in blocks.
+
+    Attributes:
+        loads: conversions of a loaded number to float.
+        stores: those whose last step is a conversion from float.
+    """
+
+    loads: tuple[Cast, ...] = ()
+    stores: tuple[Store, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Converted:
+    """The lines before and after a sweep; conversion → element of an array; param that is stored to → the same."""
+
+    before: list[str] = field(default_factory=list)
+    after: list[str] = field(default_factory=list)
+    loads: dict[Expr, str] = field(default_factory=dict)
+    stores: dict[str, str] = field(default_factory=dict)
+
+
+def find_halves(kernel: Kernel, sweeps: Sequence[Sweep], lanes: Lanes) -> Halves:
+    """The conversions of a kernel that are made in blocks of its lanes."""
+    if len(sweeps) != 1 or sweeps[0].axes or lanes.axis is None or lanes.tile is not None:
+        return Halves()
+    if lanes.axis.size.is_Integer and lanes.axis.size < SHORTEST:
+        return Halves()
+    (sweep,), lane = sweeps, lanes.axis.symbol
+    order = postorder(*sweep.roots)
+    if any(isinstance(node, Load) and node.mask is not None for node in order):
+        return Halves()
+    written = [store.param for store in sweep.stores]
+    found = (node for node in order if isinstance(node, Cast) and node.dtype is torch.float32)
+    loads = tuple(
+        node
+        for node in found
+        if isinstance(node.arg, Load)
+        and node.arg.dtype is torch.float16
+        and node.arg.buffer not in written
+        and _along(node.arg.index[0], lane)
+    )
+    stores = tuple(
+        store
+        for store in sweep.stores
+        if narrowed_value(kernel, store) is not None
+        and store.op == "store"
+        and store.axes is None
+        and store.where is None
+        and written.count(store.param) == 1
+        and _along(store.offset, lane)
+    )
+    return Halves(loads, stores)
+
+
+def narrowed_value(kernel: Kernel, store: Store) -> Expr | None:
+    """The float that a store rounds to float16, if it does."""
+    value = make_cast(store.value, kernel.param(store.param).dtype)
+    rounds = isinstance(value, Cast) and value.dtype is torch.float16 and value.arg.dtype is torch.float32
+    return value.arg if isinstance(value, Cast) and rounds else None
+
+
+def _along(offset: Index, lane: sympy.Symbol) -> bool:
+    return not isinstance(offset, Expr) and coefficient(offset, lane) == 1
+
+
+def lanes_for(kernel: Kernel, lanes: Lanes, halves: Halves, *, shared: bool) -> Lanes:
+    """The lanes in blocks that are converted at once; as they are where nothing is."""
+    return in_blocks(kernel, lanes, BLOCK, shared=shared) if halves.loads or halves.stores else lanes
+
+
+def convert_halves(
+    halves: Halves, lanes: Lanes, extent: Extent, names: Names, params: Mapping[str, str], array: Callable[[], str]
+) -> Converted:
+    """The lines that convert blocks; `array` gives the element, at the current lane, of a new array of floats."""
+    done = Converted()
+    if lanes.axis is None or not (halves.loads or halves.stores):
+        return done
+    first = sympy.Symbol(extent.start, integer=True)
+    known, count = {**names, first: first.name}, f"{extent.end} - {extent.start}"
+
+    def start(param: str, offset: Index) -> str:
+        assert isinstance(offset, sympy.Expr) and lanes.axis is not None
+        at = sympy.Integer(0) if extent.start == "0" else first
+        return f"{params[param]} + {index_text(sympy.expand_mul(offset.xreplace({lanes.axis.symbol: at})), known)}"
+
+    for load in halves.loads:
+        assert isinstance(load.arg, Load)
+        element = done.loads[load] = array()
+        name, place = element.partition("[")[0], start(load.arg.buffer, load.arg.index[0])
+        done.before.append(f"widen_halves({place}, {name}, {count});")
+    for store in halves.stores:
+        element = done.stores[store.param] = array()
+        name, place = element.partition("[")[0], start(store.param, store.offset)
+        done.after.append(f"narrow_halves({name}, {place}, {count});")
+    return done
