@@ -12,6 +12,7 @@ import sympy
 
 from codegen.triton.blocks.dims import Dim, sides_of
 from codegen.triton.blocks.rows import reduced_dims
+from codegen.triton.rewrites.batches import outside
 from codegen.triton.rewrites.vectors import is_narrow
 from lowering.errors import Unsupported
 from lowering.kernel import Fold, Kernel, KernelAxis, Role, spans
@@ -35,6 +36,8 @@ def contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
         lead, other = other, lead
     m_axes = _spread_side(groups, lead)
     n_axes = _spread_side(groups, other) or next((g for g in groups if m_axes and g != m_axes), frozenset())
+    apart = _outside(kernel, dots, grid, m_axes) | _outside(kernel, dots, grid, n_axes)
+    m_axes, n_axes = m_axes - apart, n_axes - apart
     unnamed = [(lead, "m")] * (not m_axes) + [(other, "n")] * (not n_axes)
     reduced = {dim.name: dim for dim in reduced_dims(kernel, (*unnamed, (frozenset(first.over), "k")), needed)}
 
@@ -52,6 +55,13 @@ def contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
     s = tuple(replace(reduced.pop(name), name="s") for name in shares)
     dims = (*b, *s, m, k, n, *reduced.values())
     return (*dims, *_paddings(kernel, dots, dims))
+
+
+def _outside(
+    kernel: Kernel, dots: Sequence[Fold], grid: Sequence[KernelAxis], side: frozenset[sympy.Symbol]
+) -> frozenset[sympy.Symbol]:
+    """Those of a side of the only contraction that are a batch of matrices."""
+    return outside(kernel, dots, [axis for axis in grid if axis.symbol in side]) if len(dots) == 1 else frozenset()
 
 
 def _spread_together(

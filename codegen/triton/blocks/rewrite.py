@@ -13,6 +13,7 @@ from codegen.triton.blocks.contraction import contraction_dims
 from codegen.triton.blocks.dims import Blocked, Dim, dots_of
 from codegen.triton.blocks.rows import row_dims, row_values, too_tall
 from codegen.triton.blocks.shifted import shifted
+from codegen.triton.rewrites.batches import batched
 from codegen.triton.rewrites.exponentials import in_powers_of_two
 from codegen.triton.rewrites.found import loaded_terms
 from codegen.triton.rewrites.groups import grouped
@@ -35,6 +36,7 @@ def block(kernel: Kernel, arch: str = "sm_90") -> Blocked:
     sums = unrolled(kernel)
     kernel = unpacked(kernel) if sums is kernel else grouped(unpacked(sums))
     kernel = shared(kernel) if arch.startswith("sm_") else kernel  # Triton 3.6 breaks over such products for AMD
+    kernel = batched(kernel, dots_of(kernel.body))
     dots = dots_of(kernel.body)
     dims = contraction_dims(kernel, dots) if dots else row_dims(kernel)
     if not dots and too_tall(kernel, dims):

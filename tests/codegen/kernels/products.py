@@ -9,7 +9,7 @@ import torch
 
 from lowering.expr import Cast, Expr, IndexValue, const
 from lowering.expr import make_op as op
-from lowering.indexing import ZERO
+from lowering.indexing import ZERO, FloorDiv, Mod
 from lowering.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.making import (
     F16,
@@ -169,3 +169,30 @@ def matmul_in_parts(m: int, n: int, k: int, parts: int) -> Kernel:
     store = Store("out", n * i + j, Cast(op("maximum", whole, const(0.0, F32)), F16))
     last = kernel("whole", params[2:], {i: (m, GRID), j: (n, GRID)}, store)
     return replace(first, then=last)
+
+
+def transposed(batch: int, m: int, n: int, k: int, *, back: bool = False, flat: bool = True) -> Kernel:
+    """c + x[b]ᵀ · wᵀ + bias, of matrices x[b] [k, m]; the result [b, m, n], or `back` [b, n, m], where c lies so too.
+
+    `flat`: its rows are those of all matrices, one axis.
+    """
+    rows, size = (i, batch * m) if flat else (m * b + i, m)
+    matrix, row = (FloorDiv(i, sympy.Integer(m)), Mod(i, sympy.Integer(m))) if flat else (b, i)
+    x, w = load("x", k * m * matrix + m * r + row, torch.bfloat16), load("w", k * j + r, torch.bfloat16)
+    dot = Fold("acc", "dot", (x, w), (r,), F32, (i,) if flat else (b, i), (j,))
+    place = n * m * matrix + m * j + row if back else n * rows + j
+    value = op(
+        "add",
+        op("add", dot.ref, Cast(load("c", place, torch.bfloat16), F32)),
+        Cast(load("bias", j, torch.bfloat16), F32),
+    )
+    shape = (batch, n, m) if back else (batch, m, n)
+    params = (
+        param("x", torch.bfloat16, batch, k, m),
+        param("w", torch.bfloat16, n, k),
+        param("bias", torch.bfloat16, n),
+        param("c", torch.bfloat16, *shape),
+    )
+    axes = {**({} if flat else {b: (batch, GRID)}), i: (size, GRID), j: (n, GRID), r: (k, LOOP)}
+    body = Loop((r,), (dot,)), Store("out", place, Cast(value, torch.bfloat16))
+    return kernel("transposed", (*params, param("out", torch.bfloat16, *shape, written=True)), axes, *body)

@@ -11,6 +11,8 @@ import pytest
 pytest.importorskip("triton")
 
 from codegen.triton import Config, TritonTarget
+from codegen.triton.blocks import block
+from codegen.triton.launch.aot import compile_for, target_of
 from codegen.triton.launch.load import load
 from lowering.errors import Unsupported
 from lowering.expr import Cast, Op
@@ -18,7 +20,7 @@ from lowering.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import BF16, F32, b, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr
-from tests.codegen.kernels.products import matmul
+from tests.codegen.kernels.products import matmul, transposed
 from tests.codegen.triton.texts import TARGET, body
 
 # Text -----------------------------------------------------------------------------------------------------------------
@@ -160,3 +162,23 @@ def test_float32_products_are_multiplied_as_they_are_where_they_cannot_be_split(
     made = matmul(256, 256, 256, F32)
     for arch in ("sm_75", "gfx942"):
         assert 'input_precision="ieee"' in TritonTarget(arch).emit(made)
+
+
+def test_rows_of_transposed_matrices_are_walked_matrix_by_matrix() -> None:
+    made = transposed(64, 768, 384, 200, back=True)
+    assert TARGET.configs(made)[0].persistent
+    assert [(dim.name, dim.size) for dim in block(made).dims] == [("b", 64), ("m", 768), ("k", 200), ("n", 384)]
+    ptx = compile_for(load(made, TARGET.emit(made)), target_of("sm_90")).asm["ptx"]
+    assert "cp.async.bulk.tensor" in ptx and "wgmma.mma_async" in ptx
+
+
+@pytest.mark.parametrize("made", [transposed(64, 64, 384, 200), transposed(64, 768, 384, 196)], ids=["small", "odd"])
+def test_small_matrices_and_odd_rows_are_walked_as_one(made: Kernel) -> None:
+    """Blocks would not be filled, or no descriptor would hold the weight."""
+    assert "b" not in {dim.name for dim in block(made).dims}
+
+
+def test_rows_that_are_one_matrix_already_stay_one() -> None:
+    """Of a linear layer, of which a block may take rows of several sequences."""
+    plain = matmul(8192, 768, 768, BF16)
+    assert {dim.name for dim in block(plain).dims} == {"m", "k", "n"}

@@ -1,0 +1,150 @@
+"""Batches: rows or columns of a product that lie in one matrix after another are walked matrix by matrix.
+
+    x[m // 768, k, m % 768] of m: 49152   →   x[b, k, m] of b: 64, m: 768
+
+A linear layer over a transposed tensor multiplies all of its matrices at once, as rows of one that is nowhere in
+memory.  Taken apart, each is one that a tensor descriptor holds; the weight is the same for all.
+
+What enters is a Kernel with contractions; what leaves is the same one with an axis more, or the same object: where
+operands lie as one matrix already, or do not after that, and where the matrices are too small to fill blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+import sympy
+
+from lowering.expr import Expr, Index, index_of, loads, postorder
+from lowering.indexing import coefficient, over_symbol, simplify, split_points, substitute_all
+from lowering.kernel import (
+    Fold,
+    Kernel,
+    KernelAxis,
+    Loop,
+    Prefix,
+    Role,
+    Stmt,
+    Store,
+    statements,
+    values_of,
+    with_values,
+)
+
+SHORTEST = 128
+"""Rows or columns of a matrix by itself, at least."""
+WORD = 16
+"""Bytes of which the places of rows and of matrices have to be multiples."""
+
+
+def outside(kernel: Kernel, dots: Sequence[Fold], side: Sequence[KernelAxis]) -> frozenset[sympy.Symbol]:
+    """Those of the axes of one side, outermost first, that step from matrix to matrix: all but the last, or none."""
+    if len(side) < 2 or not _long(side[-1]):
+        return frozenset()
+    operands = [(load.index[0], load.dtype.itemsize) for dot in dots for load in loads(*dot.args)]
+    if not all(_is_matrix(kernel, *each) for each in operands):
+        return frozenset()
+    gained = any(
+        not _is_one(index, side) and _is_matrix(kernel, index, size)
+        for index, size in (*operands, *_tiles(kernel, dots))
+    )
+    return frozenset(axis.symbol for axis in side[:-1]) if gained else frozenset()
+
+
+def batched(kernel: Kernel, dots: Sequence[Fold]) -> Kernel:
+    """`kernel` with rows and columns of its only contraction split where their matrices end."""
+    if len(dots) != 1 or kernel.then is not None:
+        return kernel
+    for axis in kernel.with_role(Role.GRID):
+        if axis.symbol in (*dots[0].rows, *dots[0].columns):
+            kernel = _split(kernel, axis)
+    return kernel
+
+
+def _split(kernel: Kernel, axis: KernelAxis) -> Kernel:
+    """`kernel` with one axis split, if then its operands are matrices."""
+    points = split_points(list(_indices(kernel)), axis.symbol, axis.size)
+    if len(points) != 1:
+        return kernel
+    length = sympy.Integer(points[0])
+    outer = KernelAxis(_unused(kernel), axis.size / length, Role.GRID)
+    inner = replace(axis, size=length)
+    axes = tuple(part for other in kernel.axes for part in ((outer, inner) if other is axis else (other,)))
+    place = {axis.symbol: outer.symbol * length + axis.symbol}
+    sizes = {each.symbol: each.size for each in axes}
+    roots = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
+    moved = dict(zip(roots, substitute_all(roots, place, sizes), strict=True))
+
+    def sides(symbols: tuple[sympy.Symbol, ...]) -> tuple[sympy.Symbol, ...]:
+        return tuple(s for symbol in symbols for s in ((outer.symbol, symbol) if symbol == axis.symbol else (symbol,)))
+
+    def rebuilt(stmt: Stmt) -> Stmt:
+        if isinstance(stmt, Loop):
+            where = None if stmt.where is None else moved[stmt.where]
+            return replace(stmt, body=tuple(rebuilt(inner) for inner in stmt.body), where=where)
+        if isinstance(stmt, Fold):
+            carry = None if stmt.carry is None else moved[stmt.carry]
+            args = tuple(moved[arg] for arg in stmt.args)
+            return replace(stmt, args=args, carry=carry, rows=sides(stmt.rows), columns=sides(stmt.columns))
+        if isinstance(stmt, Prefix):
+            return replace(stmt, args=tuple(moved[arg] for arg in stmt.args))
+        store = with_values(stmt, [moved[value] for value in values_of(stmt)])
+        if isinstance(store.offset, Expr):
+            return store
+        return replace(store, offset=simplify(store.offset.xreplace(place), sizes))
+
+    changed = replace(kernel, axes=axes, body=tuple(rebuilt(stmt) for stmt in kernel.body))
+    dots = [stmt for stmt in statements(changed.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
+    return changed if outside(changed, dots, (outer, inner)) else kernel
+
+
+def _indices(kernel: Kernel) -> Iterator[sympy.Expr]:
+    """The indices of all that is loaded and stored."""
+    for stmt in statements(kernel.body):
+        for node in postorder(*values_of(stmt)):
+            yield from index_of(node)
+        if isinstance(stmt, Store) and not isinstance(stmt.offset, Expr):
+            yield stmt.offset
+
+
+def _unused(kernel: Kernel) -> sympy.Symbol:
+    taken = {axis.symbol for axis in kernel.axes}
+    return next(symbol for number in range(len(taken) + 1) if (symbol := over_symbol(number)) not in taken)
+
+
+def _long(axis: KernelAxis) -> bool:
+    return bool(axis.size.is_Integer) and axis.size >= SHORTEST
+
+
+def _tiles(kernel: Kernel, dots: Sequence[Fold]) -> Iterator[tuple[Index, int]]:
+    """Where tiles of rows and columns are loaded and stored, and the bytes of an element."""
+    for stmt in kernel.body:
+        if isinstance(stmt, Store):
+            places = [(stmt.offset, kernel.param(stmt.param).dtype.itemsize)]
+            places += [(load.index[0], load.dtype.itemsize) for load in loads(*values_of(stmt))]
+            for index, size in places:
+                if not isinstance(index, Expr) and all(
+                    index.free_symbols.intersection(side) for dot in dots for side in (dot.rows, dot.columns)
+                ):
+                    yield index, size
+
+
+def _is_one(index: Index, side: Sequence[KernelAxis]) -> bool:
+    """Does an index step along these axes as along one?"""
+    step = sympy.S.Zero
+    for axis in reversed(side):
+        found = None if isinstance(index, Expr) else coefficient(index, axis.symbol)
+        if found is None or (axis is not side[-1] and sympy.expand(found - step) != 0):
+            return False
+        step = found * axis.size
+    return True
+
+
+def _is_matrix(kernel: Kernel, index: Index, size: int) -> bool:
+    """Do all rows of all matrices of elements of `size` bytes start at whole words?"""
+    for axis in kernel.axes:
+        step = None if isinstance(index, Expr) else coefficient(index, axis.symbol)
+        if step is None or not step.is_Integer or (step not in (0, 1) and int(step) * size % WORD):
+            return False
+    return True

@@ -1,0 +1,32 @@
+"""Products of rows that lie in one matrix after another, under Triton's interpreter."""
+
+from __future__ import annotations
+
+import pytest
+
+from codegen.triton import Config, TritonTarget
+from tests.codegen.kernels.making import assert_same, expected, tensors
+from tests.codegen.kernels.products import transposed
+
+TARGET = TritonTarget("sm_90")
+SMALL = Config((("m", 64), ("k", 64), ("n", 64)), num_warps=4, num_stages=3, persistent=True)
+
+
+@pytest.mark.parametrize("flat", [True, False])
+@pytest.mark.parametrize("back", [True, False])
+def test_rows_of_transposed_matrices_come_through_descriptors(back: bool, flat: bool) -> None:
+    made = transposed(3, 136, 200, 72, back=back, flat=flat)
+    given = tensors(made)
+    want = expected(made, given)
+    source = TARGET.emit(made, SMALL)
+    assert all(f"{name}_desc." in source for name in ("x", "w", "c", "out")) and "[3, 72, 136]" in source
+    TARGET.build(made, source)(*given)
+    assert_same(made, given, want)
+
+
+def test_small_matrices_are_walked_as_one() -> None:
+    made = transposed(3, 64, 72, 40)
+    given = tensors(made)
+    want = expected(made, given)
+    TARGET.build(made, TARGET.emit(made))(*given)
+    assert_same(made, given, want)
