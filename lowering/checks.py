@@ -20,7 +20,7 @@ import torch
 
 from lowering.errors import CheckFailed, DivisionByZero, IndexOutOfRange
 from lowering.evaluate import BY_ZERO, NO_DIMENSION, Scope, boxes, evaluate, flat_view, pieces, points_of, size_value
-from lowering.expr import Expr, IndexValue, Op, TileRef, const, make_cast, make_op, postorder
+from lowering.expr import Expr, Op, TileRef, const, make_cast, make_op, position, postorder
 from lowering.indexing import ZERO, within
 from lowering.kernel import Kernel, spans, statements, values_of
 from lowering.sizes import may_be_empty
@@ -37,7 +37,7 @@ def checked(index: Expr, size: sympy.Expr, dim: int, *, wrap: bool) -> Op:
     >>> [arg.value for arg in checked(place, sympy.Integer(5), 0, wrap=True).args[1:]]
     [5, 4, 0]
     """
-    args = (index, _size(size if wrap else ZERO), _size(size - 1), const(dim, torch.int64))
+    args = (index, position(size if wrap else ZERO), position(size - 1), const(dim, torch.int64))
     return Op(CHECKED, args, torch.int64)
 
 
@@ -47,10 +47,6 @@ def divisor(number: Expr) -> Expr:
     is_zero = make_op("eq", number, const(0, number.dtype))
     check = Op(CHECKED, (Op("where", (is_zero, one, zero), torch.int64), zero, zero, NO_DIMENSION), torch.int64)
     return Op("add", (number, make_cast(check, number.dtype)), number.dtype)
-
-
-def _size(size: sympy.Expr) -> Expr:
-    return const(int(size), torch.int64) if size.is_Integer else IndexValue(size)
 
 
 def is_within(index: sympy.Expr, size: sympy.Expr, shape: Shape) -> bool:

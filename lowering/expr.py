@@ -191,6 +191,11 @@ class TileRef(Expr):
 # Construction -------------------------------------------------------------------------------------------------------
 
 
+def position(index: sympy.Expr) -> Expr:
+    """An index as an int64 value: a constant where it is a number."""
+    return const(int(index), torch.int64) if index.is_Integer else IndexValue(index)
+
+
 def const(value: Scalar, dtype: torch.dtype) -> Const:
     """A constant converted to `dtype`'s own Python type.
 

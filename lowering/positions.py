@@ -16,7 +16,7 @@ import sympy
 import torch
 
 from lowering.conditions import negated, simpler
-from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, const, make_cast, postorder, rewrite
+from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, const, make_cast, position, postorder, rewrite
 from lowering.indexing import Sizes, simplify, within
 from lowering.indexing.intervals import expanded
 from lowering.scalar_ops import SCALAR_OPS
@@ -90,7 +90,7 @@ def _step(node: Expr, sizes: Sizes) -> Expr | None:
     if node.dtype is torch.int64 and node.name in ("add", "sub", "neg", "mul"):
         numbers = [number for arg in node.args if (number := _position(arg)) is not None]
         found = _computed(node.name, numbers) if len(numbers) == len(node.args) else None
-        return None if found is None else _value(simplify(found, sizes))
+        return None if found is None else position(simplify(found, sizes))
     return None
 
 
@@ -101,10 +101,6 @@ def _position(expr: Expr) -> sympy.Expr | None:
     if isinstance(expr, Const) and expr.dtype is torch.int64 and abs(int(expr.value)) < LARGEST:
         return sympy.Integer(expr.value)
     return None
-
-
-def _value(index: sympy.Expr) -> Expr:
-    return const(int(index), torch.int64) if index.is_Integer else IndexValue(index)
 
 
 def _computed(name: str, args: Sequence[sympy.Expr]) -> sympy.Expr | None:
