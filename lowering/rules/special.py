@@ -201,11 +201,13 @@ def erfinv(y: Term) -> Term:
 
 
 def _erfinv_by_series(y: Term) -> Term:
-    """The same with the digits of float32: y times a polynomial, as Giles (2012) takes it; infinite at ±1 as log is."""
-    depth = -log((1 - y) * (1 + y))
-    middle, far = sum(series.ERFINV_NEAR_RANGE) / 2, sum(series.ERFINV_FAR_RANGE) / 2
-    near = polynomial(depth - middle, series.ERFINV_NEAR)
-    return y * where(depth < series.ERFINV_NEAR_RANGE[1], near, polynomial(sqrt(depth) - far, series.ERFINV_FAR))
+    """The same with the digits of float32: y times a polynomial of -log(1 - y²) (Giles 2012); infinite at ±1 as log is.
+
+    Even and odd powers are summed up apart, so that no sum waits for all the others.
+    """
+    place = log((1 - y) * (1 + y)) * (-2 / series.ERFINV_RANGE[1]) - 1
+    square = place * place
+    return y * (polynomial(square, series.ERFINV[::2]) + place * polynomial(square, series.ERFINV[1::2]))
 
 
 @special(aten.special_ndtri.default)
