@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from lowering.expr import Cast, Expr, Op, free_axes, make_cast
+from lowering.expr import Cast, Const, Expr, Op, const, free_axes, make_cast
 
 _NARROW = (torch.float16, torch.bool, torch.int8, torch.uint8, torch.int16)
 """Types whose every value float16 can hold, rounded."""
@@ -37,10 +37,16 @@ class Hoisted:
     scales: tuple[tuple[str, Expr], ...] = ()
 
     def scaled(self, total: Expr) -> Expr:
-        """The value of the contraction as it was, from the sum over the operands that are left."""
+        """A part of the contraction as it was, from the sum over the operands that are left."""
         for name, factor in self.scales:
             total = Op(name, (total, make_cast(factor, total.dtype)), total.dtype)
         return total
+
+    def summed(self, total: Expr) -> Expr:
+        """All of it: a zero is +0.0 whatever the sign of a factor, as in what is added up from 0."""
+        value = self.scaled(total)
+        turned = any(not isinstance(factor, Const) or not factor.value > 0 for _, factor in self.scales)
+        return Op("add", (value, const(0.0, value.dtype)), value.dtype) if turned else value
 
 
 def hoist(operands: Sequence[Expr], over: Iterable[sympy.Symbol]) -> Hoisted:

@@ -189,7 +189,7 @@ class _Expansion:
         self.folds.append(fold)
         self.spans[fold.name] = (left | right) - {*own}
         dtype = self.dependences.program.buffers[node.out].dtype
-        return make_cast(hoisted.scaled(fold.ref), dtype, implicit=True)
+        return make_cast(hoisted.summed(fold.ref), dtype, implicit=True)
 
     def _scattered(self, node: Scatter, exprs: Sequence[Expr], placement: Placement) -> Write:
         moved = with_exprs(node, exprs)

@@ -9,12 +9,14 @@ from dataclasses import replace
 import pytest
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
+from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from codegen.triton import TritonTarget
 from codegen.triton.blocks import block
 from codegen.triton.rewrites.packed import unpacked
 from codegen.triton.rewrites.totals import total_of
+from fusion import fuse
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.schedule.kernels import KernelCall
@@ -143,6 +145,18 @@ def test_factors_and_divisors_move_out_of_the_sum() -> None:
     found = hoist([nested], [K])
     assert found.operands == (mul(W, GROUP),)
     assert found.scaled(W) == Op("truediv", (mul(W, half), SCALE), F32)
+
+
+def test_a_sum_of_nothing_is_no_negative_zero() -> None:
+    def scaled(x: Tensor, w: Tensor, scale: Tensor) -> Tensor:
+        return F.linear(x, w.to(x.dtype) * scale[:, None])
+
+    x, w = torch.zeros(2, 64), torch.randint(-8, 8, (48, 64), dtype=torch.int8)
+    scale = torch.linspace(-1, 1, 48)
+    for target in ("reference", "c"):
+        assert not fuse(scaled, options={"target": target})(x, w, scale).signbit().any()
+    half = mul(W, const(0.5, F32))
+    assert hoist([half], [K]).summed(W) == half  # whose sign is known
 
 
 def test_what_varies_along_the_sum_or_not_at_all_stays() -> None:
