@@ -22,10 +22,11 @@ from lowering.calls import Calls, FxValue
 from lowering.errors import Unsupported
 from lowering.expr import Load, as_stored
 from lowering.host import KnownNumbers, is_float_of_numbers, is_number, joins
+from lowering.live import without_dead_buffers, without_dead_nodes
 from lowering.made_again import unrounded
 from lowering.overflow import refuse_overflow
 from lowering.positions import is_free, settled
-from lowering.program import BufferRef, Contract, Extern, Node, Program, memory_of, reads, writes
+from lowering.program import BufferRef, Extern, Program, memory_of
 from lowering.registry import RULES, Registered
 from lowering.rules.formula import literal
 from lowering.rules.promotion import rounded
@@ -84,7 +85,7 @@ class Lowering(Calls):
         self.brought: dict[fx.Node, Value] = {}  # numbers of the host, as they are on the device
 
     def run(self) -> Program:
-        """The whole graph, as a program without dead nodes."""
+        """The whole graph, as a program of what is computed."""
         outputs: tuple[BufferRef | sympy.Expr | None, ...] = ()
         last_writes: list[fx.Node] = []
         given = (node.meta.get("val") for node in self.graph.graph.nodes if node.op == "placeholder")
@@ -111,7 +112,7 @@ class Lowering(Calls):
             for size in (*buffer.shape, *buffer.strides):
                 self.known(size, self.origins[name])
         program = Program(tuple(self.inputs), self.buffers, tuple(self.nodes), outputs, self.origins, self.constants)
-        return _without_dead_nodes(program)
+        return without_dead_buffers(without_dead_nodes(program))
 
     # fx nodes -------------------------------------------------------------------------------------------------------
 
@@ -357,28 +358,3 @@ def _is_last_write(node: fx.Node) -> bool:
         return False
     target, source = node.args
     return isinstance(target, fx.Node) and isinstance(source, fx.Node) and target.op == "placeholder"
-
-
-def _without_dead_nodes(program: Program) -> Program:
-    """The program without nodes nothing reads (rules may compute results that the graph does not use)."""
-    live = set(program.output_names())
-    kept: list[Node] = []
-    for node in reversed(program.nodes):
-        if live.intersection(writes(node)) or (isinstance(node, Extern) and node.impure):
-            kept.append(node)
-            live.update(reads(node))
-            if isinstance(node, Contract):
-                live.update(name for call in node.library for name in (*reads(call), *writes(call)))
-    if len(kept) == len(program.nodes):
-        return program
-    used = {*live, *(name for node in kept for name in writes(node))}
-    used.update(name for name in program.inputs if isinstance(name, str))
-    used.update(program.output_names())
-    return Program(
-        program.inputs,
-        {name: buffer for name, buffer in program.buffers.items() if name in used},
-        tuple(reversed(kept)),
-        program.outputs,
-        {name: origin for name, origin in program.origins.items() if name in used},
-        {name: tensor for name, tensor in program.constants.items() if name in used},
-    )

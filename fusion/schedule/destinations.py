@@ -15,6 +15,7 @@ import sympy
 
 from fusion.schedule.inline import inline
 from lowering.expr import Cast, Const, Expr, Load, Op, postorder, rewrite
+from lowering.live import without_dead_nodes
 from lowering.program import Buffer, BufferRef, Contract, Extern, Map, Node, Program, Scatter, reads, writes
 from lowering.updates import copied
 
@@ -113,18 +114,7 @@ def _added_up(program: Program) -> Program:
     if not changed:
         return program
     program = replace(program, outputs=tuple(sums.result(out) for out in program.outputs))
-    return replace(program, nodes=_needed(program, tuple(sums.made.values())))
-
-
-def _needed(program: Program, nodes: tuple[Node, ...]) -> tuple[Node, ...]:
-    """`nodes` without those that nobody reads any more."""
-    wanted = set(program.output_names())
-    kept: list[Node] = []
-    for node in reversed(nodes):
-        if (isinstance(node, Extern) and node.impure) or wanted.intersection(writes(node)):
-            kept.append(node)
-            wanted.update(reads(node))
-    return tuple(reversed(kept))
+    return without_dead_nodes(replace(program, nodes=tuple(sums.made.values())))
 
 
 # Copies ---------------------------------------------------------------------------------------------------------------

@@ -23,6 +23,7 @@ import torch
 from codegen.target import Capabilities
 from lowering.expr import Expr, Load, Op, const, make_op, postorder
 from lowering.indexing import Sizes, substitute_all
+from lowering.live import without_dead_nodes
 from lowering.positions import settled
 from lowering.program import Map, Node, Program, Reduce
 
@@ -38,7 +39,9 @@ def unroll_windows(program: Program, capabilities: Capabilities) -> Program:
     nodes: tuple[Node, ...] = tuple(
         _unrolled(node) if isinstance(node, Reduce) and _is_window(node, most) else node for node in program.nodes
     )
-    return program if nodes == program.nodes else replace(program, nodes=nodes)
+    if nodes == program.nodes:
+        return program
+    return without_dead_nodes(replace(program, nodes=nodes))  # a position among one needs no values
 
 
 def _is_window(node: Reduce, most: int) -> bool:

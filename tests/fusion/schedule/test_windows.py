@@ -114,3 +114,18 @@ def test_gradients_of_maxima_are_added_where_they_belong_on_a_cpu(
     assert ours.stride() == theirs.stride()
     last = fusion.report(fused).kernels[-1].source
     assert ("+ in0[" in last or "+ in1[" in last) is not channels_last
+
+
+@pytest.mark.parametrize("target", ["reference", "c"])
+def test_a_position_among_one_needs_no_values(target: str) -> None:
+    """Nothing is computed that nobody reads, a product least of all."""
+    options = {"target": target, "strict": True}
+    x, weight = torch.randn(1, 20), torch.randn(20, 33)
+
+    def place(x: Tensor, weight: Tensor) -> Tensor:
+        return (x.exp() @ weight).softmax(-1).argmax(0)
+
+    fused = fusion.fuse(place, options=options)
+    assert torch.equal(fused(x, weight), place(x, weight))
+    report = fusion.report(fused)
+    assert len(report.kernels) == 1 and not report.externs, str(report)
