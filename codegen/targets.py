@@ -63,6 +63,11 @@ def tuner_for(device: torch.device, builder: Builder) -> Tuner:
         return _tuners.setdefault((builder, device), Tuner(builder, device))
 
 
+def prepare(device_type: str) -> None:
+    """Have the target of `device_type` begin what any of its builds will need, before there is anything to build."""
+    TARGETS[DEFAULTS[device_type]]().prepare()
+
+
 def builder_for(device_type: str, name: str | None = None, numerics: Numerics = DEFAULT) -> Builder:
     """The builder (and with it the target) for tensors of `device_type`; `name` picks one other than the default.
 

@@ -29,7 +29,9 @@ from torch._dynamo.exc import (
     exceptions_allowed_to_be_fallback,
 )
 
-import fusion.captured.hints  # noqa: F401  # Dynamo is to know before it traces
+import fusion.beginning  # Dynamo is to know before it traces, of this and of what follows
+import fusion.captured.hints  # noqa: F401
+from codegen.interpreter import for_compiling
 from codegen.numerics import current
 from codegen.target import Target
 from codegen.targets import DEFAULTS, builder_for
@@ -42,7 +44,6 @@ from fusion.captured.unread import skip_unread_rows
 from fusion.compile import compile_graph
 from fusion.inspect.breaks import Break, break_after
 from fusion.inspect.report import Report
-from fusion.interpreter import for_compiling
 from fusion.joint.formats import prefer_channels_last
 from fusion.joint.pairs import part_complex_numbers
 from fusion.joint.rows import prefer_rows

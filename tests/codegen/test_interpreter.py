@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from fusion.interpreter import OBJECTS, SECONDS, for_compiling
+from codegen.interpreter import OBJECTS, SECONDS, for_compiling
 
 
 def test_settings_last_until_the_last_one_is_done() -> None:
@@ -20,6 +20,16 @@ def test_settings_last_until_the_last_one_is_done() -> None:
     assert sys.getswitchinterval() <= SECONDS and gc.get_threshold()[0] >= OBJECTS
     second.__exit__(None, None, None)
     assert (sys.getswitchinterval(), gc.get_threshold()) == before
+
+
+def test_turns_are_as_short_as_anybody_asks() -> None:
+    before = sys.getswitchinterval()
+    with for_compiling():
+        first, second = for_compiling(SECONDS / 10), for_compiling(SECONDS * 10)
+        with first, second:
+            assert sys.getswitchinterval() < SECONDS / 5
+        assert sys.getswitchinterval() > SECONDS / 2
+    assert sys.getswitchinterval() == before
 
 
 def test_who_never_looks_for_garbage_does_not_begin_to() -> None:
