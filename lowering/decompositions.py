@@ -184,6 +184,17 @@ def _into_shared(scatter: OpOverload) -> Callable[..., object]:
     return apart
 
 
+def _of_contiguous(whole: OpOverload) -> Callable[..., object]:
+    """`whole` of contiguous operands, for a result that is contiguous however they lie."""
+
+    def apart(*operands: object, **options: object) -> object:
+        copied = [given.contiguous() if isinstance(given, torch.Tensor) else given for given in operands]
+        changed = any(new is not old for new, old in zip(copied, operands, strict=True))
+        return whole(*copied, **options) if changed else NotImplemented
+
+    return apart
+
+
 def _laid_out(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     """`other`, in a copy as eager's pointwise results lie, where what is made of it alone would lie otherwise."""
     if x.ndim == 0 or (x.is_contiguous() and other.is_contiguous()):
@@ -253,8 +264,11 @@ MISTRACED: dict[OpOverload, Callable[..., object]] = {
     aten.select_scatter.default: _into_shared(aten.select_scatter.default),
     aten.slice_scatter.default: _into_shared(aten.slice_scatter.default),
     aten.div.Tensor_mode: _floored_as_the_first(aten.div.Tensor_mode),
+    aten.normal.Tensor_Tensor: _of_contiguous(aten.normal.Tensor_Tensor),
+    aten.normal.Tensor_float: _of_contiguous(aten.normal.Tensor_float),
+    aten.normal.float_Tensor: _of_contiguous(aten.normal.float_Tensor),
 }
-"""Those that PyTorch traces with other strides than eager's, all but the last in 2.11; other shapes: `mistraced.py`."""
+"""Those that PyTorch traces with other strides than eager's, the first four in 2.11; other shapes: `mistraced.py`."""
 
 AS_THE_SECOND: tuple[OpOverload, ...] = (
     aten.copysign.Tensor,

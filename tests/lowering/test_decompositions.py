@@ -140,6 +140,9 @@ def test_batch_norms_lie_as_in_eager(order: tuple[int, ...], tracing: str, train
 
 PICTURES = {
     "shuffle": lambda x: torch.channel_shuffle(x, 3),
+    "noise": lambda x: torch.normal(x, x.abs()),
+    "noise around 1": lambda x: torch.normal(1.0, x.abs()),
+    "noise of one size": lambda x: torch.normal(x, 1.0),
     "losses": lambda x: F.nll_loss(x, (x.sum(1) > 0).long(), reduction="none"),
 }
 
