@@ -2,8 +2,8 @@
 
 What enters is a path below `cache_dir()` and bytes; what leaves is a file that is either complete or absent: it is
 written beside its place and moved there in one step, so a reader never sees half of it and two writers of the same
-content cannot disturb each other.  Nothing here is ever unpickled.  A directory of another user is refused, because
-what lies in it is loaded and run; one of one's own that others could write to is closed to them.
+content cannot disturb each other.  A directory of another user is refused, because what lies in it is
+loaded and run; one of one's own that others could write to is closed to them.
 """
 
 from __future__ import annotations
@@ -56,6 +56,7 @@ FOLDERS: Mapping[str, str] = {
     "triton": "kernels of the Triton target",
     "tuned": "measurements",
     "graphs": "finished graphs",
+    "regions": "traced regions",
 }
 """The folders of the cache directory, and what lies in each."""
 

@@ -14,10 +14,10 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from types import CodeType
-from typing import ClassVar
+from typing import ClassVar, TypeAlias
 from weakref import WeakValueDictionary
 
 import torch
@@ -36,12 +36,12 @@ from codegen.numerics import current
 from codegen.target import Target
 from codegen.targets import DEFAULTS, builder_for
 from fusion.attention import Chooser
-from fusion.capture import Told, aot_backend, holds_tensors, main_device
+from fusion.capture import aot_backend, boxed, holds_tensors, main_device
 from fusion.captured.autocast import widen_resized_images
 from fusion.captured.settings import settings_fixed
 from fusion.captured.shared_writes import refuse_shared_writes
 from fusion.captured.unread import skip_unread_rows
-from fusion.compile import compile_graph
+from fusion.compile import compile_graph, load_finished
 from fusion.inspect.breaks import Break, break_after
 from fusion.inspect.report import Report
 from fusion.joint.formats import prefer_channels_last
@@ -56,10 +56,15 @@ from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder, forget_recordings
 from fusion.runtime.second_derivatives import watch_derivatives
 from fusion.runtime.surroundings import refuse_odd_inputs, watch_surroundings
+from fusion.warm import Finished, keeps_graphs
+from fusion.warm.interface import graph_of, tangents_of
+from fusion.warm.regions import KEY, Region, Told
 from lowering.builder import origin_of
 from lowering.errors import BuildError, FusionError, Origin, Unsupported
 from lowering.interpret import run_program
 from lowering.lower import lower
+
+Refused: TypeAlias = Callable[[BuildError], object]
 
 MOST_REPORTS = 1 << 10
 """Of so many graphs a backend keeps the reports, sources of kernels among them; then those of the oldest go."""
@@ -125,8 +130,9 @@ class Backend:
                 skip_unread_rows(graph, self.options.workspace)
             self._begin(example_inputs)
             told: list[Told] = []
+            region = self._region(graph, example_inputs, told)
             with _compiling(), for_compiling():
-                compiled = self._aot(told.append)(graph, example_inputs)
+                compiled = self._aot(told.append, region)(graph, example_inputs)
         except (RestartAnalysis, ShortenTraceback):  # Dynamo is asked to begin anew, or has it raised already
             raise
         except Exception as failure:  # AOTAutograd does not take all that Dynamo captures
@@ -151,10 +157,30 @@ class Backend:
         if found is not None:
             self._target(found)
 
-    def _aot(self, tell: Callable[[Told], None]) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
-        """What compiles one captured region; `tell` as `aot_backend` says."""
+    def _aot(
+        self, tell: Callable[[Told], None], region: Region | None
+    ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
+        """What compiles one captured region; the arguments are as `aot_backend` says."""
         compile_one = partial(self._compile, Recorder() if self.options.cudagraphs else None)
-        return aot_backend(compile_one, self._streams, self.options.workspace, exact=self.options.exact, tell=tell)
+        workspace, exact = self.options.workspace, self.options.exact
+        return aot_backend(compile_one, self._streams, workspace, exact=exact, tell=tell, region=region)
+
+    def _region(self, graph: fx.GraphModule, inputs: Sequence[object], told: list[Told]) -> Region | None:
+        """What is kept of a region for the next process; None where nothing is to be."""
+        if not keeps_graphs(self.options) or self.options.cudagraphs:  # a recording asks what AOTAutograd knows
+            return None
+        return Region(graph, inputs, self.options, self._target, told, self._load, self._note)
+
+    def _load(self, graphs: Sequence[Finished]) -> list[Boxed]:
+        """What runs graphs that an earlier process compiled."""
+        found: list[tuple[Boxed, Report]] = []
+        for made in graphs:
+            graph = cache(partial(graph_of, made.operations))
+            load = partial(load_finished, made, self.options)
+            found.append(self._watched(made.interface.label, made.interface.tangents, graph, load))
+        for _, report in found:
+            self._report(report)
+        return [boxed(run) for run, _ in found]
 
     def _target(self, device: torch.device) -> Target:
         return builder_for(device.type, self.options.target, current(strict=self.options.exact)).target
@@ -165,11 +191,10 @@ class Backend:
     def _compile(self, recorder: Recorder | None, graph: fx.GraphModule, label: str) -> Boxed:
         if not holds_tensors(graph):  # sizes alone: nothing is computed on any device
             return _boxed(graph)
-        instead, called = list[Boxed](), f"{label}, called"
+        keys: list[str] = []
 
-        def refused(refusal: BuildError) -> None:
-            if not instead:
-                instead.append(self._eagerly(graph, called, refusal))
+        def compiled(refused: Refused | None) -> tuple[Boxed, Report]:
+            return compile_graph(graph, self.options, label, recorder, refused, keys.append)
 
         try:
             if label == "inference" and not self.options.exact:  # others were one joint graph, and prepared
@@ -178,9 +203,8 @@ class Backend:
                 prefer_rows(graph)
                 if self._streams(main_device(graph)):
                     fix_widths(graph)
-            say = None if self.options.strict else refused
             with for_compiling():
-                compiled, report = compile_graph(graph, self.options, label, recorder, say)
+                run, report = self._watched(label, tangents_of(graph), lambda: graph, compiled)
         except Exception as failure:  # any defect of ours must leave the user's program running
             if self.options.strict:
                 located = _located(failure, graph)
@@ -189,8 +213,31 @@ class Backend:
                 raise located from failure
             return self._eagerly(graph, label, failure)
         self._report(report)
-        # What surrounds a call is the caller's wish, also under strict.
-        return watch_surroundings(compiled, graph, lambda reason: self._eagerly(graph, called, reason), instead)
+        if keys and not has_seeds(graph):  # to draw the same numbers eagerly takes more than its operations
+            setattr(run, KEY, keys[0])
+        return run
+
+    def _watched(
+        self,
+        label: str,
+        tangents: Sequence[int],
+        graph: Callable[[], fx.GraphModule],
+        compiled: Callable[[Refused | None], tuple[Boxed, Report]],
+    ) -> tuple[Boxed, Report]:
+        """What `compiled` gives, but where its `graph` is to run eagerly; also under strict, as that is the caller's
+        wish, but for launches that are refused.
+        """
+        instead: list[Boxed] = []
+
+        def eagerly(reason: Exception) -> Boxed:
+            return self._eagerly(graph(), f"{label}, called", reason)
+
+        def refused(refusal: BuildError) -> None:
+            if not instead:
+                instead.append(eagerly(refusal))
+
+        run, report = compiled(None if self.options.strict else refused)
+        return watch_surroundings(run, tangents, eagerly, instead), report
 
     def _eagerly(self, graph: fx.GraphModule, label: str, failure: Exception) -> Boxed:
         """The operations of a graph as they are, once that is said."""
@@ -221,10 +268,21 @@ class Backend:
         _warn_once(f"running eagerly: {type(failure).__name__}: {failure}")
         self._report(Report.eager(label, graph, failure))
 
+    def _note(self, note: str) -> None:
+        """Add a note to the report of the region at hand."""
+        first = getattr(self._noted, "first", None)
+        if first is not None:
+            self._noted.first = (*first[0], note), first[1]
+            return
+        with self._lock:
+            if self.reports:
+                self.reports[-1] = replace(self.reports[-1], notes=(*self.reports[-1].notes, note))
+
     def _report(self, report: Report) -> None:
         """Add a report; what is known of a region goes with its first graph."""
         nothing: tuple[tuple[str, ...], Break | None] = (), None
-        (notes, graph_break), self._noted.first = getattr(self._noted, "first", nothing), nothing
+        notes, graph_break = getattr(self._noted, "first", None) or nothing
+        self._noted.first = None
         with self._lock:
             self.reports.append(replace(report, notes=(*notes, *report.notes), graph_break=graph_break))
             del self.reports[:-MOST_REPORTS]

@@ -28,7 +28,7 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.captured.tangents import tangents_laid_out
 from fusion.joint import prepare
-from fusion.joint.dependence import Dependence, dependence_of
+from fusion.joint.dependence import dependence_of
 from fusion.joint.formats import prefer_channels_last
 from fusion.joint.layout import lay_out_gradients
 from fusion.joint.pairs import part_complex_numbers
@@ -38,7 +38,8 @@ from fusion.joint.saved import keep_unchanged, widen_statistics
 from fusion.joint.seeds import cover_undrawn, share_seeds, uncover
 from fusion.options import WORKSPACE
 from fusion.runtime import Boxed
-from fusion.runtime.draws import Draws, draws_of
+from fusion.runtime.draws import draws_of
+from fusion.warm.regions import KEY, Region, Told, kept_as
 from lowering.decompositions import decompositions
 from lowering.errors import Unsupported
 from lowering.sizes import size_of
@@ -46,11 +47,9 @@ from lowering.sizes import size_of
 Parted: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
 """A joint graph as forward and backward."""
 
-Told: TypeAlias = "tuple[Dependence | None, Draws | None]"
-"""What gradients depend on, if that is known, and what is drawn at random, if anything is."""
-
 CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
-"""Compiles one ATen graph; the label says which ("forward", "backward", "inference")."""
+"""Compiles one ATen graph; the label says which ("forward", "backward", "inference").  What is kept says under which
+key, in the attribute `KEY`."""
 
 
 KEPT = tuple(
@@ -77,6 +76,7 @@ def aot_backend(
     *,
     exact: bool = False,
     tell: Callable[[Told], None] = lambda told: None,
+    region: Region | None = None,
 ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
     """A Dynamo backend that gives every functional ATen graph to `compile_one`.
 
@@ -85,6 +85,7 @@ def aot_backend(
         workspace: bytes above which a product is made in chunks, where that can be done.
         exact: what is computed stays as eager computes it; forward and backward are only parted.
         tell: told of each joint graph what gradients depend on, and what is drawn.
+        region: what is kept of the graph that Dynamo captured, if anything is to be.
     """
     parting = _parted_exactly if exact else partial(_parted, streams=streams, workspace=workspace)
     settings: dict[str, Any] = {
@@ -97,7 +98,7 @@ def aot_backend(
     }
 
     def capture(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
-        with tangents_laid_out(graph):
+        with tangents_laid_out(graph), kept_as(region):
             compiled = _captured(graph, inputs, settings)
         _keep_what_is_saved()
         return compiled
@@ -117,7 +118,10 @@ def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: dict[st
     backward = disable(settings["bw_compiler"], reason="it compiles backward")
 
     def compile_backward(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
-        made: Callable[..., object] = disable(backward(graph, inputs), reason="it is compiled")
+        compiled = backward(graph, inputs)
+        made: Callable[..., object] = disable(compiled, reason="it is compiled")
+        if hasattr(compiled, KEY):
+            setattr(made, KEY, getattr(compiled, KEY))
         return made
 
     compiled = aot_module_simplified(graph, inputs, **{**settings, "bw_compiler": compile_backward})
@@ -199,10 +203,15 @@ def _compiler(compile_one: CompileOne, label: str) -> Callable[[fx.GraphModule, 
             compiled = compile_one(graph, label)
         if passed:
             compiled = _passing(compiled, passed)
-        compiled._boxed_call = True  # type: ignore[attr-defined]  # AOTAutograd's mark of the list convention
-        return compiled
+        return boxed(compiled)
 
     return compiler
+
+
+def boxed(compiled: Boxed) -> Boxed:
+    """`compiled`, with AOTAutograd's mark of the list convention."""
+    compiled._boxed_call = True  # type: ignore[attr-defined]
+    return compiled
 
 
 def add_results(joint: fx.GraphModule, kept: Sequence[fx.Node], position: int) -> int:

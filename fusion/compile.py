@@ -49,7 +49,8 @@ from fusion.schedule.streams.copies import positions_in
 from fusion.schedule.ways import Measure
 from fusion.schedule.windows import unroll_windows
 from fusion.trials import Trials
-from fusion.warm import Finished, WarmStart
+from fusion.warm import FOUND, Finished, WarmStart
+from fusion.warm.interface import Interface
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
 from lowering.program import Extern, Program
@@ -62,6 +63,7 @@ def compile_graph(
     label: str = "graph",
     recorder: Recorder | None = None,
     refused: Callable[[BuildError], object] | None = None,
+    kept: Callable[[str], object] = lambda key: None,
 ) -> tuple[Boxed, Report]:
     """Compile one ATen graph.
 
@@ -70,6 +72,7 @@ def compile_graph(
         label: what the graph is ("forward", "backward", …), for dumps and the report.
         recorder: what records its launches as a CUDA graph, if that is wanted.
         refused: is told at a call why a kernel cannot be launched, which is then evaluated; without it, that is raised.
+        kept: is told what the next process finds the compilation by, where it is kept.
 
     Returns:
         The compiled graph, called with its inputs in one list (which it empties), and the report.
@@ -81,22 +84,20 @@ def compile_graph(
     builder = builder_for(main.type, options.target, current(strict=options.exact))
     trace = Trace(options.dump, label, builder.target)
     trace.graph(graph)
-    warm = WarmStart(graph, label, options, builder.target)
+    interface = Interface.of(graph, label, main, kept_for_backward(graph))
+    warm = WarmStart(graph, interface, options, builder.target)
     made = warm.find()
     building: Callable[[], Mapping[Kernel, Built]]
     if made is not None:
         building = builder.begin(list(made.sources), made.sources).wait
     else:
-        made, building = _made(graph, options, label, builder, trace)
+        made, building = _made(graph, options, interface, builder, trace)
         warm.keep(made)  # while its kernels are being built
+    if warm.kept:
+        kept(warm.kept)
 
-    module = trace.module(splice(made.schedule, building(), main, refused, kept_for_backward(graph)))
-    for name, body in module.named_children():
-        assert isinstance(body, fx.GraphModule)
-        trace.within(name).module(body)
-    lacking = builder.target.lacking() if made.sources else ""
-    notes = [note for note in (warm.note, lacking) if note]
-    compiled = on_device(partial(module.forward), main)
+    compiled = _spliced(made, building(), trace, refused)
+    notes = _notes(made, builder, warm.note)
     if recorder is not None:
         compiled, note = recorder.record(compiled, graph, made.schedule, label)
         notes.append(note)
@@ -105,12 +106,41 @@ def compile_graph(
     return compiled, report
 
 
+def load_finished(
+    made: Finished, options: Options, refused: Callable[[BuildError], object] | None = None
+) -> tuple[Boxed, Report]:
+    """What `compile_graph` gives of a graph that an earlier process compiled, without the graph."""
+    label, device = made.interface.label, made.interface.device
+    builder = builder_for(device.type, options.target, current(strict=options.exact))
+    building = builder.begin(list(made.sources), made.sources)
+    compiled = _spliced(made, building.wait(), Trace(None, label, builder.target), refused)
+    return compiled, replace(made.report, notes=(*made.report.notes, *_notes(made, builder, FOUND)))
+
+
+def _notes(made: Finished, builder: Builder, start: str) -> list[str]:
+    """What the report says of this process: what became of the start, and what its launches lack."""
+    lacking = builder.target.lacking() if made.sources else ""
+    return [note for note in (start, lacking) if note]
+
+
+def _spliced(
+    made: Finished, built: Mapping[Kernel, Built], trace: Trace, refused: Callable[[BuildError], object] | None
+) -> Boxed:
+    """What runs a compilation whose kernels are built."""
+    main = made.interface.device
+    module = trace.module(splice(made.schedule, built, main, refused, made.interface.kept))
+    for name, body in module.named_children():
+        assert isinstance(body, fx.GraphModule)
+        trace.within(name).module(body)
+    return on_device(partial(module.forward), main)
+
+
 def _made(
-    graph: fx.GraphModule, options: Options, label: str, builder: Builder, trace: Trace
+    graph: fx.GraphModule, options: Options, interface: Interface, builder: Builder, trace: Trace
 ) -> tuple[Finished, Callable[[], Mapping[Kernel, Built]]]:
     """What becomes of a graph that was not compiled before, and what waits for its kernels."""
     hints, target = size_hints(graph), builder.target
-    tuner = tuner_for(main_device(graph), builder) if options.mode == "max-autotune" else None
+    tuner = tuner_for(interface.device, builder) if options.mode == "max-autotune" else None
     measure = None if tuner is None else Trials(target, tuner, hints)
     lowered, schedule = schedule_graph(graph, target, trace, hints, options.workspace, measure)
     kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
@@ -123,9 +153,9 @@ def _made(
         built, tunings = {each.kernel: each for each, _ in found}, [tuning for _, tuning in found]
         sources, wait = {kernel: each.source for kernel, each in built.items()}, lambda: built
     trace.kernels(sources)
-    report = Report.of(label, lowered, schedule, sources, target.name, hints)
+    report = Report.of(interface.label, lowered, schedule, sources, target.name, hints)
     report = replace(report, tunings=(*report.tunings, *tunings))
-    return Finished(schedule, sources, report), wait
+    return Finished(schedule, sources, report, interface), wait
 
 
 def schedule_graph(
@@ -215,4 +245,4 @@ def _bodies(
         yield chunks, tuple(schedule(body, trace=inner) for body, inner in bodies)
 
 
-__all__ = ["compile_graph", "schedule_graph"]
+__all__ = ["compile_graph", "load_finished", "schedule_graph"]

@@ -28,20 +28,18 @@ NEGATED = "a tensor is negated where it is read, and its memory holds other numb
 
 def watch_surroundings(
     compiled: Boxed,
-    graph: fx.GraphModule,
+    tangents: Sequence[int],
     eagerly: Callable[[Unsupported], Boxed],
     instead: Sequence[Boxed] = (),
 ) -> Boxed:
     """What to call: `compiled`, or where that must not be, what `eagerly` makes of the reason, once.
 
     Args:
-        graph: what was compiled.  The gradients that it takes may be many at once, or negated, with no other sign of
-            that.
+        tangents: the positions of inputs that are gradients.  These may be many at once, or negated, with no other
+            sign of that.
         instead: is empty until a launch is refused; then it holds what to call.
     """
     made: list[Boxed] = []
-    holders = graph.graph.find_nodes(op="placeholder")
-    tangents = [k for k, holder in enumerate(holders) if holder.name.startswith("tangents")]
     fake_mode, level = torch._C._get_dispatch_mode, torch._C._functorch.maybe_current_level
     batched: Callable[[object], bool] = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[assignment]  # a tensor
 

@@ -2,8 +2,9 @@
 
 What enters is a graph about to be compiled; what leaves is the finished compilation, with which lowering, scheduling
 and code generation are skipped, or None.  What is kept are the steps of the schedule with their kernels, the sources of
-these, and the report; the module is spliced and the kernels are loaded anew.  `key.py` says what a graph is found by,
-`form.py` how it is written, `store.py` where it lies.
+these, the report, and what its caller has to know of the graph (`interface.py`); the module is spliced and the kernels
+are loaded anew.  `key.py` says what a graph is found by, `form.py` how it is written, `store.py` where it lies.
+`regions.py` keeps beside it what AOTAutograd made of the region that Dynamo captured.
 
 Refused, with a note in the report, are graphs that cannot be told in full, and compilations that change what they were
 found by: a guard that lowering added would be missing at the next start.
@@ -25,6 +26,7 @@ from fusion.schedule.chunks import Chunks
 from fusion.schedule.chunks.body import Cut
 from fusion.schedule.kernels import KernelCall
 from fusion.warm.form import Unwritten, read, write
+from fusion.warm.interface import Interface, Operation, Place, operations_of
 from fusion.warm.key import key_of
 from fusion.warm.store import get, put
 from lowering import expr, kernel, program
@@ -34,11 +36,17 @@ from lowering.kernel import Kernel
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A compilation: what is to run, the source of each of its kernels, and the report of how it came about."""
+    """A compilation: what is to run, the source of each of its kernels, and the report of how it came about.
+
+    Attributes:
+        operations: those of the graph, as they are; only what is kept has them.
+    """
 
     schedule: Schedule
     sources: Mapping[Kernel, str]
     report: Report
+    interface: Interface
+    operations: tuple[Operation, ...] = ()
 
 
 KINDS = {
@@ -49,38 +57,43 @@ KINDS = {
         *(program.Axis, program.Buffer, program.BufferRef, program.Map, program.Reduce, program.Scan),
         *(program.Contract, program.Scatter, program.Extern, program.Program),
         *(Origin, KernelCall, Schedule, Refusal, Chunks, Cut, Tuning, Trial),
-        *(Report, KernelReport, ExternReport, Traffic, Finished),
+        *(Report, KernelReport, ExternReport, Traffic, Finished, Interface, Operation, Place),
     )
 }
 """What an entry is made of."""
 
 
-class WarmStart:
-    """The entry of one graph.  `note` says, for the report, what became of it."""
+FOUND = "from the cache"
+"""What the report says of a graph that was found."""
 
-    def __init__(self, graph: fx.GraphModule, label: str, options: Options, target: Target) -> None:
-        self._asked = graph, label, options, target
-        self._key, self.note = "", ""
-        if not options.graph_cache or options.dump is not None or options.mode == "max-autotune":
-            return  # a dump shows every stage, and what is measured has records of its own
+DAMAGED = "its entry in the cache was damaged"
+"""What it says of what could not be read."""
+
+
+class WarmStart:
+    """The entry of one graph.  `note` says, for the report, what became of it; `kept` is its key, if it is there."""
+
+    def __init__(self, graph: fx.GraphModule, interface: Interface, options: Options, target: Target) -> None:
+        self._asked = graph, interface.label, options, target, interface.kept
+        self._key, self.note, self.kept = "", "", ""
+        if not keeps_graphs(options):
+            return
         try:
             self._key = key_of(*self._asked)
         except Exception as refusal:  # also a defect of ours: to keep nothing leaves the program running
-            self.note = _not_kept(refusal)
+            self.note = not_kept(refusal)
 
     def find(self) -> Finished | None:
         """What was made of the graph before."""
         if not self._key:
             return None
         try:
-            text = get(self._key)
-            found = None if text is None else read(text, KINDS)
+            found = finished(self._key)
         except Exception:  # whatever is found there, it is not what was written
-            self.note = "its entry in the cache was damaged"
+            self.note = DAMAGED
             return None
-        if not isinstance(found, Finished):
-            return None
-        self.note = "from the cache"
+        if found is not None:
+            self.note, self.kept = FOUND, self._key
         return found
 
     def keep(self, made: Finished) -> None:
@@ -88,17 +101,36 @@ class WarmStart:
         if not self._key:
             return
         try:
-            text = write(replace(made, schedule=_of_steps(made.schedule)), KINDS)
+            operations = operations_of(self._asked[0])
+            text = write(replace(made, schedule=_of_steps(made.schedule), operations=operations), KINDS)
             if key_of(*self._asked) != self._key:
                 raise Unwritten("more is known of its sizes since it was compiled")
             if write(read(text, KINDS), KINDS) != text:
                 raise Unwritten("it reads back otherwise than it was written")
             put(self._key, text)
+            self.kept = self._key
         except Exception as refusal:
-            self.note = _not_kept(refusal)
+            self.note = not_kept(refusal)
 
 
-def _not_kept(refusal: Exception) -> str:
+def keeps_graphs(options: Options) -> bool:
+    """Is what is compiled to be kept?  A dump shows every stage, and what is measured has records of its own."""
+    return options.graph_cache and options.dump is None and options.mode != "max-autotune"
+
+
+def finished(key: str) -> Finished | None:
+    """What is kept under a key.
+
+    Raises:
+        Exception: whatever is found there, it is not what was written.
+    """
+    text = get(key)
+    found = None if text is None else read(text, KINDS)
+    return found if isinstance(found, Finished) else None
+
+
+def not_kept(refusal: Exception) -> str:
+    """What the report says of what is compiled anew at the next start."""
     kind = "" if isinstance(refusal, (Unwritten, BuildError)) else f"{type(refusal).__name__}: "
     return f"not kept in the cache: {kind}{refusal}"
 
@@ -110,4 +142,4 @@ def _of_steps(schedule: Schedule) -> Schedule:
     return replace(schedule, program=own, refusals=(), choices=(), bodies=bodies)
 
 
-__all__ = ["Finished", "WarmStart"]
+__all__ = ["DAMAGED", "FOUND", "Finished", "WarmStart", "finished", "keeps_graphs", "not_kept"]

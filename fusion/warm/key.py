@@ -38,15 +38,17 @@ _SETTINGS = ("FUSION_", "TRITON_", "CC", "CUDA_HOME", "PTXAS")
 _NOT_DECIDING = ("FUSION_DUMP", "FUSION_CACHE_DIR", "FUSION_STRICT", "FUSION_GRAPH_CACHE", "TRITON_CACHE_DIR")
 
 
-def key_of(graph: fx.GraphModule, label: str, options: Options, target: Target) -> str:
-    """What a compilation of `graph` is found by.
+def key_of(
+    graph: fx.GraphModule, label: str, options: Options, target: Target, kept: frozenset[int] = frozenset()
+) -> str:
+    """What a compilation of `graph`, of whose results backward alone gets `kept`, is found by.
 
     Raises:
         Unwritten: the graph holds what cannot be told in full; the message says what.
     """
     wished = (options.mode, options.workspace, options.numerics, options.cudagraphs)
     settings = (torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype())
-    return key_for(target, label, wished, settings, *_graph(graph))
+    return key_for(target, label, wished, settings, kept, *_graph(graph))
 
 
 def key_for(target: Target, *told: object) -> str:
@@ -98,15 +100,27 @@ def _environment() -> str:
 
 def _graph(graph: fx.GraphModule) -> Iterator[object]:
     """Every node, and what is known of sizes."""
-    form = _Form(graph)
-    for node in graph.graph.nodes:
-        yield form.node(node)
-    for known in form.known:
-        yield _facts(known)
+    form = Form(graph)
+    yield from form.nodes()
+    yield from form.facts()
 
 
-class _Form:
-    """A graph in plain values: nodes and memory by number, in the order in which they appear."""
+def held_by(graph: fx.GraphModule, node: fx.Node) -> object:
+    """What a graph holds for one of its nodes."""
+    held: object = graph
+    for part in str(node.target).split("."):
+        held = getattr(held, part)
+    return held
+
+
+class Form:
+    """A graph in plain values: nodes and memory by number, in the order in which they appear.
+
+    Attributes:
+        VALUE: what a node says in its `meta` of the value that it gives.
+    """
+
+    VALUE = "val"
 
     def __init__(self, graph: fx.GraphModule) -> None:
         self.graph = graph
@@ -114,20 +128,28 @@ class _Form:
         self.memory: dict[int, int] = {}
         self.known: dict[ShapeEnv, None] = {}
 
+    def nodes(self) -> Iterator[object]:
+        """Every node."""
+        yield from map(self.node, self.graph.graph.nodes)
+
+    def facts(self) -> Iterator[object]:
+        """What is known of the sizes of the nodes so far."""
+        yield from map(_facts, self.known)
+
     def node(self, node: fx.Node) -> tuple[object, ...]:
+        """One node, once those that it reads were told."""
         self.numbers[node] = len(self.numbers)
         origin = origin_of(node)
         marks = [(mark, str(node.meta[mark])) for mark in MARKS if mark in node.meta]
-        called = self._target(node)
+        called = self.target(node)
         args, kwargs = self._argument(node.args), self._argument(node.kwargs)
         place = (origin.name, origin.module, origin.line)
-        return (node.op, node.name, *called, args, kwargs, self._value(node.meta.get("val")), place, marks)
+        return (node.op, node.name, *called, args, kwargs, self.value(node.meta.get(self.VALUE)), place, marks)
 
-    def _target(self, node: fx.Node) -> tuple[object, ...]:
+    def target(self, node: fx.Node) -> tuple[object, ...]:
+        """What a node calls, or holds."""
         if node.op == "get_attr":
-            held: object = self.graph
-            for part in str(node.target).split("."):
-                held = getattr(held, part)
+            held = held_by(self.graph, node)
             if not isinstance(held, torch.Tensor):
                 raise Unwritten(f"{node.target}, a {type(held).__name__}")
             return str(node.target), held
@@ -142,26 +164,30 @@ class _Form:
             return [type(arg).__name__, *map(self._argument, arg)]
         if isinstance(arg, Mapping):
             return {key: self._argument(value) for key, value in arg.items()}
-        return arg
+        if isinstance(arg, slice):
+            return ("slice", *map(self._argument, (arg.start, arg.stop, arg.step)))
+        return ("ellipsis",) if arg is Ellipsis else arg
 
-    def _value(self, val: object) -> object:
+    def value(self, val: object) -> object:
         """What a node gives, as far as it was traced."""
         if isinstance(val, torch.Tensor):
-            return self._tensor(val)
+            return self.tensor(val)
         if isinstance(val, (list, tuple)):
-            return [type(val).__name__, *map(self._value, val)]
+            return [type(val).__name__, *map(self.value, val)]
         if isinstance(val, (torch.SymInt, torch.SymFloat, torch.SymBool)):
-            return self._size(val)
+            return self.size(val)
         return val
 
-    def _tensor(self, val: torch.Tensor) -> object:
+    def tensor(self, val: torch.Tensor) -> object:
+        """How a tensor lies, and in which memory."""
         if val.layout is not torch.strided:
             raise Unwritten(f"a tensor in the layout {val.layout}")
         own = (val.dtype, val.device, val.requires_grad, val.is_conj(), val.is_neg(), type(val).__name__)
-        sizes = [self._size(size) for size in (*val.shape, *val.stride(), val.storage_offset())]
+        sizes = [self.size(size) for size in (*val.shape, *val.stride(), val.storage_offset())]
         return (*own, val.ndim, sizes, self.memory.setdefault(val.untyped_storage()._cdata, len(self.memory)))
 
-    def _size(self, size: object) -> object:
+    def size(self, size: object) -> object:
+        """A size that may be symbolic."""
         if not isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return size
         self.known.setdefault(size.node.shape_env)
@@ -179,4 +205,4 @@ def _facts(known: ShapeEnv) -> object:
     return guards, ranges, equal, checked
 
 
-__all__ = ["key_for", "key_of"]
+__all__ = ["Form", "held_by", "key_for", "key_of"]

@@ -11,12 +11,13 @@ import contextlib
 import hashlib
 import os
 import zlib
+from collections.abc import Callable
 from pathlib import Path
 
 from codegen.cache import cache_dir, is_own, publish
 
 LIMIT = 256 << 20
-"""Bytes that all files together may take."""
+"""Bytes that all files of a folder may take."""
 
 _SEAL = hashlib.sha256().digest_size
 
@@ -25,13 +26,23 @@ class Damaged(Exception):
     """A file is not what was written."""
 
 
-def get(key: str) -> str | None:
+def graphs() -> Path:
+    """Where finished graphs lie."""
+    return cache_dir() / "graphs"
+
+
+def regions() -> Path:
+    """Where traced regions lie."""
+    return cache_dir() / "regions"
+
+
+def get(key: str, folder: Callable[[], Path] = graphs) -> str | None:
     """What was kept under `key`; None where nothing was.
 
     Raises:
         Damaged: the file is not whole, or another user's.
     """
-    path = _folder() / key
+    path = folder() / key
     try:
         content = path.read_bytes()
         own = is_own(path.stat())
@@ -45,15 +56,16 @@ def get(key: str) -> str | None:
     return zlib.decompress(packed).decode()
 
 
-def put(key: str, text: str) -> None:
-    """Keep `text` under `key`, and make room.
+def put(key: str, text: str, folder: Callable[[], Path] = graphs) -> None:
+    """Keep `text` under `key`, and make room in the folder.
 
     Raises:
         BuildError: the file system refuses.
     """
     packed = zlib.compress(text.encode(), 1)
-    publish(_folder() / key, hashlib.sha256(key.encode() + packed).digest() + packed)
-    _make_room(_folder() / key)
+    path = folder() / key
+    publish(path, hashlib.sha256(key.encode() + packed).digest() + packed)
+    _make_room(path)
 
 
 def _make_room(newest: Path) -> None:
@@ -69,7 +81,3 @@ def _make_room(newest: Path) -> None:
             total -= size
             with contextlib.suppress(OSError):
                 path.unlink()
-
-
-def _folder() -> Path:
-    return cache_dir() / "graphs"

@@ -152,11 +152,12 @@ def test_the_cache_is_shown_and_cleared(tmp_path, monkeypatch, capsys):
     assert str(tmp_path / "cache") in shown
     assert "c/  1 kept" in shown
     assert "graphs/  1 kept" in shown
+    assert "regions/  1 kept" in shown
     assert main(["cache", "--clear"]) == 0
     assert [path for path in (tmp_path / "cache").rglob("*") if path.is_file()] == [others]
     capsys.readouterr()
     assert main(["cache"]) == 0
-    assert capsys.readouterr().out.count(" 0 kept, 0 B") == 4
+    assert capsys.readouterr().out.count(" 0 kept, 0 B") == len(FOLDERS)
 
 
 def test_every_folder_of_the_cache_is_among_those_shown():

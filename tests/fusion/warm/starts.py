@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 import fusion
+import fusion.backend
 import fusion.compile
 from fusion.backend import Backend
 from fusion.inspect.report import Explanation
@@ -36,6 +37,15 @@ def fresh(tensor: Tensor) -> Tensor:
 
 def notes(found: Explanation) -> list[str]:
     return [note for graph in found.graphs for note in graph.notes]
+
+
+def no_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Have a compilation fail that AOTAutograd's trace leads to."""
+
+    def fail(*args: object, **kwargs: object) -> object:
+        raise AssertionError("traced again")
+
+    monkeypatch.setattr(fusion.backend, "compile_graph", fail)
 
 
 def no_compilation(monkeypatch: pytest.MonkeyPatch) -> None:

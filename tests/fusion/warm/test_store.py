@@ -104,7 +104,7 @@ def test_a_write_that_is_interrupted_leaves_what_was_there(cache, monkeypatch):
 
 
 def test_a_full_disk_is_a_note_and_the_result_is_there(monkeypatch):
-    def full(key: str, text: str) -> None:
+    def full(key: str, text: str, *folder: object) -> None:
         raise BuildError("no space left")
 
     monkeypatch.setattr(warm, "put", full)

@@ -1,0 +1,122 @@
+"""Interface: what running a finished graph needs to know of the fx graph that it was made of.
+
+What enters is an ATen graph; what leaves are values that can be written (`form.py`), so that a process which never saw
+the graph can run what was made of it, or its operations as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from fusion.warm.form import Unwritten
+from fusion.warm.key import held_by
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The result of an earlier operation, by its number."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """One node: what it does, of what, and a tensor that it holds."""
+
+    op: str
+    name: str
+    target: object
+    args: object
+    kwargs: object
+    held: torch.Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Interface:
+    """What a graph is called with and gives, as far as its caller has to know.
+
+    Attributes:
+        label: what the graph is ("forward", "backward", "inference").
+        device: the device that it computes on.
+        kept: the positions of results that backward alone gets.
+        tangents: the positions of inputs that are gradients.
+    """
+
+    label: str
+    device: torch.device
+    kept: frozenset[int]
+    tangents: tuple[int, ...]
+
+    @classmethod
+    def of(cls, graph: fx.GraphModule, label: str, device: torch.device, kept: frozenset[int]) -> Interface:
+        """The interface of a graph that computes on `device`, and of whose results backward alone gets `kept`."""
+        return cls(label, device, kept, tangents_of(graph))
+
+
+def tangents_of(graph: fx.GraphModule) -> tuple[int, ...]:
+    """The positions of those inputs of a graph that are gradients."""
+    holders = graph.graph.find_nodes(op="placeholder")
+    return tuple(k for k, holder in enumerate(holders) if holder.name.startswith("tangents"))
+
+
+def operations_of(graph: fx.GraphModule) -> tuple[Operation, ...]:
+    """The operations of a graph, as they are.
+
+    Raises:
+        Unwritten: one of them holds something else than a tensor.
+    """
+    numbers: dict[fx.Node, int] = {}
+    found: list[Operation] = []
+    for node in graph.graph.nodes:
+        held = held_by(graph, node) if node.op == "get_attr" else None
+        if held is not None and not isinstance(held, torch.Tensor):
+            raise Unwritten(f"{node.target}, a {type(held).__name__}")
+        given = _told(node.args, numbers), _told(node.kwargs, numbers)
+        found.append(Operation(node.op, node.name, node.target, *given, held))
+        numbers[node] = len(numbers)
+    return tuple(found)
+
+
+def graph_of(operations: tuple[Operation, ...]) -> fx.GraphModule:
+    """The graph of `operations`."""
+    graph = fx.Graph()
+    holder = torch.nn.Module()
+    made: list[fx.Node] = []
+    for each in operations:
+        if each.op == "get_attr":
+            name = f"held_{len(made)}"
+            holder.register_buffer(name, each.held)
+            node = graph.get_attr(name)
+        else:
+            args, kwargs = _given(each.args, made), _given(each.kwargs, made)
+            node = graph.create_node(each.op, each.target, args, kwargs, each.name)  # type: ignore[arg-type]
+        made.append(node)
+    return fx.GraphModule(holder, graph)
+
+
+def _told(argument: object, numbers: Mapping[fx.Node, int]) -> object:
+    if isinstance(argument, fx.Node):
+        return Place(numbers[argument])
+    if isinstance(argument, (list, tuple)):
+        parts = [_told(part, numbers) for part in argument]
+        return parts if isinstance(argument, list) else tuple(parts)
+    if isinstance(argument, Mapping):
+        return {key: _told(value, numbers) for key, value in argument.items()}
+    return argument
+
+
+def _given(argument: object, made: list[fx.Node]) -> object:
+    if isinstance(argument, Place):
+        return made[argument.number]
+    if isinstance(argument, (list, tuple)):
+        return type(argument)(_given(part, made) for part in argument)
+    if isinstance(argument, Mapping):
+        return {key: _given(value, made) for key, value in argument.items()}
+    return argument
+
+
+__all__ = ["Interface", "Operation", "Place", "graph_of", "operations_of", "tangents_of"]

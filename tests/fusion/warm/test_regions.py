@@ -1,0 +1,349 @@
+"""Regions: a second start traces nothing and gives the same; what may be another thing then is traced anew."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._dynamo.exc import BackendCompilerFailed
+from torch.autograd import forward_ad
+from torch.nn import functional as F
+from torch.testing._internal.two_tensor import TwoTensor
+from torch.utils.checkpoint import checkpoint
+
+import fusion.backend
+from fusion.backend import Backend, FusionWarning
+from fusion.options import Options
+from fusion.warm import store
+from tests.fusion.warm.starts import fresh, no_tracing, notes, started
+
+Inputs = Callable[[], Sequence[Tensor]]
+
+
+@pytest.fixture
+def traced(cache: Path) -> Path:
+    """Where regions are kept for this test alone."""
+    return cache.parent / "regions"
+
+
+def leaf(*shape: int) -> Tensor:
+    return torch.randn(*shape, requires_grad=True)
+
+
+def in_place(x: Tensor, y: Tensor) -> Tensor:
+    x.mul_(y)
+    return x.sum(0) + y
+
+
+def views(x: Tensor) -> tuple[Tensor, ...]:
+    return x[1:], x.t(), *(x * 2).split(2)
+
+
+def itself(x: Tensor) -> tuple[Tensor, ...]:
+    return x, x.exp()
+
+
+def of_sizes(x: Tensor) -> Tensor:
+    return (x.exp() / x.shape[0]).reshape(-1) if x.shape[1] > 3 else x.sin()
+
+
+def checkpointed(x: Tensor) -> Tensor:
+    return checkpoint(lambda x: (x.sin() @ x.t()).cos(), x, use_reentrant=False)
+
+
+def halves(x: Tensor) -> Tensor:
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        return (x @ x.t()).float().softmax(-1)
+
+
+def indexed(x: Tensor) -> Tensor:
+    return x[..., 1:2, None] * x[:, ::2, None].sum()
+
+
+def mapped(x: Tensor) -> Tensor:
+    return F.pad(x, (1, 2)).argmax(-1)
+
+
+def normalised(x: Tensor) -> Tensor:
+    return F.layer_norm(x, (6,)).sin()
+
+
+PROGRAMS: list[tuple[Callable[..., object], Inputs, dict[str, object]]] = [
+    (lambda x, w: torch.softmax(x @ w, -1), lambda: (torch.randn(5, 7), torch.randn(7, 9)), {}),
+    (lambda x, w: torch.softmax(x @ w, -1), lambda: (leaf(5, 7), leaf(7, 9)), {"numerics": "strict"}),
+    (normalised, lambda: (leaf(4, 6),), {}),
+    (in_place, lambda: (torch.randn(4, 3), leaf(4, 3)), {}),
+    (views, lambda: (leaf(4, 3),), {}),
+    (itself, lambda: (leaf(4, 3),), {}),
+    (of_sizes, lambda: (leaf(5, 7),), {"dynamic": True}),
+    (checkpointed, lambda: (leaf(5, 7),), {}),
+    (lambda x: F.dropout(x, 0.5) + torch.rand_like(x), lambda: (leaf(40, 3),), {}),
+    (halves, lambda: (leaf(5, 7),), {}),
+    (indexed, lambda: (leaf(3, 5, 4),), {}),
+    (mapped, lambda: (torch.randn(3, 5),), {}),
+    (lambda x: x * torch.tensor([1.0, -0.0, 5.0]), lambda: (leaf(4, 3),), {}),
+]
+
+
+def run(
+    function: Callable[..., object], given: Sequence[Tensor], **settings: object
+) -> tuple[list[Tensor], list[str], list[tuple[int, ...]]]:
+    """Results, changed inputs and gradients of a program that this process compiles anew, notes and strides."""
+    inputs = [fresh(each) for each in given]
+    torch._dynamo.reset()
+    torch.manual_seed(0)
+    dynamic = settings.pop("dynamic", None)
+    backend = Backend(Options.read(None, {"strict": True, **settings}))
+    results = torch.compile(function, backend=backend, dynamic=dynamic)(*inputs)
+    results = [results] if isinstance(results, Tensor) else list(results)
+    loss = [result.sum() for result in results if result.requires_grad]
+    if loss:
+        torch.stack(loss).sum().backward()
+    gradients = [each.grad for each in inputs if each.grad is not None]
+    found = [note for report in backend.reports for note in report.notes]
+    values = [*results, *inputs, *gradients]
+    return [value.detach() for value in values], found, [value.stride() for value in values]
+
+
+@pytest.mark.parametrize(("function", "make", "settings"), PROGRAMS)
+def test_a_second_start_traces_nothing_and_gives_the_same(function, make, settings, monkeypatch):
+    given = make()
+    first, cold, strides = run(function, given, **settings)
+    assert "from the cache" not in cold
+    no_tracing(monkeypatch)
+    second, found, same_strides = run(function, given, **settings)
+    assert [note for note in found if note not in cold] == ["from the cache"] * len(found)
+    assert all(map(torch.equal, first, second))
+    assert strides == same_strides
+
+
+def test_buffers_are_changed_and_gradients_added_up_as_at_the_first_start(monkeypatch):
+    states: list[list[Tensor]] = []
+    for start in range(2):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.SiLU())
+        torch._dynamo.reset()
+        fused = torch.compile(model, backend=Backend(Options.read(None, {"strict": True})))
+        for _ in range(3):
+            loss = fused(torch.randn(2, 3, 6, 6)).square().mean()
+            loss.backward(retain_graph=True)
+            loss.backward()
+        states.append([*model.state_dict().values(), *(p.grad for p in model.parameters() if p.grad is not None)])
+        if start == 0:
+            no_tracing(monkeypatch)
+    assert len(states[0]) == 11
+    assert all(map(torch.equal, *states))
+
+
+def test_sizes_that_were_not_there_run_as_kept(monkeypatch):
+    run(of_sizes, (leaf(5, 7),), dynamic=True)
+    no_tracing(monkeypatch)
+    torch._dynamo.reset()
+    fused = torch.compile(of_sizes, backend=Backend(Options.read(None, {"strict": True})), dynamic=True)
+    for shape in ((5, 7), (4, 9)):
+        x = torch.randn(shape, requires_grad=True)
+        torch.testing.assert_close(fused(x), of_sizes(x))
+    with pytest.raises(BackendCompilerFailed, match="traced again"):  # the guard was kept, too
+        fused(leaf(5, 3))
+
+
+def test_what_no_path_leads_to_has_no_gradient_at_either_start(monkeypatch):
+    def two(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x.sin(), y.cos()
+
+    for start in range(2):
+        x, y = leaf(3), leaf(3)
+        torch._dynamo.reset()
+        torch.compile(two, backend=Backend(Options.read(None, {"strict": True})))(x, y)[0].sum().backward()
+        assert y.grad is None
+        assert x.grad is not None
+        if start == 0:
+            no_tracing(monkeypatch)
+
+
+def test_inputs_are_let_go_by_backward_at_either_start():
+    for _ in range(2):
+        torch._dynamo.reset()
+        fused = torch.compile(lambda h, x: h + x.sum(), backend=Backend(Options.read(None, {"strict": True})))
+        hidden, x = leaf(3) * 2, torch.randn(3)
+        seen = [weakref.ref(hidden), weakref.ref(x)]
+        out = fused(hidden, x)
+        del hidden, x
+        out.sum().backward()
+        assert [each() for each in seen] == [None, None]
+        assert out.grad_fn is not None
+
+
+def test_second_derivatives_are_those_of_eager_at_either_start(monkeypatch):
+    for start in range(2):
+        torch._dynamo.reset()
+        fused = torch.compile(lambda x: x.exp().sin(), backend=Backend(Options()))
+        x = leaf(4)
+        (first,) = torch.autograd.grad(fused(x).sum(), x, create_graph=True)
+        (second,) = torch.autograd.grad(first.sum(), x)
+        (expected,) = torch.autograd.grad(torch.autograd.grad(x.exp().sin().sum(), x, create_graph=True)[0].sum(), x)
+        torch.testing.assert_close(second, expected)
+        if start == 0:
+            no_tracing(monkeypatch)
+
+
+def test_what_was_kept_runs_eagerly_where_the_first_start_does(monkeypatch):
+    def function(x: Tensor) -> Tensor:
+        return torch.cat([x.exp(), x])[1:, :2] * torch.tensor([2.0, 3.0])
+
+    x = torch.randn(3, 4)
+    with torch.no_grad():
+        run(function, (x,))
+        no_tracing(monkeypatch)
+        torch._dynamo.reset()
+        backend = Backend(Options())
+        fused = torch.compile(function, backend=backend)
+        fused(x)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(x, torch.ones_like(x))
+            with pytest.warns(FusionWarning, match="forward-mode derivatives"):
+                tangent = forward_ad.unpack_dual(fused(dual)).tangent
+            expected = forward_ad.unpack_dual(function(dual)).tangent
+    torch.testing.assert_close(tangent, expected)
+    assert backend.reports[-1].externs
+
+
+@torch.library.custom_op("fusion_tests::doubled", mutates_args=())
+def doubled(x: Tensor) -> Tensor:
+    return x * 2
+
+
+@doubled.register_fake
+def _(x: Tensor) -> Tensor:
+    return torch.empty_like(x)
+
+
+class Squared(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return x * x
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * 3
+
+
+def of_data(x: Tensor) -> Tensor:
+    return x.nonzero().sum(0) * 2
+
+
+def branched(x: Tensor) -> Tensor:
+    return torch.cond(x.sum() > 0, torch.sin, torch.cos, (x,)) * 2
+
+
+def changed_halves(x: Tensor, y: Tensor) -> Tensor:
+    x.add_(1)
+    return x + y
+
+
+def both_halves() -> tuple[Tensor, ...]:
+    base = torch.randn(8)
+    return base[:4], base[2:6]
+
+
+@pytest.mark.parametrize(
+    ("function", "make", "reason"),
+    [
+        (lambda x: doubled(x) + 1, lambda: (leaf(4),), "a call of doubled.default, which is not PyTorch's"),
+        (lambda x: Squared.apply(x.sin()) + 1, lambda: (leaf(4),), "which is not PyTorch's"),
+        (lambda x: x.sin() + 1, lambda: (TwoTensor(torch.randn(3), torch.randn(3)),), "TwoTensor"),
+        (branched, lambda: (torch.randn(4),), "which is not PyTorch's"),
+        (changed_halves, both_halves, "its inputs share memory"),
+    ],
+    ids=["operation", "gradient", "subclass", "graphs", "memory"],
+)
+def test_what_may_be_another_thing_at_the_next_start_is_traced_anew_and_says_so(function, make, reason, traced):
+    torch._dynamo.reset()
+    backend = Backend(Options())
+    torch.compile(function, backend=backend)(*make())
+    told = [note for report in backend.reports for note in report.notes if note.startswith("not kept")]
+    assert any(reason in note for note in told), told
+    assert not traced.exists()
+
+
+def test_inputs_that_are_compared_at_each_call_are_traced_anew(traced):
+    base = torch.randn(8)
+    torch._dynamo.reset()
+    backend = Backend(Options())
+    torch.compile(changed_halves, backend=backend, dynamic=True)(base[:4], base[4:])
+    assert "not kept in the cache: its inputs share memory" in backend.reports[0].notes
+    assert not traced.exists()
+
+
+def test_numbers_that_are_drawn_again_are_traced_anew(traced):
+    def dropped(x: Tensor) -> Tensor:
+        return checkpoint(lambda x: F.dropout(x.sin(), 0.5), x, use_reentrant=False)
+
+    run(dropped, (leaf(40),))
+    assert not traced.exists()
+
+
+@pytest.mark.parametrize("setting", ["graph_cache", "dump", "cudagraphs"])
+def test_nothing_is_kept_where_that_is_not_wished(setting, traced, tmp_path):
+    run(
+        torch.sigmoid,
+        (torch.randn(4),),
+        **{setting: {"graph_cache": False, "dump": tmp_path, "cudagraphs": True}[setting]},
+    )
+    assert not traced.exists()
+
+
+@pytest.mark.parametrize("harm", ["flipped", "cut", "empty", "of another user", "without its graph"])
+def test_a_damaged_region_is_traced_anew(harm, traced, cache, monkeypatch):
+    x = leaf(4, 3)
+    first, _, _ = run(torch.sigmoid, (x,))
+    (path,) = traced.iterdir()
+    content = bytearray(path.read_bytes())
+    if harm == "flipped":
+        content[len(content) // 2] ^= 1
+    path.write_bytes({"cut": content[:-3], "empty": b""}.get(harm, bytes(content)))
+    if harm == "without its graph":
+        next(cache.iterdir()).unlink()
+    with monkeypatch.context() as context:
+        if harm == "of another user":
+            context.setattr(store, "is_own", lambda status: False)
+        second, told, _ = run(torch.sigmoid, (x,))
+    assert all(map(torch.equal, first, second))
+    assert ("its entry in the cache was damaged" in told) == (harm != "without its graph")
+    no_tracing(monkeypatch)
+    third, found, _ = run(torch.sigmoid, (x,))
+    assert all(map(torch.equal, first, third))
+    assert found == ["from the cache"] * 2
+
+
+def test_what_cannot_be_loaded_is_traced_anew_and_says_so(monkeypatch):
+    run(torch.sigmoid, (leaf(4),))
+
+    def fail(*args: object) -> object:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr(fusion.backend, "load_finished", fail)
+    _, told, _ = run(torch.sigmoid, (leaf(4),))
+    assert told == ["not taken from the cache: RuntimeError: a defect", *["from the cache"] * 2]
+
+
+def test_another_backend_keeps_to_what_is_pytorchs(traced):
+    started(torch.sigmoid, leaf(4))
+    assert len(list(traced.iterdir())) == 1
+    with torch._functorch.config.patch(force_autograd_cache=True):
+        result = torch.compile(lambda x: x.sigmoid() * 2, backend="aot_eager")(x := leaf(4))
+    torch.testing.assert_close(result, x.sigmoid() * 2)
+    assert len(list(traced.iterdir())) == 1
+
+
+def test_a_report_of_a_second_start_is_that_of_the_first(monkeypatch):
+    x = leaf(4, 6)
+    _, cold = started(normalised, x)
+    no_tracing(monkeypatch)
+    _, found = started(normalised, x)
+    assert notes(found) == ["from the cache"] * 2
+    assert found.kernels == cold.kernels
