@@ -1,4 +1,5 @@
-"""Reductions by a kernel's own functions under the interpreter: whole tiles are joined, not one element at a time."""
+"""Reductions under the interpreter: by a kernel's own functions whole tiles are joined, not one element at a time; sums
+of integers wrap around."""
 
 from __future__ import annotations
 
@@ -38,3 +39,11 @@ def test_neighbours_are_joined(shape: tuple[int, ...], axis: int | None, calls: 
     expected = values.min(axis, keepdims=keep_dims)
     np.testing.assert_array_equal(least.reshape(expected.shape), expected)
     np.testing.assert_array_equal(values.reshape(-1)[place].reshape(expected.shape), expected)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, np.int64])
+def test_sums_of_integers_wrap_around(dtype: type[np.signedinteger[Any]]) -> None:
+    _complete_interpreter()
+    values, kind = np.full(8, np.iinfo(dtype).max, dtype), {np.int32: tl.int32, np.int64: tl.int64}[dtype]
+    tile = tl.core.tensor(interpreter.TensorHandle(values, kind), tl.block_type(kind, [8]))
+    assert interpreter.ReduceOps(0, None, False).sum(tile).handle.data.item() == -8

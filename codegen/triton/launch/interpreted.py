@@ -134,6 +134,13 @@ def _complete_interpreter() -> None:
     builder.binary_op = binary_op
     builder.create_inline_asm = _run_assembly
     interpreter.ReduceOps.generic_reduce = _reduce_by_pairs
+    interpreter.ReduceOps.sum = _sum
+
+
+def _sum(self: Any, tile: Any) -> Any:
+    """A sum in the dtype of its terms, which wraps around.  Numpy's is wider, and refused as one number of 32 bits."""
+    data = tile.handle.data
+    return self.to_tensor(data.sum(axis=self.axis, keepdims=self.keep_dims, dtype=data.dtype), tile.dtype)
 
 
 def _reduce_by_pairs(self: Any, tiles: Sequence[Any]) -> list[Any]:
