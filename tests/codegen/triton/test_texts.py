@@ -270,7 +270,10 @@ def test_only_what_leads_to_nothing_wider_uses_the_quick_forms() -> None:
 def test_names_that_mean_something_to_python_are_not_taken() -> None:
     params = [param("lambda", F32, 64), param("tl", F32, 64), param("abs", F32, 64, written=True)]
     value = Op("abs", (Op("add", (load_expr("lambda", i), load_expr("tl", i)), F32),), F32)
-    ast.parse(TARGET.emit(kernel("names", params, {i: (64, Role.GRID)}, Store("abs", i, value))))
+    source = ast.parse(TARGET.emit(kernel("names", params, {i: (64, Role.GRID)}, Store("abs", i, value))))
+    (function,) = (node for node in source.body if isinstance(node, ast.FunctionDef) and node.name == "names")
+    taken = {argument.arg for argument in function.args.args}
+    assert len(taken) >= 3 and taken.isdisjoint({"lambda", "tl", "abs"})
 
 
 def test_every_operation_is_spelled_in_every_dtype() -> None:
