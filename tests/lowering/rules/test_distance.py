@@ -1,11 +1,11 @@
-"""Distances between rows and products of three against eager: no call is left."""
+"""Distances between rows and products of three against eager: no call is left but for pairs of many rows."""
 
 from __future__ import annotations
 
 import pytest
 import torch
 
-from tests.lowering.lowered import check
+from tests.lowering.lowered import calls, check
 
 aten = torch.ops.aten
 
@@ -42,6 +42,16 @@ def test_distances_among_the_rows_of_a_matrix(p, dtype):
         check(lambda x: aten._pdist_forward(x, p), x)
         found = aten._pdist_forward(x, p)
         check(lambda g, x, d: aten._pdist_backward(g, x, p, d), rows(*found.shape, dtype=dtype), x, found)
+
+
+@pytest.mark.parametrize("p", [1.0, 2.0, 3.0, float("inf")])
+def test_pairs_of_many_rows_are_left_where_the_library_has_a_loop_of_vectors(p):
+    x = rows(65, 3) + torch.arange(65)[:, None] / 64
+    forward, backward = ([], []) if p == 3 else (["_pdist_forward.default"], ["_pdist_backward.default"])
+    check(lambda x: aten._pdist_forward(x, p), x, leaves=forward)
+    found = aten._pdist_forward(x, p)
+    gradient = check(lambda g, x, d: aten._pdist_backward(g, x, p, d), rows(*found.shape), x, found, leaves=backward)
+    assert set(calls(gradient).values()) <= {"the library takes the pairs of many rows in their order"}
 
 
 def test_a_product_of_three():
