@@ -83,6 +83,9 @@ PARTS = (
     "torch.einsum('a...,b...->ab...', {f}[:2], {f})",
     "torch.einsum('i...,i->...', {f}, {f}.flatten()[: {f}.shape[0]])",
     "F.normalize({f} + 0.1, dim=-1, eps=0.1) @ F.normalize({sf}.to({f}.dtype) - 0.1, dim=-1, eps=0.1).mT",
+    "torch.complex({f}.float(), {sf}.float()).conj().imag * {c}",
+    "(torch.complex({f}.float(), {sf}.float()).conj() * torch.complex({sf}.float(), {f}.float() + 1)).real",
+    "torch.view_as_real(torch.complex({f}.float(), {sf}.float()) * {c}).select(-1, 1)",
     "(({i} & 15) << 4 | ({I} & 15)) >> 2",
     f"{LEVELS}.round().clamp(-8, 7).to(torch.int8)",
     f"{LEVELS}.detach().round().clamp(-8, 7).to(torch.int8).to(torch.float32) * {{c}}",
@@ -90,7 +93,7 @@ PARTS = (
     "F.linear({f}, ({f}.shape[-1] - torch.arange(3 * {f}.shape[-1], device={f}.device) % 7).to(torch.int8)"
     ".reshape(3, -1).to({f}.dtype) * 0.125)",
 )
-"""Products, halves of features, and numbers of few bits."""
+"""Products, halves of features, parts of complex numbers, and numbers of few bits."""
 
 FORMATS = (
     f"{{f}}.contiguous({LAST}) + {{sf}}",
