@@ -60,6 +60,15 @@ def test_images(name, dtype):
     check(with_gradient(IMAGES[name]), numbers(2, 7, 9, dtype=dtype))
 
 
+@pytest.mark.parametrize("channels_last", [True, False])
+@pytest.mark.parametrize(("size", "left"), [(5, True), (4, False), (19, False)])
+def test_gradients_of_large_unequal_windows_are_left_where_lanes_run_along_the_image(size, left, channels_last):
+    x = numbers(2, 3, 20, 20).to(memory_format=torch.channels_last if channels_last else torch.contiguous_format)
+    grad = numbers(2, 3, size, size + left)
+    leaves = ["_adaptive_avg_pool2d_backward.default"] if left and not channels_last else []
+    check(torch.ops.aten._adaptive_avg_pool2d_backward, grad, x, leaves=leaves, tolerance=1e-5)
+
+
 VOLUMES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "avg": lambda x: F.avg_pool3d(x, 2, 2, 1),
     "adaptive_avg": lambda x: F.adaptive_avg_pool3d(x, (2, 3, 1)),
