@@ -44,6 +44,23 @@ def check(f: Program, target: str | None) -> None:
     assert sum(report.label == "forward" for report in backend.reports) == 1
 
 
+def check_large(target: str | None) -> None:
+    """Numbers beyond 32 bits in what was compiled for smaller ones."""
+
+    def program(x: torch.Tensor, n: int) -> tuple[torch.Tensor, ...]:
+        return x + n, torch.where(x > n, x, n), x.clamp(max=n)
+
+    compiled = torch.compile(program, backend=Backend(Options(strict=True, target=target)), dynamic=True)
+    for n in (3, 2**31, -(2**40), 2**63 - 1):
+        x = torch.arange(-3, 4)
+        for got, expected in zip(compiled(x, n), program(x, n), strict=True):
+            assert torch.equal(got, expected), n
+
+
+def test_integers_beyond_32_bits() -> None:
+    check_large("c")
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_integers_of_any_sign(name: str) -> None:
     check(PROGRAMS[name], "c")

@@ -52,7 +52,7 @@ def build(kernel: Kernel, source: str, emit: Callable[..., str]) -> Launcher:
     """
     generated = load(kernel, source)
     if not isinstance(generated.function, JITFunction):
-        return interpreted.launcher(kernel, generated)
+        return interpreted.launcher(kernel, generated, lambda: load(kernel, emit(kernel, wide=True)))
     if not torch.cuda.is_available():
         raise BuildError(
             f"{kernel.name} cannot be launched: no CUDA or ROCm device is present",

@@ -47,26 +47,31 @@ class Libdevice:
         return function
 
 
-def launcher(kernel: Kernel, generated: Generated) -> Launcher:
-    """Runs `kernel` on CPU tensors."""
+def launcher(kernel: Kernel, generated: Generated, wide: Callable[[], Generated]) -> Launcher:
+    """Runs `kernel` on CPU tensors; where sizes are beyond what `generated` takes, what `wide` makes, once."""
     _complete_interpreter()
-    if hasattr(generated.module, "libdevice"):
-        vars(generated.module)["libdevice"] = Libdevice()
+    made: dict[bool, Generated] = {True: generated}
     tensors = len(kernel.params)
     numbers = {position for position, param in enumerate(kernel.params) if param.number}
 
+    def source(fits: bool) -> Generated:
+        if fits not in made:
+            made[fits] = wide()
+        found = made[fits]
+        if hasattr(found.module, "libdevice"):
+            vars(found.module)["libdevice"] = Libdevice()
+        return found
+
     def launch(*args: Any) -> None:
-        assert generated.fits(*args[tensors:]), "what the interpreter would not live to see"
-        programs = generated.grid(*args[tensors:])
+        taken = source(generated.fits(*args[tensors:]))
+        programs = taken.grid(*args[tensors:])
         given = [_number(arg) if position in numbers else arg for position, arg in enumerate(args)]
-        counter = [torch.zeros(generated.counters, dtype=torch.int32)] if generated.counted else []
-        described = generated.module.descriptors(*args) if generated.passed and programs > 0 else ()
+        counter = [torch.zeros(taken.counters, dtype=torch.int32)] if taken.counted else []
+        described = taken.module.descriptors(*args) if taken.passed and programs > 0 else ()
         if programs > 0:
             try:
                 with np.errstate(all="ignore"):  # masked lanes compute on zeros
-                    generated.function[(programs,)](
-                        *(*given, *counter, *described), **generated.constants, **generated.options
-                    )
+                    taken.function[(programs,)](*(*given, *counter, *described), **taken.constants, **taken.options)
             except interpreter.InterpreterError as failed:
                 if not _is_assertion(failed):
                     raise
