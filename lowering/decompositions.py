@@ -184,6 +184,18 @@ def _into_shared(scatter: OpOverload) -> Callable[..., object]:
     return apart
 
 
+def _keeping_the_format(whole: OpOverload) -> Callable[..., object]:
+    """`whole`, of which a result on a CPU has the channels last where x has them."""
+
+    def apart(x: torch.Tensor, *others: object) -> object:
+        kept = suggest_memory_format(x)
+        if x.device.type != "cpu" or kept is torch.contiguous_format:
+            return NotImplemented
+        return whole(x.contiguous(), *others).contiguous(memory_format=kept)
+
+    return apart
+
+
 def _of_contiguous(whole: OpOverload) -> Callable[..., object]:
     """`whole` of contiguous operands, for a result that is contiguous however they lie."""
 
@@ -267,8 +279,12 @@ MISTRACED: dict[OpOverload, Callable[..., object]] = {
     aten.normal.Tensor_Tensor: _of_contiguous(aten.normal.Tensor_Tensor),
     aten.normal.Tensor_float: _of_contiguous(aten.normal.Tensor_float),
     aten.normal.float_Tensor: _of_contiguous(aten.normal.float_Tensor),
+    aten.reflection_pad2d.default: _keeping_the_format(aten.reflection_pad2d.default),
+    aten.reflection_pad3d.default: _keeping_the_format(aten.reflection_pad3d.default),
+    aten.replication_pad2d.default: _keeping_the_format(aten.replication_pad2d.default),
+    aten.replication_pad3d.default: _keeping_the_format(aten.replication_pad3d.default),
 }
-"""Those that PyTorch traces with other strides than eager's, the first four in 2.11; other shapes: `mistraced.py`."""
+"""Those that PyTorch traces with other strides than eager's, some in 2.11 alone; other shapes: `mistraced.py`."""
 
 AS_THE_SECOND: tuple[OpOverload, ...] = (
     aten.copysign.Tensor,
@@ -326,7 +342,8 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     kept[aten.max_unpool2d.default] = kept[aten.max_unpool3d.default] = max_unpool
     kept[aten.as_strided_copy.default] = as_strided_copy
     kept[aten._neg_view.default] = torch.neg  # a view whose memory holds the numbers that it negates
-    formats = get_decompositions((*BATCH_NORMS, aten.channel_shuffle))
+    volumes = aten.upsample_nearest3d, aten._upsample_nearest_exact3d
+    formats = get_decompositions((*BATCH_NORMS, aten.channel_shuffle, *volumes))
     kept.update({target: _in_a_format(parts) for target, parts in formats.items()})
     kept[aten.nll_loss2d_forward.default] = nll_loss2d_forward(kept[aten.nll_loss2d_forward.default])
     kept.update(MISTRACED)

@@ -138,7 +138,19 @@ def test_batch_norms_lie_as_in_eager(order: tuple[int, ...], tracing: str, train
     assert strides == list(expected.stride()) == list(graph(x, means, variances).stride())
 
 
+def volume(x: torch.Tensor) -> torch.Tensor:
+    """Three of a picture one behind the other, with channels last where it has them."""
+    form = torch.channels_last_3d if x.stride(1) == 1 else torch.contiguous_format
+    return torch.stack([x] * 3, -1).contiguous(memory_format=form)
+
+
 PICTURES = {
+    "reflected": lambda x: F.pad(x, (1, 1, 0, 1), mode="reflect"),
+    "reflected volume": lambda x: F.pad(volume(x), (1, 1, 0, 1, 1, 0), mode="reflect"),
+    "repeated": lambda x: F.pad(x, (1, 1, 0, 1), mode="replicate"),
+    "repeated volume": lambda x: F.pad(volume(x), (1, 1, 0, 1, 1, 0), mode="replicate"),
+    "resized volume": lambda x: F.interpolate(volume(x), size=(3, 4, 5)),
+    "resized exactly": lambda x: F.interpolate(volume(x), size=(3, 4, 5), mode="nearest-exact"),
     "shuffle": lambda x: torch.channel_shuffle(x, 3),
     "noise": lambda x: torch.normal(x, x.abs()),
     "noise around 1": lambda x: torch.normal(1.0, x.abs()),
