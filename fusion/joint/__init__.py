@@ -5,7 +5,8 @@ same, up to rounding: views that only autograd knows of go, as do copies that li
 become numbers (`widths.py`), gradients of maxima that cancel are not computed (`maxima.py`), sums that the graph holds
 in another order are taken from there (`reassociate.py`), gradients of what is too large to keep are computed in forward
 (`ahead.py`), as is what compares floats for equality (`comparisons.py`), positions are kept in few bytes
-(`positions.py`), and what backward makes again, rather than forward saving it, is marked.
+(`positions.py`), and what backward makes again, rather than forward saving it, is marked, views of inputs
+(`given.py`) among it.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from fusion.joint.ahead import compute_ahead
 from fusion.joint.comparisons import keep_comparisons
 from fusion.joint.copies import copies_for_products, drop_copies
 from fusion.joint.factors import PRODUCTS, operands, value_of
+from fusion.joint.given import views_of_inputs
 from fusion.joint.maxima import drop_vanishing_gradients
 from fusion.joint.positions import narrow_positions
 from fusion.joint.reassociate import reassociate
@@ -47,6 +49,8 @@ def prepare(joint: fx.GraphModule, *, streams: bool, workspace: int = WORKSPACE)
     reassociate(joint)
     kept += keep_comparisons(joint)
     kept += narrow_positions(joint)
+    for view in views_of_inputs(joint):
+        _prefer(view)
     if streams:
         prefer_recomputation(joint)
     return kept
