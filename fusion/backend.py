@@ -56,8 +56,8 @@ from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder, forget_recordings
 from fusion.runtime.second_derivatives import watch_derivatives
 from fusion.runtime.surroundings import refuse_odd_inputs, watch_surroundings
-from fusion.warm import Finished, keeps_graphs
-from fusion.warm.interface import graph_of, tangents_of
+from fusion.warm import Finished, eager_graph, keeps_graphs
+from fusion.warm.interface import tangents_of
 from fusion.warm.regions import KEY, Region, Told
 from lowering.builder import origin_of
 from lowering.errors import BuildError, FusionError, Origin, Unsupported
@@ -175,7 +175,7 @@ class Backend:
         """What runs graphs that an earlier process compiled."""
         found: list[tuple[Boxed, Report]] = []
         for made in graphs:
-            graph = cache(partial(graph_of, made.operations))
+            graph = cache(partial(eager_graph, made))
             load = partial(load_finished, made, self.options)
             found.append(self._watched(made.interface.label, made.interface.tangents, graph, load))
         for _, report in found:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import cast
 
 from torch import fx
 
@@ -26,7 +27,7 @@ from fusion.schedule.chunks import Chunks
 from fusion.schedule.chunks.body import Cut
 from fusion.schedule.kernels import KernelCall
 from fusion.warm.form import Unwritten, read, write
-from fusion.warm.interface import Interface, Operation, Place, operations_of
+from fusion.warm.interface import Interface, Operation, Place, graph_of, operations_of
 from fusion.warm.key import key_of
 from fusion.warm.store import get, put
 from lowering import expr, kernel, program
@@ -39,14 +40,14 @@ class Finished:
     """A compilation: what is to run, the source of each of its kernels, and the report of how it came about.
 
     Attributes:
-        operations: those of the graph, as they are; only what is kept has them.
+        operations: the text of those of the graph, for calls that run eagerly; only what is kept has it.
     """
 
     schedule: Schedule
     sources: Mapping[Kernel, str]
     report: Report
     interface: Interface
-    operations: tuple[Operation, ...] = ()
+    operations: str = ""
 
 
 KINDS = {
@@ -101,7 +102,7 @@ class WarmStart:
         if not self._key:
             return
         try:
-            operations = operations_of(self._asked[0])
+            operations = write(operations_of(self._asked[0]), KINDS)
             text = write(replace(made, schedule=_of_steps(made.schedule), operations=operations), KINDS)
             if key_of(*self._asked) != self._key:
                 raise Unwritten("more is known of its sizes since it was compiled")
@@ -111,6 +112,11 @@ class WarmStart:
             self.kept = self._key
         except Exception as refusal:
             self.note = not_kept(refusal)
+
+
+def eager_graph(made: Finished) -> fx.GraphModule:
+    """The graph that a compilation was made of, of operations as they are."""
+    return graph_of(cast("tuple[Operation, ...]", read(made.operations, KINDS)))
 
 
 def keeps_graphs(options: Options) -> bool:
@@ -142,4 +148,4 @@ def _of_steps(schedule: Schedule) -> Schedule:
     return replace(schedule, program=own, refusals=(), choices=(), bodies=bodies)
 
 
-__all__ = ["DAMAGED", "FOUND", "Finished", "WarmStart", "finished", "keeps_graphs", "not_kept"]
+__all__ = ["DAMAGED", "FOUND", "Finished", "WarmStart", "eager_graph", "finished", "keeps_graphs", "not_kept"]
