@@ -9,6 +9,7 @@ import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
 from codegen.triton import Config, TritonTarget
+from codegen.triton.blocks import block
 from fusion.schedule import long_sums
 from lowering.kernel import Kernel
 from tests.codegen.kernels.making import BF16
@@ -44,13 +45,20 @@ def test_one_row_and_many_rows_of_packed_weights() -> None:
 
 
 @pytest.mark.parametrize("m", [1, 3, 16])
-@pytest.mark.parametrize("name", ["packed", "packed_in_groups"])
-def test_the_last_program_of_a_tile_adds_up_its_parts(name: str, m: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "k", "shares"), [("packed", 2048, 0), ("packed_in_groups", 2048, 2), ("packed_in_groups", 4096, 4)]
+)
+def test_the_last_program_of_a_tile_adds_up_its_parts(
+    name: str, k: int, shares: int, m: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of groups whose walk is longer than two lines of memory, a program takes those of two."""
     monkeypatch.setattr(long_sums, "_price", lambda *args: 0.0)
+    monkeypatch.setattr(long_sums, "MOST", 4)
     function = LINEARS[name]
-    given = inputs(function, m, 72, 2048)
+    given = inputs(function, m, 72, k)
     kernel = only_kernel(function, *given)
     assert [int(axis.size) for axis in kernel.awaited] == [4]
+    assert [int(dim.size) for dim in block(kernel).dims if dim.name == "s"] == [shares] * (shares > 0)
     read, out = iter(given), torch.full((m, 72), float("nan"), dtype=BF16)
     passed = [next(read) if not param.written else out for param in kernel.params]
     (place,) = [k for k, param in enumerate(kernel.params) if param.written and param.dtype is torch.float32]

@@ -141,14 +141,16 @@ def narrow(blocked: Blocked) -> tuple[Config, ...]:
 
 # (rows of the matrix, stages) of a program whose warps have a group of each line each; fastest on an H200 first.
 _SHARED_SHAPES = ((32, 4), (32, 5), (32, 3), (16, 5), (64, 3))
+_SHARED_LINES = ((32, 3), (64, 3), (32, 4), (16, 4))  # of two lines: with more under way, fewer programs run at once
 
 
 def _in_shares(blocked: Blocked, dims: Mapping[str, Dim]) -> tuple[Config, ...]:
     """Configurations of a product in shares."""
     shares, columns = extent(dims["s"].size), max(8, power_of_two(extent(dims["n"].size)))
+    group = _group(blocked, dims["k"])
     found = []
-    for m, stages in _SHARED_SHAPES:
-        blocks = (("s", shares), ("m", m), ("k", _group(blocked, dims["k"])), ("n", columns))
+    for m, stages in _SHARED_LINES if shares * group > _LINE else _SHARED_SHAPES:
+        blocks = (("s", shares), ("m", m), ("k", group), ("n", columns))
         found.append(Config(blocks, num_warps=shares, num_stages=stages))
     return tuple(found)
 
