@@ -21,17 +21,11 @@ import sympy
 
 from codegen.target import Capabilities
 from fusion.schedule.chunks.matrices import product_calls
+from fusion.schedule.odd_rows import BYTES, ODD, is_odd, padded_strides
 from lowering.expr import Load, loads, renamed
 from lowering.indexing import axis_symbol
 from lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Program, Scatter, reads, writes
 from lowering.sizes import estimate
-
-BYTES = 16
-SHORTEST = 8 * BYTES
-"""Bytes of the shortest row that is aligned."""
-ODD = 0.33
-"""The speed of products of halves whose rows start at odd addresses, generated or the library's.  (H200, bf16,
-8192 × 768 × 50257: 2.2 and 3.3 ms against 0.8 to 0.9.)"""
 
 
 def align_rows(
@@ -44,7 +38,7 @@ def align_rows(
     odd = {name for name in odd if _pays(name, program, capabilities, hints or {})}
     if odd:
         program = _with_copies(program, odd)
-    found = {name: strides for name in _multiplied(program) if (strides := _aligned(program.buffers[name]))}
+    found = {name: strides for name in _multiplied(program) if (strides := padded_strides(program.buffers[name]))}
     for name in {*_fixed(program), *_otherwise(program)}.intersection(found):
         del found[name]
     if not found:
@@ -54,14 +48,9 @@ def align_rows(
     for position, node in enumerate(program.nodes):
         if isinstance(node, Contract) and node.library and not found.keys().isdisjoint(reads(node)):
             calls = product_calls(node, buffers, BYTES)
-            nodes[position] = replace(node, library=calls)
+            nodes[position] = replace(node, library=calls or node.library)
             origins.update((name, origins[node.out]) for call in calls for name in writes(call))
     return replace(program, buffers=buffers, nodes=tuple(nodes), origins=origins)
-
-
-def is_odd(buffer: Buffer) -> bool:
-    """Does a matrix of halves have rows that do not all start at aligned addresses?  Unknown sizes count as aligned."""
-    return buffer.dtype.itemsize == 2 and _aligned(buffer) is not None
 
 
 def _pays(name: str, program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]) -> bool:
@@ -107,20 +96,20 @@ def _copy(name: str, buffers: dict[str, Buffer], copies: dict[str, str]) -> Map:
 
 
 def _reading(node: Contract, copies: Mapping[str, str], buffers: dict[str, Buffer]) -> Contract:
-    """A product that reads the copies, and whose library calls do; the product itself where they cannot."""
+    """A product that reads the copies, and whose library calls do where they take matrices as they lie."""
     lhs, rhs = renamed(node.exprs, copies)
     if (lhs, rhs) == node.exprs:
         return node
     read = replace(node, lhs=lhs, rhs=rhs)
-    calls = product_calls(read, buffers, BYTES) if node.library else ()
-    return replace(read, library=calls) if calls or not node.library else node
+    return replace(read, library=(product_calls(read, buffers, BYTES) if node.library else ()) or node.library)
 
 
 def _otherwise(program: Program) -> Iterator[str]:
-    """What is read by products whose library calls do not take matrices as they are stored."""
+    """What is read by the library's calls of products, where they do not take matrices as they are stored."""
     for node in program.nodes:
-        if isinstance(node, Contract) and node.library and not product_calls(node, dict(program.buffers), BYTES):
-            yield from reads(node)
+        if isinstance(node, Contract) and not product_calls(node, dict(program.buffers), BYTES):
+            for call in node.library:
+                yield from reads(call)
 
 
 def _multiplied(program: Program) -> Iterator[str]:
@@ -143,22 +132,3 @@ def _fixed(program: Program) -> Iterator[str]:
             yield from reads(node)
         elif isinstance(node, Scatter):
             yield node.out
-
-
-def _aligned(buffer: Buffer) -> tuple[sympy.Expr, ...] | None:
-    """The strides of a row-major buffer with aligned rows; None where it is not one, or has them."""
-    size = buffer.dtype.itemsize
-    if len(buffer.shape) < 2 or not all(length.is_Integer and length > 0 for length in buffer.shape):
-        return None
-    row = int(buffer.shape[-1])
-    if row * size % BYTES == 0 or row * size < SHORTEST:
-        return None
-    strides: list[sympy.Expr] = []
-    plain, apart = sympy.Integer(1), sympy.Integer(1)
-    for position, (length, stride) in enumerate(reversed(list(zip(buffer.shape, buffer.strides, strict=True)))):
-        if stride != plain and length != 1:
-            return None
-        strides.append(apart)
-        plain *= length
-        apart *= length if position else sympy.Integer(-(-row * size // BYTES) * BYTES // size)
-    return tuple(reversed(strides))

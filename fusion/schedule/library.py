@@ -173,7 +173,7 @@ def _apart(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -
             continue
         part = tuple(sorted(members))
         moved = sum(prices.traffic(replace(cluster, members=part))) / prices.capabilities.bandwidth
-        multiplied = sum(prices.contraction(cluster, products[member]) for member in part if member in products)
+        multiplied = sum(prices.by_library(cluster, products[member]) for member in part if member in products)
         begun = prices.capabilities.product_us if any(member in products for member in part) else 0.0
         total += prices.capabilities.launch_us + begun + max(multiplied, moved)
     return total

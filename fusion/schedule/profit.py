@@ -11,11 +11,11 @@ import math
 from functools import cached_property
 
 from codegen.target import Capabilities
-from fusion.schedule.alignment import ODD, is_odd
 from fusion.schedule.contractions import slowdown
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import cost
 from fusion.schedule.legality import Cluster
+from fusion.schedule.odd_rows import ODD, is_odd, share_of_library
 from lowering.expr import loads
 from lowering.program import Contract, Extern, Scatter
 
@@ -104,7 +104,8 @@ class Prices:
                 points[member] = max(points.get(member, 1), math.prod(sizes[s] for s in spanned))
             node = self.dependences.compute(member)
             if isinstance(node, Contract):
-                total += self.contraction(cluster, node) * shared
+                odd = not cluster.space.streamed and self._odd(cluster, node)
+                total += self.contraction(cluster, node) / (ODD if odd else 1.0) * shared
                 continue
             repeat = self._tiles(cluster) if cluster.space.rigid and self._operand(cluster, member) else 1
             total += self.work[member] * points[member] * repeat / self.capabilities.flops
@@ -115,12 +116,18 @@ class Prices:
         return total
 
     def contraction(self, cluster: Cluster, node: Contract) -> float:
-        """Microseconds that the matrix units take for a contraction at the library's speed."""
+        """Microseconds that the matrix units take for a contraction at the library's speed, of aligned rows."""
         points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
         share = self.capabilities.matrix_share[node.lhs.dtype.itemsize]
         share *= self.capabilities.streamed if cluster.space.streamed else 1.0
-        share *= 1.0 if cluster.space.streamed or not self._odd(cluster, node) else ODD
         return 2 * points / (self.capabilities.matrix_flops * share)
+
+    def by_library(self, cluster: Cluster, node: Contract) -> float:
+        """Microseconds that the matrix units take for the library's product."""
+        share = 1.0
+        if self.capabilities.alignment > 1:
+            share = share_of_library(node.library, self.dependences.program.buffers)
+        return self.contraction(cluster, node) / share
 
     def _odd(self, cluster: Cluster, node: Contract) -> bool:
         """Does a contraction read rows at odd addresses, itself or through members of its cluster?"""

@@ -1,13 +1,13 @@
 """Efficiency: how a generated contraction compares with the library's, so that the scheduler can price either.
 
-What enters is a contraction kernel over block dimensions; what leaves is a share of the library's speed.  The shares
-were measured on an H200 against cuBLAS, over the shapes of transformer layers (bfloat16 unless said).  With descriptors
-it is as `persistent` says; aligned pointers reach 0.6.  Several products in one loop have 0.8 of that, unless they are
-computed as one.  Rows that do not start at multiples of 16 bytes defeat asynchronous copies, and the library even more:
-an odd vocabulary makes it seven times slower.  float32 by three TF32 products is 1.4 times as fast as cuBLAS in full
-float32.  A product of up to four rows is bound by memory: against the library, sums of products take 1.03 of its speed,
-0.93 where rows are longer than 16 KiB, given two rows of the matrix per multiprocessor.  Attention and its gradients
-reach 0.55 (64 wide) to 0.8 (128 wide) of the speed of a plain product.
+What enters is a contraction kernel over block dimensions; what leaves is a share of the library's speed with aligned
+rows.  The shares were measured on an H200 against cuBLAS, over the shapes of transformer layers (bfloat16 unless said).
+With descriptors it is as `persistent` says; aligned pointers reach 0.6.  Several products in one loop have 0.8 of that,
+unless they are computed as one.  Rows that do not start at multiples of 16 bytes defeat asynchronous copies: of an odd
+vocabulary pointers reach 0.38.  float32 by three TF32 products is 1.4 times as fast as cuBLAS in full float32.  A
+product of up to four rows is bound by memory: against the library, sums of products take 1.03 of its speed, 0.93 where
+rows are longer than 16 KiB, given two rows of the matrix per multiprocessor.  Attention and its gradients reach 0.55
+(64 wide) to 0.8 (128 wide) of the speed of a plain product.
 """
 
 from __future__ import annotations
@@ -23,12 +23,13 @@ from codegen.triton.choices import contractions, persistent, vectors
 from codegen.triton.products import descriptors
 from lowering.expr import Expr, Index, loads
 from lowering.indexing import coefficient
-from lowering.kernel import Role, Store
+from lowering.kernel import Role
+from lowering.scalar_ops import HALVES
 
-POINTERS, MISALIGNED, SEVERAL = 0.6, 0.25, 0.8
-LIBRARY_MISALIGNED = 0.15
+POINTERS, MISALIGNED, SEVERAL = 0.6, 0.38, 0.8
 FEW_ROWS, FEW_LONG_ROWS, LONG = 1.03, 0.93, 16_384
 CHAINED, CHAINED_POINTERS = 0.6, 0.5
+CACHE, MEMORY, MULTIPLIED = 7e6, 4.3e6, 7.5e8  # bytes per µs from the L2 cache and from memory, operations per µs
 WARPS = 64  # that share a multiprocessor
 NARROW_TOGETHER = 3  # programs that must share one to hide how a narrow product converts what it loads
 PACKED_SUMS = 0.4  # what is left of the speed of sums where numbers that share a byte are taken apart
@@ -55,15 +56,11 @@ def efficiency(blocked: Blocked, units: Units) -> float:
     if descriptors.applies(blocked, units.arch):
         share = persistent.reached(blocked)
         share *= SEVERAL if len(dots) > 1 and descriptors.stack_of(blocked) is None else 1.0
-    elif not all(_aligned(blocked, load.index[0], load.dtype.itemsize) for load in operands):
+        return share * _occupied(blocked, units)
+    if not all(_aligned(blocked, load.index[0], load.dtype.itemsize) for load in operands):
         share = min(share, MISALIGNED)
     share *= _occupied(blocked, units)
-    results = [stmt.offset for stmt in blocked.body if isinstance(stmt, Store) and not isinstance(stmt.offset, Expr)]
-    size = operands[0].dtype.itemsize
-    rows = [*(load.index[0] for load in operands if not isinstance(load.index[0], Expr)), *results]
-    if size <= 2 and not all(_aligned(blocked, offset, size) for offset in rows):
-        share /= LIBRARY_MISALIGNED
-    return share
+    return min(share, _fetched(blocked, units)) if dtype in HALVES else share
 
 
 def waits(blocked: Blocked, units: Units) -> bool:
@@ -77,19 +74,39 @@ def waits(blocked: Blocked, units: Units) -> bool:
     return not descriptors.applies(blocked, units.arch)
 
 
+def _fetched(blocked: Blocked, units: Units) -> float:
+    """The share at which the cache brings operands of 16 bits: the smaller the blocks, the more often it brings each.
+
+    Against what the product, or memory, takes at full speed.  (H200, bf16, 384 × 196 × 49152 in blocks of 16 × 64: 170
+    µs for 0.76 GB.)
+    """
+    dots, config = blocked.dots, _default(blocked, units)
+    m, n, size = config.block("m"), config.block("n"), dots[0].args[0].dtype.itemsize
+    length = math.prod(extent(dim.size) for dim in blocked.sides(dots[0])[2:])
+    blocks = programs(blocked, config)
+    fetched = blocks * (m + len(dots) * n) * length * size / CACHE
+    multiplied = 2 * len(dots) * math.prod(extent(dim.size) for dim in blocked.grid()) * length / MULTIPLIED
+    moved = sum(extent(param.extent) * param.dtype.itemsize for param in blocked.kernel.params) / MEMORY
+    return max(multiplied, moved) / fetched
+
+
 def _occupied(blocked: Blocked, units: Units) -> float:
     """The share of its speed at which the device computes the blocks that there are; a library cuts long sums instead.
 
     Of split float32 two programs share a multiprocessor, and hide half of what the last round leaves idle.
     """
-    narrow = vectors.narrow(blocked)
-    config = (*narrow, *persistent.candidates(blocked, units.arch), *contractions.candidates(blocked, units))[0]
+    narrow, config = vectors.narrow(blocked), _default(blocked, units)
     blocks, split = programs(blocked, config), blocked.dots[0].args[0].dtype is torch.float32 and not units.tf32
     if narrow:
         return min(1.0, math.sqrt(blocks / (NARROW_TOGETHER * PROGRAMS)))
     if not split:
         return min(1.0, blocks / PROGRAMS)
     return busy(blocks, 2 * PROGRAMS)
+
+
+def _default(blocked: Blocked, units: Units) -> Config:
+    narrow = vectors.narrow(blocked)
+    return (*narrow, *persistent.candidates(blocked, units.arch), *contractions.candidates(blocked, units))[0]
 
 
 def speed(blocked: Blocked, config: Config) -> float:
