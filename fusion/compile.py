@@ -40,6 +40,7 @@ from fusion.schedule.forms import weighed_forms
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library import leave_lone_products, prefer_library
+from fusion.schedule.narrow import store_rounded
 from fusion.schedule.scans import split_scans
 from fusion.schedule.select import select_terms
 from fusion.schedule.sources import own_sources
@@ -208,6 +209,9 @@ def _schedule(
     if not capabilities.lone_products:
         program, walked = leave_lone_products(program, walked)
     verify_program(trace.program("streamed", program), verified)
+    narrow = store_rounded(program)
+    program, walked = narrow, positions_in(narrow, program, walked)
+    verify_program(trace.program("narrow", program), verified)
     # after inlining, so that what feeds a split reduction is part of it, and after streams, which have their own parts
     split = split_reductions(program, capabilities, walked, hints)
     program, walked = split, positions_in(split, program, walked)

@@ -1,0 +1,69 @@
+"""Narrow: what everybody reads rounded is stored rounded.
+
+    g float32[m, k] = gelu(…)          g bfloat16[m, k] = round(gelu(…))
+    Σ_k round(g[m, k]) · w[k, n]   →   Σ_k g[m, k] · w[k, n]
+
+`Program → Program`, with the same numbers.  A value that eager rounds where it stores it is rounded where it is read,
+as long as it may stay in registers; where it is stored after all, half the bytes do.  Left as it is: what anybody reads
+as it was, in another type or as it lies in memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from lowering.expr import Cast, Expr, Load, make_cast, postorder, rewrite
+from lowering.program import Extern, Map, Node, Program, reads, with_exprs
+from lowering.scalar_ops import HALVES
+
+
+def store_rounded(program: Program) -> Program:
+    """The program with maps stored in the type in which they are read; the same object where there are none."""
+    made = {node.out for node in program.nodes if isinstance(node, Map)} - set(program.output_names())
+    wide = {name for name in made if program.buffers[name].dtype is torch.float32}
+    found = {name: dtypes for name, dtypes in _read_as(program).items() if name in wide and len(dtypes) == 1}
+    narrow = {name: dtype for name, (dtype,) in found.items() if dtype in HALVES}
+    if not narrow:
+        return program
+
+    def rule(expr: Expr) -> Expr | None:
+        load = expr.arg if isinstance(expr, Cast) else None
+        if not isinstance(load, Load) or load.buffer not in narrow or load.dtype in HALVES:
+            return None
+        return Load(load.buffer, load.index, narrow[load.buffer], load.mask)
+
+    nodes: list[Node] = []
+    for node in program.nodes:
+        if not isinstance(node, Extern) and not narrow.keys().isdisjoint(reads(node)):
+            node = with_exprs(node, rewrite(node.exprs, rule))
+        if isinstance(node, Map) and node.out in narrow:
+            node = replace(node, expr=make_cast(node.expr, narrow[node.out]))
+        nodes.append(node)
+    buffers = {name: replace(b, dtype=narrow.get(name, b.dtype)) for name, b in program.buffers.items()}
+    return replace(program, nodes=tuple(nodes), buffers=buffers)
+
+
+def _read_as(program: Program) -> dict[str, set[torch.dtype | None]]:
+    """The types to which each tensor is rounded where it is read; None where it is read as it is."""
+    found: dict[str, set[torch.dtype | None]] = {}
+    for node in program.nodes:
+        own = () if isinstance(node, Extern) else node.exprs
+        seen = set[str]()
+        for part in postorder(*own):
+            if isinstance(part, Cast) and isinstance(part.arg, Load):
+                seen.add(part.arg.buffer)
+                found.setdefault(part.arg.buffer, set()).add(part.dtype)
+            else:
+                direct = [child.buffer for child in part.children() if isinstance(child, Load)]
+                seen.update(direct)
+                for name in direct:
+                    found.setdefault(name, set()).add(None)
+        roots = {part.buffer for part in own if isinstance(part, Load)}
+        for name in roots | (set(reads(node)) - seen):
+            found.setdefault(name, set()).add(None)
+        for call in getattr(node, "library", ()):
+            for name in reads(call):
+                found.setdefault(name, set()).add(None)
+    return found

@@ -1,0 +1,63 @@
+"""What is only read rounded is stored rounded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from fusion.schedule.inline import inline_cheap_maps
+from fusion.schedule.narrow import store_rounded
+from lowering.interpret import run_program
+from lowering.program import Map, Program
+from lowering.verify import verify_program
+from tests.lowering.lowered import lowered
+
+BF16, F16 = torch.bfloat16, torch.float16
+GIVEN = [torch.randn(24, 16)]
+
+
+def read_rounded(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    hidden = torch.exp(x.erf())  # too much to be computed again by both
+    return hidden.to(BF16).float().sum(0), hidden.to(BF16).float().sum(1)
+
+
+def read_wide(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    hidden = torch.exp(x.erf())
+    return hidden.to(BF16).float().sum(0), hidden.sum(1)
+
+
+def read_as_either(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    hidden = torch.exp(x.erf())
+    return hidden.to(BF16).float().sum(0), hidden.to(F16).float().sum(1)
+
+
+def returned(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    hidden = torch.exp(x.erf())
+    return hidden.to(BF16).float().sum(0), hidden
+
+
+def before(function: Callable[..., object]) -> Program:
+    return inline_cheap_maps(lowered(function, *GIVEN))
+
+
+def maps(program: Program) -> dict[str, torch.dtype]:
+    return {node.out: program.buffers[node.out].dtype for node in program.nodes if isinstance(node, Map)}
+
+
+def test_what_everybody_rounds_is_stored_rounded() -> None:
+    program = before(read_rounded)
+    narrow = store_rounded(program)
+    assert maps(program) == {"erf": torch.float32, "exp": torch.float32}
+    assert maps(narrow) == {"erf": torch.float32, "exp": BF16}
+    verify_program(narrow)
+    for ours, theirs in zip(run_program(narrow, GIVEN), run_program(program, GIVEN), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+@pytest.mark.parametrize("function", [read_wide, read_as_either, returned])
+def test_what_anybody_reads_otherwise_stays(function: Callable[..., object]) -> None:
+    program = before(function)
+    assert torch.float32 in maps(program).values()
+    assert store_rounded(program) is program
