@@ -20,7 +20,7 @@ from fusion.schedule.legality import Cluster, Link, Refused, may_join, may_stand
 from fusion.schedule.profit import EARLY, Prices
 from lowering.errors import Origin
 from lowering.printer import format_bytes
-from lowering.program import Extern, Program, writes
+from lowering.program import Contract, Extern, Program, writes
 
 MAX_SIBLINGS = 8
 """How many later readers of the same buffer a cluster is compared with."""
@@ -142,7 +142,22 @@ class _Growth:
         if a == b or self.clusters[a].extern or self.clusters[b].extern:
             return
         self.pushed += 1
-        heapq.heappush(self.heap, (-self._shared(a, b), link.second, link.first, self.pushed, link))
+        heapq.heappush(self.heap, (-self._turned(a, b), link.second, link.first, self.pushed, link))
+
+    def _turned(self, first: int, second: int) -> int:
+        """Bytes that two clusters save together, by which they are tried.
+
+        What is made of a product is tried there first: at its end it is computed once, as an operand of the next one
+        for each block of the other side.
+        """
+        saved = self._shared(first, second)
+        if not self._multiplies(second) or self._multiplies(first):
+            return saved
+        products = (cluster for cluster in self.graph.predecessors(first) if self._multiplies(cluster))
+        return min([saved, *(self._shared(product, first) - 1 for product in products)])
+
+    def _multiplies(self, cluster: int) -> bool:
+        return any(isinstance(self.dependences.node(member), Contract) for member in self.clusters[cluster].members)
 
     def _shared(self, first: int, second: int) -> int:
         """Bytes that need not be moved if two clusters are one: what both touch once, and what nobody else needs."""

@@ -10,11 +10,14 @@ import sympy
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from codegen.triton import TritonTarget
+from fusion.capture import aot_backend
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.runtime import Boxed
 from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.contractions import divided
 from fusion.schedule.inline import inline_cheap_maps
@@ -313,3 +316,30 @@ def test_a_loop_takes_no_more_products_than_registers_hold() -> None:
     counts = [len(dots(kernel)) for kernel in kernels(grown(many, given))]
     assert sum(counts) == 12 and 2 <= max(counts) <= 4
     assert divided(16) > divided(8) > divided(4)
+
+
+def mixed(x: torch.Tensor, first: torch.Tensor, bias: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    return x + F.linear(F.gelu(F.linear(x.transpose(1, 2), first, bias)), second).transpose(1, 2)
+
+
+def forward_of(function: Function, *shapes: tuple[int, ...]) -> Schedule:
+    """The schedule of its forward, of which backward makes again what is larger than what it is made of."""
+    target, found = TritonTarget("sm_90"), list[Schedule]()
+
+    def compile_one(graph: GraphModule, label: str) -> Boxed:
+        found.append(schedule_graph(graph, target, Trace(None, label, target))[1])
+        return lambda inputs: graph(*inputs)
+
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        given = [torch.empty(shape, dtype=BF16, requires_grad=True) for shape in shapes]
+        torch.compile(function, backend=aot_backend(compile_one, lambda device: True))(*given)
+    return found[0]
+
+
+def test_a_function_of_a_product_is_computed_where_the_product_is() -> None:
+    """As an operand of the next product it would be computed for each block of its columns, and loaded by pointers."""
+    products = forward_of(mixed, (64, 196, 768), (384, 196), (384,), (196, 384)).launches()
+    first, second = (call.kernel for call in products if dots(call.kernel))
+    assert [len(dots(kernel)) for kernel in (first, second)] == [1, 1]
+    assert [param.dtype for param in first.params if param.written] == [BF16]  # rounded, as it is multiplied
+    assert all(isinstance(factor, Load) for kernel in (first, second) for factor in dots(kernel)[0].args)
