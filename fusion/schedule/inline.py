@@ -3,11 +3,11 @@
 `Program → Program`.  A map that loads nothing (a mask made of indices, a constant), only converts, moves or lightly
 changes one other tensor, or combines vectors to something larger (a mask of equal documents) is substituted into every
 generated reader; any map is, into one that looks at few of its points (the loss of a class, among the probabilities of
-all), unless it is stored in any case, before a product that the reader waits for: to read what it was made of would
-keep that alive, back to the first layer of a model whose last one looks at one position.  It stays a node only where
-an extern or the caller needs the tensor itself, or where a library may be called with it: an operand is taken into a
-contraction by `clusters.py`, if that pays.  Whoever reads through such a node rounds as the tensor is rounded, so that
-all see the same numbers.
+all), unless it is stored in any case, of a product, or before one that the reader waits for: to read what it was made
+of would keep that alive, back to the first layer of a model whose last one looks at one position.  It stays a node
+only where an extern or the caller needs the tensor itself, or where a library may be called with it: an operand is
+taken into a contraction by `clusters.py`, if that pays.  Whoever reads through such a node rounds as the tensor is
+rounded, so that all see the same numbers.
 """
 
 from __future__ import annotations
@@ -72,21 +72,31 @@ class _Stored:
     """The maps that are stored in any case, and when.
 
     A map is as old as the products and calls on the longest way to it are many.
+
+    Args:
+        stays: what is stored, whatever kernels there are.
     """
 
     def __init__(self, program: Program, stays: Collection[str]) -> None:
-        self._names, self._age = set(stays), dict[str, int]()
-        points = {node.out: _points(node) for node in program.nodes if isinstance(node, Map)}
+        self._wanted, self._finishing, self._age = set(stays), set[str](), dict[str, int]()
+        points, products = dict[str, sympy.Expr](), set[str]()
         for node in program.nodes:
             step = isinstance(node, Contract) or (isinstance(node, Extern) and not node.is_view)
             age = max((self._age.get(name, 0) for name in reads(node)), default=0) + step
             self._age.update(dict.fromkeys(writes(node), age))
-            if not isinstance(node, Extern):
-                self._names.update(name for name in reads(node) if name in points and not _is_few(node, points[name]))
+            if step:
+                products.update(writes(node))
+            if isinstance(node, Extern):
+                continue
+            self._wanted.update(name for name in reads(node) if name in points and not _is_few(node, points[name]))
+            if isinstance(node, Map):
+                points[node.out] = _points(node)
+                if node.out in stays and not products.isdisjoint(reads(node)):
+                    self._finishing.add(node.out)  # in the kernel of the product, as a rule
 
     def before(self, reader: str, made: str) -> bool:
-        """Is the map `made` stored before a product that whoever makes `reader` waits for?"""
-        return made in self._names and self._age[made] < self._age[reader]
+        """Is the map `made` stored when what makes `reader` can run?"""
+        return made in self._finishing or (made in self._wanted and self._age[made] < self._age[reader])
 
 
 def _seen_at_few_points(node: Compute, maps: Mapping[str, Map], stored: _Stored) -> dict[str, Map]:

@@ -24,7 +24,7 @@ from lowering.expr import loads
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Loop, Role, Store, statements, values_of
 from lowering.lower import lower
-from lowering.program import Extern
+from lowering.program import Extern, writes
 from lowering.scalar_ops import FOLD_OPS
 from lowering.verify import verify_kernel, verify_program
 
@@ -145,6 +145,20 @@ def test_what_looks_at_one_position_keeps_no_earlier_layer_alive(saved: bool) ->
     last = kernels(found)[-1]
     products = {name for name in last.buffers if name in found.program.buffers} - set(found.program.inputs)
     assert len(products - set(last.written)) <= 4  # the last product, the sum before it, and statistics of a row
+
+
+def test_a_product_that_is_finished_and_stored_is_not_stored_before_that_too() -> None:
+    """For the loss of the classes in logits that somebody else needs as a whole."""
+
+    def f(x: torch.Tensor, w: torch.Tensor, b: torch.Tensor, labels: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = torch.addmm(b, x, w)
+        return logits, logits.gather(1, labels[:, None]).float()
+
+    classes, half = 1000, torch.bfloat16
+    given = torch.randn(512, 256, dtype=half), torch.randn(256, classes, dtype=half), torch.randn(classes, dtype=half)
+    found = schedule(f, *given, torch.randint(classes, (512,)))
+    made = [name for step in found.steps for name in (writes(step) if isinstance(step, Extern) else step.written)]
+    assert [name for name in made if found.program.buffers[name].numel == 512 * classes] == ["addmm_1"]
 
 
 def test_siblings_that_read_the_same_tensor_share_a_kernel() -> None:
