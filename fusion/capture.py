@@ -34,7 +34,7 @@ from fusion.joint.layout import lay_out_gradients
 from fusion.joint.pairs import part_complex_numbers
 from fusion.joint.repeated import merge_repeated
 from fusion.joint.rows import prefer_rows
-from fusion.joint.saved import keep_unchanged, widen_statistics
+from fusion.joint.saved import SPARE, keep_unchanged, mark_spare, widen_statistics
 from fusion.joint.seeds import cover_undrawn, share_seeds, uncover
 from fusion.options import WORKSPACE
 from fusion.runtime import Boxed
@@ -163,6 +163,7 @@ def _parted(
     drop_results(parted[0], num_fwd_outputs, returned)
     widen_statistics(*parted, num_fwd_outputs)
     keep_unchanged(parted[0], num_fwd_outputs)
+    mark_spare(*parted, num_fwd_outputs)
     return parted
 
 
@@ -250,6 +251,11 @@ def kept_for_backward(graph: fx.GraphModule) -> frozenset[int]:
     """The positions of those results of a forward graph that backward alone gets."""
     described = graph.graph.output_node().meta.get("desc", ())
     return frozenset(k for k, desc in enumerate(described) if isinstance(desc, KEPT))
+
+
+def spare_inputs(graph: fx.GraphModule) -> frozenset[int]:
+    """The positions of those inputs that only this graph is to see, and may write over."""
+    return frozenset(k for k, node in enumerate(graph.graph.find_nodes(op="placeholder")) if SPARE in node.meta)
 
 
 def pass_objects(graph: fx.GraphModule) -> dict[int, int]:

@@ -10,7 +10,7 @@ inside the result; a failure of the compiler itself is raised, and whoever calle
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -22,7 +22,7 @@ from codegen.numerics import current
 from codegen.target import Target
 from codegen.targets import builder_for, tuner_for
 from codegen.tuning import Tuning
-from fusion.capture import kept_for_backward, main_device, size_hints
+from fusion.capture import kept_for_backward, main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
 from fusion.native import lower_for
@@ -143,7 +143,8 @@ def _made(
     hints, target = size_hints(graph), builder.target
     tuner = tuner_for(interface.device, builder) if options.mode == "max-autotune" else None
     measure = None if tuner is None else Trials(target, tuner, hints)
-    lowered, schedule = schedule_graph(graph, target, trace, hints, options.workspace, measure)
+    spare = () if options.cudagraphs else spare_inputs(graph)  # what is recorded is played again, and copied
+    lowered, schedule = schedule_graph(graph, target, trace, hints, options.workspace, measure, spare)
     kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
     tunings: list[Tuning] = []
     if tuner is None:
@@ -166,12 +167,14 @@ def schedule_graph(
     hints: Mapping[sympy.Symbol, int] | None = None,
     workspace: int = WORKSPACE,
     measure: Measure | None = None,
+    spare: Collection[int] = (),
 ) -> tuple[Program, Schedule]:
     """The first half of the path, which needs neither a device nor a compiler: lower and schedule.
 
     Args:
         workspace: bytes above which a product is made in chunks.
         measure: what times the ways to compute a product; without it, predictions decide.
+        spare: the positions of inputs that may be written over, as long as nobody else holds them.
 
     Returns:
         The program as lowered, and the schedule of what became of it.
@@ -179,7 +182,8 @@ def schedule_graph(
     program = lower_for(graph, target, hints, workspace)
     lowered = trace.program("program", program)
     limit = sys.maxsize if target.numerics.strict else workspace
-    return lowered, _schedule(program, target, trace, hints, limit, measure)
+    names = {name for k in spare if isinstance(name := program.inputs[k], str)}
+    return lowered, _schedule(program, target, trace, hints, limit, measure, names)
 
 
 def _schedule(
@@ -189,6 +193,7 @@ def _schedule(
     hints: Mapping[sympy.Symbol, int] | None,
     workspace: int,
     measure: Measure | None,
+    spare: Collection[str] = (),
 ) -> Schedule:
     """The passes, in their order."""
     capabilities = target.capabilities
@@ -224,7 +229,7 @@ def _schedule(
     if left is not program:
         verify_program(left, verified)
         program, clustering = left, grow(left, capabilities, hints, positions_in(left, program, walked))
-    schedule = plan(program, trace.clustering(program, clustering), target)
+    schedule = plan(program, trace.clustering(program, clustering), target, spare)
     launches = [step for step in schedule.steps if isinstance(step, KernelCall)]
     for step in launches:
         verify_kernel(step.kernel)

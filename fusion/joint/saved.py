@@ -14,12 +14,16 @@ what is computed and kept is one of the row in float32, of which the half is mad
 An input that backward needs is kept as it was when forward began.  The partition may choose an input where eager keeps
 what was made of it; if the program changes the input in place, that would be another one by then.
 
+What is kept in memory of its own, of which neither the caller nor anything else that is kept has a part, is marked as
+`SPARE`: backward may write over it.
+
 What enters are the graphs of forward and backward, as they were parted, and both are changed in place.  What is no
 statistic of a row, or no half, or is given to the graph and stays what it is, is kept as it is.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from operator import getitem
 from typing import cast
 
@@ -43,6 +47,9 @@ NORMS = (aten.native_layer_norm.default, aten.native_group_norm.default, aten._f
 
 RUNNING = aten.logcumsumexp.default
 """The operation whose result is at each point the statistic of the row up to there."""
+
+SPARE = "spare"
+"""The mark of an input of backward that nobody else is to see."""
 
 MIN_ROW = 4
 """How many times as large as its statistic a row must be for the statistic to count as small."""
@@ -95,6 +102,30 @@ def keep_unchanged(forward: fx.GraphModule, outputs: int) -> None:
         output.args = (tuple(results),)
         forward.graph.lint()
         forward.recompile()
+
+
+def mark_spare(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
+    """Mark what backward alone gets.
+
+    Args:
+        outputs: how many results of forward are the program's own; those that follow are kept for backward.
+    """
+    results = cast("list[fx.Node | None]", forward.graph.output_node().args[0])
+    given = {_memory(node) for node in forward.graph.find_nodes(op="placeholder")}
+    shared = Counter(map(_memory, results))
+    alone = {
+        node.name
+        for node in results[outputs:]
+        if node is not None and _memory(node) is not None and shared[_memory(node)] == 1 and _memory(node) not in given
+    }
+    for node in backward.graph.find_nodes(op="placeholder"):
+        if node.name in alone and is_tensor(node):
+            node.meta[SPARE] = True
+
+
+def _memory(node: fx.Node | None) -> int | None:
+    """What tells the memory of a tensor from that of others, as it was traced."""
+    return value_of(node).untyped_storage()._cdata if node is not None and is_tensor(node) else None
 
 
 def _changed_inputs(forward: fx.GraphModule) -> set[fx.Node]:

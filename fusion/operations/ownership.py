@@ -14,8 +14,8 @@ from functools import cache
 import torch
 
 
-def take_over(tensor: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """`tensor`, which one variable of the caller holds, as a tensor of our own, once `after` is known.
+def take_over(tensor: torch.Tensor, after: torch.Tensor | None = None) -> torch.Tensor:
+    """`tensor`, which one variable of the caller holds, as a tensor of our own, once `after` is known if that is given.
 
     Outside of a backward, somebody else may always want it.
 

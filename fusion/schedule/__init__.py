@@ -9,7 +9,7 @@ What was not fused comes back as refusals with reasons.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -53,26 +53,32 @@ class Schedule:
                 yield from body.launches()
 
 
-def plan(program: Program, clustering: Clustering, target: Target | None = None) -> Schedule:
+def plan(
+    program: Program, clustering: Clustering, target: Target | None = None, spare: Collection[str] = ()
+) -> Schedule:
     """Turn clusters into steps: a kernel each, or the call of an extern.
 
     With a target, parts are added up in the launch that makes them, and independent kernels that can run side by side
     share a launch, where it can do that.
+
+    Args:
+        spare: inputs that may be overwritten once they are taken over.
     """
-    steps: list[Step] = []
+    found: list[Step] = []
     for cluster in clustering.clusters:
         node = program.nodes[cluster.members[0]]
         if isinstance(node, Extern):
-            steps.append(node)
+            found.append(node)
         else:
-            steps.append(kernel_of(clustering.prices, cluster))
+            found.append(kernel_of(clustering.prices, cluster))
     if target is not None:
-        steps = finish_tiles(steps, program, target)
-    steps = chain_last_steps(steps)
+        found = finish_tiles(found, program, target)
+    found = chain_last_steps(found)
     if target is not None:
-        steps = list(pack_launches(steps, program, target))
-    updated, program = update(steps, program)
-    return Schedule(program, about_pivots(reuse(updated, program)), clustering.refusals)
+        found = list(pack_launches(found, program, target))
+    updated, program = update(found, program)
+    steps, program = reuse(updated, program, spare)
+    return Schedule(program, about_pivots(steps), clustering.refusals)
 
 
 __all__ = ["Clustering", "Refusal", "Schedule", "Step", "grow", "plan"]

@@ -24,6 +24,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from codegen.cache import digest
 from codegen.target import Target
+from fusion.joint.saved import SPARE
 from fusion.options import Options
 from fusion.warm.form import Unwritten, write
 from lowering.builder import origin_of
@@ -31,7 +32,7 @@ from lowering.rules.conversion import ONLY_STORED
 
 ROOTS = ("fusion", "codegen", "lowering")
 
-MARKS = ("original_aten", "recompute", ONLY_STORED)
+MARKS = ("original_aten", "recompute", ONLY_STORED, SPARE)
 """What else a pass may read of a node than its value and where it comes from."""
 
 _SETTINGS = ("FUSION_", "TRITON_", "CC", "CUDA_HOME", "PTXAS")

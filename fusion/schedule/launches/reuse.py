@@ -6,12 +6,13 @@ operand.  A row of logits becomes a row of their gradient in its own place, and 
 Only where it is certain: the operand was made in the same program, is read by no later step and has no views, both
 tensors are laid out alike, and the kernel loads from the operand at the very index at which it stores, and not after
 that.  Whoever stores an element is then the one that has loaded it; a fold over a row in between waits for all who load
-from it.
+from it.  What forward kept for backward alone is as good, once it is taken over (`operations/ownership.py`): logits
+become their gradient, as long as nobody else can see them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -23,7 +24,7 @@ from fusion.schedule.launches.redirect import redirected
 from fusion.schedule.launches.updates import written_into
 from lowering.expr import loads
 from lowering.kernel import Fold, Kernel, Store, statements, values_of
-from lowering.program import Buffer, Extern, Program, writes
+from lowering.program import Buffer, BufferRef, Extern, Program, writes
 
 FRESH = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, aligned_product, take_over)
 """Calls whose results are tensors of their own, of which nobody else has a view."""
@@ -32,25 +33,50 @@ SMALL = 1 << 16
 """Bytes below which memory is not worth a kernel of its own."""
 
 
-def reuse(steps: Sequence[KernelCall | Extern], program: Program) -> tuple[KernelCall | Extern, ...]:
-    """The steps with results written over operands where that is certain to change nothing."""
+LARGE = 1 << 22
+"""Bytes below which what forward kept is not worth asking who can see it."""
+
+
+def reuse(
+    steps: Sequence[KernelCall | Extern], program: Program, spare: Collection[str] = ()
+) -> tuple[tuple[KernelCall | Extern, ...], Program]:
+    """The steps with results written over operands where that is certain to change nothing.
+
+    Args:
+        spare: inputs that the caller has no use for, unless somebody is found to hold them at run time.
+    """
     last: dict[str, int] = {}  # buffer → the last step that reads it
-    made: dict[str, int] = {}  # buffers that a step allocates
+    made: set[str] = set()  # buffers that a step allocates
     kept = set(program.output_names())
     for position, step in enumerate(steps):
         for name in _read(step):
             last[name] = position
         if isinstance(step, KernelCall) or step.target in FRESH:
-            made.update(dict.fromkeys(_written(step), position))
+            made.update(_written(step))
         if isinstance(step, Extern) and (step.is_view or step.impure or step.multiple):
             kept.update(step.reads)
+    given = {name for name in spare if _bytes(program.buffers[name]) >= LARGE} - kept
     result: list[KernelCall | Extern] = []
+    buffers = dict(program.buffers)
     for position, step in enumerate(steps):
         if isinstance(step, KernelCall):
-            dying = {name for name in _read(step) if last[name] == position and name in made and name not in kept}
-            step = _over(program.buffers, step, dying)
+            dying = {name for name in _read(step) if last[name] == position}
+            step = _over(buffers, step, (dying & made) - kept)
+            step, taken = _taking_over(_over(buffers, step, dying & given), given)
+            buffers.update({out: buffers[name] for out, name in taken.items()})
+            result += [Extern((out,), take_over, (BufferRef(name),)) for out, name in taken.items()]
         result.append(step)
-    return tuple(result)
+    return tuple(result), replace(program, buffers=buffers)
+
+
+def _taking_over(call: KernelCall, given: Collection[str]) -> tuple[KernelCall, dict[str, str]]:
+    """The call with inputs that it writes over under names of their own, and these names."""
+    own = {name: f"{name}_taken" for name in call.over.values() if name in given}
+    if not own:
+        return call, {}
+    over = {out: own.get(name, name) for out, name in call.over.items()}
+    call = replace(call, buffers=tuple(own.get(name, name) for name in call.buffers), over=over)
+    return call, {taken: name for name, taken in own.items()}
 
 
 def _read(step: KernelCall | Extern) -> Iterable[str]:
@@ -100,6 +126,10 @@ def _into(call: KernelCall, out: str, operand: str) -> Kernel | None:
 
 
 def _alike(a: Buffer, b: Buffer) -> bool:
-    fixed = all(size.is_Integer for size in a.shape)
     same = (a.dtype, a.shape, a.strides, a.device) == (b.dtype, b.shape, b.strides, b.device)
-    return same and fixed and int(a.numel) * a.dtype.itemsize >= SMALL
+    return same and _bytes(a) >= SMALL
+
+
+def _bytes(buffer: Buffer) -> int:
+    """How much memory a buffer takes, if that is fixed; else 0."""
+    return int(buffer.numel) * buffer.dtype.itemsize if buffer.numel.is_Integer else 0

@@ -6,9 +6,11 @@ from collections.abc import Callable
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusion
-from fusion.capture import aot_backend
+from fusion.capture import aot_backend, spare_inputs
+from fusion.joint.saved import mark_spare
 from lowering.expr import Cast, postorder
 from lowering.lower import lower
 from lowering.program import Map
@@ -174,3 +176,22 @@ def test_rows_that_backward_makes_again_are_those_that_forward_has_stored(dtype:
     exact = gradients(attention, [x.double() for x in given])
     for ours, theirs, truth in zip(gradients(fused, given), gradients(attention, given), exact, strict=True):
         assert (ours - truth).norm() < 1.5 * (theirs - truth).norm()
+
+
+def test_only_what_backward_alone_gets_is_spare() -> None:
+    """No part of an input or of a result, and nothing of which something else that is kept is a part."""
+
+    def forward(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        result, whole = x.exp(), x.sin()
+        return result, whole, whole[:2], x.cos(), x[1:], result.t()
+
+    parted = make_fx(forward, tracing_mode="fake")(torch.randn(6, 5))
+    saved = parted.graph.output_node().args[0][1:]
+    graph = torch.fx.Graph()
+    for node in saved:
+        graph.placeholder(node.name).meta["val"] = node.meta["val"]
+    graph.output(())
+    backward = torch.fx.GraphModule({}, graph)
+    mark_spare(parted, backward, 1)
+    assert [saved[k].name for k in spare_inputs(backward)] == ["cos"]
+    assert not spare_inputs(parted)

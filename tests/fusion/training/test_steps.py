@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable
 
@@ -162,6 +163,42 @@ def test_backward_twice_where_the_first_call_kept_no_graph(sizes: tuple[int, ...
     torch.testing.assert_close(x.grad, 3 * first)
     (gradient,) = torch.autograd.grad(f(x), x, create_graph=True)
     torch.testing.assert_close(gradient, first)
+
+
+@pytest.mark.parametrize("seen", ["by nobody", "by another backward", "by hooks"])
+def test_logits_become_their_gradient_unless_somebody_can_see_them(seen: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What forward kept for backward alone is written over, in a copy where others have it."""
+
+    def loss(x: torch.Tensor, w: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return F.cross_entropy(x @ w, labels)
+
+    torch._dynamo.reset()
+    logits = 1100, 1000
+    x, w = (torch.randn(logits[0], 600) / 9).requires_grad_(), torch.randn(600, logits[1], requires_grad=True)
+    labels = torch.randint(logits[1], logits[:1])
+    expected = torch.autograd.grad(loss(x, w, labels), (x, w))
+    backend, copied, packed = fusion.Backend(fusion.Options(strict=True)), list[object](), list[torch.Tensor]()
+    clone = torch.Tensor.clone
+
+    def counted(tensor: torch.Tensor, **how: object) -> torch.Tensor:
+        copied.extend([tensor.dtype] if tensor.shape == logits else [])
+        return clone(tensor, **how)
+
+    def pack(tensor: torch.Tensor) -> torch.Tensor:
+        packed.append(tensor)
+        return tensor
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor)
+    with hooks if seen == "by hooks" else contextlib.nullcontext():
+        made = torch.compile(loss, backend=backend)(x, w, labels)
+    before = [tensor.clone() for tensor in packed]
+    monkeypatch.setattr(torch.Tensor, "clone", counted)
+    for keeps in (True, False) if seen == "by another backward" else (False,):
+        found = torch.autograd.grad(made, (x, w), retain_graph=keeps)
+        torch.testing.assert_close(found, expected)
+    assert len(copied) == (seen != "by nobody")
+    assert all(torch.equal(tensor, as_it_was) for tensor, as_it_was in zip(packed, before, strict=True))
+    assert "take_over" in {extern.name for extern in backend.reports[-1].externs}
 
 
 def test_several_forwards_before_their_backwards() -> None:
