@@ -115,10 +115,26 @@ class _Growth:
     def _turn(self, cluster: int) -> int:
         """When a cluster is computed of those that can be: in the order of the program, what reads nothing when needed.
 
-        A tensor of zeros that is added to at the end would else take its memory from the beginning on.
+        A tensor of zeros that is added to at the end would else take its memory from the beginning on.  So would what
+        is read last for a result (a copy that is kept for backward): that is made once all others have read it.
         """
-        readers = () if self.read[cluster] else self.graph.successors(cluster)
-        return min((self.clusters[c].members[-1] for c in readers), default=self.clusters[cluster].members[-1])
+        own = self.clusters[cluster].members[-1]
+        if not self.read[cluster]:
+            return min((self.clusters[c].members[-1] for c in self.graph.successors(cluster)), default=own)
+        if not self._is_result(cluster):
+            return own
+        writer, readers = self.dependences.writer, self.dependences.readers
+        freed = [name for name in self.read[cluster] if name in writer and name not in self.dependences.outputs]
+        if sum(map(self.dependences.bytes, freed)) < sum(map(self.dependences.bytes, self.made[cluster])):
+            return own
+        others = [reader for name in freed for reader in readers[name] if not self._is_result(self.owner[reader])]
+        before = [self.clusters[c].members[-1] for c in self.graph.predecessors(cluster)]
+        return min(own, max([*others, *before], default=own))
+
+    def _is_result(self, cluster: int) -> bool:
+        """Does nothing but views read what a cluster makes?"""
+        firsts = {c: self.dependences.node(self.clusters[c].members[0]) for c in self.graph.successors(cluster)}
+        return all(isinstance(first, Extern) and first.is_view and self._is_result(c) for c, first in firsts.items())
 
     # Candidates -----------------------------------------------------------------------------------------------------
 

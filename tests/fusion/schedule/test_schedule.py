@@ -161,6 +161,23 @@ def test_a_product_that_is_finished_and_stored_is_not_stored_before_that_too() -
     assert [name for name in made if found.program.buffers[name].numel == 512 * classes] == ["addmm_1"]
 
 
+def test_copies_that_are_results_are_made_when_all_others_have_read_what_they_copy() -> None:
+    """Not at the end, where they stand, until when all of it would have to live."""
+
+    def f(x: torch.Tensor, *weights: torch.Tensor) -> list[torch.Tensor]:
+        made = []
+        for weight in weights:
+            made.append((x @ weight).sort()[0])
+            x = made[-1].sort(0)[0] @ weight.t()
+        return [x, *(each.view(-1, 16, 32).transpose(0, 1).clone() for each in made)]
+
+    found = schedule(f, torch.randn(4096, 64), *(torch.randn(64, 2048) for _ in range(4)))
+    copies = [k for k, step in enumerate(found.steps) if isinstance(step, KernelCall) and "clone" in step.kernel.name]
+    assert len(copies) == 4
+    sorts = [k for k, step in enumerate(found.steps) if isinstance(step, Extern) and "sort" in step.name]
+    assert all(copy < later for copy, later in zip(copies, sorts[2::2], strict=False))
+
+
 def test_siblings_that_read_the_same_tensor_share_a_kernel() -> None:
     (call,) = kernels(schedule(lambda x: (x.sum(-1), (x * x).sum(-1)), torch.randn(64, 100)))
     assert len(call.written) == 2
