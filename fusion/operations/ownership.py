@@ -9,9 +9,9 @@ played again when others may see it.
 from __future__ import annotations
 
 import sys
-from functools import cache
 
 import torch
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 def take_over(tensor: torch.Tensor, after: torch.Tensor | None = None) -> torch.Tensor:
@@ -23,10 +23,9 @@ def take_over(tensor: torch.Tensor, after: torch.Tensor | None = None) -> torch.
     >>> take_over(kept, torch.ones(())) is kept
     False
     """
-    python, tensors, storages = _references(tensor)
-    shared = python > _alone()[0] + 1 or (tensors, storages) != _alone()[1:]
+    found, alone = _references(tensor), _alone()
     recorded = tensor.is_cuda and torch.cuda.is_current_stream_capturing()
-    if shared or recorded or torch._C._autograd._get_current_graph_task_keep_graph():
+    if found != alone or recorded or torch._C._autograd._get_current_graph_task_keep_graph():
         return tensor.clone(memory_format=torch.preserve_format)
     return tensor
 
@@ -37,8 +36,15 @@ def _references(tensor: torch.Tensor) -> tuple[int, int, int]:
     return sys.getrefcount(tensor), tensor._use_count(), storages  # type: ignore[attr-defined]  # has no stub
 
 
-@cache
 def _alone() -> tuple[int, int, int]:
-    """The same of a tensor that nobody but the function which counts refers to."""
-    fresh = torch.empty(0)
-    return _references(fresh)
+    """The same of a tensor that one variable holds, seen from a function that is given it.
+
+    Each time anew: while Dynamo looks at frames, a call holds its arguments twice.
+    """
+    with _disable_current_modes():
+        fresh = torch.empty(0)
+    return _given(fresh)
+
+
+def _given(tensor: torch.Tensor) -> tuple[int, int, int]:
+    return _references(tensor)
