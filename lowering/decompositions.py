@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Any, cast
 
 import torch
@@ -184,6 +184,19 @@ def _into_shared(scatter: OpOverload) -> Callable[..., object]:
     return apart
 
 
+def _or_else(first: Callable[..., object], other: Callable[..., object] | None) -> Callable[..., object]:
+    """What `first` makes of a call, and where it declines, what `other` does."""
+    if other is None:
+        return first
+
+    @wraps(other)
+    def made(*args: object, **kwargs: object) -> object:
+        result = first(*args, **kwargs)
+        return other(*args, **kwargs) if result is NotImplemented else result
+
+    return made
+
+
 def _keeping_the_format(whole: OpOverload) -> Callable[..., object]:
     """`whole`, of which a result on a CPU has the channels last where x has them."""
 
@@ -346,7 +359,7 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     formats = get_decompositions((*BATCH_NORMS, aten.channel_shuffle, *volumes))
     kept.update({target: _in_a_format(parts) for target, parts in formats.items()})
     kept[aten.nll_loss2d_forward.default] = nll_loss2d_forward(kept[aten.nll_loss2d_forward.default])
-    kept.update(MISTRACED)
+    kept.update({target: _or_else(parts, kept.get(target)) for target, parts in MISTRACED.items()})
     kept.update({target: _as_the_first(target, kept.get(target)) for target in AS_THE_SECOND})
     kept.update(foreach_decompositions())
     kept.update(KNOWN_AT_THE_CALL)
