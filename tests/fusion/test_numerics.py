@@ -345,3 +345,20 @@ def test_means_beside_variances_of_rows_with_infinities_are_nan(dim: int) -> Non
         torch.testing.assert_close(
             fuse(lambda x: torch.var_mean(x, dim))(given), torch.var_mean(given, dim), equal_nan=True
         )
+
+
+@pytest.mark.parametrize(("shape", "dim"), [((3, 31), 1), ((40, 31), 0)], ids=["rows", "columns"])
+def test_flags_of_extremes_are_of_the_numbers_that_were_compared(shape: tuple[int, int], dim: int) -> None:
+    """Rows of any length: the lanes of a loop and its rest differ in last bits, and loops in what is their rest."""
+
+    def spread(x: torch.Tensor) -> torch.Tensor:
+        activated = F.gelu(x, approximate="tanh")
+        return activated.amax(dim) - activated.amin(dim)
+
+    fused = fuse(spread, dynamic=True, options={"strict": True})
+    for seed in range(12):
+        torch.manual_seed(seed)
+        x = torch.randn(shape, requires_grad=True)
+        (found,) = torch.autograd.grad(fused(x).sum(), x)
+        (expected,) = torch.autograd.grad(spread(x).sum(), x)
+        torch.testing.assert_close(found, expected)
