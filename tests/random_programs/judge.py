@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch._dynamo.source import ConstantSource
 from torch._dynamo.utils import counters
+from torch._functorch import config
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
@@ -230,16 +231,26 @@ def difference(program: Program, call: int, device: str, found: Run) -> tuple[st
 
 
 def _captures(program: Program, call: int, device: str) -> Iterator[Run | None]:
-    """What PyTorch's own capture gives, and what its fake tensors say that it gives: where these err, so do we."""
+    """What PyTorch's own capture gives, and what its fake tensors say that it gives: where these err, so do we.
+
+    Fake tensors say nothing where a size is unknown to them: asking for its number raises.
+    """
     yield _captured(program, call, device)
-    for sizes in (None, ShapeEnv()):
+    for sizes, real in ((None, False), (ShapeEnv(), False), (ShapeEnv(), True)):
         with suppress(Exception):
-            yield _faked(program, call, device, sizes)
+            faked = _faked(program, call, device, sizes, real=real)
+            tensors = [tensor for tensor in faked.tensors.values() if tensor is not None]
+            assert all(int(n) >= 0 for tensor in tensors for n in (*tensor.shape, *tensor.stride()))
+            yield faked
 
 
-def _faked(program: Program, call: int, device: str, sizes: ShapeEnv | None) -> Run:
-    """What fake tensors say; with `sizes`, those are symbols, for which PyTorch works out strides in another way."""
-    mode, arguments = FakeTensorMode(shape_env=sizes), list[Tensor | int]()
+def _faked(program: Program, call: int, device: str, sizes: ShapeEnv | None, *, real: bool) -> Run:
+    """What fake tensors say; with `sizes`, those are symbols, for which PyTorch works out strides in another way.
+
+    A size that only data say is a number where it is `real`: then all is computed beside the fakes, if it can be.
+    """
+    with config.patch(fake_tensor_propagate_real_tensors=real):
+        mode, arguments = FakeTensorMode(shape_env=sizes), list[Tensor | int]()
     for k, tensor in enumerate(program.arguments(call, device)):
         if isinstance(tensor, int):
             arguments.append(tensor)

@@ -304,6 +304,29 @@ def test_what_a_refused_call_is_left_to_is_judged(monkeypatch: pytest.MonkeyPatc
     assert verdict.status == status
 
 
+DATA_SIZED = Program(
+    inputs=(Input("x0", ("A", 3), torch.float32, layout="transposed"), Input("x1", ("A",), torch.int64)),
+    source="""
+        return (F.logsigmoid(x0), x1.abs().bincount(minlength=9) * 2,)
+    """,
+    calls=({"A": 4},),
+)
+"""Fake tensors err on the strides of the first result, and know the size of the second from data alone."""
+
+
+@pytest.mark.parametrize(
+    ("part", "change", "reason"),
+    [
+        (0, lambda t: t.t().contiguous().t(), ""),  # as fake tensors say
+        (0, lambda t: t.double(), "result 0 is torch.float64"),
+        (1, lambda t: t[1:], "result 1 is torch.int64"),
+    ],
+)
+def test_a_size_that_only_data_say_is_compared(monkeypatch: pytest.MonkeyPatch, part: int, change, reason: str) -> None:  # type: ignore[no-untyped-def]
+    verdict = judged_with(monkeypatch, wrong(part, change), DATA_SIZED)
+    assert verdict.status == ("mismatch" if reason else "pass") and reason in verdict.reason
+
+
 def test_a_failure_is_made_small() -> None:
     program = Program(
         inputs=(Input("x0", ("A", 3), torch.float32, layout="transposed"), Input("x1", (3,), torch.float16)),
