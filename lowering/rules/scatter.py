@@ -152,7 +152,7 @@ def scatter_reduce(
     joined = parts if one else folded_sources(ctx, op, parts, x)
     join = {"sum": Term.__add__, "prod": Term.__mul__, "max": maximum, "min": minimum}[op]
     old = convert(x, compute)
-    total = combine(join, old, joined) if include_self else joined
+    total = combine(join, joined, old) if include_self else joined  # of 0.0 and -0.0 eager keeps the old one
     if reduce == "mean":
         counts = combine(lambda h: h.to(torch.int64), named)
         number = counts if one else folded_sources(ctx, "sum", counts, x)
