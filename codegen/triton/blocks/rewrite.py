@@ -18,13 +18,14 @@ from codegen.triton.rewrites.exponentials import in_powers_of_two
 from codegen.triton.rewrites.found import loaded_terms
 from codegen.triton.rewrites.groups import grouped
 from codegen.triton.rewrites.packed import unpacked
+from codegen.triton.rewrites.places import at_places
 from codegen.triton.rewrites.rounding import is_rounded
 from codegen.triton.rewrites.shares import shared
 from codegen.triton.rewrites.vectors import unrolled
 from codegen.triton.rewrites.walk import walked
-from lowering.expr import Cast, Expr
-from lowering.indexing import ZERO, simplify, substitute_all
-from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, statements, values_of, with_values
+from lowering.expr import Cast
+from lowering.indexing import ZERO, simplify
+from lowering.kernel import Fold, Kernel, Loop, Role, Stmt
 from lowering.scalar_ops import HALVES
 
 MANY = 4
@@ -49,7 +50,7 @@ def block(kernel: Kernel, arch: str = "sm_90") -> Blocked:
         digits.update(dim.digits())
     sizes = {dim.symbol: dim.reach for dim in dims}
     dims = tuple(replace(dim, shift=simplify(dim.shift.xreplace(digits), sizes)) for dim in dims)
-    body = _rewrite(kernel.body, digits, sizes)
+    body = at_places(_with_narrow_factors(kernel.body), digits, sizes)
     return Blocked(kernel, dims, in_powers_of_two(body) if dots and is_rounded(kernel) else body)
 
 
@@ -59,7 +60,7 @@ def block_as(kernel: Kernel, dims: Sequence[Dim]) -> Blocked:
     for dim in dims:
         digits.update(dim.digits())
     sizes = {dim.symbol: dim.reach for dim in dims}
-    return Blocked(kernel, tuple(dims), _rewrite(kernel.body, digits, sizes))
+    return Blocked(kernel, tuple(dims), at_places(_with_narrow_factors(kernel.body), digits, sizes))
 
 
 def _walked_along_rows(kernel: Kernel, dims: tuple[Dim, ...]) -> tuple[Kernel, tuple[Dim, ...]]:
@@ -74,31 +75,6 @@ def _walked_along_rows(kernel: Kernel, dims: tuple[Dim, ...]) -> tuple[Kernel, t
     moved = row_dims(changed)
     _, after = shifted(changed, moved)
     return (changed, moved) if any(dim.shift != 0 for dim in after) else (kernel, dims)
-
-
-def _rewrite(
-    body: Sequence[Stmt], digits: dict[sympy.Symbol, sympy.Expr], sizes: dict[sympy.Symbol, sympy.Expr]
-) -> tuple[Stmt, ...]:
-    """`body` over linear indices.  All expressions are rewritten at once, because they share parts."""
-    body = _with_narrow_factors(body)
-    roots = [value for stmt in statements(body) for value in values_of(stmt)]
-    rewritten = dict(zip(roots, substitute_all(roots, digits, sizes), strict=True))
-
-    def rebuild(stmt: Stmt) -> Stmt:
-        if isinstance(stmt, Loop):
-            where = None if stmt.where is None else rewritten[stmt.where]
-            return replace(stmt, body=tuple(rebuild(inner) for inner in stmt.body), where=where)
-        if isinstance(stmt, Fold):
-            carry = None if stmt.carry is None else rewritten[stmt.carry]
-            return replace(stmt, args=tuple(rewritten[arg] for arg in stmt.args), carry=carry)
-        if isinstance(stmt, Prefix):
-            return replace(stmt, args=tuple(rewritten[arg] for arg in stmt.args))
-        moved = with_values(stmt, [rewritten[value] for value in values_of(stmt)])
-        if isinstance(moved.offset, Expr):
-            return moved
-        return replace(moved, offset=simplify(moved.offset.xreplace(digits), sizes))
-
-    return tuple(rebuild(stmt) for stmt in body)
 
 
 def _with_narrow_factors(body: Sequence[Stmt]) -> tuple[Stmt, ...]:

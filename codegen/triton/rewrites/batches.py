@@ -16,20 +16,19 @@ from dataclasses import replace
 
 import sympy
 
+from codegen.triton.rewrites.places import at_places
 from lowering.expr import Expr, Index, index_of, loads, postorder
-from lowering.indexing import coefficient, over_symbol, simplify, split_points, substitute_all
+from lowering.indexing import coefficient, over_symbol, split_points
 from lowering.kernel import (
     Fold,
     Kernel,
     KernelAxis,
     Loop,
-    Prefix,
     Role,
     Stmt,
     Store,
     statements,
     values_of,
-    with_values,
 )
 
 SHORTEST = 128
@@ -73,28 +72,16 @@ def _split(kernel: Kernel, axis: KernelAxis) -> Kernel:
     axes = tuple(part for other in kernel.axes for part in ((outer, inner) if other is axis else (other,)))
     place = {axis.symbol: outer.symbol * length + axis.symbol}
     sizes = {each.symbol: each.size for each in axes}
-    roots = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
-    moved = dict(zip(roots, substitute_all(roots, place, sizes), strict=True))
 
     def sides(symbols: tuple[sympy.Symbol, ...]) -> tuple[sympy.Symbol, ...]:
         return tuple(s for symbol in symbols for s in ((outer.symbol, symbol) if symbol == axis.symbol else (symbol,)))
 
-    def rebuilt(stmt: Stmt) -> Stmt:
+    def with_sides(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Loop):
-            where = None if stmt.where is None else moved[stmt.where]
-            return replace(stmt, body=tuple(rebuilt(inner) for inner in stmt.body), where=where)
-        if isinstance(stmt, Fold):
-            carry = None if stmt.carry is None else moved[stmt.carry]
-            args = tuple(moved[arg] for arg in stmt.args)
-            return replace(stmt, args=args, carry=carry, rows=sides(stmt.rows), columns=sides(stmt.columns))
-        if isinstance(stmt, Prefix):
-            return replace(stmt, args=tuple(moved[arg] for arg in stmt.args))
-        store = with_values(stmt, [moved[value] for value in values_of(stmt)])
-        if isinstance(store.offset, Expr):
-            return store
-        return replace(store, offset=simplify(store.offset.xreplace(place), sizes))
+            return replace(stmt, body=tuple(map(with_sides, stmt.body)))
+        return replace(stmt, rows=sides(stmt.rows), columns=sides(stmt.columns)) if isinstance(stmt, Fold) else stmt
 
-    changed = replace(kernel, axes=axes, body=tuple(rebuilt(stmt) for stmt in kernel.body))
+    changed = replace(kernel, axes=axes, body=tuple(map(with_sides, at_places(kernel.body, place, sizes))))
     dots = [stmt for stmt in statements(changed.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
     return changed if outside(changed, dots, (outer, inner)) else kernel
 
