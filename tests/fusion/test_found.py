@@ -391,15 +391,6 @@ FOUND = {
         calls=({"B": 31, "C": 18}, {"B": 5, "C": 9}),
         dynamic=True,
     ),
-    "a zero that meets one of the other sign": Program(
-        (Input("x0", ("B", "C", "A"), torch.float32, values="special"), Input("x1", ("B", "C", "A"), torch.int64)),
-        """
-            t0 = x0.scatter_reduce(2, x1.long() % x0.shape[2], x0, 'amax')
-            t1 = x0.scatter_reduce(2, x1.long() % x0.shape[2], x0, 'amin')
-            return (t0.reciprocal().clamp(-2, 2), t1.reciprocal().clamp(-2, 2),)
-        """,
-        ({"A": 8, "B": 33, "C": 40},),
-    ),
     "a negative zero that the program names": Program(
         inputs=(Input("x0", ("A",), torch.float32), Input("x1", ("A",), torch.bfloat16)),
         source="""

@@ -277,7 +277,8 @@ SCANS = (
     "torch.zeros_like({f}).index_add({d}, torch.arange({f}.shape[{d}], device={f}.device) % 2, {f})",
     "torch.zeros_like({x}).scatter({d}, {si}.long() % {x}.shape[{d}], {x}) if {x}.shape[{d}] < 2 else {x}",
     "torch.zeros_like({f}).scatter_add({d}, {si}.long() % {f}.shape[{d}], {f})",
-    "{f}.scatter_reduce({d}, {si}.long() % {f}.shape[{d}], {f}, 'amax')",
+    # `+ 0.0` leaves zeros of one sign: which of two stays, eager itself says differently by layout and lane.
+    "({f} + 0.0).scatter_reduce({d}, {si}.long() % {f}.shape[{d}], {f} + 0.0, 'amax')",
     "{x}.sort({d})[0]",
     "{x}.sort(dim={d}, stable=True)[1]",
     "{f}.topk(1, {d})[0].detach()",
