@@ -1,8 +1,8 @@
-"""Shapes that PyTorch gets wrong as it traces.
+"""Shapes and strides that PyTorch gets wrong as it traces.
 
-Dynamo reads sizes off what it traces and holds them for constants, so a wrong one cannot be mended in a graph: a class
-too few, numbers that are not eager's.  It is right from the start where this module has been imported, for whatever
-traces.  A release that errs is known by its answer; others are left as they are.
+Dynamo reads sizes and strides off what it traces and holds them for constants, so a wrong one cannot be mended in a
+graph: a class too few, numbers that are not eager's.  It is right from the start where this module has been imported,
+for whatever traces.  A release that errs is known by its answer; others are left as they are.
 """
 
 from __future__ import annotations
@@ -14,11 +14,13 @@ from typing import Any
 import torch
 from torch._decomp import global_decomposition_table
 from torch._ops import OpOverload
-from torch._prims_common import canonicalize_dims
+from torch._prims_common import canonicalize_dims, is_contiguous_for_memory_format_or_false, suggest_memory_format
 from torch._subclasses.fake_impls import register_op_impl
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 NORM = torch.ops.aten.linalg_vector_norm.default
+PAD = torch.ops.aten.constant_pad_nd.default
 
 
 def _norm(
@@ -45,3 +47,24 @@ if torch.linalg.vector_norm(torch.empty(2, 1, device="meta"), dim=-1).ndim != 1:
     register_op_impl(NORM)(_faked)
     table = global_decomposition_table["post_autograd"]  # which fake tensors of symbolic sizes ask first
     table[NORM] = partial(_norm, table[NORM])
+
+
+@register_op_impl(PAD)
+def _padded(
+    mode: FakeTensorMode, pad: OpOverload, x: torch.Tensor, amounts: Sequence[int], *value: object, **named: object
+) -> object:
+    """A fake tensor with edges around it, of which none is wider than 0: a copy that lies as x does.
+
+    PyTorch takes amounts that are symbols for positive, and the result for contiguous.  Which of both it is, is asked
+    (and guarded) where they differ.
+    """
+    if is_contiguous_for_memory_format_or_false(x, memory_format=suggest_memory_format(x)):
+        return NotImplemented
+    if len(amounts) > 2 * x.ndim or not all(guard_or_false(amount <= 0) for amount in amounts):
+        return NotImplemented
+    with mode:
+        for k in range(len(amounts) // 2):
+            dim = x.ndim - 1 - k
+            before, after = -amounts[2 * k], -amounts[2 * k + 1]
+            x = x.narrow(dim, before, x.shape[dim] - before - after)
+        return x.clone()

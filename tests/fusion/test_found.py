@@ -415,6 +415,13 @@ FOUND = {
         source="return ((-x0.abs() * 0).sum(1).reciprocal(), (x0 * 0 * -1).mean(1).reciprocal(),)",
         calls=({"A": 3},),
     ),
+    "edges of a symbolic width that turns out 0": Program(
+        inputs=(Input("x0", ("B", "A"), torch.float32, layout="reversed"),),
+        source="return (F.pad(x0, (n % 3, m % 2)),)",
+        calls=({"A": 130, "B": 3, "n": 9, "m": -6}, {"A": 13, "B": 4, "n": 10, "m": 3}),
+        dynamic=True,
+        integers=("n", "m"),
+    ),
 }
 
 

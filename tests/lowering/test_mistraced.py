@@ -1,9 +1,10 @@
-"""Shapes of what is traced: eager's."""
+"""Shapes and strides of what is traced: eager's."""
 
 from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
@@ -52,3 +53,28 @@ def test_sizes_read_off_a_norm_along_a_single_element_are_those_of_eager() -> No
 
     x = torch.rand(7, 20, 1)
     torch.testing.assert_close(fusion.fuse(counted)(x), counted(x))
+
+
+@pytest.mark.parametrize("amounts", [(0, 0), (0, -1), (1, 0), (-1, 1), (-1, -1)])
+@pytest.mark.parametrize("layout", ["reversed", "channels_last", "sliced"])
+def test_edges_of_symbolic_widths_lie_as_in_eager(amounts: tuple[int, int], layout: str) -> None:
+    def edged(x: torch.Tensor, n: int, m: int) -> torch.Tensor:
+        y = F.pad(x, (n, m, m, 0), value=1.5)
+        return y * 2 + y.stride(-1)
+
+    x = torch.randn(4, 3, 5, 7)
+    x = {"reversed": x.permute(3, 2, 1, 0), "sliced": x[..., ::2]}.get(layout, x.to(memory_format=torch.channels_last))
+    fused = fusion.fuse(edged, dynamic=True)
+    for n, m in (amounts, (3, 2)):
+        found, expected = fused(x, n, m), edged(x, n, m)
+        assert found.stride() == expected.stride() and torch.equal(found, expected)
+
+
+def test_the_gradient_of_edges_of_symbolic_widths_lies_as_in_eager() -> None:
+    def cropped(x: torch.Tensor, n: int) -> torch.Tensor:
+        (grad,) = torch.autograd.grad(F.pad(x, (n, 0)).t() * 2, x, torch.ones(x.shape[1] + n, x.shape[0]))
+        return grad
+
+    x = torch.randn(3, 5, requires_grad=True)
+    for n in (2, 0, -1):
+        assert fusion.fuse(cropped, dynamic=True)(x, n).stride() == cropped(x, n).stride()
