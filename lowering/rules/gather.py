@@ -18,7 +18,8 @@ from lowering.errors import Unsupported
 from lowering.expr import Expr, Index, IndexValue, Op, make_cast, postorder
 from lowering.indexing import ONE, axis_symbol, bounds, substitute
 from lowering.registry import lowers
-from lowering.rules.formula import Term, where
+from lowering.rules.entries import held
+from lowering.rules.formula import Term, literal, where
 from lowering.rules.promotion import convert
 from lowering.sizes import may_be_empty
 from lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_shapes, broadcast_to, reshape
@@ -58,8 +59,8 @@ def looked_up(x: Value, shape: Shape, source: Sequence[Index]) -> Value:
     kept = set(postorder(result.expr))
     for index in source:
         if isinstance(index, Op) and index.name == CHECKED and index not in kept:
-            held = where(Term(index) >= 0, Term(result.expr), 0)
-            result = Value(shape, x.dtype, x.device, held.expr)
+            found = where(Term(index) >= 0, Term(result.expr), 0)
+            result = Value(shape, x.dtype, x.device, found.expr)
     return result
 
 
@@ -98,7 +99,9 @@ def indexed(whole: Shape, indices: Sequence[Value | None], *, check: bool) -> tu
 
 @lowers(aten.gather.default)
 def gather(ctx: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
-    """x at the positions along `dim` that `index` holds; the result has the shape of `index`."""
+    """x at the positions along `dim` that `index` holds; the result has the shape of `index`, of any rank where empty."""
+    if 0 in index.shape:
+        return held(index.shape, x, Term(literal(0, x.dtype)))
     if x.rank == 0:
         return looked_up(reshape(x, (ONE,)), index.shape, [position(convert(index, torch.int64), ONE, 0, wrap=False)])
     source: list[Index] = list(axes_of(index.shape)) or [axis_symbol(0)]

@@ -188,6 +188,14 @@ def test_indexing(name: str):
     assert all(isinstance(node, Map) for node in program.nodes)
 
 
+@pytest.mark.parametrize("dtype", [torch.int64, torch.uint8])
+def test_of_no_positions_the_rank_may_be_any(dtype: torch.dtype):
+    none = torch.zeros(2, 0, dtype=dtype)
+    for x in (torch.tensor(3.0), torch.randn(5), torch.randn(4, 6, 5)):
+        check(lambda x, i: x.gather(0, i) + 1, x, none)
+        check(lambda x, i: x.gather(-1, i), x, none[0])
+
+
 SCATTERS: dict[str, Callable[[torch.Tensor, torch.Tensor], object]] = {
     "value": lambda x, i: x.scatter(1, i, 7.0),
     "src": lambda x, i: x.scatter(1, i, x[:, :1] * 2),
