@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 import operator
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import fields
+from types import CodeType
 
 import torch
 import torch._dynamo.config
@@ -23,6 +25,7 @@ import torch._functorch.config
 import torch._inductor.config
 import torch.fx.experimental._config
 from torch import fx
+from torch._decomp import decomposition_table
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
@@ -52,8 +55,14 @@ _SWITCHES = tuple(
 )
 """The functions that tell how PyTorch's libraries are set."""
 
-_TRACED_BY = ("Autograd", "CompositeImplicit")
+_TRACED_BY = (
+    *("Autograd", "Autocast", "Composite", "Python", "PreDispatch", "FuncTorch", "Functionalize"),
+    *("ADInplaceOrView", "BackendSelect", "Conjugate", "Negative", "ZeroTensor"),
+)
 """How those keys of PyTorch's dispatcher begin under which a program may say how an operation is traced."""
+
+_OF_PYTORCH = os.path.dirname(torch.__file__) + os.sep
+"""How names of PyTorch's own files begin."""
 
 _OF_NODES = frozenset(
     {
@@ -126,6 +135,8 @@ class _Captured(Form):
             held = held_by(self.graph, node)
             if isinstance(held, fx.GraphModule):
                 return str(node.target), self._within(held)
+        if node.op == "call_method" and not _is_pytorchs(getattr(torch.Tensor, str(node.target), None)):
+            raise Unwritten(f"a call of Tensor.{node.target}, which is not PyTorch's")
         return super().target(node)
 
     def _within(self, body: fx.GraphModule) -> object:
@@ -172,9 +183,19 @@ def _name_of(function: object) -> str:
             return operation
     module, name = getattr(function, "__module__", None), getattr(function, "__name__", None)
     named = isinstance(module, str) and isinstance(name, str) and module.split(".")[0] in _MODULES
-    if named and getattr(sys.modules.get(str(module)), str(name), None) is function:
+    if named and getattr(sys.modules.get(str(module)), str(name), None) is function and _is_pytorchs(function):
         return f"{module}.{name}"
     raise Unwritten(f"a call of {name or function}, which is not PyTorch's")
+
+
+def _is_pytorchs(function: object) -> bool:
+    """Has a function that goes by a name of PyTorch's no text but PyTorch's, nor what it wraps?"""
+    while function is not None:
+        code = getattr(function, "__code__", None)
+        if isinstance(code, CodeType) and not code.co_filename.startswith(_OF_PYTORCH):
+            return False
+        function = getattr(function, "__wrapped__", None)
+    return True
 
 
 def _settings() -> Iterator[object]:
@@ -193,6 +214,9 @@ def _settings() -> Iterator[object]:
         library, _, rest = name.partition("/")
         if library == "aten" and rest.rpartition("/")[2].startswith(_TRACED_BY):
             raise Unwritten(f"{name}, which is not PyTorch's")
+    for operation, parts in decomposition_table.items():
+        if not _is_pytorchs(parts) and str(operation).split(".")[0] in OWN:
+            raise Unwritten(f"a decomposition of {operation}, which is not PyTorch's")
     yield torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
     yield str(torch.get_default_dtype()), str(torch.get_default_device()), torch.get_float32_matmul_precision()
     yield torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 from torch import Tensor, fx, nn
+from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from codegen.c import CTarget
@@ -203,11 +205,26 @@ def another_gradient() -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def another_cast() -> Iterator[None]:
+    with torch.library._scoped_library("aten", "IMPL") as library:
+        library.impl("hypot", lambda x, y: x, "AutocastCPU")
+        yield
+
+
+@contextlib.contextmanager
+def other_parts() -> Iterator[None]:
+    operation = torch.ops.aten.special_ndtr.default
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(torch._decomp.decomposition_table, operation, lambda x: x * 2)
+        yield
+
+
 def saved_otherwise() -> contextlib.AbstractContextManager[object]:
     return torch.autograd.graph.saved_tensors_hooks(lambda x: x, lambda x: x)
 
 
-@pytest.mark.parametrize("context", [another_gradient, saved_otherwise])
+@pytest.mark.parametrize("context", [another_gradient, another_cast, other_parts, saved_otherwise])
 def test_what_the_program_puts_into_the_trace_has_no_key(context):
     before = key_for(sine, ONE)
     graphs: list[fx.GraphModule] = []
@@ -216,6 +233,23 @@ def test_what_the_program_puts_into_the_trace_has_no_key(context):
     with context(), pytest.raises(Unwritten):
         key_of_region(graphs[0], [ONE], None, Options(), [CTarget()])
     assert key_for(sine, ONE) == before
+
+
+def test_functions_and_methods_of_the_program_in_the_place_of_pytorchs_have_no_key(monkeypatch):
+    """The name says what PyTorch has there, and the graph calls what the program has."""
+    for owner, name, function in ((torch.Tensor, "sin", lambda x: x.sin()), (functional, "relu", functional.relu)):
+        assert key_for(function, ONE)
+        graphs: list[fx.GraphModule] = []
+        torch._dynamo.reset()
+        torch.compile(function, backend=lambda graph, inputs, graphs=graphs: graphs.append(graph) or graph)(ONE)
+        own = getattr(owner, name)
+        replaced = functools.wraps(own)(lambda *given, own=own: own(*given) * 2)
+        with monkeypatch.context() as context:
+            context.setattr(owner, name, replaced)
+            for node in graphs[0].graph.nodes:
+                node.target = replaced if node.target is own else node.target
+            with pytest.raises(Unwritten, match=f"{name}, which is not PyTorch's"):
+                key_of_region(graphs[0], [ONE], None, Options(), [CTarget()])
 
 
 @pytest.mark.parametrize("mark", ["custom", "stream", "is_wrapped"])
