@@ -48,8 +48,17 @@ def key_of(
         Unwritten: the graph holds what cannot be told in full; the message says what.
     """
     wished = (options.mode, options.workspace, options.numerics, options.cudagraphs)
-    settings = (torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype())
-    return key_for(target, label, wished, settings, kept, *_graph(graph))
+    return key_for(target, label, wished, _settings(), kept, *_graph(graph))
+
+
+def surroundings_of(target: Target) -> str:
+    """What is read, beside a graph and what was asked, where one is compiled for `target` here and now."""
+    return key_for(target, _settings())
+
+
+def _settings() -> tuple[object, ...]:
+    """How PyTorch is set, as far as a compilation looks at it."""
+    return torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
 
 
 def key_for(target: Target, *told: object) -> str:
@@ -206,4 +215,4 @@ def _facts(known: ShapeEnv) -> object:
     return guards, ranges, equal, checked
 
 
-__all__ = ["Form", "held_by", "key_for", "key_of"]
+__all__ = ["Form", "held_by", "key_for", "key_of", "surroundings_of"]

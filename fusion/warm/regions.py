@@ -10,7 +10,7 @@ What lies in the file is pickled by PyTorch's classes, and unpickled where it is
 beside it that is loaded.
 
 Refused, with a note in the report, are regions that cannot be told in full (`captured.py`), or whose inputs lie over
-one another where one is changed.
+one another where one is changed, or whose backward was compiled under other settings than forward.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ from fusion.runtime.draws import Draws
 from fusion.warm import DAMAGED, Finished, finished, not_kept, store
 from fusion.warm.captured import devices_of, key_of_region
 from fusion.warm.form import Unwritten, read, write
+from fusion.warm.key import surroundings_of
 from fusion.warm.store import get, put
 from lowering.errors import Origin
 
@@ -90,7 +91,10 @@ class Region:
     ) -> None:
         self._asked = [(graph, inputs, options, target)]  # until there is a key: inputs die where eager lets them
         self._told, self._load, self._note = told, load, note
+        self._target = target
         self._guards = 0
+        self._devices: Sequence[torch.device] = ()
+        self._surroundings: Sequence[str] = ()
 
     def key(self, asked: object) -> Key:
         """What is kept of the region, or will be, is found by this.
@@ -100,7 +104,9 @@ class Region:
         """
         graph, inputs, options, target = self._asked.pop()
         try:
-            targets = [target(device) for device in devices_of(graph)]
+            self._devices = devices_of(graph)
+            self._surroundings = self._found_around()
+            targets = [target(device) for device in self._devices]
             return Key(key_of_region(graph, inputs, asked, options, targets), self)
         except Exception as refusal:  # also a defect of ours: to keep nothing leaves the program running
             self._note(not_kept(refusal))
@@ -146,6 +152,8 @@ class Region:
         try:
             if len(_guards()) > self._guards or any(map(_looks_at_memory, result.dispatch_wrappers)):
                 raise Unwritten("its inputs share memory")
+            if self._found_around() != self._surroundings:
+                raise Unwritten("settings were changed before its backward was compiled")
             halves = [half for half in (result.compiled_fw, result.compiled_bw) if half is not None]
             keys = tuple(half.fx_graph_cache_info[0] for half in halves)
             with _disable_current_modes():
@@ -154,6 +162,10 @@ class Region:
             put(key, text, store.regions)
         except Exception as refusal:
             self._note(not_kept(refusal))
+
+    def _found_around(self) -> list[str]:
+        """What compilations of this region's graphs read beside them, now."""
+        return [surroundings_of(self._target(device)) for device in self._devices]
 
 
 def _guards() -> Sequence[object]:

@@ -287,6 +287,21 @@ def test_numbers_that_are_drawn_again_are_traced_anew(traced):
     assert not traced.exists()
 
 
+def test_a_backward_that_was_compiled_under_other_settings_is_not_found_under_those_of_forward(traced):
+    def products(x: Tensor) -> Tensor:
+        return (x @ x.t()).sin()
+
+    try:
+        backend = Backend(Options())
+        result = torch.compile(products, backend=backend)(leaf(4, 3))
+        torch.set_float32_matmul_precision("high")
+        result.sum().backward()
+    finally:
+        torch.set_float32_matmul_precision("highest")
+    assert "not kept in the cache: settings were changed before its backward was compiled" in backend.reports[-1].notes
+    assert not traced.exists()
+
+
 @pytest.mark.parametrize("setting", ["graph_cache", "dump", "cudagraphs"])
 def test_nothing_is_kept_where_that_is_not_wished(setting, traced, tmp_path):
     run(
