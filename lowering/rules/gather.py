@@ -99,7 +99,7 @@ def indexed(whole: Shape, indices: Sequence[Value | None], *, check: bool) -> tu
 
 @lowers(aten.gather.default)
 def gather(ctx: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
-    """x at the positions along `dim` that `index` holds; the result has the shape of `index`, of any rank where empty."""
+    """x at the positions along `dim` that `index` holds; the result has its shape, and any rank where that is empty."""
     if 0 in index.shape:
         return held(index.shape, x, Term(literal(0, x.dtype)))
     if x.rank == 0:
