@@ -42,6 +42,8 @@ FLAGS = (
     *("-fno-math-errno", "-fno-trapping-math", "-ffp-contract=off", "-fwrapv", "-fno-strict-aliasing", "-w"),
     # GCC 12 loses the `!= 0` of a loaded bool that is an index, where it moves a condition out of the loop around it.
     "-fno-unswitch-loops",
+    # Where a condition holds up to some point of a loop (a causal mask), GCC makes two loops, the second without lanes.
+    "-fno-split-loops",
     # Threading a jump from a choice to what adds its result up puts one addition into each branch.  GCC then loads the
     # lanes' sums under a mask, and of several vectors of lanes always the first (12 and 13: wrong sums beside halves).
     "-fno-thread-jumps",

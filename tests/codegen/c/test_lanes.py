@@ -14,11 +14,16 @@ import fusion
 from codegen.c.build import FLAGS, find_compiler
 
 
+def told_of(source: str, what: str) -> str:
+    """What the compiler says of the optimizations named `what` that it made in `source`."""
+    wanted = (f"-fopt-info-{what}-optimized", "-S", "-o", "/dev/null")
+    command = [*find_compiler().command, *FLAGS, *wanted, "-x", "c", "-"]
+    return subprocess.run(command, input=source, capture_output=True, text=True, check=True).stderr
+
+
 def loops_in_lanes(source: str) -> int:
     """How many loops of `source` the compiler puts into lanes."""
-    command = [*find_compiler().command, *FLAGS, "-fopt-info-vec-optimized", "-S", "-x", "c", "-", "-o", "/dev/null"]
-    told = subprocess.run(command, input=source, capture_output=True, text=True, check=True).stderr
-    return len(set(re.findall(r":(\d+):\d+: optimized: loop vectorized", told)))
+    return len(set(re.findall(r":(\d+):\d+: optimized: loop vectorized", told_of(source, "vec"))))
 
 
 def kernels_of(f: Callable[..., object], *args: torch.Tensor) -> list[str]:
@@ -35,3 +40,14 @@ def test_a_mask_that_is_stored_and_multiplied_with():
     """The kernel of dropout in training."""
     (source,) = kernels_of(lambda x: F.dropout(x, 0.1), torch.randn(1 << 16, requires_grad=True))
     assert loops_in_lanes(source) == 1
+
+
+def test_a_causal_mask_that_is_added():
+    """Of a loop in which a condition holds up to some point GCC would make two, the second of which has no lanes."""
+
+    def masked(q, k):
+        at = torch.arange(400)
+        return (q @ k.mT + torch.where(at <= at[:, None], 0.0, torch.finfo(q.dtype).min)).softmax(-1) @ k
+
+    (source,) = kernels_of(masked, *torch.randn(2, 4, 400, 16))
+    assert "<=" in source and "loop split" not in told_of(source, "loop")
