@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
+import platform
+
 import pytest
 import sympy
 import torch
@@ -69,6 +72,33 @@ def test_vector_add(n):
     assert torch.equal(out, x + y)
     assert ("parallel" in source) == (n > 50_000)
     assert ("out[i0] = x[i0] + y[i0];" in source) == (n > 0)  # of nothing, no loop is made
+
+
+def exponentials(x: torch.Tensor) -> tuple[Kernel, torch.Tensor]:
+    """The kernel that takes the exponentials of `x`, and what it is to write them to."""
+    out = torch.empty_like(x)
+    return kernel({"x": x}, {"out": out}, [axis(i0, len(x))], Store("out", i0, op("exp", load("x", i0)))), out
+
+
+def test_exponentials_that_are_no_normal_numbers():
+    x = torch.linspace(-105.0, -86.0, 5000)
+    made, out = exponentials(x)
+    TARGET.build(made, TARGET.emit(made))(x, out)
+    want = x.double().exp()
+    assert ((out.double() - want).abs() <= torch.where(want < 2.0**-126, 2.0**-149, want * 2.0**-23)).all()
+    assert (out[x < -103.98] == 0).all() and ((out > 0) & (out < 2.0**-126)).any()
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the flag of an underflow is read by its number")
+def test_exponentials_of_what_is_masked_underflow_nowhere():
+    """Each underflow, of whichever intermediate result, takes a processor as long as some hundred exponentials."""
+    x = torch.tensor([-torch.inf, torch.finfo(torch.float32).min, -200.0, -90.0, 0.0, 20.0, 80.0] * 9)
+    made, out = exponentials(x)
+    launch, library, underflow = TARGET.build(made, TARGET.emit(made)), ctypes.CDLL("libm.so.6"), 0x10
+    library.feclearexcept(underflow)
+    launch(x, out)
+    assert library.fetestexcept(underflow) == 0
+    torch.testing.assert_close(out, x.exp())
 
 
 def test_no_axes_at_all():
