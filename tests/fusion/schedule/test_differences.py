@@ -1,0 +1,68 @@
+"""Differences of 1 and a power lose nothing; others stay what they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+import fusion
+from fusion.schedule.differences import exact_differences
+from lowering.expr import Op, postorder
+from lowering.interpret import run_program
+from lowering.program import Map, Program
+from lowering.verify import verify_program
+from tests.lowering.lowered import lowered
+
+STEPS = torch.tensor([1.0, 2.0, 7.0, 1e3, 1e6, 0.0, -3.0, float("inf"), -float("inf"), float("nan")])
+EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "from one": lambda t: 1 - 0.999**t,
+    "one from it": lambda t: 0.999**t - 1,
+    "in a list": lambda t: torch._foreach_sub(torch._foreach_pow(0.999, [t]), 1)[0],
+    "grown": lambda t: (1.001**t).unsqueeze(0) - 1,
+    "among others": lambda t: (1 - 0.9**t) / (1 - 0.999 ** t[:, None]).sqrt(),
+}
+OTHERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "of two": lambda t: 2 - 0.999**t,
+    "of the base one": lambda t: 1 - 1**t,
+    "of nothing": lambda t: 1 - 0**t,
+    "of a negative base": lambda t: 1 - (-0.5) ** t,
+    "of a power of a tensor": lambda t: 1 - t**0.3,
+    "of integers": lambda t: 1 - 3 ** t.nan_to_num(2, 2, 2).clamp(0, 7).long(),
+}
+
+
+def names(program: Program) -> set[str]:
+    maps = [node.expr for node in program.nodes if isinstance(node, Map)]
+    return {part.name for part in postorder(*maps) if isinstance(part, Op)}
+
+
+@pytest.mark.parametrize("name", EXACT)
+def test_what_they_would_lose_is_kept(name: str) -> None:
+    given = lowered(EXACT[name], STEPS)
+    program = exact_differences(given)
+    verify_program(program)
+    assert "expm1" in names(program) and "pow" not in names(program)
+    (result,), wide = run_program(program, [STEPS]), EXACT[name](STEPS.double())
+    torch.testing.assert_close(result.double(), wide, rtol=5e-7, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_others_stay(name: str) -> None:
+    program = lowered(OTHERS[name], STEPS)
+    assert exact_differences(program) is program
+
+
+def test_a_power_that_is_read_elsewhere_stays() -> None:
+    program = exact_differences(lowered(lambda t: ((power := 0.999**t), 1 - power), STEPS))
+    verify_program(program)
+    assert {"expm1", "pow"} <= names(program)
+    power, rest = run_program(program, [STEPS])
+    torch.testing.assert_close(power, 0.999**STEPS, equal_nan=True)
+    torch.testing.assert_close(rest.double(), 1 - 0.999 ** STEPS.double(), rtol=5e-7, atol=0, equal_nan=True)
+
+
+def test_strict_numerics_round_as_eager_does() -> None:
+    fused = fusion.fuse(EXACT["from one"], options={"numerics": "strict", "strict": True})
+    torch.testing.assert_close(fused(STEPS[:2]), EXACT["from one"](STEPS[:2]), rtol=1e-6, atol=0)
