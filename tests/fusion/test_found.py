@@ -415,6 +415,14 @@ FOUND = {
         source="return ((-x0.abs() * 0).sum(1).reciprocal(), (x0 * 0 * -1).mean(1).reciprocal(),)",
         calls=({"A": 3},),
     ),
+    "the mean of nothing as an integer": Program(
+        inputs=(Input("x0", ("A",), torch.float32), Input("x1", (0,), torch.float32)),
+        source="""
+            t0 = x1.mean()
+            return (t0.clamp(-9, 9).to(torch.int64), t0.to(torch.int32), t0.to(torch.uint8), x0 * 2,)
+        """,
+        calls=({"A": 1},),
+    ),
     "edges of a symbolic width that turns out 0": Program(
         inputs=(Input("x0", ("B", "A"), torch.float32, layout="reversed"),),
         source="return (F.pad(x0, (n % 3, m % 2)),)",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import platform
+from itertools import product
+
 import numpy as np
 import pytest
 import torch
@@ -183,6 +186,31 @@ def test_casts(source):
     for word, out in outputs.items():
         expected = inputs[f"x_{word}"].to(out.dtype)
         torch.testing.assert_close(out, expected, rtol=0, atol=0, equal_nan=True)
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="what no integer can be, becomes another one elsewhere")
+@pytest.mark.parametrize("source", [F32, F64], ids=str)
+@pytest.mark.parametrize("count", [1, 3, 40])
+def test_numbers_that_the_compiler_knows_become_integers_as_others_do(source, count):
+    """Of those, no instruction says what becomes of what no integer can be."""
+    large = op("mul", make_cast(IndexValue(i0), source), const(-1e19, source))
+    values = [const(number, source) for number in (*SPECIAL, 3e9, -1e19, 1e19)]
+    values += [
+        large,
+        op("neg", large),
+        op("where", op("lt", IndexValue(i0), const(2, I64)), const(torch.nan, source), large),
+    ]
+    outputs, stores = {}, []
+    for k, (value, target) in enumerate(product(values, (torch.int16, torch.int32, I64, torch.uint8))):
+        outputs[f"out{k}"] = torch.empty(count, dtype=target)
+        stores.append(Store(f"out{k}", i0, make_cast(value, target)))
+    run({}, outputs, [axis(i0, count)], *stores)
+    at = torch.arange(count)
+    line = at.to(source) * -1e19
+    given = [torch.full((count,), number, dtype=source) for number in (*SPECIAL, 3e9, -1e19, 1e19)]
+    given += [line, -line, torch.where(at < 2, torch.nan, line)]
+    for (x, _), out in zip(product(given, range(4)), outputs.values(), strict=True):
+        assert torch.equal(out, x.to(out.dtype)), (x, out)
 
 
 @pytest.mark.parametrize("dtype", [BF16, F16], ids=str)
