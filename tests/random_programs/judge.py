@@ -3,8 +3,9 @@
 Numbers are judged by a run in float64: the error may be twice eager's own, and a little more.  Eager's own error is the
 largest of a few runs, on inputs and incoming gradients that are off by some percent in each, so that it is not small by
 chance.  How much a program makes of small errors is seen from a few further runs in float64 whose inputs are off by a
-rounding of the shortest float in it: what they change counts as eager's error too, and whole numbers that differ
-between these runs are not compared, nor those that differ where each operation is off by one.  Shapes, dtypes, strides,
+rounding of the shortest float in it: what they change counts as eager's error too, as does what a rounding of the means
+of layer norms changes, and whole numbers that differ between these runs are not compared, nor those that differ where
+each operation is off by one.  Shapes, dtypes, strides,
 NaN, infinities, whole numbers, what is written to inputs, and who shares memory with whom are eager's.  What PyTorch's
 own capture cannot run, or runs otherwise, is not held against the compiler.
 """
@@ -30,6 +31,7 @@ from tests.lowering.lowered import layout
 from tests.random_programs.backwards import Backwards
 from tests.random_programs.comparing import error, numbers, whole
 from tests.random_programs.inputs import SHARED
+from tests.random_programs.means import Means
 from tests.random_programs.program import Program
 from tests.random_programs.roundings import Roundings
 
@@ -217,6 +219,8 @@ def difference(program: Program, call: int, device: str, found: Run) -> tuple[st
             if wrong:
                 runs = (_captured(program, call, device, DECOMPOSED), _exact(program, call, device, 0.0, Backwards()))
                 forms = [form for run_ in runs if run_ is not None and (form := run_.tensors.get(name)) is not None]
+                rounded = _exact(program, call, device, 0.0, Means(SHIFT[torch.float32]))
+                usual = max(usual, _largest(rounded, exact[0]).get(name, 0.0))
                 wrong, vague = numbers(ours, theirs, truths, usual, forms)
         else:
             wrong, vague = whole(ours, theirs, truths)

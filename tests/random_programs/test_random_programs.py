@@ -191,6 +191,33 @@ def test_a_norm_of_equal_numbers_is_as_far_off_as_its_mean() -> None:
     assert judge(program).status == "pass"
 
 
+GATHERED = Program(
+    inputs=(Input("x0", ("A",), torch.float32), Input("x1", ("B",), torch.int64)),
+    source="""
+        t0 = (x0[:1] * torch.tensor([-7, -6, -8], device=x0.device))[..., x1.long() % 3 // 3]
+        return (F.layer_norm(t0, t0.shape[-1:]),)
+    """,
+    calls=({"A": 3, "B": 7},),
+    seed=3,
+)
+"""The norm of gathered numbers, all of them equal: 0 in eager."""
+
+
+@pytest.mark.parametrize(("rounding", "status"), [(2.0**-24, "pass"), (2.0**-18, "mismatch")])
+def test_a_norm_of_equal_numbers_is_0_or_what_a_rounding_of_its_mean_leaves(
+    monkeypatch: pytest.MonkeyPatch, rounding: float, status: str
+) -> None:
+    def fused(function, **settings):  # type: ignore[no-untyped-def]
+        def off(x0: torch.Tensor, x1: torch.Tensor) -> tuple[torch.Tensor]:
+            norm = function(x0, x1)[0]
+            assert not norm.any()
+            return (norm + 7 * abs(x0[0]) * rounding / 1e-5**0.5,)
+
+        return off
+
+    assert judged_with(monkeypatch, fused, GATHERED).status == status
+
+
 def test_equal_rows_are_rounded_alike() -> None:
     """What is left of each row's sum is the same rounding of its mean, which the sum over the rows adds up."""
     program = Program(
