@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import sympy
 import torch
@@ -41,27 +43,39 @@ GENERATED_DTYPES = frozenset(
 """Element types that expressions may have; calls on any other (complex, quantised, float8) stay externs."""
 
 
-class Builder:
-    """Buffers and nodes so far, and the fx node being lowered.
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What is to be generated, and how it is rounded.
 
-    `rounded`: every result is rounded as eager rounds it, also where it is not stored.  `small`: how many
-    multiplications of a matrix product take less time than the call of a library.
+    Attributes:
+        contractions: names of the fx nodes whose matrix products become Contract nodes, others stay library calls;
+            None takes all.
+        scatters: operations (of `SCATTER_OPS`) that may be done where sources meet; None takes all.
+        rounded: every result is rounded as eager rounds it, also where it is not stored.
+        small: matrix products of at most so many multiplications that are no contractions become sums of products.
     """
 
+    contractions: Collection[str] | None = None
+    scatters: Collection[str] | None = None
     rounded: bool = False
     small: int = 0
 
-    def __init__(self, contractions: Collection[str] | None, scatters: Collection[str] | None = None) -> None:
-        self.contractions, self.scatters = contractions, scatters
+
+Library: TypeAlias = Callable[[Buffer, Value, Value], tuple[Node, ...]]
+"""Gives nodes that compute the product of two operands into a buffer by a library call; none where there is no call."""
+
+
+class Builder:
+    """Buffers and nodes so far, and the fx node being lowered (`current`), with the seed that its call is given."""
+
+    current: fx.Node
+
+    def __init__(self, wanted: Wanted, library: Library) -> None:
+        self.wanted, self.library = wanted, library
         self.buffers: dict[str, Buffer] = {}
         self.nodes: list[Node] = []
         self.origins: dict[str, Origin] = {}
-        self.current: fx.Node | None = None
-        self.given_seed: Value | None = None  # of the call being lowered
-
-    def library(self, out: Buffer, lhs: Value, rhs: Value) -> tuple[Node, ...]:
-        """Nodes that give the product of two operands by a library call; empty where there is no such call."""
-        raise NotImplementedError
+        self.given_seed: Value | None = None
 
     def map(self, value: Value, strides: Shape | None = None) -> Value:
         """`value` computed into a buffer of its own, with its conditions made plain; the result loads it."""
@@ -84,11 +98,8 @@ class Builder:
         if 0 in [shape[k] for k in dims] and FOLD_OPS[op].arity == 1:
             begun = const(identity(op, dtype), dtype)
             return Value(tuple(shape[k] for k in kept), dtype, args[0].device, begun)
-        renamed: dict[int, sympy.Symbol] = {}
-        for position, k in enumerate(kept):
-            renamed[k] = axis_symbol(position)
-        for position, k in enumerate(sorted(dims)):
-            renamed[k] = over_symbol(position)
+        renamed = {k: axis_symbol(position) for position, k in enumerate(kept)}
+        renamed.update({k: over_symbol(position) for position, k in enumerate(sorted(dims))})
         axes = tuple(Axis(renamed[k], shape[k]) for k in kept)
         over = tuple(Axis(renamed[k], shape[k]) for k in sorted(dims))
         sizes = {axis.symbol: axis.size for axis in (*axes, *over)}
@@ -116,7 +127,7 @@ class Builder:
 
         `index` (one for each dimension of `start`), `value` and `where` are over the axes of `shape`.
         """
-        if self.scatters is not None and op not in self.scatters:
+        if self.wanted.scatters is not None and op not in self.wanted.scatters:
             raise Unsupported(f"a scatter ({op}) in which sources may meet")
         if 0 in shape:
             return start
@@ -164,8 +175,8 @@ class Builder:
 
     def check_contraction(self) -> None:
         """Refuse a matrix product that is not among those to generate."""
-        assert self.current is not None
-        if self.contractions is not None and self.current.name not in self.contractions:
+        wanted = self.wanted.contractions
+        if wanted is not None and self.current.name not in wanted:
             raise Unsupported("matrix products are left to the library on this target")
 
     def seed(self, device: torch.device) -> Value:
@@ -187,11 +198,22 @@ class Builder:
         self.nodes.append(Extern((out.name,), target, (list(out.shape), list(out.strides)), kwargs))
         return load_of(out)
 
+    @property
+    def made(self) -> tuple[int, int]:
+        """How many nodes and buffers there are."""
+        return len(self.nodes), len(self.buffers)
+
+    def take_back(self, made: tuple[int, int]) -> None:
+        """Have no more than so many nodes and buffers: those that a rule has added are the last ones."""
+        nodes, buffers = made
+        del self.nodes[nodes:]
+        for name in list(self.buffers)[buffers:]:  # in the order of a dict
+            del self.buffers[name], self.origins[name]
+
     # Layouts --------------------------------------------------------------------------------------------------------
 
     def results(self) -> list[torch.Tensor]:
         """What the current node gives under eager."""
-        assert self.current is not None
         val = self.current.meta.get("val")
         parts = val if isinstance(val, (tuple, list)) else (val,)
         return [part for part in parts if isinstance(part, torch.Tensor) and part.layout is torch.strided]
@@ -213,7 +235,6 @@ class Builder:
         self, dtype: torch.dtype, shape: Shape, strides: Shape | None, device: torch.device, name: str = ""
     ) -> Buffer:
         """A new buffer, named for the fx node it belongs to."""
-        assert self.current is not None
         base = name or self.current.name
         name, count = base, 0
         while name in self.buffers:

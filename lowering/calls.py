@@ -7,7 +7,8 @@ that is passed to a call, or returned, must be as eager has it: of the same stri
 from __future__ import annotations
 
 import operator
-from collections.abc import Collection
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TypeAlias
 
 import sympy
@@ -15,7 +16,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from lowering.builder import Builder, load_of, origin_of
+from lowering.builder import Builder, Wanted, load_of, origin_of
 from lowering.errors import Origin, Unsupported
 from lowering.expr import Expr, Load, loads
 from lowering.indexing import ONE
@@ -30,17 +31,26 @@ TOLD_BY_DATA = ("_unique", "_unique2", "unique_dim", "unique_consecutive", "nonz
 """Operations of which only data tells the size of the result, whatever their arguments."""
 
 
-class Calls(Builder):
-    """What the fx nodes so far stand for, which buffers hold it as eager would, and calls that make such buffers."""
+class Calls:
+    """What the fx nodes so far stand for, which buffers hold it as eager would, and calls that make such buffers.
 
-    def __init__(self, contractions: Collection[str] | None, scatters: Collection[str] | None) -> None:
-        super().__init__(contractions, scatters)
-        self.symbols: set[sympy.Symbol] = set()  # sizes that the inputs tell
+    Attributes:
+        builder: where nodes and buffers are added.
+        values: what each fx node stands for.
+        symbols: the sizes that are told so far, by the inputs or by a call's results.
+        realised: the buffers that hold results as eager has them.
+        mistraced: fx nodes whose results have another shape than PyTorch said.
+        modules: what calls run themselves: branches, bodies of loops, scores.
+    """
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.builder = Builder(wanted, self.library)
         self.values: dict[fx.Node, FxValue] = {}
+        self.symbols: set[sympy.Symbol] = set()
         self.realised: dict[fx.Node, str] = {}
-        self.mistraced: set[fx.Node] = set()  # what has another shape than PyTorch said
-        self.modules: dict[fx.Node, fx.GraphModule] = {}  # what a call runs itself: branches, bodies of loops, scores
-        self.only_calls = False  # realise by calling what eager calls, not by generated nodes
+        self.mistraced: set[fx.Node] = set()
+        self.modules: dict[fx.Node, fx.GraphModule] = {}
+        self._only_calls = False  # realise by calling what eager calls, not by generated nodes
 
     def extern(self, node: fx.Node, reason: str) -> FxValue:
         """The result of `node` by the call that eager makes, for this reason."""
@@ -51,36 +61,50 @@ class Calls(Builder):
         for source in node.args[:1] if is_view else ():
             if isinstance(source, fx.Node) and isinstance(self.values[source], Value):
                 self.tensor(source, fresh=True)  # who gets the view may write to it: not to what a copy was made of
-        args = tuple(self._extern_arg(arg) for arg in node.args)
-        kwargs = {key: self._extern_arg(arg) for key, arg in node.kwargs.items()}
+        args, kwargs = self.arguments(node)
         val = node.meta.get("val")
         multiple = isinstance(val, (tuple, list))
-        outs: list[str | None] = []
         results: list[Value | None] = []
         told: list[tuple[sympy.Symbol, int, int | None]] = []
         for place, part in enumerate(val if isinstance(val, (tuple, list)) else (val,)):
             if isinstance(part, torch.Tensor):
-                for dim, size in enumerate(sizes_of(part.shape)):
-                    if size.is_Symbol and size not in self.symbols:
-                        told.append((size, place, dim))
-                        self.symbols.add(size)
-                strides = sizes_of(part.stride()) if part.layout is torch.strided else None
-                shape = tuple(self.known(size, origin_of(node)) for size in sizes_of(part.shape))
-                buffer = self.buffer(part.dtype, shape, strides, part.device, node.name)
-                outs.append(buffer.name)
-                results.append(load_of(buffer))
-            else:
-                outs.append(None)
-                results.append(None)
+                told.extend((size, place, dim) for size, dim in self._told(part).items())
+            results.append(self._result(node, part) if isinstance(part, torch.Tensor) else None)
+        outs = tuple(None if result is None else result.buffer() for result in results)
         impure = bool(told) or not isinstance(node.target, OpOverload) or _impure(node.target)
-        self.nodes.append(
-            Extern(tuple(outs), node.target, args, kwargs, multiple, is_view, impure, reason, tuple(told))
+        self.builder.nodes.append(
+            Extern(outs, node.target, args, kwargs, multiple, is_view, impure, reason, tuple(told))
         )
         if multiple:
             return tuple(results)
         if outs[0] is not None:
             self.realised[node] = outs[0]
         return results[0]
+
+    def _told(self, result: torch.Tensor) -> dict[sympy.Symbol, int]:
+        """The sizes that nothing but a call's result tells, each with its dimension: from here on they are known."""
+        told: dict[sympy.Symbol, int] = {}
+        for dim, size in enumerate(sizes_of(result.shape)):
+            if size.is_Symbol and size not in self.symbols:
+                told.setdefault(size, dim)
+        self.symbols.update(told)
+        return told
+
+    def _result(self, node: fx.Node, result: torch.Tensor) -> Value:
+        """What a call of `node` gives, in a buffer as PyTorch said that it would be."""
+        strides = sizes_of(result.stride()) if result.layout is torch.strided else None
+        shape = tuple(self.known(size, origin_of(node)) for size in sizes_of(result.shape))
+        return load_of(self.builder.buffer(result.dtype, shape, strides, result.device, node.name))
+
+    def wait_for(self, node: fx.Node, size: sympy.Symbol) -> None:
+        """Call what gives a number, unless that is known."""
+        if size in self.symbols or not isinstance(node.target, OpOverload):
+            return
+        args, kwargs = self.arguments(node)
+        reason = "a number that the host waits for"
+        told = ((size, 0, None),)
+        self.builder.nodes.append(Extern((None,), node.target, args, kwargs, impure=True, reason=reason, sizes=told))
+        self.symbols.add(size)
 
     def of_mistraced(self, node: fx.Node) -> str:
         """Why `node` must be called as it is, if it reads what has another shape than PyTorch said; empty if not.
@@ -101,6 +125,11 @@ class Calls(Builder):
             self.mistraced.add(node)
         return told
 
+    def arguments(self, node: fx.Node) -> tuple[tuple[ExternArg, ...], dict[str, ExternArg]]:
+        """What a call of `node` is given, by position and by name; tensors are made now if there are none."""
+        args = tuple(self._extern_arg(arg) for arg in node.args)
+        return args, {key: self._extern_arg(arg) for key, arg in node.kwargs.items()}
+
     def _extern_arg(self, arg: object) -> ExternArg:
         if isinstance(arg, fx.Node) and arg in self.modules:
             return self.modules[arg]
@@ -109,12 +138,10 @@ class Calls(Builder):
             if isinstance(val, torch.SymFloat) or (value is None and val is not None):
                 raise Unsupported(f"a {type(val).__name__} is passed to a call", origin=origin_of(arg))
             return BufferRef(self.tensor(arg)) if isinstance(value, Value) else value
-        if isinstance(arg, (list, tuple)):
-            return (
-                tuple(self._extern_arg(part) for part in arg)
-                if isinstance(arg, tuple)
-                else [self._extern_arg(part) for part in arg]
-            )
+        if isinstance(arg, tuple):
+            return tuple(self._extern_arg(part) for part in arg)
+        if isinstance(arg, list):
+            return [self._extern_arg(part) for part in arg]
         if isinstance(arg, dict):
             return {key: self._extern_arg(part) for key, part in arg.items()}
         return arg
@@ -131,16 +158,16 @@ class Calls(Builder):
         meta = node.meta["val"]
         strides = sizes_of(meta.stride())
         name = value.buffer()
-        previous, self.current = self.current, node
+        previous, self.builder.current = self.builder.current, node
         if (
             name is None
-            or not _same_layout(self.buffers[name], value.shape, strides)
-            or self.buffers[name].device != meta.device
+            or not _same_layout(self.builder.buffers[name], value.shape, strides)
+            or self.builder.buffers[name].device != meta.device
             or (fresh and self._is_copy(node, name))
         ):
-            name = self._between_ones(node, value, strides, fresh) if fresh or self.only_calls else None
-            name = name or self._by_call(node, value, strides, fresh) or self.map(value, strides).buffer()
-        self.current = previous
+            name = self._between_ones(node, value, strides, fresh) if fresh or self._only_calls else None
+            name = name or self._by_call(node, value, strides, fresh) or self.builder.map(value, strides).buffer()
+        self.builder.current = previous
         assert name is not None
         self.realised[node] = name
         return name
@@ -154,16 +181,16 @@ class Calls(Builder):
             return None
         if (fresh and self._is_copy(node, value.expr.buffer)) or self._lies_elsewhere(node, value.expr.buffer):
             return None
-        whole, axes = self.buffers[value.expr.buffer], axes_of(value.shape)
+        whole, axes = self.builder.buffers[value.expr.buffer], axes_of(value.shape)
         if whole.device != value.device:
             return None
         here = [part for part in zip(axes, value.shape, strides, strict=True) if part[1] != ONE]
         there = zip(value.expr.index, whole.shape, whole.strides, strict=True)
         if here != [part for part in there if part[1] != ONE]:
             return None
-        out = self.buffer(value.dtype, value.shape, strides, value.device)
+        out = self.builder.buffer(value.dtype, value.shape, strides, value.device)
         shape: list[sympy.Expr] = list(value.shape)
-        self.nodes.append(
+        self.builder.nodes.append(
             Extern((out.name,), torch.ops.aten.view.default, (BufferRef(whole.name), shape), is_view=True)
         )
         return out.name
@@ -174,23 +201,22 @@ class Calls(Builder):
         if not isinstance(call, fx.Node) or not isinstance(call.target, OpOverload):
             return None
         is_view = _is_view(call.target)
-        if not is_view and (not self.only_calls or is_copy(value.expr)):
+        if not is_view and (not self._only_calls or is_copy(value.expr)):
             return None
         for source in call.args[:1]:
             if isinstance(source, fx.Node) and isinstance(self.values[source], Value):  # not a size
                 self.tensor(source, fresh=fresh)
-        out = self.buffer(value.dtype, value.shape, strides, value.device)
+        out = self.builder.buffer(value.dtype, value.shape, strides, value.device)
         outs: list[str | None] = [out.name]
         if call is not node:  # one part of several
             outs = [out.name if k == node.args[1] else None for k in range(len(call.meta["val"]))]
-        args = tuple(self._extern_arg(arg) for arg in call.args)
-        kwargs = {key: self._extern_arg(arg) for key, arg in call.kwargs.items()}
-        self.nodes.append(Extern(tuple(outs), call.target, args, kwargs, call is not node, is_view))
+        args, kwargs = self.arguments(call)
+        self.builder.nodes.append(Extern(tuple(outs), call.target, args, kwargs, call is not node, is_view))
         return out.name
 
     def _is_copy(self, node: fx.Node, name: str) -> bool:
         """Would eager's result of `node` be a copy of what buffer `name` holds, rather than that or a view of it?"""
-        owner = self.origins[name].name
+        owner = self.builder.origins[name].name
         while node.name != owner:
             source = node.args[0] if node.args else None
             is_view = isinstance(node.target, OpOverload) and _is_view(node.target)
@@ -222,18 +248,15 @@ class Calls(Builder):
 
         What eager copies for it is a map, which may become part of the kernel that makes what is copied.
         """
-        assert self.current is not None
-        sources = {id(self.values[arg]): arg for arg in self.current.all_input_nodes}
+        sources = {id(self.values[arg]): arg for arg in self.builder.current.all_input_nodes}
         if id(lhs) not in sources or id(rhs) not in sources or len(out.shape) not in (2, 3):
             return ()
         target = torch.ops.aten.mm.default if len(out.shape) == 2 else torch.ops.aten.bmm.default
-        nodes, realised = self.nodes, self.realised
-        # What is made here exists only if the library is chosen.
-        self.nodes, self.realised, self.only_calls = [], dict(realised), True
-        args = tuple(BufferRef(self.tensor(sources[id(operand)])) for operand in (lhs, rhs))
+        realised = self.realised
+        with self._made_apart() as nodes:
+            args = tuple(BufferRef(self.tensor(sources[id(operand)])) for operand in (lhs, rhs))
         product = Extern((out.name,), target, args, reason="the library is faster here")
-        made = (*self.nodes, product)
-        self.nodes, self.realised, self.only_calls = nodes, realised, False
+        made = (*nodes, product)
         given = {name for source, name in realised.items() if source.op != "call_function"}
         wanted = {load.buffer for load in loads(lhs.expr, rhs.expr)}
         read = {name for node in made for name in reads(node)} - {name for node in made for name in writes(node)}
@@ -241,6 +264,16 @@ class Calls(Builder):
         if not calls or (read ^ wanted) - given:
             return ()  # what one of the two forms reads alone would not be there, or be there for nothing
         return made
+
+    @contextmanager
+    def _made_apart(self) -> Iterator[list[Node]]:
+        """Realise by calls alone, into the list that is yielded: what is made there exists only if it is chosen."""
+        nodes, realised = self.builder.nodes, self.realised
+        self.builder.nodes, self.realised, self._only_calls = [], dict(realised), True
+        try:
+            yield self.builder.nodes
+        finally:
+            self.builder.nodes, self.realised, self._only_calls = nodes, realised, False
 
     def known(self, size: sympy.Expr, origin: Origin) -> sympy.Expr:
         """`size`, if the inputs determine it."""

@@ -17,7 +17,7 @@ from torch import fx
 from torch._ops import OpOverload
 
 from lowering import rules
-from lowering.builder import GENERATED_DTYPES, load_of, origin_of
+from lowering.builder import GENERATED_DTYPES, Wanted, load_of, origin_of
 from lowering.calls import Calls, FxValue
 from lowering.errors import Unsupported
 from lowering.expr import Load, as_stored
@@ -27,7 +27,7 @@ from lowering.made_again import unrounded
 from lowering.overflow import refuse_overflow
 from lowering.positions import is_free, settled
 from lowering.program import BufferRef, Extern, Program, memory_of
-from lowering.registry import RULES, Registered
+from lowering.registry import RULES, Registered, Result
 from lowering.rules.formula import literal
 from lowering.rules.promotion import rounded
 from lowering.seeded import seeded
@@ -59,59 +59,47 @@ def lower(
     Raises:
         Unsupported: the graph as a whole cannot be represented (a value that is neither tensor nor known integer).
     """
-    return Lowering(graph, device, contractions, scatters, rounded=rounded, small=small).run()
+    return Lowering(graph, device, Wanted(contractions, scatters, rounded, small)).run()
 
 
-class Lowering(Calls):
-    """One walk over an fx graph: what each fx node's value is, and which buffers hold it as eager would."""
+class Lowering:
+    """One walk over an fx graph: what each fx node stands for, by a rule where there is one, and else by a call."""
 
-    def __init__(
-        self,
-        graph: fx.GraphModule,
-        device: torch.device | None,
-        contractions: Collection[str] | None,
-        scatters: Collection[str] | None,
-        *,
-        rounded: bool = False,
-        small: int = 0,
-    ) -> None:
-        self.graph = graph
-        self.device = device
-        self.rounded, self.small = rounded, small
-        super().__init__(contractions, scatters)
+    def __init__(self, graph: fx.GraphModule, device: torch.device | None, wanted: Wanted) -> None:
+        self.graph, self.device = graph, device
+        self.calls = Calls(wanted)
+        self.builder = self.calls.builder
         self.inputs: list[str | sympy.Symbol | None] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.numbers = KnownNumbers()
         self.brought: dict[fx.Node, Value] = {}  # numbers of the host, as they are on the device
+        self.last_writes: list[fx.Node] = []
 
     def run(self) -> Program:
         """The whole graph, as a program of what is computed."""
-        outputs: tuple[BufferRef | sympy.Expr | None, ...] = ()
-        last_writes: list[fx.Node] = []
         given = (node.meta.get("val") for node in self.graph.graph.nodes if node.op == "placeholder")
         write_over(val for val in given if isinstance(val, torch.SymInt))
-        for node in self.graph.graph.nodes:
-            self.current = node
+        *nodes, end = self.graph.graph.nodes
+        for node in nodes:
+            self.builder.current = node
             if node.op == "placeholder":
-                self.values[node] = self._placeholder(node)
+                self.calls.values[node] = self._placeholder(node)
             elif node.op == "get_attr":
-                self.values[node] = self._constant(node)
-            elif node.op == "call_function" and _is_last_write(node):
-                last_writes.append(node)
-            elif node.op == "call_function":
-                self.values[node] = self._call(node)
-            elif node.op == "output":
-                returned = node.args[0]
-                several = returned if isinstance(returned, (tuple, list)) else (returned,)
-                outputs = tuple(self._output(arg) for arg in several)
-                outputs = self._told_apart(several, outputs)
-                self._write_last(last_writes)
-            else:
+                self.calls.values[node] = self._constant(node)
+            elif node.op != "call_function":
                 raise Unsupported(f"fx node of kind {node.op!r}", origin=origin_of(node))
-        for name, buffer in self.buffers.items():
+            elif _is_last_write(node):
+                self.last_writes.append(node)
+            else:
+                self.calls.values[node] = self._call(node)
+        self.builder.current = end
+        outputs = self._outputs(end.args[0])
+        self._write_last()
+        buffers, origins = self.builder.buffers, self.builder.origins
+        for name, buffer in buffers.items():
             for size in (*buffer.shape, *buffer.strides):
-                self.known(size, self.origins[name])
-        program = Program(tuple(self.inputs), self.buffers, tuple(self.nodes), outputs, self.origins, self.constants)
+                self.calls.known(size, origins[name])
+        program = Program(tuple(self.inputs), buffers, tuple(self.builder.nodes), outputs, origins, self.constants)
         return without_dead_buffers(without_dead_nodes(program))
 
     # fx nodes -------------------------------------------------------------------------------------------------------
@@ -120,14 +108,14 @@ class Lowering(Calls):
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor):
             value = self._tensor_buffer(node, val)
-            self.inputs.append(self.realised[node])
+            self.inputs.append(self.calls.realised[node])
             if val.layout is torch.strided:
-                self.symbols.update(size for size in sizes_of((*val.shape, *val.stride())) if size.is_Symbol)
+                self.calls.symbols.update(size for size in sizes_of((*val.shape, *val.stride())) if size.is_Symbol)
             return value
         if isinstance(val, torch.SymInt):
             size = size_of(val)
             if size.is_Symbol:
-                self.symbols.add(size)
+                self.calls.symbols.add(size)
             self.inputs.append(size if size.is_Symbol else None)  # other inputs tell what an expression is
             return size
         if isinstance(val, int):
@@ -141,27 +129,27 @@ class Lowering(Calls):
         for part in str(node.target).split("."):
             found = getattr(found, part)
         if isinstance(found, fx.GraphModule):
-            self.modules[node] = found
+            self.calls.modules[node] = found
             return None
         if not isinstance(found, torch.Tensor):
             raise Unsupported(f"attribute {node.target} is neither a tensor nor a graph", origin=origin_of(node))
         value = self._tensor_buffer(node, found)
-        self.constants[self.realised[node]] = found
+        self.constants[self.calls.realised[node]] = found
         self.numbers.add(node, found)
         return value
 
     def _tensor_buffer(self, node: fx.Node, val: torch.Tensor) -> Value:
         strides = sizes_of(val.stride()) if val.layout is torch.strided else None
-        buffer = self.buffer(val.dtype, sizes_of(val.shape), strides, val.device, node.name)
-        self.realised[node] = buffer.name
+        buffer = self.builder.buffer(val.dtype, sizes_of(val.shape), strides, val.device, node.name)
+        self.calls.realised[node] = buffer.name
         return load_of(buffer)
 
     def _call(self, node: fx.Node) -> FxValue:
-        val, reason = node.meta.get("val"), self.of_mistraced(node)
+        val, reason = node.meta.get("val"), self.calls.of_mistraced(node)
         if node.target is operator.getitem:
             whole, position = node.args
             assert isinstance(whole, fx.Node) and isinstance(position, int)
-            parts = self.values[whole]
+            parts = self.calls.values[whole]
             assert isinstance(parts, tuple)
             return parts[position]
         if isinstance(val, torch.SymBool):
@@ -169,57 +157,60 @@ class Lowering(Calls):
         if isinstance(val, bool):
             return None
         if isinstance(val, torch.SymInt) and node.all_input_nodes and size_of(val).is_Symbol:
-            self._told_by(node, size_of(val))
+            self.calls.wait_for(node, size_of(val))
         if isinstance(val, (torch.SymInt, torch.SymFloat, int)):
-            return self.known(size_of(val), origin_of(node))
-        if reason:
-            return self.extern(node, reason)
-        target: object = node.target
-        args, self.given_seed = node.args, None
-        if target is seeded:
-            target, seed, *rest = node.args  # the call whose seed is given
-            assert isinstance(seed, fx.Node)
-            given = self.values[seed]
-            assert isinstance(given, Value)
-            args, self.given_seed = tuple(rest), given
+            return self.calls.known(size_of(val), origin_of(node))
+        return self.calls.extern(node, reason) if reason else self._computed(node)
+
+    def _computed(self, node: fx.Node) -> FxValue:
+        """The tensors that a call gives: by its rule, or by the call where there is none or it refuses."""
+        target, args = self._seeded(node)
         self.numbers.compute(node)
         registered = RULES.get(target) if isinstance(target, OpOverload) else None
         if registered is None:
-            return self.extern(node, "no rule")
-        nodes, buffers = len(self.nodes), len(self.buffers)
+            return self.calls.extern(node, "no rule")
+        made = self.builder.made
         try:
             self._check_tensors(node)
             refuse_overflow(node)
-            result = registered.rule(self, *self._rule_args(args), **self._rule_kwargs(node.kwargs))
+            result = self._by_rule(registered, args, node.kwargs)
         except Unsupported as refusal:
-            self._take_back(nodes, buffers)
+            self.builder.take_back(made)
             if self.device is not None and is_float_of_numbers(node, self.device):
                 self._bring(node, registered)
-            return self.extern(node, refusal.message)
-        if isinstance(result, tuple):
-            metas = node.meta["val"]
-            return tuple(
-                None if part is None else self._settle(part, meta, registered.lazy)
-                for part, meta in zip(result, metas, strict=True)
-            )
-        return self._settle(result, val, registered.lazy)
+            return self.calls.extern(node, refusal.message)
+        val = node.meta["val"]
+        if not isinstance(result, tuple):
+            return self._settle(result, val, registered.lazy)
+        parts = zip(result, val, strict=True)
+        return tuple(None if part is None else self._settle(part, meta, registered.lazy) for part, meta in parts)
 
-    def _take_back(self, nodes: int, buffers: int) -> None:
-        """Have no more than so many nodes and buffers: those that a rule has added are the last ones."""
-        del self.nodes[nodes:]
-        for name in list(self.buffers)[buffers:]:  # in the order of a dict
-            del self.buffers[name], self.origins[name]
+    def _seeded(self, node: fx.Node) -> tuple[object, tuple[object, ...]]:
+        """What is called, and with which arguments; of a call whose seed is given, rules find it in the builder."""
+        self.builder.given_seed = None
+        if node.target is not seeded:
+            return node.target, node.args
+        target, seed, *args = node.args
+        assert isinstance(seed, fx.Node)
+        given = self.calls.values[seed]
+        assert isinstance(given, Value)
+        self.builder.given_seed = given
+        return target, tuple(args)
+
+    def _by_rule(self, registered: Registered, args: Sequence[object], kwargs: Mapping[str, object]) -> Result:
+        named = {key: self._rule_arg(arg) for key, arg in kwargs.items()}
+        return registered.rule(self.builder, *map(self._rule_arg, args), **named)
 
     def _bring(self, node: fx.Node, registered: Registered) -> None:
         """Have the device compute a number of the host where it is read there, if nothing has to be stored for that."""
-        nodes, buffers = len(self.nodes), len(self.buffers)
+        made = self.builder.made
         try:
-            found = registered.rule(self, *self._rule_args(node.args), **self._rule_kwargs(node.kwargs))
+            found: Result | None = self._by_rule(registered, node.args, node.kwargs)
         except Unsupported:
             found = None
-        if isinstance(found, Value) and (len(self.nodes), len(self.buffers)) == (nodes, buffers):
+        if isinstance(found, Value) and self.builder.made == made:
             self.brought[node] = replace(found, expr=as_stored(found.expr))
-        self._take_back(nodes, buffers)
+        self.builder.take_back(made)
 
     def _settle(self, value: Value, meta: object, lazy: bool) -> Value:
         """A rule's result as it will be read: computed into a buffer unless reading it is free."""
@@ -229,22 +220,21 @@ class Lowering(Calls):
             a == b or not (a.is_Integer and b.is_Integer) for a, b in zip(shape, value.shape, strict=True)
         )
         assert agrees and value.dtype is meta.dtype, (
-            f"{self.current}: the rule gives {value.dtype}{value.shape}, eager {meta.dtype}{shape}"
+            f"{self.builder.current}: the rule gives {value.dtype}{value.shape}, eager {meta.dtype}{shape}"
         )
         if value.shape != shape:  # the same symbolic sizes in the form that guards have given them
             value = replace(value, shape=shape)
-        if self.rounded:
+        if self.builder.wanted.rounded:
             value = replace(value, expr=as_stored(value.expr))
         if lazy or (isinstance(value.expr, Load) and value.expr.mask is None):
             return value
         (expr,) = settled([value.expr], axis_bounds(value.shape))
         if is_free(expr):
             return replace(value, expr=expr)
-        assert self.current is not None
-        strides, wide = sizes_of(meta.stride()), unrounded(self.current, value.expr)
+        strides, wide = sizes_of(meta.stride()), unrounded(self.builder.current, value.expr)
         if wide is None:
-            return self.map(value, strides)
-        return rounded(self.map(replace(value, dtype=wide.dtype, expr=wide), strides), value.dtype)
+            return self.builder.map(value, strides)
+        return rounded(self.builder.map(replace(value, dtype=wide.dtype, expr=wide), strides), value.dtype)
 
     def _check_tensors(self, node: fx.Node) -> None:
         for val in [node.meta.get("val"), *(a.meta.get("val") for a in node.all_input_nodes)]:
@@ -259,12 +249,6 @@ class Lowering(Calls):
                 if tensor.layout is not torch.strided:
                     raise Unsupported(f"{tensor.layout} tensors are not generated")
 
-    def _rule_args(self, args: tuple[object, ...]) -> list[object]:
-        return [self._rule_arg(arg) for arg in args]
-
-    def _rule_kwargs(self, kwargs: Mapping[str, object]) -> dict[str, object]:
-        return {key: self._rule_arg(arg) for key, arg in kwargs.items()}
-
     def _rule_arg(self, arg: object) -> object:
         if isinstance(arg, fx.Node):
             return self._on_device(arg)
@@ -274,60 +258,52 @@ class Lowering(Calls):
 
     def _on_device(self, arg: fx.Node) -> FxValue:
         """What an operand stands for; a number of the host, as it is on the device."""
-        value = self.values[arg]
+        value = self.calls.values[arg]
         if self.device is None or not isinstance(value, Value) or value.device == self.device:
             return value
         number = self.numbers[arg]
         if number is not None:
             return Value((), value.dtype, self.device, literal(number, value.dtype))
         if arg not in self.brought:
-            self.brought[arg] = replace(load_of(self.buffers[self.tensor(arg)]), device=self.device)
+            self.brought[arg] = replace(load_of(self.builder.buffers[self.calls.tensor(arg)]), device=self.device)
         return self.brought[arg]
-
-    def _told_by(self, node: fx.Node, size: sympy.Symbol) -> None:
-        """Call what gives a number that nothing tells beforehand."""
-        if size in self.symbols or not isinstance(node.target, OpOverload):
-            return
-        args = tuple(self._extern_arg(arg) for arg in node.args)
-        reason = "a number that the host waits for"
-        self.nodes.append(Extern((None,), node.target, args, impure=True, reason=reason, sizes=((size, 0, None),)))
-        self.symbols.add(size)
 
     # The end of the graph ---------------------------------------------------------------------------------------------
 
-    def _write_last(self, calls: Sequence[fx.Node]) -> None:
+    def _write_last(self) -> None:
         """The calls that write to inputs, once all that reads these is made: also what is read lazily, as views are.
 
         What one of them copies and an earlier one overwrites is put aside first.  What an input gets that it holds
         already is not written.
         """
         targets: set[str] = set()
-        calls = [call for call in calls if not self._is_held(call)]
+        realised = self.calls.realised
+        calls = [call for call in self.last_writes if not self._is_held(call)]
         for call in calls:
-            self.current = call
+            self.builder.current = call
             target, source = call.args
             assert isinstance(target, fx.Node) and isinstance(source, fx.Node)
-            name = self.tensor(source)
-            if memory_of(self.nodes).get(name, name) in targets:
-                buffer = self.buffers[name]
-                self.realised[source] = self.map(load_of(buffer), buffer.strides).buffer() or name
-            targets.add(self.realised[target])
+            name = self.calls.tensor(source)
+            if memory_of(self.builder.nodes).get(name, name) in targets:
+                buffer = self.builder.buffers[name]
+                realised[source] = self.builder.map(load_of(buffer), buffer.strides).buffer() or name
+            targets.add(realised[target])
         for call in calls:
-            self.current = call
-            self.values[call] = self.extern(call, "no rule")
+            self.builder.current = call
+            self.calls.values[call] = self.calls.extern(call, "no rule")
 
     def _is_held(self, copy: fx.Node) -> bool:
         """Is what is copied into an input the input itself, as it was?"""
         target, source = copy.args
         assert isinstance(target, fx.Node) and isinstance(source, fx.Node)
-        value = self.values[source]
-        return isinstance(value, Value) and value.buffer() == self.realised[target]
+        value = self.calls.values[source]
+        return isinstance(value, Value) and value.buffer() == self.calls.realised[target]
 
     def _output(self, arg: object) -> BufferRef | sympy.Expr | None:
         if isinstance(arg, fx.Node):
-            value = self.values[arg]
+            value = self.calls.values[arg]
             if isinstance(value, Value):
-                return BufferRef(self.tensor(arg, fresh=True))
+                return BufferRef(self.calls.tensor(arg, fresh=True))
             assert not isinstance(value, tuple)
             return value
         if arg is None:
@@ -336,20 +312,19 @@ class Lowering(Calls):
             return sympy.Integer(arg)
         raise Unsupported(f"the graph returns {arg!r}")
 
-    def _told_apart(
-        self, args: Sequence[object], outputs: Sequence[BufferRef | sympy.Expr | None]
-    ) -> tuple[BufferRef | sympy.Expr | None, ...]:
-        """The outputs, with a tensor of its own for each node: what is detached shares memory, but is no one object."""
+    def _outputs(self, returned: object) -> tuple[BufferRef | sympy.Expr | None, ...]:
+        """What the graph returns, a tensor of its own for each node: what is detached shares memory, not identity."""
         owners: dict[str, object] = {}
-        told: list[BufferRef | sympy.Expr | None] = []
-        for arg, out in zip(args, outputs, strict=True):
+        outputs: list[BufferRef | sympy.Expr | None] = []
+        args = returned if isinstance(returned, (tuple, list)) else (returned,)
+        for arg, out in zip(args, [self._output(arg) for arg in args], strict=True):
             if isinstance(out, BufferRef) and owners.setdefault(out.name, arg) is not arg:
-                buffer = self.buffers[out.name]
-                alias = self.buffer(buffer.dtype, buffer.shape, buffer.strides, buffer.device)
-                self.nodes.append(Extern((alias.name,), torch.ops.aten.alias.default, (out,), {}, False, True))
+                buffer = self.builder.buffers[out.name]
+                alias = self.builder.buffer(buffer.dtype, buffer.shape, buffer.strides, buffer.device)
+                self.builder.nodes.append(Extern((alias.name,), torch.ops.aten.alias.default, (out,), {}, is_view=True))
                 out = BufferRef(alias.name)
-            told.append(out)
-        return tuple(told)
+            outputs.append(out)
+        return tuple(outputs)
 
 
 def _is_last_write(node: fx.Node) -> bool:

@@ -97,7 +97,8 @@ def square(ctx: Builder, x: Value) -> Value:
 @lowers(aten.div.Tensor, aten.div.Scalar, aten.true_divide.Tensor)
 def div(ctx: Builder, a: Argument, b: Argument) -> Value:
     """a / b; integers become floats.  Eager multiplies by the inverse of a number on a GPU."""
-    if ctx.rounded and isinstance(a, Value) and a.device.type == "cuda" and isinstance(b, (int, float)) and b != 0:
+    on_gpu = isinstance(a, Value) and a.device.type == "cuda"
+    if ctx.wanted.rounded and on_gpu and isinstance(b, (int, float)) and b != 0:
         compute, _ = promote((a, b), Kind.INT_TO_FLOAT)
         divisor = torch.tensor(b, dtype=compute, device="cpu")
         return pointwise("mul", a, divisor.reciprocal().item(), kind=Kind.INT_TO_FLOAT)

@@ -69,7 +69,6 @@ def _along(shape: Shape, dim: int, position: sympy.Expr) -> list[sympy.Expr]:
 @lowers(aten.cat.default)
 def cat(ctx: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
     """The tensors one after the other along `dim`; 1-d empty ones count for nothing."""
-    assert ctx.current is not None
     dtype = ctx.current.meta["val"].dtype
     counted = [part for part in tensors if part.shape != (ZERO,)] or tensors[:1]
     parts = [convert(part, dtype) for part in counted]
@@ -254,7 +253,6 @@ def as_strided_scatter(
     storage_offset: int | None = None,
 ) -> Value:
     """x, dense in memory, with the positions there that `size` and `stride` walk replaced by `src`."""
-    assert ctx.current is not None
     source = ctx.current.args[0]
     assert isinstance(source, fx.Node)
     memory = source.meta["val"]

@@ -105,7 +105,6 @@ def embedding_bag(
 ) -> tuple[Value, ...]:
     """(the sum, mean or maximum of each bag, the bag of each index, the sizes of the bags, which rows are largest)."""
     _check(scale_grad_by_freq)
-    assert ctx.current is not None
     metas = ctx.current.meta["val"]
     count = offsets.shape[0] - (1 if include_last_offset else 0)
     width = weight.shape[1]

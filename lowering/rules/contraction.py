@@ -28,10 +28,10 @@ def product(ctx: Builder, lhs: Value, rhs: Value) -> Value:
     """lhs [b?, m, k] · rhs [b?, k, n] → [b?, m, n]."""
     _check(lhs, rhs)
     node = ctx.current
-    left = ctx.contractions is not None and node is not None and node.name not in ctx.contractions
+    left = ctx.wanted.contractions is not None and node.name not in ctx.wanted.contractions
     if left and _is_small(ctx, lhs, rhs):
         return _summed(ctx, lhs, rhs)
-    if left and lhs.dtype in HALVES and node is not None and is_made_again(node):
+    if left and lhs.dtype in HALVES and is_made_again(node):
         return rounded(_wide_call(ctx, lhs, rhs), lhs.dtype)
     return ctx.contract(lhs, rhs, lhs.dtype)
 
@@ -39,7 +39,7 @@ def product(ctx: Builder, lhs: Value, rhs: Value) -> Value:
 def _is_small(ctx: Builder, lhs: Value, rhs: Value) -> bool:
     """Does the product have so few multiplications that a call would take longer?"""
     count = sympy.Mul(*lhs.shape, rhs.shape[-1])
-    return bool(count.is_Integer and count <= ctx.small and lhs.dtype.is_floating_point)
+    return bool(count.is_Integer and count <= ctx.wanted.small and lhs.dtype.is_floating_point)
 
 
 def _summed(ctx: Builder, lhs: Value, rhs: Value) -> Value:
@@ -101,7 +101,7 @@ def _plus(bias: Value, result: Value, beta: Argument, alpha: Argument) -> Value:
 @lowers(aten.mv.default)
 def matrix_vector(ctx: Builder, matrix: Value, vector: Value) -> Value:
     """matrix [m, k] · vector [k] → [m]."""
-    if ctx.rounded:
+    if ctx.wanted.rounded:
         ctx.check_contraction()
     _check(matrix, vector)
     if not matrix.dtype.is_floating_point:

@@ -56,7 +56,7 @@ def to_copy(
 
 def _is_implicit(ctx: Builder) -> bool:
     """Is the current conversion part of another operation, or one that only stores a value?"""
-    meta = {} if ctx.current is None else ctx.current.meta
+    meta = ctx.current.meta
     whole = meta.get("original_aten")
     part = whole is not None and getattr(whole, "overloadpacket", whole) not in CONVERSIONS
     return part or bool(meta.get(ONLY_STORED))

@@ -24,13 +24,11 @@ aten, prims = torch.ops.aten, torch.ops.prims
 
 def made(ctx: Builder, expr: Expr) -> Value:
     """`expr` over the shape, and converted to the dtype, of the call being lowered."""
-    assert ctx.current is not None
     meta = ctx.current.meta["val"]
     return Value(sizes_of(meta.shape), meta.dtype, meta.device, make_cast(expr, meta.dtype))
 
 
 def _number(ctx: Builder, value: object) -> Expr:
-    assert ctx.current is not None
     if not isinstance(value, (bool, int, float, sympy.Expr)):
         raise Unsupported(f"fill with {value!r}")
     return literal(value, ctx.current.meta["val"].dtype)
@@ -65,7 +63,6 @@ def zeros(ctx: Builder, like: object, *rest: object, **options: object) -> Value
 )
 def empty(ctx: Builder, like: object, *rest: object, **options: object) -> Value:
     """Memory that nobody has written to."""
-    assert ctx.current is not None
     if 0 not in ctx.current.meta["val"].shape:
         return ctx.memory()
     return made(ctx, _number(ctx, 0))
@@ -115,7 +112,6 @@ def iota(
 
 def _progression(ctx: Builder, start: int | float | sympy.Expr, step: int | float | sympy.Expr) -> Value:
     """Integers exactly, from bounds cut to integers; floats in float64, as eager does on a CPU."""
-    assert ctx.current is not None
     if ctx.current.meta["val"].dtype.is_floating_point and (isinstance(start, float) or isinstance(step, float)):
         position = Term(make_cast(IndexValue(axis_symbol(0)), torch.float64))
         return made(ctx, (start + position * step).expr)
@@ -129,7 +125,6 @@ def _progression(ctx: Builder, start: int | float | sympy.Expr, step: int | floa
 )
 def linspace(ctx: Builder, start: Argument, end: Argument, steps: int | sympy.Expr, **options: object) -> Value:
     """`steps` numbers from start to end, both exact: each half is counted from its own end."""
-    assert ctx.current is not None
     dtype = ctx.current.meta["val"].dtype
     if not dtype.is_floating_point or any(isinstance(n, sympy.Expr) for n in (start, end)):
         raise Unsupported("linspace of integers, or between symbolic bounds")

@@ -151,7 +151,6 @@ def _factors(ctx: Builder, a: Value, batch: Shape, *, turned: bool = False, pivo
 
 def _turned(ctx: Builder) -> bool:
     """Does eager factor the transpose of the first argument?  So it does where that is contiguous."""
-    assert ctx.current is not None
     a = ctx.current.args[0]
     assert isinstance(a, fx.Node)
     return bool(a.meta["val"].is_contiguous())

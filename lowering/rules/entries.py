@@ -55,7 +55,7 @@ def sides(ctx: Builder, *matrices: Value) -> tuple[int, int]:
         Unsupported: it is not to be taken apart.
     """
     rows, columns = matrices[0].shape[-2:]
-    if ctx.rounded:
+    if ctx.wanted.rounded:
         raise Unsupported("strict numerics leave matrices to the library")
     if any(matrix.dtype not in (torch.float32, torch.float64) for matrix in matrices):
         raise Unsupported(f"matrices of {matrices[0].dtype}")

@@ -73,7 +73,6 @@ def _moved(index: Index, axes: dict[sympy.Symbol, sympy.Expr], shape: Shape) -> 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index_tensor(ctx: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
     """x[indices]: the broadcast index tensors' axes stand where the indices are adjacent, else in front."""
-    assert ctx.current is not None
     check = ctx.current.target is aten.index.Tensor
     return looked_up(x, *indexed(x.shape, indices, check=check)) if any(index is not None for index in indices) else x
 

@@ -32,7 +32,6 @@ def updates_input(ctx: Builder) -> bool:
 
     Only where nothing else reads that input, so that the update can take place in it.
     """
-    assert ctx.current is not None
     x = ctx.current.args[0]
     if not isinstance(x, fx.Node) or x.op != "placeholder":
         return False

@@ -24,7 +24,6 @@ aten = torch.ops.aten
 
 def _dtypes(ctx: Builder) -> list[torch.dtype | None]:
     """The dtypes of the tensors that the call being lowered returns."""
-    assert ctx.current is not None
     return [None if part is None else part.dtype for part in ctx.current.meta["val"]]
 
 

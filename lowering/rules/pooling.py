@@ -34,7 +34,6 @@ NEVER = torch.iinfo(torch.int64).max
 
 def _result_sizes(ctx: Builder, count: int) -> list[int]:
     """The last `count` sizes of the (first) result of the call being lowered."""
-    assert ctx.current is not None
     val = ctx.current.meta["val"]
     meta = val[0] if isinstance(val, (tuple, list)) else val
     return fixed(sizes_of(meta.shape)[-count:])
@@ -242,7 +241,7 @@ def _added_at(ctx: Builder, grad: Value, indices: Value, sizes: Sequence[int]) -
 
 def _takes_updates(ctx: Builder, grad: Value) -> bool:
     """Are few elements updated one after the other sooner than each element asks the windows around it?"""
-    return _asks_across_lanes(ctx, grad) and (ctx.scatters is None or "sum" in ctx.scatters)
+    return _asks_across_lanes(ctx, grad) and (ctx.wanted.scatters is None or "sum" in ctx.wanted.scatters)
 
 
 def _asks_across_lanes(ctx: Builder, grad: Value) -> bool:

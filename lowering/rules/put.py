@@ -120,7 +120,6 @@ def index_put(
 
 def _is_checked(ctx: Builder) -> bool:
     """Does the current call look whether positions are in range?"""
-    assert ctx.current is not None
     return ctx.current.target is not aten._unsafe_index_put.default
 
 

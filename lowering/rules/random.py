@@ -57,7 +57,6 @@ def _fresh(ctx: Builder, generator: object) -> tuple[Expr, Shape, torch.dtype]:
     """(a seed, shape and dtype of the call being lowered)."""
     if generator is not None:
         raise Unsupported("a generator of the caller's own")
-    assert ctx.current is not None
     meta = ctx.current.meta["val"]
     return ctx.seed(meta.device).expr, result_shape(ctx), meta.dtype
 

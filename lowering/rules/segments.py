@@ -68,7 +68,7 @@ class Segments:
     def fold(self, ctx: Builder, op: str, source: Value, start: float) -> Value:
         """`op` of the sources of each segment and `start`."""
         pairs = self.shape[self.dim] * source.shape[self.dim]
-        may_meet = ctx.scatters is None or op in ctx.scatters
+        may_meet = ctx.wanted.scatters is None or op in ctx.wanted.scatters
         if not may_meet and pairs.is_Integer and pairs <= MOST_TESTED:
             return self._gathered(ctx, op, source, start)
         begin = Value(self.shape, source.dtype, source.device, literal(start, source.dtype))

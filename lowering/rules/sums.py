@@ -1,6 +1,6 @@
 """Scaled sums: a + alpha·b and its differences.
 
-Under strict numerics (`Builder.rounded`) they are rounded as eager's kernels round them inside: on a CPU halves are
+Under strict numerics (`Wanted.rounded`) they are rounded as eager's kernels round them inside: on a CPU halves are
 scaled and added as halves, and a number is made a half first; else alpha·b is added without being rounded, by a fused
 multiply-add.
 """
@@ -52,7 +52,7 @@ def _sum(ctx: Builder, a: Argument, b: Argument, alpha: Argument, join: Callable
     """`join` of a and alpha·b."""
     assert not isinstance(alpha, Value)
     compute, result = promote((a, b), Kind.DEFAULT)
-    if not ctx.rounded or not result.is_floating_point:
+    if not ctx.wanted.rounded or not result.is_floating_point:
         return compose(lambda x, y: join(x, y if alpha == 1 else alpha * y), a, b)
     if result in HALVES and common_place((a, b))[1].type == "cpu":
         a, b, alpha = (_rounded(arg, result) for arg in (a, b, alpha))

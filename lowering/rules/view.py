@@ -174,7 +174,6 @@ def _readings(bound: sympy.Expr, size: sympy.Expr) -> list[sympy.Expr]:
 
 def result_shape(ctx: Builder) -> Shape:
     """The shape that eager gave the result of the call being lowered."""
-    assert ctx.current is not None
     return sizes_of(ctx.current.meta["val"].shape)
 
 
@@ -336,7 +335,6 @@ def as_strided(
     storage_offset: int | sympy.Expr | None = None,
 ) -> Value:
     """Positions in the memory of x, where x is dense there, in any order of dimensions, and holds all of them."""
-    assert ctx.current is not None
     source = ctx.current.args[0]
     assert isinstance(source, fx.Node)
     memory = source.meta["val"]
