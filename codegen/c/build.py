@@ -52,6 +52,8 @@ FLAGS = (
     # Where it makes memset of the loop that clears an array of sums, GCC 12 fills the array with one lane's sum if the
     # loop that adds up is short enough to be unrolled (a quarter of 540 small sums by computed position were wrong).
     "-fno-tree-loop-distribute-patterns",
+    # A sine and a cosine of the same number would become one call that gives both, and that lanes have no form of.
+    *("-fno-builtin-sin", "-fno-builtin-cos", "-fno-builtin-sinf", "-fno-builtin-cosf"),
 )
 LINK_FLAGS = ("-shared", "-nostdlib")
 

@@ -362,3 +362,19 @@ def test_flags_of_extremes_are_of_the_numbers_that_were_compared(shape: tuple[in
         (found,) = torch.autograd.grad(fused(x).sum(), x)
         (expected,) = torch.autograd.grad(spread(x).sum(), x)
         torch.testing.assert_close(found, expected)
+
+
+def test_equal_numbers_of_a_row_stay_equal() -> None:
+    """Behind a function too, in lanes and in the rest of a loop: which is the first maximum, and how many there are."""
+
+    def extremes(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        y = torch.tanh(x)
+        return y.argmax(-1), y.argmin(-1), y.amax(-1)
+
+    torch.manual_seed(0)
+    x = torch.randn(64, 1).repeat(1, 31).requires_grad_()
+    places, others, largest = fuse(extremes, options={"strict": True})(x)
+    assert not places.any() and not others.any()
+    (grad,) = torch.autograd.grad(largest.sum(), x)
+    (expected,) = torch.autograd.grad(extremes(x)[2].sum(), x)
+    torch.testing.assert_close(grad, expected)

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 import sympy
 
 from codegen.c.text.indices import Names, index_text
-from codegen.c.text.prelude import INLINES, LIBRARY
+from codegen.c.text.library import DEFINED, LIBRARY
+from codegen.c.text.prelude import INLINES
 
 WRONG = "wrong"
 """The variable of a function that tells whether a check has failed."""
@@ -27,7 +28,7 @@ _KEYWORDS = frozenset(
         *("float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed"),
         *("sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while"),
         *("asm", "typeof", "main", "linux", "unix", "i386"),  # of GNU C
-        *("threads", "width", "l", "INLINE", "VECTOR", WRONG, YES),  # of the text around the names
+        *("threads", "width", "l", "INLINE", WRONG, YES),  # of the text around the names
     )
 )
 
@@ -73,7 +74,11 @@ def identifier(name: str) -> str:
     text = re.sub(r"\W", "_", name)
     if not text or text[0].isdigit():
         text = f"_{text}"
-    taken = text in _KEYWORDS or text in INLINES or text in LIBRARY or re.fullmatch(r"u?int\d+_t", text)
+    taken = (
+        text in _KEYWORDS
+        or any(text in names for names in (INLINES, LIBRARY, DEFINED))
+        or re.fullmatch(r"u?int\d+_t", text)
+    )
     return f"{text}_" if taken else text
 
 

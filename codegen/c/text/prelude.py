@@ -1,19 +1,15 @@
-"""What a kernel's text may call: small inline functions, and the scalar functions of the C library.
+"""What a kernel's text may call: small inline functions, and those of the C library (`library`).
 
-`prelude(text)` gives the definitions that `text` needs, and what those need in turn, in a fixed order.  <math.h> is
-not included: declaring the few functions used is quicker to compile, and lets each be declared with a SIMD variant
-where the vector math library (libmvec) of this machine has one.
+`prelude(text)` gives the definitions that `text` needs, and what those need in turn, in a fixed order.
 """
 
 from __future__ import annotations
 
-import ctypes
-import platform
 import re
-from functools import lru_cache
 from itertools import product
 
 from codegen.c.text.functions import FUNCTIONS
+from codegen.c.text.library import FLOATS, LIBRARY, declarations
 from codegen.c.text.products import FACTORS, definitions
 
 INLINE = "static inline __attribute__((always_inline))"
@@ -178,7 +174,6 @@ INLINE _Bool {op}_takes_{T}({T} a, int64_t i, {T} best, int64_t at) {{
 
 _SIGNED = {"int8_t": "uint8_t", "int16_t": "uint16_t", "int32_t": "uint32_t", "int64_t": "uint64_t"}
 _INTEGERS = {**_SIGNED, "uint8_t": "uint8_t"}
-_FLOATS = {"float": "f", "double": ""}
 
 # Division by zero would end the process; eager raises, so no program relies on the value given here.
 _INTEGER_TEMPLATES = {
@@ -267,7 +262,7 @@ def _of_integers(T: str) -> dict[str, str]:
 
 def _of_floats(T: str) -> dict[str, str]:
     """The quotients and rests of floats."""
-    return {f"{name}_{T}": _function(name, T, text, f=_FLOATS[T]) for name, text in _FLOAT_TEMPLATES.items()}
+    return {f"{name}_{T}": _function(name, T, text, f=FLOATS[T]) for name, text in _FLOAT_TEMPLATES.items()}
 
 
 def _of_order(T: str) -> dict[str, str]:
@@ -286,7 +281,7 @@ _LANES = {"float": "int32_t", "double": "int64_t", "uint8_t": "int8_t", "uint16_
 
 
 def _definitions() -> dict[str, str]:
-    types = (*_INTEGERS, *_FLOATS)
+    types = (*_INTEGERS, *FLOATS)
     found = {
         "APART": _APART,
         "REACHED": _REACHED,
@@ -301,12 +296,12 @@ def _definitions() -> dict[str, str]:
         "imin": "INLINE int64_t imin(int64_t a, int64_t b) { return a < b ? a : b; }",
         "imax": "INLINE int64_t imax(int64_t a, int64_t b) { return a > b ? a : b; }",
     }
-    for T, whole in product(_FLOATS, ("int32_t", "int64_t")):
+    for T, whole in product(FLOATS, ("int32_t", "int64_t")):
         end, other = ("0x1p31f", "INT32_MIN") if whole == "int32_t" else ("0x1p63f", "INT64_MIN")
         text = f"return REACHED(x, {end}, {other}, APART(({whole})x));"
         found[f"{T}_to_{whole}"] = f"INLINE {whole} {T}_to_{whole}({T} x) {{ {text} }}"
     found["fmod_float"] = found["fmod_double"] = _FMOD
-    for of_type, those in ((_of_integers, _INTEGERS), (_of_order, types), (_of_floats, _FLOATS)):
+    for of_type, those in ((_of_integers, _INTEGERS), (_of_order, types), (_of_floats, FLOATS)):
         for T in those:
             found |= of_type(T)
     found |= FUNCTIONS
@@ -322,39 +317,6 @@ INLINES: dict[str, str] = _definitions()
 
 _TYPES_OF = {f"{name}_{T}": ("product_types", f"vector_{T}") for T in FACTORS.values() for name in ("pack", "multiply")}
 """Functions → the definitions of the types that they use."""
-
-_ONE_ARGUMENT = (
-    *("exp", "exp2", "expm1", "log", "log2", "log10", "log1p", "erf", "erfc"),
-    *("sin", "cos", "tan", "asin", "acos", "atan", "sinh", "cosh", "tanh", "asinh", "acosh", "atanh"),
-)
-LIBRARY: dict[str, str] = {
-    f"{name}{f}": declaration.format(T=T, name=f"{name}{f}")
-    for T, f in _FLOATS.items()
-    for name, declaration in {
-        **dict.fromkeys(_ONE_ARGUMENT, "{T} {name}({T})"),
-        **dict.fromkeys(("pow", "atan2", "fmod"), "{T} {name}({T}, {T})"),
-    }.items()
-} | {"lgamma_r": "double lgamma_r(double, int *)"}
-LIBRARY["aligned_alloc"] = "void *aligned_alloc(unsigned long, unsigned long)"
-"""Function of the C library → its declaration."""
-
-
-@lru_cache(maxsize=1)
-def vector_functions() -> frozenset[str]:
-    """Those functions of `LIBRARY` that libmvec has for vectors on this machine (none where there is no libmvec)."""
-    prefix = {"x86_64": "_ZGVb", "aarch64": "_ZGVn"}.get(platform.machine())
-    try:
-        library = ctypes.CDLL("libmvec.so.1")
-    except OSError:
-        return frozenset()
-    if prefix is None:
-        return frozenset()
-
-    def variant(name: str) -> str:
-        lanes = 4 if LIBRARY[name].startswith("float") else 2
-        return f"{prefix}N{lanes}{'v' * (LIBRARY[name].count(',') + 1)}_{name}"
-
-    return frozenset(name for name in LIBRARY if not name.endswith("_r") and hasattr(library, variant(name)))
 
 
 def prelude(text: str) -> str:
@@ -375,14 +337,9 @@ def prelude(text: str) -> str:
                 needed.update(dict.fromkeys(_TYPES_OF.get(name, ())))
             elif name in LIBRARY:
                 needed[name] = None
-    library = [name for name in LIBRARY if name in needed]
-    vector = [name for name in library if name in vector_functions()]
     inlines = list(dict.fromkeys(definition for name, definition in INLINES.items() if name in needed))
     lines = ["#include <stdint.h>", ""]
     if inlines:
         lines.append(f"#define INLINE {INLINE}")
-    if vector:
-        lines.append('#define VECTOR __attribute__((simd("notinbranch")))  // libmvec has this function for vectors')
-    lines += [f"{'VECTOR ' if name in vector else ''}{LIBRARY[name]};" for name in library]
-    lines += inlines
+    lines += [*declarations(needed), *inlines]
     return "\n".join([*lines, ""]) if len(lines) > 2 else "\n".join(lines)

@@ -1,11 +1,9 @@
 """Which values are computed once and kept in a scratch array, rather than computed again.
 
-Three reasons to keep a value:
+Two reasons to keep a value:
 
 - a later sweep over the same resident axes needs it and computing it costs more than reading it back (the exponential
   of a softmax; not `x - mean`, nor a load);
-- a later sweep compares it with what was folded from it (the flags of a row's maximum), over axes however long: lanes
-  and the rest of a loop do not compute a function to the same last bit, and loops leave different rests;
 - it does not depend on some loop that stands outside a loop it does depend on, and would be computed again on every
   turn (a reciprocal per column, used for every row of a block).
 """
@@ -20,7 +18,7 @@ import sympy
 from codegen.c.walks.lanes import Lanes, loop_order
 from codegen.c.walks.sweeps import Keep, Sweep
 from codegen.c.walks.threads import cost_of
-from lowering.expr import Const, Expr, IndexValue, Load, Op, TileRef, postorder
+from lowering.expr import Const, Expr, IndexValue, Load, TileRef, postorder
 from lowering.kernel import KernelAxis, Spans
 
 WORTH_KEEPING = 6
@@ -28,8 +26,6 @@ WORTH_KEEPING = 6
 
 WORTH_HOISTING = 4
 """Least cost of a value that is computed before the loop it does not depend on."""
-
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 LIMIT = 1 << 22
 """Most bytes of one scratch array; beyond, a value is computed again."""
@@ -42,35 +38,28 @@ def plan_scratch(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Cal
 
 def _carry(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[[str], str]) -> tuple[Sweep, ...]:
     result = list(sweeps)
-    computed: dict[bool, dict[Expr, int]] = {True: {}, False: {}}  # resident? expression: the first that evaluates it
+    computed: dict[Expr, int] = {}  # expression: the first resident sweep that evaluates it
     kept: set[Expr] = set()
     for k, sweep in enumerate(result):
-        if not sweep.axes:
+        if not (sweep.resident and sweep.axes):
             continue
         order, lane = loop_order(sweep, lanes, where)
         axes = (*order, *((lane,) if lane else ()))
         symbols = {axis.symbol for axis in axes}
-        before, compared = computed[sweep.resident], _compared(sweep)
 
-        def again(
-            node: Expr,
-            symbols: set[sympy.Symbol] = symbols,
-            before: dict[Expr, int] = before,
-            wanted: set[Expr] | None = None if sweep.resident else compared,
-        ) -> bool:
-            found = node in before and (wanted is None or node in wanted)
-            return found and _costs(node, WORTH_KEEPING, symbols, where)
+        def again(node: Expr, symbols: set[sympy.Symbol] = symbols) -> bool:
+            return node in computed and _costs(node, WORTH_KEEPING, symbols, where)
 
         for node in outermost(sweep.roots, kept, again):
             spanned = tuple(axis for axis in axes if axis.symbol in where[node])
-            if spanned and node not in kept and (node in compared or _fits(spanned, lanes, node)):
+            if spanned and node not in kept and _fits(spanned, lanes, node):
                 kept.add(node)
-                first = before[node]
+                first = computed[node]
                 keep = Keep(fresh("kept"), node, tuple(axis.symbol for axis in spanned))
                 result[first] = replace(result[first], keeps=(*result[first].keeps, keep))
         for node in postorder(*sweep.roots):
             if where[node] & {axis.symbol for axis in sweep.axes}:
-                before.setdefault(node, k)
+                computed.setdefault(node, k)
     return tuple(result)
 
 
@@ -97,15 +86,6 @@ def _hoist(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[
                 result.append(Sweep(own, keeps=(keep,)))
         result.append(sweep)
     return tuple(result)
-
-
-def _compared(sweep: Sweep) -> set[Expr]:
-    """What a sweep compares with the result of a fold."""
-    found: set[Expr] = set()
-    for node in postorder(*sweep.roots):
-        if isinstance(node, Op) and node.name in COMPARISONS and any(isinstance(arg, TileRef) for arg in node.args):
-            found.update(arg for arg in node.args if not isinstance(arg, TileRef))
-    return found
 
 
 def outermost(roots: Sequence[Expr], kept: set[Expr], wanted: Callable[[Expr], bool]) -> list[Expr]:

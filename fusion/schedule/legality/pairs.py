@@ -76,8 +76,8 @@ def stored_where_ranked(
 ) -> str | None:
     """Computed floats that are compared with others of the same tensor, as by a sort, are stored before.
 
-    Computed in vectors for one side and alone for the other, the same number may differ in its last bit from itself:
-    two elements of a row would have one place in it, and another place would have none.
+    A compiler may fuse a product with a sum for one side and not for the other.  Then the same number differs in its
+    last bit from itself: two elements of a row would have one place in it, and another place would have none.
     """
     nodes = [dependences.compute(member) for member in members]
     ranked = frozenset[str]().union(*(_ranked(node.exprs) for node in nodes))

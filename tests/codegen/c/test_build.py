@@ -14,7 +14,7 @@ import torch
 
 import fusion
 from codegen.c.build import assembly, bind_openmp
-from codegen.c.text.prelude import vector_functions
+from codegen.c.text.library import vector_functions
 from codegen.cache import cache_dir, digest, publish
 from lowering.errors import BuildError
 from lowering.expr import const

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 
 import fusion
 from codegen.c.build import FLAGS, find_compiler
+from codegen.c.text.library import vector_functions
 
 
 def told_of(source: str, what: str) -> str:
@@ -51,3 +52,11 @@ def test_a_causal_mask_that_is_added():
 
     (source,) = kernels_of(masked, *torch.randn(2, 4, 400, 16))
     assert "<=" in source and "loop split" not in told_of(source, "loop")
+
+
+def test_a_sine_and_a_cosine_of_the_same_number():
+    """As of the angles of a rotary embedding: GCC would make one call of them, which lanes have no form of."""
+    if not {"sinf", "cosf"} <= vector_functions():
+        pytest.skip("libmvec has none here")
+    (source,) = kernels_of(lambda x: x.cos() * 2 + x.sin(), torch.randn(1 << 16))
+    assert loops_in_lanes(source) == 1
