@@ -22,8 +22,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from codegen.triton.architecture import Units
-from codegen.triton.arguments import argument
 from codegen.triton.blocks import Blocked, Config, Dim, block, extent, power_of_two
+from codegen.triton.call import call_of
 from codegen.triton.choices import contractions, persistent, rows, vectors
 from codegen.triton.expressions.indices import Layout, index_code, lay_out
 from codegen.triton.expressions.spell import PRODUCT, UNARY
@@ -57,12 +57,7 @@ class Part:
 
     def call(self, program: str) -> str:
         """The line that runs it."""
-        config = self.layout.config
-        given = [program, *map(argument, self.kernel.params)]
-        given += [size.name for size in self.kernel.sizes]
-        tiled = [dim for dim in self.layout.blocked.dims if dim in self.layout.tiled]
-        given += [f"{dim.constant}={config.block(dim.name)}" for dim in tiled]
-        return f"{self.name}({', '.join(given)})"
+        return call_of(self.name, self.layout, program)
 
 
 def parts_of(

@@ -28,7 +28,7 @@ from codegen.triton.expressions.limits import limit_of
 from codegen.triton.expressions.matrices import Hosted
 from codegen.triton.expressions.scopes import Names
 from codegen.triton.expressions.values import Values
-from codegen.triton.file import INDENT, Launch, blocks_of, constants_of, file_of, passed, signature
+from codegen.triton.file import INDENT, Launch, blocks_of, file_of, passed, signature
 from codegen.triton.products import turns
 from codegen.triton.products.groups import GROUP, Given, in_gluon
 from codegen.triton.rewrites.rounding import is_rounded, rounded_parts
@@ -93,7 +93,7 @@ def _emit(kernel: Kernel, config: Config | None, units: Units, *, strict: bool, 
         functions.append(_function(layout, kernel.name, units.arch, steps=steps, strict=strict))
     count = " * ".join(blocks_of(layout, dim) for dim in layout.blocked.grid()) or "1"
     tiles = " * ".join(blocks_of(layout, dim) for dim in layout.blocked.grid() if dim.name != "b" and kernel.awaited)
-    launch = Launch(kernel, layout.config, constants_of(layout), count, limit, tiles, hosted)
+    launch = Launch(kernel, layout.config, layout.constants, count, limit, tiles, hosted)
     return file_of(launch, functions, strict=strict)
 
 
@@ -109,7 +109,7 @@ def _emit_together(kernel: Kernel, parts: Sequence[Part], arch: str, limit: str 
 def _emit_joined(kernel: Kernel, parts: Sequence[Part], arch: str, limit: str | None, *, strict: bool) -> str:
     """The source of products that are one walk."""
     layouts = [part.layout for part in parts]
-    constants = constants_of(layouts[0])
+    constants = layouts[0].constants
     taken = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
     values = _values(layouts[0], Names([*taken, kernel.name, *prelude.FUNCTIONS]), strict=strict)
     hosted: dict[str, Hosted] = {}
@@ -145,7 +145,7 @@ def _function(
     counted, told = [tail.COUNTER] if steps else [], [beside.PROGRAM] if part else []
     starts = {dim: tail.start_of(dim) for dim in layout.blocked.grid()} if behind else {}
     told += starts.values()
-    constants = [dim.constant for dim in layout.blocked.dims if dim in layout.tiled]
+    constants = list(layout.constants)
     taken = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
     taken += [*told, *counted, *(["done"] if steps else []), *(step.name for step in steps)]
     names = Names([*taken, name, *prelude.FUNCTIONS])
@@ -177,7 +177,7 @@ def _values(layout: Layout, names: Names, *, behind: frozenset[str] = frozenset(
 def _in_groups(layout: Layout, name: str, arch: str, *, strict: bool) -> list[str]:
     """The functions of a program whose warps do different things; the last one is launched."""
     kernel = layout.blocked.kernel
-    constants = [dim.constant for dim in layout.blocked.dims if dim in layout.tiled]
+    constants = list(layout.constants)
     params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
     form = Ahead(layout, Given(params, constants))
     taken = [*form.fetch_takes, *form.compute_takes, *form.reserved, "gl", "gluon", "hopper", name]

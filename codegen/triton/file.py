@@ -83,11 +83,6 @@ def _declared(param: Param) -> str:
     return f'{argument(param)}: "{type_of(param)}"' if param.number else argument(param)
 
 
-def constants_of(layout: Layout) -> dict[str, int]:
-    """The block sizes of one function."""
-    return {dim.constant: layout.config.block(dim.name) for dim in layout.blocked.dims if dim in layout.tiled}
-
-
 def blocks_of(layout: Layout, dim: Dim) -> str:
     """The number of blocks of a GRID dimension, as Python text."""
     size = index_code(dim.size, layout, lambda symbol: symbol.name)

@@ -18,8 +18,8 @@ from dataclasses import dataclass, replace
 import sympy
 
 from codegen.triton.architecture import Units
-from codegen.triton.arguments import argument
 from codegen.triton.blocks import Blocked, Config, Dim, block, block_as, extent, power_of_two
+from codegen.triton.call import call_of
 from codegen.triton.choices import contractions
 from codegen.triton.choices.rows import configure
 from codegen.triton.expressions.indices import Layout, lay_out
@@ -50,11 +50,7 @@ class Follower:
     @property
     def call(self) -> str:
         """The line that runs it."""
-        kernel, config = self.layout.blocked.kernel, self.layout.config
-        given = [*self.starts, *map(argument, kernel.params), *(size.name for size in kernel.sizes)]
-        tiled = [dim for dim in self.layout.blocked.dims if dim in self.layout.tiled]
-        given += [f"{dim.constant}={config.block(dim.name)}" for dim in tiled]
-        return f"{self.name}({', '.join(given)})"
+        return call_of(self.name, self.layout, *self.starts)
 
 
 def followers(kernel: Kernel, warps: int, units: Units, *, within_limit: bool = False) -> list[Follower]:

@@ -43,6 +43,11 @@ class Layout:
     parted: tuple[Dim, ...] = ()
     within_limit: bool = False
 
+    @property
+    def constants(self) -> dict[str, int]:
+        """The block sizes that the function of the kernel takes, by name."""
+        return {dim.constant: self.config.block(dim.name) for dim in self.blocked.dims if dim in self.tiled}
+
     def in_parts(self, dim: Dim) -> Layout:
         """The same for the end of a block, where `dim` is taken in parts, in a loop over these."""
         if self.config.parts == 1:
