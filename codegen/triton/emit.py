@@ -9,7 +9,7 @@ comments on their origin).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -51,148 +51,161 @@ def emit(
     Of symbolic sizes it takes those with which all indices fit into 32 bits, as its function `fits` says of them; it
     takes any where `wide` is asked for, or where there is no such limit (`limits`).
     """
-    units, strict = Units(arch, numerics.tf32), numerics.strict
-    if kernel.sizes and not wide:
-        limited = _emit(kernel, config, units, strict=strict, within_limit=True)
-        if limited is not None:
-            return limited
-    text = _emit(kernel, config, units, strict=strict, within_limit=False)
+    writer = _Writer(Units(arch, numerics.tf32), numerics.strict, within_limit=bool(kernel.sizes) and not wide)
+    text = writer.text(kernel, config)
+    if text is None:  # no sizes are within a limit
+        text = replace(writer, within_limit=False).text(kernel, config)
     assert text is not None
     return text
 
 
-def _emit(kernel: Kernel, config: Config | None, units: Units, *, strict: bool, within_limit: bool) -> str | None:
-    """The source for sizes `within_limit`, if there is a limit, or for any."""
-    if kernel.beside:
-        products = joined.products_of(kernel.parts, units.arch)
-        taken = products or kernel.parts
-        parts = beside.parts_of(taken, kernel.name, units, joined=bool(products), within_limit=within_limit)
-        limit = limit_of([part.layout for part in parts]) if within_limit else None
-        if within_limit and limit is None:
-            return None
-        together = _emit_joined if products else _emit_together
-        return together(kernel, parts, units.arch, limit, strict=strict)
-    blocked = block(kernel, units.arch)
-    chosen = config or tail.with_room(candidates(blocked, units)[0], kernel)
-    loops = turns.depth(blocked, chosen) if chosen.groups else int(chosen.persistent)
-    layout = lay_out(blocked, chosen, loops, within_limit=within_limit)
-    if kernel.awaited:
-        steps = [tail.of_tile(kernel, layout)]
-    else:
-        steps = tail.followers(kernel, chosen.num_warps, units, within_limit=within_limit)
-    limit = limit_of([layout, *(step.layout for step in steps)]) if within_limit else None
-    if within_limit and limit is None:
-        return None
-    hosted: dict[str, Hosted] = {}
-    if chosen.groups:
-        functions = _in_groups(layout, kernel.name, units.arch, strict=strict)
-    elif chosen.persistent and not steps:
-        functions = [_function(layout, kernel.name, units.arch, hosted=hosted, strict=strict)]
-    else:
-        functions = [_function(step.layout, step.name, units.arch, behind=step.behind, strict=strict) for step in steps]
-        functions.append(_function(layout, kernel.name, units.arch, steps=steps, strict=strict))
-    count = " * ".join(blocks_of(layout, dim) for dim in layout.blocked.grid()) or "1"
-    tiles = " * ".join(blocks_of(layout, dim) for dim in layout.blocked.grid() if dim.name != "b" and kernel.awaited)
-    launch = Launch(kernel, layout.config, layout.constants, count, limit, tiles, hosted)
-    return file_of(launch, functions, strict=strict)
+@dataclass(frozen=True, slots=True)
+class _Writer:
+    """Writes kernels for one machine.
 
-
-def _emit_together(kernel: Kernel, parts: Sequence[Part], arch: str, limit: str | None, *, strict: bool) -> str:
-    """The source of a kernel with others beside it: a function for each, and the one that is launched."""
-    functions = [_function(part.layout, part.name, arch, part=True, strict=strict) for part in parts]
-    lines = beside.dispatch(parts)
-    functions.append("\n".join([*signature(kernel, kernel.name, {}, []), *(INDENT + line for line in lines)]))
-    count = " + ".join(part.blocks for part in parts)
-    return file_of(Launch(kernel, parts[0].layout.config, {}, count, limit), functions, strict=strict)
-
-
-def _emit_joined(kernel: Kernel, parts: Sequence[Part], arch: str, limit: str | None, *, strict: bool) -> str:
-    """The source of products that are one walk."""
-    layouts = [part.layout for part in parts]
-    constants = layouts[0].constants
-    taken = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
-    values = _values(layouts[0], Names([*taken, kernel.name, *prelude.FUNCTIONS]), strict=strict)
-    hosted: dict[str, Hosted] = {}
-    values.hosted = hosted
-    lines = joined.lines(values, layouts, arch)
-    head = signature(kernel, kernel.name, passed(hosted), list(constants))
-    function = "\n".join([*head, *(INDENT + line for line in lines)])
-
-    def blocks(name: str) -> list[str]:
-        return [blocks_of(layout, dim) for layout in layouts for dim in layout.blocked.grid() if dim.name == name]
-
-    count = f"{blocks('m')[0]} * ({' + '.join(blocks('n'))})"
-    launch = Launch(kernel, layouts[0].config, constants, count, limit, hosted=hosted)
-    return file_of(launch, [function], strict=strict)
-
-
-def _function(
-    layout: Layout,
-    name: str,
-    arch: str,
-    *,
-    steps: Sequence[Follower] = (),
-    behind: frozenset[str] = frozenset(),
-    part: bool = False,
-    hosted: dict[str, Hosted] | None = None,
-    strict: bool = False,
-) -> str:
-    """The `@triton.jit` function of one kernel, which `steps` follow; `behind`: see `Follower`.
-
-    As a `part` of a launch it is told which of its programs runs.  What it adds to `hosted` it is passed.
+    Attributes:
+        strict: nothing is rounded otherwise than eager does (`Numerics`).
+        within_limit: for sizes with which all indices fit into 32 bits, or else for any.
     """
-    kernel = layout.blocked.kernel
-    counted, told = [tail.COUNTER] if steps else [], [beside.PROGRAM] if part else []
-    starts = {dim: tail.start_of(dim) for dim in layout.blocked.grid()} if behind else {}
-    told += starts.values()
-    constants = list(layout.constants)
-    taken = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
-    taken += [*told, *counted, *(["done"] if steps else []), *(step.name for step in steps)]
-    names = Names([*taken, name, *prelude.FUNCTIONS])
-    values = _values(layout, names, behind=behind, strict=strict)
-    values.program, values.hosted = beside.PROGRAM if part else values.program, hosted
-    values.starts.update(starts)
-    written = Body(values, arch)
-    if not steps and not part:
-        return_unchanged(values)
-    lines = written.lines()
-    if kernel.awaited:
-        lines += tail.ending_of_tile(steps[0], values.block, sympy.Mul(*(axis.size for axis in kernel.awaited)))
-    elif steps:
-        lines += tail.ending(steps)
-    given = dict.fromkeys(counted, "int32: finished programs, 0 between launches") | passed(hosted or {})
-    return "\n".join([*signature(kernel, name, given, constants, told), *(INDENT + line for line in lines)])
 
+    units: Units
+    strict: bool
+    within_limit: bool
 
-def _values(layout: Layout, names: Names, *, behind: frozenset[str] = frozenset(), strict: bool) -> Values:
-    """What writes the expressions of one function."""
-    fast, zero_fill = is_rounded(layout.blocked.kernel) and not strict, layout.blocked.contraction
-    if fast:
-        layout = replace(layout, blocked=replace(layout.blocked, body=as_sigmoids(layout.blocked.body)))
-    values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
-    values.quick = frozenset() if strict else rounded_parts(layout.blocked.body)
-    return values
+    def text(self, kernel: Kernel, config: Config | None) -> str | None:
+        """The source; None where it is to be for sizes within a limit, and there is none."""
+        if kernel.beside:
+            return self._side_by_side(kernel)
+        blocked = block(kernel, self.units.arch)
+        chosen = config or tail.with_room(candidates(blocked, self.units)[0], kernel)
+        loops = turns.depth(blocked, chosen) if chosen.groups else int(chosen.persistent)
+        layout = lay_out(blocked, chosen, loops, within_limit=self.within_limit)
+        if kernel.awaited:
+            steps = [tail.of_tile(kernel, layout)]
+        else:
+            steps = tail.followers(kernel, chosen.num_warps, self.units, within_limit=self.within_limit)
+        limit = self._limit([layout, *(step.layout for step in steps)])
+        if self.within_limit and limit is None:
+            return None
+        hosted: dict[str, Hosted] = {}
+        if chosen.groups:
+            functions = self._in_groups(layout, kernel.name)
+        elif chosen.persistent and not steps:
+            functions = [self._function(layout, kernel.name, hosted=hosted)]
+        else:
+            functions = [self._function(step.layout, step.name, behind=step.behind) for step in steps]
+            functions.append(self._function(layout, kernel.name, steps=steps))
+        grid = layout.blocked.grid()
+        count = " * ".join(blocks_of(layout, dim) for dim in grid) or "1"
+        tiles = " * ".join(blocks_of(layout, dim) for dim in grid if dim.name != "b" and kernel.awaited)
+        launch = Launch(kernel, layout.config, layout.constants, count, limit, tiles, hosted)
+        return file_of(launch, functions, strict=self.strict)
 
+    def _limit(self, layouts: Sequence[Layout]) -> str | None:
+        """What has to be below 2³¹, where the source is to be for sizes with which it is."""
+        return limit_of(layouts) if self.within_limit else None
 
-def _in_groups(layout: Layout, name: str, arch: str, *, strict: bool) -> list[str]:
-    """The functions of a program whose warps do different things; the last one is launched."""
-    kernel = layout.blocked.kernel
-    constants = list(layout.constants)
-    params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
-    form = Ahead(layout, Given(params, constants))
-    taken = [*form.fetch_takes, *form.compute_takes, *form.reserved, "gl", "gluon", "hopper", name]
+    def _side_by_side(self, kernel: Kernel) -> str | None:
+        """The source of a kernel with others beside it."""
+        products = joined.products_of(kernel.parts, self.units.arch)
+        taken, joint = products or kernel.parts, bool(products)
+        parts = beside.parts_of(taken, kernel.name, self.units, joined=joint, within_limit=self.within_limit)
+        limit = self._limit([part.layout for part in parts])
+        if self.within_limit and limit is None:
+            return None
+        return self._joined(kernel, parts, limit) if joint else self._together(kernel, parts, limit)
 
-    def values() -> Values:
-        return _values(layout, Names([*taken, *prelude.FUNCTIONS]), strict=strict)
+    def _together(self, kernel: Kernel, parts: Sequence[Part], limit: str | None) -> str:
+        """The source of a kernel with others beside it: a function for each, and the one that is launched."""
+        functions = [self._function(part.layout, part.name, part=True) for part in parts]
+        lines = beside.dispatch(parts)
+        functions.append("\n".join([*signature(kernel, kernel.name, {}, []), *(INDENT + line for line in lines)]))
+        count = " + ".join(part.blocks for part in parts)
+        return file_of(Launch(kernel, parts[0].layout.config, {}, count, limit), functions, strict=self.strict)
 
-    def function(suffix: str, takes: Sequence[str], lines: Sequence[str]) -> str:
-        typed = (f"{each}: tl.constexpr" if each in (*constants, GROUP) else each for each in takes)
-        head = ["@gluon.jit", f"def {name}_{suffix}(", *(f"{INDENT}{each}," for each in typed), "):"]
-        return "\n".join([*head, *(INDENT + line for line in in_gluon(lines))])
+    def _joined(self, kernel: Kernel, parts: Sequence[Part], limit: str | None) -> str:
+        """The source of products that are one walk."""
+        layouts = [part.layout for part in parts]
+        constants = layouts[0].constants
+        taken = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
+        values = self._values(layouts[0], Names([*taken, kernel.name, *prelude.FUNCTIONS]))
+        hosted: dict[str, Hosted] = {}
+        values.hosted = hosted
+        lines = joined.lines(values, layouts, self.units.arch)
+        head = signature(kernel, kernel.name, passed(hosted), list(constants))
+        function = "\n".join([*head, *(INDENT + line for line in lines)])
 
-    launched = ["@gluon.jit", *signature(kernel, name, {}, constants)[1:]]
-    return [
-        function("fetch", form.fetch_takes, form.fetch(values())),
-        function("compute", [GROUP, *form.compute_takes], form.compute(values(), arch)),
-        "\n".join([*launched, *(INDENT + line for line in form.launched(values(), name))]),
-    ]
+        def blocks(name: str) -> list[str]:
+            return [blocks_of(layout, dim) for layout in layouts for dim in layout.blocked.grid() if dim.name == name]
+
+        count = f"{blocks('m')[0]} * ({' + '.join(blocks('n'))})"
+        launch = Launch(kernel, layouts[0].config, constants, count, limit, hosted=hosted)
+        return file_of(launch, [function], strict=self.strict)
+
+    def _function(
+        self,
+        layout: Layout,
+        name: str,
+        *,
+        steps: Sequence[Follower] = (),
+        behind: frozenset[str] = frozenset(),
+        part: bool = False,
+        hosted: dict[str, Hosted] | None = None,
+    ) -> str:
+        """The `@triton.jit` function of one kernel, which `steps` follow; `behind`: see `Follower`.
+
+        As a `part` of a launch it is told which of its programs runs.  What it adds to `hosted` it is passed.
+        """
+        kernel = layout.blocked.kernel
+        counted, told = [tail.COUNTER] if steps else [], [beside.PROGRAM] if part else []
+        starts = {dim: tail.start_of(dim) for dim in layout.blocked.grid()} if behind else {}
+        told += starts.values()
+        constants = list(layout.constants)
+        taken = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
+        taken += [*told, *counted, *(["done"] if steps else []), *(step.name for step in steps)]
+        values = self._values(layout, Names([*taken, name, *prelude.FUNCTIONS]), behind)
+        values.program, values.hosted = beside.PROGRAM if part else values.program, hosted
+        values.starts.update(starts)
+        written = Body(values, self.units.arch)
+        if not steps and not part:
+            return_unchanged(values)
+        lines = written.lines()
+        if kernel.awaited:
+            parts = sympy.Mul(*(axis.size for axis in kernel.awaited))
+            lines += tail.ending_of_tile(steps[0], values.block, parts)
+        elif steps:
+            lines += tail.ending(steps)
+        given = dict.fromkeys(counted, "int32: finished programs, 0 between launches") | passed(hosted or {})
+        return "\n".join([*signature(kernel, name, given, constants, told), *(INDENT + line for line in lines)])
+
+    def _values(self, layout: Layout, names: Names, behind: frozenset[str] = frozenset()) -> Values:
+        """What writes the expressions of one function."""
+        fast, zero_fill = is_rounded(layout.blocked.kernel) and not self.strict, layout.blocked.contraction
+        if fast:
+            layout = replace(layout, blocked=replace(layout.blocked, body=as_sigmoids(layout.blocked.body)))
+        values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
+        values.quick = frozenset() if self.strict else rounded_parts(layout.blocked.body)
+        return values
+
+    def _in_groups(self, layout: Layout, name: str) -> list[str]:
+        """The functions of a program whose warps do different things; the last one is launched."""
+        kernel = layout.blocked.kernel
+        constants = list(layout.constants)
+        params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
+        form = Ahead(layout, Given(params, constants))
+        taken = [*form.fetch_takes, *form.compute_takes, *form.reserved, "gl", "gluon", "hopper", name]
+
+        def values() -> Values:
+            return self._values(layout, Names([*taken, *prelude.FUNCTIONS]))
+
+        def function(suffix: str, takes: Sequence[str], lines: Sequence[str]) -> str:
+            typed = (f"{each}: tl.constexpr" if each in (*constants, GROUP) else each for each in takes)
+            head = ["@gluon.jit", f"def {name}_{suffix}(", *(f"{INDENT}{each}," for each in typed), "):"]
+            return "\n".join([*head, *(INDENT + line for line in in_gluon(lines))])
+
+        launched = ["@gluon.jit", *signature(kernel, name, {}, constants)[1:]]
+        return [
+            function("fetch", form.fetch_takes, form.fetch(values())),
+            function("compute", [GROUP, *form.compute_takes], form.compute(values(), self.units.arch)),
+            "\n".join([*launched, *(INDENT + line for line in form.launched(values(), name))]),
+        ]
