@@ -221,6 +221,11 @@ class Kernel:
         own = replace(self, params=tuple(param for param in self.params if param.name in touched), beside=())
         return (own, *self.beside)
 
+    @property
+    def launched(self) -> tuple[Kernel, ...]:
+        """Everything that runs in the launch: its parts, then what follows them."""
+        return (*self.parts, *(() if self.then is None else self.then.launched))
+
 
 def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
     """Every statement, loops before what they hold."""

@@ -132,7 +132,7 @@ class Tuner:
     ) -> str | None:
         """Why a configuration may not win: it fails, or its numbers are wrong; None if it may."""
         tensors = [clone(tensor) for tensor in given]
-        read = _read(kernel)
+        read = frozenset[str]().union(*map(loaded, kernel.launched))
         for param, tensor in zip(kernel.params, tensors, strict=True):
             if param.written and param.dtype.is_floating_point and param.name not in read:
                 tensor.fill_(float("nan"))  # what is not written shows
@@ -148,12 +148,6 @@ class Tuner:
 def _without(origins: Sequence[str], source: str) -> str:
     """A source without the lines that say where its operations come from: these do not count."""
     return "\n".join(line for line in source.splitlines() if line.strip(" */#") not in origins)
-
-
-def _read(kernel: Kernel) -> frozenset[str]:
-    """The parameters that anything in the launch reads."""
-    found = frozenset[str]().union(*(loaded(part) for part in kernel.parts))
-    return found if kernel.then is None else found | _read(kernel.then)
 
 
 def predicted(kernel: Kernel, speed: float, capabilities: Capabilities) -> float:

@@ -35,8 +35,7 @@ def expected(kernel: Kernel, device: torch.device) -> tuple[list[torch.Tensor], 
     )
     if kernel.sizes or not all(size.is_Integer for size in every):
         raise Unsupported(f"{kernel.name} has sizes that are not known")
-    steps = _steps(kernel)
-    positions = any(_positions(step) for step in steps)
+    positions = any(map(_positions, kernel.launched))
     for limit in limits(size for param in kernel.params for size in param.shape) if positions else (None,):
         given = [
             drawn(param.shape, param.strides, param.dtype, CPU if param.number else device, limit)
@@ -59,15 +58,6 @@ def clone(tensor: torch.Tensor) -> torch.Tensor:
 def limits(sizes: Iterable[sympy.Expr]) -> list[int]:
     """Ends of ranges for integers that may be positions along axes of these sizes, the largest first."""
     return sorted({int(size) for size in sizes} | {1}, reverse=True)
-
-
-def _steps(kernel: Kernel) -> list[Kernel]:
-    """Everything that runs in a launch."""
-    found, last = [*kernel.parts], kernel.then
-    while last is not None:
-        found.append(last)
-        last = last.then
-    return found
 
 
 def _positions(kernel: Kernel) -> bool:
