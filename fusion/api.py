@@ -1,4 +1,4 @@
-"""The front door: `fuse`, `explain` and `report`."""
+"""The front door: `fuse`, `explain`, `report` and `accuracy`."""
 
 from __future__ import annotations
 
@@ -7,15 +7,17 @@ import functools
 import inspect
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import CodeType
 from typing import ParamSpec, TypeVar, overload
 from weakref import WeakKeyDictionary
 
 import torch
 from torch._dynamo import trace_rules
+from torch.utils import _pytree as pytree
 
 from fusion.backend import Backend
+from fusion.inspect.accuracy import Accuracy, LaunchError, watching
 from fusion.inspect.breaks import codes_of, other_breaks
 from fusion.inspect.report import Explanation
 from fusion.options import Options
@@ -228,22 +230,75 @@ def explain(program: Callable[..., object], /, **settings: object) -> Callable[.
     >>> len(found.kernels), found.traffic_after.read, found.traffic_after.written
     (1, 32, 32)
     """
-    unknown = set(settings) - {"mode", "dynamic", "options"}
-    if unknown:
-        raise TypeError(f"explain takes mode, dynamic and options, got {sorted(unknown)}")
-    if not callable(program) or isinstance(program, type):
-        raise TypeError(f"explain takes an nn.Module or a function, got {program!r}")
-    backend = Backend(Options.read(settings.get("mode"), settings.get("options")))  # type: ignore[arg-type]  # read checks
+    backend = Backend(_options("explain", program, settings))
 
     def run(*args: object, **kwargs: object) -> Explanation:
         backend.reports.clear()
         start = time.time()
-        # A backend of its own compiles anew whatever was compiled before; Dynamo's limit on that is not meant for this.
-        with torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16):
-            torch.compile(program, backend=backend, dynamic=settings.get("dynamic"))(*args, **kwargs)  # type: ignore[call-overload]
+        _compiled(program, backend, settings)(*args, **kwargs)
         return _explanation(backend, program, start)
 
     return run
+
+
+def accuracy(program: Callable[..., object], /, **settings: object) -> Callable[..., Accuracy]:
+    """How exact each kernel of `program` is: `accuracy(model)(*args, **kwargs)` runs it once and measures.
+
+    Each launch is compared with exact arithmetic on what it was given, so that an error shows where it is made and not
+    where it arrives.  If results require gradients, backward runs too, with gradients of ones; `.grad` is left alone.
+
+    Args:
+        program: an `nn.Module` or a function.
+        settings: `mode`, `dynamic` and `options` as for `fuse`; launches are not recorded, nor graphs kept.
+
+    Returns:
+        A function that takes the arguments of `program` and returns an `Accuracy`: `launches`, in their order, `worst`,
+        and a text for `print`.
+
+    >>> import torch
+    >>> found = accuracy(lambda x: torch.softmax(x, -1))(torch.randn(4, 100))
+    >>> [(launch.tensor, launch.error < 1e-6) for launch in found.launches]
+    [('out0', True)]
+    """
+    options = replace(_options("accuracy", program, settings), graph_cache=False, cudagraphs=False)
+    found: list[LaunchError] = []
+    backend = Backend(options, watching(found.append))
+
+    def run(*args: object, **kwargs: object) -> Accuracy:
+        found.clear()
+        _backward(_compiled(program, backend, settings)(*args, **kwargs), program, args, kwargs)
+        return Accuracy(tuple(found))
+
+    return run
+
+
+def _backward(result: object, program: Callable[..., object], *given: object) -> None:
+    """Go backward from all of `result` that has gradients, to what was given and to the program's parameters."""
+    starts = [each for each in pytree.tree_leaves(result) if isinstance(each, torch.Tensor) and each.requires_grad]
+    leaves = [each for each in pytree.tree_leaves(given) if isinstance(each, torch.Tensor)]
+    leaves += program.parameters() if isinstance(program, torch.nn.Module) else []
+    wanted = [each for each in leaves if each.requires_grad]
+    if starts and wanted:
+        torch.autograd.grad(starts, wanted, [torch.ones_like(each) for each in starts], allow_unused=True)
+
+
+def _options(caller: str, program: object, settings: Mapping[str, object]) -> Options:
+    """The options of a call that runs `program` once, which is refused where it cannot be run."""
+    unknown = set(settings) - {"mode", "dynamic", "options"}
+    if unknown:
+        raise TypeError(f"{caller} takes mode, dynamic and options, got {sorted(unknown)}")
+    if not callable(program) or isinstance(program, type):
+        raise TypeError(f"{caller} takes an nn.Module or a function, got {program!r}")
+    return Options.read(settings.get("mode"), settings.get("options"))  # type: ignore[arg-type]  # read checks
+
+
+def _compiled(
+    program: Callable[..., object], backend: Backend, settings: Mapping[str, object]
+) -> Callable[..., object]:
+    """`program`, which is compiled anew at its call, whatever was compiled before: Dynamo's limit is not for this."""
+    compiled = torch.compile(program, backend=backend, dynamic=settings.get("dynamic"))  # type: ignore[call-overload]
+    unlimited = torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)
+    return unlimited(compiled)  # type: ignore[no-any-return]
 
 
 def _explanation(backend: Backend, program: Callable[..., object], since: float) -> Explanation:

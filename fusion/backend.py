@@ -55,6 +55,7 @@ from fusion.runtime.checkpoints import with_checkpoints
 from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder, forget_recordings
 from fusion.runtime.second_derivatives import watch_derivatives
+from fusion.runtime.splice import Watch
 from fusion.runtime.surroundings import refuse_odd_inputs, watch_surroundings
 from fusion.warm import Finished, eager_graph, keeps_graphs
 from fusion.warm.interface import tangents_of
@@ -76,6 +77,7 @@ class FusionWarning(UserWarning):
 
 class Backend:
     """A Dynamo backend with its options, begun at `since`.  `reports` lists every graph compiled so far, in order.
+    `watch` gives what is called instead of what launches a kernel.
 
     Dynamo keeps compiled code with the code object it came from, for each backend, and gives up after a few of them:
     so everything fused from the same code under the same options shares one backend, and what it has compiled.
@@ -92,9 +94,9 @@ class Backend:
         with cls._sharing:
             return cls._shared.setdefault((code, options), cls(options))
 
-    def __init__(self, options: Options) -> None:
+    def __init__(self, options: Options, watch: Watch | None = None) -> None:
         self.__name__ = "fusion"  # what Dynamo calls a backend in its messages
-        self.options = options
+        self.options, self._watch = options, watch
         self.since = time.time()
         self.reports: list[Report] = []
         self._lock = threading.Lock()
@@ -194,7 +196,7 @@ class Backend:
         keys: list[str] = []
 
         def compiled(refused: Refused | None) -> tuple[Boxed, Report]:
-            return compile_graph(graph, self.options, label, recorder, refused, keys.append)
+            return compile_graph(graph, self.options, label, recorder, refused, keys.append, self._watch)
 
         try:
             if label == "inference" and not self.options.exact:  # others were one joint graph, and prepared

@@ -66,6 +66,10 @@ def _parser() -> argparse.ArgumentParser:
     explain.add_argument("--dump", type=_folder, metavar="DIR", help="write every stage of the compilation below DIR")
     explain.set_defaults(command=_explain)
 
+    accuracy = commands.add_parser("accuracy", help="compare each kernel of a program with float64")
+    _program_arguments(accuracy)
+    accuracy.set_defaults(command=_accuracy)
+
     kernels = commands.add_parser("kernels", help="print the sources generated for a program")
     _program_arguments(kernels)
     kernels.add_argument("--target", choices=sorted(TARGETS), help="generate for it ahead of time; needs no device")
@@ -116,6 +120,13 @@ def _explain(arguments: argparse.Namespace) -> int:
     print(fusion.explain(program, options=options)(*inputs))
     if arguments.dump is not None:
         print(f"\nEvery stage is in {arguments.dump}; read each folder from 00_ to 99_.")
+    return 0
+
+
+@torch.no_grad()
+def _accuracy(arguments: argparse.Namespace) -> int:
+    program, inputs = _prepared(arguments)
+    print(fusion.accuracy(program)(*inputs))
     return 0
 
 

@@ -30,7 +30,7 @@ from fusion.options import WORKSPACE, Options
 from fusion.runtime import Boxed
 from fusion.runtime.memory import on_device
 from fusion.runtime.recording import Recorder
-from fusion.runtime.splice import splice
+from fusion.runtime.splice import Watch, splice
 from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.alignment import align_rows
 from fusion.schedule.chunks import Chunks, in_chunks
@@ -66,6 +66,7 @@ def compile_graph(
     recorder: Recorder | None = None,
     refused: Callable[[BuildError], object] | None = None,
     kept: Callable[[str], object] = lambda key: None,
+    watch: Watch | None = None,
 ) -> tuple[Boxed, Report]:
     """Compile one ATen graph.
 
@@ -75,6 +76,7 @@ def compile_graph(
         recorder: what records its launches as a CUDA graph, if that is wanted.
         refused: is told at a call why a kernel cannot be launched, which is then evaluated; without it, that is raised.
         kept: is told what the next process finds the compilation by, where it is kept.
+        watch: gives what is called instead of what launches a kernel.
 
     Returns:
         The compiled graph, called with its inputs in one list (which it empties), and the report.
@@ -98,7 +100,7 @@ def compile_graph(
     if warm.kept:
         kept(warm.kept)
 
-    compiled = _spliced(made, building(), trace, refused)
+    compiled = _spliced(made, building(), trace, refused, watch)
     notes = _notes(made, builder, warm.note)
     if recorder is not None:
         compiled, note = recorder.record(compiled, graph, made.schedule, label)
@@ -126,11 +128,15 @@ def _notes(made: Finished, builder: Builder, start: str) -> list[str]:
 
 
 def _spliced(
-    made: Finished, built: Mapping[Kernel, Built], trace: Trace, refused: Callable[[BuildError], object] | None
+    made: Finished,
+    built: Mapping[Kernel, Built],
+    trace: Trace,
+    refused: Callable[[BuildError], object] | None,
+    watch: Watch | None = None,
 ) -> Boxed:
     """What runs a compilation whose kernels are built."""
     main = made.interface.device
-    module = trace.module(splice(made.schedule, built, main, refused, made.interface.kept))
+    module = trace.module(splice(made.schedule, built, main, refused, made.interface.kept, watch))
     for name, body in module.named_children():
         assert isinstance(body, fx.GraphModule)
         trace.within(name).module(body)

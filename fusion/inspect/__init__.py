@@ -1,1 +1,3 @@
-"""Seeing inside: the `report` of a compilation, its `breaks`, the dumps of its `trace`, and `progress` of commands."""
+"""Seeing inside: the `report` of a compilation, its `breaks`, the dumps of its `trace`, the `accuracy` of its kernels,
+and `progress` of commands.
+"""

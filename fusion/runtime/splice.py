@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from typing import TypeAlias
 
 import sympy
 import torch
@@ -33,6 +34,9 @@ from lowering.kernel import Kernel
 from lowering.program import BufferRef, Extern, ExternArg, Program
 
 aten = torch.ops.aten
+
+Watch: TypeAlias = Callable[[KernelCall, Launcher], Launcher]
+"""Gives what is called instead of the launcher of a kernel."""
 
 PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
 """Calls whose results need no look at each run: PyTorch allocates them by the function that it traces them with."""
@@ -85,6 +89,7 @@ def splice(
     main: torch.device | None = None,
     refused: Callable[[BuildError], object] | None = None,
     kept: Collection[int] = (),
+    watch: Watch | None = None,
 ) -> fx.GraphModule:
     """The callable module of a schedule.
 
@@ -93,6 +98,7 @@ def splice(
         main: the device that is the current one whenever the module runs, if that is certain.
         refused: is told why a kernel cannot be launched, which is then evaluated; without it, that is raised.
         kept: the positions of results that backward alone gets.
+        watch: gives what is called instead of what launches a kernel.
 
     Returns:
         A module whose `forward(args: list) -> tuple` empties `args` and returns the outputs of the program.  Its
@@ -102,10 +108,10 @@ def splice(
     modules: dict[str, fx.GraphModule] = {}
     calls: dict[Chunks, Callable[..., object]] = {}
     for number, (chunks, bodies) in enumerate(schedule.bodies.items()):
-        made = {f"chunks_{number}_{k}": splice(body, built, main) for k, body in enumerate(bodies)}
+        made = {f"chunks_{number}_{k}": splice(body, built, main, watch=watch) for k, body in enumerate(bodies)}
         calls[chunks] = named(InChunks(chunks, [module.forward for module in made.values()]), "in_chunks")
         modules.update(made)
-    result = _Splicer(schedule.program, calls, main).run(schedule.steps, built, kept)
+    result = _Splicer(schedule.program, calls, main, watch).run(schedule.steps, built, kept)
     for name, module in modules.items():
         result.add_module(name, module)
     return result
@@ -115,9 +121,13 @@ class _Splicer:
     """The graph under construction, and the fx node that holds each buffer and size."""
 
     def __init__(
-        self, program: Program, calls: Mapping[Chunks, Callable[..., object]], main: torch.device | None
+        self,
+        program: Program,
+        calls: Mapping[Chunks, Callable[..., object]],
+        main: torch.device | None,
+        watch: Watch | None,
     ) -> None:
-        self.program, self.calls, self.main = program, calls, main
+        self.program, self.calls, self.main, self.watch = program, calls, main, watch
         self.graph = fx.Graph()
         self.tensors: dict[str, fx.Node] = {}
         self.views: dict[str, tuple[str, int]] = {}  # made where they are needed: of what, and how far from its start
@@ -155,6 +165,8 @@ class _Splicer:
 
     def _launcher(self, call: KernelCall, launch: Launcher) -> Callable[..., object]:
         """What launches the kernel of a call, under the kernel's name."""
+        if self.watch is not None:
+            launch = self.watch(call, launch)
         return named(_located(launch, call) if has_checks(call.kernel) else launch, call.kernel.name)
 
     def _launch(self, call: KernelCall, launch: Callable[..., object]) -> None:

@@ -46,25 +46,30 @@ from lowering.kernel import (
 from lowering.scalar_ops import identity
 
 
-def run_kernel(kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = ()) -> None:
+def run_kernel(
+    kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = (), *, exact: bool = True
+) -> None:
     """Run a Kernel on the tensors of its params, in their order; what it stores is written in place.
+
+    Args:
+        exact: compute in the dtypes as stated; otherwise in float64, which the tensors of float params then hold.
 
     Raises:
         VerifyError: a tensor is not as its param declares, or a load or store reaches outside.
     """
-    known = _kernel_sizes(kernel, tensors, sizes)
+    known = _kernel_sizes(kernel, tensors, sizes, exact)
     with torch.no_grad():
-        _run_grid(kernel, tensors, known)
+        _run_grid(kernel, tensors, known, exact)
     at = {param.name: tensor for param, tensor in zip(kernel.params, tensors, strict=True)}
     parts, last = list(kernel.beside), kernel.then
     while last is not None:  # each over parameters of the whole launch, not of the one before it
         parts.append(replace(last, then=None))
         last = last.then
     for part in parts:
-        run_kernel(part, [at[p.name] for p in part.params], [known[s] for s in part.sizes])
+        run_kernel(part, [at[p.name] for p in part.params], [known[s] for s in part.sizes], exact=exact)
 
 
-def _run_grid(kernel: Kernel, tensors: Sequence[torch.Tensor], known: Mapping[sympy.Symbol, int]) -> None:
+def _run_grid(kernel: Kernel, tensors: Sequence[torch.Tensor], known: Mapping[sympy.Symbol, int], exact: bool) -> None:
     axes = {axis.symbol: range(size_value(axis.size, known)) for axis in kernel.axes}
     grid = {axis.symbol: axes[axis.symbol] for axis in kernel.with_role(Role.GRID)}
     if any(not len(span) for span in grid.values()):
@@ -78,7 +83,7 @@ def _run_grid(kernel: Kernel, tensors: Sequence[torch.Tensor], known: Mapping[sy
     varies = {stmt: _varies(stmt, found) for stmt in statements(kernel.body) if not isinstance(stmt, Loop)}
     cost = max((points_of(spanned, axes) for spanned in varies.values()), default=0)
     for box in boxes(grid, pieces(cost)):
-        _run_body(kernel, kernel.body, {**axes, **box}, Scope(flats, known, {}, True, device), varies)
+        _run_body(kernel, kernel.body, {**axes, **box}, Scope(flats, known, {}, exact, device), varies)
 
 
 _RUNNING_BLOCKS = 3
@@ -105,7 +110,7 @@ def _run_body(
                 tiles.update(_run_body(kernel, stmt.body, axes, scope, varies))
                 continue
             own = {fold.name: fold for fold in walked_folds(stmt)}
-            tiles.update({name: _identity_of(fold, len(axes), scope.device) for name, fold in own.items()})
+            tiles.update({name: _identity_of(fold, len(axes), scope) for name, fold in own.items()})
             for part in boxes({stmt.axes[0]: axes[stmt.axes[0]]}, _RUNNING_BLOCKS):
                 tiles.update({f"{name}'": tiles[name] for name in own})
                 tiles.update(_run_body(kernel, stmt.body, {**axes, **part}, scope, varies, frozenset(own)))
@@ -113,9 +118,9 @@ def _run_body(
             value = fold_over(stmt.op, stmt.args, stmt.over, axes, scope, points_of(varies[stmt], axes))
             if stmt.name in walked:
                 old = evaluate([stmt.carry or stmt.before], axes, scope)[0]
-                both = torch.stack([old.expand(value.shape), value.to(stmt.dtype)])
+                both = torch.stack([old.expand(value.shape), value.to(scope.dtype(stmt.dtype))])
                 value = fold("sum" if stmt.op == "dot" else stmt.op, [both], [0])[0][0]
-            tiles[stmt.name] = value.to(stmt.dtype)
+            tiles[stmt.name] = value.to(scope.dtype(stmt.dtype))
         elif isinstance(stmt, Prefix):
             tiles[stmt.name] = scan_along(stmt.op, stmt.args, stmt.along, axes, scope)
         elif points_of(varies[stmt], axes):
@@ -123,11 +128,14 @@ def _run_body(
     return tiles
 
 
-def _identity_of(stmt: Fold, rank: int, device: torch.device) -> torch.Tensor:
-    return torch.full([1] * rank, identity(stmt.op, stmt.dtype), dtype=stmt.dtype, device=device)
+def _identity_of(stmt: Fold, rank: int, scope: Scope) -> torch.Tensor:
+    first = identity(stmt.op, stmt.dtype)
+    return torch.full([1] * rank, first, dtype=scope.dtype(stmt.dtype), device=scope.device)
 
 
-def _kernel_sizes(kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int]) -> dict[sympy.Symbol, int]:
+def _kernel_sizes(
+    kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int], exact: bool
+) -> dict[sympy.Symbol, int]:
     """The size symbols of a kernel and of the shapes of its params; refuses tensors that are not as declared."""
     known = dict(zip(kernel.sizes, sizes, strict=True))
     for param, tensor in zip(kernel.params, tensors, strict=True):
@@ -145,10 +153,11 @@ def _kernel_sizes(kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequen
         strides = [size_value(stride, known) for stride in param.strides]
         layout = zip(shape, strides, tensor.stride(), strict=True)
         moved = tensor.numel() > 0 and any(size != 1 and ours != theirs for size, ours, theirs in layout)
-        if tensor.dtype is not param.dtype or list(tensor.shape) != shape or moved:
+        dtype = param.dtype if exact or not param.dtype.is_floating_point else torch.float64
+        if tensor.dtype is not dtype or list(tensor.shape) != shape or moved:
             raise VerifyError(
                 f"kernel {kernel.name}: {param.name} is {tensor.dtype}{list(tensor.shape)} with strides "
-                f"{list(tensor.stride())}, not {param.dtype}{shape} with strides {strides}"
+                f"{list(tensor.stride())}, not {dtype}{shape} with strides {strides}"
             )
     return known
 

@@ -55,6 +55,13 @@ def test_explain_prints_kernels_and_traffic(program, capsys):
     assert "reads 4.5 KiB, writes 4.0 KiB" in shown
 
 
+def test_accuracy_prints_the_error_of_each_kernel(program, capsys):
+    assert main(["accuracy", f"{program}:scaled", "--shape", "8,128", "--shape", "128"]) == 0
+    shown = capsys.readouterr().out
+    assert re.search(r"^kernel relu_mul_add, out0: error \d\.\de-0\d, by its dtypes", shown)
+    assert "relu, mul, add (user_program.py:8)" in shown
+
+
 def test_explain_takes_a_module_class(program, capsys):
     assert main(["explain", f"{program}:Net", "--shape", "4,16"]) == 0
     assert "kernel" in capsys.readouterr().out

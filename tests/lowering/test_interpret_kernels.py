@@ -45,6 +45,15 @@ def test_a_kernel_over_rows(role: Role, points: int, monkeypatch: pytest.MonkeyP
     torch.testing.assert_close(out, torch.softmax(x, 1))
 
 
+@pytest.mark.parametrize("role", [Role.WHOLE, Role.LOOP])
+def test_in_float64_nothing_is_rounded(role: Role) -> None:
+    x, out = torch.randn(5, 11, dtype=torch.float64), torch.empty(5, 11, dtype=torch.float64)
+    run_kernel(softmax_kernel(role), [x, out], exact=False)
+    torch.testing.assert_close(out, torch.softmax(x, 1), rtol=1e-14, atol=0)
+    with pytest.raises(VerifyError, match=r"x is torch.float32.*not torch.float64"):
+        run_kernel(softmax_kernel(role), [x.float(), out], exact=False)
+
+
 @pytest.mark.parametrize("points", [1, 30, 1 << 22])
 def test_a_walk_with_running_values(points: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(evaluator, "BOX_POINTS", points)

@@ -1,0 +1,137 @@
+"""Accuracy: how far what each launch of a kernel has written is from exact arithmetic on what it was given.
+
+What enters are launches as they happen; what leaves is a line for each.  The evaluator computes the same kernel twice
+on copies of its tensors: in float64, which is the yardstick, and in the kernel's own dtypes, rounded where the kernel
+says so, which is what it may be off by.  An error that is many times the latter is the kernel's; one that is not comes
+from how the program is rounded (`options={"numerics": "strict"}` rounds as eager does).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from codegen.target import Launcher
+from fusion.runtime.splice import Watch
+from fusion.schedule.kernels import KernelCall
+from lowering.errors import by_place
+from lowering.evaluate import flat_view
+from lowering.interpret import run_kernel
+from lowering.kernel import Kernel, loaded, stored
+
+_UNWRITTEN = -1.2345e300
+"""What float64 results hold where a kernel stores nothing."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchError:
+    """What one launch wrote into one tensor.
+
+    Attributes:
+        kernel, tensor: their names; `tensor` is that of the kernel's parameter.
+        origins: the operations that the launch computes, with the lines of the program (`errors.by_place`).
+        error: against float64, as norms: |written - exact| / |exact|.  Of integers and booleans, the share that is
+            wrong.  Infinite where NaN or an infinity is at another place.
+        rounding: the same of the evaluator in the kernel's dtypes.
+        largest: the largest absolute error of one element.
+    """
+
+    kernel: str
+    tensor: str
+    origins: tuple[str, ...]
+    error: float
+    rounding: float
+    largest: float
+
+    def __str__(self) -> str:
+        head = f"kernel {self.kernel}, {self.tensor}: error {self.error:.1e}, by its dtypes {self.rounding:.1e}"
+        return "\n".join([f"{head}; at most {self.largest:.1e}", *(f"    {origin}" for origin in self.origins)])
+
+
+@dataclass(frozen=True, slots=True)
+class Accuracy:
+    """The launches of one call, in their order, with one entry for each tensor that was written."""
+
+    launches: tuple[LaunchError, ...]
+
+    @property
+    def worst(self) -> tuple[LaunchError, ...]:
+        """The same, those first whose error is the most above what their dtypes explain."""
+        return tuple(sorted(self.launches, key=_beyond, reverse=True))
+
+    def __str__(self) -> str:
+        return "\n".join(map(str, self.worst)) or "no kernel was launched"
+
+
+def _beyond(launch: LaunchError) -> tuple[float, float]:
+    if math.isinf(launch.rounding):  # the dtypes do not hold the numbers
+        return 0.0, launch.error
+    return launch.error / max(launch.rounding, 1e-9), launch.error
+
+
+def watching(tell: Callable[[LaunchError], object]) -> Watch:
+    """What has each launch compared with the evaluator, and tells of every tensor that it wrote."""
+
+    def watch(call: KernelCall, launch: Launcher) -> Launcher:
+        def compared(*args: Any) -> None:
+            for found in _compared(call, launch, args):
+                tell(found)
+
+        return compared
+
+    return watch
+
+
+def _compared(call: KernelCall, launch: Launcher, args: Sequence[Any]) -> Iterator[LaunchError]:
+    """Launch, and compare what was written with what the evaluator makes of the same tensors."""
+    kernel, origins = call.kernel, by_place(call.origins)
+    count = len(kernel.params)
+    given, sizes = args[:count], args[count:]
+    rounded = [_copied(tensor, tensor.dtype) for tensor in given]
+    exact = [_copied(tensor, torch.float64 if tensor.is_floating_point() else tensor.dtype) for tensor in given]
+    only_stored = _only_stored(kernel)
+    for param, tensor in zip(kernel.params, exact, strict=True):
+        if param.name in only_stored and tensor.is_floating_point():
+            flat_view(tensor).fill_(_UNWRITTEN)
+    launch(*args)
+    run_kernel(kernel, rounded, sizes)
+    run_kernel(kernel, exact, sizes, exact=False)
+    for param, ours, same, theirs in zip(kernel.params, given, rounded, exact, strict=True):
+        if param.written and ours.numel():
+            held = theirs != _UNWRITTEN
+            error, largest = _distance(ours[held], theirs[held])
+            yield LaunchError(kernel.name, param.name, origins, error, _distance(same[held], theirs[held])[0], largest)
+
+
+def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """A copy with the same strides, whatever lies between or over one another."""
+    memory = flat_view(tensor).to(dtype, copy=True)
+    return memory.as_strided(tensor.shape, tensor.stride())
+
+
+def _only_stored(kernel: Kernel) -> frozenset[str]:
+    """The parameters of which nothing that was there before is read or added to."""
+    launched = kernel.launched
+    return frozenset[str]().union(*map(stored, launched)) - frozenset[str]().union(*map(loaded, launched))
+
+
+def _distance(found: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
+    """The error as norms, and that of the worst element."""
+    if not exact.is_floating_point():
+        wrong = (found != exact).double()
+        return (wrong.mean().item(), wrong.max().item()) if wrong.numel() else (0.0, 0.0)
+    found = found.double()
+    finite = torch.isfinite(exact)
+    if not torch.equal(found[~finite].nan_to_num(0.5), exact[~finite].nan_to_num(0.5)):
+        return math.inf, math.inf
+    error, norm = found[finite] - exact[finite], exact[finite].norm().item()
+    if not error.numel():
+        return 0.0, 0.0
+    largest = error.abs().max().item()
+    if not torch.isfinite(error).all():
+        return math.inf, math.inf
+    return error.norm().item() / norm if norm else error.norm().item(), largest

@@ -1,0 +1,105 @@
+"""`accuracy`: each kernel's own error, against float64 on what it was given."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import codegen.c
+import fusion
+from codegen import targets
+from fusion.inspect.accuracy import LaunchError, watching
+from fusion.schedule.kernels import KernelCall
+from lowering.expr import Load
+from lowering.expr import make_op as op
+from lowering.kernel import Kernel, Role, Store
+from tests.lowering.building import F32, I0, kernel, param
+
+HALF = torch.bfloat16
+
+
+@pytest.fixture
+def tanh_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Kernels with a `tanh` give results that are a thousandth too large."""
+    build: Callable[..., Callable[..., object]] = codegen.c.build_kernel
+
+    def built(kernel: Kernel, source: str) -> Callable[..., object]:
+        launch = build(kernel, source)
+
+        def wrong(*args: Any) -> None:
+            launch(*args)
+            args[-1].mul_(1.001)
+
+        return wrong if "tanh" in kernel.name else launch
+
+    monkeypatch.setattr(codegen.c, "build_kernel", built)
+    monkeypatch.setattr(targets, "_builders", {})  # what is built here is not for other tests
+
+
+def steps(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+    return torch.softmax(torch.tanh(torch.sigmoid(x) @ w) @ w, -1)
+
+
+@pytest.mark.usefixtures("tanh_is_off")
+def test_an_error_shows_where_it_is_made() -> None:
+    found = fusion.accuracy(steps)(torch.randn(40, 32), torch.randn(32, 32))
+    worst, *others = found.worst
+    assert "tanh" in worst.kernel and worst.error == pytest.approx(1e-3, rel=0.01) and worst.rounding < 1e-6
+    assert any("tanh (test_accuracy.py:" in origin for origin in worst.origins)
+    assert others and all(launch.error < 1e-6 for launch in others)
+    assert found.launches[-1].kernel != worst.kernel  # what reads the wrong numbers is right
+    assert str(found).startswith(f"kernel {worst.kernel}, out0: error 1.0e-03, by its dtypes ")
+
+
+def test_kernels_that_are_right_are_as_exact_as_their_dtypes() -> None:
+    """Forward and backward, rounded to 16 bits; the gradients of the caller stay what they are."""
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.GELU(), torch.nn.LayerNorm(96)).to(HALF)
+    found = fusion.accuracy(model)(torch.randn(32, 64, dtype=HALF))
+    assert any("backward" in launch.kernel for launch in found.launches)
+    assert all(launch.error <= 1.1 * launch.rounding + 1e-6 for launch in found.launches)
+    assert max(launch.error for launch in found.launches) > 1e-4
+    assert all(parameter.grad is None for parameter in model.parameters())
+
+
+def test_integers_and_numbers_that_are_not_finite() -> None:
+    x = torch.tensor([[1.0, math.inf], [math.nan, 2.0], [3.0, -math.inf]])
+    found = fusion.accuracy(lambda x: (x * 2, (x * 2).argmax(-1)))(x)
+    assert [launch.error for launch in found.launches] == [0.0, 0.0]
+
+
+def test_what_a_kernel_does_not_write_is_not_counted() -> None:
+    """Half of a tensor is written; the rest of it is huge, and would hide any error."""
+    x, out = torch.randn(5), torch.full((10,), 1e30)
+    store = Store("out", I0, op("exp", Load("x", (I0,), F32)))
+    made = kernel([param("x", (5,)), param("out", (10,), written=True)], {I0: (5, Role.GRID)}, store)
+    found: list[LaunchError] = []
+
+    def launch(x: torch.Tensor, out: torch.Tensor) -> None:
+        out[:5] = 1.001 * x.exp()
+
+    watching(found.append)(KernelCall(made, ("x", "out"), ("out",), (), 20, 40, 5), launch)(x, out)
+    assert len(found) == 1 and found[0].error == pytest.approx(1e-3, rel=0.01) and found[0].rounding < 1e-6
+
+
+def test_symbolic_sizes_and_products_in_chunks() -> None:
+    def loss(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
+        return torch.nn.functional.cross_entropy(x @ w, t)
+
+    given = torch.randn(48, 16, requires_grad=True), torch.randn(16, 500), torch.randint(500, (48,))
+    found = fusion.accuracy(loss, dynamic=True, options={"workspace": 1 << 14})(*given)
+    assert found.launches and all(launch.error < 1e-5 for launch in found.launches)
+
+
+def test_what_cannot_be_run_is_refused() -> None:
+    with pytest.raises(TypeError, match=r"accuracy takes an nn.Module or a function"):
+        fusion.accuracy(torch.nn.Linear)
+    with pytest.raises(TypeError, match="accuracy takes mode, dynamic and options"):
+        fusion.accuracy(torch.relu, target="c")
+
+
+def test_without_kernels_that_is_said() -> None:
+    assert str(fusion.accuracy(lambda x: x)(torch.ones(2))) == "no kernel was launched"
