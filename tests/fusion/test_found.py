@@ -410,6 +410,18 @@ FOUND = {
         """,
         calls=({"A": 67},),
     ),
+    "attention between queries and keys that are one row, repeated, over values that are another": Program(
+        inputs=(
+            Input("x0", ("A", "B"), torch.float32, layout="expanded", values="positive"),
+            Input("x1", ("A", "B"), torch.float32, values="positive"),
+        ),
+        source="""
+            t0 = torch.softmax((x0 @ x0.mT) * 0.5, -1) @ x1
+            t1 = torch.softmax((x1 @ x1.mT) * 0.5, -1) @ x0
+            return (t0, t1,)
+        """,
+        calls=({"A": 512, "B": 3},),
+    ),
     "the sum of one number, which is no negative zero": Program(
         inputs=(Input("x0", ("A", 1), torch.float32, values="positive"),),
         source="return ((-x0.abs() * 0).sum(1).reciprocal(), (x0 * 0 * -1).mean(1).reciprocal(),)",

@@ -6,7 +6,7 @@ are not yet, and calls of `products`.  A tensor that is only read is a factor as
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 import sympy
@@ -66,7 +66,9 @@ class Factors:
         def longest(symbols: Sequence[sympy.Symbol]) -> sympy.Symbol | None:
             return max(reversed(symbols), key=self.scope.blocks.points, default=None)
 
-        row, column = longest(self.scope.blocks.tiled(fold.rows)), longest(self.scope.blocks.tiled(fold.columns))
+        # An expanded factor varies along no row (column) of the product, and nor does then the result.
+        row = longest([symbol for symbol in self.scope.tiled(left) if symbol in fold.rows])
+        column = longest([symbol for symbol in self.scope.tiled(right) if symbol in fold.columns])
         width, height = (1 if symbol is None else self.scope.blocks.points(symbol) for symbol in (column, row))
         if 2 * width < min(height, 2 * COLUMN_BLOCK):
             left, right, row, column = right, left, column, row
@@ -75,9 +77,10 @@ class Factors:
         others = [s for s in self.scope.tiled(*fold.args) if s not in (row, column) and s not in fold.over]
         return Product(left, right, row, column, depth, tuple(others), tuple(s for s in over if s != depth))
 
-    def ahead(self, product: Product) -> list[str]:
-        """Lines that pack the right factor, if one packing serves all calls."""
-        if set(self.scope.tiled(product.right)) - {product.depth, product.column}:
+    def ahead(self, product: Product, closed: Collection[sympy.Symbol]) -> list[str]:
+        """Lines that pack the right factor, if one packing serves all calls, outside loops over the axes `closed`."""
+        packed = {product.depth, product.column}
+        if set(self.scope.tiled(product.right)) - packed or packed.intersection(closed):
             return []
         return self.right(product).lines
 

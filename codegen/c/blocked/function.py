@@ -183,7 +183,7 @@ class _Blocked:
                 if settled(product.left) and self.scope.tiled(product.left):
                     lines += self.products.left(product)[0]
                 if settled(product.right):
-                    lines += self.products.ahead(product)
+                    lines += self.products.ahead(product, closed)
         return lines
 
     def _copies(self, loop: Loop) -> list[str]:

@@ -73,9 +73,13 @@ def test_nothing_is_read_beyond_a_tensor():
     assert all(wide[-64:].isnan().all() for wide in room)
 
 
-def masked_attention(queries: int, keys: int, width: int) -> Kernel:
-    """Attention under a bool mask in memory: rows may see nothing, and are 0 then."""
-    query, key = load("q", width * i + d), load("k", width * s + d)
+def masked_attention(queries: int, keys: int, width: int, repeated: str = "") -> Kernel:
+    """Attention under a bool mask in memory: rows may see nothing, and are 0 then.
+
+    Of those of q, k and v that are `repeated` all rows are the first.
+    """
+    starts = {name: 0 if name in repeated else width * row for name, row in (("q", i), ("k", s), ("v", s))}
+    query, key = load("q", starts["q"] + d), load("k", starts["k"] + d)
     scores = Fold("scores", "dot", (query, key), (d,), F32, (i,), (s,))
     scaled = op("where", load("mask", keys * i + s, torch.bool), scores.ref, LOW)
     top = Fold("top", "max", (scaled,), (s,), F32)
@@ -84,7 +88,7 @@ def masked_attention(queries: int, keys: int, width: int) -> Kernel:
     power = op("exp", op("sub", scaled, safe))
     whole = Fold("whole", "sum", (power,), (s,), F32)
     whole = replace(whole, carry=op("mul", whole.before, moved))
-    mixed = Fold("mixed", "dot", (power, load("v", width * s + e)), (s,), F32, (i,), (e,))
+    mixed = Fold("mixed", "dot", (power, load("v", starts["v"] + e)), (s,), F32, (i,), (e,))
     mixed = replace(mixed, carry=op("mul", mixed.before, moved))
     share = op("truediv", mixed.ref, op("where", op("eq", whole.ref, const(0.0, F32)), const(1.0, F32), whole.ref))
     params = (
@@ -103,6 +107,12 @@ def test_rows_that_see_nothing_are_zero():
     out = check(made, given)[-1]
     assert not out[[0, 17, 139]].any()
     assert out[1].any()
+
+
+@pytest.mark.parametrize("repeated", ["q", "k", "v", "qk", "kv", "qkv"])
+def test_rows_that_are_one(repeated):
+    """A product does not vary along rows or columns that its factors do not vary along, nor is it made per block."""
+    check(masked_attention(140, 300, 20, repeated))
 
 
 def test_infinities_and_nan_stay_in_their_rows():
