@@ -317,6 +317,16 @@ def _is_view(target: object) -> bool:
     return len(returns) == 1 and returns[0].alias_info is not None and not returns[0].alias_info.is_write
 
 
+ASSERTIONS = frozenset(
+    {
+        torch.ops.aten._assert_scalar.default,
+        torch.ops.aten._assert_async.default,
+        torch.ops.aten._assert_async.msg,
+    }
+)
+"""What gives nothing and fails where a condition does not hold."""
+
+
 def _impure(target: OpOverload) -> bool:
     seeded = torch.Tag.nondeterministic_seeded in target.tags
-    return seeded or target._schema.is_mutable or target is torch.ops.aten._assert_scalar.default
+    return seeded or target._schema.is_mutable or target in ASSERTIONS

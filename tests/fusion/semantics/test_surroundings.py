@@ -266,3 +266,32 @@ def test_a_size_that_is_marked_as_dynamic() -> None:
     for given in (x, torch.randn(4, 9), torch.randn(4, 300)):
         torch.testing.assert_close(fused(given), given.softmax(-1))
     assert len(fusion.report(fused).graphs) == 1
+
+
+# Assertions -----------------------------------------------------------------------------------------------------------
+
+
+def positive(x: Tensor) -> Tensor:
+    torch._assert_async((x > 0).all(), "all are to be positive")  # Dynamo makes this of `assert`, pytest something else
+    return x.log() * 2
+
+
+def bounded(x: Tensor) -> Tensor:
+    y = x.exp()
+    torch._assert_async((y < 100).all(), "all are to be small")
+    return y.sum()
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(("f", "message"), [(positive, "to be positive"), (bounded, "to be small")])
+def test_what_data_break_of_a_programs_assertions_is_raised(
+    f: Callable[[Tensor], Tensor], message: str, grad: bool
+) -> None:
+    fused, right = fusion.fuse(f, options=STRICT), torch.rand(6) + 0.5
+    for _ in range(2):
+        torch.testing.assert_close(fused(right.clone().requires_grad_(grad)), f(right))
+        wrong = right.clone()
+        wrong[2] = -1 if f is positive else 9
+        with pytest.raises(RuntimeError, match=message):
+            fused(wrong.requires_grad_(grad))
+    assert len(fusion.report(fused).kernels) > 0
