@@ -20,6 +20,7 @@ import sympy
 
 from lowering.expr import Cast, Expr, Load, Op, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
 from lowering.indexing import substitute
+from lowering.live import without_dead_nodes
 from lowering.positions import settle
 from lowering.program import Compute, Contract, Extern, Map, Node, Program, axis_sizes, reads, with_exprs, writes
 from lowering.scalar_ops import SCALAR_OPS
@@ -59,13 +60,7 @@ def inline_cheap_maps(program: Program) -> Program:
         nodes.append(node)
     if not changed:
         return program
-    needed = set(program.output_names())
-    kept: list[Node] = []
-    for node in reversed(nodes):
-        if (isinstance(node, Extern) and node.impure) or needed.intersection(writes(node)):
-            kept.append(node)
-            needed.update(reads(node))
-    return replace(program, nodes=tuple(reversed(kept)), inlined=taken_in)
+    return without_dead_nodes(replace(program, nodes=tuple(nodes), inlined=taken_in))
 
 
 class _Stored:

@@ -4,9 +4,8 @@ What enters are the folds of a walk; what leaves is a condition (a bool expressi
 fold sees its identity: what a causal mask leaves out, a sliding window, another document, or padding.  A `where` that
 chooses a constant is a candidate; with the constant in its place, the folds are evaluated on samples.
 
-A condition asks indices, and integers and bools in memory that a block of the walk has a few of: a vector along the
-walk or along the rows, a number.  A mask with an element for every row and every point of the walk is as large as what
-it would save, and is left out.
+A condition asks indices, and integers and bools in memory.  Of these a generator uses those of which a block of the
+walk has a few: a vector along the walk or along the rows, a number.
 
 What the tensors hold at a point that is masked out is taken not to count, even if it is infinite or NaN, as in every
 kernel for attention.  Eager multiplies it by 0, which would be NaN.
@@ -14,7 +13,7 @@ kernel for attention.  Eager multiplies it by 0, which would be NaN.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 
 import sympy
 import torch
@@ -27,16 +26,10 @@ from lowering.scalar_ops import SCALAR_OPS, identity
 SAMPLES = 64
 
 
-def counts_where(
-    folds: Sequence[Fold], walked: Sequence[sympy.Symbol], spread: Collection[sympy.Symbol] = ()
-) -> Expr | None:
-    """The condition under which a point of the walk counts for any of `folds`; None where all points may.
-
-    Args:
-        spread: the other axes of the tiles that are folded: the rows.
-    """
+def counts_where(folds: Sequence[Fold], walked: Sequence[sympy.Symbol]) -> Expr | None:
+    """The condition under which a point of the walk counts for any of `folds`; None where all points may."""
     found: list[Expr] = []
-    for node, condition in _candidates(folds, frozenset(walked), frozenset(spread)):
+    for node, condition in _candidates(folds, frozenset(walked)):
         if condition not in found and all(_is_identity(fold, node) for fold in folds):
             found.append(condition)
     if not found:
@@ -47,17 +40,8 @@ def counts_where(
     return whole
 
 
-def _candidates(
-    folds: Sequence[Fold], walked: frozenset[sympy.Symbol], spread: frozenset[sympy.Symbol]
-) -> Iterator[tuple[Op, Expr]]:
+def _candidates(folds: Sequence[Fold], walked: frozenset[sympy.Symbol]) -> Iterator[tuple[Op, Expr]]:
     """Every `where` with a constant branch, and the condition under which the other branch is taken."""
-
-    def usable(load: Load) -> bool:
-        index = load.index[0]
-        if load.mask is not None or load.dtype.is_floating_point or isinstance(index, Expr):
-            return False
-        return not (index.free_symbols & walked and index.free_symbols & spread)
-
     for node in postorder(*(arg for fold in folds for arg in fold.args)):
         if not isinstance(node, Op) or node.name != "where":
             continue
@@ -65,20 +49,25 @@ def _candidates(
         if isinstance(first, Const) == isinstance(second, Const):
             continue
         (condition,) = plain([condition])
-        kept = _known(condition if isinstance(second, Const) else negated(condition), usable)
+        kept = _known(condition if isinstance(second, Const) else negated(condition))
         if kept is not None and (any(loads(kept)) or not free_axes(kept).isdisjoint(walked)):
             yield node, kept
 
 
-def _known(condition: Expr, usable: Callable[[Load], bool]) -> Expr | None:
-    """What `condition` asks of indices and of `usable` loads; None if that is nothing."""
+def _known(condition: Expr) -> Expr | None:
+    """What `condition` asks of indices, and of integers and bools at indices; None if that is nothing."""
     if isinstance(condition, Op) and condition.name == "and":
-        parts = [part for part in (_known(arg, usable) for arg in condition.args) if part is not None]
+        parts = [part for part in map(_known, condition.args) if part is not None]
         return make_op("and", *parts) if len(parts) == 2 else parts[0] if parts else None
     within = postorder(condition)
     if any(isinstance(node, (TileRef, Random)) for node in within):
         return None
-    return condition if all(usable(load) for load in loads(condition)) else None
+    return condition if all(map(_is_told, loads(condition))) else None
+
+
+def _is_told(load: Load) -> bool:
+    """Is this an integer or a bool that a tensor holds at an index?"""
+    return load.mask is None and not load.dtype.is_floating_point and not isinstance(load.index[0], Expr)
 
 
 def _is_identity(fold: Fold, node: Op) -> bool:
