@@ -37,10 +37,10 @@ computes outside a loop what does not depend on the loop's axes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeAlias
+from typing import TypeAlias, TypeVar
 
 import sympy
 import torch
@@ -168,6 +168,7 @@ class Loop:
 
 
 Stmt: TypeAlias = "Fold | Prefix | Loop | Store"
+AnyStmt = TypeVar("AnyStmt", bound="Fold | Prefix | Loop | Store")
 
 
 @dataclass(frozen=True, slots=True)
@@ -264,31 +265,38 @@ def values_of(stmt: Stmt) -> tuple[Expr, ...]:
     return () if stmt.where is None else (stmt.where,)
 
 
-def with_values(store: Store, values: Sequence[Expr]) -> Store:
-    """A store of other expressions, in the order of `values_of`."""
-    offset = values[1] if isinstance(store.offset, Expr) else store.offset
-    return replace(store, value=values[0], offset=offset, where=None if store.where is None else values[-1])
+def with_values(stmt: AnyStmt, values: Sequence[Expr]) -> AnyStmt:
+    """A statement of other expressions, in the order of `values_of`; the statements that a loop holds stay."""
+    if isinstance(stmt, Prefix):
+        return replace(stmt, args=tuple(values))
+    if isinstance(stmt, Fold):
+        args, carry = values[: len(stmt.args)], None if stmt.carry is None else values[-1]
+        return replace(stmt, args=tuple(args), carry=carry)
+    where = None if stmt.where is None else values[-1]
+    if isinstance(stmt, Loop):
+        return replace(stmt, where=where)
+    offset = values[1] if isinstance(stmt.offset, Expr) else stmt.offset
+    return replace(stmt, value=values[0], offset=offset, where=where)
+
+
+def map_values(body: Sequence[Stmt], change: Callable[[Sequence[Expr]], Sequence[Expr]]) -> tuple[Stmt, ...]:
+    """The statements, also those in loops, each of what `change` makes of its expressions."""
+    found: list[Stmt] = []
+    for stmt in body:
+        changed = with_values(stmt, change(values_of(stmt)))
+        found.append(replace(changed, body=map_values(changed.body, change)) if isinstance(changed, Loop) else changed)
+    return tuple(found)
 
 
 def rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
     """The statements with other names of parameters."""
 
-    def value(expr: Expr) -> Expr:
-        return renamed([expr], names)[0]
-
-    result: list[Stmt] = []
-    for stmt in body:
+    def stored(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Loop):
-            where = None if stmt.where is None else value(stmt.where)
-            result.append(Loop(stmt.axes, rename(stmt.body, names), where))
-        elif isinstance(stmt, Prefix):
-            result.append(replace(stmt, args=tuple(renamed(stmt.args, names))))
-        elif isinstance(stmt, Fold):
-            carry = None if stmt.carry is None else value(stmt.carry)
-            result.append(replace(stmt, args=tuple(renamed(stmt.args, names)), carry=carry))
-        else:
-            result.append(replace(with_values(stmt, renamed(values_of(stmt), names)), param=names[stmt.param]))
-    return tuple(result)
+            return replace(stmt, body=tuple(map(stored, stmt.body)))
+        return replace(stmt, param=names[stmt.param]) if isinstance(stmt, Store) else stmt
+
+    return tuple(map(stored, map_values(body, lambda values: renamed(values, names))))
 
 
 def running(loop: Loop) -> frozenset[str]:

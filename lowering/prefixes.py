@@ -6,11 +6,11 @@ that is walked, the value of a scan is known only in the loop that walks it: eve
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lowering.expr import Expr, TileRef, postorder, rewrite
-from lowering.kernel import Fold, Loop, Prefix, Stmt, Store, values_of
+from lowering.kernel import Loop, Prefix, Stmt, map_values, values_of
 
 
 def named(values: Sequence[Expr], prefixes: Mapping[str, Prefix]) -> dict[str, None]:
@@ -60,12 +60,4 @@ def _with_own(loop: Loop, prefixes: Sequence[Prefix], taken: set[str]) -> Loop:
         return TileRef(names[node.name], node.dtype)
 
     own = (replace(p, name=names[p.name], args=tuple(rewrite(p.args, rule))) for p in prefixes)
-    return replace(loop, body=(*own, *(_renamed(stmt, rule) for stmt in loop.body)))
-
-
-def _renamed(stmt: Stmt, rule: Callable[[Expr], Expr | None]) -> Stmt:
-    if isinstance(stmt, (Fold, Prefix)):
-        return replace(stmt, args=tuple(rewrite(stmt.args, rule)))
-    assert isinstance(stmt, Store), "no loop stands in one that scans"
-    offset = rewrite([stmt.offset], rule)[0] if isinstance(stmt.offset, Expr) else stmt.offset
-    return replace(stmt, offset=offset, value=rewrite([stmt.value], rule)[0])
+    return replace(loop, body=(*own, *map_values(loop.body, lambda values: rewrite(values, rule))))

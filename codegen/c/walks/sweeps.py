@@ -99,13 +99,9 @@ def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> K
         return make_cast(arg.arg, arg.dtype) if isinstance(arg, Cast) and arg in stored else arg
 
     def rewritten(stmt: Stmt) -> Stmt:
-        if isinstance(stmt, Loop):
-            where = None if stmt.where is None else rewrite([stmt.where], widen)[0]
-            return Loop(stmt.axes, tuple(map(rewritten, stmt.body)), where)
-        if isinstance(stmt, Store):
-            return with_values(stmt, rewrite(values_of(stmt), widen))
-        if isinstance(stmt, Prefix):
-            return replace(stmt, args=tuple(rewrite(stmt.args, widen)))
+        if not isinstance(stmt, Fold):
+            changed = with_values(stmt, rewrite(values_of(stmt), widen))
+            return replace(changed, body=tuple(map(rewritten, changed.body))) if isinstance(changed, Loop) else changed
         dtype = torch.float32 if stmt.name in narrow else stmt.dtype
         carry = None if stmt.carry is None else make_cast(rewrite([stmt.carry], widen)[0], dtype)
         args = rewrite([*map(rounded, stmt.args)], widen)

@@ -21,7 +21,7 @@ import sympy
 from codegen.triton.blocks.dims import WORD, Dim
 from lowering.expr import Expr, Load, index_of, loads, postorder, rewrite
 from lowering.indexing import FloorDiv, Mod, coefficient, simplify, substitute_all
-from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements, values_of, with_values
+from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of, with_values
 
 _LEAST = 1 << 13
 """The shortest rows that are worth three loops in the place of one."""
@@ -131,14 +131,10 @@ def _from_aligned(
     def rebuilt(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Loop):
             return replace(stmt, body=tuple(rebuilt(inner) for inner in stmt.body))
-        if isinstance(stmt, Fold):
-            args = moved(values_of(stmt))
-            carry = None if stmt.carry is None else args.pop()
-            return replace(stmt, args=tuple(args), carry=carry)
-        assert isinstance(stmt, Store)
-        stored = with_values(stmt, moved(values_of(stmt)))
-        if isinstance(stored.offset, Expr):
-            return stored
-        return replace(stored, offset=simplify(rounded(stored.offset).xreplace({_PLACE: axis}), dict(sizes)))
+        assert not isinstance(stmt, Prefix)
+        stmt = with_values(stmt, moved(values_of(stmt)))
+        if isinstance(stmt, Fold) or isinstance(stmt.offset, Expr):
+            return stmt
+        return replace(stmt, offset=simplify(rounded(stmt.offset).xreplace({_PLACE: axis}), dict(sizes)))
 
     return tuple(rebuilt(stmt) for stmt in body)

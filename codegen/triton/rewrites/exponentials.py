@@ -22,7 +22,7 @@ from dataclasses import replace
 import torch
 
 from lowering.expr import Const, Expr, Load, Op, TileRef, make_op, postorder, rewrite
-from lowering.kernel import Fold, Loop, Stmt, Store, statements, values_of, with_values
+from lowering.kernel import Fold, Loop, Prefix, Stmt, statements, values_of, with_values
 
 _LOG2E = math.log2(math.e)
 
@@ -49,20 +49,19 @@ def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
         return _rewritten(node, is_tile)
 
     def rebuilt(stmt: Stmt) -> Stmt:
+        assert not isinstance(stmt, Prefix), "no scan stands beside a contraction"
+        stmt = with_values(stmt, rewrite(values_of(stmt), rule))
         if isinstance(stmt, Loop):
-            where = None if stmt.where is None else rewrite([stmt.where], rule)[0]
-            return replace(stmt, body=tuple(rebuilt(inner) for inner in stmt.body), where=where)
-        if isinstance(stmt, Store):
-            return with_values(stmt, rewrite(values_of(stmt), rule))
-        args = tuple(rewrite(stmt.args, rule))
-        assert isinstance(stmt, Fold), "no scan stands beside a contraction"
-        if stmt.op in ("max", "min") and stmt.carry is None and (scaled := _scaled(args[0])) is not None:
-            factors[stmt.name] = scaled[1]
-            return replace(stmt, args=(scaled[0],))
-        carry = None if stmt.carry is None else rewrite([stmt.carry], rule)[0]
-        return replace(stmt, args=args, carry=carry)
+            return replace(stmt, body=tuple(map(rebuilt, stmt.body)))
+        if not isinstance(stmt, Fold) or stmt.op not in ("max", "min") or stmt.carry is not None:
+            return stmt
+        scaled = _scaled(stmt.args[0])
+        if scaled is None:
+            return stmt
+        factors[stmt.name] = scaled[1]
+        return replace(stmt, args=(scaled[0],))
 
-    return tuple(rebuilt(stmt) for stmt in body)
+    return tuple(map(rebuilt, body))
 
 
 def _rewritten(node: Op, is_tile: Callable[[Expr], bool]) -> Expr | None:

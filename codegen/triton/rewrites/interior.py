@@ -9,8 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from lowering.conditions import given
-from lowering.expr import Expr
-from lowering.kernel import Fold, Loop, Prefix, Stmt, statements, values_of, with_values
+from lowering.kernel import Loop, map_values, statements, values_of
 
 
 def unconditional(loop: Loop) -> Loop:
@@ -19,16 +18,5 @@ def unconditional(loop: Loop) -> Loop:
         return loop
     roots = [value for stmt in statements(loop.body) for value in values_of(stmt)]
     known = dict(zip(roots, given(loop.where, roots), strict=True))
-    return replace(loop, body=tuple(_rebuilt(stmt, known) for stmt in loop.body), where=None)
-
-
-def _rebuilt(stmt: Stmt, known: dict[Expr, Expr]) -> Stmt:
-    if isinstance(stmt, Loop):
-        where = None if stmt.where is None else known[stmt.where]
-        return replace(stmt, body=tuple(_rebuilt(inner, known) for inner in stmt.body), where=where)
-    if isinstance(stmt, Fold):
-        carry = None if stmt.carry is None else known[stmt.carry]
-        return replace(stmt, args=tuple(known[arg] for arg in stmt.args), carry=carry)
-    if isinstance(stmt, Prefix):
-        return replace(stmt, args=tuple(known[arg] for arg in stmt.args))
-    return with_values(stmt, [known[value] for value in values_of(stmt)])
+    body = map_values(loop.body, lambda values: [known[value] for value in values])
+    return replace(loop, body=body, where=None)

@@ -9,7 +9,7 @@ import sympy
 
 from lowering.expr import Expr
 from lowering.indexing import simplify, substitute_all
-from lowering.kernel import Fold, Loop, Prefix, Stmt, statements, values_of, with_values
+from lowering.kernel import Loop, Stmt, Store, map_values, statements, values_of
 
 
 def at_places(
@@ -22,21 +22,14 @@ def at_places(
     roots = [value for stmt in statements(body) for value in values_of(stmt)]
     moved = dict(zip(roots, substitute_all(roots, places, sizes), strict=True))
 
-    def rebuilt(stmt: Stmt) -> Stmt:
+    def stored(stmt: Stmt) -> Stmt:
         if isinstance(stmt, Loop):
-            where = None if stmt.where is None else moved[stmt.where]
-            return replace(stmt, body=tuple(map(rebuilt, stmt.body)), where=where)
-        if isinstance(stmt, Fold):
-            carry = None if stmt.carry is None else moved[stmt.carry]
-            return replace(stmt, args=tuple(moved[arg] for arg in stmt.args), carry=carry)
-        if isinstance(stmt, Prefix):
-            return replace(stmt, args=tuple(moved[arg] for arg in stmt.args))
-        store = with_values(stmt, [moved[value] for value in values_of(stmt)])
-        if isinstance(store.offset, Expr):
-            return store
-        return replace(store, offset=simplify(store.offset.xreplace(dict(places)), sizes))
+            return replace(stmt, body=tuple(map(stored, stmt.body)))
+        if not isinstance(stmt, Store) or isinstance(stmt.offset, Expr):
+            return stmt
+        return replace(stmt, offset=simplify(stmt.offset.xreplace(dict(places)), sizes))
 
-    return tuple(map(rebuilt, body))
+    return tuple(map(stored, map_values(body, lambda values: [moved[value] for value in values])))
 
 
 __all__ = ["at_places"]

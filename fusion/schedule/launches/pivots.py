@@ -27,7 +27,7 @@ from fusion.schedule.inline import cost
 from fusion.schedule.kernels import KernelCall
 from lowering.expr import Cast, Const, Expr, Load, Op, make_op, postorder, rewrite
 from lowering.indexing import substitute
-from lowering.kernel import Fold, Kernel, Loop, Prefix, Stmt, Store, folds, running, statements, values_of, with_values
+from lowering.kernel import Fold, Kernel, Loop, Stmt, Store, folds, running, statements, values_of, with_values
 from lowering.program import Extern
 from lowering.rules.formula import literal
 from lowering.sizes import may_be_empty
@@ -103,16 +103,9 @@ def _with(body: Sequence[Stmt], old: Fold, new: Fold, mean: Expr, centre: Expr) 
     for stmt in body:
         if stmt == old:
             found.append(new)
-        elif isinstance(stmt, Loop):
-            where = None if stmt.where is None else moved([stmt.where])[0]
-            found.append(Loop(stmt.axes, _with(stmt.body, old, new, mean, centre), where))
-        elif isinstance(stmt, Store):
-            found.append(with_values(stmt, moved(values_of(stmt))))
-        elif isinstance(stmt, Prefix):
-            found.append(replace(stmt, args=moved(stmt.args)))
-        else:
-            carry = None if stmt.carry is None else moved([stmt.carry])[0]
-            found.append(replace(stmt, args=moved(stmt.args), carry=carry))
+            continue
+        stmt = with_values(stmt, moved(values_of(stmt)))
+        found.append(replace(stmt, body=_with(stmt.body, old, new, mean, centre)) if isinstance(stmt, Loop) else stmt)
     return tuple(found)
 
 
