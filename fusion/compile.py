@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import sympy
@@ -36,7 +36,6 @@ from fusion.schedule.alignment import align_rows
 from fusion.schedule.chunks import Chunks, in_chunks
 from fusion.schedule.chunks.body import POINTS
 from fusion.schedule.destinations import own_destinations
-from fusion.schedule.differences import exact_differences
 from fusion.schedule.forms import weighed_forms
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
@@ -190,76 +189,72 @@ def schedule_graph(
     lowered = trace.program("program", program)
     limit = sys.maxsize if target.numerics.strict else workspace
     names = {name for k in spare if isinstance(name := program.inputs[k], str)}
-    return lowered, _schedule(program, target, trace, hints, limit, measure, names)
+    return lowered, _Scheduler(target, hints, measure).schedule(program, trace, limit, names)
 
 
-def _schedule(
-    program: Program,
-    target: Target,
-    trace: Trace,
-    hints: Mapping[sympy.Symbol, int] | None,
-    workspace: int,
-    measure: Measure | None,
-    spare: Collection[str] = (),
-) -> Schedule:
-    """The passes, in their order."""
-    capabilities = target.capabilities
-    verify_program(program, verified := Verified())
-    for name, transform in (
-        ("sources", own_sources),
-        *(() if target.numerics.strict else (("differences", exact_differences),)),
-        ("inlined", inline_cheap_maps),
-        ("destinations", own_destinations),
-        ("selected", select_terms),
-        ("chunks", partial(in_chunks, capabilities=capabilities, workspace=workspace, hints=hints)),
-        ("scans", partial(split_scans, capabilities=capabilities)),
-        ("windows", partial(unroll_windows, capabilities=capabilities)),
-    ):
-        program = trace.program(name, transform(program))
+@dataclass(frozen=True, slots=True)
+class _Scheduler:
+    """The passes, in their order, for the programs of one graph: its own, and those of what is done in chunks."""
+
+    target: Target
+    hints: Mapping[sympy.Symbol, int] | None
+    measure: Measure | None
+
+    def schedule(self, program: Program, trace: Trace, workspace: int, spare: Collection[str] = ()) -> Schedule:
+        """What is launched and called for a program, products of more than `workspace` bytes in chunks."""
+        capabilities, hints, verified = self.target.capabilities, self.hints, Verified()
+
+        def checked(name: str, program: Program) -> Program:
+            trace.program(name, program)
+            verify_program(program, verified)
+            return program
+
         verify_program(program, verified)
+        for name, change in (
+            ("sources", own_sources),
+            ("inlined", inline_cheap_maps),
+            ("destinations", own_destinations),
+            ("selected", select_terms),
+            ("chunks", partial(in_chunks, capabilities=capabilities, workspace=workspace, hints=hints)),
+            ("scans", partial(split_scans, capabilities=capabilities)),
+            ("windows", partial(unroll_windows, capabilities=capabilities)),
+        ):
+            program = checked(name, change(program))
 
-    program, walked = stream(program, capabilities, hints)
-    if not capabilities.lone_products:
-        program, walked = leave_lone_products(program, walked)
-    verify_program(trace.program("streamed", program), verified)
-    narrow = store_rounded(program)
-    program, walked = narrow, positions_in(narrow, program, walked)
-    verify_program(trace.program("narrow", program), verified)
-    # after inlining, so that what feeds a split reduction is part of it, and after streams, which have their own parts
-    split = split_reductions(program, capabilities, walked, hints)
-    program, walked = split, positions_in(split, program, walked)
-    verify_program(trace.program("split", program), verified)
-    aligned = align_rows(program, capabilities, hints)
-    program, walked = aligned, positions_in(aligned, program, walked)
-    verify_program(trace.program("aligned", program), verified)
-    clustering = grow(program, capabilities, hints, walked)
-    left, choices = prefer_library(program, clustering, target, measure)
-    if left is not program:
-        verify_program(left, verified)
-        program, clustering = left, grow(left, capabilities, hints, positions_in(left, program, walked))
-    schedule = plan(program, trace.clustering(program, clustering), target, spare)
-    launches = [step for step in schedule.steps if isinstance(step, KernelCall)]
-    for step in launches:
-        verify_kernel(step.kernel)
-    choices = (*choices, *weighed_forms(launches, target))
-    return replace(schedule, choices=choices, bodies=dict(_bodies(program, target, trace, hints, measure)))
+        program, walked = stream(program, capabilities, hints)
+        if not capabilities.lone_products:
+            program, walked = leave_lone_products(program, walked)
+        checked("streamed", program)
 
+        def passed(name: str, changed: Program) -> None:
+            nonlocal program, walked
+            program, walked = checked(name, changed), positions_in(changed, program, walked)
 
-def _bodies(
-    program: Program,
-    target: Target,
-    trace: Trace,
-    hints: Mapping[sympy.Symbol, int] | None,
-    measure: Measure | None,
-) -> Iterator[tuple[Chunks, tuple[Schedule, ...]]]:
-    """What is called in chunks, with the schedules of its bodies."""
-    calls = [node.target for node in program.nodes if isinstance(node, Extern) and isinstance(node.target, Chunks)]
-    for number, chunks in enumerate(calls):
-        traces = [trace.within(f"chunks_{number}_{k}") for k in range(len(chunks.bodies))]
-        bodies = zip(chunks.bodies, traces, strict=True)
-        sizes = {**(hints or {}), POINTS: chunks.even(chunks.traced)}
-        schedule = partial(_schedule, target=target, hints=sizes, workspace=sys.maxsize, measure=measure)
-        yield chunks, tuple(schedule(body, trace=inner) for body, inner in bodies)
+        passed("narrow", store_rounded(program))
+        # after inlining, so that what feeds a split reduction is part of it; after streams, which have their own parts
+        passed("split", split_reductions(program, capabilities, walked, hints))
+        passed("aligned", align_rows(program, capabilities, hints))
+
+        clustering = grow(program, capabilities, hints, walked)
+        left, choices = prefer_library(program, clustering, self.target, self.measure)
+        if left is not program:
+            verify_program(left, verified)
+            program, clustering = left, grow(left, capabilities, hints, positions_in(left, program, walked))
+        schedule = plan(program, trace.clustering(program, clustering), self.target, spare)
+        launches = [step for step in schedule.steps if isinstance(step, KernelCall)]
+        for step in launches:
+            verify_kernel(step.kernel)
+        choices = (*choices, *weighed_forms(launches, self.target))
+        return replace(schedule, choices=choices, bodies=dict(self._bodies(program, trace)))
+
+    def _bodies(self, program: Program, trace: Trace) -> Iterator[tuple[Chunks, tuple[Schedule, ...]]]:
+        """What is called in chunks, with the schedules of its bodies, which have no chunks of their own."""
+        calls = [node.target for node in program.nodes if isinstance(node, Extern) and isinstance(node.target, Chunks)]
+        for number, chunks in enumerate(calls):
+            traces = [trace.within(f"chunks_{number}_{k}") for k in range(len(chunks.bodies))]
+            inner = replace(self, hints={**(self.hints or {}), POINTS: chunks.even(chunks.traced)})
+            bodies = zip(chunks.bodies, traces, strict=True)
+            yield chunks, tuple(inner.schedule(body, within, sys.maxsize) for body, within in bodies)
 
 
 __all__ = ["compile_graph", "load_finished", "schedule_graph"]

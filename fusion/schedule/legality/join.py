@@ -7,6 +7,7 @@ from fusion.schedule.graph import Dependences
 from fusion.schedule.legality.cluster import Cluster, Link, Refused
 from fusion.schedule.legality.joined import refusal_of
 from fusion.schedule.legality.pairs import (
+    Pair,
     no_other_fold,
     not_empty,
     same_device,
@@ -23,8 +24,9 @@ def may_join(
 ) -> Cluster | Refused:
     """The joined cluster, or the reason why there is none."""
     members = tuple(sorted((*first.members, *second.members)))
+    pair = Pair(dependences, capabilities, first, second, members)
     for rule in (same_device, small_enough, scatters_apart, no_other_fold, stored_where_ranked, not_empty):
-        reason = rule(dependences, capabilities, first, second, members)
+        reason = rule(pair)
         if reason is not None:
             return Refused(reason)
     refused: Refused | None = None
@@ -53,8 +55,9 @@ def may_stand_beside(
 ) -> Cluster | Refused:
     """Two clusters that share no tensor, as one that walks both: their axes have the same sizes, in order."""
     members = tuple(sorted((*first.members, *second.members)))
+    pair = Pair(dependences, capabilities, first, second, members)
     for rule in (same_device, small_enough, scatters_apart, no_other_fold):
-        reason = rule(dependences, capabilities, first, second, members)
+        reason = rule(pair)
         if reason is not None:
             return Refused(reason)
     pairs = zip(second.space.axes, first.space.axes, strict=True)

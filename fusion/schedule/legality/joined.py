@@ -20,18 +20,15 @@ def refusal_of(
     dependences: Dependences, capabilities: Capabilities, joined: Cluster, target: Cluster, moved: Cluster
 ) -> str | None:
     """The first rule that the joined cluster breaks, which holds `moved` in the space of `target`."""
-    reason = _folds_stay_whole(dependences, joined, moved) or _folds_stay_inside(dependences, joined, moved)
-    if reason is None and capabilities.ordered:
-        reason = scattered.out_of_order(dependences, joined.places, joined.space)
-    if reason is None:
-        reason = _scans_stay_whole(dependences, joined)
-    if reason is None:
-        reason = _reads_agree(dependences, joined, (target, moved))
-    if reason is None:
-        reason = contractions.refused(dependences, joined.members, joined.space, joined.places)
-    if reason is None:
-        reason = _stores_once(dependences, joined)
-    return reason
+    return (
+        _folds_stay_whole(dependences, joined, moved)
+        or _folds_stay_inside(dependences, joined, moved)
+        or (scattered.out_of_order(dependences, joined.places, joined.space) if capabilities.ordered else None)
+        or _scans_stay_whole(dependences, joined)
+        or _reads_agree(dependences, joined, (target, moved))
+        or contractions.refused(dependences, joined.members, joined.space, joined.places)
+        or _stores_once(dependences, joined)
+    )
 
 
 def _folds_stay_whole(dependences: Dependences, joined: Cluster, moved: Cluster) -> str | None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 
 from codegen.target import Capabilities
 from fusion.schedule import scattered
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality.cluster import Cluster
+from fusion.schedule.space import Space
 from lowering.expr import Expr, Op, loads, postorder
 from lowering.program import Contract, Map
 
@@ -18,68 +19,79 @@ MAX_MEMBERS = 64
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
-def not_empty(
-    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
-) -> str | None:
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two clusters that may become one kernel, of these `members`."""
+
+    dependences: Dependences
+    capabilities: Capabilities
+    first: Cluster
+    second: Cluster
+    members: tuple[int, ...]
+
+    @property
+    def sides(self) -> tuple[Cluster, Cluster]:
+        """Both clusters."""
+        return self.first, self.second
+
+    @property
+    def spaces(self) -> tuple[Space, Space]:
+        """What each of them walks."""
+        return self.first.space, self.second.space
+
+
+def not_empty(pair: Pair) -> str | None:
     """An axis without elements leaves nothing to share."""
-    empty = any(axis.size == 0 for axis in (*first.space.axes, *second.space.axes))
+    empty = any(axis.size == 0 for space in pair.spaces for axis in space.axes)
     return "an axis has no elements: there is nothing to share" if empty else None
 
 
-def same_device(
-    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
-) -> str | None:
+def same_device(pair: Pair) -> str | None:
     """A kernel runs on one device."""
-    buffers = dependences.program.buffers
-    a, b = (buffers[dependences.compute(cluster.members[0]).out].device for cluster in (first, second))
+    buffers = pair.dependences.program.buffers
+    a, b = (buffers[pair.dependences.outs[cluster.members[0]]].device for cluster in pair.sides)
     return None if a == b else f"different devices: {a} and {b}"
 
 
-def small_enough(
-    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
-) -> str | None:
+def small_enough(pair: Pair) -> str | None:
     """A kernel holds so many operations, and takes so many tensors."""
+    dependences, members = pair.dependences, pair.members
     if len(members) > MAX_MEMBERS:
         return f"the kernel would hold more than {MAX_MEMBERS} operations"
     together = frozenset(members)
     touched = {dependences.outs[m] for m in members}.union(*(dependences.read[m] for m in members))
     inside = {dependences.outs[m] for m in members if not dependences.stored(m, together)}
-    if len(touched - inside) > capabilities.max_params:
-        return f"the kernel would take more than {capabilities.max_params} tensors"
+    most = pair.capabilities.max_params
+    if len(touched - inside) > most:
+        return f"the kernel would take more than {most} tensors"
     return None
 
 
-def scatters_apart(
-    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
-) -> str | None:
+def scatters_apart(pair: Pair) -> str | None:
     """A scatter shares no kernel with what it begins from, nor with what reads it."""
-    return scattered.not_apart(dependences, members, (first.space, second.space))
+    return scattered.not_apart(pair.dependences, pair.members, pair.spaces)
 
 
-def no_other_fold(
-    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
-) -> str | None:
+def no_other_fold(pair: Pair) -> str | None:
     """A contraction shares its kernel with no fold but contractions."""
-    sides = [[dependences.compute(m) for m in cluster.members] for cluster in (first, second)]
+    sides = [[pair.dependences.compute(m) for m in cluster.members] for cluster in pair.sides]
     folds = [[node for node in side if not isinstance(node, Map)] for side in sides]
     if not all(folds) or not any(isinstance(node, Contract) for side in folds for node in side):
         return None
-    if first.space.streamed or second.space.streamed:
+    if any(space.streamed for space in pair.spaces):
         return "a walk of products shares its kernel with no other fold"
     if not all(isinstance(node, Contract) for side in folds for node in side):
         return "a contraction shares its kernel with no other fold"
     return None
 
 
-def stored_where_ranked(
-    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, members: Sequence[int]
-) -> str | None:
+def stored_where_ranked(pair: Pair) -> str | None:
     """Computed floats that are compared with others of the same tensor, as by a sort, are stored before.
 
     A compiler may fuse a product with a sum for one side and not for the other.  Then the same number differs in its
     last bit from itself: two elements of a row would have one place in it, and another place would have none.
     """
-    nodes = [dependences.compute(member) for member in members]
+    nodes = [pair.dependences.compute(member) for member in pair.members]
     ranked = frozenset[str]().union(*(_ranked(node.exprs) for node in nodes))
     for node in nodes:
         if node.out in ranked and isinstance(node, Map) and any(isinstance(part, Op) for part in postorder(node.expr)):
