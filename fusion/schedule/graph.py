@@ -6,7 +6,7 @@ between impure externs and from what reads a tensor to what overwrites it, and l
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 import networkx as nx
 import sympy
@@ -32,11 +32,7 @@ class Dependences:
         self.outs: list[str] = []  # what a node makes; of an extern nothing
         self._bytes: dict[str, int] = {}
         self.generated = frozenset(k for k, node in enumerate(program.nodes) if not isinstance(node, Extern))
-        last_impure: int | None = None
-        told: dict[sympy.Symbol, int] = {}  # size → the call whose result tells it
-        memory = memory_of(program.nodes)
-        touching: dict[str, list[int]] = {}  # memory → who reads or overwrites it
-        overwriter: dict[str, int] = {}
+        order = _Order(program)
         for position, node in enumerate(program.nodes):
             self.graph.add_node(position)
             self.loads.append(() if isinstance(node, Extern) else tuple(loads(*node.exprs)))
@@ -47,35 +43,8 @@ class Dependences:
                 self.readers.setdefault(name, []).append(position)
                 if name in self.writer:
                     self.graph.add_edge(self.writer[name], position)
-                whole = memory.get(name, name)
-                touching.setdefault(whole, []).append(position)
-                if whole in overwriter:
-                    self.graph.add_edge(overwriter[whole], position)
-            for name in node.overwrites if isinstance(node, Extern) else ():
-                whole = memory.get(name, name)
-                self.graph.add_edges_from((before, position) for before in touching[whole] if before != position)
-                overwriter[whole], touching[whole] = position, [position]
-            for size in self._sizes(node) & told.keys() if told else ():
-                self.graph.add_edge(told[size], position)
-            for name in writes(node):
-                self.writer[name] = position
-            if isinstance(node, Extern):
-                told.update((size, position) for size, _, _ in node.sizes)
-            if isinstance(node, Extern) and node.impure:
-                if last_impure is not None:
-                    self.graph.add_edge(last_impure, position)
-                last_impure = position
-
-    def _sizes(self, node: Node) -> set[sympy.Symbol]:
-        """The size symbols that have to be known for a node to run."""
-        buffers = (self.program.buffers[name] for name in writes(node))
-        found = [size for buffer in buffers for size in (*buffer.shape, *buffer.strides)]
-        if isinstance(node, Extern):
-            found += [arg for arg in leaves((node.args, node.kwargs)) if isinstance(arg, sympy.Expr)]
-        else:
-            found += [*axis_sizes(node).values()]
-            found += [index for expr in postorder(*node.exprs) for index in index_of(expr)]
-        return set().union(*(given_by(size) for size in found))
+            self.graph.add_edges_from((before, position) for before in order.before(position, self.reads[-1]))
+            self.writer.update(dict.fromkeys(writes(node), position))
 
     def node(self, position: int) -> Node:
         """The node at `position`."""
@@ -113,3 +82,51 @@ class Dependences:
 def bytes_of(buffer: Buffer, hints: Mapping[sympy.Symbol, int]) -> int:
     """How much memory a buffer takes, symbolic sizes at their hints."""
     return estimate(buffer.numel, hints) * buffer.dtype.itemsize
+
+
+class _Order:
+    """What must come before a node though it reads nothing of it, asked of one node after the other."""
+
+    def __init__(self, program: Program) -> None:
+        self.program = program
+        self.memory = memory_of(program.nodes)
+        self.touching: dict[str, list[int]] = {}  # memory → who reads or overwrites it
+        self.overwriter: dict[str, int] = {}
+        self.told: dict[sympy.Symbol, int] = {}  # size → the call whose result tells it
+        self.last_impure: int | None = None
+
+    def before(self, position: int, taken: Sequence[str]) -> Iterator[int]:
+        """The nodes before this one, which takes these buffers.
+
+        What overwrote one of these, who reads what it overwrites, who tells a size that it needs; and where it has an
+        effect, the last one that has one.
+        """
+        node = self.program.nodes[position]
+        for whole in (self.memory.get(name, name) for name in taken):
+            self.touching.setdefault(whole, []).append(position)
+            if whole in self.overwriter:
+                yield self.overwriter[whole]
+        if self.told:
+            yield from (self.told[size] for size in _sizes(self.program, node) & self.told.keys())
+        if not isinstance(node, Extern):
+            return
+        for whole in (self.memory.get(name, name) for name in node.overwrites):
+            yield from (reader for reader in self.touching[whole] if reader != position)
+            self.overwriter[whole], self.touching[whole] = position, [position]
+        self.told.update((size, position) for size, _, _ in node.sizes)
+        if node.impure:
+            if self.last_impure is not None:
+                yield self.last_impure
+            self.last_impure = position
+
+
+def _sizes(program: Program, node: Node) -> set[sympy.Symbol]:
+    """The size symbols that have to be known for a node to run."""
+    buffers = (program.buffers[name] for name in writes(node))
+    found = [size for buffer in buffers for size in (*buffer.shape, *buffer.strides)]
+    if isinstance(node, Extern):
+        found += [arg for arg in leaves((node.args, node.kwargs)) if isinstance(arg, sympy.Expr)]
+    else:
+        found += [*axis_sizes(node).values()]
+        found += [index for expr in postorder(*node.exprs) for index in index_of(expr)]
+    return set().union(*(given_by(size) for size in found))
