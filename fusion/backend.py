@@ -7,27 +7,18 @@ cause is raised instead.
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cache, lru_cache, partial
-from pathlib import Path
+from functools import cache, partial
 from types import CodeType
 from typing import ClassVar, TypeAlias
 from weakref import WeakValueDictionary
 
 import torch
 from torch import fx
-from torch._dynamo.exc import (
-    RestartAnalysis,
-    ShortenTraceback,
-    TorchDynamoException,
-    exceptions_allowed_to_be_fallback,
-)
+from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
 
 import fusion.beginning  # Dynamo is to know before it traces, of this and of what follows
 import fusion.captured.hints  # noqa: F401
@@ -36,12 +27,14 @@ from codegen.numerics import current
 from codegen.target import Target
 from codegen.targets import DEFAULTS, builder_for
 from fusion.attention import Chooser
-from fusion.capture import aot_backend, boxed, holds_tensors, main_device
+from fusion.capture import aot_backend, boxed
 from fusion.captured.autocast import widen_resized_images
 from fusion.captured.settings import settings_fixed
 from fusion.captured.shared_writes import refuse_shared_writes
 from fusion.captured.unread import skip_unread_rows
 from fusion.compile import compile_graph, load_finished
+from fusion.fallback import FusionWarning, as_it_is, evaluated, first_line, for_the_caller, located, warn_once
+from fusion.graphs import holds_tensors, main_device
 from fusion.inspect.breaks import Break, break_after
 from fusion.inspect.report import Report
 from fusion.joint.formats import prefer_channels_last
@@ -60,19 +53,12 @@ from fusion.runtime.surroundings import refuse_odd_inputs, watch_surroundings
 from fusion.warm import Finished, eager_graph, keeps_graphs
 from fusion.warm.interface import tangents_of
 from fusion.warm.regions import KEY, Region, Told
-from lowering.builder import origin_of
-from lowering.errors import BuildError, FusionError, Origin, Unsupported
-from lowering.interpret import run_program
-from lowering.lower import lower
+from lowering.errors import BuildError, Unsupported
 
 Refused: TypeAlias = Callable[[BuildError], object]
 
 MOST_REPORTS = 1 << 10
 """Of so many graphs a backend keeps the reports, sources of kernels among them; then those of the oldest go."""
-
-
-class FusionWarning(UserWarning):
-    """A region of the program runs eagerly because it could not be compiled."""
 
 
 class Backend:
@@ -139,7 +125,7 @@ class Backend:
             raise
         except Exception as failure:  # AOTAutograd does not take all that Dynamo captures
             if self.options.strict:
-                raised = _for_the_caller(failure, graph)
+                raised = for_the_caller(failure, graph)
                 if raised is failure:
                     raise
                 raise raised from failure
@@ -192,7 +178,7 @@ class Backend:
 
     def _compile(self, recorder: Recorder | None, graph: fx.GraphModule, label: str) -> Boxed:
         if not holds_tensors(graph):  # sizes alone: nothing is computed on any device
-            return _boxed(graph)
+            return as_it_is(graph)
         keys: list[str] = []
 
         def compiled(refused: Refused | None) -> tuple[Boxed, Report]:
@@ -209,10 +195,10 @@ class Backend:
                 run, report = self._watched(label, tangents_of(graph), lambda: graph, compiled)
         except Exception as failure:  # any defect of ours must leave the user's program running
             if self.options.strict:
-                located = _located(failure, graph)
-                if located is failure:
+                raised = located(failure, graph)
+                if raised is failure:
                     raise
-                raise located from failure
+                raise raised from failure
             return self._eagerly(graph, label, failure)
         self._report(report)
         if keys and not has_seeds(graph):  # to draw the same numbers eagerly takes more than its operations
@@ -244,7 +230,7 @@ class Backend:
     def _eagerly(self, graph: fx.GraphModule, label: str, failure: Exception) -> Boxed:
         """The operations of a graph as they are, once that is said."""
         self._gave_up(graph, label, failure)
-        return _evaluated(graph) if has_seeds(graph) else _boxed(graph)
+        return evaluated(graph) if has_seeds(graph) else as_it_is(graph)
 
     def _of_other_inputs(self, graph: fx.GraphModule) -> Callable[..., object]:
         """What runs at calls whose inputs lie over one another otherwise than at compilation."""
@@ -252,7 +238,7 @@ class Backend:
             "the inputs overlap otherwise than those that this was compiled for, are views of no common tensor, or one"
             " is changed that is part of other memory, and a result is a view of it"
         )
-        refusal = Unsupported(message, origin=_first_line(graph))
+        refusal = Unsupported(message, origin=first_line(graph))
         known = False
 
         def run(*args: object) -> object:
@@ -267,7 +253,7 @@ class Backend:
         return run
 
     def _gave_up(self, graph: fx.GraphModule, label: str, failure: Exception) -> None:
-        _warn_once(f"running eagerly: {type(failure).__name__}: {failure}")
+        warn_once(f"running eagerly: {type(failure).__name__}: {failure}")
         self._report(Report.eager(label, graph, failure))
 
     def _note(self, note: str) -> None:
@@ -290,23 +276,6 @@ class Backend:
             del self.reports[:-MOST_REPORTS]
 
 
-@lru_cache(maxsize=256)
-def _warn_once(message: str) -> None:
-    """One warning per cause and process, however many regions share the cause (a missing compiler, say).
-
-    It names the line of the program that was called, or called backward: the innermost one outside PyTorch and Fusion.
-    """
-    frame, level = sys._getframe(), 1
-    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
-        frame, level = frame.f_back, level + 1
-    warnings.warn(message, FusionWarning, stacklevel=level)
-
-
-_OURS = (str(Path(__file__).parents[1] / package) + os.sep for package in ("fusion", "codegen", "lowering"))
-_NOT_THE_USERS = (*_OURS, os.path.dirname(torch.__file__) + os.sep, contextlib.__file__, "<")
-"""How names of files begin whose lines a warning should not point at."""
-
-
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
     """Say that PyTorch compiles, as later releases do themselves.
@@ -322,47 +291,6 @@ def _compiling() -> Iterator[None]:
         torch.compiler._is_compiling_flag = before
 
 
-def _boxed(graph: fx.GraphModule) -> Boxed:
-    def run(args: list[object]) -> tuple[object, ...]:
-        inputs = tuple(args)
-        args.clear()
-        result: tuple[object, ...] = graph(*inputs)
-        return result
-
-    return run
-
-
-def _evaluated(graph: fx.GraphModule) -> Boxed:
-    """The graph, drawing the numbers that generated kernels draw: those of the other half of a checkpoint."""
-    program = lower(graph, contractions=())
-
-    def run(args: list[object]) -> tuple[object, ...]:
-        inputs = [arg if isinstance(arg, (torch.Tensor, int)) else None for arg in args]
-        args.clear()
-        return tuple(run_program(program, inputs))
-
-    return run
-
-
-def _for_the_caller(failure: Exception, graph: fx.GraphModule) -> Exception:
-    """The failure as it is, unless Dynamo would take it for a place to break the graph at, and go on eagerly."""
-    if isinstance(failure, (TorchDynamoException, *exceptions_allowed_to_be_fallback)):
-        return _located(failure, graph)
-    return failure
-
-
-def _located(failure: Exception, graph: fx.GraphModule) -> Exception:
-    """The failure with a line of the user's program: its own, else that of the first operation of the region."""
-    if isinstance(failure, FusionError):
-        return failure
-    return FusionError(f"{type(failure).__name__}: {failure}", origin=_first_line(graph))
-
-
-def _first_line(graph: fx.GraphModule) -> Origin | None:
-    lines = (origin_of(node) for node in graph.graph.nodes if node.op.startswith("call_"))
-    return next((line for line in lines if line.line), None)
-
-
 def fusion_backend(
     graph: fx.GraphModule,
     example_inputs: Sequence[object],
@@ -372,3 +300,6 @@ def fusion_backend(
 ) -> Callable[..., object]:
     """Entry point for `torch.compile(backend="fusion")`; see `Options.read` for `mode` and `options`."""
     return Backend(Options.read(mode, options))(graph, example_inputs)
+
+
+__all__ = ["Backend", "FusionWarning", "fusion_backend"]

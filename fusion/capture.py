@@ -1,4 +1,4 @@
-"""Capture: what the compiler needs to know about a graph, and how graphs are obtained.
+"""Capture: functional ATen graphs of what a program computes.
 
 Dynamo turns Python into fx graphs and AOTAutograd turns those into functional ATen graphs, forward and backward apart,
 with the values saved between them chosen by min-cut.  What enters `aot_backend` is a function that compiles one ATen
@@ -8,18 +8,15 @@ graph; what leaves is a Dynamo backend.
 from __future__ import annotations
 
 import os
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeAlias, cast
 
-import sympy
 import torch
 from torch import fx
 from torch._dispatch.python import no_python_dispatcher
 from torch._dynamo.backends.common import aot_autograd
 from torch._functorch import config as functorch_config
-from torch._functorch._aot_autograd import descriptors
 from torch._functorch.aot_autograd import aot_module_simplified
 from torch._functorch.partitioners import min_cut_rematerialization_partition
 from torch._guards import TracingContext
@@ -27,6 +24,7 @@ from torch._inductor import inductor_prims
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.captured.tangents import tangents_laid_out
+from fusion.graphs import main_device
 from fusion.joint import prepare
 from fusion.joint.dependence import dependence_of
 from fusion.joint.formats import prefer_channels_last
@@ -34,15 +32,13 @@ from fusion.joint.layout import lay_out_gradients
 from fusion.joint.pairs import part_complex_numbers
 from fusion.joint.repeated import merge_repeated
 from fusion.joint.rows import prefer_rows
-from fusion.joint.saved import SPARE, keep_unchanged, mark_spare, widen_statistics
+from fusion.joint.saved import keep_unchanged, mark_spare, widen_statistics
 from fusion.joint.seeds import cover_undrawn, share_seeds, uncover
 from fusion.options import WORKSPACE
 from fusion.runtime import Boxed
 from fusion.runtime.draws import draws_of
 from fusion.warm.regions import KEY, Region, Told, kept_as
 from lowering.decompositions import decompositions
-from lowering.errors import Unsupported
-from lowering.sizes import size_of
 
 Parted: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
 """A joint graph as forward and backward."""
@@ -50,14 +46,6 @@ Parted: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
 CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
 """Compiles one ATen graph; the label says which ("forward", "backward", "inference").  What is kept says under which
 key, in the attribute `KEY`."""
-
-
-KEPT = tuple(
-    getattr(descriptors, name)
-    for name in ("SavedForBackwardsAOTOutput", "SavedForBackwardsNoVcCheckAOTOutput")
-    if hasattr(descriptors, name)
-)
-"""What AOTAutograd calls results that backward alone gets, in this release."""
 
 
 def multiply_add(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> torch.Tensor:
@@ -247,17 +235,6 @@ def _described(graph: fx.GraphModule, change: Callable[[list[object]], list[obje
         output.meta["desc"] = change(list(output.meta["desc"]))
 
 
-def kept_for_backward(graph: fx.GraphModule) -> frozenset[int]:
-    """The positions of those results of a forward graph that backward alone gets."""
-    described = graph.graph.output_node().meta.get("desc", ())
-    return frozenset(k for k, desc in enumerate(described) if isinstance(desc, KEPT))
-
-
-def spare_inputs(graph: fx.GraphModule) -> frozenset[int]:
-    """The positions of those inputs that only this graph is to see, and may write over."""
-    return frozenset(k for k, node in enumerate(graph.graph.find_nodes(op="placeholder")) if SPARE in node.meta)
-
-
 def pass_objects(graph: fx.GraphModule) -> dict[int, int]:
     """Have the graph return None where it returns what it was given and is no tensor or number (a device mesh).
 
@@ -285,42 +262,3 @@ def _passing(compiled: Boxed, passed: Mapping[int, int]) -> Boxed:
         return tuple(objects.get(k, result) for k, result in enumerate(results))
 
     return run
-
-
-def main_device(graph: fx.GraphModule) -> torch.device:
-    """The device a graph computes on: that of most of its results, an accelerator before the CPU.
-
-    Raises:
-        Unsupported: the graph holds no tensor.
-    """
-    seen = Counter(tensor.device for tensor in _tensors(graph))
-    if not seen:
-        raise Unsupported("the graph holds no tensors")
-    return max(seen, key=lambda device: (device.type != "cpu", seen[device]))
-
-
-def holds_tensors(graph: fx.GraphModule) -> bool:
-    """Is there any tensor in a graph?  What is left of a region between two breaks may be sizes alone."""
-    return next(_tensors(graph), None) is not None
-
-
-def _tensors(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
-    for node in graph.graph.nodes:
-        val = node.meta.get("val")
-        for part in val if isinstance(val, (tuple, list)) else (val,):
-            if isinstance(part, torch.Tensor):
-                yield part
-
-
-def size_hints(graph: fx.GraphModule) -> dict[sympy.Symbol, int]:
-    """The sizes that symbolic dimensions had when the graph was traced."""
-    hints: dict[sympy.Symbol, int] = {}
-    for node in graph.graph.nodes:
-        val = node.meta.get("val")
-        if node.op != "placeholder" or not isinstance(val, torch.SymInt):
-            continue
-        symbol = size_of(val)
-        hint = val.node.hint
-        if symbol.is_Symbol and isinstance(hint, int):
-            hints[symbol] = hint
-    return hints

@@ -22,7 +22,7 @@ from codegen.numerics import current
 from codegen.target import Target
 from codegen.targets import builder_for, tuner_for
 from codegen.tuning import Tuning
-from fusion.capture import kept_for_backward, main_device, size_hints, spare_inputs
+from fusion.graphs import kept_for_backward, main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
 from fusion.native import lower_for

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from codegen.target import Capabilities, Target
-from fusion.capture import main_device
+from fusion.graphs import main_device
 from fusion.schedule.chunks import in_chunks
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.select import select_terms

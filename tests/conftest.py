@@ -54,8 +54,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def _same_start_for_every_test() -> Iterator[None]:
     """Seed torch, and forget what was warned of, before the test; forget what Dynamo compiled after it."""
     torch.manual_seed(0)
-    if "fusion.backend" in sys.modules:
-        sys.modules["fusion.backend"]._warn_once.cache_clear()
+    if "fusion.fallback" in sys.modules:
+        sys.modules["fusion.fallback"].warn_once.cache_clear()
     yield
     if "torch._dynamo" in sys.modules:  # importing it only to reset it would cost seconds
         torch._dynamo.reset()

@@ -9,7 +9,8 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusion
-from fusion.capture import aot_backend, spare_inputs
+from fusion.capture import aot_backend
+from fusion.graphs import spare_inputs
 from fusion.joint.saved import mark_spare
 from lowering.expr import Cast, postorder
 from lowering.lower import lower

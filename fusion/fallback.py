@@ -1,0 +1,89 @@
+"""Fallback: what runs in the place of a region that cannot be compiled, and how its user is told.
+
+What enters is the graph and the failure; what leaves is a callable that computes what eager computes, a warning that
+names the line of the program that was called, or under strict the error to raise, with a line of the program in it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+import warnings
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import fx
+from torch._dynamo.exc import TorchDynamoException, exceptions_allowed_to_be_fallback
+
+from fusion.runtime import Boxed
+from lowering.builder import origin_of
+from lowering.errors import FusionError, Origin
+from lowering.interpret import run_program
+from lowering.lower import lower
+
+
+class FusionWarning(UserWarning):
+    """A region of the program runs eagerly because it could not be compiled."""
+
+
+@lru_cache(maxsize=256)
+def warn_once(message: str) -> None:
+    """One warning per cause and process, however many regions share the cause (a missing compiler, say).
+
+    It names the line of the program that was called, or called backward: the innermost one outside PyTorch and Fusion.
+    """
+    frame, level = sys._getframe(), 1
+    while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, FusionWarning, stacklevel=level)
+
+
+_OURS = (str(Path(__file__).parents[1] / package) + os.sep for package in ("fusion", "codegen", "lowering"))
+_NOT_THE_USERS = (*_OURS, os.path.dirname(torch.__file__) + os.sep, contextlib.__file__, "<")
+"""How names of files begin whose lines a warning should not point at."""
+
+
+def as_it_is(graph: fx.GraphModule) -> Boxed:
+    """The operations of a graph, one by one."""
+
+    def run(args: list[object]) -> tuple[object, ...]:
+        inputs = tuple(args)
+        args.clear()
+        result: tuple[object, ...] = graph(*inputs)
+        return result
+
+    return run
+
+
+def evaluated(graph: fx.GraphModule) -> Boxed:
+    """The graph, drawing the numbers that generated kernels draw: those of the other half of a checkpoint."""
+    program = lower(graph, contractions=())
+
+    def run(args: list[object]) -> tuple[object, ...]:
+        inputs = [arg if isinstance(arg, (torch.Tensor, int)) else None for arg in args]
+        args.clear()
+        return tuple(run_program(program, inputs))
+
+    return run
+
+
+def for_the_caller(failure: Exception, graph: fx.GraphModule) -> Exception:
+    """The failure as it is, unless Dynamo would take it for a place to break the graph at, and go on eagerly."""
+    if isinstance(failure, (TorchDynamoException, *exceptions_allowed_to_be_fallback)):
+        return located(failure, graph)
+    return failure
+
+
+def located(failure: Exception, graph: fx.GraphModule) -> Exception:
+    """The failure with a line of the user's program: its own, else that of the first operation of the region."""
+    if isinstance(failure, FusionError):
+        return failure
+    return FusionError(f"{type(failure).__name__}: {failure}", origin=first_line(graph))
+
+
+def first_line(graph: fx.GraphModule) -> Origin | None:
+    """Where the first operation of a graph that is known to come from the program stands."""
+    lines = (origin_of(node) for node in graph.graph.nodes if node.op.startswith("call_"))
+    return next((line for line in lines if line.line), None)
