@@ -46,9 +46,10 @@ def emit_kernel(kernel: Kernel) -> str:
     Raises:
         BuildError: the kernel cannot be written in C.
     """
-    function = "\n".join(_functions(kernel))
+    functions = _functions(kernel)
+    *called, launched = functions
     origins = "".join(f"// {' '.join(line.split())}\n" for line in kernel.origins)
-    return f"{prelude(function)}\n{origins}{function}"
+    return "\n".join([prelude("".join(functions)), *called, origins + launched])
 
 
 def _functions(kernel: Kernel) -> list[str]:

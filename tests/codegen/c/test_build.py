@@ -136,9 +136,11 @@ def test_what_stands_beside_runs_in_the_same_call():
     axes = [axis(i0, 300), axis(r0, 1000, WHOLE)]
     rows = kernel({"x": x, "y": y}, {"sums": sums, "twice": twice}, axes, part, Store("sums", i0, part.ref))
     doubled = op("mul", load("y", i0), const(2.0, F32))
-    made = replace(rows, beside=(kernel({"y": y}, {"twice": twice}, [axis(i0, 7)], Store("twice", i0, doubled)),))
+    other = kernel({"y": y}, {"twice": twice}, [axis(i0, 7)], Store("twice", i0, doubled))
+    made = replace(rows, beside=(other,), origins=("sum, mul (a.py:3)",))
     source = TARGET.emit(made)
     assert source.count("static void kernel_1(") == 1
+    assert "\n\n// sum, mul (a.py:3)\nvoid kernel(" in source  # above what is launched
     TARGET.build(made, source)(x, y, sums, twice)
     assert torch.equal(twice, y * 2)
     assert_close_to_exact(sums, x.sum(1), x.double().sum(1))
