@@ -6,9 +6,8 @@ is left is one call, which gives addresses to the driver (`launchers`, `direct`)
 process, loads the binary on the first launch there, and may be called from several threads.
 
 With symbolic sizes there is one binary per set of sizes that are multiples of 16, of those of which that matters
-(`multiples`), compiled when first needed.  So is
-one without promises on pointers, for tensors that do not start at a multiple of 16 bytes, such as `x[1:]`, and one with
-indices of 64 bits, for sizes with which 32 are too few.
+(`multiples`), compiled when first needed.  So is one without promises on pointers, for tensors that do not start at a
+multiple of 16 bytes, such as `x[1:]`, and one with indices of 64 bits, for sizes with which 32 are too few.
 """
 
 from __future__ import annotations
@@ -60,16 +59,14 @@ def build(kernel: Kernel, source: str, emit: Callable[..., str]) -> Launcher:
         )
     ready = _Ready(generated, emit)
     if not kernel.sizes:
-        compiled = ready.compiled(torch.cuda.current_device(), True, False, ())
+        compiled = ready.compiled(Wanted(torch.cuda.current_device()))
         if not _is_plain(generated):
             _make_stub(compiled)
     return Either(lambda refused: launcher(ready, kernel, refused, near=generated.near))
 
 
 class _Ready:
-    """The binaries of one kernel, by device, by whether pointers are as promised, by whether sizes are beyond what the
-    given source takes, and by which sizes are multiples of 16.
-    """
+    """The binaries of one kernel, by what they are wanted for."""
 
     def __init__(self, generated: Generated, emit: Callable[..., str]) -> None:
         self._sources, self._emit = {(True, False): generated}, emit
@@ -91,40 +88,36 @@ class _Ready:
         """Are these sizes beyond what the kernel is generated for as a rule?"""
         return not self.source(aligned).fits(*sizes)
 
-    def compiled(self, device: int, aligned: bool, wide: bool, multiples: tuple[bool, ...]) -> Any:
-        """The binary for `device`, which need not be the current one."""
+    def compiled(self, wanted: Wanted) -> Any:
+        """The binary for a device, which need not be the current one."""
         with self._lock:
-            key = (device, aligned, wide, multiples)
-            if key not in self._compiled:
-                target = target_of(arch_at(device))
-                self._compiled[key] = compile_for(self.source(aligned, wide), target, multiples, aligned=aligned)
-            return self._compiled[key]
+            if wanted not in self._compiled:
+                source, target = self.source(wanted.aligned, wanted.wide), target_of(arch_at(wanted.device))
+                self._compiled[wanted] = compile_for(source, target, wanted.multiples, aligned=wanted.aligned)
+            return self._compiled[wanted]
 
-    def run(
-        self, device: int, aligned: bool, wide: bool = False, multiples: tuple[bool, ...] = ()
-    ) -> tuple[Run, Binary | None]:
-        """What launches on `device`, once it is loaded, and the binary if tensors and sizes are all that it takes."""
-        with self._lock, torch.cuda.device(device):
-            key = (device, aligned, wide, multiples)
-            if key not in self._runs:
-                compiled, source = self.compiled(*key), self.source(aligned, wide)
+    def run(self, wanted: Wanted) -> tuple[Run, Binary | None]:
+        """What launches on a device, once it is loaded, and the binary if tensors and sizes are all that it takes."""
+        with self._lock, torch.cuda.device(wanted.device):
+            if wanted not in self._runs:
+                compiled, source = self.compiled(wanted), self.source(wanted.aligned, wanted.wide)
                 begin().driving.join()  # else the driver may be built twice
                 try:
-                    run, binary = _run(compiled, device, source)
+                    run, binary = _run(compiled, wanted.device, source)
                     if source.counted:
-                        run, found = counted(run, device, source.counters)
+                        run, found = counted(run, wanted.device, source.counters)
                         binary = None if binary is None else replace(binary, counters=found)
-                    self._runs[key] = run, binary
+                    self._runs[wanted] = run, binary
                 except Exception as error:
                     raise BuildError(f"{source.kernel.name} cannot be loaded: {error}") from error
-            return self._runs[key]
+            return self._runs[wanted]
 
-    def programs(self, device: int, aligned: bool, wide: bool = False, sizes: Sequence[int] = ()) -> int:
-        """The number of programs; of persistent ones no more than run at once on `device`."""
-        source = self.source(aligned, wide)
+    def programs(self, wanted: Wanted, sizes: Sequence[int]) -> int:
+        """The number of programs; of persistent ones no more than run at once on the device."""
+        source = self.source(wanted.aligned, wanted.wide)
         if not source.persistent:
             return source.grid(*sizes)
-        return source.grid(*sizes, processors=torch.cuda.get_device_properties(device).multi_processor_count)
+        return source.grid(*sizes, processors=torch.cuda.get_device_properties(wanted.device).multi_processor_count)
 
 
 def unaligned(kernel: Kernel) -> Kernel:

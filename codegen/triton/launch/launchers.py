@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import reduce
 from operator import or_
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
@@ -23,11 +23,24 @@ from codegen.triton.products.stacked import NEAR
 from lowering.errors import BuildError
 from lowering.kernel import Kernel, Param
 
-Wanted: TypeAlias = "tuple[int, bool, bool, tuple[bool, ...]]"
-"""The device, are pointers as promised, are indices 64 bits wide, which sizes are multiples of 16."""
-
 MOST_SIZES = 4096
 """Sets of sizes for which a launcher remembers what it launches."""
+
+
+class Wanted(NamedTuple):
+    """What a binary is to be for.
+
+    Attributes:
+        device: its number.
+        aligned: pointers are as promised.
+        wide: sizes are beyond what the kernel is generated for as a rule, and indices 64 bits wide.
+        multiples: which sizes are multiples of 16.
+    """
+
+    device: int
+    aligned: bool = True
+    wide: bool = False
+    multiples: tuple[bool, ...] = ()
 
 
 class Ready(Protocol):
@@ -36,12 +49,10 @@ class Ready(Protocol):
     def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
         """Are these sizes beyond what the kernel is generated for as a rule?"""
 
-    def run(
-        self, device: int, aligned: bool, wide: bool = False, multiples: tuple[bool, ...] = ()
-    ) -> tuple[Run, Binary | None]:
+    def run(self, wanted: Wanted) -> tuple[Run, Binary | None]:
         """What launches, and the binary if addresses and sizes are all that it takes; raises a BuildError."""
 
-    def programs(self, device: int, aligned: bool, wide: bool = False, sizes: Sequence[int] = ()) -> int:
+    def programs(self, wanted: Wanted, sizes: Sequence[int]) -> int:
         """How many programs run."""
 
 
@@ -112,8 +123,8 @@ class _Found:
         asked = device, aligned, *sizes
         wide = bool(sizes) and self._ready.wide(aligned, sizes)
         multiples = tuple([tells and size % ALIGNED == 0 for tells, size in zip(self._told, sizes, strict=True)])
-        run, binary = self._ready.run(device, aligned, wide, multiples)
-        programs = self._ready.programs(device, aligned, wide, sizes)
+        wanted = Wanted(device, aligned, wide, multiples)
+        (run, binary), programs = self._ready.run(wanted), self._ready.programs(wanted, sizes)
         if aligned and direct is not None and binary is not None:
             direct.ready(device, binary.prepared(programs), sizes, binary.counters)
         if len(self._runs) >= MOST_SIZES:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from codegen.triton.launch.direct import Binary
+from codegen.triton.launch.launchers import Wanted
 
 
 class At:
@@ -32,11 +33,9 @@ class Recorded:
     def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
         return max(sizes) > 1000
 
-    def run(
-        self, device: int, aligned: bool, wide: bool = False, multiples: tuple[bool, ...] = ()
-    ) -> tuple[Callable[[int, list[int]], None], Binary | None]:
-        self.made.append((aligned, *multiples, *(["wide"] if wide else [])))
-        return lambda programs, args: self.launched.append((aligned, programs, *args)), self.binary
+    def run(self, wanted: Wanted) -> tuple[Callable[[int, list[int]], None], Binary | None]:
+        self.made.append((wanted.aligned, *wanted.multiples, *(["wide"] if wanted.wide else [])))
+        return lambda programs, args: self.launched.append((wanted.aligned, programs, *args)), self.binary
 
-    def programs(self, device: int, aligned: bool, wide: bool = False, sizes: Sequence[int] = ()) -> int:
-        return 7 if aligned else 9
+    def programs(self, wanted: Wanted, sizes: Sequence[int]) -> int:
+        return 7 if wanted.aligned else 9

@@ -18,7 +18,7 @@ from codegen.triton import TritonTarget
 from codegen.triton.launch import beginning, build, counters, direct
 from codegen.triton.launch.aot import compile_for, target_of
 from codegen.triton.launch.build import _Ready, unaligned
-from codegen.triton.launch.launchers import Either, launcher, promise
+from codegen.triton.launch.launchers import Either, Wanted, launcher, promise
 from codegen.triton.launch.load import load, signature
 from codegen.triton.launch.multiples import telling
 from codegen.triton.launch.passed import Kept
@@ -52,10 +52,10 @@ def test_a_launch_takes_the_binary_that_its_pointers_allow() -> None:
 @pytest.mark.usefixtures("now")
 def test_a_launch_that_is_refused_goes_another_way() -> None:
     class Refusing(Recorded):
-        def run(self, device: int, aligned: bool, *rest: Any) -> tuple[Callable[[int, list[int]], None], Any]:
-            if not aligned:
+        def run(self, wanted: Wanted) -> tuple[Callable[[int, list[int]], None], Any]:
+            if not wanted.aligned:
                 raise BuildError("too much shared memory")
-            return super().run(device, aligned)
+            return super().run(wanted)
 
     for size in (64, sympy.Symbol("s0", integer=True, positive=True)):
         ready, others, kernel = Refusing(), list[Sequence[Any]](), add(size)
