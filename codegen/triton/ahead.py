@@ -243,12 +243,8 @@ class Ahead:
     def _between(self, values: Values, body: Body, loop: Loop, name: str) -> _Block:
         """Add what is made of the scores of a block, which have this name."""
         plan = self.plan
-        first, second = (
-            loop.body[0],
-            next(stmt for stmt in loop.body if isinstance(stmt, Fold) and stmt.name == plan.second.name),
-        )
-        assert isinstance(first, Fold)
-        assert isinstance(second, Fold)
+        folds = [stmt for stmt in loop.body if isinstance(stmt, Fold)]
+        first, second = folds[0], next(fold for fold in folds if fold.name == plan.second.name)
         scores = Tile(Code(name), (plan.m, plan.n), values.depth)
         values.bind(first.ref, replace(scores, code=cast(scores.code, torch.float32, first.dtype)))
         others = [stmt for stmt in loop.body if stmt is not first and stmt is not second]

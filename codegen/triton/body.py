@@ -139,41 +139,53 @@ class Body:
         outer = values.eviction, self._walk
         values.eviction = next(self._policies)
         dims = self.layout.blocked.of(loop.axes)
-        if not dims:  # every axis has size 1
+        if dims:
+            (dim,) = dims
+            self._walked(loop, dim)
+        else:  # every axis has size 1
             self._walk = _Walk(loop)
             self._run(loop.body)
-        else:
-            (dim,) = dims
-            later: list[Callable[[], None]] = []
-            found = skips.parts(values, loop, dim, split=self.layout.config.split)
-            back = skips.ends_first(values, loop, found, dim) and "evict_first" in values.eviction.values()
-            plain, written = all(isinstance(stmt, Fold) or _is_plain(stmt) for stmt in loop.body), set(values.written)
-            for part in reversed(found) if back else found:
-                if plain:  # then parts of a loop, as its steps, read nothing that others have stored
-                    values.written = set(written)
-                self._walk = _Walk(part.loop)
-                self._walk.lanes = follow.lanes_of(values, part.loop, self.arch)
-                values.full = frozenset({dim}) if part.full else frozenset()
-                turned = back and part.start == "0"
-                step = start = values.open(f"{dim.name}_step" if turned or part.gap is not None else f"{dim.name}0")
-                if turned:
-                    over = f"{part.end} - {dim.constant} - {step}"
-                    start = values.name(f"{dim.name}0", Tile(Code(over), depth=values.depth)).code.text
-                if part.gap is not None:
-                    over = f"{start} + tl.where({start} < {part.gap[0]}, 0, {part.gap[1]})"
-                    start = values.name(f"{dim.name}0", Tile(Code(over), depth=values.depth)).code.text
-                values.starts[dim] = start
-                later = self._run(part.loop.body)
-                for line in self._walk.ends:
-                    values.line(line)
-                steps = f"{part.start}, {part.end}, {dim.constant}"
-                count = self.layout.config.unrolled
-                text = f"range({steps})" if count == 1 else f"tl.range({steps}, loop_unroll_factor={count})"
-                values.close(f"for {step} in {text}:")
-            values.full = frozenset()
-            for finish in later:
-                finish()
         values.eviction, self._walk = outer
+
+    def _walked(self, loop: Loop, dim: Dim) -> None:
+        """Add the lines of a loop over blocks of `dim`, part by part, and of what completes its folds."""
+        values = self.values
+        found = skips.parts(values, loop, dim, split=self.layout.config.split)
+        back = skips.ends_first(values, loop, found, dim) and "evict_first" in values.eviction.values()
+        plain, written = all(isinstance(stmt, Fold) or _is_plain(stmt) for stmt in loop.body), set(values.written)
+        later: list[Callable[[], None]] = []
+        for part in reversed(found) if back else found:
+            if plain:  # then parts of a loop, as its steps, read nothing that others have stored
+                values.written = set(written)
+            later = self._part(part, dim, backwards=back and part.start == "0")
+        values.full = frozenset()
+        for complete in later:
+            complete()
+
+    def _part(self, part: skips.Part, dim: Dim, *, backwards: bool) -> list[Callable[[], None]]:
+        """Add the lines of one part of a loop, `backwards` from its last block; returns what completes its folds."""
+        values = self.values
+        self._walk = _Walk(part.loop)
+        self._walk.lanes = follow.lanes_of(values, part.loop, self.arch)
+        values.full = frozenset({dim}) if part.full else frozenset()
+        step = start = values.open(f"{dim.name}_step" if backwards or part.gap is not None else f"{dim.name}0")
+
+        def named(text: str) -> str:
+            return values.name(f"{dim.name}0", Tile(Code(text), depth=values.depth)).code.text
+
+        if backwards:
+            start = named(f"{part.end} - {dim.constant} - {step}")
+        if part.gap is not None:
+            start = named(f"{start} + tl.where({start} < {part.gap[0]}, 0, {part.gap[1]})")
+        values.starts[dim] = start
+        later = self._run(part.loop.body)
+        for line in self._walk.ends:
+            values.line(line)
+        steps = f"{part.start}, {part.end}, {dim.constant}"
+        count = self.layout.config.unrolled
+        text = f"range({steps})" if count == 1 else f"tl.range({steps}, loop_unroll_factor={count})"
+        values.close(f"for {step} in {text}:")
+        return later
 
     def _fold(self, fold: Fold) -> Iterator[Callable[[], None]]:
         """Add the lines of a fold; yields what completes it after the loop it stands in."""

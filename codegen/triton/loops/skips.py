@@ -70,27 +70,21 @@ def parts(values: Values, loop: Loop, dim: Dim, *, split: bool) -> tuple[Part, .
         start = _named(values, f"{dim.name}_start", f"tl.maximum({some.start}, 0) // {block} * {block}")
     if some.end is not None:
         end = _named(values, f"{dim.name}_end", f"tl.minimum({some.end}, {size})")
-    inside = unconditional(loop)
     where = _conjunction(asked)
     if where is not None:
         split &= plain is None or every != Reach()
-        found = scan.scan(values, where, dim, start, end, runs=split)
-        end = _named(values, f"{dim.name}_end", f"tl.minimum({found.end}, {end})")
-        if not split:
-            return (Part(loop, found.start, end),)
-        first, after = _run(values, found, every, dim)
-        length = _named(values, f"{dim.name}_run", f"{after} - {first}")
-        rest = Part(loop, found.start, f"{end} - {length}", gap=(first, length))
-        return Part(inside, first, after, full=True), rest
-    if split and every.end is not None and some.start is None:
+        return _looked_up(values, loop, where, dim, Reach(start, end), every, split=split)
+    if not split:
+        return (Part(loop, start, end),)
+    if every.end is not None and some.start is None:
         text = f"tl.maximum(tl.minimum({every.end}, {size}), 0) // {block} * {block}"
         middle = _named(values, f"{dim.name}_middle", text)
-        return Part(inside, start, middle, full=True), Part(loop, middle, end)
-    if split and every.start is not None and some.end is None:
+        return Part(unconditional(loop), start, middle, full=True), Part(loop, middle, end)
+    if every.start is not None and some.end is None:
         text = f"tl.minimum(tl.cdiv(tl.maximum({every.start}, 0), {block}) * {block}, {size})"
         middle = _named(values, f"{dim.name}_middle", text)
-        return Part(loop, start, middle), Part(inside, middle, end)
-    return _with_ragged_end(values, loop, dim, start, end) if split else (Part(loop, start, end),)
+        return Part(loop, start, middle), Part(unconditional(loop), middle, end)
+    return _with_ragged_end(values, loop, dim, start, end)
 
 
 def ends_first(values: Values, loop: Loop, found: Sequence[Part], dim: Dim) -> bool:
@@ -130,6 +124,21 @@ def _conjunction(parts: Sequence[Expr]) -> Expr | None:
         assert whole is not None
         whole = make_op("and", whole, part)
     return whole
+
+
+def _looked_up(
+    values: Values, loop: Loop, where: Expr, dim: Dim, some: Reach, every: Reach, *, split: bool
+) -> tuple[Part, ...]:
+    """The loop within `some`, of which memory says where it walks: `where` is looked up before it."""
+    assert some.start is not None and some.end is not None
+    found = scan.scan(values, where, dim, some.start, some.end, runs=split)
+    end = _named(values, f"{dim.name}_end", f"tl.minimum({found.end}, {some.end})")
+    if not split:
+        return (Part(loop, found.start, end),)
+    first, after = _run(values, found, every, dim)
+    length = _named(values, f"{dim.name}_run", f"{after} - {first}")
+    rest = Part(loop, found.start, f"{end} - {length}", gap=(first, length))
+    return Part(unconditional(loop), first, after, full=True), rest
 
 
 def _run(values: Values, found: scan.Found, every: Reach, dim: Dim) -> tuple[str, str]:
