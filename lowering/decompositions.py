@@ -142,6 +142,16 @@ def _in_a_format(parts: Callable[..., Any]) -> Callable[..., object]:
     return apart
 
 
+def _never_the_operand(parts: Callable[..., Any]) -> Callable[..., object]:
+    """`parts`, of which eager's result on a CPU is a tensor of its own, also where nothing moves."""
+
+    def apart(x: torch.Tensor, *others: object) -> object:
+        made = parts(x, *others)
+        return made.clone() if x.device.type == "cpu" else made
+
+    return apart
+
+
 def _floored_as_the_first(whole: OpOverload) -> Callable[..., object]:
     """A quotient that lies as its first operand, which one that is not rounded down does in PyTorch's trace, too."""
     apart = _as_the_first(whole, None)
@@ -358,6 +368,8 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     volumes = aten.upsample_nearest3d, aten._upsample_nearest_exact3d
     formats = get_decompositions((*BATCH_NORMS, aten.channel_shuffle, *volumes))
     kept.update({target: _in_a_format(parts) for target, parts in formats.items()})
+    shuffled = aten.channel_shuffle.default
+    kept[shuffled] = _never_the_operand(kept[shuffled])
     kept[aten.nll_loss2d_forward.default] = nll_loss2d_forward(kept[aten.nll_loss2d_forward.default])
     kept.update({target: _or_else(parts, kept.get(target)) for target, parts in MISTRACED.items()})
     kept.update({target: _as_the_first(target, kept.get(target)) for target in AS_THE_SECOND})

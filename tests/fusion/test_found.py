@@ -427,6 +427,15 @@ FOUND = {
         source="return ((-x0.abs() * 0).sum(1).reciprocal(), (x0 * 0 * -1).mean(1).reciprocal(),)",
         calls=({"A": 3},),
     ),
+    "channels that are shuffled one by one, which stay where they are": Program(
+        inputs=(Input("x0", ("B", "A", 1), torch.float32), Input("x1", ("B", 4, "A", "C"), torch.float32)),
+        source="""
+            t0 = F.channel_shuffle(x0, x0.shape[1])
+            t1 = F.channel_shuffle(x1, 1)
+            return (t0, t1, F.channel_shuffle(x1, 4), F.channel_shuffle(x1, 2),)
+        """,
+        calls=({"A": 4, "B": 9, "C": 3},),
+    ),
     "the mean of nothing as an integer": Program(
         inputs=(Input("x0", ("A",), torch.float32), Input("x1", (0,), torch.float32)),
         source="""

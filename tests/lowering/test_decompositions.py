@@ -168,6 +168,14 @@ def test_pictures_lie_as_in_eager(order: tuple[int, ...], name: str) -> None:
     assert result.meta["val"].stride() == PICTURES[name](x).stride() == graph(x).stride()
 
 
+@pytest.mark.parametrize("groups", [1, 2, 4])
+def test_shuffled_channels_are_never_the_operand(groups: int) -> None:
+    x = torch.randn(3, 4, 5)
+    graph = make_fx(lambda x: torch.channel_shuffle(x, groups), decomposition_table=decompositions())(x)
+    found, expected = graph(x), torch.channel_shuffle(x, groups)
+    assert torch.equal(found, expected) and found.data_ptr() != x.data_ptr() != expected.data_ptr()
+
+
 def test_nothing_shares_no_memory() -> None:
     x = torch.empty(0).as_strided((0, 0, 1), (0, 1, 1))
     graph = make_fx(lambda x: x.slice_scatter(x + 1, 1), decomposition_table=decompositions(), tracing_mode="fake")(x)
