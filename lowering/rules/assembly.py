@@ -203,6 +203,8 @@ def select_scatter(ctx: Builder, x: Value, src: Value, dim: int, index: int | sy
     """x with one position of `dim` replaced by `src`."""
     dim %= x.rank
     at, slices = position_in(x.shape[dim], index), unsqueeze(ctx, convert(src, x.dtype), dim)
+    if at.is_negative or (at - x.shape[dim]).is_nonnegative:
+        raise Unsupported(f"position {index} of {x.shape[dim]}")
     if updates_input(ctx):
         return written(ctx, x, _along(slices.shape, dim, at), slices)
     return _into_slice(Term(x.expr), x.shape, slices, dim, at, ONE)

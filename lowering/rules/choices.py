@@ -37,8 +37,12 @@ def multinomial(
         raise Unsupported("a generator of the caller's own")
     if not weights.shape[-1].is_Integer or 0 in weights.shape:
         raise Unsupported("choices from rows of symbolic length")
-    rows = reshape(widen(weights), (sympy.Mul(*weights.shape[:-1]), weights.shape[-1]))
+    if not weights.dtype.is_floating_point:
+        raise Unsupported(f"weights of {weights.dtype}")
     number = sympy.sympify(count)
+    if number == 0 or (not replacement and (weights.shape[-1] - number).is_negative):
+        raise Unsupported(f"{number} choices among {weights.shape[-1]}")
+    rows = reshape(widen(weights), (sympy.Mul(*weights.shape[:-1]), weights.shape[-1]))
     found = _again(ctx, rows, number) if replacement and number != 1 else _apart(ctx, rows, number)
     return reshape(found, (*weights.shape[:-1], number))
 

@@ -8,6 +8,7 @@ import sympy
 import torch
 
 from lowering.builder import Builder
+from lowering.errors import Unsupported
 from lowering.expr import IndexValue
 from lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
 from lowering.registry import lowers
@@ -53,6 +54,8 @@ def numbered_sources(ctx: Builder, x: Value, first: int, mask: Value, values: Va
 @lowers(aten.masked_scatter.default)
 def masked_scatter(ctx: Builder, x: Value, mask: Value, source: Value) -> Value:
     """x with the elements of `source`, one after the other, where the mask holds."""
+    if mask.dtype is not torch.bool:
+        raise Unsupported(f"a mask of {mask.dtype}")
     shape = broadcast_shapes([x.shape, mask.shape])
     total, count = sympy.Mul(*shape), sympy.Mul(*source.shape)
     held, number = _numbered(ctx, mask, shape)

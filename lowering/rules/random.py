@@ -2,7 +2,7 @@
 
 Same distributions as eager, other numbers; the same numbers again under the same `torch.manual_seed`.  The counter of
 an element is its position in row-major order.  A generator of the caller's own is refused, as are the distributions
-that eager draws by rejection.
+that eager draws by rejection, and the parameters that eager refuses: the call then says why.
 """
 
 from __future__ import annotations
@@ -79,6 +79,8 @@ def rand(ctx: Builder, like: object, **options: object) -> Value:
 def uniform(ctx: Builder, x: Value, low: float = 0.0, high: float = 1.0, *, generator: object = None) -> Value:
     """Uniform in [low, high)."""
     seed, shape, dtype = _fresh(ctx, generator)
+    if not 0 <= high - low <= torch.finfo(dtype).max:
+        raise Unsupported(f"numbers from {low} to {high}")
     number = uniform_term(seed, shape, dtype) * (high - low) + low
     return _rounded(ctx, minimum(number, max(_below(high, dtype), low)), dtype)
 
@@ -175,8 +177,8 @@ def randint(ctx: Builder, *args: object, **options: object) -> Value:
     if len(bounds) != sum(not isinstance(arg, (Value, list)) for arg in args):
         raise Unsupported("random integers between symbolic bounds")
     low, high = bounds if len(bounds) > 1 else (0, *bounds)
-    if high - low > 2**32:
-        raise Unsupported("random integers from a range of more than 32 bits")
+    if not 0 < high - low <= 2**32:
+        raise Unsupported("random integers from a range of none, or of more than 32 bits")
     seed, shape, _ = _fresh(ctx, options.get("generator"))
     first, second = ((draw("uniform", seed, shape, k, 2) * 2.0**24).to(torch.int64) for k in (0, 1))
     return made(ctx, (call("remainder", first * 2**24 + second, high - low) + low).expr)
@@ -209,6 +211,7 @@ def rrelu(
 @lowers(aten.bernoulli.p, aten.bernoulli.Tensor)
 def bernoulli_p(ctx: Builder, x: Value, p: Argument = 0.5, *, generator: object = None) -> Value:
     """1 with probability p, else 0, in the shape and dtype of x."""
+    _refuse_improbable(p)
     seed, shape, _ = _fresh(ctx, generator)
     return made(ctx, _coin(seed, shape, p).expr)
 
@@ -216,7 +219,14 @@ def bernoulli_p(ctx: Builder, x: Value, p: Argument = 0.5, *, generator: object 
 @lowers(aten.bernoulli.default)
 def bernoulli(ctx: Builder, p: Value, *, generator: object = None) -> Value:
     """1 with the probability that the element holds, else 0."""
+    if not p.dtype.is_floating_point:
+        raise Unsupported(f"probabilities of {p.dtype}")
     return bernoulli_p(ctx, p, p, generator=generator)
+
+
+def _refuse_improbable(p: Argument) -> None:
+    if isinstance(p, (int, float)) and not 0 <= p <= 1:
+        raise Unsupported(f"a probability of {p}")
 
 
 def _coin(seed: Expr, shape: Shape, p: Argument) -> Term:
@@ -228,6 +238,7 @@ def dropout(ctx: Builder, x: Value, p: float, train: bool | None) -> tuple[Value
     """(x with elements dropped with probability p and the rest scaled up, which were kept)."""
     if train is False:
         return x, Value(x.shape, torch.bool, x.device, literal(True, torch.bool))
+    _refuse_improbable(p)
     kept = _coin(ctx.seed(x.device).expr, x.shape, 1 - p)
     compute = widened(x.dtype)
     scale = 0.0 if p == 1 else 1 / (1 - p)

@@ -176,13 +176,19 @@ def amin(ctx: Builder, x: Value, dims: Sequence[int] = (), keepdim: bool = False
 @lowers(aten.max.default)
 def max_all(ctx: Builder, x: Value) -> Value:
     """The largest element of all; NaN if one is."""
-    return _extreme(ctx, "max", x, reduced_dims(x, None), False)
+    return _extreme_of_all(ctx, "max", x)
 
 
 @lowers(aten.min.default)
 def min_all(ctx: Builder, x: Value) -> Value:
     """The smallest element of all; NaN if one is."""
-    return _extreme(ctx, "min", x, reduced_dims(x, None), False)
+    return _extreme_of_all(ctx, "min", x)
+
+
+def _extreme_of_all(ctx: Builder, op: str, x: Value) -> Value:
+    if 0 in x.shape:
+        raise Unsupported("the extreme of no elements")
+    return _extreme(ctx, op, x, reduced_dims(x, None), False)
 
 
 @lowers(aten.max.dim)
