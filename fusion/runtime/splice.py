@@ -138,6 +138,7 @@ class _Splicer:
         self.sizes = Sizes(self.graph, program, self.tensors)
         self.lone: frozenset[str] = frozenset()  # results that nobody can tell from tensors of their own
         self.kept: frozenset[str] = frozenset()  # results of which only backward could tell
+        self.seen: frozenset[str] = frozenset()  # all other results
         self.root = torch.nn.Module()
 
     def run(
@@ -154,6 +155,7 @@ class _Splicer:
             self.root.register_buffer(attribute, tensor, persistent=False)
             self.tensors[name] = self.graph.get_attr(attribute)
         self.lone, self.kept = unseen_results(self.program, steps, PRODUCTS | ATTENTION.keys(), kept)
+        self.seen = self.program.output_names() - self.lone - self.kept
         for step in steps:
             if isinstance(step, Extern):
                 self._extern(step)
@@ -222,8 +224,7 @@ class _Splicer:
         Results that may be told from tensors of their own are made as they were asked for.
         """
         outs = [out for out in call.outs if out is not None]
-        seen = self.program.output_names() - self.lone - self.kept
-        if call.reads[0] in self.given or not seen.isdisjoint(outs):
+        if call.reads[0] in self.given or not self.seen.isdisjoint(outs):
             return False
         buffers = [self.program.buffers[out] for out in outs]
         return all(self.sizes.told(size) is not None for each in buffers for size in (*each.shape, *each.strides))

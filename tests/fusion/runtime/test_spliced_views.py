@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,8 @@ import torch
 from torch import Tensor
 
 import fusion
+from fusion.runtime import splice
+from lowering.program import Program
 
 STRICT = {"strict": True}
 
@@ -43,6 +46,32 @@ def test_views_of_inputs_that_do_not_begin_their_memory(dynamic: bool) -> None:
         product, view = fused(x, w)
         torch.testing.assert_close(product, x.t() @ w)
         assert view.data_ptr() == x.data_ptr() and view.stride() == (1, 11)
+
+
+def test_what_a_view_is_asked_does_not_grow_with_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of hundreds of views in a model, each looked through all results."""
+
+    def asked(layers: int) -> int:
+        count = 0
+        names = Program.output_names
+
+        def counted(program: Program) -> frozenset[str]:
+            nonlocal count
+            count += sys._getframe(1).f_globals["__name__"] == splice.__name__
+            return names(program)
+
+        def f(x: Tensor, w: Tensor) -> Tensor:
+            for _ in range(layers):
+                x = x @ w.t()
+            return x
+
+        torch._dynamo.reset()
+        with monkeypatch.context() as context:
+            context.setattr(Program, "output_names", counted)
+            fusion.fuse(f, options=STRICT)(torch.randn(3, 4), torch.randn(4, 4))
+        return count
+
+    assert asked(6) == asked(2) > 0
 
 
 def test_a_lone_result_is_a_tensor_that_may_be_changed() -> None:
