@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 
 import sympy
 import torch
+from sympy.core.operations import AssocOp
 from torch._ops import OpOverload
 
 from lowering.sizes import Computed
@@ -190,7 +191,10 @@ def _function_of_sizes(rest: Sequence[Any], made: Sequence[object]) -> sympy.Bas
     kind = getattr(importlib.import_module(module), name) if module.startswith(_SYMPY) else None
     if not (isinstance(kind, type) and issubclass(kind, sympy.Basic)):
         raise ValueError(f"{module}.{name} is no function of sizes")
-    return kind(*_parts(places, made))
+    parts = _parts(places, made)
+    if issubclass(kind, AssocOp) and len(parts) > 1:  # in its form already; to bring it there imports much of sympy
+        return kind._from_args(parts)
+    return kind(*parts)
 
 
 def _torch(rest: Sequence[Any]) -> object:

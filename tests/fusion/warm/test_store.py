@@ -9,6 +9,7 @@ import threading
 from pathlib import Path
 
 import pytest
+import sympy
 import torch
 from torch import Tensor
 
@@ -59,6 +60,25 @@ def test_a_value_of_ten_thousand_levels_is_written_and_read():
         value = (value, level % 3)
     text = write(value, {})
     assert write(read(text, {}), {}) == text
+
+
+READER = """
+import sys
+from fusion.warm.form import read
+read(sys.argv[1], {})
+print("sympy.tensor.tensor" in sys.modules)
+"""
+
+
+def test_sums_are_read_as_they_were_written_without_what_sympy_imports_to_add_up():
+    x, y = sympy.symbols("x y", integer=True)
+    sums = [x + 1, x * 2 + y * 3 + x * y, 3 * (x + y), x - y, 2 * x]
+    for each in (*sums, sympy.floor((x + y) / 2), x**2 - y, sympy.Max(x, y + 1)):
+        assert read(write(each, {}), {}) == each
+    command = [sys.executable, "-c", READER, write(sums, {})]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 @pytest.mark.parametrize("harm", ["flipped", "cut", "empty", "exchanged"])
