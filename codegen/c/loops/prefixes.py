@@ -31,28 +31,33 @@ def write_scan(scan: Prefix, args: Sequence[str], place: Place, space: Namespace
     """
     held, dtype = HELD[scan.dtype], scan.args[0].dtype
     name, value = space.fresh(scan.name), args[0]
-    first = identity(scan.op, dtype)
     if scan.op in _SIGNS:
         wide = torch.float64 if dtype is torch.float32 else dtype
-        total = _state(wide, space.fresh(f"{name}_total"), first, place)
+        total = _state(wide, space.fresh(f"{name}_total"), identity(scan.op, dtype), place)
         lines = [f"{total} {_SIGNS[scan.op]}= {value};", f"const {held} {name} = ({held}){total};"]
     elif scan.op == "logsumexp":
         lines = _log_sum(held, name, value, place, space)
     elif scan.op in ("max", "min", "argmax", "argmin"):
-        best = _state(dtype, space.fresh(f"{name}_best"), first, place)
-        sign = ">=" if scan.op in ("max", "argmax") else "<="
-        later = space.fresh("later")
-        lines = [f"const _Bool {later} = ({value} {sign} {best}) | ({value} != {value});"]
-        lines.append(f"{best} = {later} ? {value} : {best};")
-        result = best
-        if len(args) > 1:
-            result = _state(scan.dtype, space.fresh(f"{name}_at"), 0, place)
-            lines.append(f"{result} = {later} ? {args[1]} : {result};")
-        lines.append(f"const {held} {name} = {result};")
+        lines = _extreme(scan, name, args, place, space)
     else:
         raise BuildError(f"the C target does not know the scan {scan.op} of {dtype}")
     place.inner.before += lines
     return name
+
+
+def _extreme(scan: Prefix, name: str, args: Sequence[str], place: Place, space: Namespace) -> list[str]:
+    """The best value so far, or where it was."""
+    dtype, value = scan.args[0].dtype, args[0]
+    best = _state(dtype, space.fresh(f"{name}_best"), identity(scan.op, dtype), place)
+    sign = ">=" if scan.op in ("max", "argmax") else "<="
+    later = space.fresh("later")
+    lines = [f"const _Bool {later} = ({value} {sign} {best}) | ({value} != {value});"]
+    lines.append(f"{best} = {later} ? {value} : {best};")
+    result = best
+    if len(args) > 1:
+        result = _state(scan.dtype, space.fresh(f"{name}_at"), 0, place)
+        lines.append(f"{result} = {later} ? {args[1]} : {result};")
+    return [*lines, f"const {HELD[scan.dtype]} {name} = {result};"]
 
 
 def _log_sum(held: str, name: str, value: str, place: Place, space: Namespace) -> list[str]:
