@@ -238,7 +238,7 @@ class Backend:
             "the inputs overlap otherwise than those that this was compiled for, are views of no common tensor, or one"
             " is changed that is part of other memory, and a result is a view of it"
         )
-        refusal = Unsupported(message, origin=first_line(graph))
+        refusal = Unsupported(message, hint="give it copies (clone) of what overlaps", origin=first_line(graph))
         known = False
 
         def run(*args: object) -> object:

@@ -70,17 +70,20 @@ def evaluated(graph: fx.GraphModule) -> Boxed:
 
 
 def for_the_caller(failure: Exception, graph: fx.GraphModule) -> Exception:
-    """The failure as it is, unless Dynamo would take it for a place to break the graph at, and go on eagerly."""
-    if isinstance(failure, (TorchDynamoException, *exceptions_allowed_to_be_fallback)):
+    """Failures of ours with a line, as those that Dynamo would take for a break of the graph; others as they are."""
+    if isinstance(failure, (FusionError, TorchDynamoException, *exceptions_allowed_to_be_fallback)):
         return located(failure, graph)
     return failure
 
 
 def located(failure: Exception, graph: fx.GraphModule) -> Exception:
     """The failure with a line of the user's program: its own, else that of the first operation of the region."""
-    if isinstance(failure, FusionError):
+    line = first_line(graph)
+    if not isinstance(failure, FusionError):
+        return FusionError(f"{type(failure).__name__}: {failure}", origin=line)
+    if failure.origin is not None or line is None:
         return failure
-    return FusionError(f"{type(failure).__name__}: {failure}", origin=first_line(graph))
+    return type(failure)(failure.message, hint=failure.hint, origin=line)
 
 
 def first_line(graph: fx.GraphModule) -> Origin | None:

@@ -62,13 +62,15 @@ def _refuse(node: fx.Node, meeting: set[fx.Node]) -> None:
     target: Tensor = written.meta["example_value"]
     whole = Place.of(target)
     if written in meeting or (whole is not None and whole.meets):
-        raise Unsupported("what is written has elements that are one in memory", origin=origin_of(node))
+        message = "what is written has elements that are one in memory"
+        raise Unsupported(message, hint="write to a clone() of it", origin=origin_of(node))
     for operand in operands:
         read = operand.meta.get("example_value")
         if isinstance(read, FakeTensor) and read is not target and _storage(read) == _storage(target):
             own, other = Place.of(part()), Place.of(read)
             if own is not None and other is not None and own.partly_over(other):
-                raise Unsupported("what is written partly lies over what is read", origin=origin_of(node))
+                message = "what is written partly lies over what is read"
+                raise Unsupported(message, hint="read from a clone() of it", origin=origin_of(node))
 
 
 @dataclass(frozen=True, slots=True)

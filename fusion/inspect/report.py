@@ -14,6 +14,7 @@ from fusion.schedule import Refusal, Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.graph import bytes_of
 from fusion.schedule.kernels import KernelCall
+from lowering.builder import origin_of
 from lowering.errors import Origin
 from lowering.kernel import Kernel
 from lowering.printer import format_bytes
@@ -127,7 +128,7 @@ class Report:
         """The report of a region that could not be compiled: every operation is an extern."""
         cause = f"{type(failure).__name__}: {failure}"
         calls = [node for node in graph.graph.nodes if node.op == "call_function"]
-        externs = tuple(ExternReport(str(node.target), cause, Origin(node.name)) for node in calls)
+        externs = tuple(ExternReport(str(node.target), cause, origin_of(node)) for node in calls)
         return cls(label, 0, (), externs, (), Traffic(0, 0), Traffic(0, 0), cause)
 
     def __str__(self) -> str:

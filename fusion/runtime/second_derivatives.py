@@ -286,7 +286,10 @@ def _check_alike(again: _Again, first: Sequence[Tensor | None]) -> None:
                 "gradients of gradients of a compiled region that draws random numbers, which could not be drawn again",
                 origin=region.draws.origin,
             )
-        raise Unsupported("gradients of gradients of a compiled region need inputs that it changes in place")
+        raise Unsupported(
+            "gradients of gradients of a compiled region need inputs that it changes in place",
+            hint="have it return what it changes, rather than write to what it is given",
+        )
 
 
 def _needs(known: Any, dependence: Dependence | None) -> tuple[frozenset[int], ...]:

@@ -24,6 +24,7 @@ from lowering.errors import Unsupported
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 
 NEGATED = "a tensor is negated where it is read, and its memory holds other numbers"
+RESOLVE = "tensor.resolve_neg() has them in memory"
 
 
 def watch_surroundings(
@@ -52,13 +53,14 @@ def watch_surroundings(
             return compiled(args)
         if not made:
             negated = any(given.is_neg() for given in gradients)
-            made.append(eagerly(Unsupported(NEGATED if negated else f"inside of {_surroundings()}")))
+            reason, hint = (NEGATED, RESOLVE) if negated else (f"inside of {_within()}", "")
+            made.append(eagerly(Unsupported(reason, hint=hint)))
         return made[0](args)
 
     return run
 
 
-def _surroundings() -> str:
+def _within() -> str:
     if torch._C._get_dispatch_mode(FAKE) is not None:
         return "fake tensors"
     return "forward-mode derivatives" if forward_ad._current_level >= 0 else "vmap"
@@ -73,6 +75,6 @@ def refuse_odd_inputs(graph: fx.GraphModule) -> None:
     for node in graph.graph.find_nodes(op="placeholder"):
         given = node.meta.get("grapharg")
         if given is not None and isinstance(given.example, FakeTensor):
-            raise Unsupported("fake tensors have no memory")
+            raise Unsupported("fake tensors have no memory", hint="called with real tensors, it is compiled")
         if given is not None and isinstance(given.example, torch.Tensor) and given.example.is_neg():
-            raise Unsupported(NEGATED)
+            raise Unsupported(NEGATED, hint=RESOLVE)

@@ -18,7 +18,7 @@ import fusion.capture
 from codegen.reference import ReferenceTarget
 from codegen.target import Launcher, Refused
 from codegen.targets import TARGETS
-from lowering.errors import BuildError
+from lowering.errors import BuildError, Unsupported
 from lowering.kernel import Kernel
 
 X = torch.linspace(-1, 2, 5)
@@ -81,6 +81,21 @@ def test_exceptions_of_dynamo_inside_of_the_backend(kind: type[Exception], monke
         warnings.simplefilter("ignore", fusion.FusionWarning)
         torch.testing.assert_close(fused(x), x.exp() + 1)
     assert kind.__name__ in fusion.report(fused).graphs[-1].failure  # those before: of the same code
+
+
+def test_a_refusal_names_lines_and_what_to_do(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*args: object) -> None:
+        raise Unsupported("no such thing", hint="take another")
+
+    monkeypatch.setattr(fusion.capture, "share_seeds", refuse)
+    x = X.clone().requires_grad_()
+    with pytest.raises(Exception, match=r"no such thing\n  at: .*test_loud\.py:\d+\)\n  hint: take another"):
+        fusion.fuse(lambda x: x.exp() + 1, options={"strict": True})(x)
+    fused = fusion.fuse(lambda x: x.exp() + 1)
+    with pytest.warns(fusion.FusionWarning, match="hint: take another"):
+        fused(x)
+    graph = fusion.report(fused).graphs[-1]
+    assert graph.externs and all(call.origin.line.startswith("test_loud.py:") for call in graph.externs)
 
 
 def test_inputs_that_overlap_otherwise():
