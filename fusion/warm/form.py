@@ -193,7 +193,7 @@ def _function_of_sizes(rest: Sequence[Any], made: Sequence[object]) -> sympy.Bas
         raise ValueError(f"{module}.{name} is no function of sizes")
     parts = _parts(places, made)
     if issubclass(kind, AssocOp) and len(parts) > 1:  # in its form already; to bring it there imports much of sympy
-        return kind._from_args(parts)
+        return kind._from_args(parts)  # type: ignore[attr-defined]  # sympy's, of which mypy knows nothing
     return kind(*parts)
 
 
