@@ -36,6 +36,7 @@ from fusion.schedule.alignment import align_rows
 from fusion.schedule.chunks import Chunks, in_chunks
 from fusion.schedule.chunks.body import POINTS
 from fusion.schedule.destinations import own_destinations
+from fusion.schedule.differences import exact_differences
 from fusion.schedule.forms import weighed_forms
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
@@ -212,6 +213,7 @@ class _Scheduler:
         verify_program(program, verified)
         for name, change in (
             ("sources", own_sources),
+            *(() if self.target.numerics.strict else (("differences", exact_differences),)),
             ("inlined", inline_cheap_maps),
             ("destinations", own_destinations),
             ("selected", select_terms),
