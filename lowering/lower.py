@@ -290,7 +290,7 @@ class Lowering:
             targets.add(realised[target])
         for call in calls:
             self.builder.current = call
-            self.calls.values[call] = self.calls.extern(call, "no rule")
+            self.calls.values[call] = self.calls.extern(call, "what is changed in place is copied there at the end")
 
     def _is_held(self, copy: fx.Node) -> bool:
         """Is what is copied into an input the input itself, as it was?"""

@@ -9,7 +9,7 @@ What was not fused comes back as refusals with reasons.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -24,7 +24,7 @@ from fusion.schedule.launches.pivots import about_pivots
 from fusion.schedule.launches.reuse import reuse
 from fusion.schedule.launches.tiles import finish_tiles
 from fusion.schedule.launches.updates import update
-from lowering.program import Extern, Program
+from lowering.program import Extern, Program, writes
 
 Step: TypeAlias = "KernelCall | Extern"
 
@@ -77,8 +77,19 @@ def plan(
     if target is not None:
         found = list(pack_launches(found, program, target))
     updated, program = update(found, program)
+    held = _held(updated)  # what a kernel writes where it is to lie does not flow to a copy any more
+    refusals = tuple(refusal for refusal in clustering.refusals if refusal.producer in held)
     steps, program = reuse(updated, program, spare)
-    return Schedule(program, about_pivots(steps), clustering.refusals)
+    return Schedule(program, about_pivots(steps), refusals)
+
+
+def _held(steps: Sequence[Step]) -> set[str]:
+    """The buffers that any step reads or writes."""
+    return {
+        name
+        for step in steps
+        for name in (step.buffers if isinstance(step, KernelCall) else (*step.reads, *writes(step)))
+    }
 
 
 __all__ = ["Clustering", "Refusal", "Schedule", "Step", "grow", "plan"]

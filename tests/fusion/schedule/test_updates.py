@@ -160,6 +160,7 @@ def test_what_is_held_already_is_not_written() -> None:
 def test_is_written_where_it_lies(name: str, turned: bool, target: str) -> None:
     found = run(IN_PLACE[name], target, turned=turned)
     assert len(found.kernels) == 1 and not found.externs
+    assert not found.refusals  # there is no copy that could have been fused
 
 
 @TARGETS
@@ -173,6 +174,7 @@ def test_is_right_in_any_case(name: str, turned: bool, target: str) -> None:
 def test_copies_that_stay_are_one_call(target: str) -> None:
     found = run(crossed, target)
     assert [extern.name for extern in found.externs] in (["aten.copy_.default"], ["aten._foreach_copy_.default"])
+    assert all("changed in place" in extern.reason for extern in found.externs)
 
 
 @TARGETS
