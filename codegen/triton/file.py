@@ -17,7 +17,9 @@ from codegen.triton.expressions.matrices import Hosted
 from codegen.triton.expressions.spell import PRODUCT, UNARY
 from codegen.triton.rewrites.denormals import may_flush
 from lowering.checks import has_checks
-from lowering.kernel import Kernel, Param
+from lowering.expr import TileRef, postorder
+from lowering.kernel import Kernel, Param, Role, statements, values_of
+from lowering.last_bits import compared, may_differ
 from lowering.printer import format_param
 from lowering.scalar_ops import HALVES
 
@@ -125,8 +127,22 @@ def _settings(launch: Launch, *, strict: bool) -> str:
         entries |= {"enable_fp_fusion": False, "enable_reflect_ftz": False}
     elif may_flush(kernel) and any(param.written and param.dtype not in HALVES for param in kernel.params):
         entries["enable_reflect_ftz"] = True
+    if _compared_again(kernel):
+        entries["enable_fp_fusion"] = False
     listed = ", ".join(f'"{name}": {value}' for name, value in entries.items())
     return f"CONFIG = {{{listed}}}"
+
+
+def _compared_again(kernel: Kernel) -> bool:
+    """Does a loop compare what a loop before it has folded, and which the compiler may round otherwise there?"""
+    if not kernel.with_role(Role.LOOP):
+        return False
+    values = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
+    return any(
+        any(isinstance(node, TileRef) for node in postorder(one)) and may_differ(other)
+        for left, right in compared(*values)
+        for one, other in ((left, right), (right, left))
+    )
 
 
 def _descriptors(launch: Launch) -> list[str]:

@@ -7,7 +7,8 @@ all), unless it is stored in any case, of a product, or before one that the read
 of would keep that alive, back to the first layer of a model whose last one looks at one position.  It stays a node
 only where an extern or the caller needs the tensor itself, or where a library may be called with it: an operand is
 taken into a contraction by `clusters.py`, if that pays.  Whoever reads through such a node rounds as the tensor is
-rounded, so that all see the same numbers.
+rounded, so that all see the same numbers.  What is compared with something that was made of it stays a node where it
+may differ from itself in the last bit (`lowering/last_bits.py`).
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import sympy
 
 from lowering.expr import Cast, Expr, Load, Op, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
 from lowering.indexing import substitute
+from lowering.last_bits import compared, may_differ
 from lowering.live import without_dead_nodes
 from lowering.positions import settle
 from lowering.program import Compute, Contract, Extern, Map, Node, Program, axis_sizes, reads, with_exprs, writes
@@ -43,7 +45,7 @@ def inline_cheap_maps(program: Program) -> Program:
     taken_in: dict[str, tuple[str, ...]] = dict(program.inlined)
     changed = False
     stays = program.output_names().union(*(reads(node) for node in program.nodes if isinstance(node, Extern)))
-    stored = _Stored(program, stays)
+    stored, compared_back = _Stored(program, stays), _compared_back(program)
     for node in program.nodes:
         if not isinstance(node, Extern) and not (isinstance(node, Contract) and node.library):
             while (inlined := inline(node, known := {**cheap, **_seen_at_few_points(node, maps, stored)})) is not node:
@@ -54,6 +56,9 @@ def inline_cheap_maps(program: Program) -> Program:
                 node = inlined
             if isinstance(node, Map) and not any(isinstance(part, Random) for part in postorder(node.expr)):
                 seen = replace(node, expr=as_stored(node.expr)) if node.out in stays else node
+                if node.out in compared_back and may_differ(node.expr):
+                    nodes.append(node)
+                    continue
                 maps[node.out] = seen
                 if _is_cheap(node):
                     cheap[node.out] = seen
@@ -61,6 +66,24 @@ def inline_cheap_maps(program: Program) -> Program:
     if not changed:
         return program
     return without_dead_nodes(replace(program, nodes=tuple(nodes), inlined=taken_in))
+
+
+def _compared_back(program: Program) -> frozenset[str]:
+    """The tensors that are compared with something that was made of them, by other than maps."""
+    made = {out: node for node in program.nodes for out in writes(node)}
+    pairs = [args for node in program.nodes if not isinstance(node, Extern) for args in compared(*node.exprs)]
+    found: set[str] = set()
+    for args in pairs:
+        sides = [{load.buffer for load in loads(arg)} for arg in args]
+        for here, there in (sides, reversed(sides)):
+            pending, seen = [*there], set[str]()
+            while pending and not here <= seen:
+                node = made.get(pending.pop())
+                fresh = {name for name in reads(node) if name not in seen} if node is not None else set[str]()
+                seen |= fresh
+                pending += fresh
+            found |= here & seen
+    return frozenset(found)
 
 
 class _Stored:

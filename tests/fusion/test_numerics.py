@@ -378,3 +378,23 @@ def test_equal_numbers_of_a_row_stay_equal() -> None:
     (grad,) = torch.autograd.grad(largest.sum(), x)
     (expected,) = torch.autograd.grad(extremes(x)[2].sum(), x)
     torch.testing.assert_close(grad, expected)
+
+
+def scaled_twice(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """A sum of two products, one of which is a result too, with where its rows have their maximum."""
+    product = x * 2.5
+    y = product + (x - 1) * 1.3
+    return product, y == y.amax(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("rows", [4096, 16], ids=["a row per program", "rows in parts"])
+def test_a_gpu_computes_once_what_is_compared_with_its_maximum(rows: int) -> None:
+    """Its compiler fuses that product with the sum that nobody else needs, which may be another one elsewhere."""
+    pytest.importorskip("triton")
+    x = torch.empty(rows, 163840000 // rows, device="meta")
+    made = export_kernels(scaled_twice, x, target="triton", arch="sm_90")
+    (compares,) = [kernel for kernel in made.kernels if " == max0" in kernel.source or " == in1" in kernel.source]
+    if rows == 4096:  # in two loops of one kernel
+        assert "fma.rn.f32" not in compares.artefacts["ptx"] and compares.source.count(" * 2.5") > 1
+    else:
+        assert " * 2.5" not in compares.source

@@ -11,12 +11,11 @@ from fusion.schedule.graph import Dependences
 from fusion.schedule.legality.cluster import Cluster
 from fusion.schedule.space import Space
 from lowering.expr import Expr, Op, loads, postorder
+from lowering.last_bits import compared
 from lowering.program import Contract, Map
 
 MAX_MEMBERS = 64
 """Nodes per kernel.  Longer chains gain little more and make register pressure and compile time grow."""
-
-COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,8 +102,7 @@ def stored_where_ranked(pair: Pair) -> str | None:
 def _ranked(exprs: tuple[Expr, ...]) -> frozenset[str]:
     """The float tensors of which two elements are compared."""
     found: set[str] = set()
-    for node in postorder(*exprs):
-        if isinstance(node, Op) and node.name in COMPARISONS:
-            here, there = ({load for load in loads(arg) if load.dtype.is_floating_point} for arg in node.args)
-            found |= {a.buffer for a in here for b in there if a.buffer == b.buffer and a.index != b.index}
+    for args in compared(*exprs):
+        here, there = ({load for load in loads(arg) if load.dtype.is_floating_point} for arg in args)
+        found |= {a.buffer for a in here for b in there if a.buffer == b.buffer and a.index != b.index}
     return frozenset(found)
