@@ -36,12 +36,12 @@ from torch.utils._pytree import tree_leaves
 from codegen.target import Target
 from fusion.options import Options
 from fusion.warm.form import Unwritten, write
-from fusion.warm.key import Form, held_by, key_for
+from fusion.warm.key import ROOTS, Form, held_by, key_for
 
 OWN = frozenset({"aten", "prims"})
 """The libraries of operations that are PyTorch's, and the same in each process of one release."""
 
-_MODULES = ("torch", operator.__name__, operator.add.__module__, math.__name__, "builtins")
+_MODULES = ("torch", operator.__name__, operator.add.__module__, math.__name__, "builtins", *ROOTS)
 
 _CONFIGURATIONS = (
     *(torch._functorch.config, torch._dynamo.config, torch._inductor.config),
@@ -61,8 +61,8 @@ _TRACED_BY = (
 )
 """How those keys of PyTorch's dispatcher begin under which a program may say how an operation is traced."""
 
-_OF_PYTORCH = os.path.dirname(torch.__file__) + os.sep
-"""How names of PyTorch's own files begin."""
+_KNOWN = tuple(os.path.join(sys.modules[name].__path__[0], "") for name in ("torch", *ROOTS))
+"""How names of the files begin that are the same wherever a key is: PyTorch's and this compiler's."""
 
 _OF_NODES = frozenset(
     {
@@ -135,7 +135,7 @@ class _Captured(Form):
             held = held_by(self.graph, node)
             if isinstance(held, fx.GraphModule):
                 return str(node.target), self._within(held)
-        if node.op == "call_method" and not _is_pytorchs(getattr(torch.Tensor, str(node.target), None)):
+        if node.op == "call_method" and not _is_known(getattr(torch.Tensor, str(node.target), None)):
             raise Unwritten(f"a call of Tensor.{node.target}, which is not PyTorch's")
         return super().target(node)
 
@@ -170,10 +170,10 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 def _name_of(function: object) -> str:
-    """PyTorch's name, or Python's, of a function.
+    """The name of a function of PyTorch's, Python's or this compiler's.
 
     Raises:
-        Unwritten: it is neither's.
+        Unwritten: it is none of them.
     """
     if function is tag_activation_checkpoint:
         return "checkpoint"
@@ -183,16 +183,16 @@ def _name_of(function: object) -> str:
             return operation
     module, name = getattr(function, "__module__", None), getattr(function, "__name__", None)
     named = isinstance(module, str) and isinstance(name, str) and module.split(".")[0] in _MODULES
-    if named and getattr(sys.modules.get(str(module)), str(name), None) is function and _is_pytorchs(function):
+    if named and getattr(sys.modules.get(str(module)), str(name), None) is function and _is_known(function):
         return f"{module}.{name}"
     raise Unwritten(f"a call of {name or function}, which is not PyTorch's")
 
 
-def _is_pytorchs(function: object) -> bool:
-    """Has a function that goes by a name of PyTorch's no text but PyTorch's, nor what it wraps?"""
+def _is_known(function: object) -> bool:
+    """Has a function that goes by a known name no text but PyTorch's or this compiler's, nor what it wraps?"""
     while function is not None:
         code = getattr(function, "__code__", None)
-        if isinstance(code, CodeType) and not code.co_filename.startswith(_OF_PYTORCH):
+        if isinstance(code, CodeType) and not code.co_filename.startswith(_KNOWN):
             return False
         function = getattr(function, "__wrapped__", None)
     return True
@@ -215,7 +215,7 @@ def _settings() -> Iterator[object]:
         if library == "aten" and rest.rpartition("/")[2].startswith(_TRACED_BY):
             raise Unwritten(f"{name}, which is not PyTorch's")
     for operation, parts in decomposition_table.items():
-        if not _is_pytorchs(parts) and str(operation).split(".")[0] in OWN:
+        if not _is_known(parts) and str(operation).split(".")[0] in OWN:
             raise Unwritten(f"a decomposition of {operation}, which is not PyTorch's")
     yield torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
     yield str(torch.get_default_dtype()), str(torch.get_default_device()), torch.get_float32_matmul_precision()

@@ -215,4 +215,4 @@ def _facts(known: ShapeEnv) -> object:
     return guards, ranges, equal, checked
 
 
-__all__ = ["Form", "held_by", "key_for", "key_of", "surroundings_of"]
+__all__ = ["ROOTS", "Form", "held_by", "key_for", "key_of", "surroundings_of"]

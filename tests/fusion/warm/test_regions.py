@@ -16,6 +16,7 @@ from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
 import fusion.backend
+from fusion.attention import Choice, call, choose
 from fusion.backend import Backend, FusionWarning
 from fusion.options import Options
 from fusion.warm import store
@@ -117,6 +118,26 @@ def test_a_second_start_traces_nothing_and_gives_the_same(function, make, settin
     no_tracing(monkeypatch)
     second, found, same_strides = run(function, given, **settings)
     assert [note for note in found if note not in cold] == ["from the cache"] * len(found)
+    assert all(map(torch.equal, first, second))
+    assert strides == same_strides
+
+
+def attended(x: Tensor) -> Tensor:
+    """Attention of 2 heads to x itself."""
+    heads = x.view(2, 5, 2, 4).transpose(1, 2)
+    return F.scaled_dot_product_attention(heads, heads.sin(), heads, is_causal=True)
+
+
+def test_a_second_start_traces_no_attention_that_was_taken_apart(monkeypatch):
+    """The call of its parts, which is this compiler's own function, was taken for one of the program's."""
+    monkeypatch.setattr(call, "SMALL", 0)
+    monkeypatch.setattr(choose, "choose", lambda call, origin, *_, **others: Choice(origin, True, "", 2.0, 1.0))
+    given = (leaf(20, 4),)
+    first, cold, strides = run(attended, given)
+    assert any(note.startswith("attention") and "generated" in note for note in cold)
+    no_tracing(monkeypatch)
+    second, found, same_strides = run(attended, given)
+    assert [note for note in found if note not in cold] == ["from the cache"] * 2
     assert all(map(torch.equal, first, second))
     assert strides == same_strides
 
