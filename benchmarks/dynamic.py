@@ -25,8 +25,9 @@ from torch._dynamo.backends.registry import lookup_backend
 import fusion
 from benchmarks import models
 from benchmarks.clocks import wall_seconds_in_turn
-from benchmarks.harness import REFUSALS, Refused, check_generated, distance, start_seconds
+from benchmarks.harness import Refused, check_generated, distance, start_seconds
 from benchmarks.models import Batch
+from benchmarks.suite import print_rows
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SYSTEMS = ("inductor", "fusion")
@@ -226,38 +227,33 @@ def run(*, only: str, quick: bool) -> int:
     """The groups whose name contains `only`; 1 if one was refused."""
     where = torch.cuda.get_device_name() if DEVICE == "cuda" else "CPU"
     print(f"{where}, torch {torch.__version__}; GPT-2 of {SCALE.layers} layers, {SCALE.width} wide, {SCALE.dtype}")
-    groups = {"sizes": _print_sizes, "loop": _print_loops, "start": _print_starts}
-    refused = 0
-    for name, group in groups.items():
-        if only in name:
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", fusion.FusionWarning)
-                try:
-                    group(quick)
-                except REFUSALS as reason:
-                    print(f"{name}: refused: {reason}", flush=True)
-                    refused += 1
-    return int(refused > 0)
+    groups: dict[str, Callable[[], Iterator[str]]] = {
+        "sizes": partial(_sizes, 7 if quick else 30),
+        "loop": partial(_loops, 10 if quick else 50),
+        "start": _starts,
+    }
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", fusion.FusionWarning)
+        return print_rows((name, rows) for name, rows in groups.items() if only in name)
 
 
-def _print_sizes(quick: bool) -> None:
-    print(
-        f"{'milliseconds a call':<20}{'eager':>9}" + "".join(f"{s + ' fixed':>16}{'any':>14}{'':>8}" for s in SYSTEMS)
+def _sizes(rounds: int) -> Iterator[str]:
+    yield f"{'milliseconds a call':<20}{'eager':>9}" + "".join(
+        f"{system + ' fixed':>16}{'any':>14}{'':>8}" for system in SYSTEMS
     )
     for kind in KINDS:
-        for text in sizes(kind, SCALE, DEVICE, rounds=7 if quick else 30):
-            print(text, flush=True)
+        yield from sizes(kind, SCALE, DEVICE, rounds)
 
 
-def _print_loops(quick: bool) -> None:
-    print(f"{'loop':<20}{'':>10}{'compilations':>14}{'error':>13}")
+def _loops(count: int) -> Iterator[str]:
+    yield f"{'loop':<20}{'':>10}{'compilations':>14}{'error':>13}"
     for kind in KINDS:
         for system in SYSTEMS:
-            print(loop(kind, system, SCALE, DEVICE, count=10 if quick else 50), flush=True)
+            yield loop(kind, system, SCALE, DEVICE, count)
 
 
-def _print_starts(quick: bool) -> None:
-    print(f"{'seconds to a step':<20}{'':>10}{'empty caches':>14}{'filled':>13}")
+def _starts() -> Iterator[str]:
+    yield f"{'seconds to a step':<20}{'':>10}{'empty caches':>14}{'filled':>13}"
     for system in SYSTEMS:
         cold, warm = start_seconds("dynamic", CASES[0].name, system)
-        print(f"{'first step':<20}{system:>10}{cold:>14.2f}{warm:>13.2f}", flush=True)
+        yield f"{'first step':<20}{system:>10}{cold:>14.2f}{warm:>13.2f}"

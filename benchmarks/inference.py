@@ -9,8 +9,9 @@ from __future__ import annotations
 import copy
 import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 import fusion
 from benchmarks import models
 from benchmarks.clocks import wall_seconds_in_turn
-from benchmarks.harness import REFUSALS, Refused, check_generated, distance
+from benchmarks.harness import Refused, check_generated, distance
 from benchmarks.models import Batch, Model
+from benchmarks.suite import print_rows
 
 DEVICE = "cuda"
 SYSTEMS = ("eager", "inductor", "fusion")
@@ -70,18 +72,11 @@ def run(*, only: str, quick: bool) -> int:
     """All cases whose name contains `only`; 1 if one was refused."""
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; milliseconds a call, by the clock")
     print(f"{'model':<34}{'mode':<18}" + "".join(f"{system:>10}" for system in SYSTEMS) + f"{'error':>8}")
-    refused = 0
-    for case in CASES:
-        if only in case.name:
-            try:
-                print(measured(case, DEVICE, rounds=10 if quick else 50), flush=True)
-            except REFUSALS as reason:
-                print(f"{case.name}: refused: {reason}", flush=True)
-                refused += 1
-    return int(refused > 0)
+    rounds = 10 if quick else 50
+    return print_rows((case.name, partial(measured, case, DEVICE, rounds)) for case in CASES if only in case.name)
 
 
-def measured(case: Case, device: str, rounds: int) -> str:
+def measured(case: Case, device: str, rounds: int) -> Iterator[str]:
     """One case, as a row of the table.
 
     Raises:
@@ -125,4 +120,4 @@ def measured(case: Case, device: str, rounds: int) -> str:
     samples = wall_seconds_in_turn(calls, device, rounds)
     text = f"{case.name:<34}{case.mode or 'default':<18}"
     text += "".join(f"{statistics.median(values) * 1e3:>10.3f}" for values in samples.values())
-    return f"{text}{errors['fusion'] / errors['eager']:>7.2f}x"
+    yield f"{text}{errors['fusion'] / errors['eager']:>7.2f}x"

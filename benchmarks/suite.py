@@ -1,8 +1,8 @@
-"""A suite of cases: measured one after the other, each printed as soon as it is there."""
+"""A suite of cases: measured one after the other, each printed as soon as it is there, or why it may not be."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from benchmarks.harness import REFUSALS, Result, cold_seconds, measure
 from benchmarks.programs import Case
@@ -37,3 +37,16 @@ def run_suite(suite: str, cases: Sequence[Case], device: str, *, rounds: int, co
     if results:
         print("\n".join(summary(results, len(chosen))))
     return int(len(results) < len(chosen))
+
+
+def print_rows(cases: Iterable[tuple[str, Callable[[], Iterable[str]]]]) -> int:
+    """Print the rows of each named case; returns 1 if any was refused."""
+    refused = 0
+    for name, rows in cases:
+        try:
+            for row in rows():
+                print(row, flush=True)
+        except REFUSALS as reason:
+            print(f"{name}: refused: {reason}", flush=True)
+            refused += 1
+    return int(refused > 0)

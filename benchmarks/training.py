@@ -9,7 +9,8 @@ from __future__ import annotations
 import copy
 import statistics
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +18,9 @@ from torch import Tensor, nn
 import fusion
 from benchmarks import models
 from benchmarks.clocks import peak_bytes, wall_seconds_in_turn
-from benchmarks.harness import REFUSALS, Refused, check_generated
+from benchmarks.harness import Refused, check_generated
 from benchmarks.models import Batch, Model
+from benchmarks.suite import print_rows
 from benchmarks.zoo import ZOO
 
 DEVICE = "cuda"
@@ -39,19 +41,15 @@ def run(*, only: str, quick: bool) -> int:
     """All models whose name contains `only`; 1 if one was refused."""
     print(f"{torch.cuda.get_device_name()}, torch {torch.__version__}; bfloat16, milliseconds a step, by the clock")
     print(f"{'model':<24}{'mode':<18}" + "".join(f"{system:>10}{'MiB':>8}" for system in SYSTEMS) + f"{'error':>8}")
-    refused = 0
-    for model in MODELS:
-        if only in model.name:
-            for mode in (None,) if model in ZOO else (None, "reduce-overhead"):
-                try:
-                    print(measured(model, mode, DEVICE, rounds=10 if quick else 30), flush=True)
-                except REFUSALS as reason:
-                    print(f"{model.name:<24}{mode or 'default':<18}refused: {reason}", flush=True)
-                    refused += 1
-    return int(refused > 0)
+    return print_rows(
+        (f"{model.name}, {mode or 'default'}", partial(measured, model, mode, DEVICE, rounds=10 if quick else 30))
+        for model in MODELS
+        if only in model.name
+        for mode in ((None,) if model in ZOO else (None, "reduce-overhead"))
+    )
 
 
-def measured(model: Model, mode: str | None, device: str, rounds: int) -> str:
+def measured(model: Model, mode: str | None, device: str, rounds: int) -> Iterator[str]:
     """One model under one mode of both compilers, as a row of the table.
 
     Raises:
@@ -89,7 +87,7 @@ def measured(model: Model, mode: str | None, device: str, rounds: int) -> str:
     text = f"{model.name:<24}{mode or 'default':<18}"
     for system, values in samples.items():
         text += f"{statistics.median(values) * 1e3:>10.2f}{peaks[system] / 2**20:>8.0f}"
-    return f"{text}{errors['fusion'] / errors['eager']:>7.2f}x"
+    yield f"{text}{errors['fusion'] / errors['eager']:>7.2f}x"
 
 
 def _step(module: nn.Module, batch: Batch, loss: Callable[..., Tensor]) -> Callable[[], None]:

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from benchmarks import cold, dynamic, harness, inference, models, programs, scheduling, tables, training
+from benchmarks import cold, dynamic, harness, inference, models, programs, scheduling, suite, tables, training
 from benchmarks.harness import Refused
 from benchmarks.programs import Case, Draw
 
@@ -139,7 +139,7 @@ def _tiny_gpt2(call):
 def test_a_training_step_is_one_graph_that_is_checked_and_timed():
     """One graph: the loss of GPT-2 is in it, and its logits are not written."""
     torch._dynamo.utils.counters.clear()
-    row = training.measured(_tiny_gpt2(models.own_loss), None, "cpu", rounds=2)
+    (row,) = training.measured(_tiny_gpt2(models.own_loss), None, "cpu", rounds=2)
     assert row.startswith("tiny")
     assert len(row.split()) == 2 + 2 * len(training.SYSTEMS) + 1
     assert not torch._dynamo.utils.counters["graph_break"]
@@ -149,9 +149,19 @@ def test_a_training_step_is_one_graph_that_is_checked_and_timed():
 @pytest.mark.parametrize("autocast", [False, True])
 def test_a_forward_pass_is_checked_and_timed(autocast):
     case = inference.Case(_tiny_gpt2(models.logits), autocast=autocast)
-    row = inference.measured(case, "cpu", rounds=2)
+    (row,) = inference.measured(case, "cpu", rounds=2)
     assert row.startswith(case.name)
     assert len(row.removeprefix(case.name).split()) == 1 + len(inference.SYSTEMS) + 1
+
+
+def test_what_is_refused_is_said_and_the_others_go_on(capsys):
+    def refused():
+        yield "the first row"
+        raise Refused("it is wrong")
+
+    assert suite.print_rows([("odd", refused), ("even", lambda: ["another row"])]) == 1
+    assert capsys.readouterr().out.splitlines() == ["the first row", "odd: refused: it is wrong", "another row"]
+    assert suite.print_rows([("even", list)]) == 0
 
 
 @pytest.mark.usefixtures("without_inductor")
@@ -159,7 +169,7 @@ def test_a_wrong_forward_pass_is_refused(monkeypatch):
     errors = iter([1e-3, 1e-3, 3e-3])  # of eager, inductor and Fusion
     monkeypatch.setattr(inference, "distance", lambda given, exact: next(errors))
     with pytest.raises(Refused, match="errors"):
-        inference.measured(inference.Case(_tiny_gpt2(models.logits)), "cpu", rounds=2)
+        list(inference.measured(inference.Case(_tiny_gpt2(models.logits)), "cpu", rounds=2))
 
 
 TINY = replace(dynamic.NARROW, width=16, heads=2, layers=1, words=32, timed=((3, 12), (2, 9)), longest=20)
