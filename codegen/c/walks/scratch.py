@@ -10,7 +10,7 @@ Two reasons to keep a value:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Sequence, Set
 from dataclasses import replace
 
 import sympy
@@ -46,9 +46,10 @@ def _carry(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[
         order, lane = loop_order(sweep, lanes, where)
         axes = (*order, *((lane,) if lane else ()))
         symbols = {axis.symbol for axis in axes}
+        before = frozenset(_invariants(sweep.roots, axes, kept, where))
 
-        def again(node: Expr, symbols: set[sympy.Symbol] = symbols) -> bool:
-            return node in computed and _costs(node, WORTH_KEEPING, symbols, where)
+        def again(node: Expr, symbols: set[sympy.Symbol] = symbols, before: frozenset[Expr] = before) -> bool:
+            return node in computed and _costs(node, WORTH_KEEPING, symbols, where, before)
 
         for node in outermost(sweep.roots, kept, again):
             spanned = tuple(axis for axis in axes if axis.symbol in where[node])
@@ -69,15 +70,8 @@ def _hoist(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[
     for sweep in sweeps:
         order, lane = loop_order(sweep, lanes, where)
         axes = (*order, *((lane,) if lane else ()))
-
-        def invariant(node: Expr, axes: tuple[KernelAxis, ...] = axes) -> bool:
-            """Does a loop that `node` does not depend on stand outside one it depends on?"""
-            depends = [axis.symbol in where[node] for axis in axes]
-            if not any(depends) or depends == sorted(depends, reverse=True):
-                return False
-            return _costs(node, WORTH_HOISTING, {axis.symbol for axis in axes}, where)
-
-        for node in outermost(sweep.roots, kept, invariant):
+        own_keeps = {keep.value for keep in sweep.keeps}  # computed here, of what may be invariant
+        for node in _invariants(sweep.roots, axes, kept - own_keeps, where):
             spanned = tuple(axis for axis in axes if axis.symbol in where[node])
             if _fits(spanned, lanes, node):
                 kept.add(node)
@@ -88,7 +82,19 @@ def _hoist(sweeps: Sequence[Sweep], lanes: Lanes, where: Spans, fresh: Callable[
     return tuple(result)
 
 
-def outermost(roots: Sequence[Expr], kept: set[Expr], wanted: Callable[[Expr], bool]) -> list[Expr]:
+def _invariants(roots: Sequence[Expr], axes: Sequence[KernelAxis], kept: Set[Expr], where: Spans) -> list[Expr]:
+    """What costs something and does not depend on a loop that stands outside one it depends on."""
+
+    def invariant(node: Expr) -> bool:
+        depends = [axis.symbol in where[node] for axis in axes]
+        if not any(depends) or depends == sorted(depends, reverse=True):
+            return False
+        return _costs(node, WORTH_HOISTING, {axis.symbol for axis in axes}, where)
+
+    return outermost(roots, kept, invariant)
+
+
+def outermost(roots: Sequence[Expr], kept: Set[Expr], wanted: Callable[[Expr], bool]) -> list[Expr]:
     """The largest sub-expressions of `roots` that are wanted and not inside a kept one, in a fixed order."""
     found: dict[Expr, None] = {}
     seen: set[Expr] = set()
@@ -105,14 +111,17 @@ def outermost(roots: Sequence[Expr], kept: set[Expr], wanted: Callable[[Expr], b
     return list(found)
 
 
-def _costs(node: Expr, least: int, symbols: set[sympy.Symbol], where: Spans) -> bool:
-    """Does one evaluation cost `least` inside the loops over `symbols`?  Loads are free: they are read again."""
+def _costs(node: Expr, least: int, symbols: set[sympy.Symbol], where: Spans, before: Set[Expr] = frozenset()) -> bool:
+    """Does one evaluation cost `least` inside the loops over `symbols`?  Loads are free: they are read again.
+
+    So is what has been computed `before` them.
+    """
     seen = {node}
     stack = [node]
     total = 0
     while stack and total < least:
         part = stack.pop()
-        if where[part] & symbols:
+        if where[part] & symbols and part not in before:
             total += 0 if isinstance(part, Load) else cost_of(part)
             fresh = [child for child in part.children() if child not in seen]
             seen.update(fresh)
