@@ -12,14 +12,14 @@ Refused (BuildError): dtypes and operations without a C form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from codegen.c.blocked import blocked_function, needs_blocks
 from codegen.c.frame import Frame, called_by
-from codegen.c.loops.folds import CHUNK_PER_LANE, REPEATING, Place, chunk_length, keeps_apart, write_fold
+from codegen.c.loops.folds import CHUNK_PER_LANE, REPEATING, Place, chunk_length, chunked_axis, keeps_apart, write_fold
 from codegen.c.loops.grid import Array, Grid
 from codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
 from codegen.c.loops.prefixes import write_scan
@@ -209,14 +209,16 @@ class _Function:
         order, lane = loop_order(sweep, self.lanes, self.where)
         if self.lanes.tile is not None:
             order = (self.lanes.tile, *order)
+        inner = self._inside_lanes(sweep, order, lane) if lanes is None else ()
+        order = (*(axis for axis in order if axis not in inner), *inner)
         folded = [axis for axis in order if axis.symbol in sweep.over]
         across = lane is not None and lane.symbol in sweep.over
         apart = across and lane is not None and keeps_apart(sweep, lane, folded)
-        last = lane if across and not apart else folded[-1] if folded else None
-        chunk = chunk_length(sweep, last, across=across and not apart)
+        last, run = (lane, 1) if across and not apart else chunked_axis(folded)
+        chunk = chunk_length(sweep, last, across=across and not apart, run=run)
         levels, depth = [Level()], {}
         outer = part = None
-        for axis in (*order, *((lane,) if lane is not None else ())):
+        for axis in (*order[: len(order) - len(inner)], *((lane,) if lane is not None else ()), *inner):
             if outer is None and axis.symbol in sweep.over:
                 outer = levels[-1]
             extent = lanes if lanes is not None and axis is lane else self.grid.extents[axis.symbol]
@@ -230,12 +232,26 @@ class _Function:
             depth[axis.symbol] = len(levels) - 1
         ordered = across and bool(sweep.scans)  # each point needs the one before it
         if lane is not None and not ordered and not any(_may_meet(store) for store in sweep.stores):
-            levels[-1].pragma = self.grid.lane_pragma()  # stores that might meet must stay in order
+            levels[depth[lane.symbol]].pragma = self.grid.lane_pragma()  # stores that might meet must stay in order
         kept = tuple(axis for axis in order if axis.symbol not in sweep.over)
         points = sympy.Mul(*(axis.size for axis in folded))
         few = (apart or not across) and points.is_Integer and points <= CHUNK_PER_LANE
         chunked = chunk is not None or (part is not outer and not few)
         return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, across, apart, kept)
+
+    def _inside_lanes(
+        self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis | None
+    ) -> tuple[KernelAxis, ...]:
+        """The axis of `order` whose loop stands inside that of the lanes, if there is one.
+
+        Accumulators start outside of the lanes, so one of the loops that fill them has to.
+        """
+        inner = self.lanes.inner
+        if inner is None or inner not in order or lane is not self.lanes.axis:
+            return ()
+        in_order = bool(sweep.scans) or any(_may_meet(store) for store in sweep.stores)
+        starts = not sweep.folds or (inner.symbol in sweep.over and len(sweep.over) > 1)
+        return (inner,) if starts and not in_order else ()
 
     def _spread(self, ref: Expr, nest: _Nest) -> None:
         """A fold or scan whose code is inside the axes of a nest is read inside these, even if it is the same there."""

@@ -18,7 +18,7 @@ import torch
 
 from codegen.c.text.nest import Extent, Level, Namespace
 from codegen.c.text.storage import HELD, constant
-from codegen.c.walks.lanes import FEW
+from codegen.c.walks.lanes import FEW, FEWER
 from codegen.c.walks.sweeps import Sweep
 from lowering.errors import BuildError
 from lowering.kernel import Fold, KernelAxis
@@ -68,15 +68,26 @@ def keeps_apart(sweep: Sweep, lane: KernelAxis, folded: Sequence[KernelAxis]) ->
     return few and not sweep.scans and all(fold.op == "sum" for fold in sweep.folds)
 
 
-def chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool) -> int | None:
-    """After how many elements of `last`, the innermost folded axis, partial results are handed on; None: after all."""
+def chunked_axis(folded: Sequence[KernelAxis]) -> tuple[KernelAxis | None, int]:
+    """The innermost of the folded axes, but for very short ones, and how many points these have."""
+    run, rest = 1, list(folded)
+    while len(rest) > 1 and rest[-1].size.is_Integer and run * rest[-1].size <= FEWER:
+        run *= int(rest.pop().size)
+    return (rest[-1] if rest else None), run
+
+
+def chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, run: int) -> int | None:
+    """After how many elements of `last`, a folded axis, partial results are handed on; None: after all.
+
+    `run`: how many elements are folded for each of `last`.
+    """
     if last is None:
         return None
     if across and any(keeps_position(fold.op) for fold in sweep.folds):
         return ARG_LANES
     if not any(fold.op == "sum" and HELD[fold.dtype] == "float" for fold in sweep.folds):
         return None
-    most = CHUNK_ACROSS if across else CHUNK_PER_LANE
+    most = CHUNK_ACROSS if across else CHUNK_PER_LANE // run
     return None if last.size.is_Integer and last.size <= most else most
 
 

@@ -5,7 +5,8 @@ Lanes want memory that is contiguous along them.  Three cases follow from the st
 - the accesses inside the reduced axes are contiguous along a reduced axis (a row): every grid point is a program of
   its own, and lanes run along that axis inside each sweep;
 - they are contiguous along a grid axis (a column): that axis is cut into blocks, and each block is a program whose
-  lanes are its points; sums of columns become arrays of accumulators;
+  lanes are its points; sums of columns become arrays of accumulators.  So it is where they are contiguous along an axis
+  of two to four points that the grid axis continues (groups of channels that lie last): a vector is full all the same;
 - nothing is reduced: lanes run along the grid axis that most accesses, stores before loads, are contiguous along.  If
   some loads are contiguous along another one (a transpose), both are walked in 16 × 16 tiles, so that both sides use
   whole cache lines.
@@ -14,7 +15,7 @@ Lanes want memory that is contiguous along them.  Three cases follow from the st
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import sympy
 
@@ -32,6 +33,9 @@ STREAM = 4096
 
 FEW = 16
 """A reduced axis of at most so many points is too short to fill lanes."""
+
+FEWER = 4
+"""An axis of at most so many points leaves most lanes idle, and vectors can be sorted by its points."""
 
 FOOTPRINT = 1 << 18
 """Bytes of a block that several sweeps read again: they should find it in the second-level cache."""
@@ -53,6 +57,7 @@ class Lanes:
         varies: `block` is an upper bound; the width is settled at launch, so that every thread finds work.
         tile: the grid axis that makes up 16 × 16 tiles with `axis`.
         streams: element-wise work along one axis: threads share out the lane loop itself.
+        inner: the very short axis that `axis` continues in memory: its loop stands inside that of the lanes.
     """
 
     axis: KernelAxis | None = None
@@ -60,6 +65,7 @@ class Lanes:
     varies: bool = False
     tile: KernelAxis | None = None
     streams: bool = False
+    inner: KernelAxis | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,10 +136,23 @@ def choose_lanes(kernel: Kernel, sweeps: Sequence[Sweep], where: Spans, *, share
     length = sympy.Mul(*(axis.size for axis in inner))
     fewer = outside.size.is_Integer and inside.size.is_Integer and outside.size < min(FEW, inside.size)
     short = length.is_Integer and length <= FEW and not fewer
+    points = sympy.Mul(*(axis.size for axis in grid))
+    continued = _continued(inside, grid, walked)
+    if continued is not None and length != inside.size:
+        return replace(_blocks(continued, _block(sweeps, length), points, shared=shared), inner=inside)
     if not short and _score(outside, walked) <= _score(inside, walked):
         return Lanes()
-    points = sympy.Mul(*(axis.size for axis in grid))
+    outside = _continued(outside, grid, walked) or outside
     return _blocks(outside, _block(sweeps, length), points, shared=shared)
+
+
+def _continued(inner: KernelAxis, grid: Sequence[KernelAxis], found: Sequence[Access]) -> KernelAxis | None:
+    """The axis of `grid` that goes on where a very short `inner` ends, in all memory that is contiguous along that."""
+    if not inner.size.is_Integer or not 1 < inner.size <= FEWER:
+        return None
+    along = [access for access in found if access.stride(inner) == 1]
+    fitting = (axis for axis in grid if all(access.stride(axis) == inner.size for access in along))
+    return next((axis for axis in fitting if along and axis.size.is_Integer and axis.size >= FEW), None)
 
 
 def _block(sweeps: Sequence[Sweep], length: sympy.Expr) -> int:

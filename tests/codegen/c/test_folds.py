@@ -24,6 +24,7 @@ from tests.codegen.c.kernels import (
     axis,
     i0,
     i1,
+    i2,
     r0,
     r1,
     run,
@@ -202,3 +203,22 @@ def test_few_lanes_are_added_up_once(dtype, rows):
     source = run({"x": x}, {"out": out}, axes, fold, Store("out", 5 * i0 + i1, fold.ref))
     assert "reduction" not in source
     torch.testing.assert_close(out.double(), x.double().sum((1, 3)), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", FOLDS)
+@pytest.mark.parametrize("few", [2, 3, 4])
+@pytest.mark.parametrize("kept", [False, True])
+@pytest.mark.parametrize("rows", [3, 70])
+def test_lanes_along_groups_of_few(name, few, kept, rows):
+    """The loop over what a group holds stands inside the lanes, if it is folded away, and outside if it is kept."""
+    dtype = torch.bool if name in ("any", "all") else F32
+    x = torch.rand(3, rows, 17, few) > 0.02 if dtype is torch.bool else torch.randn(3, rows, 17, few)
+    row = load("x", 17 * few * (rows * i0 + r0) + few * i1 + (i2 if kept else r1), dtype)
+    fold = Fold("fold", name, (row,), (r0,) if kept else (r0, r1), dtype)
+    out = torch.empty((3, 17, few) if kept else (3, 17), dtype=dtype)
+    axes = [axis(i0, 3), axis(i1, 17), axis(i2, few) if kept else axis(r1, few, WHOLE), axis(r0, rows, WHOLE)]
+    place = few * (17 * i0 + i1) + i2 if kept else 17 * i0 + i1
+    source = run({"x": x}, {"out": out}, axes, fold, Store("out", place, fold.ref))
+    assert "#pragma omp simd\n" in source and "for (int64_t i1 = 0; i1 < 17; i1++) fold" in source
+    want = FOLDS[name](x, 1) if kept else FOLDS[name](x.mT.reshape(3, -1, 17), 1)
+    torch.testing.assert_close(out, want, rtol=1e-5, atol=1e-5)

@@ -60,3 +60,13 @@ def test_a_sine_and_a_cosine_of_the_same_number():
         pytest.skip("libmvec has none here")
     (source,) = kernels_of(lambda x: x.cos() * 2 + x.sin(), torch.randn(1 << 16))
     assert loops_in_lanes(source) == 1
+
+
+def test_groups_of_few_channels_that_lie_last():
+    """Lanes run along the groups: along the channels of one, each took three times as long.  Means are there before."""
+    x = torch.randn(4, 64, 20, 20).contiguous(memory_format=torch.channels_last)
+    (source,) = kernels_of(lambda x: F.group_norm(x, 32), x)
+    inner = r"#pragma omp simd\n\s*for \(int64_t i1 .*\n(?:.*;\n)*\s*for \(int64_t r1 = 0; r1 < 2; r1\+\+\)"
+    assert len(re.findall(inner, source)) == 3
+    assert all(line.strip().startswith("kept") for line in source.splitlines() if " / 800.0f" in line)
+    assert loops_in_lanes(source) >= 5
