@@ -1,6 +1,6 @@
 """Scheduling: a Program becomes an ordered list of kernel launches and extern calls.
 
-program → inline, select, windows, chunks, scans, streams, split, alignment → program     in the order of `compile.py`
+program → sources, differences, inline, destinations, select, chunks, scans, windows, streams, narrow, split, alignment
         → clusters (`legality`: may nodes share a kernel, `profit`: should they), less what the `library` does better
         → plan: `kernels` of clusters, and the `launches` and memory that they share
 
