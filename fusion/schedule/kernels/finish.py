@@ -6,6 +6,8 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import sympy
+
 from fusion.schedule.axes import indices_of
 from fusion.schedule.expand import FLAT, Expanded
 from fusion.schedule.graph import Dependences
@@ -13,7 +15,7 @@ from fusion.schedule.kernels.bodies import offset_symbols
 from fusion.schedule.legality import Cluster
 from fusion.schedule.profit import Prices
 from lowering.errors import Origin, by_place
-from lowering.expr import Load, postorder
+from lowering.expr import loads
 from lowering.kernel import (
     Kernel,
     KernelAxis,
@@ -24,7 +26,7 @@ from lowering.kernel import (
     statements,
     values_of,
 )
-from lowering.program import Buffer, Contract, Scatter
+from lowering.program import Buffer, Contract, Program, Scatter
 from lowering.sizes import given_by
 
 
@@ -56,39 +58,44 @@ def finished(
     dependences = prices.dependences
     program = dependences.program
     over = _destinations(dependences, cluster)
-    written = list(dict.fromkeys(over.get(write.buffer, write.buffer) for write in expanded.writes))
-    roots = [value for stmt in statements(body) for value in values_of(stmt)]
-    loaded = dict.fromkeys(node.buffer for node in postorder(*roots) if isinstance(node, Load))
-    read = [name.removeprefix(FLAT) for name in loaded]
+    written = tuple(dict.fromkeys(over.get(write.buffer, write.buffer) for write in expanded.writes))
+    loaded = tuple(dict.fromkeys(load.buffer for stmt in statements(body) for load in loads(*values_of(stmt))))
     names = {name: f"in{k}" for k, name in enumerate(loaded)} | {name: f"out{k}" for k, name in enumerate(written)}
+    buffers = (*(name.removeprefix(FLAT) for name in loaded), *written)
+    made_of = (name for m in cluster.members for name in program.made_of(dependences.compute(m).out))
+    origins = tuple(dict.fromkeys(program.origins[name] for name in made_of))
+    sizes = _sizes(axes, body)
+    kernel = Kernel(
+        _name(dependences, cluster),
+        _params(program, dict(zip(names.values(), buffers, strict=True)), written),
+        sizes,
+        axes,
+        rename(body, {**names, **{out: names[start] for out, start in over.items()}}),
+        traced=tuple((s, dependences.estimate(s)) for s in sizes if given_by(s) <= dependences.hints.keys()),
+        origins=by_place(origins),
+    )
+    allocated = tuple(name for name in written if name not in over.values())
+    return KernelCall(kernel, buffers, allocated, origins, *prices.traffic(cluster), prices.flops(cluster), over)
+
+
+def _params(program: Program, given: Mapping[str, str], written: Sequence[str]) -> tuple[Param, ...]:
+    """The parameters of a kernel: the name of each, with the buffer that it is `given`."""
     results = [program.buffers[name] for name in written]
-    numbers = {name for name in read if _is_given(program.buffers[name], results)}
     params = []
-    for name, param in zip((*read, *written), names.values(), strict=True):
-        buffer = program.buffers[name]
-        params.append(Param(param, buffer.dtype, buffer.shape, buffer.strides, name in written, number=name in numbers))
-    body = rename(body, {**names, **{out: names[start] for out, start in over.items()}})
-    names_of = (name for m in cluster.members for name in program.made_of(dependences.compute(m).out))
-    origins = tuple(dict.fromkeys(program.origins[name] for name in names_of))
-    own = {axis.symbol for axis in axes}
+    for param, name in given.items():
+        buffer, stored = program.buffers[name], name in written
+        number = not stored and _is_given(buffer, results)
+        params.append(Param(param, buffer.dtype, buffer.shape, buffer.strides, stored, number=number))
+    return tuple(params)
+
+
+def _sizes(axes: Sequence[KernelAxis], body: Sequence[Stmt]) -> tuple[sympy.Symbol, ...]:
+    """The size symbols that a kernel is told, by name: those of its axes and its indices."""
+    roots = [value for stmt in statements(body) for value in values_of(stmt)]
     used = {symbol for index in indices_of(roots) for symbol in index.free_symbols}
     used |= {symbol for stmt in statements(body) if isinstance(stmt, Store) for symbol in offset_symbols(stmt.offset)}
     used |= {symbol for axis in axes for symbol in axis.size.free_symbols}
-    sizes = tuple(sorted(used - own, key=str))
-    traced = tuple((size, dependences.estimate(size)) for size in sizes if given_by(size) <= dependences.hints.keys())
-    name = _name(dependences, cluster)
-    kernel = Kernel(name, tuple(params), sizes, axes, body, traced=traced, origins=by_place(origins))
-    reads_bytes, written_bytes = prices.traffic(cluster)
-    return KernelCall(
-        kernel,
-        (*read, *written),
-        tuple(name for name in written if name not in over.values()),
-        origins,
-        reads_bytes,
-        written_bytes,
-        prices.flops(cluster),
-        over,
-    )
+    return tuple(sorted(used - {axis.symbol for axis in axes}, key=str))
 
 
 def _is_given(buffer: Buffer, written: Sequence[Buffer]) -> bool:
