@@ -20,7 +20,7 @@ from lowering.builder import Builder, Wanted, load_of, origin_of
 from lowering.errors import Origin, Unsupported
 from lowering.expr import Expr, Load, loads
 from lowering.indexing import ONE
-from lowering.program import Buffer, BufferRef, Extern, ExternArg, Map, Node, reads, writes
+from lowering.program import Buffer, BufferRef, Extern, ExternArg, Map, Node, map_leaves, reads, writes
 from lowering.sizes import given_by, sizes_of
 from lowering.value import Shape, Value, axes_of
 
@@ -127,24 +127,17 @@ class Calls:
 
     def arguments(self, node: fx.Node) -> tuple[tuple[ExternArg, ...], dict[str, ExternArg]]:
         """What a call of `node` is given, by position and by name; tensors are made now if there are none."""
-        args = tuple(self._extern_arg(arg) for arg in node.args)
-        return args, {key: self._extern_arg(arg) for key, arg in node.kwargs.items()}
+        return map_leaves(node.args, self._passed), map_leaves(node.kwargs, self._passed)
 
-    def _extern_arg(self, arg: object) -> ExternArg:
-        if isinstance(arg, fx.Node) and arg in self.modules:
+    def _passed(self, arg: object) -> ExternArg:
+        if not isinstance(arg, fx.Node):
+            return arg
+        if arg in self.modules:
             return self.modules[arg]
-        if isinstance(arg, fx.Node):
-            value, val = self.values[arg], arg.meta.get("val")
-            if isinstance(val, torch.SymFloat) or (value is None and val is not None):
-                raise Unsupported(f"a {type(val).__name__} is passed to a call", origin=origin_of(arg))
-            return BufferRef(self.tensor(arg)) if isinstance(value, Value) else value
-        if isinstance(arg, tuple):
-            return tuple(self._extern_arg(part) for part in arg)
-        if isinstance(arg, list):
-            return [self._extern_arg(part) for part in arg]
-        if isinstance(arg, dict):
-            return {key: self._extern_arg(part) for key, part in arg.items()}
-        return arg
+        value, val = self.values[arg], arg.meta.get("val")
+        if isinstance(val, torch.SymFloat) or (value is None and val is not None):
+            raise Unsupported(f"a {type(val).__name__} is passed to a call", origin=origin_of(arg))
+        return BufferRef(self.tensor(arg)) if isinstance(value, Value) else value
 
     def tensor(self, node: fx.Node, *, fresh: bool = False) -> str:
         """The buffer that holds the result of `node` exactly as eager would have it, made now if there is none.

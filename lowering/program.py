@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import sympy
 import torch
@@ -226,6 +226,21 @@ def leaves(arg: object) -> Iterator[object]:
         yield from leaves(list(arg.values()))
     else:
         yield arg
+
+
+def map_leaves(arg: object, change: Callable[[Any], object]) -> Any:
+    """An argument with what `change` makes of what its containers hold.
+
+    >>> map_leaves([1, (2, {"three": 3})], lambda number: -number)
+    [-1, (-2, {'three': -3})]
+    """
+    if isinstance(arg, tuple):
+        return tuple(map_leaves(part, change) for part in arg)
+    if isinstance(arg, list):
+        return [map_leaves(part, change) for part in arg]
+    if isinstance(arg, Mapping):
+        return {key: map_leaves(part, change) for key, part in arg.items()}
+    return change(arg)
 
 
 ExternArg: TypeAlias = "BufferRef | sympy.Expr | object"

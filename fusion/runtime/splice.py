@@ -10,6 +10,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TypeAlias
 
 import sympy
@@ -31,7 +32,7 @@ from fusion.schedule.kernels import KernelCall
 from lowering.checks import has_checks
 from lowering.errors import BuildError, CheckFailed
 from lowering.kernel import Kernel
-from lowering.program import BufferRef, Extern, ExternArg, Program
+from lowering.program import BufferRef, Extern, ExternArg, Program, map_leaves
 
 aten = torch.ops.aten
 
@@ -201,8 +202,7 @@ class _Splicer:
 
     def _call(self, call: Extern) -> None:
         held = self._read if only_reads(call) else self._tensor
-        args = tuple(self._argument(arg, held) for arg in call.args)
-        kwargs = {key: self._argument(arg, held) for key, arg in call.kwargs.items()}
+        args, kwargs = (map_leaves(given, partial(self._argument, held=held)) for given in (call.args, call.kwargs))
         target = self.calls[call.target] if isinstance(call.target, Chunks) else CHEAPER.get(call.target, call.target)
         node = self.graph.call_function(target, args, kwargs)
         for symbol, place, dim in call.sizes:
@@ -281,7 +281,8 @@ class _Splicer:
             self.tensors[name] = self.graph.call_function(as_said, (self._tensor(name), self.given.pop(name), *said))
         return self._read(name)
 
-    def _argument(self, arg: ExternArg, held: Callable[[str], fx.Node]) -> fx.node.Argument:
+    def _argument(self, arg: ExternArg, held: Callable[[str], fx.Node]) -> object:
+        """What is passed for one part of an argument that is no container."""
         if isinstance(arg, BufferRef):
             return held(arg.name)
         if isinstance(arg, sympy.Expr):
@@ -291,11 +292,7 @@ class _Splicer:
             name = next((name for name, child in children.items() if child is arg), f"called_{len(children)}")
             self.root.add_module(name, arg)
             return self.graph.get_attr(name)
-        if isinstance(arg, (list, tuple)):
-            return type(arg)(self._argument(part, held) for part in arg)
-        if isinstance(arg, dict):
-            return {key: self._argument(part, held) for key, part in arg.items()}
-        return arg  # type: ignore[return-value]  # what fx put into the graph, fx takes back
+        return arg
 
     def _output(self, out: BufferRef | sympy.Expr | None) -> fx.node.Argument:
         if isinstance(out, BufferRef):

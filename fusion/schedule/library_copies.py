@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from lowering.program import BufferRef, Extern, ExternArg, Map, Node, Program, memory_of, reading, reads
+from lowering.program import BufferRef, Extern, ExternArg, Map, Node, Program, map_leaves, memory_of, reading, reads
 
 
 def merge_copies(program: Program, made: Collection[str]) -> Program:
@@ -41,13 +41,8 @@ def _calling(node: Extern, names: Mapping[str, str]) -> Extern:
     """A call with other names for what it reads."""
     if not any(name in names for name in node.reads):
         return node
-    args = tuple(_named(arg, names) for arg in node.args)
-    return replace(node, args=args, kwargs={key: _named(arg, names) for key, arg in node.kwargs.items()})
 
+    def named(arg: ExternArg) -> ExternArg:
+        return BufferRef(names.get(arg.name, arg.name)) if isinstance(arg, BufferRef) else arg
 
-def _named(arg: ExternArg, names: Mapping[str, str]) -> ExternArg:
-    if isinstance(arg, BufferRef):
-        return BufferRef(names.get(arg.name, arg.name))
-    if isinstance(arg, (list, tuple)):
-        return type(arg)(_named(part, names) for part in arg)
-    return {key: _named(part, names) for key, part in arg.items()} if isinstance(arg, dict) else arg
+    return replace(node, args=map_leaves(node.args, named), kwargs=map_leaves(node.kwargs, named))

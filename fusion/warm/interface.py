@@ -6,7 +6,6 @@ the graph can run what was made of it, or its operations as they are.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +13,7 @@ from torch import fx
 
 from fusion.warm.form import Unwritten
 from fusion.warm.key import held_by
+from lowering.program import map_leaves
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,11 +71,15 @@ def operations_of(graph: fx.GraphModule) -> tuple[Operation, ...]:
     """
     numbers: dict[fx.Node, int] = {}
     found: list[Operation] = []
+
+    def told(argument: object) -> object:
+        return Place(numbers[argument]) if isinstance(argument, fx.Node) else argument
+
     for node in graph.graph.nodes:
         held = held_by(graph, node) if node.op == "get_attr" else None
         if held is not None and not isinstance(held, torch.Tensor):
             raise Unwritten(f"{node.target}, a {type(held).__name__}")
-        given = _told(node.args, numbers), _told(node.kwargs, numbers)
+        given = map_leaves(node.args, told), map_leaves(node.kwargs, told)
         found.append(Operation(node.op, node.name, node.target, *given, held))
         numbers[node] = len(numbers)
     return tuple(found)
@@ -86,37 +90,20 @@ def graph_of(operations: tuple[Operation, ...]) -> fx.GraphModule:
     graph = fx.Graph()
     holder = torch.nn.Module()
     made: list[fx.Node] = []
+
+    def given(argument: object) -> object:
+        return made[argument.number] if isinstance(argument, Place) else argument
+
     for each in operations:
         if each.op == "get_attr":
             name = f"held_{len(made)}"
             holder.register_buffer(name, each.held)
             node = graph.get_attr(name)
         else:
-            args, kwargs = _given(each.args, made), _given(each.kwargs, made)
+            args, kwargs = map_leaves(each.args, given), map_leaves(each.kwargs, given)
             node = graph.create_node(each.op, each.target, args, kwargs, each.name)  # type: ignore[arg-type]
         made.append(node)
     return fx.GraphModule(holder, graph)
-
-
-def _told(argument: object, numbers: Mapping[fx.Node, int]) -> object:
-    if isinstance(argument, fx.Node):
-        return Place(numbers[argument])
-    if isinstance(argument, (list, tuple)):
-        parts = [_told(part, numbers) for part in argument]
-        return parts if isinstance(argument, list) else tuple(parts)
-    if isinstance(argument, Mapping):
-        return {key: _told(value, numbers) for key, value in argument.items()}
-    return argument
-
-
-def _given(argument: object, made: list[fx.Node]) -> object:
-    if isinstance(argument, Place):
-        return made[argument.number]
-    if isinstance(argument, (list, tuple)):
-        return type(argument)(_given(part, made) for part in argument)
-    if isinstance(argument, Mapping):
-        return {key: _given(value, made) for key, value in argument.items()}
-    return argument
 
 
 __all__ = ["Interface", "Operation", "Place", "graph_of", "operations_of", "tangents_of"]

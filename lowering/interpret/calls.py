@@ -9,7 +9,7 @@ import torch
 
 from lowering.errors import VerifyError
 from lowering.evaluate import size_value
-from lowering.program import BufferRef, Extern, ExternArg, Program
+from lowering.program import BufferRef, Extern, ExternArg, Program, map_leaves
 
 
 def call(
@@ -45,16 +45,11 @@ def _called(
             return values[arg.name]
         if isinstance(arg, sympy.Expr):
             return size_value(arg, sizes)
-        if isinstance(arg, (list, tuple)):
-            return type(arg)(real(part) for part in arg)
-        if isinstance(arg, Mapping):
-            return {key: real(part) for key, part in arg.items()}
         if double and isinstance(arg, torch.dtype) and arg.is_floating_point:
             return torch.float64
         return arg
 
-    args = [real(arg) for arg in node.args]
-    returned = node.target(*args, **{key: real(arg) for key, arg in node.kwargs.items()})
+    returned = node.target(*map_leaves(node.args, real), **map_leaves(node.kwargs, real))
     results = returned if node.multiple and isinstance(returned, (list, tuple)) else (returned,)
     sizes.update(
         {size: results[place] if dim is None else results[place].shape[dim] for size, place, dim in node.sizes}
