@@ -126,7 +126,7 @@ MIXED = (
     "({f} @ {f}.mT).softmax(-1) @ {f}",
     "F.scaled_dot_product_attention({f}.clamp(-3, 3), {f}, {f})",
     "F.gelu(F.linear({f}, {f}.reshape(-1, {f}.shape[-1]))).float().sum(-1)",
-    "F.mse_loss({f} @ {f}.mT, {f}.float() @ {f}.float().mT)",
+    "F.mse_loss({f} @ {f}.mT, {f}.float() @ {f}.float().mT * 0.5)",
     "torch.cat([{f}.float(), {f}.bfloat16()], {d})",
     "torch.einsum('...id,...jd->...ij', {f}, {f}).float().exp().clamp(max=9)",
     "F.cross_entropy({f}.float().reshape(-1, {f}.shape[-1]), {f}.detach().reshape(-1, {f}.shape[-1]).argmax(-1))",
