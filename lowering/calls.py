@@ -21,7 +21,7 @@ from lowering.errors import Origin, Unsupported
 from lowering.expr import Expr, Load, loads
 from lowering.indexing import ONE
 from lowering.program import Buffer, BufferRef, Extern, ExternArg, Map, Node, map_leaves, reads, writes
-from lowering.sizes import given_by, sizes_of
+from lowering.sizes import given_by, size_of, sizes_of
 from lowering.value import Shape, Value, axes_of
 
 FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
@@ -64,13 +64,12 @@ class Calls:
         args, kwargs = self.arguments(node)
         val = node.meta.get("val")
         multiple = isinstance(val, (tuple, list))
-        results: list[Value | None] = []
+        results: list[Value | sympy.Expr | None] = []
         told: list[tuple[sympy.Symbol, int, int | None]] = []
         for place, part in enumerate(val if isinstance(val, (tuple, list)) else (val,)):
-            if isinstance(part, torch.Tensor):
-                told.extend((size, place, dim) for size, dim in self._told(part).items())
-            results.append(self._result(node, part) if isinstance(part, torch.Tensor) else None)
-        outs = tuple(None if result is None else result.buffer() for result in results)
+            told.extend((size, place, dim) for size, dim in self._told(part).items())
+            results.append(self._result(node, part))
+        outs = tuple(result.buffer() if isinstance(result, Value) else None for result in results)
         impure = bool(told) or not isinstance(node.target, OpOverload) or _impure(node.target)
         self.builder.nodes.append(
             Extern(outs, node.target, args, kwargs, multiple, is_view, impure, reason, tuple(told))
@@ -81,17 +80,26 @@ class Calls:
             self.realised[node] = outs[0]
         return results[0]
 
-    def _told(self, result: torch.Tensor) -> dict[sympy.Symbol, int]:
-        """The sizes that nothing but a call's result tells, each with its dimension: from here on they are known."""
-        told: dict[sympy.Symbol, int] = {}
-        for dim, size in enumerate(sizes_of(result.shape)):
+    def _told(self, result: object) -> dict[sympy.Symbol, int | None]:
+        """The sizes that nothing but a call's result tells, each with its dimension: from here on they are known.
+
+        A result that is a number itself tells it without a dimension.
+        """
+        told: dict[sympy.Symbol, int | None] = {}
+        sizes = enumerate(sizes_of(result.shape)) if isinstance(result, torch.Tensor) else ()
+        for dim, size in ((None, size_of(result)),) if isinstance(result, torch.SymInt) else sizes:
             if size.is_Symbol and size not in self.symbols:
                 told.setdefault(size, dim)
         self.symbols.update(told)
         return told
 
-    def _result(self, node: fx.Node, result: torch.Tensor) -> Value:
-        """What a call of `node` gives, in a buffer as PyTorch said that it would be."""
+    def _result(self, node: fx.Node, result: object) -> Value | sympy.Expr | None:
+        """What a call of `node` gives: a tensor in a buffer as PyTorch said that it would be, or a known size."""
+        if isinstance(result, (int, torch.SymInt)) and not isinstance(result, bool):
+            size = size_of(result)
+            return size if given_by(size) <= self.symbols else None
+        if not isinstance(result, torch.Tensor):
+            return None
         strides = sizes_of(result.stride()) if result.layout is torch.strided else None
         shape = tuple(self.known(size, origin_of(node)) for size in sizes_of(result.shape))
         return load_of(self.builder.buffer(result.dtype, shape, strides, result.device, node.name))

@@ -305,6 +305,8 @@ class Lowering:
             if isinstance(value, Value):
                 return BufferRef(self.calls.tensor(arg, fresh=True))
             assert not isinstance(value, tuple)
+            if value is None and arg.meta.get("val") is not None:
+                raise Unsupported(f"the graph returns {arg}, a {type(arg.meta['val']).__name__}", origin=origin_of(arg))
             return value
         if arg is None:
             return None

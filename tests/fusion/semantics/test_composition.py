@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch._higher_order_ops.scan import scan
 from torch._higher_order_ops.while_loop import while_loop
+from torch.compiler import nested_compile_region
 
 import fusion
 from tests.fusion.agreement import STRICT, agree
@@ -284,6 +285,20 @@ def test_control_flow_in_dumps(tmp_path: Path) -> None:
 def test_gradients_of_branches() -> None:
     for sign in (1, -1):
         agree(branched, (sign * torch.rand(3, 5)).requires_grad_(), backward=True)
+
+
+def test_gradients_of_repeated_regions_of_any_size() -> None:
+    """Forward's calls of the region give sizes, too, which backward needs."""
+    weight = torch.randn(5, 5, requires_grad=True)
+    region = nested_compile_region(lambda x: torch.tanh(x @ weight))
+    fused = torch.compile(lambda x: region(region(x.sin())) + 1, backend="fusion", dynamic=True, options=STRICT)
+    for rows in (4, 7):
+        x = torch.randn(rows, 5, requires_grad=True)
+        plain = torch.tanh(torch.tanh(x.sin() @ weight) @ weight) + 1
+        expected = torch.autograd.grad(plain.square().sum(), (x, weight))
+        result = fused(x)
+        torch.testing.assert_close(result, plain)
+        torch.testing.assert_close(torch.autograd.grad(result.square().sum(), (x, weight)), expected)
 
 
 def test_scores_written_for_attention_are_called() -> None:
