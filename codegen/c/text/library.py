@@ -86,17 +86,19 @@ _WIDTHS = {"float": (16, 8, 4), "double": (8, 4, 2)}
 
 @lru_cache(maxsize=1)
 def vector_functions() -> frozenset[str]:
-    """Those functions of `LIBRARY` that libmvec has for vectors on this machine (none where there is no libmvec)."""
-    prefix = {"x86_64": "_ZGVb", "aarch64": "_ZGVn"}.get(platform.machine())
+    """Those functions of `LIBRARY` that libmvec has for vectors on this machine (none where there is no libmvec).
+
+    Only those of x86-64 are brought to one form here, so on other processors each number is given to libm alone.
+    """
+    if platform.machine() != "x86_64":
+        return frozenset()
     try:
         library = ctypes.CDLL("libmvec.so.1")
     except OSError:
         return frozenset()
-    if prefix is None:
-        return frozenset()
 
     def variant(name: str) -> str:
-        return f"{prefix}N{_WIDTHS[_held(name)][-1]}{_vectors(name)}_{name}"
+        return f"_ZGVbN{_WIDTHS[_held(name)][-1]}{_vectors(name)}_{name}"
 
     return frozenset(name for name in LIBRARY if not name.endswith("_r") and hasattr(library, variant(name)))
 
