@@ -8,6 +8,7 @@ loaded and run; one of one's own that others could write to is closed to them.
 
 from __future__ import annotations
 
+import getpass
 import hashlib
 import os
 import re
@@ -22,18 +23,24 @@ from lowering.errors import BuildError
 def cache_dir() -> Path:
     """Where built things are kept: `$FUSION_CACHE_DIR`, else `$XDG_CACHE_HOME/fusion`, else `~/.cache/fusion`.
 
-    The directory is made with mode 0700.
+    Where nobody chose the directory and the home does not let itself be written, as that of a container's user often
+    does not, it is `fusion-` and the user's number in the directory of temporary files.  It is made with mode 0700.
 
     Raises:
         BuildError: it cannot be made, or it belongs to somebody else.
     """
     chosen = os.environ.get("FUSION_CACHE_DIR")
     if chosen:
-        path = Path(chosen).expanduser()
-    else:
+        return _private(Path(chosen).expanduser())
+    try:
         base = os.environ.get("XDG_CACHE_HOME")
-        path = (Path(base) if base else Path.home() / ".cache") / "fusion"
-    return _private(path)
+        usual = _private((Path(base) if base else Path.home() / ".cache") / "fusion")
+        if os.access(usual, os.W_OK):
+            return usual
+    except (BuildError, RuntimeError):  # the latter: there is no home
+        pass
+    user = os.getuid() if hasattr(os, "getuid") else getpass.getuser()
+    return _private(Path(tempfile.gettempdir()) / f"fusion-{user}")
 
 
 def _private(path: Path) -> Path:
@@ -42,7 +49,7 @@ def _private(path: Path) -> Path:
         status = path.stat()
     except OSError as error:
         raise BuildError(f"the cache directory {path} cannot be used: {error}", hint="set FUSION_CACHE_DIR") from error
-    if not is_own(status):
+    if not (is_own(status) and is_own(path.lstat())):  # nor may a link lead there that somebody else has laid
         raise BuildError(
             f"the cache directory {path} belongs to another user", hint="set FUSION_CACHE_DIR to a directory of yours"
         )

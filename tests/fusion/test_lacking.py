@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -68,6 +69,30 @@ def test_no_place_for_what_is_built(monkeypatch: pytest.MonkeyPatch, tmp_path: P
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FUSION_CACHE_DIR", str(tmp_path / "file" / "below"))
     assert_eager_and_said("the cache directory .* cannot be used", "FUSION_CACHE_DIR")
+
+
+def test_a_home_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.delenv("FUSION_CACHE_DIR")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file" / "below"))
+    monkeypatch.setattr(cache.tempfile, "tempdir", str(tmp_path))
+    program = fresh()
+    torch.testing.assert_close(fusion.fuse(program, options={"strict": True})(X), program(X))
+    (made,) = tmp_path.glob("fusion-*/c/*.so")
+    assert cache.cache_dir() == made.parent.parent
+    assert stat.S_IMODE(cache.cache_dir().stat().st_mode) == 0o700
+
+
+def test_a_link_of_somebody_else_s(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "own").mkdir()
+    link = tmp_path / "link"
+    link.symlink_to(tmp_path / "own")
+    monkeypatch.setenv("FUSION_CACHE_DIR", str(link))
+    assert cache.cache_dir() == link
+    laid = link.lstat().st_ino
+    monkeypatch.setattr(cache, "is_own", lambda status: status.st_ino != laid)
+    with pytest.raises(fusion.FusionError, match="belongs to another user"):
+        cache.cache_dir()
 
 
 def test_a_full_disk(monkeypatch: pytest.MonkeyPatch) -> None:
