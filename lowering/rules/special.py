@@ -197,7 +197,7 @@ def erfinv(y: Term) -> Term:
     held = where(inside, size, 0)
     found = _refined(_guess(held, 1 - held), held, 1 - held)
     result = where(inside, found, where(eq(size, 1), math.inf, y * 0 + math.nan))
-    return where(y < 0, -result, result)
+    return where(eq(y, 0), y, where(y < 0, -result, result))  # a zero keeps its sign
 
 
 def _erfinv_by_series(y: Term) -> Term:

@@ -97,6 +97,13 @@ def test_the_inverse_of_erf_is_nearly_rounded_once():
     assert ((found.double() - exact).abs() / unit).max() < 0.55
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_inverse_of_erf_keeps_the_sign_of_zero(dtype: torch.dtype):
+    y = torch.tensor([-0.0, 0.0], dtype=dtype)
+    (found,) = run_program(lowered(torch.erfinv, y), [y])
+    assert found.signbit().tolist() == [True, False]
+
+
 def test_integers_become_floats():
     check(torch.digamma, torch.arange(1, 9), tolerance=1e-6)
     check(torch.erfinv, torch.tensor([-1, 0, 1]))
