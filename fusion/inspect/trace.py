@@ -2,7 +2,7 @@
 
 Files are numbered in the order of the path, so that reading a directory from top to bottom explains what happened:
 
-    00_graph.py  01_program.txt  03_inlined.txt  …  13_clusters.txt  13_clusters.dot  20_<kernel>.txt  20_<kernel>.py|c
+    00_graph.py  01_program.txt  04_inlined.txt  …  14_clusters.txt  14_clusters.dot  20_<kernel>.txt  20_<kernel>.py|c
     20_<kernel>.ptx …  90_module.py  99_report.txt
 
 A pass that changed nothing has its number, but no file.

@@ -26,6 +26,7 @@ import torch._inductor.config
 import torch.fx.experimental._config
 from torch import fx
 from torch._decomp import decomposition_table
+from torch._functorch import predispatch
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
@@ -210,7 +211,8 @@ def _settings() -> Iterator[object]:
         raise Unwritten("a transform of functions")
     if torch._C._autograd._top_saved_tensors_default_hooks(True) is not None:
         raise Unwritten("hooks on what is saved for backward")
-    for name in torch.library._impls:
+    batched = predispatch.VMAP_DECOMPOSITIONS_LIB  # PyTorch's own, there once something has been batched
+    for name in torch.library._impls - (batched._op_impls if batched is not None else set()):
         library, _, rest = name.partition("/")
         if library == "aten" and rest.rpartition("/")[2].startswith(_TRACED_BY):
             raise Unwritten(f"{name}, which is not PyTorch's")

@@ -270,7 +270,7 @@ def test_dump_tells_the_path(tmp_path: object) -> None:
     fusion.fuse(lambda x: torch.softmax(x, -1), options={"dump": str(tmp_path)})(torch.randn(4, 9))
     (folder,) = tmp_path.iterdir()
     names = sorted(path.name for path in folder.iterdir())
-    for expected in ("00_graph.py", "01_program.txt", "13_clusters.dot", "13_clusters.txt", "90_module.py"):
+    for expected in ("00_graph.py", "01_program.txt", "14_clusters.dot", "14_clusters.txt", "90_module.py"):
         assert expected in names
     texts = [path.read_text() for path in sorted(folder.glob("0*.txt"))]
     assert all(before != after for before, after in pairwise(texts)), "a pass that changed nothing has no file"

@@ -235,6 +235,13 @@ def test_what_the_program_puts_into_the_trace_has_no_key(context):
     assert key_for(sine, ONE) == before
 
 
+def test_what_pytorch_registers_at_a_first_batch_is_not_of_the_program():
+    before = key_for(sine, ONE)
+    torch.vmap(torch.sin)(torch.ones(2, 3))
+    assert any(name.endswith("/FuncTorchBatched") for name in torch.library._impls)
+    assert key_for(sine, ONE) == before
+
+
 def test_functions_and_methods_of_the_program_in_the_place_of_pytorchs_have_no_key(monkeypatch):
     """The name says what PyTorch has there, and the graph calls what the program has."""
     for owner, name, function in ((torch.Tensor, "sin", lambda x: x.sin()), (functional, "relu", functional.relu)):
