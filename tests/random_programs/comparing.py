@@ -50,8 +50,9 @@ def numbers(
     for form in forms:
         if form.shape == ours.shape:
             misplaced &= _kind(a) != _kind(form.double())
-    off = (error(a, truth) > room * (finite + largest.clamp(min=1.0) / 2) + 2 * own) & steady
-    vague = bool(own > max(UNSTEADY, 4 * room) * largest) or not bool(steady.all())
+    lost = ~b.isfinite() & truth.isfinite()  # to eager, by what it rounds to an infinity: its error has no bound there
+    off = (error(a, truth) > room * (finite + largest.clamp(min=1.0) / 2) + 2 * own) & steady & ~lost
+    vague = bool(own > max(UNSTEADY, 4 * room) * largest) or not bool((steady & ~lost).all())
     return _first(ours, theirs, misplaced | off), vague
 
 

@@ -294,6 +294,22 @@ def test_a_mean_of_an_infinity_is_nan_from_the_next_number_on() -> None:
     assert judge(program).status == "pass"
 
 
+def test_what_eager_rounds_to_an_infinity_on_its_way_is_not_compared() -> None:
+    """1 / 1e-12 is beyond float16; times 0 it is 0, or NaN if it was rounded."""
+    source = """
+        t0 = x0.cumsum(0) * (x1.expand_as(x0).cumsum(1) % 5)
+        return (F.binary_cross_entropy(t0.sigmoid(), x2.to(t0.dtype), reduction='none'),)
+    """
+    inputs = (
+        Input("x0", ("B", "C"), torch.float16, grad=True),
+        Input("x1", (1, "C"), torch.bool),
+        Input("x2", ("B", "C"), torch.bool),
+    )
+    program = Program(inputs, source, ({"B": 32, "C": 5},), backward=True)
+    verdict = judge(program)
+    assert verdict.status == "pass" and verdict.unsteady, verdict.reason
+
+
 @pytest.mark.parametrize("kind", [math.nan, math.inf, 0.0])
 def test_the_judge_sees_what_is_no_number_in_the_wrong_place(monkeypatch: pytest.MonkeyPatch, kind: float) -> None:
     def fused(function, **settings):  # type: ignore[no-untyped-def]
