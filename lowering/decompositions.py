@@ -20,6 +20,7 @@ from torch._prims_common import (
     compute_elementwise_output_logical_to_physical_perm,
     elementwise_dtypes,
     get_computation_dtype,
+    is_contiguous_for_memory_format_or_false,
     suggest_memory_format,
 )
 from torch.fx.experimental.symbolic_shapes import statically_known_true
@@ -237,9 +238,17 @@ def _laid_out(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     shape = torch.broadcast_shapes(x.shape, other.shape)  # type: ignore[no-untyped-call]  # PyTorch's own
     pair = x.expand(shape), other.expand(shape)
     order: list[int] = compute_elementwise_output_logical_to_physical_perm(*pair)[0]
-    if other.shape == shape and order == compute_elementwise_output_logical_to_physical_perm(other)[0]:
-        return other
+    if other.shape == shape:
+        lies_so = order == compute_elementwise_output_logical_to_physical_perm(other)[0]
+        # Of symbolic sizes a copy's order may not be told from others, but that it is a copy without gaps is.
+        if lies_so or _has_no_gaps(other.permute(order)):
+            return other
     return pair[1].permute(order).clone(memory_format=torch.contiguous_format).permute(_back(order))
+
+
+def _has_no_gaps(x: torch.Tensor) -> bool:
+    """Is `x` known to be contiguous?"""
+    return is_contiguous_for_memory_format_or_false(x, memory_format=torch.contiguous_format)
 
 
 def _back(order: Sequence[int]) -> list[int]:

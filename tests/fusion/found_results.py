@@ -315,4 +315,18 @@ RESULTS = {
         dynamic=True,
         integers=("n", "m"),
     ),
+    "an operand whose order among dimensions of symbolic sizes is not told": Program(
+        inputs=(Input("x0", ("B", 1, 1, "B"), torch.int64, layout="expanded"), Input("x2", (1,), torch.int32)),
+        source="""
+            t0 = torch.logical_not(x0.to(torch.int16).sum(-2)) * 1
+            t1 = t0[..., -1].transpose(1, -2)
+            t1.narrow(1, 0, 1).mul_(3)
+            t2 = t1 // (x2.abs() % 9 + 1)
+            t3 = t0[..., -1] * 1
+            t3[1:].flatten().add_(2)
+            return (t2, t3,)
+        """,
+        calls=({"B": 16}, {"B": 13}),
+        dynamic=True,
+    ),
 }
