@@ -245,7 +245,7 @@ def accuracy(program: Callable[..., object], /, **settings: object) -> Callable[
     """How exact each kernel of `program` is: `accuracy(model)(*args, **kwargs)` runs it once and measures.
 
     Each launch is compared with exact arithmetic on what it was given, so that an error shows where it is made and not
-    where it arrives.  If results require gradients, backward runs too, with gradients of ones; `.grad` is left alone.
+    where it arrives.  If results require gradients, backward runs too; `.grad` is left alone.
 
     Args:
         program: an `nn.Module` or a function.
@@ -279,7 +279,15 @@ def _backward(result: object, program: Callable[..., object], *given: object) ->
     leaves += program.parameters() if isinstance(program, torch.nn.Module) else []
     wanted = [each for each in leaves if each.requires_grad]
     if starts and wanted:
-        torch.autograd.grad(starts, wanted, [torch.ones_like(each) for each in starts], allow_unused=True)
+        torch.autograd.grad(starts, wanted, [_cotangent(each) for each in starts], allow_unused=True)
+
+
+def _cotangent(result: torch.Tensor) -> torch.Tensor:
+    """The gradient of `result`: 1 of a loss; else random numbers, as rows of norms and softmax sum to constants."""
+    if result.numel() == 1:
+        return torch.ones_like(result)
+    generator = torch.Generator(result.device).manual_seed(0)
+    return torch.empty_like(result).normal_(generator=generator)
 
 
 def _options(caller: str, program: object, settings: Mapping[str, object]) -> Options:

@@ -1,4 +1,4 @@
-"""Strict numerics on a device: chains of pointwise operations have the bits of eager."""
+"""Numerics on a device: bits of eager under strict numerics, maxima that are found again, exact steps of Adam."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from fusion import fuse
-from tests.fusion.test_numerics import CHAINS, DTYPES, STRICT, operands
+from tests.fusion.test_numerics import CHAINS, DTYPES, STRICT, operands, scaled_twice
+from tests.fusion.training.test_optimizers import errors_of_steps
 
 pytestmark = pytest.mark.gpu
 
@@ -23,3 +24,21 @@ def test_chains_have_the_bits_of_eager(chain: Callable[..., torch.Tensor], dtype
 def test_numbers_are_compared_as_halves() -> None:
     x = torch.linspace(-2, 2, 4001, device="cuda").bfloat16()
     assert torch.equal(fuse(lambda x: x > 0.1)(x), x > 0.1)
+
+
+@pytest.mark.parametrize("shape", [(4096, 4000), (8, 200000), (3000, 77)], ids=str)
+def test_a_row_has_its_maximum_where_it_is_compared(shape: tuple[int, int]) -> None:
+    """In one loop, in two, and with rows in parts: each row is somewhere what its maximum is."""
+    x = torch.randn(shape, device="cuda", requires_grad=True)
+    product, largest = fuse(scaled_twice, options={"strict": True})(x)
+    assert largest.any(-1).all()
+    torch.testing.assert_close(product, x * 2.5)
+    sums = fuse(lambda x: (x * 2.5 + (x - 1) * 1.3).amax(-1), options={"strict": True})
+    (gradient,) = torch.autograd.grad(sums(x).sum(), x)
+    torch.testing.assert_close(gradient.sum(-1), torch.full_like(gradient[:, 0], 2.5 + 1.3))
+
+
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "NAdam"])
+def test_steps_of_an_optimizer_are_as_exact_as_eager(name: str) -> None:
+    error, own = errors_of_steps(name, "cuda")
+    assert error <= 2 * own
