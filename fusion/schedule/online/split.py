@@ -37,6 +37,7 @@ from fusion.schedule.online.terms import (
     part_of,
     product,
     scaled_by,
+    signed_loop,
     step_under,
 )
 from lowering.expr import Cast, Const, Expr, Op, TileRef, const, index_of, make_op, postorder
@@ -286,7 +287,7 @@ class Splitter:
             if not isinstance(exponent, Const):
                 raise Refused("no factor: a running value under an exponent that is no constant")
         self._check_signs(node, term)
-        signed = make_op("neg", loop_of(term)) if term.negative else loop_of(term)
+        signed = signed_loop(term, node.dtype)
         rest = node.args[1:] if node.name == "pow" else ()
         if node.name in ("maximum", "minimum"):
             rest = (const(0, node.dtype),)
@@ -318,7 +319,7 @@ class Splitter:
         zero = const(0, node.dtype)
         lone = (*args[1], *args[2])
         if len(lone) == 2 and factors_of(lone[0]) == factors_of(lone[1]) and not lone[0].shift and not lone[1].shift:
-            loops = [make_op("neg", loop_of(t)) if t.negative else loop_of(t) for t in lone]
+            loops = [signed_loop(term, node.dtype) for term in lone]
             return (replace(lone[0], loop=make_op("where", mask, *loops), negative=False),)
         found: list[Term] = []
         for terms, place in ((args[1], 0), (args[2], 1)):
@@ -352,7 +353,7 @@ class Splitter:
             if step.name == "where" or not nonnegative(step.value, self.running):
                 raise Refused("no factor: an infinity instead of a product with a factor of unknown sign")
         mask, one, other = node.args
-        loop = make_op("neg", loop_of(walked[0])) if walked[0].negative else loop_of(walked[0])
+        loop = signed_loop(walked[0], node.dtype)
         loop = make_op("where", mask, one, loop) if is_infinite(one) else make_op("where", mask, loop, other)
         return tuple(replace(t, loop=loop, negative=False) if t is walked[0] else t for t in terms)
 

@@ -127,6 +127,12 @@ def loop_of(term: Term) -> Expr:
     return term.loop
 
 
+def signed_loop(term: Term, dtype: torch.dtype) -> Expr:
+    """What of a term stays under the fold, with the term's sign; ±1 where all of the term can wait."""
+    loop = const(1, dtype) if term.loop is None else term.loop
+    return make_op("neg", loop) if term.negative else loop
+
+
 def is_sum(terms: Terms) -> bool:
     """Has the value more than one summand, a shift counted as one?"""
     return len(terms) > 1 or bool(terms[0].shift)

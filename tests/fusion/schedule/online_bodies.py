@@ -98,6 +98,12 @@ def gated_by_relu(b: Body) -> Folds:
     return top, b.fold("o", "dot", op("maximum", div(b.x, scale), b.c(0)), b.v)
 
 
+def chosen_factor(b: Body) -> Folds:
+    """What is walked chooses between a running value and its product: the factor is 1 or the other one."""
+    total, scale = b.squares()
+    return total, b.fold("o", "dot", where(op("lt", b.y, b.c(0)), scale, mul(b.x, scale)), b.v)
+
+
 def log_sum_of_running(b: Body) -> Folds:
     """The shift and the logarithm of the sum were added up before."""
     top, total, _ = b.softmax()

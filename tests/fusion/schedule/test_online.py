@@ -24,6 +24,7 @@ from tests.fusion.schedule.online_bodies import (
     attention,
     attention_backward,
     centred_linear,
+    chosen_factor,
     cosine,
     cubes,
     denominator,
@@ -98,6 +99,10 @@ FORMS: dict[Callable[[Body], Folds], tuple[list[tuple[str, str, str]], str]] = {
     ),
     gated_by_relu: ([("dot", "maximum(x[12*i0 + r0], 0.0), v[4*r0 + i1]", "")], "o / maximum(a, 1e-05)"),
     quantised: ([("dot", "x[12*i0 + r0], v[4*r0 + i1]", "")], "o / maximum(a / 127.0, 1e-05)"),
+    chosen_factor: (
+        [("dot", "where(y[12*i0 + r0] < 0.0, 1.0, x[12*i0 + r0]), v[4*r0 + i1]", "")],
+        "o * rsqrt(q / 12.0 + 1e-06)",
+    ),
     cosine: ([("sum", "x[12*i0 + r0] * y[12*i0 + r0]", "")], "o / sqrt(q) / sqrt(p)"),
     centred_linear: (
         [("dot", "x[12*i0 + r0], v[4*r0 + i1]", ""), ("sum", "v[4*r0 + i1]", "")],
