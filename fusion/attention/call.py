@@ -17,7 +17,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fusion.captured.writes import changes_first
-from fusion.schedule.streams import SMALL
+from fusion.schedule.streams.tiles import SMALL
 from lowering.attention import attention
 from lowering.errors import Unsupported
 

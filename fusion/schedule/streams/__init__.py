@@ -18,8 +18,7 @@ Source: the idea of FlashAttention (Dao et al. 2022) as a rule over axes.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import sympy
@@ -29,18 +28,15 @@ from fusion.schedule.expand import expand
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.legality import Cluster
-from fusion.schedule.space import fresh, place
 from fusion.schedule.streams.copies import apart, positions_in
 from fusion.schedule.streams.occupancy import time_alone, time_in_parts
 from fusion.schedule.streams.parts import best_cut, in_parts
-from fusion.schedule.streams.pull import HELD, Pull, Stream
-from fusion.schedule.streams.rows import FEW, with_shared_columns
+from fusion.schedule.streams.pull import Pull, Stream
+from fusion.schedule.streams.rows import with_shared_columns
+from fusion.schedule.streams.tiles import tiles_of
+from fusion.schedule.streams.unite import united
 from fusion.schedule.walks import walk
-from lowering.indexing import invert
-from lowering.program import Axis, Contract, Extern, Map, Program, Reduce, Scatter, reads
-
-SMALL = 1 << 18
-"""Elements of the tiles below which two launches and a trip through the cache cost too little to avoid."""
+from lowering.program import Contract, Extern, Map, Program, Reduce, Scatter
 
 
 def stream(
@@ -68,7 +64,7 @@ class _Finder:
 
     def __init__(self, program: Program, dependences: Dependences, capabilities: Capabilities) -> None:
         self.program, self.dependences, self.capabilities = program, dependences, capabilities
-        self.tiles = self._tiles()
+        self.tiles = tiles_of(dependences)
 
     def run(self) -> list[Stream]:
         """Streams, the sinks that are found last in the program first: they pull most."""
@@ -85,41 +81,6 @@ class _Finder:
                 pulled.add(sink)
         found = [with_shared_columns(self.dependences, made) for made in found]
         return [made for part in self._connected(found) if self._is_worthwhile(part) for made in part]
-
-    # What is a tile, what is a sink -----------------------------------------------------------------------------------
-
-    def _tiles(self) -> frozenset[int]:
-        """Contractions over a short axis and maps of them, of which nobody outside needs the whole."""
-        found: set[int] = set()
-        for position, node in enumerate(self.program.nodes):
-            if isinstance(node, Contract):
-                if self._is_short(node):
-                    found.add(position)
-            elif isinstance(node, Map) and any(p in found for p in self.dependences.producers(position)):
-                found.add(position)
-        for position in sorted(found, reverse=True):
-            out = self.dependences.compute(position).out
-            readers = self.dependences.readers.get(out, [])
-            if out in self.dependences.outputs or not readers or any(self._needs_whole(r, found) for r in readers):
-                found.discard(position)
-        return frozenset(found)
-
-    def _needs_whole(self, reader: int, tiles: Collection[int]) -> bool:
-        node = self.program.nodes[reader]
-        return isinstance(node, (Extern, Scatter)) or (isinstance(node, Map) and reader not in tiles)
-
-    def _is_short(self, node: Contract) -> bool:
-        estimate = self.dependences.estimate
-        size = math.prod(estimate(axis.size) for axis in node.axes)
-        short = all(axis.size.is_Integer for axis in node.over) and math.prod(int(a.size) for a in node.over) <= HELD
-        if not short or len(node.over) != 1:
-            return False
-        taken = sum(self.dependences.bytes(name) for name in reads(node))
-        if self.dependences.bytes(node.out) > taken:
-            return size >= SMALL
-        sizes = {axis.symbol: estimate(axis.size) for axis in node.axes}
-        sides = [math.prod(sizes[symbol] for symbol in side) for side in (node.rows, node.columns)]
-        return min(sides) <= FEW and taken >= SMALL * node.lhs.dtype.itemsize
 
     def _is_sink(self, position: int) -> bool:
         node = self.program.nodes[position]
@@ -147,56 +108,10 @@ class _Finder:
     def _beside(self, found: Sequence[Stream], made: Stream) -> list[Stream]:
         """`found` and one more stream, in the kernel of another one that makes the same tiles over the same axes."""
         for number, other in enumerate(found):
-            both = self._joined(other, made)
+            both = united(self.dependences, other, made)
             if both is not None and self._refused(both) is None:
                 return [*found[:number], both, *found[number + 1 :]]
         return [*found, made]
-
-    def _joined(self, first: Stream, second: Stream) -> Stream | None:
-        """Two streams as one; None if they do not spread and walk the same axes of a tile that both make."""
-        shared = [p for p in second.places if p in first.places and isinstance(self.program.nodes[p], Contract)]
-        a, b = first.space, second.space
-        walked = {axis.symbol for axis in a.reduced}
-        names = self._solved(first, second, shared[0]) if shared else None
-        if names is None or any(names[axis.symbol] not in walked for axis in b.reduced):
-            return None
-        for p in shared:
-            pairs = [(first.places[p][axis], second.places[p][axis]) for axis in second.places[p]]
-            names.update({theirs: ours for ours, theirs in pairs if theirs in {axis.symbol for axis in b.private}})
-        taken = {*a.sizes}
-        for axis in (*(axis for axis in b.parallel if axis.symbol in b.held), *b.private):
-            if axis.symbol not in names:
-                names[axis.symbol] = fresh(str(axis.symbol)[0], taken)
-                taken.add(names[axis.symbol])
-        held = tuple(Axis(names[axis.symbol], axis.size) for axis in b.parallel if axis.symbol in b.held)
-        private = tuple(Axis(names[axis.symbol], axis.size) for axis in b.private)
-        space = replace(
-            a,
-            parallel=(*a.parallel, *held),
-            held=a.held | {axis.symbol for axis in held},
-            private=(*a.private, *(axis for axis in private if axis not in a.private)),
-        )
-        sizes = space.sizes
-        places = {p: {x: place(e, names, sizes) for x, e in at.items()} for p, at in second.places.items()}
-        if any(p in first.places and first.places[p] != at for p, at in places.items()):
-            return None
-        return Stream((*first.sinks, *second.sinks), space, {**first.places, **places})
-
-    def _solved(self, first: Stream, second: Stream, tile: int) -> dict[sympy.Symbol, sympy.Expr] | None:
-        """The axes that `second` spreads and walks, over those of `first`, where both make the same tile."""
-        node = self.dependences.compute(tile)
-        known = [second.places[tile][axis.symbol] for axis in node.axes]
-        there = [first.places[tile][axis.symbol] for axis in node.axes]
-        space = second.space
-        axes = [axis for axis in space.axes if axis.symbol not in space.held]
-        values = tuple(sympy.Symbol(f"v{k}", integer=True, nonnegative=True) for k in range(len(known)))
-        extents, sizes = [axis.size for axis in node.axes], {axis.symbol: axis.size for axis in axes}
-        inverse = invert(known, values, extents, [axis.symbol for axis in axes], sizes)
-        if inverse is None or any(sizes[symbol] != 1 for symbol in inverse.free):
-            return None
-        given = dict(zip(values, there, strict=True))
-        found = {symbol: place(expr, given, first.space.sizes) for symbol, expr in inverse.axes.items()}
-        return {**found, **dict.fromkeys(inverse.free, sympy.Integer(0))}
 
     def _refused(self, made: Stream) -> int | None:
         """The first fold that does not run in one walk; None if all do."""
