@@ -8,7 +8,7 @@ points, or at one that would have it made again for every column of the sink.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 import sympy
@@ -17,7 +17,7 @@ from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space, fresh
 from lowering.expr import Expr, Load, loads
 from lowering.indexing import replace_axes
-from lowering.program import Axis, Contract, Extern, Map, Reduce, Scatter
+from lowering.program import Axis, Compute, Contract, Extern, Map, Reduce, Scatter
 
 HELD = 256
 """The longest axis that a program holds whole beside the tile: columns of a sink, and short axes of tiles.
@@ -36,7 +36,7 @@ class Stream:
 
 
 class Pull:
-    """Placing everything that leads to one sink, by the indices at which it is read."""
+    """Placing everything that leads to one sink, by the indices at which it is read; `left` to memory is left out."""
 
     def __init__(self, dependences: Dependences, tiles: Collection[int], sink: int, left: Collection[int]) -> None:
         self.dependences, self.tiles, self.sink, self.left = dependences, tiles, sink, left
@@ -58,25 +58,20 @@ class Pull:
         todo = [self.sink]
         while todo:
             member = todo.pop()
-            for load in self.dependences.loads[member]:
-                producer = self.dependences.writer.get(load.buffer)
-                if producer is None or producer in self.left or not self._wanted(producer):
-                    continue
+            for load, producer in self._made_for(member):
                 placement = self._placement(producer, load, self.places[member])
                 if placement is None:
                     if producer in self.tiles:
                         return None  # a tile cannot be left to memory: nobody else makes it
-                    continue
-                if producer in self.places:
-                    if self.places[producer] != placement:
-                        return None
-                    continue
-                self.places[producer] = placement
-                todo.append(producer)
+                elif producer not in self.places:
+                    self.places[producer] = placement
+                    todo.append(producer)
+                elif self.places[producer] != placement:
+                    return None
         if not self.private:
             return None
-        parallel = tuple(axis for axis in self.dependences.compute(self.sink).axes)
         held = frozenset(axis.symbol for axis in self.held)
+        parallel = self.dependences.compute(self.sink).axes
         space = Space(parallel, self.walked, rigid=True, held=held, private=tuple(self.private))
         return Stream((self.sink,), space, self.places)
 
@@ -85,6 +80,13 @@ class Pull:
         writer = self.dependences.writer
         made = any(writer.get(load.buffer) in self.tiles for load in loads(node.lhs))
         return node.columns if made else node.rows
+
+    def _made_for(self, member: int) -> Iterator[tuple[Load, int]]:
+        """What a node reads that is to be made beside it, and who makes that."""
+        for load in self.dependences.loads[member]:
+            producer = self.dependences.writer.get(load.buffer)
+            if producer is not None and producer not in self.left and self._wanted(producer):
+                yield load, producer
 
     def _wanted(self, producer: int) -> bool:
         if producer in self.tiles:
@@ -102,34 +104,42 @@ class Pull:
         return isinstance(node, Map) and any(self._wanted_row(p) for p in self.dependences.producers(producer))
 
     def _placement(self, producer: int, load: Load, at: Placement) -> Placement | None:
-        node = self.dependences.compute(producer)
+        """Where a producer stands if `load` reads it in a node that stands at `at`; None where it cannot.
+
+        It may vary along what is spread and walked, never along what a program holds whole: it would be made again for
+        each point of that.  A product is walked along its rows or columns; a reduction runs over what is walked.
+        """
+        node, walked = self.dependences.compute(producer), {axis.symbol for axis in self.walked}
+        inner = {axis.symbol for axis in (*self.held, *self.private)}
+        found = self._read_at(node, load, at)
+        if found is None or any(expr.free_symbols & inner for expr in found.values()):
+            return None
+        varying = {symbol for symbol, expr in found.items() if expr.free_symbols & walked}
+        if isinstance(node, Contract):
+            return found | self._kept_private(producer, node) if varying <= {*node.rows, *node.columns} else None
+        if isinstance(node, Reduce):
+            if varying or [axis.size for axis in node.over] != [axis.size for axis in self.walked]:
+                return None
+            return found | {axis.symbol: other.symbol for axis, other in zip(node.over, self.walked, strict=True)}
+        return found
+
+    def _read_at(self, node: Compute, load: Load, at: Placement) -> dict[sympy.Symbol, sympy.Expr] | None:
+        """The axes of a node's result, as a load names them that stands at `at`; None if data tell one."""
         found: dict[sympy.Symbol, sympy.Expr] = {}
         for axis, index in zip(node.axes, load.index, strict=True):
-            if isinstance(index, Expr):
-                return None
-            moved = replace_axes(index, at, self.sizes)
+            moved = index if isinstance(index, Expr) else replace_axes(index, at, self.sizes)
             if isinstance(moved, Expr):
                 return None
             found[axis.symbol] = moved
-        inner = {axis.symbol for axis in self.held} | {axis.symbol for axis in self.private}
-        if any(expr.free_symbols & inner for expr in found.values()):
-            return None
-        walked = {axis.symbol for axis in self.walked}
-        if isinstance(node, Contract):
-            sides = {*node.rows, *node.columns}
-            if any(expr.free_symbols & walked for symbol, expr in found.items() if symbol not in sides):
-                return None
-            known = self.places.get(producer)
-            for axis in node.over:
-                symbol = known[axis.symbol] if known else fresh("d", self.sizes)
-                if not known:
-                    self.private.append(Axis(symbol, axis.size))
-                    self.sizes[symbol] = axis.size
-                found[axis.symbol] = symbol
-        elif isinstance(node, Reduce):
-            if [axis.size for axis in node.over] != [axis.size for axis in self.walked]:
-                return None
-            if any(expr.free_symbols & walked for expr in found.values()):
-                return None
-            found.update({axis.symbol: other.symbol for axis, other in zip(node.over, self.walked, strict=True)})
+        return found
+
+    def _kept_private(self, producer: int, node: Contract) -> dict[sympy.Symbol, sympy.Expr]:
+        """The axes that a product runs over, in the kernel: those it has there already, or axes of its own."""
+        if (known := self.places.get(producer)) is not None:
+            return {axis.symbol: known[axis.symbol] for axis in node.over}
+        found: dict[sympy.Symbol, sympy.Expr] = {}
+        for axis in node.over:
+            found[axis.symbol] = symbol = fresh("d", self.sizes)
+            self.private.append(Axis(symbol, axis.size))
+            self.sizes[symbol] = axis.size
         return found
