@@ -11,9 +11,11 @@ there is none.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import accumulate
+from operator import mul
 from typing import TypeAlias
 
 import sympy
@@ -104,7 +106,7 @@ def _unified(
     used = frozenset[sympy.Symbol]().union(*(index.free_symbols for index in target_cut.index))
     if target.rigid and moved.rigid:  # two contractions: what only the other operands span is kept by both
         kept = [axis for axis in free if axis in moved.parallel]
-        beside = _beside(kept, [axis for axis in target.parallel if axis.symbol not in used])
+        beside = _in_order(kept, [axis for axis in target.parallel if axis.symbol not in used])
         if beside is None:
             return "the axes that the two contractions keep have different sizes"
         solution.update(beside)
@@ -230,62 +232,69 @@ def _split_space(space: Space, splits: Placement) -> Space:
         return space
 
     def divided(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        result: list[Axis] = []
-        for axis in axes:
-            if axis.symbol not in splits:
-                result.append(axis)
-                continue
-            strides = sorted(
-                ((term.as_coeff_Mul()) for term in sympy.Add.make_args(splits[axis.symbol])),
-                key=lambda part: int(part[0]),
-            )
-            bounds = [int(stride) for stride, _ in strides] + [int(axis.size)]
-            parts = [Axis(symbol, sympy.Integer(bounds[k + 1] // bounds[k])) for k, (_, symbol) in enumerate(strides)]
-            result.extend(reversed(parts))
-        return tuple(result)
+        found = (_terms(axis, splits[axis.symbol]) if axis.symbol in splits else (axis,) for axis in axes)
+        return tuple(part for parts in found for part in parts)
 
     return Space(divided(space.parallel), divided(space.reduced), space.rigid)
 
 
-def _beside(kept: Sequence[Axis], others: Sequence[Axis]) -> dict[sympy.Symbol, sympy.Expr] | None:
+def _terms(axis: Axis, whole: sympy.Expr) -> list[Axis]:
+    """The parts that `axis` is the sum `whole` over, outermost first: each ends where the stride of the next begins."""
+    terms = (term.as_coeff_Mul() for term in sympy.Add.make_args(whole))
+    strides = {symbol: int(stride) for stride, symbol in terms}
+    parts = sorted(strides, key=strides.__getitem__, reverse=True)
+    ends = [int(axis.size), *(strides[symbol] for symbol in parts)]
+    return [Axis(symbol, sympy.Integer(end // strides[symbol])) for symbol, end in zip(parts, ends, strict=False)]
+
+
+def _in_order(free: Sequence[Axis], others: Sequence[Axis]) -> dict[sympy.Symbol, sympy.Expr] | None:
     """Pair axes with others of the same sizes, in order; None if they are not as many of the same sizes."""
-    wanted, there = ([axis for axis in axes if axis.size != 1] for axes in (kept, others))
+    wanted, there = _longer(free), _longer(others)
     if [axis.size for axis in wanted] != [axis.size for axis in there]:
         return None
-    ones: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kept if axis.size == 1}
-    return ones | {axis.symbol: other.symbol for axis, other in zip(wanted, there, strict=True)}
+    return _at_zero(free) | {axis.symbol: other.symbol for axis, other in zip(wanted, there, strict=True)}
 
 
 def _match(free: Sequence[Axis], target: Space, used: frozenset[sympy.Symbol]) -> tuple[Placement, Placement] | str:
     """Pair axes that the shared tensor leaves open with reduced axes of the target that it leaves open too.
 
+    Pairs are of the same sizes in order; else one axis is all of the other side's together.
+
     Returns:
         What the axes become and how the target's have to be split for that, or why they do not pair.
     """
-    wanted = [axis for axis in free if axis.size != 1]
-    pairs: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in free if axis.size == 1}
+    wanted, there = _longer(free), _longer(axis for axis in target.reduced if axis.symbol not in used)
     if not wanted:
-        return pairs, {}
-    open_axes = [axis for axis in target.reduced if axis.symbol not in used and axis.size != 1]
-    if not open_axes:
+        return _at_zero(free), {}
+    if not there:
         return "one side has axes that the other does not walk"
-    if [axis.size for axis in wanted] == [axis.size for axis in open_axes]:
-        pairs.update({axis.symbol: other.symbol for axis, other in zip(wanted, open_axes, strict=True)})
+    if (pairs := _in_order(free, there)) is not None:
         return pairs, {}
-    if sympy.Mul(*(a.size for a in wanted)) != sympy.Mul(*(a.size for a in open_axes)):
+    if sympy.Mul(*(axis.size for axis in wanted)) != sympy.Mul(*(axis.size for axis in there)):
         return "the axes left over on either side have different sizes"
     if len(wanted) == 1:
-        linear: sympy.Expr = ZERO
-        for axis in open_axes:
-            linear = linear * axis.size + axis.symbol
-        pairs[wanted[0].symbol] = sympy.expand_mul(linear)
-        return pairs, {}
-    if len(open_axes) == 1 and not target.rigid and all(axis.size.is_Integer for axis in wanted):
-        points: list[int] = []
-        for axis in reversed(wanted[1:]):
-            points.append(int(axis.size) * (points[-1] if points else 1))
-        whole = open_axes[0]
-        parts = _parts(whole, points)
-        pairs.update({axis.symbol: part.symbol for axis, part in zip(wanted, parts, strict=True)})
-        return pairs, {whole.symbol: _whole(parts, points)}
+        return _at_zero(free) | {wanted[0].symbol: _position(there)}, {}
+    if len(there) == 1 and not target.rigid and all(axis.size.is_Integer for axis in wanted):
+        points = [*accumulate((int(axis.size) for axis in reversed(wanted[1:])), mul)]
+        parts = _parts(there[0], points)
+        pairs = {axis.symbol: part.symbol for axis, part in zip(wanted, parts, strict=True)}
+        return _at_zero(free) | pairs, {there[0].symbol: _whole(parts, points)}
     return "the axes left over on either side are cut differently"
+
+
+def _longer(axes: Iterable[Axis]) -> list[Axis]:
+    """The axes that have more than one point."""
+    return [axis for axis in axes if axis.size != 1]
+
+
+def _at_zero(axes: Iterable[Axis]) -> dict[sympy.Symbol, sympy.Expr]:
+    """The axes that have one point, at it."""
+    return {axis.symbol: ZERO for axis in axes if axis.size == 1}
+
+
+def _position(axes: Sequence[Axis]) -> sympy.Expr:
+    """Where the point of all axes stands when they are counted as one, the last one fastest."""
+    found: sympy.Expr = ZERO
+    for axis in axes:
+        found = found * axis.size + axis.symbol
+    return sympy.expand_mul(found)

@@ -72,6 +72,26 @@ def test_group_norm_splits_channels_into_group_and_rest() -> None:
     assert found.moved == {P[0]: P[0], P[1]: 3 * P[1] + R[0], P[2]: R[1]}
 
 
+def test_one_leftover_axis_counts_the_points_of_several() -> None:
+    row = Space(axes(P, 4), axes(R, 3, 5))
+    found = join(row, P[:1], Space(axes(P, 4, 15), ()), P[:1], ints(4))
+    assert isinstance(found, Joined)
+    assert found.moved == {P[0]: P[0], P[1]: 5 * R[0] + R[1]}
+
+
+def test_several_leftover_axes_split_the_reduced_one() -> None:
+    row = Space(axes(P, 4), axes(R, 30))
+    moved = Space(axes(P, 4, 2, 3, 5), ())
+    found = join(row, P[:1], moved, P[:1], ints(4))
+    assert isinstance(found, Joined)
+    parts = found.space.reduced
+    assert [int(part.size) for part in parts] == [2, 3, 5]
+    assert found.target == {R[0]: 15 * parts[0].symbol + 5 * parts[1].symbol + parts[2].symbol}
+    assert found.moved == {P[0]: P[0], **{P[k + 1]: part.symbol for k, part in enumerate(parts)}}
+    rigid = Space(row.parallel, row.reduced, rigid=True)
+    assert join(rigid, P[:1], moved, P[:1], ints(4)) == "the axes left over on either side are cut differently"
+
+
 @pytest.mark.parametrize(
     ("moved", "index", "extents"),
     [
