@@ -69,11 +69,14 @@ def _spread_together(
 ) -> tuple[frozenset[sympy.Symbol], ...]:
     """The GRID axes that are rows or columns of some dot, those of one side together; at most two sets.
 
-    An axis that both operands of some dot span is none of them: each program has one value of it.
+    An axis that both operands of some dot span is none of them: each program has one value of it.  Nor is one beside
+    what is walked or held of the same side, as the part is of which a program walks the columns.
     """
     found, one_each = spans(kernel), frozenset[sympy.Symbol]()
+    inside = {axis.symbol for axis in kernel.axes if axis.role is not Role.GRID and axis.size != 1}
     for dot in dots:
         one_each |= found[dot.args[0]] & found[dot.args[1]]
+        one_each |= {symbol for side in (dot.rows, dot.columns) if inside.intersection(side) for symbol in side}
     spread = frozenset(axis.symbol for axis in grid) - one_each
     groups: list[frozenset[sympy.Symbol]] = []
     for side in (spread.intersection(axes) for dot in dots for axes in (dot.rows, dot.columns)):

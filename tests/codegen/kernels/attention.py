@@ -199,3 +199,18 @@ def linear_logsumexp(rows: int, vocabulary: int, features: int, dtype: torch.dty
     loop = Loop((s,), (Loop((r,), (logits,)), top, whole, label))
     stores = (Store("lse", i, op("add", top.ref, op("log", whole.ref))), Store("picked", i, label.ref))
     return kernel("linear_logsumexp", params, axes, loop, *stores)
+
+
+def linear_logsumexp_parts(rows: int, parts: int, columns: int, features: int, dtype: torch.dtype = BF16) -> Kernel:
+    """max x · wᵀ and Σ exp(x · wᵀ - max) of each part of the columns, of which a program walks one"""
+    s = over_symbol(1)
+    given = load("x", features * i + r, dtype), load("w", features * (columns * j + s) + r, dtype)
+    logits = Fold("logits", "dot", given, (r,), F32, (i,), (j, s))
+    top, whole, _, _ = running_softmax(logits.ref, s)
+    params = (
+        *(param("x", dtype, rows, features), param("w", dtype, parts * columns, features)),
+        *(param("tops", F32, rows, parts, written=True), param("wholes", F32, rows, parts, written=True)),
+    )
+    axes = {i: (rows, GRID), j: (parts, GRID), s: (columns, LOOP), r: (features, WHOLE)}
+    stores = (Store("tops", parts * i + j, top.ref), Store("wholes", parts * i + j, whole.ref))
+    return kernel("linear_logsumexp_parts", params, axes, Loop((s,), (logits, top, whole)), *stores)

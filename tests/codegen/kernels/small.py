@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 
 from lowering.kernel import Kernel
-from tests.codegen.kernels.attention import attention, attention_dkv, attention_dq, linear_logsumexp, online_attention
+from tests.codegen.kernels.attention import (
+    attention,
+    attention_dkv,
+    attention_dq,
+    linear_logsumexp,
+    linear_logsumexp_parts,
+    online_attention,
+)
 from tests.codegen.kernels.making import BF16, BOOL, F16, F32, F64, I8, I32, I64, LOOP, WHOLE, packed
 from tests.codegen.kernels.pointwise import (
     add,
@@ -121,6 +128,8 @@ SMALL: dict[str, Kernel] = {
     "attention_dq": attention_dq(2, 37, 70, 12),
     "attention_dq causal": attention_dq(2, 90, 150, 12, dtype=BF16, causal=True),
     "linear_logsumexp": linear_logsumexp(20, 150, 45),
+    "linear_logsumexp, parts": linear_logsumexp_parts(20, 3, 70, 24),
+    "linear_logsumexp, parts, one feature": linear_logsumexp_parts(70, 2, 37, 1, F32),
     "online_logsumexp": online_logsumexp(5, 3000),
     "partial_sums": partial_sums(40, 60, 7),
     "running_folds": running_folds(6, 10),
