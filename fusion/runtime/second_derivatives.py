@@ -22,22 +22,16 @@ from weakref import ref
 
 import torch
 from torch import Tensor
-from torch._functorch._aot_autograd.schemas import OutputType
 from torch._guards import TracingContext
 from torch.autograd import forward_ad
 
 from fusion.joint.dependence import Dependence
+from fusion.runtime.autograd_node import AutogradNode, node_of
 from fusion.runtime.draws import Draws
 from lowering.errors import Unsupported
 
 Call: TypeAlias = Callable[..., Any]
 Grads: TypeAlias = "tuple[Tensor | None, ...]"
-
-OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
-"""Results that are made by the region, and are nobody's view."""
-
-GIVEN = (OutputType.alias_of_input, OutputType.is_input)
-"""Results that lead to an input, beside the region."""
 
 _keeps_graph = torch._C._autograd._get_current_graph_task_keep_graph
 _saved_tensors_hooks = torch._C._autograd._top_saved_tensors_default_hooks
@@ -66,8 +60,10 @@ def watch_derivatives(
     differentiable = [value for value in inputs if isinstance(value, Tensor) and value.requires_grad]
     if known is None or not differentiable or not torch.is_grad_enabled():
         return compiled
-    region = _Region.of(captured, known, inputs, _needs(known, dependence), draws, say)
-    made = _made(known)
+    node = AutogradNode.of(known, len(inputs), dependence)
+    counted = [k for k, value in enumerate(inputs) if isinstance(value, Tensor) and not value.is_inference()]
+    watched = tuple(k for k in counted if k not in node.changed)
+    region = _Region(captured, _autocasts(), node, watched, draws, say)
 
     def run(*args: object) -> Any:
         if forward_ad._current_level >= 0:
@@ -75,9 +71,9 @@ def watch_derivatives(
             return captured(*args)
         states = () if draws is None else draws.states()
         results = compiled(*args)
-        node = None if made is None else _node_of(results[made])
-        if node is not None:
-            node.register_hook(_Hook(region, args, states))
+        own = None if node.holder is None else node_of(results[node.holder])
+        if own is not None:
+            own.register_hook(_Hook(region, args, states))
         return results
 
     return run
@@ -90,43 +86,19 @@ class _Region:
     Attributes:
         captured: its graph, run operation by operation.
         autocasts: device type and dtype of those that it was captured under.
-        changed: inputs that it changes in place, without gradients.  What they held is lost, but seldom matters: the
-            running statistics of a batch norm.
+        node: its node of autograd.  What inputs held that it changes is lost, but seldom matters where they have no
+            gradients: the running statistics of a batch norm.
         watched: inputs that nobody may change in place before they are used again.
-        first: how many results of the autograd node come before the region's own.
-        needs: for each input that is a tensor, the results of the node that its gradient is made of; empty if each is
-            made of all or of none, or if that is not known.
         draws: its random calls, if it has any.
-        refusal: why it cannot be differentiated again; empty if it can.
     """
 
     captured: Call
     autocasts: tuple[tuple[str, torch.dtype], ...]
-    changed: frozenset[int]
+    node: AutogradNode
     watched: tuple[int, ...]
-    first: int
-    needs: tuple[frozenset[int], ...]
     draws: Draws | None
-    refusal: str
     say: Callable[[Unsupported], None]
     said: set[str] = field(default_factory=set)
-
-    @classmethod
-    def of(
-        cls,
-        captured: Call,
-        known: Any,
-        inputs: Sequence[object],
-        needs: tuple[frozenset[int], ...],
-        draws: Draws | None,
-        say: Callable[[Unsupported], None],
-    ) -> _Region:
-        """The region with this metadata of AOTAutograd, compiled for these inputs."""
-        changed = frozenset(k for k, info in enumerate(known.input_info) if info.mutates_data)
-        counted = [k for k, value in enumerate(inputs) if isinstance(value, Tensor) and not value.is_inference()]
-        watched = tuple(k for k in counted if k not in changed)
-        first = known.num_mutated_inp_runtime_indices
-        return cls(captured, _autocasts(), changed, watched, first, needs, draws, _refusal(known, len(inputs)), say)
 
     def say_once(self, reason: str) -> None:
         """Tell why the captured graph runs."""
@@ -140,19 +112,21 @@ class _Region:
 
     def reached(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads:
         """The gradients of inputs without those that nothing that has a gradient was made of; the same if all were."""
-        if not self.needs or len(self.needs) != len(grad_inputs) or all(grad is not None for grad in grad_outputs):
+        needs = self.node.needs
+        if not needs or len(needs) != len(grad_inputs) or all(grad is not None for grad in grad_outputs):
             return grad_inputs
         given = {k for k, grad in enumerate(grad_outputs) if grad is not None}
         return tuple(
-            grad if needed & given or not needed else None for grad, needed in zip(grad_inputs, self.needs, strict=True)
+            grad if needed & given or not needed else None for grad, needed in zip(grad_inputs, needs, strict=True)
         )
 
     def run(self, args: Sequence[object]) -> Sequence[Any]:
         """The results of the region."""
+        changed = self.node.changed
         with ExitStack() as stack:
             for device, dtype in self.autocasts:
                 stack.enter_context(torch.autocast(device, dtype))
-            own = [arg.clone() if k in self.changed and isinstance(arg, Tensor) else arg for k, arg in enumerate(args)]
+            own = [arg.clone() if k in changed and isinstance(arg, Tensor) else arg for k, arg in enumerate(args)]
             results: Sequence[Any] = self.captured(*own)
         return results
 
@@ -163,40 +137,60 @@ class _Hook:
     def __init__(self, region: _Region, args: Sequence[object], states: Sequence[Tensor]) -> None:
         self.region, self.states = region, states
         self.versions = region.versions(args)
-        if region.refusal:
+        refused = bool(region.node.refusal)
+        if refused:
             args = [arg if isinstance(arg, Tensor) and arg.requires_grad else None for arg in args]
         self.held = [*args]
         # An input that was changed in place is a result of the node that this hook is held by.
-        if region.refusal or _saved_tensors_hooks(False) is not None:
+        if refused or _saved_tensors_hooks(False) is not None:
             self.held = [ref(arg) if isinstance(arg, Tensor) and not arg.is_leaf else arg for arg in args]
 
     def __call__(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads | None:
-        made_by_region, grad_inputs = grad_inputs, self.region.reached(grad_inputs, grad_outputs)
-        if not torch.is_grad_enabled():
-            if not _keeps_graph():
-                self.held = []
-            return None if grad_inputs is made_by_region else grad_inputs
-        args = [arg() if isinstance(arg, ref) else arg for arg in self.held]
+        """The gradients of inputs in the place of those that backward made; None where these stay."""
+        reached = self.region.reached(grad_inputs, grad_outputs)
+        if torch.is_grad_enabled():
+            return self._joined(reached, grad_outputs)
+        if not _keeps_graph():
+            self.held = []
+        return None if reached is grad_inputs else reached
+
+    def _joined(self, grads: Grads, grad_outputs: Grads) -> Grads | None:
+        """Gradients as they are, and as functions of inputs and of the gradients of results; None if there are none."""
+        args = self._args()
+        refusal = self._refusal(args, grads)
+        inputs = [arg for arg in args if isinstance(arg, Tensor)]
+        made = grads if refusal else tuple(g for g, x in zip(grads, inputs, strict=True) if x.requires_grad)
+        if all(grad is None for grad in made):
+            return None
+        given = [k for k, grad in enumerate(grad_outputs) if grad is not None]
+        again = _Again(self.region, refusal, args, self.states, given, made)
+        outer = [grad_outputs[k] for k in given]
+        joined = iter(_Joined.apply(again, *again.leaves, *outer))  # type: ignore[no-untyped-call]  # PyTorch's own
+        return tuple(None if grad is None else next(joined) for grad in grads)
+
+    def _args(self) -> list[object]:
+        """What the region was called with.
+
+        Raises:
+            Unsupported: an input that was only remembered is gone.
+        """
+        args = [held() if isinstance(held, ref) else held for held in self.held]
         if any(arg is None and isinstance(held, ref) for arg, held in zip(args, self.held, strict=True)):
             raise Unsupported(
                 "gradients of gradients of a compiled region need its inputs, and one of them is gone",
                 hint="keep what the region is called with until its gradients are made",
             )
-        refusal = self.region.refusal
-        if not refusal and self.region.versions(args) != self.versions:
-            refusal = "an input was changed in place since"
-        tensors = [arg for arg in args if isinstance(arg, Tensor)]
-        if not refusal and len(tensors) != len(grad_inputs):
-            refusal = "its inputs are not those of its gradients"
-        leaves = [k for k, tensor in enumerate(tensors) if tensor.requires_grad]
-        given = [k for k, grad in enumerate(grad_outputs) if grad is not None]
-        made = grad_inputs if refusal else tuple(grad_inputs[k] for k in leaves)
-        if all(grad is None for grad in made):
-            return None
-        again = _Again(self.region, refusal, args, self.states, given, made)
-        outer = [grad_outputs[k] for k in given]
-        joined = iter(_Joined.apply(again, *again.leaves, *outer))  # type: ignore[no-untyped-call]  # PyTorch's own
-        return tuple(None if grad is None else next(joined) for grad in grad_inputs)
+        return args
+
+    def _refusal(self, args: Sequence[object], grads: Grads) -> str:
+        """Why these gradients cannot be made again of `args`; empty if they can."""
+        if self.region.node.refusal:
+            return self.region.node.refusal
+        if self.region.versions(args) != self.versions:
+            return "an input was changed in place since"
+        if sum(isinstance(arg, Tensor) for arg in args) != len(grads):
+            return "its inputs are not those of its gradients"
+        return ""
 
 
 @dataclass
@@ -260,7 +254,7 @@ def _twice(
         leaves, outer = iter(views[:count]), views[count:]
         args = [next(leaves) if isinstance(a, Tensor) and a.requires_grad else a for a in again.args]
         results = again.region.run(args)
-        ends = [results[k - again.region.first] for k in again.given]
+        ends = [results[k - again.region.node.first] for k in again.given]
         first = torch.autograd.grad(ends, views[:count], outer, create_graph=True, allow_unused=True)
         _check_alike(again, first)
         made = [grad for grad, known in zip(first, again.made, strict=True) if known is not None]
@@ -280,7 +274,7 @@ def _twice(
 def _check_alike(again: _Again, first: Sequence[Tensor | None]) -> None:
     """Refuse what was made again of other values than the region's own gradients were."""
     region = again.region
-    if (region.changed or region.draws is not None) and not _alike(tuple(first), again.made):
+    if (region.node.changed or region.draws is not None) and not _alike(tuple(first), again.made):
         if region.draws is not None:
             raise Unsupported(
                 "gradients of gradients of a compiled region that draws random numbers, which could not be drawn again",
@@ -290,48 +284,6 @@ def _check_alike(again: _Again, first: Sequence[Tensor | None]) -> None:
             "gradients of gradients of a compiled region need inputs that it changes in place",
             hint="have it return what it changes, rather than write to what it is given",
         )
-
-
-def _needs(known: Any, dependence: Dependence | None) -> tuple[frozenset[int], ...]:
-    """For each input that is a tensor, the results of the autograd node that its gradient is made of; see `_Region`.
-
-    The node returns inputs that are changed in place, the region's results, and what some of these are views of; those
-    that have a gradient are in the same order as the tangents that backward takes.
-    """
-    if dependence is None or not dependence.partial:
-        return ()
-    changed = [known.input_info[k] for k in known.mutated_inp_runtime_indices]
-    first, last = len(changed), len(changed) + len(known.output_info)
-    places = [k for k, info in enumerate(changed) if info.mutates_data and info.requires_grad]
-    places += [
-        first + k
-        for k, info in enumerate(known.output_info)
-        if info.output_type in OWN and issubclass(info.raw_type, Tensor) and _differentiable(info)
-    ]
-    places += range(last, last + known.num_intermediate_bases)
-    if len(places) != dependence.tangents:
-        return ()
-    return tuple(frozenset(places[number] for number in numbers) for numbers in dependence.of)
-
-
-def _differentiable(info: Any) -> bool:
-    """Does backward take a gradient of a result?  PyTorch before 2.12 had one word for that."""
-    return bool(getattr(info, "requires_grad_for_backward", info.requires_grad))
-
-
-def _made(known: Any) -> int | None:
-    """A result that has the autograd node of the call, by AOTAutograd's metadata; one that is a view, if none has."""
-    kinds = {k: info.output_type for k, info in enumerate(known.output_info) if info.requires_grad}
-    own = [k for k, kind in kinds.items() if kind in OWN] or [k for k, kind in kinds.items() if kind not in GIVEN]
-    return own[0] if own else None
-
-
-def _node_of(result: Tensor) -> torch.autograd.graph.Node | None:
-    """The autograd node of the call that this is a result of, or a view of one."""
-    node = result.grad_fn
-    while node is not None and "CompiledFunction" not in node.name():
-        node = node.next_functions[0][0] if node.next_functions else None
-    return node
 
 
 def _alike(again: Grads, made: Grads) -> bool:
@@ -345,12 +297,3 @@ def _alike(again: Grads, made: Grads) -> bool:
 def _autocasts() -> tuple[tuple[str, torch.dtype], ...]:
     devices = ("cpu", "cuda")
     return tuple((name, torch.get_autocast_dtype(name)) for name in devices if torch.is_autocast_enabled(name))
-
-
-def _refusal(known: Any, inputs: int) -> str:
-    """Why gradients of a region with this metadata of AOTAutograd cannot be made again."""
-    if len(known.input_info) != inputs or any(info.mutates_data and info.requires_grad for info in known.input_info):
-        return "it changes its inputs in place"
-    if any(info.requires_grad and info.output_type not in (*OWN, *GIVEN) for info in known.output_info):
-        return "it returns views of what it makes"
-    return ""

@@ -1,0 +1,95 @@
+"""The autograd node of a compiled region: forward and backward are one, and AOTAutograd's metadata describe it.
+
+Its results are the inputs that the region changes in place, then the region's own, then what some of these are views
+of.  What enters are the metadata; what leaves says where the node is found, what its gradients are made of, and
+whether the region can be differentiated again.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch._functorch._aot_autograd.schemas import OutputType
+from torch.autograd.graph import Node
+
+from fusion.joint.dependence import Dependence
+
+OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
+"""Results that are made by the region, and are nobody's view."""
+
+GIVEN = (OutputType.alias_of_input, OutputType.is_input)
+"""Results that lead to an input, beside the region."""
+
+
+@dataclass(frozen=True, slots=True)
+class AutogradNode:
+    """What is known of the autograd node of every call of a region.
+
+    Attributes:
+        changed: inputs that the region changes in place, with gradients or without.
+        first: how many results of the node come before the region's own.
+        holder: a result of the region that has the node; one that is a view, if none else has; None if none has.
+        needs: for each input that is a tensor, the results of the node that its gradient is made of; empty if each is
+            made of all or of none, or if that is not known.
+        refusal: why the gradients cannot be made again; empty if they can.
+    """
+
+    changed: frozenset[int]
+    first: int
+    holder: int | None
+    needs: tuple[frozenset[int], ...]
+    refusal: str
+
+    @classmethod
+    def of(cls, known: Any, inputs: int, dependence: Dependence | None) -> AutogradNode:
+        """The node by AOTAutograd's metadata, of a region of so many inputs, whose gradients depend on that."""
+        changed = frozenset(k for k, info in enumerate(known.input_info) if info.mutates_data)
+        first = known.num_mutated_inp_runtime_indices
+        return cls(changed, first, _holder(known), _needs(known, dependence), _refusal(known, inputs))
+
+
+def node_of(result: Tensor) -> Node | None:
+    """The autograd node of the call that this is a result of, or a view of one."""
+    node = result.grad_fn
+    while node is not None and "CompiledFunction" not in node.name():
+        node = node.next_functions[0][0] if node.next_functions else None
+    return node
+
+
+def _holder(known: Any) -> int | None:
+    kinds = {k: info.output_type for k, info in enumerate(known.output_info) if info.requires_grad}
+    own = [k for k, kind in kinds.items() if kind in OWN] or [k for k, kind in kinds.items() if kind not in GIVEN]
+    return own[0] if own else None
+
+
+def _needs(known: Any, dependence: Dependence | None) -> tuple[frozenset[int], ...]:
+    """See `AutogradNode.needs`: results that have a gradient are in the order of the tangents that backward takes."""
+    if dependence is None or not dependence.partial:
+        return ()
+    changed = [known.input_info[k] for k in known.mutated_inp_runtime_indices]
+    first, last = len(changed), len(changed) + len(known.output_info)
+    places = [k for k, info in enumerate(changed) if info.mutates_data and info.requires_grad]
+    places += [
+        first + k
+        for k, info in enumerate(known.output_info)
+        if info.output_type in OWN and issubclass(info.raw_type, Tensor) and _differentiable(info)
+    ]
+    places += range(last, last + known.num_intermediate_bases)
+    if len(places) != dependence.tangents:
+        return ()
+    return tuple(frozenset(places[number] for number in numbers) for numbers in dependence.of)
+
+
+def _differentiable(info: Any) -> bool:
+    """Does backward take a gradient of a result?  PyTorch before 2.12 had one word for that."""
+    return bool(getattr(info, "requires_grad_for_backward", info.requires_grad))
+
+
+def _refusal(known: Any, inputs: int) -> str:
+    if len(known.input_info) != inputs or any(info.mutates_data and info.requires_grad for info in known.input_info):
+        return "it changes its inputs in place"
+    if any(info.requires_grad and info.output_type not in (*OWN, *GIVEN) for info in known.output_info):
+        return "it returns views of what it makes"
+    return ""
