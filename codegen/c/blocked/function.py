@@ -22,11 +22,10 @@ from codegen.c.blocked.scope import Scope
 from codegen.c.blocked.skips import ALWAYS, possible
 from codegen.c.frame import Frame
 from codegen.c.text.indices import index_text
-from codegen.c.text.nest import Level, indented
+from codegen.c.text.nest import indented
 from codegen.c.text.products import FACTORS
 from codegen.c.text.storage import HELD, constant, operand
 from codegen.c.text.updates import statement
-from codegen.c.text.values import Speller
 from codegen.c.walks.scratch import outermost
 from codegen.c.walks.sweeps import extend_spans, with_plain_folds
 from codegen.c.walks.threads import ENOUGH
@@ -216,19 +215,12 @@ class _Blocked:
         span = self.scope.blocks.tiled(symbols.union(*(self.scope.where[root] for root in roots)))
         axes = self.scope.order(span, roots, direct)
         lines = self.scope.parts(roots, axes)
-        positions: list[str] = []
-
-        def place(speller: Speller) -> None:
-            positions.extend(speller.position(index) for index in direct)
-
-        def write(texts: Sequence[str], inner: Level) -> None:
-            position = positions[0] if positions else texts[1]
-            element = f"{self.scope.params[store.param]}[{position}]"
-            held = None if store.where is None else texts[-1]
-            inner.before.append(statement(store, self.kernel.param(store.param).dtype, element, texts[0], held))
-
-        lanes = bool(direct) and store.axes is None
-        return [*lines, *self.scope.nest(roots, axes, write, lanes=lanes, place=place)]
+        nest = self.scope.nest(roots, axes, lanes=bool(direct) and store.axes is None)
+        position = nest.position(direct[0]) if direct else nest.texts[1]
+        element = f"{self.scope.params[store.param]}[{position}]"
+        mask = None if store.where is None else nest.texts[-1]
+        nest.write(statement(store, self.kernel.param(store.param).dtype, element, nest.texts[0], mask))
+        return [*lines, *nest.lines()]
 
     # Folds -------------------------------------------------------------------------------------------------------
 
@@ -270,12 +262,9 @@ class _Blocked:
             return [*lines, *self._extreme_position(fold, tile, axes)]
         if axes and axes[-1] in over:
             return [*lines, *self._across(fold, tile, axes)]
-        element = self.scope.at(tile)
-
-        def write(texts: Sequence[str], inner: Level) -> None:
-            inner.before.append(f"{element} = {_combined(fold, element, texts[0])};")
-
-        return [*lines, *self.scope.nest(fold.args, axes, write, named=frozenset(fold.args))]
+        element, nest = self.scope.at(tile), self.scope.nest(fold.args, axes, named=frozenset(fold.args))
+        nest.write(f"{element} = {_combined(fold, element, nest.texts[0])};")
+        return [*lines, *nest.lines()]
 
     def _dot(self, fold: Fold, tile: Tile, *, fresh: bool) -> list[str]:
         """A product; its factors are read before what the fold holds is brought up to date."""
@@ -290,12 +279,9 @@ class _Blocked:
         if fold.carry is None:
             return []
         lines = self.scope.parts([fold.carry], tile.axes)
-        element = self.scope.at(tile)
-
-        def write(texts: Sequence[str], inner: Level) -> None:
-            inner.before.append(f"{element} = {texts[0]};")
-
-        return [*lines, *self.scope.nest([fold.carry], tile.axes, write)]
+        nest = self.scope.nest([fold.carry], tile.axes)
+        nest.write(f"{self.scope.at(tile)} = {nest.texts[0]};")
+        return [*lines, *nest.lines()]
 
     def _across(self, fold: Fold, tile: Tile, axes: Sequence[sympy.Symbol]) -> list[str]:
         """A fold whose lanes run along a folded axis: each takes a share, the shares are put together at the end."""
@@ -304,29 +290,23 @@ class _Blocked:
         outer = sum(symbol not in fold.over for symbol in axes)
         extreme = fold.op in ("max", "min") and held != "_Bool"
         watch = self.scope.space.fresh("nan") if extreme and fold.dtype.is_floating_point else ""
-        sign = _sign(fold)
-
-        def write(texts: Sequence[str], inner: Level) -> None:
-            value = texts[0]
-            if not extreme:
-                inner.before.append(f"{name} = {_combined(fold, name, value)};")
-                return
-            inner.before.append(f"{name} = {value} {'>' if fold.op == 'max' else '<'} {name} ? {value} : {name};")
-            if watch:
-                inner.before.append(f"{watch} |= {value} != {value};")
-
-        def wrap(levels: list[Level]) -> None:
-            levels[-1].clauses.append(f"reduction({sign}:{name})")
-            kept = levels[outer]
-            kept.before.append(f"{held if held != '_Bool' else 'int'} {name} = {_identity(fold)};")
-            if watch:
-                levels[-1].clauses.append(f"reduction(|:{watch})")
-                kept.before.append(f"int {watch} = 0;")
-                kept.after.append(f"if ({watch}) {name} = {constant(float('nan'), fold.dtype)};")
-            element = self.scope.at(tile)
-            kept.after.append(f"{element} = {_combined(fold, element, name)};")
-
-        return self.scope.nest(fold.args, axes, write, named=frozenset(fold.args), wrap=wrap)
+        nest = self.scope.nest(fold.args, axes, named=frozenset(fold.args))
+        (value,) = nest.texts
+        shared, kept = nest.levels[-1], nest.levels[outer]
+        shared.clauses.append(f"reduction({_sign(fold)}:{name})")
+        kept.before.append(f"{held if held != '_Bool' else 'int'} {name} = {_identity(fold)};")
+        if extreme:
+            nest.write(f"{name} = {value} {'>' if fold.op == 'max' else '<'} {name} ? {value} : {name};")
+        else:
+            nest.write(f"{name} = {_combined(fold, name, value)};")
+        if watch:
+            nest.write(f"{watch} |= {value} != {value};")
+            shared.clauses.append(f"reduction(|:{watch})")
+            kept.before.append(f"int {watch} = 0;")
+            kept.after.append(f"if ({watch}) {name} = {constant(float('nan'), fold.dtype)};")
+        element = self.scope.at(tile)
+        kept.after.append(f"{element} = {_combined(fold, element, name)};")
+        return nest.lines()
 
     def _extreme_position(self, fold: Fold, tile: Tile, axes: Sequence[sympy.Symbol]) -> list[str]:
         """argmax and argmin, point by point: the best value so far and where it was."""
@@ -334,17 +314,15 @@ class _Blocked:
         held = "uint8_t" if HELD[dtype] == "_Bool" else HELD[dtype]
         at = self.scope.at(tile)
         best = self.scope.at(self.best[fold.name])
-
-        def write(texts: Sequence[str], inner: Level) -> None:
-            value, index = texts
-            took = self.scope.space.fresh("take")
-            inner.before += [
-                f"const _Bool {took} = {fold.op}_takes_{held}({value}, {index}, {best}, {at});",
-                f"{best} = {took} ? {value} : {best};",
-                f"{at} = {took} ? {index} : {at};",
-            ]
-
-        return self.scope.nest(fold.args, axes, write, named=frozenset(fold.args), lanes=False)
+        nest = self.scope.nest(fold.args, axes, named=frozenset(fold.args), lanes=False)
+        value, index = nest.texts
+        took = self.scope.space.fresh("take")
+        nest.write(
+            f"const _Bool {took} = {fold.op}_takes_{held}({value}, {index}, {best}, {at});",
+            f"{best} = {took} ? {value} : {best};",
+            f"{at} = {took} ? {index} : {at};",
+        )
+        return nest.lines()
 
 
 def _identity(fold: Fold) -> str:

@@ -7,7 +7,8 @@ by the first nest that has all of their axes, in passing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import sympy
 
@@ -23,6 +24,32 @@ from codegen.c.walks.threads import cost_of
 from lowering.expr import Expr, Load, TileRef, postorder
 from lowering.indexing import coefficient
 from lowering.kernel import Kernel, spans
+
+
+@dataclass(frozen=True, slots=True)
+class Nest:
+    """A nest of loops that is being written.
+
+    Attributes:
+        levels: what is outside of all loops, then each loop, innermost last.
+        texts: the values that were asked for, in the innermost loop.
+    """
+
+    levels: list[Level]
+    texts: Sequence[str]
+    _speller: Speller
+
+    def position(self, offset: sympy.Expr) -> str:
+        """A position in a flat buffer, in the innermost loop."""
+        return self._speller.position(offset)
+
+    def write(self, *statements: str) -> None:
+        """Add statements to the innermost loop."""
+        self.levels[-1].before += statements
+
+    def lines(self) -> list[str]:
+        """The nest as it is written by then."""
+        return render(self.levels)
 
 
 class Scope:
@@ -97,9 +124,10 @@ class Scope:
         lines = self.parts([node], axes)
         tile = self._tile(node, axes)
         element = self.at(tile)
-        lines += self.nest([node], axes, lambda texts, inner: inner.before.append(f"{element} = {texts[0]};"))
+        nest = self.nest([node], axes)
+        nest.write(f"{element} = {nest.texts[0]};")
         self.known[node] = tile
-        return lines
+        return [*lines, *nest.lines()]
 
     def parts(self, roots: Sequence[Expr], axes: Sequence[sympy.Symbol]) -> list[str]:
         """Tiles for the costly parts of `roots` that a nest over `axes` would compute again and again."""
@@ -120,16 +148,13 @@ class Scope:
         self,
         roots: Sequence[Expr],
         axes: Sequence[sympy.Symbol],
-        write: Callable[[Sequence[str], Level], None],
         *,
         named: frozenset[Expr] = frozenset(),
         lanes: bool = True,
-        wrap: Callable[[list[Level]], None] | None = None,
-        place: Callable[[Speller], None] | None = None,
-    ) -> list[str]:
-        """A nest over `axes`, innermost last, that evaluates `roots`; `write` puts their texts into the last level.
+    ) -> Nest:
+        """A nest over `axes`, innermost last, in which `roots` are computed, those in `named` under names.
 
-        Shared parts that have all the axes are kept in passing.  `place` is called before `write`, with what spells.
+        Shared parts that have all the axes are kept in passing.
         """
         span = set(axes)
         passing = outermost(roots, set(self.known), lambda node: node in self.shared and set(self.tiled(node)) == span)
@@ -139,17 +164,12 @@ class Scope:
         for value, tile in self.known.items():
             speller.learn(value, self.at(tile))
         texts = speller.spell([*passing, *roots], named=named)
-        inner = levels[-1]
+        found = Nest(levels, texts[len(passing) :], speller)
         for node, text in zip(passing, texts, strict=False):
             tile = self._tile(node, axes)
-            inner.before.append(f"{self.at(tile)} = {text};")
+            found.write(f"{self.at(tile)} = {text};")
             self.known[node] = tile
-        if place is not None:
-            place(speller)
-        write(texts[len(passing) :], inner)
-        if wrap is not None:
-            wrap(levels)
-        return render(levels)
+        return found
 
     def levels(self, axes: Sequence[sympy.Symbol], *, lanes: bool) -> tuple[list[Level], dict[sympy.Symbol, int]]:
         """Empty loops over `axes`, the last one over SIMD `lanes` or not, and the level of each."""

@@ -9,14 +9,11 @@ anything else counts as true.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import sympy
 
 from codegen.c.blocked.blocks import Blocks
 from codegen.c.blocked.scope import Scope
 from codegen.c.text.indices import Names, affine, index_text
-from codegen.c.text.nest import Level
 from lowering.expr import Const, Expr, Op, Random, TileRef, loads, postorder
 from lowering.indexing import ZERO, coefficient, symbols_of
 from lowering.scalar_ops import INTEGERS
@@ -93,15 +90,11 @@ class _Possible:
         """The names of the least and the greatest value of `expr` in the current block."""
         axes = self.scope.tiled(expr)
         low, high = self.scope.space.fresh("least"), self.scope.space.fresh("greatest")
-
-        def write(texts: Sequence[str], inner: Level) -> None:
-            inner.before += [f"{low} = imin({low}, {texts[0]});", f"{high} = imax({high}, {texts[0]});"]
-
-        def reduced(levels: list[Level]) -> None:
-            levels[-1].clauses += [f"reduction(min:{low})", f"reduction(max:{high})"] if axes else []
-
-        self.lines.append(f"int64_t {low} = INT64_MAX, {high} = INT64_MIN;")
-        self.lines += self.scope.nest([expr], axes, write, wrap=reduced, named=frozenset([expr]))
+        nest = self.scope.nest([expr], axes, named=frozenset([expr]))
+        (value,) = nest.texts
+        nest.write(f"{low} = imin({low}, {value});", f"{high} = imax({high}, {value});")
+        nest.levels[-1].clauses += [f"reduction(min:{low})", f"reduction(max:{high})"] if axes else []
+        self.lines += [f"int64_t {low} = INT64_MAX, {high} = INT64_MIN;", *nest.lines()]
         return low, high
 
 
