@@ -1,17 +1,17 @@
 """What became of one (operation, dtype): right or not, and by whose kernels.
 
 A result is right if it is within the tolerance that PyTorch's own tests use (`tolerances.py`), against eager or against
-eager in float64, or no further from float64 than twice eager's own error; shapes, dtypes and strides are eager's, and
-NaNs stand where eager's or float64's do.  Of random results only shape, dtype and strides count.  Where elements are
-equal, either may be the one whose position is returned (`topk`), as PyTorch says.  What AOTAutograd alone cannot run,
-or runs differently from eager, is not counted.
+eager in float64, or no further from float64 than twice eager's own error (`errors.py`); shapes, dtypes and strides are
+eager's, and NaNs stand where eager's or float64's do.  Of random results only shape, dtype and strides count.  Where
+elements are equal, either may be the one whose position is returned (`topk`), as PyTorch says.  What AOTAutograd alone
+cannot run, or runs differently from eager, is not counted.
 """
 
 from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.testing._internal.opinfo.core import SampleInput
 
 from benchmarks.opinfo.calls import Call, Run, aot_eager, compiled, cotangent, run
+from benchmarks.opinfo.errors import Errors, distance
 from benchmarks.opinfo.pairs import Pair, samples
 from benchmarks.opinfo.tolerances import tolerance
 
@@ -107,7 +108,7 @@ def _one(verdict: Verdict, pair: Pair, sample: SampleInput, position: int, backw
     differs = _layout(found, captured)
     if not differs and not random:
         chosen = _by_eagers_choice(found, expected, call)
-        differs = _difference(chosen, expected, pair.name, lambda: _exact(pair, sample, backward, expected))
+        differs = _difference(chosen, expected, pair.name, Errors(pair, sample, backward, expected))
     if differs and verdict.status != "mismatch":
         verdict.status, verdict.reason = "mismatch", f"sample {position} {_shapes(call)}: {differs}"
 
@@ -163,21 +164,6 @@ def _named_by(source: Tensor, dim: int, positions: Tensor) -> Tensor | None:
     return at.squeeze(dim) if reduced else at
 
 
-def _exact(pair: Pair, sample: SampleInput, backward: bool, expected: Run) -> Run | None:
-    """Eager in float64, where it can be had, of the same inputs and gradients as `expected`."""
-
-    def wide(leaf: object) -> object:
-        if isinstance(leaf, Tensor) and leaf.is_floating_point():
-            return leaf.detach().double().requires_grad_(leaf.requires_grad)
-        return torch.float64 if leaf in (torch.float16, torch.bfloat16, torch.float32) else leaf
-
-    try:
-        call = Call(pair.op, sample.transform(wide))
-        return run(call, call.tensors, backward, dtypes=[out.dtype for out in expected.outputs])
-    except Exception:
-        return None
-
-
 def _layout(found: Run, expected: Run) -> str:
     """How shapes, dtypes and strides differ; empty if they do not.  Strides are compared for the results alone."""
     named = [*_named("result", found.outputs, expected.outputs), *_named("gradient", found.grads, expected.grads)]
@@ -206,19 +192,16 @@ def _named(
     return [(f"{kind} {k}", a, b) for k, (a, b) in enumerate(zip(ours, theirs, strict=True))]
 
 
-def _difference(found: Run, expected: Run, operation: str, exact: Callable[[], Run | None] | None) -> str:
+def _difference(found: Run, expected: Run, operation: str, errors: Errors | None) -> str:
     """How numbers differ, in the first tensor in which they do; empty if they do not."""
     pairs = [*_named("result", found.outputs, expected.outputs), *_named("gradient", found.grads, expected.grads)]
     off = [k for k, (_, a, b) in enumerate(pairs) if a is not None and b is not None and not _close(a, b, operation)]
     if not off:
         return ""
-    wide = None if exact is None else exact()
-    truth: list[Tensor | None] = [] if wide is None else [*wide.outputs, *wide.grads]
     for k in off:
         name, ours, theirs = pairs[k]
         assert ours is not None and theirs is not None
-        reference = truth[k] if len(truth) == len(pairs) else None
-        if reference is None or not _no_worse(ours, theirs, reference, operation):
+        if errors is None or not _no_worse(ours, theirs, k, operation, errors):
             return f"{name} of {theirs.dtype}{list(theirs.shape)} is off by {_worst(ours, theirs)}"
     return ""
 
@@ -230,25 +213,18 @@ def _close(ours: Tensor, theirs: Tensor, operation: str) -> bool:
     return torch.allclose(ours, theirs, rtol=relative, atol=absolute, equal_nan=True)
 
 
-def _no_worse(ours: Tensor, theirs: Tensor, exact: Tensor, operation: str) -> bool:
+def _no_worse(ours: Tensor, theirs: Tensor, k: int, operation: str, errors: Errors) -> bool:
     """Is our error against float64 within tolerance, or no more than twice eager's largest?"""
-    if ours.shape != exact.shape or not ours.is_floating_point():
+    truth = errors.truth(k)
+    if truth is None or ours.shape != truth.shape or not ours.is_floating_point():
         return False
-    truth = exact.to(torch.float64)
     nan = ours.isnan()
     if not ((nan == theirs.isnan()) | (nan == truth.isnan())).all():
         return False
     relative, absolute = tolerance(operation, ours.dtype, ours.device.type)
-    error = _error(ours, truth.to(ours.dtype).double())
-    own = _error(theirs, truth.to(ours.dtype).double()).max()
+    error = distance(ours, truth)
     finite = torch.where(truth.isfinite(), truth, 0.0).abs()
-    return bool((error <= absolute + relative * finite + 2 * own).all())
-
-
-def _error(tensor: Tensor, truth: Tensor) -> Tensor:
-    """|tensor - truth|, equal infinities and NaNs of the tensor counting as none."""
-    wide = tensor.double()
-    return torch.where((wide == truth) | wide.isnan(), 0.0, (wide - truth).abs()).nan_to_num(nan=0.0)
+    return any(bool((error <= absolute + relative * finite + 2 * own).all()) for own in errors.of_eager(k))
 
 
 def _worst(ours: Tensor, theirs: Tensor) -> str:
