@@ -12,14 +12,14 @@ Refused (BuildError): dtypes and operations without a C form.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import sympy
 
 from codegen.c.blocked import blocked_function, needs_blocks
 from codegen.c.frame import Frame, called_by
-from codegen.c.loops.folds import CHUNK_PER_LANE, REPEATING, Place, chunk_length, chunked_axis, keeps_apart, write_fold
+from codegen.c.loops.folds import REPEATING, Place, Runs, runs_of, write_fold
 from codegen.c.loops.grid import Array, Grid
 from codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
 from codegen.c.loops.prefixes import write_scan
@@ -70,10 +70,6 @@ def _function(kernel: Kernel) -> str:
     return _Function(with_inner_axes(with_plain_folds(kernel))).text()
 
 
-def _may_meet(store: Store) -> bool:
-    return store.axes is not None or isinstance(store.offset, Expr)
-
-
 @dataclass(frozen=True, slots=True)
 class _Nest:
     """The loops of one sweep.
@@ -81,9 +77,8 @@ class _Nest:
     Attributes:
         depth: axis → its level.
         outer, part, chunked: see `folds.Place`.
-        lane: the innermost axis, if the loops end in lanes.
-        across: the lanes run along a folded axis.
-        apart: these lanes have a sum each until the loops are done.
+        lane: the axis of the lanes, if there are any.
+        runs: how far the folds accumulate.
         kept: axes of scalar loops that no fold folds away.
     """
 
@@ -93,8 +88,7 @@ class _Nest:
     part: Level
     chunked: bool
     lane: KernelAxis | None
-    across: bool
-    apart: bool
+    runs: Runs
     kept: tuple[KernelAxis, ...]
 
 
@@ -157,14 +151,8 @@ class _Function:
             scanned = self.speller.spell(scan.args, named=frozenset(scan.args))
             self.speller.learn_here(scan.ref, write_scan(scan, scanned, place, self.space))
             self._spread(scan.ref, nest)
-        kept = [keep.value for keep in sweep.keeps]
-        folded = [arg for fold in sweep.folds for arg in fold.args]
         repeated = frozenset(arg for fold in sweep.folds if fold.op in REPEATING for arg in fold.args)
-        values = [self._stored(store) for store in sweep.stores]
-        extend_spans(self.where, values)
-        offsets = [store.offset for store in sweep.stores if isinstance(store.offset, Expr)]
-        conditions = [store.where for store in sweep.stores if store.where is not None]
-        texts = iter(self.speller.spell([*kept, *folded, *values, *offsets, *conditions], named=repeated))
+        texts = iter(self.speller.spell(self._computed(sweep), named=repeated))
         inner = nest.levels[-1].before
         learned: list[tuple[Expr, str]] = []
         for keep in sweep.keeps:
@@ -175,17 +163,32 @@ class _Function:
             arguments = [next(texts) for _ in fold.args]
             learned.append((fold.ref, write_fold(fold, arguments, self._place(nest), self.space)))
             self._spread(fold.ref, nest)
-        written = [next(texts) for _ in values]
-        positions = [
-            next(texts) if isinstance(s.offset, Expr) else self.speller.position(s.offset) for s in sweep.stores
-        ]
-        for store, text, position in zip(sweep.stores, written, positions, strict=True):
-            held = None if store.where is None else next(texts)
-            element = self.converted.stores.get(store.param) or f"{self.params[store.param]}[{position}]"
-            inner.append(statement(store, self.kernel.param(store.param).dtype, element, text, held))
+        inner += self._stores(sweep, texts)
         for value, element in learned:
             self.speller.learn(value, element)
         return render(nest.levels)
+
+    def _computed(self, sweep: Sweep) -> list[Expr]:
+        """What a sweep keeps, folds and stores; then the positions that are computed, and the conditions, of stores."""
+        values = [self._stored(store) for store in sweep.stores]
+        extend_spans(self.where, values)
+        kept = [keep.value for keep in sweep.keeps]
+        folded = [arg for fold in sweep.folds for arg in fold.args]
+        offsets = [store.offset for store in sweep.stores if isinstance(store.offset, Expr)]
+        conditions = [store.where for store in sweep.stores if store.where is not None]
+        return [*kept, *folded, *values, *offsets, *conditions]
+
+    def _stores(self, sweep: Sweep, texts: Iterator[str]) -> list[str]:
+        """The stores of a sweep; `texts` goes on with what `_computed` says of them."""
+        written = [next(texts) for _ in sweep.stores]
+        offsets = [store.offset for store in sweep.stores]
+        positions = [next(texts) if isinstance(at, Expr) else self.speller.position(at) for at in offsets]
+        lines = []
+        for store, text, position in zip(sweep.stores, written, positions, strict=True):
+            mask = None if store.where is None else next(texts)
+            element = self.converted.stores.get(store.param) or f"{self.params[store.param]}[{position}]"
+            lines.append(statement(store, self.kernel.param(store.param).dtype, element, text, mask))
+        return lines
 
     def _stored(self, store: Store) -> Expr:
         """What a store writes: a float where it is converted with the others of its block."""
@@ -205,39 +208,33 @@ class _Function:
         return found.sweep, lanes, lines
 
     def _open(self, sweep: Sweep, lanes: Extent | None) -> _Nest:
-        """The loops of a sweep, still empty."""
-        order, lane = loop_order(sweep, self.lanes, self.where)
+        """The loops of a sweep, still empty; its lanes run as far as `lanes` says, else along their whole axis."""
+        scalar, lane = loop_order(sweep, self.lanes, self.where)
         if self.lanes.tile is not None:
-            order = (self.lanes.tile, *order)
-        inner = self._inside_lanes(sweep, order, lane) if lanes is None else ()
-        order = (*(axis for axis in order if axis not in inner), *inner)
-        folded = [axis for axis in order if axis.symbol in sweep.over]
-        across = lane is not None and lane.symbol in sweep.over
-        apart = across and lane is not None and keeps_apart(sweep, lane, folded)
-        last, run = (lane, 1) if across and not apart else chunked_axis(folded)
-        chunk = chunk_length(sweep, last, across=across and not apart, run=run)
+            scalar = (self.lanes.tile, *scalar)
+        inside = self._inside_lanes(sweep, scalar, lane) if lanes is None else ()
+        around = tuple(axis for axis in scalar if axis not in inside)
+        scalar = (*around, *inside)
+        runs = runs_of(sweep, [axis for axis in scalar if axis.symbol in sweep.over], lane)
         levels, depth = [Level()], {}
         outer = part = None
-        for axis in (*order[: len(order) - len(inner)], *((lane,) if lane is not None else ()), *inner):
+        for axis in (*around, *((lane,) if lane is not None else ()), *inside):
             if outer is None and axis.symbol in sweep.over:
                 outer = levels[-1]
             extent = lanes if lanes is not None and axis is lane else self.grid.extents[axis.symbol]
             header = extent.header
-            if last is not None and axis.symbol == last.symbol:
-                if chunk is not None:
-                    chunks, header = chunk_headers(extent, axis.size, chunk)
+            if axis == runs.axis:
+                if runs.length is not None:
+                    chunks, header = chunk_headers(extent, axis.size, runs.length)
                     levels.append(Level(chunks))
                 part = levels[-1]
             levels.append(Level(header))
             depth[axis.symbol] = len(levels) - 1
-        ordered = across and bool(sweep.scans)  # each point needs the one before it
-        if lane is not None and not ordered and not any(_may_meet(store) for store in sweep.stores):
-            levels[depth[lane.symbol]].pragma = self.grid.lane_pragma()  # stores that might meet must stay in order
-        kept = tuple(axis for axis in order if axis.symbol not in sweep.over)
-        points = sympy.Mul(*(axis.size for axis in folded))
-        few = (apart or not across) and points.is_Integer and points <= CHUNK_PER_LANE
-        chunked = chunk is not None or (part is not outer and not few)
-        return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, across, apart, kept)
+        if lane is not None and not _in_order(sweep, lane):
+            levels[depth[lane.symbol]].pragma = self.grid.lane_pragma()
+        kept = tuple(axis for axis in scalar if axis.symbol not in sweep.over)
+        chunked = runs.length is not None or (part is not outer and not runs.alone)
+        return _Nest(levels, depth, outer or levels[-1], part or levels[-1], chunked, lane, runs, kept)
 
     def _inside_lanes(
         self, sweep: Sweep, order: Sequence[KernelAxis], lane: KernelAxis | None
@@ -249,14 +246,13 @@ class _Function:
         inner = self.lanes.inner
         if inner is None or inner not in order or lane is not self.lanes.axis:
             return ()
-        in_order = bool(sweep.scans) or any(_may_meet(store) for store in sweep.stores)
         starts = not sweep.folds or (inner.symbol in sweep.over and len(sweep.over) > 1)
-        return (inner,) if starts and not in_order else ()
+        return (inner,) if starts and not sweep.scans and not _may_meet(sweep) else ()
 
     def _spread(self, ref: Expr, nest: _Nest) -> None:
         """A fold or scan whose code is inside the axes of a nest is read inside these, even if it is the same there."""
         axes = {axis.symbol for axis in nest.kept}
-        if nest.lane is not None and not nest.across:
+        if nest.lane is not None and not nest.runs.across:
             axes.add(nest.lane.symbol)
         missing = axes - self.where[ref]
         if not missing:
@@ -270,7 +266,7 @@ class _Function:
 
     def _place(self, nest: _Nest) -> Place:
         """Where the code of a fold goes in `nest`."""
-        per_lane = nest.lane if nest.lane is not None and not nest.across else None
+        per_lane = nest.lane if nest.lane is not None and not nest.runs.across else None
         cell: Callable[[str], str] | None = None
         if nest.kept:
             axes = tuple(axis.symbol for axis in (*nest.kept, *((per_lane,) if per_lane is not None else ())))
@@ -282,11 +278,11 @@ class _Function:
                 return made[held]
 
         slot = ""
-        if nest.across and nest.lane is not None:
+        if nest.runs.across and nest.lane is not None:
             name = self.names[nest.lane.symbol]
             slot = f"{name} - {name}_0"
         lanes = None if per_lane is None else self.grid.extents[per_lane.symbol]
-        apart = self.grid.extents[nest.lane.symbol] if nest.apart and nest.lane is not None else None
+        apart = self.grid.extents[nest.lane.symbol] if nest.runs.apart and nest.lane is not None else None
         return Place(nest.outer, nest.part, nest.levels[-1], nest.chunked, lanes, cell, slot, apart)
 
     def _array(self, name: str, held: str, axes: tuple[sympy.Symbol, ...]) -> str:
@@ -294,3 +290,13 @@ class _Function:
         count, position = flat([self.grid.extents[symbol] for symbol in axes])
         self.arrays.append(Array(name, held, count))
         return f"{name}[{position}]"
+
+
+def _may_meet(sweep: Sweep) -> bool:
+    """May two points of a sweep store to one element?"""
+    return any(store.axes is not None or isinstance(store.offset, Expr) for store in sweep.stores)
+
+
+def _in_order(sweep: Sweep, lane: KernelAxis) -> bool:
+    """Do lanes have to be walked one after the other: a scan goes from each to the next, or their stores may meet?"""
+    return (bool(sweep.scans) and lane.symbol in sweep.over) or _may_meet(sweep)

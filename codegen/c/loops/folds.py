@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
+import sympy
 import torch
 
 from codegen.c.text.nest import Extent, Level, Namespace
@@ -62,13 +63,43 @@ class Place:
     apart: Extent | None = None
 
 
-def keeps_apart(sweep: Sweep, lane: KernelAxis, folded: Sequence[KernelAxis]) -> bool:
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """How far the folds of a sweep accumulate before partial results are handed on.
+
+    Attributes:
+        across: the lanes run along a folded axis.
+        apart: these lanes have a sum each until the loops are done.
+        axis: the folded axis whose loop a run ends with; None where the sweep folds nothing.
+        length: after how many elements of `axis` it ends; None: after all.
+        alone: the loops fold so few elements that one run has them all, whichever loops there are.
+    """
+
+    across: bool
+    apart: bool
+    axis: KernelAxis | None
+    length: int | None
+    alone: bool
+
+
+def runs_of(sweep: Sweep, folded: Sequence[KernelAxis], lane: KernelAxis | None) -> Runs:
+    """The runs of a sweep with scalar loops over the axes `folded`, outermost first, and lanes along `lane`."""
+    across = lane is not None and lane.symbol in sweep.over
+    apart = across and lane is not None and _keeps_apart(sweep, lane, folded)
+    shared = across and not apart  # one accumulator for all lanes
+    axis, run = (lane, 1) if shared else _chunked_axis(folded)
+    points = sympy.Mul(*(each.size for each in folded))
+    alone = not shared and points.is_Integer and bool(points <= CHUNK_PER_LANE)
+    return Runs(across, apart, axis, _chunk_length(sweep, axis, across=shared, run=run), alone)
+
+
+def _keeps_apart(sweep: Sweep, lane: KernelAxis, folded: Sequence[KernelAxis]) -> bool:
     """Are there too few lanes, along a folded axis, to be added up in each turn of the loops over `folded`?"""
     few = bool(folded) and lane.size.is_Integer and bool(lane.size <= FEW)
     return few and not sweep.scans and all(fold.op == "sum" for fold in sweep.folds)
 
 
-def chunked_axis(folded: Sequence[KernelAxis]) -> tuple[KernelAxis | None, int]:
+def _chunked_axis(folded: Sequence[KernelAxis]) -> tuple[KernelAxis | None, int]:
     """The innermost of the folded axes, but for very short ones, and how many points these have."""
     run, rest = 1, list(folded)
     while len(rest) > 1 and rest[-1].size.is_Integer and run * rest[-1].size <= FEWER:
@@ -76,7 +107,7 @@ def chunked_axis(folded: Sequence[KernelAxis]) -> tuple[KernelAxis | None, int]:
     return (rest[-1] if rest else None), run
 
 
-def chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, run: int) -> int | None:
+def _chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, run: int) -> int | None:
     """After how many elements of `last`, a folded axis, partial results are handed on; None: after all.
 
     `run`: how many elements are folded for each of `last`.
