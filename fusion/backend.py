@@ -29,6 +29,7 @@ from codegen.targets import DEFAULTS, builder_for
 from fusion.attention import Chooser
 from fusion.capture import aot_backend, boxed
 from fusion.captured.autocast import widen_resized_images
+from fusion.captured.regions import inline_regions
 from fusion.captured.settings import settings_fixed
 from fusion.captured.shared_writes import refuse_shared_writes
 from fusion.captured.unread import skip_unread_rows
@@ -100,6 +101,7 @@ class Backend:
             forget_recordings()
 
     def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
+        inline_regions(graph)
         try:
             refuse_odd_inputs(graph)
             refuse_shared_writes(graph)
