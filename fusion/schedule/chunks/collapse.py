@@ -16,8 +16,8 @@ from itertools import pairwise
 
 import sympy
 
-from lowering.expr import Expr, IndexValue, Load, Random, loads, rewrite
-from lowering.indexing import FloorDiv, Mod, simplify
+from lowering.expr import Expr, Load, loads, rewrite
+from lowering.indexing import FloorDiv, Mod, simplify, substitute_all
 from lowering.program import (
     Axis,
     Buffer,
@@ -90,26 +90,11 @@ def _collapsed(node: Compute, pair: tuple[Axis, Axis]) -> Compute:
         return tuple(whole if axis == first else axis for axis in axes if axis != second)
 
     sizes = {**axis_sizes(node), whole.symbol: whole.size}
-    node = without_library(with_exprs(node, [_at(expr, at, sizes) for expr in node.exprs]))
+    node = without_library(with_exprs(node, substitute_all(node.exprs, at, sizes)))
     assert not isinstance(node, (Scan, Scatter))
     if isinstance(node, Map):
         return replace(node, axes=merged(node.axes))
     return replace(node, axes=merged(node.axes), over=merged(node.over))
-
-
-def _at(root: Expr, axes: Mapping[sympy.Symbol, sympy.Expr], sizes: Mapping[sympy.Symbol, sympy.Expr]) -> Expr:
-    def moved(index: sympy.Expr) -> sympy.Expr:
-        return simplify(index.xreplace(dict(axes)), sizes) if index.free_symbols & axes.keys() else index
-
-    def rule(expr: Expr) -> Expr | None:
-        if isinstance(expr, Load):
-            index = tuple(i if isinstance(i, Expr) else moved(i) for i in expr.index)
-            return Load(expr.buffer, index, expr.dtype, expr.mask)
-        if isinstance(expr, IndexValue):
-            return IndexValue(moved(expr.index), expr.dtype)
-        return Random(expr.kind, expr.seed, moved(expr.offset)) if isinstance(expr, Random) else None
-
-    return rewrite([root], rule)[0]
 
 
 def _reading(node: Compute, merged: Mapping[str, tuple[int, sympy.Expr]]) -> Compute:
