@@ -135,22 +135,12 @@ class _KernelRules:
             )
 
     def check_body(self, body: Sequence[Stmt], loop: tuple[sympy.Symbol, ...]) -> None:
+        """The statements of a kernel, or of a loop over these axes: what they name is known where they stand."""
         walked: set[str] = set()
         scanned: set[str] = set()
         for stmt in body:
             if isinstance(stmt, Loop):
-                self.place = f"loop over {', '.join(map(str, stmt.axes))}"
-                for axis in stmt.axes:
-                    require(self.roles.get(axis) is Role.LOOP, "{} is no loop axis", axis)
-                require(not set(stmt.axes).intersection(loop), "an axis is walked inside its own loop")
-                if stmt.where is not None:
-                    require(stmt.where.dtype is torch.bool, "it is skipped by {}, no bool", stmt.where.dtype)
-                    self._check_values(stmt)
-                if running(stmt):
-                    ordered = {fold.op for fold in walked_folds(stmt) if len(fold.args) > 1}
-                    require(ordered <= {"dot"}, "positions of extremes cannot be followed from block to block")
-                    scans = any(isinstance(inner, Prefix) for inner in stmt.body)
-                    require(not scans, "a scan stands beside running values")
+                self._check_loop(stmt, loop)
                 self.check_body(stmt.body, stmt.axes)
                 continue
             self.place = _place_of(stmt)
@@ -176,6 +166,21 @@ class _KernelRules:
                 self._check_store(stmt)
         self.running -= walked
         self.closed |= scanned
+
+    def _check_loop(self, stmt: Loop, outer: tuple[sympy.Symbol, ...]) -> None:
+        """A loop but for its statements: its axes, when a block of it is skipped, what it may hold."""
+        self.place = f"loop over {', '.join(map(str, stmt.axes))}"
+        for axis in stmt.axes:
+            require(self.roles.get(axis) is Role.LOOP, "{} is no loop axis", axis)
+        require(not set(stmt.axes).intersection(outer), "an axis is walked inside its own loop")
+        if stmt.where is not None:
+            require(stmt.where.dtype is torch.bool, "it is skipped by {}, no bool", stmt.where.dtype)
+            self._check_values(stmt)
+        if running(stmt):
+            ordered = {fold.op for fold in walked_folds(stmt) if len(fold.args) > 1}
+            require(ordered <= {"dot"}, "positions of extremes cannot be followed from block to block")
+            scans = any(isinstance(inner, Prefix) for inner in stmt.body)
+            require(not scans, "a scan stands beside running values")
 
     def _check_values(self, stmt: Stmt) -> None:
         values = values_of(stmt)
