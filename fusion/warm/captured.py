@@ -101,6 +101,7 @@ def key_of_region(
     call = [(name, getattr(asked, name, None)) for name in _OF_CALL]
     nodes, given = list(form.nodes()), list(map(form.given, inputs))
     others = [(target.name, target.identity, repr(target.numerics)) for target in targets[1:]]
+    _refuse_foreign_tracing()
     return key_for(targets[0], "region", wished, call, *others, *_settings(), nodes, given, *form.facts())
 
 
@@ -199,11 +200,11 @@ def _is_known(function: object) -> bool:
     return True
 
 
-def _settings() -> Iterator[object]:
-    """How PyTorch is set where a region is traced.
+def _refuse_foreign_tracing() -> None:
+    """Refuse where something of the program takes part in how PyTorch traces.
 
     Raises:
-        Unwritten: something of the program takes part in what is traced.
+        Unwritten: this is what does.
     """
     if _get_current_dispatch_mode_stack():
         raise Unwritten("a mode that operations are dispatched to")
@@ -219,6 +220,10 @@ def _settings() -> Iterator[object]:
     for operation, parts in decomposition_table.items():
         if not _is_known(parts) and str(operation).split(".")[0] in OWN:
             raise Unwritten(f"a decomposition of {operation}, which is not PyTorch's")
+
+
+def _settings() -> Iterator[object]:
+    """How PyTorch is set where a region is traced."""
     yield torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
     yield str(torch.get_default_dtype()), str(torch.get_default_device()), torch.get_float32_matmul_precision()
     yield torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
