@@ -33,6 +33,7 @@ from fusion.captured.regions import inline_regions
 from fusion.captured.settings import settings_fixed
 from fusion.captured.shared_writes import refuse_shared_writes
 from fusion.captured.unread import skip_unread_rows
+from fusion.captured.windows import separate_written_windows
 from fusion.compile import compile_graph, load_finished
 from fusion.fallback import FusionWarning, as_it_is, evaluated, first_line, for_the_caller, located, warn_once
 from fusion.graphs import holds_tensors, main_device
@@ -105,6 +106,7 @@ class Backend:
         try:
             refuse_odd_inputs(graph)
             refuse_shared_writes(graph)
+            separate_written_windows(graph)
         except Unsupported as refusal:  # also under strict: there is nothing to compute, or eager says what
             self._gave_up(graph, "captured", refusal)
             return with_checkpoints(graph).forward

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import Argument
 
-from fusion.captured.writes import changes_first
+from fusion.captured.writes import memory_of, written_by
 from lowering.builder import origin_of
 from lowering.errors import Unsupported
 
@@ -48,7 +48,7 @@ def _is_view_of_one(node: fx.Node, value: Tensor, meeting: set[fx.Node]) -> bool
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or not isinstance(viewed := source.meta.get("example_value"), FakeTensor):
         return False
-    if _storage(viewed) != _storage(value):
+    if memory_of(viewed) != memory_of(value):
         return False
     place = Place.of(value)
     return source in meeting or (place is not None and place.meets)
@@ -66,7 +66,7 @@ def _refuse(node: fx.Node, meeting: set[fx.Node]) -> None:
         raise Unsupported(message, hint="write to a clone() of it", origin=origin_of(node))
     for operand in operands:
         read = operand.meta.get("example_value")
-        if isinstance(read, FakeTensor) and read is not target and _storage(read) == _storage(target):
+        if isinstance(read, FakeTensor) and read is not target and memory_of(read) == memory_of(target):
             own, other = Place.of(part()), Place.of(read)
             if own is not None and other is not None and own.partly_over(other):
                 message = "what is written partly lies over what is read"
@@ -134,16 +134,10 @@ def _number(size: object) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _storage(tensor: Tensor) -> int | None:
-    """What tells tensors that share memory from others."""
-    return tensor.untyped_storage()._cdata if tensor.layout is torch.strided else None
-
-
 def _write(node: fx.Node) -> tuple[fx.Node, Callable[[], Tensor], list[fx.Node]] | None:
     """The node that one writes to, the part of it, and what is read beside that; None if nothing is written."""
-    out = node.kwargs.get("out")
-    written = out if isinstance(out, fx.Node) else node.args[0] if node.args and changes_first(node) else None
-    if not isinstance(written, fx.Node) or not isinstance(target := written.meta.get("example_value"), FakeTensor):
+    written = written_by(node)
+    if written is None or not isinstance(target := written.meta.get("example_value"), FakeTensor):
         return None
     operands = [operand for operand in node.all_input_nodes if operand is not written]
     if node.target is operator.setitem:
