@@ -8,6 +8,10 @@ if it does change, it becomes an input after all.
 
 What enters is Dynamo's graph, before anything is derived from it; it is changed in place.  What was an input is none
 any more: to make a tensor of each number would take longer, at each call, than the launch of a kernel.
+
+Of a tensor that holds one float64 on the CPU PyTorch takes the number for such an input, too, and traces again because
+nothing reads it.  Dynamo then drops what is written to that tensor.  So PyTorch is told, while AOTAutograd traces, that
+its number is guarded already.
 """
 
 from __future__ import annotations
@@ -21,6 +25,7 @@ from torch._dynamo.source import AttrSource, CallMethodItemSource, FloatTensorSo
 from torch._dynamo.symbolic_convert import InstructionTranslator, TensorifyState
 from torch._guards import Source, detect_fake_mode
 from torch.fx.experimental.symbolic_shapes import guard_scalar
+from torch.utils._sympy.symbol import SymT, symbol_is_type
 
 
 @contextmanager
@@ -49,7 +54,7 @@ def settings_fixed(
     if fixed:
         graph.recompile()
         _guard_as_constants(fixed)
-    own = set(fixed.values()) - TensorifyState.force_specializations
+    own = {*fixed.values(), *_held_by_tensors()} - TensorifyState.force_specializations
     TensorifyState.force_specializations |= own  # else PyTorch begins anew, for the guards that there are already
     try:
         yield left
@@ -85,6 +90,15 @@ def _guard_as_constants(sources: Collection[Source]) -> None:
     for source in sources:
         install_guard(source.make_guard(GuardBuilder.CONSTANT_MATCH))
     shapes.tracked_fakes[:] = [traced for traced in shapes.tracked_fakes if _float_of(traced.source) not in sources]
+
+
+def _held_by_tensors() -> Iterator[str]:
+    """What PyTorch calls the numbers of tensors that the program gives."""
+    mode = detect_fake_mode()
+    if mode is not None and mode.shape_env is not None:
+        for symbol, sources in mode.shape_env.var_to_sources.items():
+            if symbol_is_type(symbol, SymT.FLOAT) and any(isinstance(s, CallMethodItemSource) for s in sources):
+                yield str(symbol)
 
 
 def _float_of(source: Source) -> Source:

@@ -146,6 +146,34 @@ def test_a_view_of_a_larger_tensor_changes_where_it_lies(f: Function) -> None:
         compare(mine, yours)
 
 
+def counted(total: torch.Tensor, x: torch.Tensor, scale: float) -> torch.Tensor:
+    total.add_(x.sum())
+    return torch.nn.functional.elu(x, alpha=scale) * total
+
+
+def emptied(total: torch.Tensor, x: torch.Tensor, scale: float) -> torch.Tensor:
+    result = torch.lerp(total, x[0], scale)
+    total.zero_()
+    return result
+
+
+def refilled(total: torch.Tensor, x: torch.Tensor, scale: float) -> torch.Tensor:
+    torch.sum(x * scale, 0, out=total)
+    return x
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("f", [counted, emptied, refilled])
+def test_a_tensor_of_one_number_changes(f: Function, dtype: torch.dtype, dynamic: bool) -> None:
+    """PyTorch takes such a number in float64 for a float of the program, and traces again without it."""
+    fused = fusion.fuse(f, dynamic=dynamic, options=STRICT)
+    mine, yours = torch.tensor(2.0, dtype=dtype), torch.tensor(2.0, dtype=dtype)
+    for scale in (3.0, 5.0, 7.0):
+        x = torch.randn(4, dtype=dtype)
+        compare((f(mine, x, scale), mine), (fused(yours, x, scale), yours))
+
+
 def test_two_inputs_share_memory() -> None:
     def f(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
         a.add_(1)
