@@ -21,7 +21,7 @@ the walk.  The four warps of a group meet before each of these messages, which o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -36,13 +36,17 @@ from codegen.triton.expressions.values import Values
 from codegen.triton.products import boxes, contract, groups
 from codegen.triton.products.boxes import Box
 from codegen.triton.products.chained import chain_of, factor_of
+from codegen.triton.products.functions import Function, split_off
 from codegen.triton.products.groups import GROUP, Given
 from codegen.triton.products.order import Order, order_of
-from codegen.triton.products.turns import open_turns
+from codegen.triton.products.turns import Turns, open_turns
 from lowering.kernel import Fold, Loop
 
 _SCORES, _SUMS, _STAGED = "SCORES", "SUMS", "staged"
-_NAMES = ("slot", "phase", "behind", "behind_phase", "begun", "weights", "next_scores", "next_sums", "sums")
+_CARRIED = ("slot", "phase", "begun")
+"""What a program carries from block to block."""
+
+_NAMES = (*_CARRIED, "behind", "behind_phase", "weights", "next_scores", "next_sums", "sums")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +105,7 @@ class Ahead:
         """Other names that the lines use."""
         return [*_NAMES, _SCORES, _SUMS, _STAGED, GROUP]
 
-    def launched(self, values: Values, name: str) -> list[str]:
+    def launched(self, values: Values) -> list[str]:
         """The lines of the function that is launched: descriptors, shared memory, barriers."""
         depth = self.layout.config.num_stages
         counts = {"left": self.groups, "right": depth, "other": depth, "out": self.groups if self.staging else 0}
@@ -110,7 +114,7 @@ class Ahead:
         for ring in self.rings:
             values.line(f"{ring}_filled = _barriers({counts[ring]}, 1)")
             values.line(f"{ring}_emptied = _barriers({counts[ring]}, {1 if ring == 'left' else self.groups})")
-        groups.start(values, name, self, self.groups)
+        groups.start(values, self.given.name, self, self.groups)
         return values.scopes[0].lines
 
     def _boxes(self) -> dict[str, Box]:
@@ -127,11 +131,11 @@ class Ahead:
 
     # One warp fetches -------------------------------------------------------------------------------------------------
 
-    def fetch(self, values: Values) -> list[str]:
-        """The lines of the warp that fetches."""
+    def fetch(self, values: Values) -> list[Function]:
+        """What the warp that fetches does for a block, and all that it does."""
         plan, depth = self.plan, self.layout.config.num_stages
         values.line("slot, phase, begun = 0, 1, 1")
-        close = open_turns(values, plan.m)
+        turns = open_turns(values, plan.m)
         m0 = values.starts[plan.m]
         order = order_of(values, plan.loop, plan.n)
         for group in range(self.groups):
@@ -143,8 +147,8 @@ class Ahead:
             self._fetch(values, ring, "slot", "phase", {plan.n: values.starts[plan.n]})
         values.line(f"slot, phase = _next_slot(slot, phase, {depth})")
         values.close(f"for {turn} in {order.every}:")
-        close()
-        return values.scopes[0].lines
+        block = self._end_turn(values, turns, "fetch_block", self.fetch_takes)
+        return [block, Function("fetch", self.fetch_takes, values.scopes[0].lines, self.given.constants)]
 
     def _fetch(self, values: Values, ring: str, slot: str, phase: str, starts: dict[Dim, str]) -> None:
         box = self._boxes()[ring]
@@ -158,8 +162,8 @@ class Ahead:
 
     # Two groups compute -----------------------------------------------------------------------------------------------
 
-    def compute(self, values: Values, arch: str) -> list[str]:
-        """The lines of a group."""
+    def compute(self, values: Values, arch: str) -> list[Function]:
+        """What a group does for a block, and all that it does."""
         plan = self.plan
         for name, columns in ((_SCORES, plan.n), (_SUMS, plan.e)):
             values.line(
@@ -167,7 +171,7 @@ class Ahead:
             )
         values.line(f"{_STAGED} = {'left' if plan.in_place else 'out'}.index({GROUP})")
         values.line("slot, phase, begun = 0, 0, 0")
-        close = open_turns(values, plan.m)
+        turns = open_turns(values, plan.m)
         order = order_of(values, plan.loop, plan.n)
         start = Code(f"{values.starts[plan.m]} + {GROUP} * ({self.share})", PRODUCT)
         values.starts[plan.m] = values.name("m1", Tile(start, depth=values.depth)).code.text
@@ -194,9 +198,20 @@ class Ahead:
         if plan.in_place:  # what has been staged is read from there
             values.line("hopper.tma.store_wait(0)")
             values.line(given_back)
-        close()
+        takes = [GROUP, *self.compute_takes]
+        block = self._end_turn(values, turns, "compute_block", [*takes, _STAGED])
         values.line("hopper.tma.store_wait(0)")
-        return values.scopes[0].lines
+        return [block, Function("compute", takes, values.scopes[0].lines, [GROUP, *self.given.constants])]
+
+    def _end_turn(self, values: Values, turns: Turns, suffix: str, known: Sequence[str]) -> Function:
+        """Close the walk over blocks; what is done for each becomes a function."""
+        constants = [*self.given.constants, _SCORES, _SUMS]
+        block = split_off(values, turns.begin, suffix, known, constants, _CARRIED)
+        # The number of a group is no constant there: then the function is read once for all groups that are alike.
+        given = (f"gl.to_tensor({name})" if name == GROUP else name for name in block.takes)
+        values.line(f"{', '.join(_CARRIED)} = {self.given.name}_{suffix}({', '.join(given)})")
+        turns.close()
+        return block
 
     def _walk(self, values: Values, body: Body, order: Order) -> tuple[Callable[[], None], ...]:
         """Add the first block, then the others, part by part; returns what completes the folds after the walk."""

@@ -30,7 +30,8 @@ from codegen.triton.expressions.scopes import Names
 from codegen.triton.expressions.values import Values
 from codegen.triton.file import INDENT, Launch, blocks_of, file_of, passed, signature
 from codegen.triton.products import turns
-from codegen.triton.products.groups import GROUP, Given, in_gluon
+from codegen.triton.products.functions import Function
+from codegen.triton.products.groups import Given, in_gluon
 from codegen.triton.rewrites.rounding import is_rounded, rounded_parts
 from codegen.triton.rewrites.sigmoids import as_sigmoids
 from codegen.triton.statements.unchanged import return_unchanged
@@ -192,20 +193,20 @@ class _Writer:
         kernel = layout.blocked.kernel
         constants = list(layout.constants)
         params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
-        form = Ahead(layout, Given(params, constants))
+        form = Ahead(layout, Given(name, params, constants))
         taken = [*form.fetch_takes, *form.compute_takes, *form.reserved, "gl", "gluon", "hopper", name]
 
         def values() -> Values:
             return self._values(layout, Names([*taken, *prelude.FUNCTIONS]))
 
-        def function(suffix: str, takes: Sequence[str], lines: Sequence[str]) -> str:
-            typed = (f"{each}: tl.constexpr" if each in (*constants, GROUP) else each for each in takes)
-            head = ["@gluon.jit", f"def {name}_{suffix}(", *(f"{INDENT}{each}," for each in typed), "):"]
-            return "\n".join([*head, *(INDENT + line for line in in_gluon(lines))])
+        def text(function: Function) -> str:
+            typed = (f"{each}: tl.constexpr" if each in function.constants else each for each in function.takes)
+            head = ["@gluon.jit", f"def {name}_{function.suffix}(", *(f"{INDENT}{each}," for each in typed), "):"]
+            return "\n".join([*head, *(INDENT + line for line in in_gluon(function.lines))])
 
         launched = ["@gluon.jit", *signature(kernel, name, {}, constants)[1:]]
         return [
-            function("fetch", form.fetch_takes, form.fetch(values())),
-            function("compute", [GROUP, *form.compute_takes], form.compute(values(), self.units.arch)),
-            "\n".join([*launched, *(INDENT + line for line in form.launched(values(), name))]),
+            *map(text, form.fetch(values())),
+            *map(text, form.compute(values(), self.units.arch)),
+            "\n".join([*launched, *(INDENT + line for line in form.launched(values()))]),
         ]

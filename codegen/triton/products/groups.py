@@ -52,14 +52,17 @@ def run_on(arch: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Given:
-    """What the functions of a kernel are called with: the names of its parameters, and of the sizes of blocks."""
+    """What the functions of a kernel are called and called with: its name, the names of its parameters, and of the
+    sizes of blocks.
+    """
 
+    name: str
     params: Sequence[str]
     constants: Sequence[str]
 
     @property
     def names(self) -> list[str]:
-        """All of them, in the order of the call."""
+        """All that they are called with, in the order of the call."""
         return [*self.params, *self.constants]
 
 

@@ -11,12 +11,26 @@ program ended when the average one had been done for a quarter of the time.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 from codegen.triton.blocks import Blocked, Config, Dim, extent
 from codegen.triton.expressions.scopes import Tile
 from codegen.triton.expressions.spell import ATOM, PRODUCT, SUM, Code
 from codegen.triton.expressions.values import Values
 from codegen.triton.products.place import place
+
+
+@dataclass(frozen=True, slots=True)
+class Turns:
+    """The open walk over the blocks of a program.
+
+    Attributes:
+        begin: the line of its body in which it is known which block is next.
+        close: closes it.
+    """
+
+    begin: int
+    close: Callable[[], None]
 
 
 def depth(blocked: Blocked, config: Config) -> int:
@@ -30,8 +44,8 @@ def _sections(blocked: Blocked, config: Config) -> Dim | None:
     return batch if batch is not None and 1 < config.group < extent(batch.size) else None
 
 
-def open_turns(values: Values, m: Dim) -> Callable[[], None]:
-    """Open the walk over the blocks of a program and place each; returns what closes it."""
+def open_turns(values: Values, m: Dim) -> Turns:
+    """Open the walk over the blocks of a program and place each."""
     layout = values.layout
     rows = f"tl.cdiv({values.index_tile(m.size).code.text}, {m.constant})"
     counts = [values.index_tile(dim.size).code.at(PRODUCT) for dim in layout.blocked.grid() if dim.name == "b"]
@@ -43,18 +57,20 @@ def open_turns(values: Values, m: Dim) -> Callable[[], None]:
     section = values.open("section")
     first = values.name("first", Tile(Code(f"{section} * {together}"), depth=values.depth)).code.text
     count = Code(f"tl.minimum({together}, {blocks} - {first})")
-    close = _open(values, values.name("count", Tile(count, depth=values.depth)).code.text, section, f"{first} + ")
+    turns = _open(values, values.name("count", Tile(count, depth=values.depth)).code.text, section, f"{first} + ")
 
     def close_both() -> None:
-        close()
+        turns.close()
         values.close(f"for {section} in range(tl.cdiv({blocks}, {together})):")
 
-    return close_both
+    return replace(turns, close=close_both)
 
 
-def _open(values: Values, blocks: str, section: str, before: str) -> Callable[[], None]:
+def _open(values: Values, blocks: str, section: str, before: str) -> Turns:
     """Open the turns of one section, which begins after the blocks `before`."""
     turn = values.open("turn")
     code = Code(f"{before}_zigzag({turn}, {section})", SUM if before else ATOM)
-    place(values, values.name("number", Tile(code, depth=values.depth)).code.text)
-    return lambda: values.close(f"for {turn} in range(_zigzag_turns({blocks}, {section})):")
+    number = values.name("number", Tile(code, depth=values.depth)).code.text
+    begin = len(values.scopes[-1].lines)
+    place(values, number)
+    return Turns(begin, lambda: values.close(f"for {turn} in range(_zigzag_turns({blocks}, {section})):"))

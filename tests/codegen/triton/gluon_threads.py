@@ -247,6 +247,7 @@ def _gluon_language() -> SimpleNamespace:
         arange=torch.arange,
         full=lambda shape, number, dtype, layout=None: torch.full(shape, number, dtype=dtype),
         static_range=range,
+        to_tensor=int,
         convert_layout=lambda x, layout: x,
         allocate_shared_memory=lambda dtype, shape, layout: (
             Barriers(shape[0]) if dtype is torch.int64 else Shared(torch.full(shape, float("nan"), dtype=dtype))

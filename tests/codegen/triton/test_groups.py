@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -56,7 +57,25 @@ def test_attention_of_whole_blocks_may_be_computed_in_groups(name: str) -> None:
     config = grouped(TAKEN[name])
     assert config.persistent and config.num_warps == 4
     source = TARGET.emit(TAKEN[name], config)
-    assert source.count("@gluon.jit") == 3 and "tl.arange(" not in source
+    assert source.count("@gluon.jit") == 5 and "tl.arange(" not in source
+
+
+@pytest.mark.parametrize("name", ["causal", "window", "wide"])
+def test_no_walk_stands_in_a_loop_of_its_function(name: str) -> None:
+    """Triton reads what stands in a loop twice, in each time that it reads what is around the loop."""
+    heads = online_attention(64, 4096, 4096, 128, dtype=BF16, causal=True) if name == "causal" else TAKEN[name]
+    functions = [
+        each for each in ast.parse(TARGET.emit(heads, grouped(heads))).body if isinstance(each, ast.FunctionDef)
+    ]
+    nests = {function.name: _depth(function) for function in functions}
+    walks = {name: depth for name, depth in nests.items() if name.endswith("_block")}
+    assert walks == {"attention_fetch_block": 1, "attention_compute_block": 1}
+    assert nests["attention_compute"] == (2 if name == "causal" else 1), "sections of heads, and turns"
+
+
+def _depth(node: ast.AST) -> int:
+    inside = max((_depth(each) for each in ast.iter_child_nodes(node)), default=0)
+    return inside + isinstance(node, ast.For)
 
 
 @pytest.mark.parametrize("name", LEFT)
@@ -167,10 +186,10 @@ def test_any_number_of_groups(walk: str, count: int) -> None:
 def test_what_needs_a_condition_is_walked_first() -> None:
     """The last block of a row is the only one that is masked, so that no loop has to compute a mask."""
     kernel = TAKEN["causal"]
-    compute = TARGET.emit(kernel, grouped(kernel)).partition("def attention_compute(")[2]
+    compute = TARGET.emit(kernel, grouped(kernel)).partition("def attention_compute_block(")[2]
     assert compute.count("warpgroup_mma_wait(1,") == 1 and compute.count("<= mi[:, None]") == 1
     shifted = online_attention(16, 1088, 1152, 128, dtype=BF16, causal=True)
-    compute = TARGET.emit(shifted, grouped(shifted)).partition("def attention_compute(")[2]
+    compute = TARGET.emit(shifted, grouped(shifted)).partition("def attention_compute_block(")[2]
     assert compute.count("warpgroup_mma_wait(1,") == 2, "rows that see 64 more columns have two such blocks"
 
 
@@ -207,13 +226,13 @@ def test_heads_that_fit_the_cache_together_are_done_one_section_after_the_other(
 def test_every_program_walks_about_as_far() -> None:
     """Of 64 heads of 4096 rows, 16 of which fit the cache together: 512 blocks for 132 programs, four times."""
     source = TARGET.emit(online_attention(64, 4096, 4096, 128, dtype=BF16, causal=True))
-    text = source.partition("def _zigzag(")[2].partition("@triton.jit\ndef _next_slot")[0]
+    text = "\n".join(section for section in source.split("\n\n\n") if section.startswith("@triton.jit\ndef _zigzag"))
     walked = []
     for program in range(132):
         language = SimpleNamespace(num_programs=lambda _: 132, program_id=lambda _, program=program: program)
         language.where = lambda condition, a, b: a if condition else b
         names: dict[str, Any] = {"tl": language, "triton": SimpleNamespace(jit=lambda function: function)}
-        exec(f"def _zigzag({text}", names)
+        exec(text, names)
         turns = [(turn, section) for section in range(4) for turn in range(names["_zigzag_turns"](512, section))]
         walked.append(sum(32 - names["_zigzag"](turn, section) // 16 for turn, section in turns))
     assert max(walked) <= 1.02 * sum(walked) / 132
