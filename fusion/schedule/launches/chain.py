@@ -7,45 +7,45 @@ of its own for a handful of numbers.  Run by the last program of the kernel that
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.launches.launch import share
+from fusion.schedule.launches.launch import join_earlier, share
 from lowering.kernel import Kernel, Role
-from lowering.program import Extern, writes
+from lowering.program import Extern
 
 SMALL = 1 << 14
 """Points above which one program alone would take longer than a launch."""
 
 
 def chain_last_steps(steps: Sequence[KernelCall | Extern]) -> list[KernelCall | Extern]:
-    """The steps with single-program kernels moved into the launch of the kernel that they follow."""
-    result: list[KernelCall | Extern] = []
-    ready: dict[str, int] = {}  # buffer → position in result of the step that makes it
-    for step in steps:
-        position = _host(result, ready, step) if isinstance(step, KernelCall) else None
-        if position is None:
-            result.append(step)
-            position = len(result) - 1
-        else:
-            host = result[position]
-            assert isinstance(host, KernelCall) and isinstance(step, KernelCall)
-            result[position] = _chained(host, step)
-        for name in (*step.written, *step.over) if isinstance(step, KernelCall) else writes(step):
-            ready[name] = position
-    return result
+    """The steps with single-program kernels in the launch of the kernel that they follow."""
+    return join_earlier(steps, _chained)
 
 
-def _host(result: Sequence[KernelCall | Extern], ready: dict[str, int], step: KernelCall) -> int | None:
-    """The latest step that `step` depends on, if `step` may run at its end."""
-    sizes = [axis.size for axis in step.kernel.axes]
-    single = not step.kernel.with_role(Role.GRID) and all(size.is_Integer for size in sizes)
-    if not single or math.prod(map(int, sizes)) > SMALL or step.kernel.sizes:
+def _chained(
+    steps: Sequence[KernelCall | Extern], maker: Mapping[str, int], last: KernelCall
+) -> tuple[int, KernelCall] | None:
+    """The latest step that `last` depends on, with `last` at its end; None if it may not run there."""
+    position = _host(steps, maker, last)
+    if position is None:
         return None
-    inputs = [name for name in step.buffers if name not in step.written]
-    position = max((ready[name] for name in inputs if name in ready), default=-1)
-    host = result[position] if position >= 0 else None
+    host = steps[position]
+    assert isinstance(host, KernelCall)
+    call, tail = share(host, last)
+    name = f"{host.kernel.name}_{last.kernel.name}"
+    return position, replace(call, kernel=replace(call.kernel, name=name, then=_append(host.kernel.then, tail)))
+
+
+def _host(steps: Sequence[KernelCall | Extern], maker: Mapping[str, int], last: KernelCall) -> int | None:
+    sizes = [axis.size for axis in last.kernel.axes]
+    single = not last.kernel.with_role(Role.GRID) and all(size.is_Integer for size in sizes)
+    if not single or math.prod(map(int, sizes)) > SMALL or last.kernel.sizes:
+        return None
+    inputs = [name for name in last.buffers if name not in last.written]
+    position = max((maker[name] for name in inputs if name in maker), default=-1)
+    host = steps[position] if position >= 0 else None
     if not isinstance(host, KernelCall) or not all(axis.size.is_Integer and axis.size > 0 for axis in host.kernel.axes):
         return None  # an empty grid has no last program
     if host.kernel.awaited:  # each tile has a last program of its own
@@ -53,12 +53,6 @@ def _host(result: Sequence[KernelCall | Extern], ready: dict[str, int], step: Ke
     if host.over.keys() & {*inputs}:  # written in the memory of a tensor that has another name in this launch
         return None
     return position
-
-
-def _chained(host: KernelCall, last: KernelCall) -> KernelCall:
-    call, tail = share(host, last)
-    name = f"{host.kernel.name}_{last.kernel.name}"
-    return replace(call, kernel=replace(call.kernel, name=name, then=_append(host.kernel.then, tail)))
 
 
 def _append(chain: Kernel | None, tail: Kernel) -> Kernel:

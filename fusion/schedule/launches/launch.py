@@ -2,16 +2,51 @@
 
 What enters are two calls; what leaves is the first, called with the buffers of both, and the kernel of the second over
 the parameters of the joint call.  What the second then is to the first, one that follows or one beside it, is for
-`chain` and `pack` to say.
+`chain`, `tiles` and `pack` to say; what one step needs of another is told by what they take and make.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from fusion.schedule.kernels import KernelCall
 from lowering.errors import by_place
 from lowering.kernel import Kernel, Param, rename
+from lowering.program import Extern, writes
+
+
+def takes(step: KernelCall | Extern) -> tuple[str, ...]:
+    """The tensors that a step is called with; of a launch also those that it writes."""
+    return step.buffers if isinstance(step, KernelCall) else step.reads
+
+
+def makes(step: KernelCall | Extern) -> tuple[str, ...]:
+    """The tensors that are there once a step has run: new ones, and new values of others."""
+    return (*step.written, *step.over) if isinstance(step, KernelCall) else tuple(writes(step))
+
+
+def join_earlier(
+    steps: Sequence[KernelCall | Extern],
+    joined: Callable[[Sequence[KernelCall | Extern], Mapping[str, int], KernelCall], tuple[int, KernelCall] | None],
+) -> list[KernelCall | Extern]:
+    """The steps with kernels in the launches of those before them.
+
+    Args:
+        joined: given the steps so far, which of them makes each tensor, and the next launch: the position of the one
+            that it joins, and both as one; None where it stays by itself.
+    """
+    result: list[KernelCall | Extern] = []
+    maker: dict[str, int] = {}
+    for step in steps:
+        found = joined(result, maker, step) if isinstance(step, KernelCall) else None
+        if found is None:
+            position = len(result)
+            result.append(step)
+        else:
+            position, result[position] = found
+        maker.update(dict.fromkeys(makes(step), position))
+    return result
 
 
 def share(first: KernelCall, second: KernelCall) -> tuple[KernelCall, Kernel]:
@@ -47,4 +82,4 @@ def share(first: KernelCall, second: KernelCall) -> tuple[KernelCall, Kernel]:
     return call, replace(second.kernel, params=tuple(params), body=rename(second.kernel.body, names), origins=())
 
 
-__all__ = ["share"]
+__all__ = ["join_earlier", "makes", "share", "takes"]

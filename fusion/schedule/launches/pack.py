@@ -22,10 +22,10 @@ from codegen.build import is_idle
 from codegen.target import Capabilities, Target
 from fusion.schedule.graph import bytes_of
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.launches.launch import share
+from fusion.schedule.launches.launch import makes, share, takes
 from fusion.schedule.profit import EARLY
 from lowering.kernel import Fold, Kernel, statements
-from lowering.program import Extern, Program, writes
+from lowering.program import Extern, Program
 
 WINDOW = 64
 """How many steps apart kernels may be that make little: what is computed early takes memory until it is needed."""
@@ -79,7 +79,7 @@ class _Packing:
         fence: int | None = None
         for number, step in enumerate(self.steps):
             self.graph.add_node(number)
-            for name in step.buffers if isinstance(step, KernelCall) else step.reads:
+            for name in takes(step):
                 if name in ready:
                     self.graph.add_edge(ready[name], number)
             if fence is not None:
@@ -87,8 +87,7 @@ class _Packing:
             if isinstance(step, Extern) and step.impure:
                 self.graph.add_edges_from((before, number) for before in range(fence or 0, number))
                 fence = number
-            made = (*step.written, *step.over) if isinstance(step, KernelCall) else writes(step)
-            ready.update(dict.fromkeys(made, number))
+            ready.update(dict.fromkeys(makes(step), number))
 
     def _fits(self, host: int, number: int) -> bool:
         first, second = self.calls[host], self.calls[number]

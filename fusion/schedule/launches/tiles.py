@@ -10,7 +10,7 @@ them.  It adds them in their order, whoever is last: the result is always the sa
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
 
@@ -18,12 +18,12 @@ import sympy
 
 from codegen.target import Target
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.launches.launch import share
+from fusion.schedule.launches.launch import join_earlier, share
 from fusion.schedule.space import Placement, place
 from lowering.expr import Expr, Load, Op, loads, rewrite
 from lowering.indexing import ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
 from lowering.kernel import Fold, Kernel, KernelAxis, Role, Store, statements, values_of, with_values
-from lowering.program import Extern, Program, reads, writes
+from lowering.program import Extern, Program, reads
 
 MOST = 16
 """Parts of a sum above which a program alone would add them up for too long."""
@@ -31,24 +31,17 @@ MOST = 16
 
 def finish_tiles(steps: Sequence[KernelCall | Extern], program: Program, target: Target) -> list[KernelCall | Extern]:
     """The steps with kernels that add up parts in the launch of those that make them."""
-    result: list[KernelCall | Extern] = []
-    ready: dict[str, int] = {}  # buffer → position in result of the step that makes it
-    for step in steps:
-        joint, position = None, -1
-        if isinstance(step, KernelCall):
-            position = max((ready[name] for name in step.buffers if name in ready), default=-1)
-            host = result[position] if position >= 0 else None
-            ordered = any(isinstance(other, Extern) and other.impure for other in result[position + 1 :])
-            if isinstance(host, KernelCall) and not ordered:
-                joint = _joined(host, step, program, target)
-        if joint is None:
-            result.append(step)
-            position = len(result) - 1
-        else:
-            result[position] = joint
-        for name in (*step.written, *step.over) if isinstance(step, KernelCall) else writes(step):
-            ready[name] = position
-    return result
+
+    def joined(
+        found: Sequence[KernelCall | Extern], maker: Mapping[str, int], step: KernelCall
+    ) -> tuple[int, KernelCall] | None:
+        position = max((maker[name] for name in step.buffers if name in maker), default=-1)
+        host = found[position] if position >= 0 else None
+        ordered = any(isinstance(other, Extern) and other.impure for other in found[position + 1 :])
+        call = _joined(host, step, program, target) if isinstance(host, KernelCall) and not ordered else None
+        return None if call is None else (position, call)
+
+    return join_earlier(steps, joined)
 
 
 def part_axis(kernel: Kernel) -> KernelAxis | None:

@@ -17,6 +17,7 @@ import networkx as nx
 import torch
 
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.launches.launch import takes
 from fusion.schedule.launches.redirect import params_without, redirected
 from lowering.expr import Expr, loads
 from lowering.kernel import Kernel, Role, Stmt, Store, loaded, statements, stored, values_of
@@ -33,9 +34,10 @@ def update(steps: Sequence[KernelCall | Extern], program: Program) -> tuple[tupl
     """
     found = list(steps)
     for copy in steps:
-        names = None if isinstance(copy, KernelCall) else copied(copy, program)
-        written = None if names is None else _written_in_place(found, program, copy, *names)
-        if names is not None and written is not None:
+        if isinstance(copy, KernelCall) or (names := copied(copy, program)) is None:
+            continue
+        written = _written_in_place(found, program, copy, *names)
+        if written is not None:
             position, call = written
             found[position] = call
             found.remove(copy)
@@ -43,10 +45,9 @@ def update(steps: Sequence[KernelCall | Extern], program: Program) -> tuple[tupl
     return tuple(_as_one_call(found, program)), program
 
 
-def _returning(program: Program, copy: KernelCall | Extern, target: str) -> Program:
+def _returning(program: Program, copy: Extern, target: str) -> Program:
     """`program` with `target` in the place of the result of `copy`, which is the same tensor."""
-    assert isinstance(copy, Extern)
-    results = {BufferRef(out) for out in copy.outs if out is not None}
+    results = set(map(BufferRef, writes(copy)))
     return replace(program, outputs=tuple(BufferRef(target) if out in results else out for out in program.outputs))
 
 
@@ -54,39 +55,45 @@ def _is_copy(step: KernelCall | Extern, program: Program) -> bool:
     """Is this a copy into an input, of which nobody takes the result?"""
     if isinstance(step, KernelCall) or copied(step, program) is None:
         return False
-    return not {out for out in step.outs if out is not None} & program.output_names()
+    return program.output_names().isdisjoint(writes(step))
 
 
 def _written_in_place(
-    steps: Sequence[KernelCall | Extern], program: Program, copy: KernelCall | Extern, target: str, source: str
+    steps: Sequence[KernelCall | Extern], program: Program, copy: Extern, target: str, source: str
 ) -> tuple[int, KernelCall] | None:
-    """The step that makes `source`, by its position, as one that writes it into `target`."""
+    """The step that makes `source`, by its position, as one that writes it into `target`; None where it may not."""
     old, new = program.buffers[target], program.buffers[source]
     alike = (old.dtype, old.shape, old.strides, old.device) == (new.dtype, new.shape, new.strides, new.device)
     if not alike or source in program.output_names() or target in program.output_names():
         return None
-    made, views = None, {target}
-    results = set() if isinstance(copy, KernelCall) else {out for out in copy.outs if out is not None}
-    for position, step in enumerate(steps):
-        if step is copy:
-            continue
-        touched = step.buffers if isinstance(step, KernelCall) else step.reads
-        if isinstance(step, KernelCall) and source in step.written:
-            made = position
-        elif (
-            source in touched or not results.isdisjoint(touched) or (made is not None and not views.isdisjoint(touched))
-        ):
-            return None
-        elif isinstance(step, Extern) and step.is_view and not views.isdisjoint(touched):
-            views.update(writes(step))
-    if made is None:
+    position = _maker(steps, copy, target, source)
+    if position is None:
         return None
-    host = steps[made]
+    host = steps[position]
     assert isinstance(host, KernelCall)
-    if not (views - {target}).isdisjoint(host.buffers):  # the kernel reads the input by another name
-        return None
     call = written_into(host, target, source)
-    return None if call is None else (made, call)
+    return None if call is None else (position, call)
+
+
+def _maker(steps: Sequence[KernelCall | Extern], copy: Extern, target: str, source: str) -> int | None:
+    """The position of the launch that makes `source`, if it may as well make `target` of it.
+
+    It may not where another step than the copy takes `source`, or takes the copy's result, or `target` afterwards; nor
+    where it reads a view of `target` itself.
+    """
+    found, views = None, {target}
+    private = {source, *writes(copy)}
+    for position, step in enumerate(steps):
+        touched = set() if step is copy else set(takes(step))
+        if isinstance(step, KernelCall) and source in step.written:
+            if touched & (views - {target}):
+                return None
+            found = position
+        elif touched & private or (found is not None and touched & views):
+            return None
+        elif isinstance(step, Extern) and step.is_view and touched & views:
+            views.update(writes(step))
+    return found
 
 
 def written_into(call: KernelCall, target: str, source: str) -> KernelCall | None:
