@@ -1,10 +1,14 @@
 """Differences of 1 and a power: what they would lose is not lost.
 
-    1 - b ** t  =  -expm1(t · log b)      with b a positive number
+    1 - b ** t  =  0 - expm1(t · log b)      with b a positive number
 
 `Program → Program`.  How far a running mean has come is such a difference, with a b near 1: after one step of Adam, of
 0.999 rounded to float32, it is wrong by 1e-5 of itself.  An optimizer's step in eager has it in float64; compiled, it
 is PyTorch that has it in float32.
+
+The relative error of a large power is that of `t · log b` times as much as that is; of the power as it is written, that
+of b times t.  Where b is rounded by less, as 2 and 10 are not rounded at all, large powers stay as they are.  A
+difference of equal numbers is +0.0, whichever zero `expm1` gives.
 """
 
 from __future__ import annotations
@@ -12,6 +16,8 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+
+import torch
 
 from fusion.schedule.inline import inline
 from lowering.expr import Const, Expr, Load, Op, const, make_op, postorder, rewrite
@@ -50,8 +56,11 @@ def _as_expm1(expr: Expr) -> Expr | None:
     exponent = None if found is None else _exponent(found[0])
     if found is None or exponent is None:
         return None
-    value = make_op("expm1", exponent)
-    return value if found[1] else make_op("neg", value)
+    value, zero = make_op("expm1", exponent), const(0.0, expr.dtype)
+    exact = make_op("add", value, zero) if found[1] else make_op("sub", zero, value)
+    if not _is_near(found[0]):
+        return exact
+    return make_op("where", make_op("gt", exponent, const(1.0, expr.dtype)), expr, exact)
 
 
 def _difference(expr: Expr) -> tuple[Expr, bool] | None:
@@ -74,3 +83,12 @@ def _exponent(expr: Expr) -> Expr | None:
     if not (isinstance(base, Const) and 0 < base.value < math.inf and base.value != 1):
         return None
     return make_op("mul", exponent, const(math.log(base.value), expr.dtype))
+
+
+def _is_near(power: Expr) -> bool:
+    """Is the base of a power rounded by less than its logarithm is?"""
+    assert isinstance(power, Op)
+    base, _ = power.args
+    assert isinstance(base, Const)
+    rounded = float(torch.tensor(base.value, dtype=base.dtype))
+    return abs(rounded / base.value - 1) < abs(math.log(base.value)) * torch.finfo(base.dtype).eps / 2

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import pytest
@@ -21,8 +22,13 @@ EXACT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "one from it": lambda t: 0.999**t - 1,
     "in a list": lambda t: torch._foreach_sub(torch._foreach_pow(0.999, [t]), 1)[0],
     "grown": lambda t: (1.001**t).unsqueeze(0) - 1,
+    "of an exact base": lambda t: 1 - 0.9375**t,
+    "of a large base": lambda t: 10 ** (t / 256).clamp(-30, 30) - 1,
     "among others": lambda t: (1 - 0.9**t) / (1 - 0.999 ** t[:, None]).sqrt(),
 }
+LARGE = {"of an exact base", "of a large base"}
+"""Of these, large powers stay."""
+
 OTHERS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "of two": lambda t: 2 - 0.999**t,
     "of the base one": lambda t: 1 - 1**t,
@@ -43,9 +49,28 @@ def test_what_they_would_lose_is_kept(name: str) -> None:
     given = lowered(EXACT[name], STEPS)
     program = exact_differences(given)
     verify_program(program)
-    assert "expm1" in names(program) and "pow" not in names(program)
+    assert "expm1" in names(program) and ("pow" in names(program)) == (name in LARGE)
     (result,), wide = run_program(program, [STEPS]), EXACT[name](STEPS.double())
     torch.testing.assert_close(result.double(), wide, rtol=5e-7, atol=0, equal_nan=True)
+
+
+@pytest.mark.parametrize("name", EXACT)
+@pytest.mark.parametrize("target", ["c", "reference"])
+def test_equal_numbers_differ_by_a_positive_zero(name: str, target: str) -> None:
+    """Its reciprocal says which zero it is."""
+    zeros = torch.tensor([0.0, -0.0])
+    fused = fusion.fuse(lambda t: 1 / EXACT[name](t), options={"target": target, "strict": True})
+    torch.testing.assert_close(fused(zeros), 1 / EXACT[name](zeros), equal_nan=True)
+
+
+@pytest.mark.parametrize("base", [4, 10, 256, 0.5, 1.01, 0.9])
+def test_large_powers_are_as_near_as_eager_s(base: float) -> None:
+    t = torch.linspace(1, 60, 2001) / math.log(base)
+    exact = base ** t.double() - 1
+    program = exact_differences(lowered(lambda t: base**t - 1, t))
+    (ours,), eagers = run_program(program, [t]), base**t - 1
+    off, own = (((found - exact) / exact).abs().mean() for found in (ours, eagers))
+    assert off <= 1.1 * own
 
 
 @pytest.mark.parametrize("name", OTHERS)
