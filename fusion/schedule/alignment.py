@@ -21,6 +21,7 @@ import sympy
 
 from codegen.target import Capabilities
 from fusion.schedule.chunks.matrices import product_calls
+from fusion.schedule.naming import unused
 from fusion.schedule.odd_rows import BYTES, ODD, is_odd, padded_strides
 from lowering.expr import Load, loads, renamed
 from lowering.indexing import axis_symbol
@@ -89,7 +90,7 @@ def _with_copies(program: Program, odd: Collection[str]) -> Program:
 def _copy(name: str, buffers: dict[str, Buffer], copies: dict[str, str]) -> Map:
     """A node that copies a matrix into a new one with aligned rows, which is noted down."""
     given = buffers[name]
-    copies[name] = f"{name}_aligned"
+    copies[name] = unused(f"{name}_aligned", buffers)
     buffers[copies[name]] = replace(given, name=copies[name])
     axes = tuple(Axis(axis_symbol(position), size) for position, size in enumerate(given.shape))
     return Map(copies[name], axes, Load(name, tuple(axis.symbol for axis in axes), given.dtype))

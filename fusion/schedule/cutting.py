@@ -22,6 +22,7 @@ import torch
 from fusion.schedule.expand import values_of
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
+from fusion.schedule.naming import unused
 from fusion.schedule.online import Online, online
 from fusion.schedule.online.centred import about_means
 from fusion.schedule.online.merge import MERGEABLE, brought, merged_op
@@ -256,10 +257,7 @@ class _Cutting:
 
     def _name(self, out: str, ending: str) -> str:
         """A name for a buffer that there is not yet."""
-        taken = {*self.dependences.program.buffers, *(buffer.name for buffer, _ in self.buffers)}
-        while f"{out}_{ending}" in taken:
-            out += "_"
-        return f"{out}_{ending}"
+        return unused(f"{out}_{ending}", {*self.dependences.program.buffers, *(made.name for made, _ in self.buffers)})
 
     def _of_part(self, fold: Fold, axes: Sequence[Axis]) -> Node:
         """The node of one accumulator in each part, which names those that it follows as they are in the part."""

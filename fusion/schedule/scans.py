@@ -21,6 +21,7 @@ import sympy
 import torch
 
 from codegen.target import Capabilities
+from fusion.schedule.naming import unused
 from fusion.schedule.split import near_divisor, walks_contiguously, wanted_parts
 from lowering.expr import Expr, IndexValue, Load, const, make_cast, make_op
 from lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol, substitute_all
@@ -74,10 +75,7 @@ class _Made:
 
     def name(self, wish: str) -> str:
         """A name for a buffer that there is not yet."""
-        taken = {*self.program.buffers, *(buffer.name for buffer, _ in self.buffers)}
-        while wish in taken:
-            wish += "_"
-        return wish
+        return unused(wish, {*self.program.buffers, *(buffer.name for buffer, _ in self.buffers)})
 
 
 class _Split:

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from fusion.schedule.naming import unused
 from lowering.builder import GENERATED_DTYPES
 from lowering.expr import Load, make_cast
 from lowering.indexing import axis_symbol
@@ -37,7 +38,7 @@ def own_sources(program: Program) -> Program:
             buffers.update((name, replace(buffers[name], strides=old.strides)) for name in place)
             nodes.append(node)
             continue
-        own = _fresh(f"{source}_stored", buffers)
+        own = unused(f"{source}_stored", buffers)
         buffers[own] = replace(old, name=own)
         origins[own] = origins[next(out for out in writes(node))]
         axes = tuple(Axis(axis_symbol(k), size) for k, size in enumerate(old.shape))
@@ -61,11 +62,3 @@ def _fits(target: Buffer, source: Buffer) -> bool:
     generated = {target.dtype, source.dtype} <= GENERATED_DTYPES
     overlaps = any(stride == 0 and size != 1 for size, stride in zip(target.shape, target.strides, strict=True))
     return generated and target.shape == source.shape and target.device == source.device and not overlaps
-
-
-def _fresh(name: str, taken: dict[str, Buffer]) -> str:
-    found, count = name, 0
-    while found in taken:
-        count += 1
-        found = f"{name}_{count}"
-    return found

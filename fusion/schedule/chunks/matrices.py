@@ -14,6 +14,7 @@ import sympy
 import torch
 
 from fusion.operations.products import aligned_product
+from fusion.schedule.naming import unused
 from lowering.expr import Expr, Load, free_axes, loads
 from lowering.indexing import axis_symbol, coefficient, flatten, substitute
 from lowering.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, axis_sizes
@@ -75,8 +76,7 @@ def strided_view(
     if len(strides) != len(axes) or sympy.expand(offset - linear) != 0:
         return None
     shape = tuple(sizes[axis] for axis in axes)
-    while name in buffers:
-        name += "_"
+    name = unused(name, buffers)
     buffers[name] = Buffer(name, source.dtype, shape, strides, source.device)
     args = (BufferRef(source.name), [*shape], [*strides])
     return Extern((name,), aten.as_strided.default, args, is_view=True)
@@ -106,10 +106,7 @@ def with_matrices(
         moved = {old: axis.symbol for old, axis in zip(symbols, own, strict=True)}
         copy = Map("", own, substitute(operand, moved, {axis.symbol: axis.size for axis in own}))
         if copy not in copies:
-            name = f"{node.out}_operand"
-            while name in buffers:
-                name += "_"
-            copies[copy] = name
+            copies[copy] = name = unused(f"{node.out}_operand", buffers)
             shape = tuple(axis.size for axis in own)
             dense = Buffer(name, operand.dtype, shape, contiguous_strides(shape), buffers[node.out].device)
             buffers[name] = replace(dense, strides=aligned_strides(dense, shape, alignment))

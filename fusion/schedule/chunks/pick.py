@@ -15,6 +15,7 @@ from dataclasses import replace
 import sympy
 import torch
 
+from fusion.schedule.naming import unused
 from lowering.expr import Expr, IndexValue, Load, Op, const, free_axes, make_cast, make_op, rewrite
 from lowering.indexing import axis_symbol, over_symbol, substitute
 from lowering.program import Axis, Buffer, Compute, Map, Reduce, axis_sizes
@@ -66,9 +67,7 @@ def _picked(
     here = make_op("eq", IndexValue(over.symbol), substitute(wanted, moved, inner))
     dtype = torch.float64 if load.dtype is torch.float64 else torch.float32
     value = make_cast(Load(load.buffer, index, load.dtype), dtype)
-    name = f"{load.buffer}_picked"
-    while name in buffers:
-        name += "_"
+    name = unused(f"{load.buffer}_picked", buffers)
     shape = tuple(axis.size for axis in axes)
     buffers[name] = Buffer(name, dtype, shape, contiguous_strides(shape), source.device)
     term = Op("where", (here, value, const(0, dtype)), dtype)

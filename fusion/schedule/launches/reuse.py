@@ -22,6 +22,7 @@ from fusion.operations.products import aligned_product
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.redirect import redirected
 from fusion.schedule.launches.updates import written_into
+from fusion.schedule.naming import unused
 from lowering.expr import loads
 from lowering.kernel import Fold, Kernel, Store, statements, values_of
 from lowering.program import Buffer, BufferRef, Extern, Program, writes
@@ -62,16 +63,18 @@ def reuse(
         if isinstance(step, KernelCall):
             dying = {name for name in _read(step) if last[name] == position}
             step = _over(buffers, step, (dying & made) - kept)
-            step, taken = _taking_over(_over(buffers, step, dying & given), given)
+            step, taken = _taking_over(buffers, _over(buffers, step, dying & given), given)
             buffers.update({out: buffers[name] for out, name in taken.items()})
             result += [Extern((out,), take_over, (BufferRef(name),)) for out, name in taken.items()]
         result.append(step)
     return tuple(result), replace(program, buffers=buffers)
 
 
-def _taking_over(call: KernelCall, given: Collection[str]) -> tuple[KernelCall, dict[str, str]]:
+def _taking_over(
+    buffers: Mapping[str, Buffer], call: KernelCall, given: Collection[str]
+) -> tuple[KernelCall, dict[str, str]]:
     """The call with inputs that it writes over under names of their own, and these names."""
-    own = {name: f"{name}_taken" for name in call.over.values() if name in given}
+    own = {name: unused(f"{name}_taken", buffers) for name in call.over.values() if name in given}
     if not own:
         return call, {}
     over = {out: own.get(name, name) for out, name in call.over.items()}

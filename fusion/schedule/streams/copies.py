@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from fusion.schedule.legality import Cluster
+from fusion.schedule.naming import unused
 from fusion.schedule.streams.pull import Stream
 from lowering.program import Extern, Node, Program, reading, without_library, writes
 
@@ -28,10 +29,7 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
             if member not in owner:
                 owner[member] = number
                 continue
-            names[node.out] = f"{node.out}_{number}"
-            while names[node.out] in buffers:
-                names[node.out] += "_"
-            name = names[node.out]
+            names[node.out] = name = unused(f"{node.out}_{number}", buffers)
             buffers[name] = replace(buffers[node.out], name=name)
             origins[name] = origins[node.out]
             inlined[name] = (*inlined.get(node.out, ()), node.out)

@@ -1,0 +1,16 @@
+"""Naming: what buffers that a pass adds are called."""
+
+from __future__ import annotations
+
+from collections.abc import Container
+
+
+def unused(wish: str, taken: Container[str]) -> str:
+    """`wish`, with as many underscores behind it as it takes to be new.  Names of kernels leave them out.
+
+    >>> unused("sum_part", {"sum", "sum_part"})
+    'sum_part_'
+    """
+    while wish in taken:
+        wish += "_"
+    return wish
