@@ -40,6 +40,7 @@ from fusion.schedule.differences import exact_differences
 from fusion.schedule.forms import weighed_forms
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.legality import positions_in
 from fusion.schedule.library import leave_lone_products, prefer_library
 from fusion.schedule.narrow import store_rounded
 from fusion.schedule.scans import split_scans
@@ -47,7 +48,6 @@ from fusion.schedule.select import select_terms
 from fusion.schedule.sources import own_sources
 from fusion.schedule.split import split_reductions
 from fusion.schedule.streams import stream
-from fusion.schedule.streams.copies import positions_in
 from fusion.schedule.ways import Measure
 from fusion.schedule.windows import unroll_windows
 from fusion.trials import Trials

@@ -27,8 +27,7 @@ from fusion.runtime.splice import splice
 from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.cutting import with_cuts
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.legality import Cluster
-from fusion.schedule.streams.copies import positions_in
+from fusion.schedule.legality import Cluster, positions_in
 from fusion.schedule.ways import Way, alone, moved, weighed
 from lowering.errors import CheckFailed, FusionError, VerifyError, brief
 from lowering.interpret import run_program

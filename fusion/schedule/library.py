@@ -20,11 +20,10 @@ from fusion.schedule.clusters import Clustering
 from fusion.schedule.contractions import leading_to
 from fusion.schedule.cutting import with_cuts
 from fusion.schedule.kernels import kernel_of
-from fusion.schedule.legality import Cluster
+from fusion.schedule.legality import Cluster, positions_in
 from fusion.schedule.library_copies import merge_copies
 from fusion.schedule.long_sums import in_parts
 from fusion.schedule.profit import Prices
-from fusion.schedule.streams.copies import positions_in
 from fusion.schedule.ways import Measure, Way, weighed
 from lowering.kernel import Kernel
 from lowering.program import Contract, Map, Node, Program

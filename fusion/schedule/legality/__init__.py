@@ -10,7 +10,7 @@ leaves the pair and comes back is a property of the graph, not of the pair, and 
 
 from __future__ import annotations
 
-from fusion.schedule.legality.cluster import Cluster, Link, Refused, single
+from fusion.schedule.legality.cluster import Cluster, Link, Refused, positions, positions_in, single
 from fusion.schedule.legality.join import may_join, may_stand_beside
 
-__all__ = ["Cluster", "Link", "Refused", "may_join", "may_stand_beside", "single"]
+__all__ = ["Cluster", "Link", "Refused", "may_join", "may_stand_beside", "positions", "positions_in", "single"]

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 
 from codegen.target import Capabilities
 from fusion.schedule import scattered
 from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space
-from lowering.program import Contract, Extern, Scan, Scatter
+from lowering.program import Contract, Extern, Program, Scan, Scatter, writes
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +44,31 @@ class Cluster:
     space: Space
     places: Mapping[int, Placement]
     extern: bool = False
+
+    @classmethod
+    def of(cls, space: Space, places: Mapping[int, Placement]) -> Cluster:
+        """The nodes that have a place in a space."""
+        return cls(tuple(sorted(places)), space, places)
+
+    def by_name(self, program: Program) -> dict[str, Placement]:
+        """The places by what the nodes make: names stay where a pass adds nodes or takes some away."""
+        return {writes(program.nodes[position])[0]: placement for position, placement in self.places.items()}
+
+
+def positions_in(changed: Program, program: Program, clusters: Iterable[Cluster]) -> tuple[Cluster, ...]:
+    """Clusters of `program` as clusters of `changed`, where their nodes stand elsewhere or were inlined."""
+    position_of = positions(changed)
+    found = []
+    for cluster in clusters:
+        named = cluster.by_name(program)
+        places = {position_of[name]: placement for name, placement in named.items() if name in position_of}
+        found.append(replace(cluster, members=tuple(sorted(places)), places=places))
+    return tuple(found)
+
+
+def positions(program: Program) -> dict[str, int]:
+    """Buffer → the node that makes it."""
+    return {name: position for position, node in enumerate(program.nodes) for name in writes(node)}
 
 
 def single(dependences: Dependences, capabilities: Capabilities, position: int) -> Cluster:

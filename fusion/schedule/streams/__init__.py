@@ -27,8 +27,8 @@ from codegen.target import Capabilities
 from fusion.schedule.expand import expand
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import inline_cheap_maps
-from fusion.schedule.legality import Cluster
-from fusion.schedule.streams.copies import apart, positions_in
+from fusion.schedule.legality import Cluster, positions_in
+from fusion.schedule.streams.copies import apart
 from fusion.schedule.streams.occupancy import time_alone, time_in_parts
 from fusion.schedule.streams.parts import best_cut, in_parts
 from fusion.schedule.streams.pull import Pull, Stream
@@ -115,7 +115,7 @@ class _Finder:
 
     def _refused(self, made: Stream) -> int | None:
         """The first fold that does not run in one walk; None if all do."""
-        cluster = _cluster(made)
+        cluster = Cluster.of(made.space, made.places)
         axes = [axis.symbol for axis in made.space.reduced]
         expanded = expand(self.dependences, cluster, grown=False)
         writes = tuple(write for write in expanded.writes if self.dependences.writer[write.buffer] not in self.tiles)
@@ -148,11 +148,6 @@ class _Finder:
         apart = sum(2 * dependences.bytes(dependences.compute(p).out) for p in tiles) / capabilities.bandwidth
         apart += sum(time_alone(dependences, p, capabilities) for p in tiles) + capabilities.launch_us * len(tiles)
         apart += sum(time_alone(dependences, sink, capabilities) for made in found for sink in made.sinks)
-        counts = [best_cut(dependences, _cluster(made), capabilities)[0] for made in found]
+        counts = [best_cut(dependences, Cluster.of(made.space, made.places), capabilities)[0] for made in found]
         times = (time_in_parts(dependences, *which, capabilities) for which in zip(found, counts, strict=True))
         return sum(times) < apart
-
-
-def _cluster(made: Stream) -> Cluster:
-    """A stream of nodes that others may make, too."""
-    return Cluster(tuple(sorted(made.places)), made.space, made.places)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusion.schedule.legality import Cluster
+from fusion.schedule.legality import Cluster, positions
 from fusion.schedule.naming import unused
 from fusion.schedule.streams.pull import Stream
 from lowering.program import Extern, Node, Program, reading, without_library, writes
@@ -41,23 +41,12 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
             node = reading(without_library(node), renamed[owner[position]])
         nodes += [node, *copies.get(position, ())]
     changed = replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins, inlined=inlined)
-    position_of = {name: k for k, node in enumerate(nodes) for name in writes(node)}
+    position_of = positions(changed)
     clusters = []
     for made, names in zip(streams, renamed, strict=True):
         places = {}
         for member, placement in made.places.items():
             (out,) = writes(program.nodes[member])
             places[position_of[names.get(out, out)]] = placement
-        clusters.append(Cluster(tuple(sorted(places)), made.space, places))
+        clusters.append(Cluster.of(made.space, places))
     return changed, tuple(clusters)
-
-
-def positions_in(changed: Program, program: Program, clusters: Sequence[Cluster]) -> tuple[Cluster, ...]:
-    """Clusters of `program` as clusters of `changed`, where their nodes stand elsewhere or were inlined."""
-    position_of = {name: k for k, node in enumerate(changed.nodes) for name in writes(node)}
-    moved = []
-    for cluster in clusters:
-        named = {writes(program.nodes[p])[0]: placement for p, placement in cluster.places.items()}
-        places = {position_of[name]: placement for name, placement in named.items() if name in position_of}
-        moved.append(replace(cluster, members=tuple(sorted(places)), places=places))
-    return tuple(moved)

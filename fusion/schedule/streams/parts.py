@@ -17,9 +17,9 @@ import sympy
 from codegen.target import Capabilities
 from fusion.schedule.cutting import Cut, cut, with_cuts
 from fusion.schedule.graph import Dependences
-from fusion.schedule.legality import Cluster
+from fusion.schedule.legality import Cluster, positions
 from fusion.schedule.streams.occupancy import counts_of, length_of_part
-from lowering.program import Program, writes
+from lowering.program import Program
 
 
 def best_cut(dependences: Dependences, cluster: Cluster, capabilities: Capabilities) -> tuple[int, Cut | None]:
@@ -47,13 +47,12 @@ def in_parts(
     if not cuts:
         return program, tuple(clusters)
     changed = with_cuts(program, list(cuts.values()))
-    position_of = {name: k for k, node in enumerate(changed.nodes) for name in writes(node)}
+    position_of = positions(changed)
     moved = []
     for number, cluster in enumerate(clusters):
         if number in cuts:
             space, named = cuts[number].space, cuts[number].places
         else:
-            space, named = cluster.space, {writes(program.nodes[p])[0]: at for p, at in cluster.places.items()}
-        places = {position_of[name]: placement for name, placement in named.items()}
-        moved.append(Cluster(tuple(sorted(places)), space, places))
+            space, named = cluster.space, cluster.by_name(program)
+        moved.append(Cluster.of(space, {position_of[name]: placement for name, placement in named.items()}))
     return changed, tuple(moved)
