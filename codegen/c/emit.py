@@ -24,7 +24,7 @@ from codegen.c.loops.grid import Array, Grid
 from codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
 from codegen.c.loops.prefixes import write_scan
 from codegen.c.loops.tiles import stage_tiles
-from codegen.c.text.nest import Extent, Level, chunk_headers, flat, render
+from codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
 from codegen.c.text.prelude import prelude
 from codegen.c.text.storage import HELD
 from codegen.c.text.updates import statement
@@ -222,13 +222,15 @@ class _Function:
             if outer is None and axis.symbol in sweep.over:
                 outer = levels[-1]
             extent = lanes if lanes is not None and axis is lane else self.grid.extents[axis.symbol]
-            header = extent.header
+            turns: list[Level] = []
             if axis == runs.axis:
                 if runs.length is not None:
-                    chunks, header = chunk_headers(extent, axis.size, runs.length)
+                    chunks, extent = chunks_of(extent, axis.size, runs.length)
                     levels.append(Level(chunks))
                 part = levels[-1]
-            levels.append(Level(header))
+                if runs.shares is not None:
+                    turns = turns_of(extent, axis.size, runs.shares, self.space.fresh(f"{extent.name}_"), part)
+            levels += turns or [Level(extent.header)]
             depth[axis.symbol] = len(levels) - 1
         if lane is not None and not _in_order(sweep, lane):
             levels[depth[lane.symbol]].pragma = self.grid.lane_pragma()
@@ -277,13 +279,9 @@ class _Function:
                     made[held] = self._array(self.space.fresh("folded"), held, axes)
                 return made[held]
 
-        slot = ""
-        if nest.runs.across and nest.lane is not None:
-            name = self.names[nest.lane.symbol]
-            slot = f"{name} - {name}_0"
         lanes = None if per_lane is None else self.grid.extents[per_lane.symbol]
         apart = self.grid.extents[nest.lane.symbol] if nest.runs.apart and nest.lane is not None else None
-        return Place(nest.outer, nest.part, nest.levels[-1], nest.chunked, lanes, cell, slot, apart)
+        return Place(nest.outer, nest.part, nest.levels[-1], nest.chunked, lanes, cell, nest.runs.shares, apart)
 
     def _array(self, name: str, held: str, axes: tuple[sympy.Symbol, ...]) -> str:
         """A new scratch array over `axes`; returns the element of the current point."""

@@ -1,9 +1,11 @@
 """How a fold accumulates: what is declared before its loops, done in them, and read after them.
 
 Two forms.  *Across* lanes: the lanes run along a folded axis, each lane accumulates its share and the shares are
-combined at the end; OpenMP's `reduction` clause says so to the compiler.  *Per* lane: the lanes run along an axis that
-the fold keeps, and the accumulators are an array with one element per lane.  Sums across few lanes, inside a loop over
-another folded axis, are such an array too until that loop is done: to add lanes up takes longer than to fill them.
+combined at the end.  Along a short axis OpenMP's `reduction` clause says so to the compiler, which keeps one register
+of shares: each addition waits for the one before it, and the shares are added up one by one.  Along others they are an
+array of several registers, whose halves are combined until one share is left.  *Per* lane: the lanes run along an axis
+that the fold keeps, and the accumulators are an array with one element per lane.  Sums across few lanes, inside a loop
+over another folded axis, are such an array too until that loop is done: to add lanes up takes longer than to fill them.
 
 float32 sums are added up in chunks and the chunks in double, so that the error does not grow with the length; eager's
 cascade of partial sums is no better.
@@ -25,14 +27,27 @@ from lowering.errors import BuildError
 from lowering.kernel import Fold, KernelAxis
 from lowering.scalar_ops import identity, keeps_position
 
+SHARES = 128
+"""Shares of a fold across lanes: eight registers of float32, which are added to while others wait."""
+
+FEW_SHARES = 32
+"""The same along an axis of at most `SHORT` points."""
+
+SHORT = 256
+"""Shorter axes that are no whole number of `FEW_SHARES` have as many as a register holds."""
+
 CHUNK_ACROSS = 512
-"""Elements that are added up in float32 across lanes: 32 per lane, where a register holds 16."""
+"""Elements that are added up in float32 across a register of shares: 32 in each, where it holds 16."""
 
 CHUNK_PER_LANE = 16
-"""Elements that are added up in float32 by one lane: of 64, a sum was 2.7 times as far off as eager's."""
+"""Elements that are added up in float32 by one lane, or in one share of an array: of 64, a sum was 2.7 times as far off
+as eager's."""
 
-ARG_LANES = 64
-"""Candidates kept side by side by an argmax across lanes."""
+ARG_SHARES = 64
+"""Candidates of an argmax across lanes."""
+
+_SIGNS = {"sum": "+", "prod": "*", "any": "|", "max": "|", "all": "&", "min": "&"}
+"""What combines the lanes of a sum, a product and truth values, to OpenMP."""
 
 REPEATING = frozenset(("max", "min", "argmax", "argmin"))
 """Folds whose text names their arguments more than once."""
@@ -49,7 +64,7 @@ class Place:
         chunked: the folded elements are more than one run of the innermost folded loop.
         lanes: the extent of the accumulators' array, None for across lanes.
         cell: where the result of each point of the kept axes is put (an array element), None for a scalar.
-        slot: index of the candidate of an argmax across lanes.
+        shares: how many shares a fold across lanes has in arrays, `l` being the current one; None for a register.
         apart: the extent of lanes along a folded axis whose sums are kept apart until the loops are done.
     """
 
@@ -59,7 +74,7 @@ class Place:
     chunked: bool
     lanes: Extent | None
     cell: Callable[[str], str] | None
-    slot: str
+    shares: int | None = None
     apart: Extent | None = None
 
 
@@ -70,6 +85,7 @@ class Runs:
     Attributes:
         across: the lanes run along a folded axis.
         apart: these lanes have a sum each until the loops are done.
+        shares: how many shares folds across lanes have, in arrays; None: as many as a register holds.
         axis: the folded axis whose loop a run ends with; None where the sweep folds nothing.
         length: after how many elements of `axis` it ends; None: after all.
         alone: the loops fold so few elements that one run has them all, whichever loops there are.
@@ -77,6 +93,7 @@ class Runs:
 
     across: bool
     apart: bool
+    shares: int | None
     axis: KernelAxis | None
     length: int | None
     alone: bool
@@ -86,11 +103,12 @@ def runs_of(sweep: Sweep, folded: Sequence[KernelAxis], lane: KernelAxis | None)
     """The runs of a sweep with scalar loops over the axes `folded`, outermost first, and lanes along `lane`."""
     across = lane is not None and lane.symbol in sweep.over
     apart = across and lane is not None and _keeps_apart(sweep, lane, folded)
-    shared = across and not apart  # one accumulator for all lanes
+    shared = across and not apart
     axis, run = (lane, 1) if shared else _chunked_axis(folded)
+    shares = _shares(sweep, axis) if shared and axis is not None else None
     points = sympy.Mul(*(each.size for each in folded))
     alone = not shared and points.is_Integer and bool(points <= CHUNK_PER_LANE)
-    return Runs(across, apart, axis, _chunk_length(sweep, axis, across=shared, run=run), alone)
+    return Runs(across, apart, shares, axis, _chunk_length(sweep, axis, across=shared, shares=shares, run=run), alone)
 
 
 def _keeps_apart(sweep: Sweep, lane: KernelAxis, folded: Sequence[KernelAxis]) -> bool:
@@ -107,18 +125,25 @@ def _chunked_axis(folded: Sequence[KernelAxis]) -> tuple[KernelAxis | None, int]
     return (rest[-1] if rest else None), run
 
 
-def _chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, run: int) -> int | None:
+def _shares(sweep: Sweep, lane: KernelAxis) -> int | None:
+    """How many shares a fold across lanes that run along `lane` has; None: as many as a register holds."""
+    if any(keeps_position(fold.op) for fold in sweep.folds):
+        return ARG_SHARES
+    if sweep.scans:
+        return None
+    if lane.size.is_Integer and lane.size <= SHORT:
+        return FEW_SHARES if lane.size % FEW_SHARES == 0 else None
+    return SHARES
+
+
+def _chunk_length(sweep: Sweep, last: KernelAxis | None, *, across: bool, shares: int | None, run: int) -> int | None:
     """After how many elements of `last`, a folded axis, partial results are handed on; None: after all.
 
     `run`: how many elements are folded for each of `last`.
     """
-    if last is None:
+    if last is None or not any(fold.op == "sum" and HELD[fold.dtype] == "float" for fold in sweep.folds):
         return None
-    if across and any(keeps_position(fold.op) for fold in sweep.folds):
-        return ARG_LANES
-    if not any(fold.op == "sum" and HELD[fold.dtype] == "float" for fold in sweep.folds):
-        return None
-    most = CHUNK_ACROSS if across else CHUNK_PER_LANE // run
+    most = shares * CHUNK_PER_LANE if shares else CHUNK_ACROSS if across else CHUNK_PER_LANE // run
     return None if last.size.is_Integer and last.size <= most else most
 
 
@@ -148,6 +173,10 @@ def write_fold(fold: Fold, args: list[str], place: Place, space: Namespace) -> s
 
 def _start(held: str, name: str, first: str, place: Place, level: Level) -> str:
     """Declare accumulators with value `first` at `level`; returns the one of the current point."""
+    if place.shares is not None:
+        each = f"for (int l = 0; l < {place.shares}; l++)"
+        level.before += [f"_Alignas(64) {held} {name}[{place.shares}];", f"{each} {name}[l] = {first};"]
+        return f"{name}[l]"
     if place.lanes is None:
         level.before.append(f"{held} {name} = {first};")
         return name
@@ -160,13 +189,33 @@ def _start(held: str, name: str, first: str, place: Place, level: Level) -> str:
     return element
 
 
-def _finish(held: str, text: str, place: Place) -> str:
-    """The result across lanes; put into its cell, if there is one."""
-    if place.lanes is not None or place.cell is None:
-        return text
-    element = place.cell(held)
-    place.outer.after.append(f"{element} = {text};")
-    return element
+def _combined(op: str, held: str, name: str, place: Place) -> str:
+    """What the accumulators `name` of lanes along a folded axis have together."""
+    if place.shares is not None:
+        return f"{op}_of_{held}({name}, {place.shares})"
+    place.inner.clauses.append(f"reduction({_SIGNS[op]}:{name})")
+    return name
+
+
+def _finish(held: str, name: str, text: str, place: Place) -> str:
+    """The result across lanes, which is `text`: put into its cell if there is one, else under a name."""
+    if place.cell is not None:
+        element = place.cell(held)
+        place.outer.after.append(f"{element} = {text};")
+        return element
+    if text != name:
+        place.outer.after.append(f"const {held} {name} = {text};")
+    return name
+
+
+def _folded(fold: Fold, held: str, step: Callable[[str], str], place: Place, space: Namespace) -> str:
+    """A fold that combines lanes as it takes in values; `step`: the text of what it does to an accumulator."""
+    first = constant(identity(fold.op, fold.dtype), fold.dtype)
+    name = space.exactly(fold.name)
+    start = name if place.shares is None else space.exactly(f"{fold.name}_shares")
+    total = _start(held, start, first, place, place.outer)
+    place.inner.before.append(f"{step(total)};")
+    return total if place.lanes is not None else _finish(held, name, _combined(fold.op, held, start, place), place)
 
 
 def _sum(fold: Fold, value: str, place: Place, space: Namespace) -> str:
@@ -174,76 +223,52 @@ def _sum(fold: Fold, value: str, place: Place, space: Namespace) -> str:
     if place.apart is not None:
         per_lane = replace(place, lanes=place.apart, cell=None, apart=None)
         each = _sum(fold, value, per_lane, space).removeprefix("(float)")
-        total = space.fresh(f"{fold.name}_all")
         wide = "double" if held == "float" else held
+        total = space.fresh(f"{fold.name}_all")
         place.outer.after += [f"{wide} {total} = 0;", f"{place.apart.header} {total} += {each};"]
-        return _finish(held, total if wide == held else f"(float){total}", place)
-    name = space.exactly(fold.name)
-    zero = constant(identity("sum", fold.dtype), fold.dtype)
+        text = total if wide == held else f"(float){total}"
+        return _finish(held, text, text, place)
     if held != "float" or not place.chunked:
-        total = _start(held, name, zero, place, place.outer)
-        place.inner.before.append(f"{total} += {value};")
-        if place.lanes is None:
-            place.inner.clauses.append(f"reduction(+:{name})")
-        return _finish(held, total, place)
+        return _folded(fold, held, lambda total: f"{total} += {value}", place, space)
+    name = space.exactly(fold.name)
     total_name = name if place.lanes is not None else space.exactly(f"{fold.name}_total")
-    total = _start("double", total_name, "0.0", place, place.outer)
     part_name = space.exactly(f"{fold.name}_part")
+    total = _start("double", total_name, "0.0", replace(place, shares=None), place.outer)
     part = _start("float", part_name, "0.0f", place, place.part)
     place.inner.before.append(f"{part} += {value};")
-    if place.lanes is None:
-        place.inner.clauses.append(f"reduction(+:{part_name})")
-        place.part.after.append(f"{total} += {part};")
-    else:
+    if place.lanes is not None:
         place.part.after.append(f"{place.lanes.header} {total} += {part};")
-    result = f"(float){total}"
-    if place.lanes is None and place.cell is None:
-        place.outer.after.append(f"const float {name} = {result};")
-        return name
-    return _finish("float", result, place)
+        return f"(float){total}"
+    place.part.after.append(f"{total} += {_combined('sum', 'float', part_name, place)};")
+    return _finish("float", name, f"(float){total}", place)
 
 
 def _prod(fold: Fold, value: str, place: Place, space: Namespace) -> str:
-    held = HELD[fold.dtype]
-    name = space.exactly(fold.name)
-    total = _start(held, name, constant(identity("prod", fold.dtype), fold.dtype), place, place.outer)
-    place.inner.before.append(f"{total} *= {value};")
-    if place.lanes is None:
-        place.inner.clauses.append(f"reduction(*:{name})")
-    return _finish(held, total, place)
+    return _folded(fold, HELD[fold.dtype], lambda total: f"{total} *= {value}", place, space)
 
 
 def _logical(fold: Fold, value: str, place: Place, space: Namespace) -> str:
-    sign, first = ("|", "0") if fold.op in ("any", "max") else ("&", "1")
-    name = space.exactly(fold.name)
-    total = _start("uint8_t" if place.lanes else "int", name, first, place, place.outer)
-    place.inner.before.append(f"{total} {sign}= {value};")
-    if place.lanes is None:
-        place.inner.clauses.append(f"reduction({sign}:{name})")
-    return _finish("uint8_t", total, place)
+    held = "int" if place.lanes is None and place.shares is None else "uint8_t"
+    return _folded(fold, held, lambda total: f"{total} {_SIGNS[fold.op]}= {value}", place, space)
 
 
 def _extreme(fold: Fold, value: str, place: Place, space: Namespace) -> str:
-    """max and min; across lanes NaN is noted on the side, which leaves one machine instruction for the rest."""
+    """max and min; beside a register of shares NaN is noted, which leaves one machine instruction for the rest."""
     dtype = fold.dtype
     held = HELD[dtype]
-    name = space.exactly(fold.name)
-    first = constant(identity(fold.op, dtype), dtype)
-    total = _start(held, name, first, place, place.outer)
-    if place.lanes is not None:
-        place.inner.before.append(f"{total} = {fold.op}imum_{held}({value}, {total});")
-        return total
+    if place.lanes is not None or place.shares is not None:
+        return _folded(fold, held, lambda total: f"{total} = {fold.op}imum_{held}({value}, {total})", place, space)
+    name = _start(held, space.exactly(fold.name), constant(identity(fold.op, dtype), dtype), place, place.outer)
     sign = ">" if fold.op == "max" else "<"
     place.inner.before.append(f"{name} = {value} {sign} {name} ? {value} : {name};")
     place.inner.clauses.append(f"reduction({fold.op}:{name})")
-    if not dtype.is_floating_point:
-        return _finish(held, name, place)
-    nan = space.exactly(f"{fold.name}_nan")
-    place.outer.before.append(f"int {nan} = 0;")
-    place.inner.before.append(f"{nan} |= {value} != {value};")
-    place.inner.clauses.append(f"reduction(|:{nan})")
-    place.outer.after.append(f"if ({nan}) {name} = {constant(float('nan'), dtype)};")
-    return _finish(held, name, place)
+    if dtype.is_floating_point:
+        nan = space.exactly(f"{fold.name}_nan")
+        place.outer.before.append(f"int {nan} = 0;")
+        place.inner.before.append(f"{nan} |= {value} != {value};")
+        place.inner.clauses.append(f"reduction(|:{nan})")
+        place.outer.after.append(f"if ({nan}) {name} = {constant(float('nan'), dtype)};")
+    return _finish(held, name, name, place)
 
 
 def _arg(fold: Fold, args: list[str], place: Place, space: Namespace) -> str:
@@ -256,25 +281,17 @@ def _arg(fold: Fold, args: list[str], place: Place, space: Namespace) -> str:
     worst = constant(identity(fold.op, dtype), dtype)
     never = "INT64_MAX"
     takes = f"{fold.op}_takes_{held}"
-    if place.lanes is not None:
-        place.outer.before.append(f"_Alignas(64) {held} {best_name}[{place.lanes.size}];")
-        best = f"{best_name}[{place.lanes.slot}]"
-        place.outer.before.append(f"{place.lanes.header} {best} = {worst};")
+    best = _start(held, best_name, worst, replace(place, cell=None), place.outer)
+    if place.shares is None:
         at = _start("int64_t", name, never, place, place.outer)
     else:
-        lanes_name = space.exactly(f"{fold.name}_lanes")
-        each = f"for (int l = 0; l < {ARG_LANES}; l++)"
-        place.outer.before += [
-            f"_Alignas(64) {held} {best_name}[{ARG_LANES}];",
-            f"_Alignas(64) int64_t {lanes_name}[{ARG_LANES}];",
-            f"{each} {best_name}[l] = {worst}, {lanes_name}[l] = {never};",
-        ]
-        best, at = f"{best_name}[{place.slot}]", f"{lanes_name}[{place.slot}]"
+        shares_name = space.exactly(f"{fold.name}_shares")
+        at = _start("int64_t", shares_name, never, place, place.outer)
         place.outer.after += [
-            f"int64_t {name} = {lanes_name}[0];",
-            f"for (int l = 1; l < {ARG_LANES}; l++)",
-            f"    if ({takes}({best_name}[l], {lanes_name}[l], {best_name}[0], {name}))",
-            f"        {best_name}[0] = {best_name}[l], {name} = {lanes_name}[l];",
+            f"int64_t {name} = {shares_name}[0];",
+            f"for (int l = 1; l < {place.shares}; l++)",
+            f"    if ({takes}({best_name}[l], {shares_name}[l], {best_name}[0], {name}))",
+            f"        {best_name}[0] = {best_name}[l], {name} = {shares_name}[l];",
         ]
     took = space.fresh("take")
     place.inner.before += [
@@ -282,4 +299,4 @@ def _arg(fold: Fold, args: list[str], place: Place, space: Namespace) -> str:
         f"{best} = {took} ? {value} : {best};",
         f"{at} = {took} ? {index} : {at};",
     ]
-    return at if place.lanes is not None else _finish("int64_t", name, place)
+    return at if place.lanes is not None else _finish("int64_t", name, name, place)

@@ -38,10 +38,12 @@ class Level:
     """A loop and the statements directly in it, before and after the next inner loop.
 
     `pragma`: what is said to the compiler about the loop, followed by `clauses` (of its reductions).
+    `rest`: the header of the same loop where it stands once more, behind the loop around it.
     """
 
     header: str = ""
     pragma: str = ""
+    rest: str = ""
     clauses: list[str] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
@@ -50,13 +52,18 @@ class Level:
 def render(levels: Sequence[Level]) -> list[str]:
     """The lines of a nest; the outermost level has no loop of its own."""
     lines: list[str] = []
+    rest: list[str] = []
     for level in reversed(levels):
         lines = [*level.before, *lines, *level.after]
         if level is levels[0] or not lines:
             continue
         said = [" ".join((level.pragma, *level.clauses))] if level.pragma else []
-        single = len(lines) == 1
-        lines = [*said, f"{level.header}{'' if single else ' {'}", *indented(lines), *([] if single else ["}"])]
+        body, single = indented(lines), len(lines) == 1
+        loops = [
+            [*said, f"{header}{'' if single else ' {'}", *body, *([] if single else ["}"])]
+            for header in (level.header, level.rest)
+        ]
+        lines, rest = [*loops[0], *rest], loops[1] if level.rest else []
     return lines
 
 
@@ -137,15 +144,28 @@ def whole_extent(symbol: sympy.Symbol, size: sympy.Expr, names: Names) -> Extent
     return Extent(names[symbol], "0", text, text, names[symbol])
 
 
-def chunk_headers(extent: Extent, size: sympy.Expr, chunk: int) -> tuple[str, str]:
-    """The headers of a loop over chunks of an axis walked from end to end, and of the loop over one chunk."""
-    start, end = f"{extent.name}_0", f"{extent.name}_0 + {chunk}"
-    if not (size.is_Integer and size % chunk == 0):
+def chunks_of(extent: Extent, size: sympy.Expr, length: int) -> tuple[str, Extent]:
+    """The header of a loop over chunks of an axis of this size, walked from end to end, and the extent of one chunk."""
+    start, end = f"{extent.name}_0", f"{extent.name}_0 + {length}"
+    if not (size.is_Integer and size % length == 0):
         end = f"imin({end}, {extent.end})"
-    return (
-        f"for (int64_t {start} = 0; {start} < {extent.end}; {start} += {chunk})",
-        f"for (int64_t {extent.name} = {start}; {extent.name} < {end}; {extent.name}++)",
-    )
+    header = f"for (int64_t {start} = 0; {start} < {extent.end}; {start} += {length})"
+    return header, Extent(extent.name, start, end, str(length), f"{extent.name} - {start}")
+
+
+def turns_of(extent: Extent, size: sympy.Expr, lanes: int, start: str, around: Level) -> list[Level]:
+    """Loops over an axis of this size, or a chunk of it, in turns of so many lanes, and over the lanes `l` of a turn.
+
+    Compilers know their number then; what is left after the last whole turn has a loop of its own.  A turn begins at
+    `start`, which is declared `around` the loops where that needs it.
+    """
+    each = Level(f"for (int l = 0; l < {lanes}; l++)", before=[f"const int64_t {extent.name} = {start} + l;"])
+    first, step = f"int64_t {start} = {extent.start};", f"{start} += {lanes}"
+    if size.is_Integer and size % lanes == 0:
+        return [Level(f"for ({first} {start} < {extent.end}; {step})"), each]
+    around.before.append(first)
+    each.rest = f"for (int l = 0; l < {extent.end} - {start}; l++)"
+    return [Level(f"for (; {start} + {lanes} <= {extent.end}; {step})"), each]
 
 
 def flat(extents: Sequence[Extent]) -> tuple[str, str]:

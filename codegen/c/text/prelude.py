@@ -239,6 +239,24 @@ _FLOAT_TEMPLATES = {
 }
 
 
+# The shares of a fold, whose halves are combined until one is left; `count` is a power of two.
+_OF_SHARES = """\
+INLINE {T} {op}_of_{T}({T} *shares, int count) {{
+    #pragma GCC unroll 7
+    for (int half = count / 2; half > 0; half /= 2)
+        for (int l = 0; l < half; l++) shares[l] = {combined};
+    return shares[0];
+}}"""
+_COMBINED = {
+    "sum": "shares[l] + shares[l + half]",
+    "prod": "shares[l] * shares[l + half]",
+    "any": "shares[l] | shares[l + half]",
+    "all": "shares[l] & shares[l + half]",
+    "max": "maximum_{T}(shares[l + half], shares[l])",
+    "min": "minimum_{T}(shares[l + half], shares[l])",
+}
+
+
 def _function(name: str, T: str, body: str, parameters: str = "{T} a, {T} b", **words: str) -> str:
     filled = body.format(T=T, **words)
     if filled.startswith("return") and "\n" not in filled:
@@ -276,6 +294,12 @@ def _of_order(T: str) -> dict[str, str]:
     return {f"{name}_{T}": text for name, text in found.items()}
 
 
+def _of_shares(T: str) -> dict[str, str]:
+    """What folds come to."""
+    whole = _COMBINED if T in _INTEGERS else {op: text for op, text in _COMBINED.items() if op not in ("any", "all")}
+    return {f"{op}_of_{T}": _OF_SHARES.format(op=op, T=T, combined=text.format(T=T)) for op, text in whole.items()}
+
+
 _LANES = {"float": "int32_t", "double": "int64_t", "uint8_t": "int8_t", "uint16_t": "int16_t"}
 """Types that are no signed integers → those of the places of their lanes, which are as wide."""
 
@@ -301,7 +325,7 @@ def _definitions() -> dict[str, str]:
         text = f"return REACHED(x, {end}, {other}, APART(({whole})x));"
         found[f"{T}_to_{whole}"] = f"INLINE {whole} {T}_to_{whole}({T} x) {{ {text} }}"
     found["fmod_float"] = found["fmod_double"] = _FMOD
-    for of_type, those in ((_of_integers, _INTEGERS), (_of_order, types), (_of_floats, FLOATS)):
+    for of_type, those in ((_of_integers, _INTEGERS), (_of_order, types), (_of_floats, FLOATS), (_of_shares, types)):
         for T in those:
             found |= of_type(T)
     found |= FUNCTIONS

@@ -87,7 +87,7 @@ def test_an_edited_kernel_is_what_runs():
 
 
 def test_what_comes_after_the_grid_runs_last():
-    x = torch.randn(300, 1000)
+    x = torch.randint(-9, 9, (300, 1000)).float()  # whole numbers: their sum is exact in any order
     partial, out = torch.empty(300), torch.empty(())
     part = Fold("part", "sum", (load("x", 1000 * i0 + r0),), (r0,), F32)
     total = Fold("total", "sum", (load("partial", r0),), (r0,), F32)
@@ -96,7 +96,7 @@ def test_what_comes_after_the_grid_runs_last():
     first = kernel({"x": x}, {"partial": partial, "out": out}, axes, part, Store("partial", i0, part.ref))
     made = replace(first, then=whole)
     TARGET.build(made, TARGET.emit(made))(x, partial, out)
-    assert_close_to_exact(out, x.sum(), x.double().sum())
+    assert torch.equal(out, x.sum())
 
 
 def test_what_comes_after_reads_what_the_one_before_it_does_not():

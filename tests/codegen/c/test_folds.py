@@ -47,13 +47,17 @@ FOLDS = {
 
 
 @pytest.mark.parametrize("name", FOLDS)
-@pytest.mark.parametrize("across", [True, False], ids=["across", "per_lane"])
-def test_every_fold_in_every_dtype(name, across):
-    rows, columns, index = (20, 70, 70 * i0 + r0) if across else (70, 20, 70 * r0 + i0)
+@pytest.mark.parametrize(
+    ("across", "length"),
+    [(True, 70), (True, 64), (True, 300), (False, 70)],
+    ids=["across", "across_few_shares", "across_shares_and_a_rest", "per_lane"],
+)
+def test_every_fold_in_every_dtype(name, across, length):
+    rows, columns, index = (20, length, length * i0 + r0) if across else (length, 20, length * r0 + i0)
     inputs, outputs, folds, stores = {}, {}, [], []
     for dtype in (torch.bool,) if name in ("any", "all") else (*FLOATS, *INTEGERS):
         word = str(dtype).split(".")[1]
-        inputs[f"x_{word}"], outputs[word] = sample((20, 70), dtype), torch.empty(rows, dtype=dtype)
+        inputs[f"x_{word}"], outputs[word] = sample((20, length), dtype), torch.empty(rows, dtype=dtype)
         folds.append(Fold(f"fold_{word}", name, (load(f"x_{word}", index, dtype),), (r0,), dtype))
         stores.append(Store(word, i0, folds[-1].ref))
     run(inputs, outputs, [axis(i0, rows), axis(r0, columns, WHOLE)], *folds, *stores)
@@ -67,17 +71,39 @@ def test_every_fold_in_every_dtype(name, across):
 
 @pytest.mark.parametrize("name", ["max", "min"])
 @pytest.mark.parametrize("across", [True, False], ids=["across", "per_lane"])
-def test_max_and_min_give_nan_if_there_is_one(name, across):
-    x = torch.randn(9, 50) * torch.tensor(torch.inf).reciprocal().add(1)
+@pytest.mark.parametrize("columns", [50, 300])
+def test_max_and_min_give_nan_if_there_is_one(name, across, columns):
+    x = torch.randn(9, columns) * torch.tensor(torch.inf).reciprocal().add(1)
     x[3, 17] = torch.nan
     x[5] = torch.inf if name == "min" else -torch.inf
-    x[6, 0] = x[7, 49] = torch.nan
-    index = 50 * i0 + r0 if across else 50 * r0 + i0
+    x[6, 0] = x[7, columns - 1] = torch.nan
+    index = columns * i0 + r0
     data = x if across else x.T.contiguous()
     out = torch.empty(9)
     fold = Fold("fold", name, (load("x", index if across else 9 * r0 + i0),), (r0,), F32)
-    run({"x": data}, {"out": out}, [axis(i0, 9), axis(r0, 50, WHOLE)], fold, Store("out", i0, fold.ref))
+    run({"x": data}, {"out": out}, [axis(i0, 9), axis(r0, columns, WHOLE)], fold, Store("out", i0, fold.ref))
     torch.testing.assert_close(out, FOLDS[name](x, 1), equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("columns", "shares"), [(64, "l < 32"), (200, "reduction(+:total)"), (1024, "l < 128"), (1000, "l < 1000 - r0_")]
+)
+def test_sums_of_rows_have_shares_in_several_registers(columns, shares):
+    """One register would wait for each addition; turns of whole numbers of lanes let compilers unroll the others."""
+    x, out = torch.randint(-9, 9, (5, columns)).float(), torch.empty(5)
+    total = Fold("total", "sum", (load("x", columns * i0 + r0),), (r0,), F32)
+    source = run({"x": x}, {"out": out}, [axis(i0, 5), axis(r0, columns, WHOLE)], total, Store("out", i0, total.ref))
+    assert torch.equal(out, x.sum(1))
+    assert shares in source
+
+
+@pytest.mark.parametrize("columns", [2048, 2049, 5000, 100_000])
+def test_long_rows_are_added_up_in_chunks(columns):
+    x, out = torch.rand(3, columns), torch.empty(3)
+    total = Fold("total", "sum", (load("x", columns * i0 + r0),), (r0,), F32)
+    source = run({"x": x}, {"out": out}, [axis(i0, 3), axis(r0, columns, WHOLE)], total, Store("out", i0, total.ref))
+    assert_close_to_exact(out, x.sum(1), x.double().sum(1))
+    assert ("double total_total" in source) is (columns > 2048)
 
 
 @pytest.mark.parametrize("name", ["argmax", "argmin"])
