@@ -27,6 +27,7 @@ from codegen.numerics import current
 from codegen.target import Target
 from codegen.targets import DEFAULTS, builder_for
 from fusion.attention import Chooser
+from fusion.bodies import compile_bodies
 from fusion.capture import aot_backend, boxed
 from fusion.captured.autocast import widen_resized_images
 from fusion.captured.regions import inline_regions
@@ -183,6 +184,7 @@ class Backend:
     def _compile(self, recorder: Recorder | None, graph: fx.GraphModule, label: str) -> Boxed:
         if not holds_tensors(graph):  # sizes alone: nothing is computed on any device
             return as_it_is(graph)
+        compile_bodies(graph, partial(self._compile_body, label))
         keys: list[str] = []
 
         def compiled(refused: Refused | None) -> tuple[Boxed, Report]:
@@ -208,6 +210,13 @@ class Backend:
         if keys and not has_seeds(graph):  # to draw the same numbers eagerly takes more than its operations
             setattr(run, KEY, keys[0])
         return run
+
+    def _compile_body(self, label: str, body: fx.GraphModule) -> Boxed:
+        """What is called by control flow in the graph that `label` says; what is known of a region goes with that."""
+        first, self._noted.first = getattr(self._noted, "first", None), None
+        compiled = self._compile(None, body, f"{label}_body")
+        self._noted.first = first
+        return compiled
 
     def _watched(
         self,

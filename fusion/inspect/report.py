@@ -64,7 +64,7 @@ class Report:
     """What became of one ATen graph.
 
     Attributes:
-        label: "forward", "backward" or "inference".
+        label: "forward", "backward" or "inference"; "forward_body" of what control flow calls in forward.
         operations: pointwise, reduction and contraction nodes of the lowered graph.
         failure: why the whole region runs eagerly; empty if it was compiled.
         notes: what was decided about the graph as a whole.

@@ -1,0 +1,90 @@
+"""Bodies of control flow: what a branch, a loop or a scan calls is compiled as a graph of its own.
+
+    cond(p, true_graph, false_graph, (x,))      calls, for either graph, what is compiled of it
+
+PyTorch decides which body runs and how often; nothing is fused over its edge.  What enters is an ATen graph, whose
+graphs are replaced by such that call compiled ones.
+
+Left as it is, and run operation by operation, is a body that writes to memory or draws numbers, that computes nothing,
+or that takes tensors whose strides are symbols, or 0.  A tensor that lies otherwise than the body was traced with is
+copied.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+import torch
+from torch import fx
+
+from fusion.runtime import Boxed
+from fusion.runtime.names import named
+from fusion.runtime.results import as_said
+
+CALLS = frozenset({torch.ops.higher_order.cond, torch.ops.higher_order.while_loop, torch.ops.higher_order.scan})
+"""Operations that call graphs with tensors like those which these were traced with."""
+
+Laid: TypeAlias = tuple[tuple[int | None, ...], tuple[int, ...]]
+"""The shape and strides of a tensor; None for sizes that are symbols."""
+
+
+def compile_bodies(graph: fx.GraphModule, compile_one: Callable[[fx.GraphModule], Boxed]) -> None:
+    """Replace the graphs that `graph` calls by such that call what `compile_one` makes of them."""
+    for node in graph.graph.nodes:
+        if node.target not in CALLS:
+            continue
+        for name in [str(arg.target) for arg in node.args if isinstance(arg, fx.Node) and arg.op == "get_attr"]:
+            body = getattr(graph, name)
+            if isinstance(body, fx.GraphModule) and (laid := _taken(body)) is not None:
+                setattr(graph, name, _calling(body, compile_one, laid))
+
+
+def _taken(body: fx.GraphModule) -> list[Laid | None] | None:
+    """How the tensors lie that a body takes, None for what is no tensor; None where the body is to stay as it is."""
+    calls = [node for node in body.graph.nodes if node.op == "call_function"]
+    if not calls or any("val" not in node.meta or _writes_or_draws(node.target) for node in calls):
+        return None
+    laid: list[Laid | None] = []
+    for node in body.graph.find_nodes(op="placeholder"):
+        val = node.meta.get("val")
+        if not isinstance(val, torch.Tensor):
+            laid.append(None)
+        elif all(isinstance(stride, int) and stride > 0 for stride in val.stride()):
+            laid.append((tuple(size if isinstance(size, int) else None for size in val.shape), val.stride()))
+        else:
+            return None
+    return laid
+
+
+def _writes_or_draws(target: object) -> bool:
+    if not isinstance(target, torch._ops.OpOverload):
+        return target not in CALLS and isinstance(target, torch._ops.HigherOrderOperator)
+    return target._schema.is_mutable or torch.Tag.nondeterministic_seeded in target.tags
+
+
+def _calling(
+    body: fx.GraphModule, compile_one: Callable[[fx.GraphModule], Boxed], laid: list[Laid | None]
+) -> fx.GraphModule:
+    """A graph of one call."""
+    output = body.graph.output_node()
+    results = output.args[0]
+    alone = isinstance(results, fx.Node)
+    if alone:
+        output.args = ((results,),)
+        body.recompile()
+    run = partial(_run, compile_one(body), laid, alone)
+    graph = fx.Graph()
+    given = [graph.placeholder(node.name) for node in body.graph.find_nodes(op="placeholder")]
+    graph.output(graph.call_function(named(run, "compiled_body"), tuple(given)))
+    return fx.GraphModule(torch.nn.Module(), graph)
+
+
+def _run(compiled: Boxed, laid: list[Laid | None], alone: bool, *args: object) -> object:
+    given = [
+        as_said(arg, "the caller of a body", *said) if said is not None and isinstance(arg, torch.Tensor) else arg
+        for arg, said in zip(args, laid, strict=True)
+    ]
+    results = compiled(given)
+    return results[0] if alone else results
