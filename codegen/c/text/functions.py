@@ -18,10 +18,12 @@ _MADD = """\
 # libmvec leaves its fast path for each exponential that underflows, as masks of -inf make it; this does not.
 # e^x = 2^n e^r with |r| <= ln(2)/2; results are within 1 ulp.  Adding 1.5 2^23 rounds, and leaves n in the lowest bits,
 # which go to the exponent.  What is no normal number is a count of 2^-149, which adding 2^23 rounds: a multiplication
-# whose result is so small takes a processor some 150 cycles, even where 0 is left of it.
+# whose result is so small takes a processor some 150 cycles, even where 0 is left of it.  As integers without a sign,
+# negative numbers are the larger the smaller they are, and the minimum of two integers is one instruction.
 _EXP = """\
 INLINE float exp_float(float x) {
-    const float bounded = x < -104.0f ? -104.0f : x;
+    const uint32_t given = float_to_bits(x);
+    const float bounded = bits_to_float(given < 0xc2d00000 ? given : 0xc2d00000);  // -104 at least
     const float shifted = MADD(bounded, 1.44269504f, 12582912.0f), n = shifted - 12582912.0f;
     const float r = MADD(n, -1.42860682e-6f, MADD(n, -0.693145752f, bounded));
     float p = MADD(1.39508070e-3f, r, 8.36907327e-3f);

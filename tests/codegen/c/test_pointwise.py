@@ -89,6 +89,16 @@ def test_exponentials_that_are_no_normal_numbers():
     assert (out[x < -103.98] == 0).all() and ((out > 0) & (out < 2.0**-126)).any()
 
 
+def test_exponentials_of_what_is_no_number_or_beyond_all_bounds():
+    """The least number that is taken in is found by the bits, in which NaN of either sign lies beyond all numbers."""
+    numbers = torch.tensor([torch.inf, -torch.inf, -1e38, -103.9, -104.1, 88.72, 88.73, 0.0, -0.0])
+    both = torch.tensor([0x7FC00000, -0x400000], dtype=torch.int32).view(torch.float32)
+    x = torch.cat([both, numbers]).repeat(4)
+    made, out = exponentials(x)
+    TARGET.build(made, TARGET.emit(made))(x, out)
+    torch.testing.assert_close(out, x.double().exp().float(), equal_nan=True)
+
+
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="the flag of an underflow is read by its number")
 def test_exponentials_of_what_is_masked_underflow_nowhere():
     """Each underflow, of whichever intermediate result, takes a processor as long as some hundred exponentials."""
