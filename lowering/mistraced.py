@@ -1,8 +1,9 @@
-"""Shapes and strides that PyTorch gets wrong as it traces.
+"""Shapes, strides and shared memory that PyTorch gets wrong as it traces.
 
-Dynamo reads sizes and strides off what it traces and holds them for constants, so a wrong one cannot be mended in a
-graph: a class too few, numbers that are not eager's.  It is right from the start where this module has been imported,
-for whatever traces.  A release that errs is known by its answer; others are left as they are.
+Dynamo reads sizes and strides off what it traces and holds them for constants, and writes are gone from the graph that
+AOTAutograd makes, so what is wrong cannot be mended in a graph: a class too few, numbers that are not eager's.  It is
+right from the start where this module has been imported, for whatever traces.  A release that errs is known by its
+answer; others are left as they are.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch._C import DispatchKey
 from torch._decomp import global_decomposition_table
 from torch._ops import OpOverload
 from torch._prims_common import canonicalize_dims, is_contiguous_for_memory_format_or_false, suggest_memory_format
@@ -21,6 +23,7 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 
 NORM = torch.ops.aten.linalg_vector_norm.default
 PAD = torch.ops.aten.constant_pad_nd.default
+DROPOUT, DROP = torch.ops.aten.dropout.default, torch.ops.aten.native_dropout.default
 
 
 def _norm(
@@ -68,3 +71,17 @@ def _padded(
             before, after = -amounts[2 * k], -amounts[2 * k + 1]
             x = x.narrow(dim, before, x.shape[dim] - before - after)
         return x.clone()
+
+
+def _dropped(x: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
+    """Dropout, which is x itself where it drops nothing: what is then written to it is written to x.
+
+    PyTorch traces a copy.
+    """
+    kept: torch.Tensor = DROP(x, p, train)[0] if train and p != 0 else x
+    return kept
+
+
+for key in (DispatchKey.CompositeImplicitAutograd, DispatchKey.Autograd):
+    DROPOUT.py_kernels[key] = _dropped
+DROPOUT._dispatch_cache.clear()

@@ -1,6 +1,6 @@
 """Copies: those of which nobody can tell that they are none, and operands of tiles, read where they lie.
 
-A dropout that drops nothing, or `contiguous` of what is, is a copy; a partition would save it beside what it is a copy
+What is copied as it lies, by a program or by the trace of an operation, a partition would save beside what it is a copy
 of, and forward write both.
 
 Queries, keys and values are views of what a linear layer made, with heads before positions; eager copies them for its

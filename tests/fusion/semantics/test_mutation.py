@@ -119,9 +119,23 @@ def cumulative(x: torch.Tensor) -> torch.Tensor:
     return x
 
 
+def after_dropout_in_evaluation(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    y = torch.nn.functional.dropout(x, 0.5, training=False)
+    y += 1
+    return x * y, y
+
+
+def after_dropout_of_nothing(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    z = torch.nn.functional.dropout(y, 0.0)
+    z[0] = y[1]
+    return y
+
+
 FUNCTIONS: tuple[Function, ...] = (
     *(whole, returned, row, column, diagonal, transposed, flattened, twice, read_before_and_after, copied, shifted),
     *(shifted_views, exchanged, masked, indexed, out_argument, into_integers, detached, cumulative),
+    *(after_dropout_in_evaluation, after_dropout_of_nothing),
 )
 
 
