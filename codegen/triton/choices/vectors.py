@@ -123,7 +123,7 @@ def narrow(blocked: Blocked) -> tuple[Config, ...]:
     shapes: tuple[tuple[int, int, int, int], ...] = _NARROW_SHAPES
     share = 1
     if len(blocked.dots) > 1:
-        shapes, share = _PACKED_SHAPES, max(2, len(blocked.dots) // matrices)
+        shapes, share = _PACKED_SHAPES, power_of_two(max(2, len(blocked.dots) // matrices))
         if group < _PACKED_SHAPES[0][1] // len(blocked.dots):
             shapes = _PACKED_GROUPS if columns > least or matrices == 1 else _PACKED_GROUPS[::-1]
     found = []
@@ -171,7 +171,7 @@ def _across(blocked: Blocked, k: Dim) -> tuple[Config, ...]:
     group = _group(blocked, k)
     found = []
     for m, rows, warps, stages in _ACROSS_BYTES if _itemsize(blocked) == 1 else _ACROSS_HALVES:
-        rows = max(16, min(rows // len(blocked.dots), power_of_two(extent(k.size)), group))
+        rows = max(16, min(rows // power_of_two(len(blocked.dots)), power_of_two(extent(k.size)), group))
         blocks = (("m", m), ("k", rows), ("n", max(16, power_of_two(extent(columns.size)))))
         found.append(Config(blocks, num_warps=warps, num_stages=stages))
     return tuple(dict.fromkeys(sorted(found, key=lambda config: programs(blocked, config) * 10 < PROGRAMS * 7)))

@@ -44,6 +44,23 @@ def test_blocks_are_no_wider_than_the_columns_fill() -> None:
     assert widths == {384: 128, 512: 256, 700: 256}
 
 
+@pytest.mark.parametrize("along", ["rows", "columns"])
+def test_three_products_of_one_tall_matrix_take_blocks_that_exist(along: str) -> None:
+    """Queries, keys and values of narrow heads: a step of 64 is not shared out by three."""
+    tall, deep, columns = 2428, 256, 32
+    x = load_expr("x", deep * i + r if along == "rows" else tall * r + i, BF16)
+    weights = [load_expr(f"w{n}", deep * j + r, BF16) for n in range(3)]
+    dots = [Fold(f"dot{n}", "dot", (x, weight), (r,), F32, (i,), (j,)) for n, weight in enumerate(weights)]
+    params = [param("x", BF16, tall * deep), *(param(f"w{n}", BF16, columns, deep) for n in range(3))]
+    params += [param(f"out{n}", F32, tall, columns, written=True) for n in range(3)]
+    axes = {i: (tall, Role.GRID), j: (columns, Role.GRID), r: (deep, Role.LOOP)}
+    stores = [Store(f"out{n}", columns * i + j, dot.ref) for n, dot in enumerate(dots)]
+    made = kernel("three", params, axes, Loop((r,), tuple(dots)), *stores)
+    configs = TARGET.configs(made)
+    assert all(size & (size - 1) == 0 for config in configs for _, size in config.blocks)
+    assert "mma" in compile_for(load(made, TARGET.emit(made, configs[0])), target_of("sm_90")).asm["ptx"]
+
+
 def test_contractions_over_other_axes_of_the_grid_are_refused() -> None:
     x, y = load_expr("x", 64 * i + r), load_expr("y", 64 * r + j)
     first, second = (Fold(name, "dot", (x, y), (r,), F32, rows, (j,)) for name, rows in (("p", (i,)), ("q", (b,))))
