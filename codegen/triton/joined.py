@@ -31,7 +31,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from codegen.triton.blocks import Blocked, Dim, block
+from codegen.triton.blocks import Blocked, block
 from codegen.triton.body import Body
 from codegen.triton.expressions.indices import Layout
 from codegen.triton.expressions.matrices import Matrix
@@ -132,16 +132,16 @@ def lines(values: Values, layouts: Sequence[Layout], arch: str) -> list[str]:
     products = [moves for layout in layouts if (moves := _moves(layout.blocked)) is not None]
     assert len(products) == len(layouts), "asked of products that `products_of` refuses"
     own = products[0]
-    m, n = (_dim(layouts[0], name) for name in ("m", "n"))
+    m, n = map(layouts[0].blocked.named, ("m", "n"))
     values.load_through[own.rows] = descriptors.describe(values, own.of_rows, layouts[0])
     m_blocks = blocks_of(values, m)
     choices: list[list[Transfer]] = []
     limits: list[str] = []
     for layout, moves in zip(layouts, products, strict=True):
-        end = layout.in_parts(_dim(layout, "n"))
+        end = layout.in_parts(layout.blocked.named("n"))
         choices.append([descriptors.describe(values, moves.of_columns, layout)])
         choices[-1] += [descriptors.describe(values, matrix, end) for matrix in (*moves.of_tiles, moves.of_result)]
-        count = blocks_of(values, _dim(layout, "n"))
+        count = blocks_of(values, layout.blocked.named("n"))
         limits.append(values.name("n_end", Tile(Code(f"{limits[-1]} + {count}"))).code.text if limits else count)
     number = values.open("block")
     m_block, n_block = swizzled(values, number, m_blocks, limits[-1])
@@ -170,7 +170,3 @@ def _select(
         for name, chosen in zip(names, (*(transfer.name for transfer in transfers), start), strict=True):
             values.line(f"{indent}{name} = {chosen}")
     return names
-
-
-def _dim(layout: Layout, name: str) -> Dim:
-    return next(dim for dim in layout.blocked.dims if dim.name == name)

@@ -93,6 +93,10 @@ class Blocked:
         """The bounds of the linear indices."""
         return {dim.symbol: dim.reach for dim in self.dims}
 
+    def named(self, name: str) -> Dim:
+        """The dimension that has this name."""
+        return next(dim for dim in self.dims if dim.name == name)
+
     def of(self, axes: Sequence[sympy.Symbol]) -> tuple[Dim, ...]:
         """The dimensions that hold `axes`, in tile order."""
         return tuple(dim for dim in self.dims if any(axis.symbol in axes for axis in dim.axes))

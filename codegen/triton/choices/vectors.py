@@ -167,7 +167,7 @@ def _matrices(blocked: Blocked, rows: Dim) -> int:
 
 def _across(blocked: Blocked, k: Dim) -> tuple[Config, ...]:
     """Configurations for a matrix that is contiguous along its columns, the first that keeps the device busy first."""
-    columns = next(dim for dim in blocked.dims if dim.name == "n")
+    columns = blocked.named("n")
     group = _group(blocked, k)
     found = []
     for m, rows, warps, stages in _ACROSS_BYTES if _itemsize(blocked) == 1 else _ACROSS_HALVES:

@@ -79,9 +79,14 @@ def allows(blocked: Blocked, arch: str) -> bool:
     """Can the persistent form compute this kernel?"""
     if not on_tensor_memory(arch) or blocked.kernel.awaited:  # what goes through tensor memory is stored later
         return False
-    grid = {dim.name: dim for dim in blocked.grid()}
+    return _walks_products(blocked) and all(_is_fetched(blocked, *factor) for factor in factors(blocked))
+
+
+def _walks_products(blocked: Blocked) -> bool:
+    """Is the kernel one walk along one axis, of products that share an operand, and are all sides long?"""
+    grid = {dim.name for dim in blocked.grid()}
     contracted = [dim for dim in blocked.dims if dim.role is not Role.GRID]
-    if set(grid) - {"b"} != {"m", "n"} or len(contracted) != 1 or contracted[0].role is not Role.LOOP:
+    if grid - {"b"} != {"m", "n"} or len(contracted) != 1 or contracted[0].role is not Role.LOOP:
         return False
     if any(extent(dim.size) < 128 and dim.name != "b" for dim in blocked.dims):
         return False
@@ -90,15 +95,17 @@ def allows(blocked: Blocked, arch: str) -> bool:
     if len(loops) != 1 or not all(isinstance(fold, Fold) and fold.carry is None for fold in folds):
         return False
     operands = {factor for dot in blocked.dots for factor in dot.args}
-    if set(folds) != set(blocked.dots) or len(operands) != 1 + len(folds) or ("b" in grid and len(folds) > 1):
+    if set(folds) != set(blocked.dots) or len(operands) != 1 + len(folds):
         return False  # products that share no operand would need larger tiles than fit
-    for factor, (first, second) in factors(blocked):
-        if factor.dtype not in HALVES or not isinstance(factor, Load):
-            return False
-        matrix = matrix_of(blocked, factor, first, second)
-        if matrix is None or not _steps_evenly(blocked, matrix):
-            return False
-    return True
+    return "b" not in grid or len(folds) == 1
+
+
+def _is_fetched(blocked: Blocked, factor: Expr, sides: tuple[Dim, Dim]) -> bool:
+    """Does an operand come through a descriptor, whichever matrix of a batch it is?"""
+    if factor.dtype not in HALVES or not isinstance(factor, Load):
+        return False
+    matrix = matrix_of(blocked, factor, *sides)
+    return matrix is not None and _steps_evenly(blocked, matrix)
 
 
 def factors(blocked: Blocked) -> Iterator[tuple[Expr, tuple[Dim, Dim]]]:
@@ -226,30 +233,9 @@ def target_of(blocked: Blocked, stmt: Store) -> Matrix | None:
 def open_program(values: Values) -> str:
     """Add the descriptors, open the walk over blocks and place each of them; returns the header of that loop."""
     blocked = values.layout.blocked
-    m, n = (next(dim for dim in blocked.dims if dim.name == name) for name in ("m", "n"))
-    made: dict[Matrix, Transfer] = {}
-    end = values.layout.in_parts(n)
-    for factor, (first, second) in factors(blocked):
-        assert isinstance(factor, Load)
-        if factor in values.load_through:
-            continue
-        matrix = matrix_of(blocked, factor, first, second)
-        assert matrix is not None, "asked of a kernel that `applies` refuses"
-        if matrix not in made:
-            made[matrix] = describe(values, matrix, values.layout)
-        values.load_through[factor] = made[matrix]
-    for load, matrix in loaded_tiles(blocked).items():
-        if matrix not in made:
-            made[matrix] = describe(values, matrix, end)
-        values.load_through[load] = made[matrix]
-    for stmt in blocked.body:
-        target = target_of(blocked, stmt) if isinstance(stmt, Store) else None
-        if target is not None:
-            if target not in made:
-                made[target] = describe(values, target, end)
-            values.store_through[target.param] = made[target]
+    _describe_all(values)
     counts = [values.index_tile(dim.size).code.at(PRODUCT) for dim in blocked.dims if dim.name == "b"]
-    counts += [f"tl.cdiv({_text(values, dim.size)}, {dim.constant})" for dim in (m, n)]
+    counts += [f"tl.cdiv({_text(values, dim.size)}, {dim.constant})" for dim in map(blocked.named, ("m", "n"))]
     total = as_int32(Code(" * ".join(counts), PRODUCT), known=all(dim.size.is_Integer for dim in blocked.grid()))
     blocks = values.name("blocks", Tile(total)).code.text
     number = values.open("block")
@@ -260,6 +246,24 @@ def open_program(values: Values) -> str:
     return walk_over(values, number, blocks)
 
 
+def _describe_all(values: Values) -> None:
+    """Add the descriptors of the operands, and of the tiles that are loaded and stored at the end of a block."""
+    blocked, made = values.layout.blocked, _Described(values)
+    end = values.layout.in_parts(blocked.named("n"))
+    for factor, sides in factors(blocked):
+        assert isinstance(factor, Load)
+        if factor not in values.load_through:
+            matrix = matrix_of(blocked, factor, *sides)
+            assert matrix is not None, "asked of a kernel that `applies` refuses"
+            values.load_through[factor] = made.of(matrix, values.layout)
+    for load, matrix in loaded_tiles(blocked).items():
+        values.load_through[load] = made.of(matrix, end)
+    for stmt in blocked.body:
+        target = target_of(blocked, stmt) if isinstance(stmt, Store) else None
+        if target is not None:
+            values.store_through[target.param] = made.of(target, end)
+
+
 def walk_over(values: Values, number: str, blocks: str) -> str:
     """The header of the loop in which programs walk so many blocks."""
     return f"for {number} in tl.range({values.program}, {blocks}, tl.num_programs(0), flatten=True):"
@@ -267,11 +271,22 @@ def walk_over(values: Values, number: str, blocks: str) -> str:
 
 def describe_operands(values: Values, arch: str) -> None:
     """Add the descriptors of every operand that allows it; from here on these are loaded through them."""
-    made: dict[Matrix, Transfer] = {}
+    made = _Described(values)
     for load, matrix in matrices(values.layout.blocked, arch).items():
-        if matrix not in made:
-            made[matrix] = describe(values, matrix, values.layout)
-        values.load_through[load] = made[matrix]
+        values.load_through[load] = made.of(matrix, values.layout)
+
+
+class _Described:
+    """The descriptors of one kernel: each matrix has one, in the blocks in which it was asked for first."""
+
+    def __init__(self, values: Values) -> None:
+        self._values = values
+        self._made: dict[Matrix, Transfer] = {}
+
+    def of(self, matrix: Matrix, layout: Layout) -> Transfer:
+        if matrix not in self._made:
+            self._made[matrix] = describe(self._values, matrix, layout)
+        return self._made[matrix]
 
 
 def _text(values: Values, size: sympy.Expr) -> str:

@@ -29,7 +29,7 @@ def in_parts(values: Values) -> Iterator[None]:
         yield
         return
     assert layout.config.parts == 2
-    n = next(dim for dim in layout.blocked.dims if dim.name == "n")
+    n = layout.blocked.named("n")
     sums = {dot.ref: values.find(dot.ref) for dot in layout.blocked.dots}
     halves = {}
     for ref, tile in sums.items():
