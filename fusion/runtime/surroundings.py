@@ -44,15 +44,17 @@ def watch_surroundings(
     fake_mode, level = torch._C._get_dispatch_mode, torch._C._functorch.maybe_current_level
     batched: Callable[[object], bool] = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[assignment]  # a tensor
 
+    def gradients(args: Sequence[object]) -> list[torch.Tensor]:
+        return [given for k in tangents if isinstance(given := args[k], torch.Tensor)]
+
     def run(args: list[object]) -> tuple[object, ...]:
         if instead:
             return instead[0](args)
         plain = fake_mode(FAKE) is None and forward_ad._current_level < 0 and level() is None
-        gradients = [given for k in tangents if isinstance(given := args[k], torch.Tensor)]
-        if plain and not any(batched(given) or given.is_neg() for given in gradients):
+        if plain and not (tangents and any(batched(given) or given.is_neg() for given in gradients(args))):
             return compiled(args)
         if not made:
-            negated = any(given.is_neg() for given in gradients)
+            negated = any(given.is_neg() for given in gradients(args))
             reason, hint = (NEGATED, RESOLVE) if negated else (f"inside of {_within()}", "")
             made.append(eagerly(Unsupported(reason, hint=hint)))
         return made[0](args)
