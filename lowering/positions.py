@@ -72,6 +72,7 @@ def is_free(expr: Expr) -> bool:
 
 
 def _step(node: Expr, sizes: Sizes) -> Expr | None:
+    """A node whose arguments are as plain as they get, as a plainer one; None where it stays as it is."""
     if isinstance(node, Cast) and isinstance(node.arg, Const) and not node.arg.dtype.is_floating_point:
         return make_cast(node.arg, node.dtype)
     if isinstance(node, Load) and any(isinstance(i, IndexValue) and i.dtype is torch.int64 for i in node.index):
@@ -80,11 +81,7 @@ def _step(node: Expr, sizes: Sizes) -> Expr | None:
     if not isinstance(node, Op):
         return None
     if node.name == "checked":
-        place = _position(node.args[0])
-        last = _position(node.args[2])
-        if place is None or last is None or may_be_empty(last + 1) or not within(place, last + 1, sizes):
-            return None
-        return node.args[0]
+        return _unchecked(node, sizes)
     if node.name in _TRUTHS:
         return _decided(node, sizes)
     if node.dtype is torch.int64 and node.name in ("add", "sub", "neg", "mul"):
@@ -92,6 +89,14 @@ def _step(node: Expr, sizes: Sizes) -> Expr | None:
         found = _computed(node.name, numbers) if len(numbers) == len(node.args) else None
         return None if found is None else position(simplify(found, sizes))
     return None
+
+
+def _unchecked(node: Op, sizes: Sizes) -> Expr | None:
+    """A checked position without the check, if it is known to be inside."""
+    place, last = _position(node.args[0]), _position(node.args[2])
+    if place is None or last is None or may_be_empty(last + 1) or not within(place, last + 1, sizes):
+        return None
+    return node.args[0]
 
 
 def _position(expr: Expr) -> sympy.Expr | None:

@@ -1,4 +1,15 @@
-"""The lowering rules, one module per family of operations.  Importing this package registers them all."""
+"""The lowering rules, one module per family of operations.  Importing this package registers them all.
+
+Modules that are not imported here are what rules are written with:
+
+    formula.py    scalar expressions, written as one would on paper
+    promotion.py  formulas on tensors: the dtype that is computed in, and the shape
+    series.py     Chebyshev series; `bessel_series.py` has the coefficients of `bessel.py`
+    entries.py    small matrices, one entry after the other
+    windows.py    the few positions that each result looks at
+    places.py     where the sources of a write go, of which several may be one element:
+    meeting.py    as a scatter; `compared.py`, each element looks for its sources; `runs.py`, where these lie in a row
+"""
 
 from lowering.rules import (
     activation,
