@@ -39,11 +39,13 @@ class Level:
 
     `pragma`: what is said to the compiler about the loop, followed by `clauses` (of its reductions).
     `rest`: the header of the same loop where it stands once more, behind the loop around it.
+    `turns`: this loop and the one inside it are those of one axis; what belongs outside that stands outside both.
     """
 
     header: str = ""
     pragma: str = ""
     rest: str = ""
+    turns: bool = False
     clauses: list[str] = field(default_factory=list)
     before: list[str] = field(default_factory=list)
     after: list[str] = field(default_factory=list)
@@ -162,10 +164,10 @@ def turns_of(extent: Extent, size: sympy.Expr, lanes: int, start: str, around: L
     each = Level(f"for (int l = 0; l < {lanes}; l++)", before=[f"const int64_t {extent.name} = {start} + l;"])
     first, step = f"int64_t {start} = {extent.start};", f"{start} += {lanes}"
     if size.is_Integer and size % lanes == 0:
-        return [Level(f"for ({first} {start} < {extent.end}; {step})"), each]
+        return [Level(f"for ({first} {start} < {extent.end}; {step})", turns=True), each]
     around.before.append(first)
     each.rest = f"for (int l = 0; l < {extent.end} - {start}; l++)"
-    return [Level(f"for (; {start} + {lanes} <= {extent.end}; {step})"), each]
+    return [Level(f"for (; {start} + {lanes} <= {extent.end}; {step})", turns=True), each]
 
 
 def flat(extents: Sequence[Extent]) -> tuple[str, str]:

@@ -162,7 +162,8 @@ class Speller:
             index = f"{index} < 0 ? {index} + {wrap} : {index}"
         level.before.append(f"const uint64_t {place} = {index};")
         if level.pragma:
-            outside, farthest = self._levels[depth - 1], self._space.fresh("farthest")
+            outside = next(each for each in reversed(self._levels[:depth]) if not each.turns)
+            farthest = self._space.fresh("farthest")
             outside.before.append(f"uint64_t {farthest} = 0;")
             level.before.append(f"{farthest} = {farthest} > {place} ? {farthest} : {place};")
             level.clauses.append(f"reduction(max:{farthest})")
