@@ -210,10 +210,13 @@ def restored_precision() -> Iterator[None]:
     torch.set_float32_matmul_precision(before)
 
 
-def precisions() -> set[str]:
-    """What the sources generated for a product with an epilogue ask for."""
-    x, w = torch.empty(512, 512), torch.empty(512, 512)
-    found = export_kernels(lambda x, w: torch.relu(x @ w), x, w, arch="sm_80")
+def rectified(x: Tensor, w: Tensor) -> Tensor:
+    return torch.relu(x @ w)
+
+
+def precisions(terms: int = 512, function: Callable[..., Tensor] = rectified) -> set[str]:
+    """What the sources generated for a product with what follows it ask for, of sums of so many terms."""
+    found = export_kernels(function, torch.empty(512, terms), torch.empty(terms, 512), arch="sm_80")
     return {part.split('"')[1] for kernel in found.kernels for part in kernel.source.split("input_precision=")[1:]}
 
 
@@ -225,6 +228,15 @@ def test_generated_products_follow_the_precision_of_matrix_products() -> None:
     assert precisions() == {"tf32"}
     torch.backends.cuda.matmul.fp32_precision = "ieee"
     assert precisions() == {"tf32x3"}
+
+
+@pytest.mark.usefixtures("restored_precision")
+def test_short_sums_are_multiplied_in_float32() -> None:
+    """In two parts they are twice as far from float64 as eager's; a walk over them would take far longer."""
+    assert precisions(5) == precisions(16) == {"ieee"}
+    assert precisions(17) == precisions(5, lambda x, w: torch.softmax(x @ w, -1) @ w.t()) == {"tf32x3"}
+    torch.set_float32_matmul_precision("high")
+    assert precisions(5) == {"tf32"}
 
 
 @pytest.mark.usefixtures("restored_precision")
