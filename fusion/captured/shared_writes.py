@@ -1,9 +1,9 @@
 """Shared writes: regions that write to memory of which an operand, or the tensor itself, holds elements several times.
 
 `x[1:] = x[:-1]` depends on the order in which elements are written: eager refuses it.  What is written to a view in
-which elements meet (`expand`, `unfold`) shows in all of its rows.  Neither is true of the functional graph that
-AOTAutograd makes.  So what enters is a graph that Dynamo captured, and one that does so is refused: eager decides what
-becomes of it.
+which elements meet (`expand`, `unfold`) shows in all of its rows.  Tensors of one list (`torch._foreach_add_`) are
+changed one after the other.  None of this is true of the functional graph that AOTAutograd makes.  So what enters is a
+graph that Dynamo captured, and one that does so is refused: eager decides what becomes of it.
 
 Operands are compared as eager compares them (ATen's `assert_no_partial_overlap`): those with gaps are not, and one that
 is the written tensor itself is allowed.  Sizes that are symbols have the values that the graph was traced with.
@@ -12,16 +12,18 @@ is the written tensor itself is allowed.  Sizes that are symbols have the values
 from __future__ import annotations
 
 import operator
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import Argument
 
-from fusion.captured.writes import memory_of, written_by
+from fusion.captured.writes import changes_first, memory_of, written_by
 from lowering.builder import origin_of
 from lowering.errors import Unsupported
 
@@ -57,6 +59,7 @@ def _is_view_of_one(node: fx.Node, value: Tensor, meeting: set[fx.Node]) -> bool
 def _refuse(node: fx.Node, meeting: set[fx.Node]) -> None:
     write = _write(node)
     if write is None:
+        _refuse_together(node)
         return
     written, part, operands = write
     target: Tensor = written.meta["example_value"]
@@ -71,6 +74,22 @@ def _refuse(node: fx.Node, meeting: set[fx.Node]) -> None:
             if own is not None and other is not None and own.partly_over(other):
                 message = "what is written partly lies over what is read"
                 raise Unsupported(message, hint="read from a clone() of it", origin=origin_of(node))
+
+
+def _refuse_together(node: fx.Node) -> None:
+    """Refuse a list of tensors that are changed one after the other (`torch._foreach_add_`), if they share elements."""
+    if not node.args or not isinstance(node.args[0], (list, tuple)) or not changes_first(node):
+        return
+    changed = defaultdict[int | None, list[Place]](list)
+    for written in node.args[0]:
+        value = written.meta.get("example_value") if isinstance(written, fx.Node) else None
+        if isinstance(value, FakeTensor) and (place := Place.of(value)) is not None and place.stop > place.start:
+            changed[memory_of(value)].append(place)
+    for places in changed.values():
+        places.sort(key=lambda place: place.start)
+        if any(before.over(place) for before, place in pairwise(places)):
+            message = "tensors that are changed together share elements"
+            raise Unsupported(message, hint="change one after the other", origin=origin_of(node))
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,11 +138,13 @@ class Place:
             elements *= size
         return self.start if 0 in self.shape else self.start + elements * self.itemsize
 
+    def over(self, other: Place) -> bool:
+        """Do two dense tensors share elements?"""
+        return self.start < other.stop and other.start < self.stop
+
     def partly_over(self, other: Place) -> bool:
-        """Do two dense tensors share elements without being the same?"""
-        if not (self.start < other.stop and other.start < self.stop):
-            return False
-        return (self.start, self.stop, self.strides) != (other.start, other.stop, other.strides)
+        """Do they without being the same?"""
+        return self.over(other) and (self.start, self.stop, self.strides) != (other.start, other.stop, other.strides)
 
 
 def _number(size: object) -> int | None:
