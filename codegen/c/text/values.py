@@ -82,13 +82,9 @@ class Speller:
             here = reader_depth.get(node, len(self._levels) - 1) == depth
             longest = LONGEST if node in reader_depth else LONGEST_ROOT
             once = uses[node] == 1 and here and len(text) <= longest and node not in named
-            if (node in arms and "[" in text) or (isinstance(node, Load) and node.buffer in self._written):
-                once = False
+            once = once and not (node in arms and "[" in text) and not self._is_updated(node)
             if not (once or _is_literal(node, text)):
-                stem = f"{self._params[node.buffer]}_" if isinstance(node, Load) else "t"
-                name = self._space.fresh(stem)
-                self._levels[depth].before.append(f"const {HELD[node.dtype]} {name} = {text};")
-                text = name
+                text = self._named(node, text, depth)
             (self._local if depth or once else self._known)[node] = text
             inside += [node] if once else []
         texts = [self._get(root) for root in roots]
@@ -104,6 +100,16 @@ class Speller:
 
     def _depth_of(self, node: Expr) -> int:
         return max((self._depth.get(symbol, 0) for symbol in self._where[node]), default=0)
+
+    def _is_updated(self, node: Expr) -> bool:
+        """Is this read from a tensor that the kernel writes, so that it has to be read before that?"""
+        return isinstance(node, Load) and node.buffer in self._written
+
+    def _named(self, node: Expr, text: str, depth: int) -> str:
+        """The name of a value, which it has from here on at its level."""
+        name = self._space.fresh(f"{self._params[node.buffer]}_" if isinstance(node, Load) else "t")
+        self._levels[depth].before.append(f"const {HELD[node.dtype]} {name} = {text};")
+        return name
 
     def _get(self, node: Expr) -> str:
         return self._local[node] if node in self._local else self._known[node]

@@ -49,17 +49,10 @@ def unpacked(kernel: Kernel) -> Kernel:
 
 
 def _packing(kernel: Kernel) -> _Packing | None:
+    """The first axis of the folds along which neighbours are told apart within one element; None if there is none."""
     folds = tuple(stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold))
-    if any(isinstance(stmt, Prefix) for stmt in statements(kernel.body)):
-        return None
-    if (kernel.then is not None and not kernel.awaited) or len({(fold.op, fold.over) for fold in folds}) != 1:
-        return None
-    if folds[0].op not in ("dot", "sum") or any(fold.carry is not None for fold in folds):
-        return None
-    if any(stmt not in folds for loop in kernel.body if isinstance(loop, Loop) for stmt in loop.body):
-        return None
     nodes = postorder(*(arg for fold in folds for arg in fold.args))
-    if any(isinstance(node, TileRef) for node in nodes):
+    if not _is_one_walk(kernel, folds) or any(isinstance(node, TileRef) for node in nodes):
         return None
     indices = [index for node in nodes for index in index_of(node)]
     sizes = {axis.symbol: axis.size for axis in kernel.axes if axis.role is not Role.GRID}
@@ -69,6 +62,17 @@ def _packing(kernel: Kernel) -> _Packing | None:
         if points and points[0] <= MOST and digits and not _stored_along(kernel, axis):
             return _Packing(folds, axis, points[0])
     return None
+
+
+def _is_one_walk(kernel: Kernel, folds: Sequence[Fold]) -> bool:
+    """Are `folds` all that the kernel walks, alike and over the same axes, and does nothing follow them?"""
+    if len({(fold.op, fold.over) for fold in folds}) != 1 or folds[0].op not in ("dot", "sum"):
+        return False
+    if any(fold.carry is not None for fold in folds) or (kernel.then is not None and not kernel.awaited):
+        return False
+    walked = [stmt for loop in kernel.body if isinstance(loop, Loop) for stmt in loop.body]
+    scanned = any(isinstance(stmt, Prefix) for stmt in statements(kernel.body))
+    return not scanned and all(stmt in folds for stmt in walked)
 
 
 def _stored_along(kernel: Kernel, axis: sympy.Symbol) -> bool:

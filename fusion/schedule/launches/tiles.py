@@ -102,25 +102,32 @@ def _tile_by_tile(first: Kernel, last: Kernel, axis: KernelAxis, made: str) -> K
 
 def _moved(store: Store, total: Fold, first: Kernel, last: Kernel, axis: KernelAxis, made: str) -> Placement | None:
     """The axes of `last` over those of `first`, so that `total` sums up what `store` writes; None where it does not."""
-    part = total.args[0]
-    if total.op != "sum" or not isinstance(part, Load) or part.buffer != made or part.mask is not None:
+    read = _parts_read(total, made)
+    if read is None or len(total.over) != 1 or isinstance(store.offset, Expr):
         return None
-    if isinstance(store.offset, Expr) or isinstance(part.index[0], Expr) or part.dtype is not total.dtype:
+    (over,) = total.over
+    if last.axis_sizes()[over] != axis.size:
         return None
-    (over,) = total.over if len(total.over) == 1 else (None,)
-    if over is None or last.axis_sizes()[over] != axis.size:
-        return None
-    if coefficient(store.offset, axis.symbol) is None or coefficient(part.index[0], over) is None:
+    if coefficient(store.offset, axis.symbol) is None or coefficient(read, over) is None:
         return None
     sizes, found = first.axis_sizes(), {over: axis.symbol}
     offset = store.offset.xreplace({each.symbol: ZERO for each in first.axes if each.size == 1})
     written = offset.xreplace({axis.symbol: ZERO})
     for each in last.with_role(Role.GRID):
-        stride = coefficient(part.index[0], each.symbol)
+        stride = coefficient(read, each.symbol)
         if stride is None or (stride == 0 and each.size != 1):
             return None
         found[each.symbol] = simplify(Mod(FloorDiv(written, stride), each.size), sizes) if stride != 0 else ZERO
-    read = simplify(part.index[0].xreplace(found), sizes)
+    here = simplify(read.xreplace(found), sizes)
     points = [sympy.Mul(*(each.size for each in kernel.with_role(Role.GRID))) for kernel in (first, last)]
-    same = sympy.expand(read - offset) == 0 and points[0] == points[1] * axis.size
+    same = sympy.expand(here - offset) == 0 and points[0] == points[1] * axis.size
     return {symbol: index for symbol, index in found.items() if symbol != over} if same else None
+
+
+def _parts_read(total: Fold, made: str) -> sympy.Expr | None:
+    """Where a sum reads what is `made`; None if it sums up anything but this, as it is."""
+    part = total.args[0]
+    if total.op != "sum" or not isinstance(part, Load) or part.buffer != made or part.mask is not None:
+        return None
+    (offset,) = part.index
+    return offset if part.dtype is total.dtype and not isinstance(offset, Expr) else None
