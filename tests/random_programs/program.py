@@ -70,7 +70,7 @@ class Program:
             body = re.sub(r"\.(float|half|bfloat16)\(\)", ".to(torch.float64)", body)
             body = re.sub(r"torch\.(float32|float16|bfloat16)\b", "torch.float64", body)
         if copies:
-            body = body.replace(".to(torch.float64)", ".to(torch.float64, copy=True)")
+            body = re.sub(r"\.to\((torch\.float64|\w+\.dtype)\)", r".to(\1, copy=True)", body)
         return compiled(body, [*(entry.name for entry in self.inputs), *self.integers])
 
     def tensors(

@@ -178,6 +178,21 @@ def test_an_exact_sum_of_eager_is_taken_for_luck() -> None:
     assert judge(program).status == "pass"
 
 
+def test_float64_is_had_where_what_was_cast_is_written_later() -> None:
+    """In float64 the cast would be its operand itself, which autograd refuses to have changed."""
+    program = Program(
+        inputs=(Input("x0", (3,), torch.float32, grad=True), Input("x1", (3,), torch.float16)),
+        source="""
+            t0 = x0 * x1.to(x0.dtype)
+            x1.exp_()
+            return (t0,)
+        """,
+        calls=({},),
+        backward=True,
+    )
+    assert judging._exact(program, 0, "cpu", 0.0) is not None
+
+
 def test_a_norm_of_equal_numbers_is_as_far_off_as_its_mean() -> None:
     """Eager's mean of them is exact; where they differ by a rounding, what is left of each is no zero."""
     program = Program(
