@@ -218,9 +218,11 @@ def difference(program: Program, call: int, device: str, found: Run) -> tuple[st
             wrong, vague = numbers(ours, theirs, truths, usual)
             if wrong:
                 runs = (_captured(program, call, device, DECOMPOSED), _exact(program, call, device, 0.0, Backwards()))
+                rounding = SHIFT[torch.float32]
+                means = [_exact(program, call, device, 0.0, Means(off)) for off in (rounding, -rounding)]
+                runs = (*runs, *means)
                 forms = [form for run_ in runs if run_ is not None and (form := run_.tensors.get(name)) is not None]
-                rounded = _exact(program, call, device, 0.0, Means(SHIFT[torch.float32]))
-                usual = max(usual, _largest(rounded, exact[0]).get(name, 0.0))
+                usual = max(usual, _largest(means[0], exact[0]).get(name, 0.0))
                 wrong, vague = numbers(ours, theirs, truths, usual, forms)
         else:
             wrong, vague = whole(ours, theirs, truths)

@@ -21,6 +21,7 @@ from tests.random_programs.builder import Builder
 from tests.random_programs.grammar import generate
 from tests.random_programs.inputs import LAYOUTS, VALUES, Input
 from tests.random_programs.judge import judge
+from tests.random_programs.means import Means
 from tests.random_programs.program import Program
 from tests.random_programs.roundings import Roundings
 from tests.random_programs.smaller import smallest
@@ -204,6 +205,31 @@ def test_a_norm_of_equal_numbers_is_as_far_off_as_its_mean() -> None:
         seed=593,
     )
     assert judge(program).status == "pass"
+
+
+@pytest.mark.parametrize(("rounding", "status"), [(2.0**-24, "pass"), (0.0, "mismatch")])
+def test_a_norm_is_0_times_an_infinity_or_what_a_rounding_of_its_mean_leaves(
+    monkeypatch: pytest.MonkeyPatch, rounding: float, status: str
+) -> None:
+    """NaN in eager, for the number that is its row's mean; any number but 0 makes it an infinity."""
+    program = Program(
+        inputs=(Input("x0", (3,), torch.float32),),
+        source="""
+            t0 = torch.arange(0, 3, device=x0.device) + x0.round().clamp(1, 1)
+            return (F.layer_norm(t0, (3,)) * (x0.exp() * -torch.inf),)
+        """,
+        calls=({},),
+    )
+
+    def fused(function, **settings):  # type: ignore[no-untyped-def]
+        def run(x0: torch.Tensor) -> tuple[torch.Tensor]:
+            with Means(rounding):
+                (result,) = function(x0)
+            return (result if rounding else result.nan_to_num(nan=7.0),)
+
+        return run
+
+    assert judged_with(monkeypatch, fused, program).status == status
 
 
 GATHERED = Program(
