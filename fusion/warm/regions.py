@@ -10,22 +10,26 @@ What lies in the file is pickled by PyTorch's classes, and unpickled where it is
 beside it that is loaded.
 
 Refused, with a note in the report, are regions that cannot be told in full (`captured.py`), or whose inputs lie over
-one another where one is changed, or whose backward was compiled under other settings than forward.
+one another where one is changed, or whose backward was compiled under other settings than forward; and those with a
+result that is a view PyTorch does not write rightly (`_Pickler`).
 """
 
 from __future__ import annotations
 
 import base64
+import copyreg
 import pickle
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache, wraps
-from typing import Any, TypeAlias, cast
+from io import BytesIO
+from typing import Any, ClassVar, NoReturn, TypeAlias, cast
 
 import torch
 from torch import fx
+from torch._C import _functionalization
 from torch._functorch import config as functorch_config
 from torch._functorch._aot_autograd import autograd_cache
 from torch._functorch._aot_autograd.aot_autograd_result import CompiledBackward, CompiledForward
@@ -157,7 +161,7 @@ class Region:
             halves = [half for half in (result.compiled_fw, result.compiled_bw) if half is not None]
             keys = tuple(half.fx_graph_cache_info[0] for half in halves)
             with _disable_current_modes():
-                pickled = pickle.dumps(_without_text(result))
+                pickled = _pickled(_without_text(result))
             text = write(Traced(base64.b64encode(pickled).decode(), keys, *self._told[:1]), KINDS)
             put(key, text, store.regions)
         except Exception as refusal:
@@ -183,6 +187,35 @@ def _without_text(result: Any) -> Any:
     """A result without the text of its graphs, which is there to be logged."""
     names = ("aot_joint_graph_str", "aot_forward_graph_str", "aot_backward_graph_str", "min_cut_info_str")
     return replace(result, **{name: None for name in names if hasattr(result, name)})
+
+
+def _pickled(result: Any) -> bytes:
+    """A result as bytes.
+
+    Raises:
+        Unwritten: one of its results is a view that PyTorch does not write rightly.
+    """
+    file = BytesIO()
+    _Pickler(file).dump(result)
+    return file.getvalue()
+
+
+def _refused(view: object) -> NoReturn:
+    raise Unwritten(f"one of its results is a view that PyTorch does not write rightly ({type(view).__name__})")
+
+
+class _Pickler(pickle.Pickler):
+    """Refuses what PyTorch would write out of memory that it has freed.
+
+    It keeps by which views a result is made of its base.  Two of these (`FunctionalizeFallbackKernel.h`) hand out their
+    sizes as a reference to a copy that is gone by then: what is written is any number, or the process ends.
+    """
+
+    dispatch_table: ClassVar[Mapping[type, Callable[[Any], Any]]] = {  # type: ignore[misc]
+        **copyreg.dispatch_table,
+        cast("Any", _functionalization)._unsafe_view_ViewMeta: _refused,
+        cast("Any", _functionalization).resize__ViewMeta: _refused,
+    }
 
 
 class Key(str):

@@ -300,6 +300,16 @@ def test_inputs_that_are_compared_at_each_call_are_traced_anew(traced):
     assert not traced.exists()
 
 
+def test_a_view_that_pytorch_does_not_write_rightly_is_traced_anew_and_says_so(traced):
+    def function(x: Tensor, y: Tensor) -> tuple[Tensor, ...]:
+        product = x @ y  # its rows are those of a matrix, of which the result is an `_unsafe_view`
+        return product, product.diagonal()
+
+    _, told, _ = run(function, (leaf(2, 5, 4), leaf(4, 5)))
+    assert any("does not write rightly (_unsafe_view_ViewMeta)" in note for note in told), told
+    assert not traced.exists()
+
+
 def test_numbers_that_are_drawn_again_are_traced_anew(traced):
     def dropped(x: Tensor) -> Tensor:
         return checkpoint(lambda x: F.dropout(x.sin(), 0.5), x, use_reentrant=False)
