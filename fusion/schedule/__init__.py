@@ -76,11 +76,11 @@ def plan(
     found = chain_last_steps(found)
     if target is not None:
         found = list(pack_launches(found, program, target))
-    updated, program = update(found, program)
+    updated, program = update(about_pivots(found), program)
     held = _held(updated)  # what a kernel writes where it is to lie does not flow to a copy any more
     refusals = tuple(refusal for refusal in clustering.refusals if refusal.producer in held)
     steps, program = reuse(updated, program, spare)
-    return Schedule(program, about_pivots(steps), refusals)
+    return Schedule(program, steps, refusals)
 
 
 def _held(steps: Sequence[Step]) -> set[str]:

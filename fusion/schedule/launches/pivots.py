@@ -9,8 +9,9 @@ of them is lost.
 What enters are the steps of a schedule; what leaves are steps in which kernels do so for each sum of which nothing but
 the mean is read, and of whose row other folds take deviations.  The row must be made of what is loaded alone, at little
 cost: then its first element is a load of what is read anyway.  A mean beside which its deviations are summed up gets
-what it lacks from these, and stays.  This is the last of all passes: the others find a row at the points at which it
-is stored.  (H200, layer and group norms, rows of 256 to 65536, times of sums as they are: 0.93 to 1.04, 1.002 in the
+what it lacks from these, and stays.  Of all passes that change kernels it is the last but for those that choose where
+results lie (`updates`, `reuse`): these have to see that the first element is read by all of its row, which so cannot be
+written over.  (H200, layer and group norms, rows of 256 to 65536, times of sums as they are: 0.93 to 1.04, 1.002 in the
 middle; with the sum of deviations 0.99 to 1.20.  A GELU made once more takes 6%.)
 
 Source: Chan, Golub, LeVeque: Algorithms for Computing the Sample Variance, 1983.

@@ -116,13 +116,33 @@ def test_the_pivot_is_loaded_from_the_row(function: Callable[[Tensor], object]) 
     assert any(has_pivot(text) for text in kernels(function, torch.randn(8, 1200)))
 
 
-def test_what_is_written_over_the_row_comes_after_its_pivot() -> None:
-    (text,) = kernels(behind_a_product, torch.randn(64, 1024))
-    assert "out0" not in text and has_pivot(text)
-    x = torch.randn(64, 1024, generator=torch.Generator().manual_seed(0)) + 1e3
+def norm_of_what_is_needed_no_more(x: Tensor, w: Tensor, y: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """The product is last read by the norm, whose mean is stored, too."""
+    made = x @ w
+    norm, mean, factor = torch.native_layer_norm(made + made.amax(0) * y, made.shape[-1:], None, None, 1e-5)
+    return norm, mean, factor
+
+
+def test_a_row_whose_first_element_is_read_by_all_of_it_is_not_written_over() -> None:
+    generator = torch.Generator().manual_seed(0)
+    x, w, y = (torch.randn(*sizes, generator=generator) + 1 for sizes in ((256, 64), (64, 192), (256, 192)))
+    exact = norm_of_what_is_needed_no_more(x.double(), w.double(), y.double())
     for target in ("reference", "c"):
-        fused = fusion.fuse(behind_a_product, options={"target": target, "strict": True})
-        assert_as_eager(fused(x), behind_a_product(x), behind_a_product(x.double()))
+        fused = fusion.fuse(norm_of_what_is_needed_no_more, options={"target": target, "strict": True})
+        for mine, theirs, truth in zip(fused(x, w, y), norm_of_what_is_needed_no_more(x, w, y), exact, strict=True):
+            assert_as_eager(mine, theirs, truth)
+    (text,) = (text for text in kernels(norm_of_what_is_needed_no_more, x, w, y) if "rsqrt" in text)
+    assert "in0[192*i0 + r0] - in0[192*i0]\n" in text and "store in0" not in text
+
+
+def test_on_a_gpu_the_mean_that_is_stored_is_that_of_the_row() -> None:
+    """It is stored behind the norm, and was computed again from the first element, of the norm by then."""
+    pytest.importorskip("triton")
+    given = (torch.empty(sizes, device="meta") for sizes in ((256, 300), (300, 192), (256, 192)))
+    made = fusion.export_kernels(norm_of_what_is_needed_no_more, *given, target="triton", arch="sm_90")
+    (text,) = (kernel.source for kernel in made.kernels if "tl.rsqrt" in kernel.source)
+    stores = text.index("tl.store")
+    assert "tl.load" not in text[stores:]
 
 
 def of_a_costly_row(x: Tensor) -> Tensor:
