@@ -41,7 +41,7 @@ DECOMPOSED = "aot_eager_decomp_partition"
 """PyTorch's capture with composite operations, and the gradients of norms, taken apart by PyTorch itself."""
 
 ROUNDED = 16
-"""Runs in which every operation is off by a rounding, where a whole number seems wrong."""
+"""Runs in which every operation is off by a rounding, where a whole number or what is no number seems wrong."""
 
 
 @dataclass
@@ -224,11 +224,13 @@ def difference(program: Program, call: int, device: str, found: Run) -> tuple[st
                 forms = [form for run_ in runs if run_ is not None and (form := run_.tensors.get(name)) is not None]
                 usual = max(usual, _largest(means[0], exact[0]).get(name, 0.0))
                 wrong, vague = numbers(ours, theirs, truths, usual, forms)
+            if wrong:  # times an infinity, a number is of its sign or NaN, and a rounding may decide which
+                forms += _rounded(program, call, device, name, step)
+                wrong, vague = numbers(ours, theirs, truths, usual, forms)
         else:
             wrong, vague = whole(ours, theirs, truths)
             if wrong:
-                runs = (_exact(program, call, device, 0.0, Roundings((1 + k % 2) * step, k)) for k in range(ROUNDED))
-                truths += [truth for run_ in runs if run_ is not None and (truth := run_.tensors.get(name)) is not None]
+                truths += _rounded(program, call, device, name, step)
                 wrong, vague = whole(ours, theirs, truths)
         unsteady += vague
         if wrong and not _wrongly_captured(program, call, device, name, theirs, truths):
@@ -319,6 +321,12 @@ def _exact(
     finally:
         torch.set_default_dtype(torch.float32)
     return None
+
+
+def _rounded(program: Program, call: int, device: str, name: str, step: float) -> list[Tensor]:
+    """A tensor in float64 where every operation is off by up to a rounding or two, as often as that can be had."""
+    runs = (_exact(program, call, device, 0.0, Roundings((1 + k % 2) * step, k)) for k in range(ROUNDED))
+    return [tensor for run_ in runs if run_ is not None and (tensor := run_.tensors.get(name)) is not None]
 
 
 def _error_of(program: Program, call: int, device: str, shift: float, *, apart: bool) -> dict[str, float]:

@@ -242,6 +242,23 @@ def test_which_infinities_become_nan_is_as_in_a_kernel_or_in_its_decomposition()
     assert judge(INFINITE).status == "pass"
 
 
+ROUNDED_TO_A_SIGN = Program(
+    inputs=(Input("x0", ("A",), torch.bfloat16, values="positive"),),
+    source="""
+        return ((x0.exp().log() - x0) * torch.inf + torch.inf,)
+    """,
+    calls=({"A": 64},),
+)
+
+
+def test_an_infinity_or_nan_may_hang_on_the_sign_of_what_roundings_leave(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager rounds the exponential to a half: what is left has another sign, or is 0.  -inf it makes nowhere."""
+    assert judge(ROUNDED_TO_A_SIGN).status == "pass"
+    for change in (lambda t: t.nan_to_num(7.0), torch.neg):
+        verdict = judged_with(monkeypatch, wrong(0, change), ROUNDED_TO_A_SIGN)
+        assert verdict.status == "mismatch"
+
+
 def test_a_mean_of_an_infinity_is_nan_from_the_next_number_on() -> None:
     """Eager's rows end with it."""
     program = Program(
