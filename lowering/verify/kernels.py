@@ -56,6 +56,7 @@ def verify_kernel(kernel: Kernel) -> None:
             if part is not kernel:
                 checker.check_shares(kernel, follows=part in chain)
             checker.check_body(part.body, ())
+            checker.check_overwritten()
             checker.check_spans()
         except Broken as broken:
             raise defect(f"kernel {part.name}, {checker.place}", broken) from None
@@ -166,6 +167,19 @@ class _KernelRules:
                 self._check_store(stmt)
         self.running -= walked
         self.closed |= scanned
+
+    def check_overwritten(self) -> None:
+        """What is stored over something that is loaded: each element where it is loaded, and none is loaded later."""
+        over: set[str] = set()
+        for stmt in statements(self.kernel.body):
+            self.place = "loop" if isinstance(stmt, Loop) else _place_of(stmt)
+            read = list(loads(*values_of(stmt)))
+            lost = over.intersection(load.buffer for load in read)
+            require(not lost, "it reads {}, which was overwritten", ", ".join(sorted(lost)))
+            if isinstance(stmt, Store) and stmt.axes is None:
+                alike = all(load.index == (stmt.offset,) for load in read if load.buffer == stmt.param)
+                require(alike, "it overwrites {} at another place than it reads", stmt.param)
+                over.add(stmt.param)
 
     def _check_loop(self, stmt: Loop, outer: tuple[sympy.Symbol, ...]) -> None:
         """A loop but for its statements: its axes, when a block of it is skipped, what it may hold."""

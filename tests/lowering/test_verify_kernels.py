@@ -217,3 +217,15 @@ def test_names_in_the_header_are_distinct() -> None:
     refused_kernel(kernel([*params, params[0]], {I0: (4, Role.GRID)}, store), "two params have the same name")
     twice = kernel(params, {I0: (4, Role.GRID)}, store)
     refused_kernel(replace(twice, axes=twice.axes * 2), "an axis occurs twice")
+
+
+def test_what_is_overwritten_is_read_before_and_at_the_same_place() -> None:
+    """A mean that is computed again behind the norm of its row, and a row about its first element."""
+    params = [param("x", (3, 4), written=True), param("out", (3,), written=True)]
+    axes = {I0: (3, Role.GRID), R0: (4, Role.WHOLE)}
+    over = Store("x", 4 * I0 + R0, op("exp", Load("x", (4 * I0 + R0,), F32)))
+    first = Store("out", I0, Load("x", (4 * I0,), F32))
+    verify_kernel(kernel(params, axes, first, over))
+    refused_kernel(kernel(params, axes, over, first), "store to out: it reads x, which was overwritten")
+    apart = Store("x", 4 * I0 + R0, op("sub", Load("x", (4 * I0 + R0,), F32), Load("x", (4 * I0,), F32)))
+    refused_kernel(kernel(params, axes, first, apart), "store to x: it overwrites x at another place than it reads")
