@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from codegen.c.text.nest import WRONG, YES, Namespace, identifier, indented
+from codegen.c.text.nest import NONE, WRONG, YES, Namespace, identifier, indented
 from codegen.c.text.storage import memory_type
 from lowering.checks import has_checks
 from lowering.kernel import Kernel, Param
@@ -18,6 +18,9 @@ from lowering.printer import format_param
 # Of a load under a mask that it knows (of lanes that it counts one by one), GCC 12 reads all lanes for AVX-512, and
 # chooses then: it reads behind a row, which may be behind the memory of the process.
 _MASKED = (f"_Bool {YES} = 1;", f'__asm__("" : "+r"({YES}));  // unknown to the compiler, and so is a mask with it')
+
+# A position with it is neither a condition nor a step of so many elements (see `values.py`).
+_HIDDEN = (f"int64_t {NONE} = 0;", f'__asm__("" : "+r"({NONE}));  // unknown to the compiler, too')
 
 
 def called_by(kernel: Kernel) -> tuple[Kernel, ...]:
@@ -63,7 +66,8 @@ class Frame:
             call = f"{identifier(part.name)}({', '.join([*arguments, 'threads'])});"
             calls.append(f"{WRONG} |= {call}" if has_checks(part) else call)
         masked = any(re.search(rf"& {YES}\b", line) for line in lines)
-        body = [*(_MASKED if masked else ()), *lines, *calls]
+        hidden = any(re.search(rf"\| {NONE}\b", line) for line in lines)
+        body = [*(_MASKED if masked else ()), *(_HIDDEN if hidden else ()), *lines, *calls]
         if has_checks(self._kernel):
             body = [f"int {WRONG} = 0;", *body, f"return {WRONG};"]
         result = "int" if has_checks(self._kernel) else "void"

@@ -22,13 +22,16 @@ WRONG = "wrong"
 YES = "yes"
 """A variable that is 1, which the compiler does not know."""
 
+NONE = "none"
+"""A variable that is 0, which the compiler does not know."""
+
 _KEYWORDS = frozenset(
     (
         *("auto", "break", "case", "char", "const", "continue", "default", "do", "double", "else", "enum", "extern"),
         *("float", "for", "goto", "if", "inline", "int", "long", "register", "restrict", "return", "short", "signed"),
         *("sizeof", "static", "struct", "switch", "typedef", "union", "unsigned", "void", "volatile", "while"),
         *("asm", "typeof", "main", "linux", "unix", "i386"),  # of GNU C
-        *("threads", "width", "l", "INLINE", WRONG, YES),  # of the text around the names
+        *("threads", "width", "l", "INLINE", WRONG, YES, NONE),  # of the text around the names
     )
 )
 

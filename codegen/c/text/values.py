@@ -10,18 +10,25 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import sympy
 import torch
 
-from codegen.c.text.indices import index_text
-from codegen.c.text.nest import WRONG, YES, Level, Namespace
+from codegen.c.text.indices import affine, index_text
+from codegen.c.text.nest import NONE, WRONG, YES, Level, Namespace
 from codegen.c.text.spell import spell
 from codegen.c.text.storage import COMPARE, HELD, constant, converted, loaded, operand
 from lowering.checks import CHECKED
-from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, const
+from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, const, postorder
+from lowering.indexing import coefficient
 from lowering.kernel import Spans
+
+FARTHEST_UNROLLED = 64
+"""Most elements from one turn of a loop to the next whose loads may make a group once the loops inside are unrolled."""
+
+CHOICES = frozenset(("where", "minimum", "maximum", "sign"))
+"""Operations that C computes by a condition."""
 
 LONGEST, LONGEST_ROOT = 64, 96
 """Most characters of a value that is written into its use rather than named; of one that makes up a statement."""
@@ -46,11 +53,13 @@ class Speller:
         self._local_offsets: dict[sympy.Expr, str] = {}
         self._levels: Sequence[Level] = ()
         self._depth: Mapping[sympy.Symbol, int] = {}
+        self._chosen: frozenset[Expr] = frozenset()
 
     def open(self, levels: Sequence[Level], depth: Mapping[sympy.Symbol, int]) -> None:
         """Start a nest in which the loop over axis `a` is `levels[depth[a]]`; other axes are bound at level 0."""
         self._levels, self._depth = levels, depth
         self._local, self._local_offsets = {}, {}
+        self._chosen = chosen_positions(self._where)
 
     def learn(self, value: Expr, text: str) -> None:
         """From now on `value` is `text`, at every point of the axes it spans."""
@@ -137,6 +146,8 @@ class Speller:
         if isinstance(node, Load):
             index = node.index[0]
             position = self._get(index) if isinstance(index, Expr) else self._index(index)
+            if node.mask is not None and self._may_be_grouped(node, node.mask):
+                position = _hidden(position)
             element = loaded(node.dtype, f"{self._params[node.buffer]}[{position}]")
             if node.mask is None:
                 return element
@@ -145,13 +156,31 @@ class Speller:
             return f"({mask} & {YES}) ? {element} : 0" if varies else f"{mask} ? {element} : 0"
         if isinstance(node, Op):
             texts = [self._get(arg) for arg in node.args]
-            return spell(node.name, node.args[-1].dtype, node.dtype, texts)
+            text = spell(node.name, node.args[-1].dtype, node.dtype, texts)
+            return _hidden(text, node.dtype) if node in self._chosen else text
         if isinstance(node, Cast):
-            return converted(node.arg.dtype, node.dtype, self._get(node.arg))
+            text = converted(node.arg.dtype, node.dtype, self._get(node.arg))
+            return _hidden(text, node.dtype) if node in self._chosen else text
         if isinstance(node, Random):
             return f"random_{node.kind}({self._get(node.seed)}, {self._index(node.offset)})"
         assert not isinstance(node, TileRef), f"{node} is read before its fold is complete"
         raise AssertionError(node)
+
+    def _may_be_grouped(self, node: Load, mask: Expr) -> bool:
+        """May lanes read neighbours of this element under the same mask, each lane some elements after the one before?
+
+        GCC 12 reads such a group as whole vectors, all under the mask of the first of them.
+        """
+        index = affine(node.index[0]) if isinstance(node.index[0], Expr) else node.index[0]
+        innermost = len(self._levels) - 1
+        for axis in self._where[mask] if index is not None else ():
+            stride = coefficient(index, axis)
+            if stride is None or not stride.is_Integer or abs(stride) < 2:
+                continue
+            in_lanes = bool(self._levels[innermost].pragma)  # a loop that GCC does not unroll before it makes lanes
+            if self._depth.get(axis, 0) == innermost if in_lanes else abs(stride) <= FARTHEST_UNROLLED:
+                return True
+        return False
 
     def _checked(self, node: Op, depth: int) -> str:
         """A position, checked where it is known; `wrong` is set and some position taken where the check fails.
@@ -177,7 +206,9 @@ class Speller:
         else:
             level.before.append(f"if ({place} > {last}) {WRONG} = 1;")
         # With a name: written into a subscript, the choice would cost lanes a mask.
-        level.before.append(f"const int64_t {inside} = {place} < {last} ? {place} : {last};")
+        text = f"{place} < {last} ? {place} : {last}"
+        text = _hidden(text) if node.args[2] is const(1, torch.int64) else text
+        level.before.append(f"const int64_t {inside} = {text};")
         return inside
 
     def _index(self, expr: sympy.Expr) -> str:
@@ -206,6 +237,27 @@ class Speller:
                 found = name
             (self._local_offsets if depth else self._known_offsets)[total] = found
         return found
+
+
+def chosen_positions(values: Iterable[Expr]) -> frozenset[Expr]:
+    """The integers that conditions give, of those that positions are made of.
+
+    GCC 12 takes such a position for the condition itself where it sees through it, and reads at masks of lanes.
+    """
+    roots = [value.index[0] for value in values if isinstance(value, Load) and isinstance(value.index[0], Expr)]
+    return frozenset(
+        node
+        for node in postorder(*roots)
+        if not node.dtype.is_floating_point
+        and node.dtype is not torch.bool
+        and (node.arg.dtype is torch.bool if isinstance(node, Cast) else isinstance(node, Op) and node.name in CHOICES)
+    )
+
+
+def _hidden(text: str, dtype: torch.dtype = torch.int64) -> str:
+    """An integer of which the compiler does not know how it was made."""
+    text = f"{operand(text)} | {NONE}"
+    return text if dtype is torch.int64 else f"({HELD[dtype]})({text})"
 
 
 def _is_literal(node: Expr, text: str) -> bool:

@@ -9,9 +9,10 @@ import pytest
 import sympy
 import torch
 
+import fusion
 from codegen.c.text.indices import index_text
 from lowering.errors import BuildError
-from lowering.expr import Expr, IndexValue, const
+from lowering.expr import Expr, IndexValue, const, make_cast
 from lowering.expr import make_op as op
 from lowering.indexing import FloorDiv, Mod
 from lowering.kernel import Fold, Kernel, Loop, Param, Store
@@ -181,6 +182,56 @@ def test_a_masked_load_touches_no_memory_where_the_mask_is_false():
     run({"x": x}, {"out": out}, [axis(i0, 1000)], Store("out", i0, value))
     assert out[0] == x[0]
     assert not out[1:].any()
+
+
+@pytest.mark.parametrize("count", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [F32, F64, torch.uint8])
+def test_neighbours_read_under_one_mask(dtype, count):
+    """GCC would read several vectors of them, all under the mask of the first one."""
+    x, kept = sample((66, count), dtype), torch.arange(66) & 8 == 0
+    outputs = {f"out{word}": torch.empty(66, count, dtype=to) for word, to in enumerate((torch.uint8, F32, I64))}
+    mask = op("eq", op("and", IndexValue(i0), const(8, I64)), const(0, I64))
+    for name, out in outputs.items():
+        at = [count * i0 + k for k in range(count)]
+        values = [load("x", index, dtype, mask) for index in at]
+        stores = [Store(name, index, make_cast(value, out.dtype)) for index, value in zip(at, values, strict=True)]
+        run({"x": x}, {name: out}, [axis(i0, 66)], *stores)
+        assert torch.equal(out, torch.where(kept[:, None], x, 0).to(out.dtype)), name
+
+
+@pytest.mark.parametrize("count", [3, 4])
+@pytest.mark.parametrize("dtype", [F32, F64, torch.uint8])
+def test_neighbours_read_in_a_short_loop_inside_lanes(dtype, count):
+    """GCC unrolls that loop before it makes lanes of the one around."""
+    x, y = torch.randint(9, (3, 33, count)).to(dtype), torch.randint(9, (3, 66, count)).to(F64)
+
+    def doubled(x: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        return torch.cat([x, x], 1) + y, y.sum((0, 2))
+
+    got = fusion.fuse(doubled, options={"target": "c", "strict": True})(x, y)
+    torch.testing.assert_close(got, doubled(x, y), rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("dtype", [F32, BF16, torch.uint8])
+@pytest.mark.parametrize(
+    "position",
+    [
+        lambda bools, small: bools.long(),
+        lambda bools, small: torch.where(bools, 1, 0),
+        lambda bools, small: (small < 2).long(),
+        lambda bools, small: bools.long() * 3 + 1,
+    ],
+)
+def test_a_condition_as_an_index(position, dtype):
+    """GCC would read at the masks of lanes."""
+    table, bools = torch.arange(1, 6).to(dtype), torch.rand(2052) > 0.5
+    small = torch.randint(4, (2052,), dtype=torch.uint8)
+
+    def taken(table: torch.Tensor, bools: torch.Tensor, small: torch.Tensor) -> torch.Tensor:
+        return table.take(position(bools, small))
+
+    got = fusion.fuse(taken, options={"target": "c", "strict": True})(table, bools, small)
+    assert torch.equal(got, table[position(bools, small)])
 
 
 def test_gather_with_a_loaded_index_and_negative_indices():
