@@ -3,9 +3,10 @@
 Numbers are judged by a run in float64: the error may be twice eager's own, and a little more.  Eager's own error is the
 largest of a few runs, on inputs and incoming gradients that are off by some percent in each, so that it is not small by
 chance.  How much a program makes of small errors is seen from a few further runs in float64 whose inputs are off by a
-rounding of the shortest float in it: what they change counts as eager's error too, as does what a rounding of the means
-of layer norms changes, and whole numbers that differ between these runs are not compared, nor those that differ where
-each operation is off by one.  Shapes, dtypes, strides,
+rounding of the shortest float in it: what they change counts as eager's error too, as do what a rounding of the means
+of layer norms changes, and what the conversions do that the program asks for, where eager rounds again and happens to
+undo it.  Whole numbers that differ between these runs are not compared, nor those that differ where each operation is
+off by one.  Shapes, dtypes, strides,
 NaN, infinities, whole numbers, what is written to inputs, and who shares memory with whom are eager's.  What PyTorch's
 own capture cannot run, or runs otherwise, is not held against the compiler.
 """
@@ -222,7 +223,8 @@ def difference(program: Program, call: int, device: str, found: Run) -> tuple[st
                 means = [_exact(program, call, device, 0.0, Means(off)) for off in (rounding, -rounding)]
                 runs = (*runs, *means)
                 forms = [form for run_ in runs if run_ is not None and (form := run_.tensors.get(name)) is not None]
-                usual = max(usual, _largest(means[0], exact[0]).get(name, 0.0))
+                changes = (_largest(means[0], exact[0]), _change_by_conversions(program, call, device))
+                usual = max(usual, *(change.get(name, 0.0) for change in changes))
                 wrong, vague = numbers(ours, theirs, truths, usual, forms)
             if wrong:  # times an infinity, a number is of its sign or NaN, and a rounding may decide which
                 forms += _rounded(program, call, device, name, step)
@@ -307,14 +309,19 @@ def _exact(
     mode: AbstractContextManager[object] | None = None,
     *,
     apart: bool = False,
+    rounded: bool | None = None,
 ) -> Run | None:
-    """Eager in float64, where it can be had, on inputs that are off by up to `shift`, in a `mode` that changes it."""
+    """Eager in float64, where it can be had, on inputs that are off by up to `shift`, in a `mode` that changes it.
+
+    Unless `rounded` is None, casts give copies, which are `rounded` or not.
+    """
     other = shift if shift in OTHER else 0.0
     torch.set_default_dtype(torch.float64)
     try:
-        for copies in (False, True):  # autograd may miss what was overwritten where a cast is none any more
+        # autograd may miss what was overwritten where a cast is none any more
+        for copies in (False, True) if rounded is None else (True,):
             with suppress(RuntimeError):
-                function = program.function(wide=True, copies=copies)
+                function = program.function(wide=True, copies=copies, rounded=bool(rounded))
                 arguments = program.arguments(call, device, wide=True, shift=shift, apart=apart)
                 with mode or nullcontext():
                     return run(function, arguments, program.backward, other)
@@ -353,6 +360,14 @@ def _change_by(program: Program, call: int, device: str, step: float) -> dict[st
     if not any(entry.layout in SHARED for entry in program.inputs):
         return {}
     return _largest(*(_exact(program, call, device, shift, apart=True) for shift in (2 * step, 0.0)))
+
+
+def _change_by_conversions(program: Program, call: int, device: str) -> dict[str, float]:
+    """By how much each float tensor changes where only the conversions that the program asks for round.
+
+    What follows in a short float is not rounded by the compiler; where eager does, it may round back what they changed.
+    """
+    return _largest(*(_exact(program, call, device, 0.0, rounded=rounded) for rounded in (True, False)))
 
 
 def _largest(one: Run | None, exact: Run | None) -> dict[str, float]:

@@ -20,6 +20,9 @@ from torch import Tensor
 from tests.random_programs.inputs import Input
 
 Function = Callable[..., tuple[Tensor, ...]]
+SHORT = r"torch\.(?:float32|float16|bfloat16|float|half)\b"
+"""The names of dtypes that `wide` replaces."""
+
 _numbers = itertools.count()
 
 
@@ -60,15 +63,19 @@ class Program:
         """The statements, the last of them the return."""
         return textwrap.dedent(self.source).strip().splitlines()
 
-    def function(self, *, wide: bool = False, copies: bool = False) -> Function:
+    def function(self, *, wide: bool = False, copies: bool = False, rounded: bool = False) -> Function:
         """The program as a function; with `wide`, every float of its own is a float64.
 
         With `copies`, a cast that `wide` leaves without effect gives a copy nonetheless, as it does in the program.
+        With `rounded`, a cast to a float that is named gives a float64, too, but rounded to the named one.
         """
         body = "\n".join(self.lines)
         if wide:
-            body = re.sub(r"\.(float|half|bfloat16)\(\)", ".to(torch.float64)", body)
-            body = re.sub(r"torch\.(float32|float16|bfloat16)\b", "torch.float64", body)
+            body = re.sub(r"\.(float|half|bfloat16)\(\)", r".to(torch.\1)", body)
+            if rounded:
+                body = re.sub(rf"\.to\({SHORT}\)", r"\g<0>.to(torch.float64)", body)
+            kept = r"(?!\)\.to\(torch\.float64\))" if rounded else ""
+            body = re.sub(SHORT + kept, "torch.float64", body)
         if copies:
             body = re.sub(r"\.to\((torch\.float64|\w+\.dtype)\)", r".to(\1, copy=True)", body)
         return compiled(body, [*(entry.name for entry in self.inputs), *self.integers])

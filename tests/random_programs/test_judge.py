@@ -181,6 +181,43 @@ def test_a_norm_of_equal_numbers_is_0_or_what_a_rounding_of_its_mean_leaves(
     assert judged_with(monkeypatch, fused, GATHERED).status == status
 
 
+CONVERTED = Program(
+    inputs=(Input("x0", (2,), torch.float32),),
+    source="""
+        return ((x0 * 4).softmax(-1).to(torch.bfloat16).cumsum(-1).to(torch.float32),)
+    """,
+    calls=({},),
+    seed=17,
+)
+"""Two numbers whose sum is 1.  Eager rounds the sum of the converted ones to bfloat16: 1 again."""
+
+
+def test_what_a_conversion_changes_need_not_be_rounded_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert CONVERTED.function()(*CONVERTED.tensors(0))[0][1] == 1
+    converted = CONVERTED.function(wide=True, rounded=True)(*CONVERTED.tensors(0, wide=True))[0]
+    assert converted.dtype is torch.float64 and converted[1] > 1 + 2.0**-10
+    assert judged_with(monkeypatch, wrong(0, lambda t: converted.float()), CONVERTED).status == "pass"
+    assert judged_with(monkeypatch, wrong(0, lambda t: t + 2.0**-6), CONVERTED).status == "mismatch"
+
+
+def test_a_sum_of_what_a_program_converts_is_right() -> None:
+    assert judge(CONVERTED).status == "pass"
+
+
+def test_a_conversion_to_the_dtype_that_is_there_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is the tensor itself, so what is written to it is not what a rounding changes."""
+    program = Program(
+        inputs=(Input("x0", ("A",), torch.bfloat16),),
+        source="""
+            x0.to(torch.bfloat16).add_(1)
+            return (x0 * 2,)
+        """,
+        calls=({"A": 5},),
+    )
+    verdict = judged_with(monkeypatch, wrong(0, lambda t: t + 1), program)
+    assert verdict.status == "mismatch" and "result 0" in verdict.reason
+
+
 def test_equal_rows_are_rounded_alike() -> None:
     """What is left of each row's sum is the same rounding of its mean, which the sum over the rows adds up."""
     program = Program(
