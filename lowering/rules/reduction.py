@@ -38,8 +38,13 @@ def reduced_dims(x: Value, dims: Sequence[int] | int | None) -> list[int]:
 
 
 def fold(ctx: Builder, op: str, args: Sequence[Value], dims: Sequence[int], keepdim: bool = False) -> Value:
-    """`ctx.reduce`, with the reduced dimensions kept at size 1 on request; over no dimension it is the value itself."""
+    """`ctx.reduce`, with the reduced dimensions kept at size 1 on request; over no dimension it is the value itself.
+
+    A sum begins with 0, to which a -0.0 adds nothing: it is 0.0, over no dimension too.
+    """
     folded = ctx.reduce(op, args, dims) if dims else args[-1]
+    if op == "sum" and not dims and folded.dtype.is_floating_point:
+        folded = combine(lambda x: x + 0.0, folded)
     return kept(folded, dims) if keepdim else folded
 
 

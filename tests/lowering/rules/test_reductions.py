@@ -122,6 +122,20 @@ def test_reductions_of_nothing_and_of_one():
     check(lambda a: (a.var(1), a.std(0), a.sum(1, keepdim=True), a.argmax(1)), torch.randn(3, 1))
 
 
+@pytest.mark.parametrize("dtype", FLOATS, ids=str)
+@pytest.mark.parametrize("shape", [(), (1,), (1, 1), (3,)], ids=str)
+def test_a_sum_of_negative_zeros_is_positive(shape: tuple[int, ...], dtype: torch.dtype):
+    """Of one number without dimensions, too: a sum begins with 0."""
+
+    def sums(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return x.sum(), x.sum((), keepdim=True), x.sum(0), x.sum(dtype=torch.float64), x.mean(), x.mean(0), x.nansum()
+
+    x = torch.full(shape, -0.0, dtype=dtype)
+    found = run_program(lowered(sums, x), [x])
+    for mine, expected in zip(found, sums(x), strict=True):
+        assert torch.equal(mine.signbit(), expected.signbit())
+
+
 def test_halves_are_summed_in_float32():
     x = torch.full((4096,), 1.0, dtype=torch.float16)
     program = check(lambda a: (a.sum(), a.mean()), x)
