@@ -33,6 +33,7 @@ from tests.random_programs.backwards import Backwards
 from tests.random_programs.comparing import error, numbers, whole
 from tests.random_programs.inputs import SHARED
 from tests.random_programs.means import Means
+from tests.random_programs.products import Products
 from tests.random_programs.program import Program
 from tests.random_programs.roundings import Roundings
 
@@ -221,7 +222,7 @@ def difference(program: Program, call: int, device: str, found: Run) -> tuple[st
                 runs = (_captured(program, call, device, DECOMPOSED), _exact(program, call, device, 0.0, Backwards()))
                 rounding = SHIFT[torch.float32]
                 means = [_exact(program, call, device, 0.0, Means(off)) for off in (rounding, -rounding)]
-                runs = (*runs, *means)
+                runs = (*runs, *means, _in_order(program, call, device))
                 forms = [form for run_ in runs if run_ is not None and (form := run_.tensors.get(name)) is not None]
                 changes = (_largest(means[0], exact[0]), _change_by_conversions(program, call, device))
                 usual = max(usual, *(change.get(name, 0.0) for change in changes))
@@ -334,6 +335,13 @@ def _rounded(program: Program, call: int, device: str, name: str, step: float) -
     """A tensor in float64 where every operation is off by up to a rounding or two, as often as that can be had."""
     runs = (_exact(program, call, device, 0.0, Roundings((1 + k % 2) * step, k)) for k in range(ROUNDED))
     return [tensor for run_ in runs if run_ is not None and (tensor := run_.tensors.get(name)) is not None]
+
+
+def _in_order(program: Program, call: int, device: str) -> Run | None:
+    """Eager with products made from number to number, where that runs: what leaves the range on the way differs."""
+    with suppress(RuntimeError), Products():
+        return run(program.function(), program.arguments(call, device), program.backward)
+    return None
 
 
 def _error_of(program: Program, call: int, device: str, shift: float, *, apart: bool) -> dict[str, float]:

@@ -296,6 +296,33 @@ def test_an_infinity_or_nan_may_hang_on_the_sign_of_what_roundings_leave(monkeyp
         assert verdict.status == "mismatch"
 
 
+PRODUCT_PAST_THE_RANGE = Program(
+    inputs=(Input("x0", (1, "A"), torch.float32, values="positive"),),
+    source="""
+        t0 = torch.arange(x0.shape[1], device=x0.device)
+        return (torch.where(t0 < 256, x0.clamp(2.5, 3), 0).prod(1),)
+    """,
+    calls=({"A": 4096},),
+)
+
+
+def test_a_product_of_0_may_be_nan_where_what_it_is_made_of_leaves_the_range(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Eager makes several products beside each other; in one, 256 numbers are infinite before a 0 comes."""
+    (numbers,) = PRODUCT_PAST_THE_RANGE.tensors(0)
+    factors = torch.where(torch.arange(4096) < 256, numbers.clamp(2.5, 3), 0)
+    assert factors.prod(1) == factors.double().prod(1) == 0
+    assert factors.double().cumprod(1).max() > torch.finfo(torch.float32).max
+    assert judged_with(monkeypatch, wrong(0, lambda t: t * torch.nan), PRODUCT_PAST_THE_RANGE).status == "pass"
+    for change in (lambda t: t + torch.inf, lambda t: t + 7):
+        assert judged_with(monkeypatch, wrong(0, change), PRODUCT_PAST_THE_RANGE).status == "mismatch"
+
+
+def test_a_product_within_the_range_is_not_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    program = replace(PRODUCT_PAST_THE_RANGE, source=PRODUCT_PAST_THE_RANGE.source.replace("256", "64"))
+    assert judge(program).status == "pass"
+    assert judged_with(monkeypatch, wrong(0, lambda t: t * torch.nan), program).status == "mismatch"
+
+
 def test_a_mean_of_an_infinity_is_nan_from_the_next_number_on() -> None:
     """Eager's rows end with it."""
     program = Program(
