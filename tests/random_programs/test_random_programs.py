@@ -15,7 +15,7 @@ from benchmarks import random_programs
 from tests.random_programs import integers, models, pieces, templates
 from tests.random_programs import judge as judging
 from tests.random_programs.builder import Builder
-from tests.random_programs.grammar import generate
+from tests.random_programs.grammar import generate, runs
 from tests.random_programs.inputs import LAYOUTS, VALUES, Input
 from tests.random_programs.judge import judge
 from tests.random_programs.program import Program
@@ -68,6 +68,17 @@ def test_eager_takes_every_entry_of_a_table(name: str) -> None:
                 break
         else:
             pytest.fail(f"no operands for {entry}")
+
+
+def test_a_backward_that_takes_eager_down_is_not_asked_for() -> None:
+    def normed(layout: str, *, grad: bool) -> Program:
+        x = Input("x0", (2, 5, 6, 4), torch.float32, grad=grad)
+        source = f"return (F.group_norm(x0{layout}, 2, x1, x1, eps=0.1),)"
+        return Program((x, Input("x1", (4,), torch.float32, grad=True)), source, ({},), backward=True)
+
+    assert not runs(normed(".movedim(-1, 1)", grad=False))
+    assert runs(normed(".movedim(-1, 1)", grad=True))
+    assert runs(normed(".movedim(-1, 1).contiguous()", grad=False))
 
 
 def test_a_seed_always_gives_the_same_program_and_its_text_gives_it_back() -> None:
