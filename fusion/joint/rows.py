@@ -111,7 +111,7 @@ def _rows(node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
     elif node.target in MEANS and len(node.args) > 1 and isinstance(node.args[1], (list, tuple)):
         arg, dims = cast("tuple[fx.Node, Sequence[int]]", node.args[:2])
         rank = arg.meta["val"].ndim
-        if sorted(dim % rank for dim in dims) == [*range(rank - len(dims), rank)]:
+        if rank and sorted(dim % rank for dim in dims) == [*range(rank - len(dims), rank)]:
             yield arg, len(dims)
 
 

@@ -130,3 +130,8 @@ def test_symbolic_sizes_are_left() -> None:
     graph = traced(stream(layer_norm), torch.randn(2, 16, 40), torch.randn(16, 16), symbolic=True)
     code = graph.code
     assert not prefer_rows(graph) and graph.code == code
+
+
+def test_a_number_without_dimensions_has_no_rows() -> None:
+    x = torch.tensor(-1.5)
+    assert torch.equal(fusion.fuse(lambda x: x.mean(0), options={"strict": True})(x), x)
