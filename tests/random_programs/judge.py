@@ -6,9 +6,8 @@ chance.  How much a program makes of small errors is seen from a few further run
 rounding of the shortest float in it: what they change counts as eager's error too, as do what a rounding of the means
 of layer norms changes, and what the conversions do that the program asks for, where eager rounds again and happens to
 undo it.  Whole numbers that differ between these runs are not compared, nor those that differ where each operation is
-off by one.  Shapes, dtypes, strides,
-NaN, infinities, whole numbers, what is written to inputs, and who shares memory with whom are eager's.  What PyTorch's
-own capture cannot run, or runs otherwise, is not held against the compiler.
+off by one.  Shapes, dtypes, strides, NaN, infinities, whole numbers, what is written to inputs, and who shares memory
+with whom are eager's.  What PyTorch's own capture cannot run, or runs otherwise, is not held against the compiler.
 """
 
 from __future__ import annotations
