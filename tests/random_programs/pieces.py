@@ -37,7 +37,7 @@ LAYERS = (
     "F.group_norm({f}, {f}.shape[1] // 2, eps=0.1)",
     "F.instance_norm({f}[None], eps=0.1)",
     "F.batch_norm({f}, None, None, training=True, eps=0.1)",
-    "F.batch_norm({f}.movedim(-1, 1), {w}, {w2}.abs() + 0.5, {w2}, {w}, eps=0.1)",
+    "F.batch_norm({f}.movedim(-1, 1), {w}.contiguous(), {w2}.abs() + 0.5, {w2}.contiguous(), {w}, eps=0.1)",
     "F.prelu({f}, {f}.flatten()[:1])",
     "F.mish({f})",
     "F.celu({f}.nan_to_num())",

@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from benchmarks import random_programs
 from tests.random_programs import integers, models, pieces, templates
@@ -79,6 +80,29 @@ def test_a_backward_that_takes_eager_down_is_not_asked_for() -> None:
     assert not runs(normed(".movedim(-1, 1)", grad=False))
     assert runs(normed(".movedim(-1, 1)", grad=True))
     assert runs(normed(".movedim(-1, 1).contiguous()", grad=False))
+
+
+class _BatchNorms(TorchDispatchMode):
+    """Counts backwards of batch norms, and asks that channels follow each other in what they are given by channel."""
+
+    count = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]  # PyTorch's own
+        if func is torch.ops.aten.native_batch_norm_backward.default:
+            self.count += 1
+            assert all(tensor is None or tensor.is_contiguous() for tensor in args[2:7])
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("layout", ["expanded", "stepped"])
+def test_eager_is_asked_for_no_batch_norm_whose_weights_it_reads_at_other_places(layout: str) -> None:
+    for entry in (entry for entry in pieces.LAYERS if "batch_norm" in entry):
+        x0 = Input("x0", (2, 5, 4), torch.float32, grad=True)
+        x1 = Input("x1", (4,), torch.float32, layout=layout)
+        program = Program((x0, x1), f"return ({entry.format(f='x0', w='x1', w2='x1')},)", ({},), backward=True)
+        with _BatchNorms() as norms:
+            assert runs(program)
+        assert norms.count == 1
 
 
 def test_a_seed_always_gives_the_same_program_and_its_text_gives_it_back() -> None:
