@@ -20,12 +20,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 from fusion.joint.ahead import compute_ahead
 from fusion.joint.comparisons import keep_comparisons
 from fusion.joint.copies import copies_for_products, drop_copies
-from fusion.joint.factors import PRODUCTS, operands, value_of
+from fusion.joint.factors import PRODUCTS
 from fusion.joint.given import views_of_inputs
 from fusion.joint.maxima import drop_vanishing_gradients
 from fusion.joint.positions import narrow_positions
 from fusion.joint.reassociate import reassociate
-from fusion.joint.widths import fix_widths, grows
+from fusion.joint.tiles import grows, short
+from fusion.joint.widths import fix_widths
 from fusion.options import WORKSPACE
 from lowering.sizes import elements, size_of
 
@@ -113,4 +114,4 @@ def _is_map_of(node: fx.Node, tiles: Collection[fx.Node]) -> bool:
 
 def _grows(node: fx.Node) -> bool:
     """Is this a product over a short axis of known length, larger than its operands together?"""
-    return node.target in PRODUCTS and size_of(value_of(operands(node)[0]).shape[-1]).is_Integer and grows(node)
+    return node.target in PRODUCTS and size_of(short(node)).is_Integer and grows(node)

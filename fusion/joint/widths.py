@@ -18,12 +18,12 @@ import torch
 from torch import fx
 
 from fusion.joint.factors import PRODUCTS, operands, value_of
+from fusion.joint.tiles import grows, short
+from fusion.schedule.streams.pull import HELD
 from lowering.sizes import elements, hint_of, size_of
 
 aten = torch.ops.aten
 
-LONGEST = 256
-"""The longest axis that a product may run over to be made again rather than saved."""
 MAXIMA = (aten.amax.default, aten.max.dim, aten._softmax.default, aten._safe_softmax.default, aten.logsumexp.default)
 
 
@@ -36,7 +36,7 @@ def fix_widths(graph: fx.GraphModule) -> None:
         scores = _made_of(node)
         if not any(user.target in MAXIMA for score in scores for user in score.users):
             continue
-        for width in (_short(node), *_columns(scores)):
+        for width in (short(node), *_columns(scores)):
             for symbol in size_of(width).free_symbols:
                 if symbol in known:
                     int(known[symbol])  # asking for the number makes the guard
@@ -44,21 +44,6 @@ def fix_widths(graph: fx.GraphModule) -> None:
 
 def _is_symbol(val: object) -> bool:
     return isinstance(val, torch.SymInt) and size_of(val).is_Symbol
-
-
-def _short(product: fx.Node) -> int | torch.SymInt:
-    """The size that a product runs over."""
-    return value_of(operands(product)[0]).shape[-1]
-
-
-def grows(product: fx.Node) -> bool:
-    """Does a product run over a short axis, and is larger than its operands together?
-
-    It is not worth saving between forward and backward, which has the operands in any case: a kernel that needs a tile
-    of it makes it again.  (Products that are to be streamed are told by the same measure.)
-    """
-    made_of = sum(elements(value_of(operand).shape) for operand in operands(product))
-    return hint_of(_short(product)) <= LONGEST and elements(value_of(product).shape) > made_of
 
 
 def _made_of(product: fx.Node) -> list[fx.Node]:
@@ -81,5 +66,5 @@ def _columns(scores: list[fx.Node]) -> Iterator[int | torch.SymInt]:
         for user in score.users:
             if user.target in PRODUCTS and operands(user)[0] is score:
                 width = value_of(user).shape[-1]
-                if hint_of(width) <= LONGEST:
+                if hint_of(width) <= HELD:
                     yield width

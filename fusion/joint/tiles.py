@@ -1,0 +1,28 @@
+"""Tiles: the products of a joint graph that kernels make again, block by block, where they need them.
+
+Which they are is decided when forward and backward are scheduled (`schedule/streams/tiles.py`).  What is decided about
+both together, before that, tells them by the same measures, with sizes as they were when the graph was traced.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from fusion.joint.factors import operands, value_of
+from fusion.schedule.streams.pull import HELD
+from lowering.sizes import elements, hint_of
+
+
+def grows(product: fx.Node) -> bool:
+    """Does a product run over a short axis, and is larger than its operands together?
+
+    It is not worth saving between forward and backward, which has the operands in any case.
+    """
+    made_of = sum(elements(value_of(operand).shape) for operand in operands(product))
+    return hint_of(short(product)) <= HELD and elements(value_of(product).shape) > made_of
+
+
+def short(product: fx.Node) -> int | torch.SymInt:
+    """The size that a product runs over."""
+    return value_of(operands(product)[0]).shape[-1]
