@@ -47,7 +47,8 @@ def prepare(joint: fx.GraphModule, *, streams: bool, workspace: int = WORKSPACE)
         fix_widths(joint)
     drop_vanishing_gradients(joint)
     kept = compute_ahead(joint, workspace)
-    reassociate(joint)
+    if streams:
+        reassociate(joint)
     kept += keep_comparisons(joint)
     kept += narrow_positions(joint)
     for view in views_of_inputs(joint):

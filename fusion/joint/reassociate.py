@@ -9,8 +9,12 @@ its result, and the sum is that of the weights times their gradients.)  The fact
 too; its other factors have no s and go before the sum.  A summand that is a sum itself is summed term by term, where
 each term has such a form or is, but for factors without s, what an earlier sum has summed.
 
+It is only worth it where X is a tile, which a kernel makes again.  A library's X is in memory, beside P, and their sum is
+made with what else reads them; taken from Y it would cost a launch, and not cancel where eager's does, of equal keys.
+
 What enters is a functional ATen graph whose nodes have fake tensors as `val`, and it is changed in place.  A sum is
-left alone if it is not over the last axis, if Y is missing, later, rounded more than X or not much smaller.
+left alone if it is not over the last axis, if X is no tile, if Y is missing, later, rounded more than X or not much
+smaller.
 """
 
 from __future__ import annotations
@@ -40,6 +44,7 @@ from fusion.joint.factors import (
     shape_of,
     value_of,
 )
+from fusion.joint.tiles import is_tile
 from lowering.sizes import elements, size_of
 from lowering.value import Shape
 
@@ -68,7 +73,7 @@ def reassociate(joint: fx.GraphModule) -> None:
     >>> def f(a, b, p):
     ...     return p @ b, (a @ b.t() * p).sum(-1)
     >>> from torch.fx.experimental.proxy_tensor import make_fx
-    >>> a, b, p = torch.ones(40, 2), torch.ones(50, 2), torch.ones(40, 50)
+    >>> a, b, p = torch.ones(500, 2), torch.ones(600, 2), torch.ones(500, 600)
     >>> graph = make_fx(f, tracing_mode="fake")(a, b, p)
     >>> reassociate(graph)
     >>> [node.name for node in graph.graph.nodes if node.op == "call_function"]
@@ -159,10 +164,10 @@ def _summand(node: fx.Node) -> fx.Node:
 
 
 def _can_replace(y: fx.Node, x: fx.Node) -> bool:
-    """Has Y the shape of A, the precision of X, and much fewer elements?"""
+    """Has Y the shape of A, the precision of X, a tile, and much fewer elements?"""
     small, large = value_of(y), value_of(x)
     fits = shape_of(y) == shape_of(operands(x)[0]) and small.dtype is large.dtype
-    return fits and elements(large.shape) >= MIN_SHRINKAGE * elements(small.shape)
+    return fits and is_tile(x) and elements(large.shape) >= MIN_SHRINKAGE * elements(small.shape)
 
 
 def _has_rows(product: Product, shape: Shape) -> bool:

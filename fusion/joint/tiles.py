@@ -11,6 +11,7 @@ from torch import fx
 
 from fusion.joint.factors import operands, value_of
 from fusion.schedule.streams.pull import HELD
+from fusion.schedule.streams.tiles import SMALL
 from lowering.sizes import elements, hint_of
 
 
@@ -21,6 +22,11 @@ def grows(product: fx.Node) -> bool:
     """
     made_of = sum(elements(value_of(operand).shape) for operand in operands(product))
     return hint_of(short(product)) <= HELD and elements(value_of(product).shape) > made_of
+
+
+def is_tile(product: fx.Node) -> bool:
+    """Does a product grow, and is too large to be the library's, in memory?"""
+    return grows(product) and elements(value_of(product).shape) >= SMALL
 
 
 def short(product: fx.Node) -> int | torch.SymInt:
