@@ -31,7 +31,7 @@ from fusion.schedule.legality import Cluster, positions_in
 from fusion.schedule.streams.copies import apart
 from fusion.schedule.streams.occupancy import time_alone, time_in_parts
 from fusion.schedule.streams.parts import best_cut, in_parts
-from fusion.schedule.streams.pull import Pull, Stream
+from fusion.schedule.streams.pull import Pull, Stream, products_of_vectors
 from fusion.schedule.streams.rows import with_shared_columns
 from fusion.schedule.streams.tiles import tiles_of
 from fusion.schedule.streams.unite import united
@@ -67,6 +67,16 @@ class _Finder:
         self.tiles = tiles_of(dependences)
 
     def run(self) -> list[Stream]:
+        """The streams; products that are none of matrices in one of them are left to memory, and no tiles of any."""
+        stored = frozenset[int]()
+        while True:
+            found = self._found()
+            refused = stored.union(*(products_of_vectors(self.dependences, made) for made in found))
+            if refused == stored:
+                return found
+            stored, self.tiles = refused, tiles_of(self.dependences, refused)
+
+    def _found(self) -> list[Stream]:
         """Streams, the sinks that are found last in the program first: they pull most."""
         found: list[Stream] = []
         pulled: set[int] = set()

@@ -2,7 +2,8 @@
 
 What enters are the tiles of a program and a sink (see `streams/`); what leaves is a `Stream`: each node with its axes
 over those of the sink, as the indices say at which it is read.  Refused, by None: a tile that is read at several
-points, or at one that would have it made again for every column of the sink.
+points, or at one that would have it made again for every column of the sink.  `products_of_vectors` are those that are
+read at points where they would be no products of matrices.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ import sympy
 
 from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space, fresh
-from lowering.expr import Expr, Load, loads
-from lowering.indexing import replace_axes
+from lowering.expr import Expr, Load, free_axes, loads
+from lowering.indexing import replace_axes, substitute_all
 from lowering.program import Axis, Compute, Contract, Extern, Map, Reduce, Scatter
 
 HELD = 256
@@ -33,6 +34,24 @@ class Stream:
     sinks: tuple[int, ...]
     space: Space
     places: Mapping[int, Placement]
+
+
+def products_of_vectors(dependences: Dependences, made: Stream) -> frozenset[int]:
+    """The products of a stream whose operands, where they are multiplied, are more than matrices.
+
+    Both operands may vary along an axis of which a program has one value, such as a batch; not along the one that it
+    walks, nor along rows of its sink: each element of a block would be a product of two vectors of its own.  So it is
+    where queries times a table of relative positions are read at the distance of each key.
+    """
+    blocks, both = {axis.symbol for axis in made.space.reduced}, dict[int, frozenset[sympy.Symbol]]()
+    for member, placement in made.places.items():
+        node = dependences.compute(member)
+        if isinstance(node, Contract):
+            left, right = (free_axes(side) for side in substitute_all(node.exprs, placement, made.space.sizes))
+            over = {symbol for axis in node.over for symbol in placement[axis.symbol].free_symbols}
+            both[member] = (left & right) - over
+            blocks |= left ^ right if member in made.sinks else set()
+    return frozenset(member for member, symbols in both.items() if symbols & blocks)
 
 
 class Pull:

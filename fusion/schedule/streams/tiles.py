@@ -19,12 +19,14 @@ SMALL = 1 << 18
 """Elements of the tiles below which two launches and a trip through the cache cost too little to avoid."""
 
 
-def tiles_of(dependences: Dependences) -> frozenset[int]:
-    """Contractions over a short axis and maps of them, of which nobody outside needs the whole."""
+def tiles_of(dependences: Dependences, stored: Collection[int] = ()) -> frozenset[int]:
+    """Contractions over a short axis and maps of them, of which nobody outside needs the whole; not those `stored`."""
     found: set[int] = set()
     for position, node in enumerate(dependences.program.nodes):
         is_map_of_tiles = isinstance(node, Map) and any(p in found for p in dependences.producers(position))
-        if is_map_of_tiles or (isinstance(node, Contract) and _is_worth_making_again(dependences, node)):
+        if is_map_of_tiles or (
+            position not in stored and isinstance(node, Contract) and _is_worth_making_again(dependences, node)
+        ):
             found.add(position)
     for position in sorted(found, reverse=True):
         out = dependences.compute(position).out

@@ -1,0 +1,69 @@
+"""Products in a walk: each is one of matrices where it is made, or is made before; none takes its region down."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.fx.experimental.proxy_tensor import make_fx
+
+import fusion
+from codegen.triton import TritonTarget
+from fusion.compile import schedule_graph
+from fusion.inspect.trace import Trace
+from fusion.schedule.kernels import KernelCall
+from lowering.decompositions import decompositions
+from lowering.kernel import Fold, Kernel, statements
+from tests.fusion.agreement import assert_as_eager
+
+GPU = TritonTarget("sm_90")
+
+
+def relative(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Attention to positions by how far away they are: products with a table, moved along by padding each row."""
+    count, length, _ = q.shape
+    found = F.pad(q @ table.T, (0, 1)).flatten(1)
+    found = F.pad(found, (0, length - 1)).view(count, length + 1, 2 * length - 1)[:, :length, length - 1 :]
+    return (q @ k.transpose(-1, -2) + found).softmax(-1) @ v
+
+
+def by_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Scores in an image: what is added for a row of keys is a product with another matrix for each row of queries."""
+    count, points, width = q.shape
+    side = table.shape[0]
+    added = torch.einsum("brcd,rkd->brck", q.view(count, side, side, width), table)
+    return (q @ k.transpose(-1, -2) + added.reshape(count, points, -1).repeat_interleave(side, -1)).softmax(-1) @ v
+
+
+def kernels_for_a_gpu(function: object, *given: torch.Tensor) -> list[Kernel]:
+    graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*given)
+    steps = schedule_graph(graph, GPU, Trace(None, "graph", GPU))[1].steps
+    return [step.kernel for step in steps if isinstance(step, KernelCall)]
+
+
+def products(kernel: Kernel) -> list[Fold]:
+    return [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
+
+
+def operands(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.randn(shape, generator=torch.Generator().manual_seed(number)) for number, shape in enumerate(shapes)]
+
+
+RELATIVE = ((64, 64, 16), (64, 64, 16), (64, 64, 16), (127, 16))
+BY_ROWS = ((64, 256, 4), (64, 256, 4), (64, 256, 4), (16, 16, 4))
+
+
+@pytest.mark.parametrize(("function", "shapes"), [(relative, RELATIVE), (by_rows, BY_ROWS)])
+def test_a_product_that_is_none_of_matrices_in_the_walk_is_made_before_it(
+    function: object, shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    kernels = kernels_for_a_gpu(function, *operands(*shapes))
+    counts = sorted(len(products(kernel)) for kernel in kernels)
+    assert counts[-2:] == [1, 2], counts  # with the table; with the keys and the values
+    assert all("tl.dot" in GPU.emit(kernel) for kernel in kernels if products(kernel))
+
+
+def test_relative_positions_have_the_values_of_eager() -> None:
+    given = operands(*RELATIVE)
+    fused = fusion.fuse(relative, options={"target": "c", "strict": True})
+    assert_as_eager(fused(*given), relative(*given), relative(*(x.double() for x in given)))
