@@ -1,12 +1,20 @@
 """The joint graph: what is decided about forward and backward together, before they are parted.
 
 What enters is the functional ATen graph of both, as AOTAutograd traces it.  It is changed in place and computes the
-same, up to rounding: views that only autograd knows of go, as do copies that lie alike (`copies.py`), widths of heads
-become numbers (`widths.py`), gradients of maxima that cancel are not computed (`maxima.py`), sums that the graph holds
-in another order are taken from there (`reassociate.py`), gradients of what is too large to keep are computed in forward
-(`ahead.py`), as is what compares floats for equality (`comparisons.py`), positions are kept in few bytes
-(`positions.py`), and what backward makes again, rather than forward saving it, is marked, views of inputs
-(`given.py`) among it.
+same, up to rounding.  `capture.py` calls what stands in this folder in order; what is done for the partition's sake is
+one step of that, `prepare`:
+
+1. views that only autograd knows of go, as do copies that lie alike (`copies.py`), and widths of heads become numbers
+   (`widths.py`);
+2. gradients of maxima that cancel are not computed (`maxima.py`), those of what is too large to keep are computed in
+   forward (`ahead.py`), and sums that the graph holds in another order are taken from there (`reassociate.py`);
+3. forward compares floats for equality (`comparisons.py`), and keeps positions in few bytes (`positions.py`);
+4. what backward makes again, rather than forward saving it, is marked: views of inputs (`given.py`), tiles
+   (`tiles.py`), copies for their products.
+
+Before it, gradients are laid out (`layout.py`), complex numbers parted (`pairs.py`), convolutions and norms given the
+strides that they want (`formats.py`, `rows.py`, by plans of `strides.py`), and seeds shared (`seeds.py`).  Behind it,
+what is there twice is merged (`repeated.py`), and what is kept once the graph is parted is kept exactly (`saved.py`).
 """
 
 from __future__ import annotations

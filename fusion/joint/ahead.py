@@ -24,6 +24,7 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.factors import PRODUCTS, value_of
+from fusion.joint.given import is_tangent
 from fusion.operations.ownership import take_over
 from lowering.sizes import elements
 
@@ -82,8 +83,7 @@ def waiting_for_tangents(graph: fx.Graph) -> set[fx.Node]:
     """What cannot be computed before a tangent is there."""
     found: set[fx.Node] = set()
     for node in graph.nodes:
-        is_tangent = node.op == "placeholder" and "tangents" in str(node.target)
-        if is_tangent or (node.op == "call_function" and any(arg in found for arg in node.all_input_nodes)):
+        if is_tangent(node) or (node.op == "call_function" and any(arg in found for arg in node.all_input_nodes)):
             found.add(node)
     return found
 

@@ -14,6 +14,8 @@ from typing import TypeAlias, cast
 import torch
 from torch import fx
 
+from fusion.joint.given import is_tangent
+
 Numbers: TypeAlias = frozenset[int]
 
 
@@ -37,8 +39,8 @@ def dependence_of(joint: fx.GraphModule, results: int) -> Dependence | None:
         results: how many are those of forward; gradients follow them.
     """
     holders = joint.graph.find_nodes(op="placeholder")
-    tangents = [node for node in holders if node.name.startswith("tangents")]
-    inputs = [node for node in holders if not node.name.startswith("tangents")]
+    tangents = [node for node in holders if is_tangent(node)]
+    inputs = [node for node in holders if not is_tangent(node)]
     gradients = list(cast("Sequence[fx.Node | None]", joint.graph.output_node().args[0]))[results:]
     if len(gradients) != len(inputs):
         return None

@@ -1,4 +1,4 @@
-"""Given: views of what forward is given, which backward makes again, so that the input is what is saved.
+"""Given: what forward and backward are given, and views of it, which backward makes again: the input is what is saved.
 
 A partition takes a view for as large as the input, and nearer to backward, and saves it.  Forward then makes each view
 for backward alone, by the operations of the program, and autograd one more of each; an input costs neither, and kernels
@@ -13,7 +13,12 @@ from fusion.joint.factors import is_tensor, value_of
 from lowering.sizes import elements
 
 TANGENTS = "tangents"
-"""How AOTAutograd names what backward is given."""
+"""How AOTAutograd's names of the gradients that backward is given begin."""
+
+
+def is_tangent(node: fx.Node) -> bool:
+    """Is this an input of a joint graph, or of a backward, that is the gradient of a result?"""
+    return node.op == "placeholder" and node.name.startswith(TANGENTS)
 
 
 def views_of_inputs(joint: fx.GraphModule) -> list[fx.Node]:
@@ -21,7 +26,7 @@ def views_of_inputs(joint: fx.GraphModule) -> list[fx.Node]:
 
     A part of an input would be saved as that: the partition counts what is saved, and would count all of the input.
     """
-    inputs = {node for node in joint.graph.find_nodes(op="placeholder") if not node.name.startswith(TANGENTS)}
+    inputs = {node for node in joint.graph.find_nodes(op="placeholder") if not is_tangent(node)}
     found: dict[fx.Node, None] = {}
     for node in joint.graph.nodes:
         if not getattr(node.target, "is_view", False) or len(node.all_input_nodes) != 1:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from fusion.joint.given import is_tangent
 from fusion.warm.form import Unwritten
 from fusion.warm.key import held_by
 from lowering.program import map_leaves
@@ -60,7 +61,7 @@ class Interface:
 def tangents_of(graph: fx.GraphModule) -> tuple[int, ...]:
     """The positions of those inputs of a graph that are gradients."""
     holders = graph.graph.find_nodes(op="placeholder")
-    return tuple(k for k, holder in enumerate(holders) if holder.name.startswith("tangents"))
+    return tuple(k for k, holder in enumerate(holders) if is_tangent(holder))
 
 
 def operations_of(graph: fx.GraphModule) -> tuple[Operation, ...]:
