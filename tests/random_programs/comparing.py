@@ -1,11 +1,9 @@
-"""How two tensors differ: ours and eager's, given what runs in float64 say.
-
-What comes back is a sentence on the first element that is wrong, empty if none is, and whether some were not compared.
-"""
+"""Where two tensors differ, ours and eager's, given what eager's may be."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -17,43 +15,58 @@ UNSTEADY = 0.05
 """Eager's error relative to the largest number, from which on comparing says little."""
 
 
-def whole(ours: Tensor, theirs: Tensor, truths: Sequence[Tensor]) -> tuple[str, bool]:
+@dataclass(frozen=True)
+class Allowed:
+    """What a result may be.
+
+    Attributes:
+        truths: the result in float64, then in float64 on inputs that are off by a rounding; empty: as eager has it.
+        usual: eager's error as it usually is.
+        forms: the result of other forms of the program, of whose kind an infinity or NaN may be: an infinity becomes a
+            NaN where a kernel happens to subtract another one, and those of the CPU and of CUDA subtract otherwise.
+    """
+
+    truths: Sequence[Tensor] = ()
+    usual: float = 0.0
+    forms: Sequence[Tensor] = ()
+
+
+def compared(ours: Tensor, theirs: Tensor, allowed: Allowed) -> tuple[Tensor, bool]:
+    """Which elements of ours are wrong; and whether some were not compared, or not well."""
+    return (_numbers if theirs.is_floating_point() else _whole)(ours, theirs, allowed)
+
+
+def _whole(ours: Tensor, theirs: Tensor, allowed: Allowed) -> tuple[Tensor, bool]:
     """Whole numbers: equal wherever eager in any precision has the same."""
     steady = torch.ones_like(theirs, dtype=torch.bool)
-    for truth in truths:
+    for truth in allowed.truths:
         if truth.shape == theirs.shape:
             steady &= truth == theirs
-    wrong = (ours != theirs) & steady
-    return (_first(ours, theirs, wrong), not bool(steady.all()))
+    return (ours != theirs) & steady, not bool(steady.all())
 
 
-def numbers(
-    ours: Tensor, theirs: Tensor, truths: Sequence[Tensor], usual: float, forms: Sequence[Tensor] = ()
-) -> tuple[str, bool]:
-    """Floats: within twice eager's error, here and as it is `usual`, and a little.
-
-    What is no number is of eager's kind, or of that which another of the `forms` of the program has there: an infinity
-    becomes a NaN where a kernel happens to subtract another one, and those of the CPU and of CUDA subtract otherwise.
-    """
+def _numbers(ours: Tensor, theirs: Tensor, allowed: Allowed) -> tuple[Tensor, bool]:
+    """Floats: within twice eager's error, here and as it is usual, and a little; what is no number of eager's kind."""
     room, a, b = ROOM[theirs.dtype], ours.double(), theirs.double()
+    truths = allowed.truths
     if not truths or any(truth.shape != theirs.shape for truth in truths):
         truths = [b]
     truth = truths[0].double()
     finite = torch.where(truth.isfinite(), truth, 0.0).abs()
     largest = finite.max() if finite.numel() else finite.sum()
     errors = [error(other, truth) for other in (b, *(other.double() for other in truths[1:]))]
-    own = torch.stack([each.max() if each.numel() else each.sum() for each in errors]).max().clamp(min=usual)
+    own = torch.stack([each.max() if each.numel() else each.sum() for each in errors]).max().clamp(min=allowed.usual)
     steady = torch.ones_like(b, dtype=torch.bool)
     for other in truths[1:]:
         steady &= other.double().isfinite() == truth.isfinite()
     misplaced = (_kind(a) != _kind(b)) & (_kind(a) != _kind(truth)) & steady
-    for form in forms:
+    for form in allowed.forms:
         if form.shape == ours.shape:
             misplaced &= _kind(a) != _kind(form.double())
     lost = ~b.isfinite() & truth.isfinite()  # to eager, by what it rounds to an infinity: its error has no bound there
     off = (error(a, truth) > room * (finite + largest.clamp(min=1.0) / 2) + 2 * own) & steady & ~lost
     vague = bool(own > max(UNSTEADY, 4 * room) * largest) or not bool((steady & ~lost).all())
-    return _first(ours, theirs, misplaced | off), vague
+    return misplaced | off, vague
 
 
 def _kind(tensor: Tensor) -> Tensor:
@@ -66,8 +79,7 @@ def error(tensor: Tensor, truth: Tensor) -> Tensor:
     return torch.where(tensor.isfinite() & truth.isfinite(), (tensor - truth).abs(), 0.0)
 
 
-def _first(ours: Tensor, theirs: Tensor, wrong: Tensor) -> str:
-    if not wrong.any():
-        return ""
+def first(ours: Tensor, theirs: Tensor, wrong: Tensor) -> str:
+    """A sentence on the first of the elements that are wrong."""
     at = wrong.nonzero()[0].tolist()
     return f"is {ours[tuple(at)].item():.9g} at {at}, eager's {theirs[tuple(at)].item():.9g} ({int(wrong.sum())} such)"

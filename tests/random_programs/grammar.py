@@ -19,6 +19,7 @@ from tests.random_programs import integers, models, pieces, templates
 from tests.random_programs.builder import LARGEST, WHOLE, Builder, is_any, is_float, names_read
 from tests.random_programs.inputs import Input
 from tests.random_programs.program import Program
+from tests.random_programs.runs import Call
 from tests.random_programs.templates import filled
 
 aten = torch.ops.aten
@@ -292,12 +293,10 @@ def without_gradients(program: Program) -> Program:
 
 def runs(program: Program) -> bool:
     """Does eager run every call, and its backward where it is asked for?"""
-    from tests.random_programs.judge import run
-
     try:
         with _Survived():
-            for call in range(len(program.calls)):
-                run(program.function(), program.arguments(call), program.backward)
+            for number in range(len(program.calls)):
+                Call(program, number).run()
     except Exception:
         return False
     return True

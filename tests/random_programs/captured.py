@@ -1,0 +1,86 @@
+"""What PyTorch's own capture makes of a call, without the compiler.
+
+Where that errs, what is made of its graphs errs, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import cached_property
+
+import torch
+from torch import Tensor
+from torch._dynamo.source import ConstantSource
+from torch._functorch import config
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+
+from tests.random_programs.comparing import Allowed, compared
+from tests.random_programs.runs import Call, Run, run, unlike
+
+DECOMPOSED = "aot_eager_decomp_partition"
+"""PyTorch's capture with composite operations, and the gradients of norms, taken apart by PyTorch itself."""
+
+
+def captured(call: Call, backend: str = "aot_eager") -> Run | None:
+    """What PyTorch's own capture gives after the earlier calls; None where it fails."""
+    torch._dynamo.reset()
+    function = torch.compile(call.program.function(), backend=backend, dynamic=call.program.dynamic)
+    try:
+        return [Call(call.program, number, call.device).run(function) for number in range(call.number + 1)][-1]
+    except Exception:
+        return None
+
+
+class Captured:
+    """One call as it is captured: run when it is first asked for."""
+
+    def __init__(self, call: Call) -> None:
+        self.call = call
+
+    @cached_property
+    def run(self) -> Run | None:
+        """What the capture gives; None where it fails."""
+        return captured(self.call)
+
+    def formed_as(self, found: Run) -> bool:
+        """Has a run the form of the capture, or that of its fake tensors?"""
+        if self.run is not None and not unlike(found, self.run):
+            return True
+        return any(not unlike(found, faked) for faked in self._faked())
+
+    def is_wrong(self, name: str, theirs: Tensor, allowed: Allowed) -> bool:
+        """Does the capture give another result than eager, too?"""
+        other = None if self.run is None else self.run.tensors.get(name)
+        return other is not None and bool(compared(other, theirs, Allowed(allowed.truths))[0].any())
+
+    def _faked(self) -> Iterator[Run]:
+        """What fake tensors say of the call, with their sizes as numbers and as symbols.
+
+        They say nothing where a size is unknown to them: asking for its number raises.
+        """
+        for sizes, real in ((None, False), (ShapeEnv(), False), (ShapeEnv(), True)):
+            with suppress(Exception):
+                faked = _faked(self.call, sizes, real=real)
+                tensors = [tensor for tensor in faked.tensors.values() if tensor is not None]
+                assert all(int(n) >= 0 for tensor in tensors for n in (*tensor.shape, *tensor.stride()))
+                yield faked
+
+
+def _faked(call: Call, sizes: ShapeEnv | None, *, real: bool) -> Run:
+    """What fake tensors say; with `sizes`, those are symbols, for which PyTorch works out strides in another way.
+
+    A size that only data say is a number where it is `real`: then all is computed beside the fakes, if it can be.
+    """
+    program = call.program
+    with config.patch(fake_tensor_propagate_real_tensors=real):
+        mode, arguments = FakeTensorMode(shape_env=sizes), list[Tensor | int]()
+    for k, tensor in enumerate(program.arguments(call.number, call.device)):
+        if isinstance(tensor, int):
+            arguments.append(tensor)
+            continue
+        symbols = None if sizes is None else StatelessSymbolicContext([DimDynamic.DUCK] * tensor.dim())
+        arguments.append(mode.from_tensor(tensor, symbolic_context=symbols, source=ConstantSource(f"x{k}")))
+    with mode:
+        return run(program.function(), arguments, program.backward)
