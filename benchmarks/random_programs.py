@@ -80,6 +80,9 @@ def main(arguments: Sequence[str]) -> int:
         entries.append(entry)
         if entry.verdict.status in FAILED:
             print(shown(entry, options), flush=True)
+        if options.names or alone:
+            for line in forgiven(entry, options):
+                print(line, flush=True)
     print("\n".join(report([entry.verdict for entry in entries])))
     return int(any(entry.verdict.status in FAILED for entry in entries))
 
@@ -97,7 +100,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--shard", default="0/1", metavar="K/N", help="every N-th program, from the K-th on")
     parser.add_argument("--jobs", type=int, default=1, help="processes")
     parser.add_argument("--smallest", action="store_true", help="make each program that fails as small as it gets")
-    parser.add_argument("--names", action="store_true", help="only name what fails, and why")
+    parser.add_argument("--names", action="store_true", help="name what fails, is excused or not captured, and why")
     parser.add_argument("--only", type=int, metavar="NUMBER", help="show this program, and judge it")
     parser.add_argument("--worker", action="store_true", help="print verdicts as lines of json")
     return parser
@@ -227,6 +230,13 @@ def shown(entry: Entry, options: argparse.Namespace) -> str:
     return f"{verdict.status} {options.seed}/{entry.number}: {verdict.reason}\n{program}\n"
 
 
+def forgiven(entry: Entry, options: argparse.Namespace) -> list[str]:
+    """What is not held against the compiler in a program."""
+    verdict, name = entry.verdict, f"{options.seed}/{entry.number}"
+    skipped = [f"not captured {name}: {verdict.reason}"] if verdict.status == "skipped" else []
+    return skipped + [f"excused {name}: {excused}" for excused in verdict.excused]
+
+
 def alike(one: str, other: str) -> bool:
     """Do two failures of a kind look like the same one: errors by what is raised where, results by their kind?"""
     places = [reason.rpartition(" at ")[2] if " at /" in reason else "" for reason in (one, other)]
@@ -243,6 +253,8 @@ def report(verdicts: Sequence[Verdict]) -> list[str]:
     return [
         f"{len(verdicts)} run, {status['mismatch']} mismatches, {status['error']} errors, "
         f"{status['late']} late, {status['skipped']} not captured",
+        f"{sum(len(verdict.excused) for verdict in verdicts)} results excused, as PyTorch's capture gives the same, "
+        f"in {sum(bool(verdict.excused) for verdict in verdicts)} programs",
         f"{idle} without a kernel, {sum(verdict.breaks for verdict in verdicts)} in part in Python, "
         f"{sum(bool(verdict.unsteady) for verdict in verdicts)} too sensitive to compare in every result",
         f"{native} operations native ({share:.1%}), {sum(verdict.kernels for verdict in verdicts)} kernels",

@@ -1,6 +1,7 @@
 """What PyTorch's own capture makes of a call, without the compiler.
 
-Where that errs, what is made of its graphs errs, too.
+Where that errs, what is made of its graphs errs, too.  A result that is not eager's is excused where the capture gives
+the same wrong one.
 """
 
 from __future__ import annotations
@@ -44,16 +45,20 @@ class Captured:
         """What the capture gives; None where it fails."""
         return captured(self.call)
 
-    def formed_as(self, found: Run) -> bool:
-        """Has a run the form of the capture, or that of its fake tensors?"""
+    def formed_as(self, found: Run) -> str:
+        """Where a run's form is what it is there: in the capture, or by fake tensors alone; empty if in neither."""
         if self.run is not None and not unlike(found, self.run):
-            return True
-        return any(not unlike(found, faked) for faked in self._faked())
+            return "in PyTorch's capture"
+        return "PyTorch's fake tensors say" if any(not unlike(found, faked) for faked in self._faked()) else ""
 
-    def is_wrong(self, name: str, theirs: Tensor, allowed: Allowed) -> bool:
-        """Does the capture give another result than eager, too?"""
+    def as_wrong(self, name: str, ours: Tensor, theirs: Tensor, wrong: Tensor, allowed: Allowed) -> bool:
+        """Is the capture wrong in each place where we are, and by the same?"""
         other = None if self.run is None else self.run.tensors.get(name)
-        return other is not None and bool(compared(other, theirs, Allowed(allowed.truths))[0].any())
+        if other is None or other.shape != ours.shape or other.dtype is not ours.dtype:
+            return False
+        its, _ = compared(other, theirs, allowed)
+        apart, _ = compared(ours, other, Allowed(usual=allowed.usual))
+        return not (wrong & ~(its & ~apart)).any()
 
     def _faked(self) -> Iterator[Run]:
         """What fake tensors say of the call, with their sizes as numbers and as symbols.

@@ -4,7 +4,8 @@ Numbers are judged by a run in float64: the error may be twice eager's own, and 
 are had.  Whole numbers that differ between runs that roundings set apart are not compared.  Shapes, dtypes, strides,
 NaN, infinities, whole numbers, what is written to inputs, and who shares memory with whom are eager's.
 
-What PyTorch's own capture cannot run, or runs otherwise, is not held against the compiler (`captured.py`).
+What PyTorch's own capture cannot run, or runs otherwise, is not held against the compiler (`captured.py`): a program is
+skipped where both fail, and a result that is not eager's is excused where it is the capture's.  The verdict names each.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ class Verdict:
         status: "pass", "mismatch", "error", or "skipped" where PyTorch's capture fails, too, or gives other views,
             where eager takes the device down, or where a later call is left to eager, which is an error under `strict`.
         unsteady: results that could not be compared, or only in part.
+        excused: how results differ from eager's that PyTorch's capture gives alike.
         operations: nodes computed in generated kernels.
         externs: calls left as they are.
         breaks: whether Dynamo ran a part of it in Python.
@@ -41,6 +43,7 @@ class Verdict:
     status: str = "pass"
     reason: str = ""
     unsteady: int = 0
+    excused: list[str] = field(default_factory=list)
     operations: int = 0
     kernels: int = 0
     externs: list[str] = field(default_factory=list)
@@ -53,6 +56,7 @@ class Difference:
 
     wrong: str = ""
     unsteady: int = 0
+    excused: list[str] = field(default_factory=list)
 
 
 def judge(program: Program, device: str = "cpu", target: str | None = None, *, strict: bool = True) -> Verdict:
@@ -83,6 +87,7 @@ def judge(program: Program, device: str = "cpu", target: str | None = None, *, s
                 verdict.status, verdict.reason = "skipped", reason
                 break
             verdict.unsteady += difference.unsteady
+            verdict.excused += [f"call {call.number}: {excused}" for excused in difference.excused]
             if difference.wrong:
                 verdict.status, verdict.reason = "mismatch", f"call {call.number}: {difference.wrong}"
                 break
@@ -97,17 +102,23 @@ def judge(program: Program, device: str = "cpu", target: str | None = None, *, s
 def compare(call: Call, found: Run) -> Difference:
     """How what a call left behind differs from what it leaves in eager."""
     eager, captured, said = Eager(call), Captured(call), Difference()
-    if (differences := unlike(found, eager.run)) and not captured.formed_as(found):
-        return Difference(differences[0])
+    if differences := unlike(found, eager.run):
+        where = captured.formed_as(found)
+        if not where:
+            return Difference(differences[0])
+        said.excused += [f"{difference}, as {where}" for difference in differences]
     for name, theirs in eager.run.tensors.items():
         ours = found.tensors.get(name)
         if ours is None or theirs is None or ours.shape != theirs.shape:
             continue
         wrong, vague, allowed = _wrong(name, ours, eager)
         said.unsteady += vague
-        if wrong.any() and not captured.is_wrong(name, theirs, allowed):
-            said.wrong = f"{name} of {theirs.dtype}{list(theirs.shape)} {first(ours, theirs, wrong)}"
-            break
+        if wrong.any():
+            sentence = f"{name} of {theirs.dtype}{list(theirs.shape)} {first(ours, theirs, wrong)}"
+            if not captured.as_wrong(name, ours, theirs, wrong, allowed):
+                said.wrong = sentence
+                break
+            said.excused.append(f"{sentence}, as in PyTorch's capture")
     return said
 
 

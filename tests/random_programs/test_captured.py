@@ -46,3 +46,71 @@ DATA_SIZED = Program(
 def test_a_size_that_only_data_say_is_compared(monkeypatch: pytest.MonkeyPatch, part: int, change, reason: str) -> None:  # type: ignore[no-untyped-def]
     verdict = judged_with(monkeypatch, wrong(part, change), DATA_SIZED)
     assert verdict.status == ("mismatch" if reason else "pass") and reason in verdict.reason
+    strides = "call 0: result 0 of shape [4, 3] has strides (1, 4), eager's (3, 1), as PyTorch's fake tensors say"
+    assert verdict.excused == ([] if reason else [strides])
+
+
+MISTRACED = Program(
+    inputs=(Input("x0", ("A", 5), torch.float32, grad=True), Input("x1", ("A", 5), torch.int64)),
+    source="""
+        t0 = torch.where(torch.arange(5, device=x1.device) > 1, -1, x1.abs() % 5)
+        return (x0 * 2, F.multilabel_margin_loss(x0, t0),)
+    """,
+    calls=({"A": 3}, {"A": 3}),
+)
+"""PyTorch's capture also counts class 0 for each -1 of the second result; eager does not."""
+
+
+def mistraced(function, **settings):  # type: ignore[no-untyped-def]
+    return torch.compile(function, backend="aot_eager")
+
+
+def test_a_result_that_is_wrong_as_the_capture_has_it_is_excused_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    verdict = judged_with(monkeypatch, mistraced, MISTRACED)
+    assert verdict.status == "pass" and len(verdict.excused) == 2
+    assert verdict.excused[1].startswith("call 1: result 1 of torch.float32[] is ")
+    assert verdict.excused[1].endswith("as in PyTorch's capture")
+
+
+@pytest.mark.parametrize("change", [lambda t: t * 1.01, lambda t: t * torch.nan])
+def test_a_result_that_is_wrong_otherwise_than_the_captures_is_a_mismatch(
+    monkeypatch: pytest.MonkeyPatch, change
+) -> None:  # type: ignore[no-untyped-def]
+    def fused(function, **settings):  # type: ignore[no-untyped-def]
+        return wrong(1, change)(mistraced(function))
+
+    verdict = judged_with(monkeypatch, fused, MISTRACED)
+    assert verdict.status == "mismatch" and not verdict.excused and "result 1" in verdict.reason
+
+
+def test_what_is_excused_hides_nothing_that_is_wrong_beside_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fused(function, **settings):  # type: ignore[no-untyped-def]
+        return wrong(0, lambda t: t + 1)(mistraced(function))
+
+    verdict = judged_with(monkeypatch, fused, MISTRACED)
+    assert verdict.status == "mismatch" and "result 0" in verdict.reason
+
+
+@pytest.mark.parametrize(("made", "status"), [("mT", "skipped"), ("mT.contiguous()", "error")])
+def test_what_fails_is_held_against_the_compiler_unless_the_capture_fails(
+    monkeypatch: pytest.MonkeyPatch, made: str, status: str
+) -> None:
+    """PyTorch's capture views what `index_add_` gives for a matrix the other way round as if it lay in order."""
+    program = Program(
+        inputs=(Input("x0", (2, 6), torch.float32),),
+        source=f"""
+            t0 = (x0 * 2).unflatten(-1, (2, -1)).{made}
+            t0.index_add_(-1, torch.arange(2, device=t0.device), t0 * 0.5)
+            return (t0,)
+        """,
+        calls=({},),
+    )
+
+    def fused(function, **settings):  # type: ignore[no-untyped-def]
+        def fails(*arguments: object) -> None:
+            raise ValueError("not to be compiled")
+
+        return fails
+
+    verdict = judged_with(monkeypatch, fused, program)
+    assert verdict.status == status and "not to be compiled" in verdict.reason

@@ -159,6 +159,17 @@ def test_a_program_that_takes_too_long_is_counted_apart_and_says_where_it_was(mo
     assert "1 run, 0 mismatches, 0 errors, 1 late, 0 not captured" in said
 
 
+def test_what_is_excused_is_counted_and_named(monkeypatch, capsys) -> None:  # type: ignore[no-untyped-def]
+    verdicts = iter((judging.Verdict(excused=["call 0: one", "call 1: two"]), judging.Verdict("skipped", "three")))
+    monkeypatch.setattr(random_programs, "judge", lambda *arguments: next(verdicts))
+    assert random_programs.main(["--only", "3", "--names"]) == 0
+    said = capsys.readouterr().out
+    assert "excused 0/3: call 0: one\nexcused 0/3: call 1: two\n" in said
+    assert "\n2 results excused, as PyTorch's capture gives the same, in 1 programs\n" in said
+    random_programs.main(["--only", "4", "--names"])
+    assert "not captured 0/4: three\n" in capsys.readouterr().out
+
+
 def test_a_process_that_is_taken_down_leaves_its_last_words(monkeypatch, capsys, tmp_path) -> None:  # type: ignore[no-untyped-def]
     begun = random_programs.Entry(0, judging.Verdict("error", "took the process down")).line()
     worker = tmp_path / "worker"
