@@ -189,6 +189,9 @@ class Target(Protocol):
     def emit(self, kernel: Kernel) -> str:
         """Source text of `kernel`.  Equal kernels give equal text."""
 
+    def refuses(self, kernel: Kernel) -> str:
+        """Why `kernel` cannot be generated as one; empty if it can.  What a single node computes always can."""
+
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
         """Ways to compute `kernel` that are worth timing, the default first."""
 

@@ -90,6 +90,10 @@ class CTarget:
         """
         return emit_kernel(kernel)
 
+    def refuses(self, kernel: Kernel) -> str:
+        """Nothing."""
+        return ""
+
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
         """One: the compiler chooses what there is to choose."""
         return (Alternative("default", self.emit(kernel)),)

@@ -69,6 +69,10 @@ class ReferenceTarget:
         """The text form of `kernel`."""
         return format_kernel(kernel)
 
+    def refuses(self, kernel: Kernel) -> str:
+        """Nothing."""
+        return ""
+
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
         """One: the evaluator."""
         return (Alternative("default", self.emit(kernel)),)

@@ -23,6 +23,7 @@ from codegen.triton.emit import emit
 from codegen.triton.launch.present import arch_at
 from codegen.triton.statements.updates import ATOMIC
 from codegen.triton.tail import follows_by_tile, with_room
+from lowering.errors import Unsupported
 from lowering.kernel import Kernel, Role
 from lowering.scalar_ops import FOLD_OPS
 
@@ -163,6 +164,14 @@ class TritonTarget:
     def configs(self, kernel: Kernel) -> tuple[Config, ...]:
         """Configurations worth timing for `kernel`, the default first."""
         return candidates(block(kernel, self.arch), self.units)
+
+    def refuses(self, kernel: Kernel) -> str:
+        """Several products in one kernel that are not all of matrices over its dimensions."""
+        try:
+            _blocked(kernel, self.arch)
+        except Unsupported as refusal:
+            return refusal.message
+        return ""
 
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
         """One for each of `configs`, the default first, then by predicted speed.  Kernels with others in their launch

@@ -16,7 +16,7 @@ from typing import TypeAlias
 from codegen.target import Target
 from codegen.tuning import Tuning
 from fusion.schedule.chunks import Chunks
-from fusion.schedule.clusters import Clustering, Refusal, grow
+from fusion.schedule.clusters import Clustering, Refusal, grow, refusals_of
 from fusion.schedule.kernels import KernelCall, kernel_of
 from fusion.schedule.launches.chain import chain_last_steps
 from fusion.schedule.launches.pack import pack_launches
@@ -24,6 +24,8 @@ from fusion.schedule.launches.pivots import about_pivots
 from fusion.schedule.launches.reuse import reuse
 from fusion.schedule.launches.tiles import finish_tiles
 from fusion.schedule.launches.updates import update
+from fusion.schedule.legality import Cluster, single
+from fusion.schedule.profit import Prices
 from lowering.program import Extern, Program, writes
 
 Step: TypeAlias = "KernelCall | Extern"
@@ -65,12 +67,16 @@ def plan(
         spare: inputs that may be overwritten once they are taken over.
     """
     found: list[Step] = []
+    came_apart: list[Refusal] = []
     for cluster in clustering.clusters:
         node = program.nodes[cluster.members[0]]
         if isinstance(node, Extern):
             found.append(node)
-        else:
-            found.append(kernel_of(clustering.prices, cluster))
+            continue
+        call = kernel_of(clustering.prices, cluster)
+        why = target.refuses(call.kernel) if target is not None else ""
+        found.extend(_one_by_one(clustering.prices, cluster) if why else [call])
+        came_apart.extend(_inside(clustering.prices, cluster, why) if why else ())
     if target is not None:
         found = finish_tiles(found, program, target)
     found = chain_last_steps(found)
@@ -78,9 +84,23 @@ def plan(
         found = list(pack_launches(found, program, target))
     updated, program = update(about_pivots(found), program)
     held = _held(updated)  # what a kernel writes where it is to lie does not flow to a copy any more
-    refusals = tuple(refusal for refusal in clustering.refusals if refusal.producer in held)
+    refusals = tuple(refusal for refusal in (*clustering.refusals, *came_apart) if refusal.producer in held)
     steps, program = reuse(updated, program, spare)
     return Schedule(program, steps, refusals)
+
+
+def _one_by_one(prices: Prices, cluster: Cluster) -> Iterator[KernelCall]:
+    """The nodes of a cluster that cannot be generated as one kernel, each in a kernel of its own."""
+    for member in cluster.members:
+        yield kernel_of(prices, single(prices.dependences, prices.capabilities, member))
+
+
+def _inside(prices: Prices, cluster: Cluster, why: str) -> Iterator[Refusal]:
+    """A refusal for each edge inside a cluster that came apart."""
+    members = frozenset(cluster.members)
+    return refusals_of(
+        prices.dependences, prices.capabilities, lambda writer, reader: why if {writer, reader} <= members else None
+    )
 
 
 def _held(steps: Sequence[Step]) -> set[str]:

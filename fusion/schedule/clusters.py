@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from bisect import bisect_left
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import networkx as nx
@@ -61,6 +61,22 @@ class Clustering:
     prices: Prices
 
 
+def refusals_of(
+    dependences: Dependences, capabilities: Capabilities, why: Callable[[int, int], str | None]
+) -> Iterator[Refusal]:
+    """A refusal for each edge between two nodes for which `why` gives a reason."""
+    program = dependences.program
+    for name, writer in dependences.writer.items():
+        for reader in dependences.readers.get(name, ()):
+            reason = why(writer, reader)
+            if reason is None:
+                continue
+            out = next(iter(writes(program.nodes[reader])), None)
+            origin = program.origins.get(out or name, Origin(name))
+            size = 2 * dependences.bytes(name)
+            yield Refusal(name, out or "?", reason, origin, size, size / capabilities.bandwidth)
+
+
 def grow(
     program: Program,
     capabilities: Capabilities,
@@ -110,7 +126,8 @@ class _Growth:
             self._try(heapq.heappop(self.heap)[-1])
         self._unite()
         order = nx.lexicographical_topological_sort(self.graph, key=self._turn)
-        return Clustering(tuple(self.clusters[c] for c in order), tuple(self._refusals()), self.prices)
+        refusals = tuple(refusals_of(self.dependences, self.capabilities, self._why_apart))
+        return Clustering(tuple(self.clusters[c] for c in order), refusals, self.prices)
 
     def _turn(self, cluster: int) -> int:
         """When a cluster is computed of those that can be: in the order of the program, what reads nothing when needed.
@@ -308,18 +325,6 @@ class _Growth:
         return False
 
     # The ledger -----------------------------------------------------------------------------------------------------
-
-    def _refusals(self) -> Iterator[Refusal]:
-        program = self.dependences.program
-        for name, writer in self.dependences.writer.items():
-            for reader in self.dependences.readers.get(name, ()):
-                reason = self._why_apart(writer, reader)
-                if reason is None:
-                    continue
-                out = next(iter(writes(program.nodes[reader])), None)
-                origin = program.origins.get(out or name, Origin(name))
-                size = 2 * self.dependences.bytes(name)
-                yield Refusal(name, out or "?", reason, origin, size, size / self.capabilities.bandwidth)
 
     def _why_apart(self, writer: int, reader: int) -> str | None:
         """Why an edge was not fused; None if it was, or moves nothing."""

@@ -1,6 +1,7 @@
 """The dimensions of contractions: which axes are the rows, the columns and the sum of the matrix units.
 
-Refused are contractions of one kernel that spread other axes over programs, and sides that cannot be walked as one.
+Refused are contractions of one kernel that spread other axes over programs, sides that cannot be walked as one, and
+operands that are more than matrices.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ def contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
     shares = [name for name, dim in reduced.items() if both.issuperset(axis.symbol for axis in dim.axes)]
     s = tuple(replace(reduced.pop(name), name="s") for name in shares)
     dims = (*b, *s, m, k, n, *reduced.values())
+    _only_matrices(kernel, dots, dims)
     return (*dims, *_paddings(kernel, dots, dims))
 
 
@@ -105,6 +107,16 @@ def _only_axes(kernel: Kernel, dots: Sequence[Fold]) -> frozenset[sympy.Symbol]:
     sizes = kernel.axis_sizes()
     sides = [side for dot in dots for side in sides_of(dot) if side]
     return frozenset(side[0] for side in sides if all(sizes[symbol] == 1 for symbol in side))
+
+
+def _only_matrices(kernel: Kernel, dots: Sequence[Fold], dims: Sequence[Dim]) -> None:
+    """Refuses operands that vary along more than their side and the sum, beside what a program has one value of."""
+    found = spans(kernel)
+    blocks = [{axis.symbol for axis in dim.axes} for dim in dims if dim.name not in ("b", "s")]
+    for dot in dots:
+        for operand, side in zip(dot.args, (dot.rows, dot.columns), strict=True):
+            if any(block & found[operand] and not block.intersection((*side, *dot.over)) for block in blocks):
+                raise Unsupported(f"{kernel.name}: an operand of {dot.name} is more than a matrix")
 
 
 def _paddings(kernel: Kernel, dots: Sequence[Fold], dims: Sequence[Dim]) -> tuple[Dim, ...]:

@@ -34,7 +34,6 @@ from codegen.triton.expressions.values import Values
 from codegen.triton.products.matrix_units import input_precision, on_matrix_units
 from codegen.triton.rewrites.totals import Total, total_of
 from codegen.triton.rewrites.vectors import NARROW
-from lowering.errors import Unsupported
 from lowering.expr import Cast, Expr, Load, loads, make_cast, rewrite
 from lowering.hoist import Hoisted, hoist
 from lowering.indexing import ZERO, substitute_all
@@ -229,8 +228,7 @@ def operand(values: Values, expr: Expr, dims: tuple[Dim, ...], over: Dim, wish: 
     """A full tile with `dims` in this order, 0 in lanes past the end of the contracted axis."""
     tile = values.widened(values.value(expr))
     tile = replace(tile, code=typed(tile.code, expr.dtype))
-    if not set(tile.dims) <= set(dims):
-        raise Unsupported(f"{values.layout.blocked.kernel.name}: an operand of a contraction is more than a matrix")
+    assert set(tile.dims) <= set(dims), "an operand of a contraction is a matrix"
     if not (_zero_past_the_end(expr) and over in tile.dims):
         mask = values.masks((over,))
         if mask is not None:

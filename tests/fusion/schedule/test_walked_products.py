@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusion
+from codegen.reference import ReferenceTarget
 from codegen.triton import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
@@ -66,4 +67,33 @@ def test_a_product_that_is_none_of_matrices_in_the_walk_is_made_before_it(
 def test_relative_positions_have_the_values_of_eager() -> None:
     given = operands(*RELATIVE)
     fused = fusion.fuse(relative, options={"target": "c", "strict": True})
+    assert_as_eager(fused(*given), relative(*given), relative(*(x.double() for x in given)))
+
+
+def of_three(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    """A program of one walk would hold rows of three products."""
+    first, second, third = (rows @ keys[number].T for number, rows in enumerate((x, y, z)))
+    return (first[:, None, None] + second[None, :, None] + third[None, None]).logsumexp(-1)
+
+
+def test_a_walk_that_cannot_be_generated_comes_apart() -> None:
+    """Its nodes have kernels that can be, and what was not fused says why."""
+    graph = make_fx(of_three, tracing_mode="fake", decomposition_table=decompositions())(
+        *operands((8, 4), (8, 4), (8, 4), (3, 32768, 4))
+    )
+    schedule = schedule_graph(graph, GPU, Trace(None, "graph", GPU))[1]
+    kernels = [call.kernel for call in schedule.launches()]
+    assert len(kernels) > 1 and all(GPU.emit(kernel) for kernel in kernels)
+    assert any("spread other axes over programs" in refusal.reason for refusal in schedule.refusals)
+
+
+def test_a_walk_that_came_apart_has_the_values_of_eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuses(target: ReferenceTarget, kernel: Kernel) -> str:
+        return "one product to a kernel" if len(products(kernel)) > 1 else ""
+
+    monkeypatch.setattr(ReferenceTarget, "refuses", refuses)
+    given = operands(*RELATIVE)
+    found = fusion.explain(relative, options={"target": "reference", "strict": True})(*given)
+    assert "one product to a kernel" in {refusal.reason for refusal in found.refusals}
+    fused = fusion.fuse(relative, options={"target": "reference", "strict": True})
     assert_as_eager(fused(*given), relative(*given), relative(*(x.double() for x in given)))
