@@ -257,11 +257,14 @@ def load_of(buffer: Buffer) -> Value:
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _PYTORCH = os.path.dirname(torch.__file__) + os.sep
+_COMPILER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "fusion", "")
+"""Where calls of modules are passed on from."""
 
 
 def origin_of(node: fx.Node) -> Origin:
     """Where in the user's program an fx node comes from: the innermost line outside PyTorch, if there is one."""
-    frames = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
+    found = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
+    frames = [frame for frame in found if not frame[0].startswith(_COMPILER)]
     file, number = ([frame for frame in frames if not frame[0].startswith(_PYTORCH)] or frames or [("", "")])[-1]
     line = f"{os.path.basename(file)}:{number}" if file else ""
     stack = node.meta.get("nn_module_stack") or {}

@@ -266,6 +266,14 @@ def test_kernels_name_the_lines_of_the_program() -> None:
     assert {origin.line for origin in kernel.origins} == {f"{file}:{number}"}
 
 
+def test_kernels_of_pytorchs_modules_name_these_and_no_line() -> None:
+    """No program calls them, but what passes calls on to them."""
+    model = fusion.fuse(torch.nn.Sequential(torch.nn.Sigmoid(), torch.nn.GELU()))
+    model(torch.randn(4, 8))
+    (kernel,) = fusion.report(model).kernels
+    assert {(origin.module, origin.line) for origin in kernel.origins} == {("0", ""), ("1", "")}
+
+
 def test_dump_tells_the_path(tmp_path: object) -> None:
     fusion.fuse(lambda x: torch.softmax(x, -1), options={"dump": str(tmp_path)})(torch.randn(4, 9))
     (folder,) = tmp_path.iterdir()
