@@ -11,7 +11,8 @@ skipped where both fail, and a result that is not eager's is excused where it is
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -22,7 +23,7 @@ from lowering.errors import Unsupported
 from tests.random_programs.captured import Captured
 from tests.random_programs.comparing import Allowed, compared, first
 from tests.random_programs.eager import Eager
-from tests.random_programs.program import Program
+from tests.random_programs.program import Function, Program
 from tests.random_programs.runs import Call, Run, unlike
 
 
@@ -63,40 +64,67 @@ def judge(program: Program, device: str = "cpu", target: str | None = None, *, s
     """Run a program through `fuse` and say what became of it."""
     torch._dynamo.reset()
     counters.clear()
-    verdict = Verdict()
     fused = fuse(program.function(), dynamic=program.dynamic, options={"strict": strict, "target": target})
+    calls = [Call(program, number, device) for number in range(len(program.calls))]
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        for call in [Call(program, number, device) for number in range(len(program.calls))]:
-            try:
-                found = call.run(fused)
-                synchronize(device)
-            except Unsupported as refusal:  # of this call: what fails to be compiled is raised by Dynamo
-                other = judge(program, device, target, strict=False)
-                return other if other.status != "pass" else Verdict("skipped", f"call {call.number}: {cause(refusal)}")
-            except Exception as failure:
-                verdict.status = "error" if is_lost(device) or is_captured_rightly(call) else "skipped"
-                verdict.reason = f"call {call.number}: {cause(failure)}"
-                break
-            try:
-                difference = compare(call, found)
-            except RuntimeError as failure:
-                if not is_lost(device):
-                    raise
-                reason = f"call {call.number}: eager takes the device down: {cause(failure)}"
-                verdict.status, verdict.reason = "skipped", reason
-                break
-            verdict.unsteady += difference.unsteady
-            verdict.excused += [f"call {call.number}: {excused}" for excused in difference.excused]
-            if difference.wrong:
-                verdict.status, verdict.reason = "mismatch", f"call {call.number}: {difference.wrong}"
-                break
+        found, failure = _called(fused, calls)  # all of them, before the capture makes Dynamo forget the first
+        verdict = _counted(fused)
+        if failure is not None and is_lost(device):
+            return replace(verdict, status="error", reason=f"call {len(found)}: {cause(failure)}")
+        for call, run in zip(calls, found, strict=False):
+            _compare(verdict, call, run)
+            if verdict.status != "pass":
+                return verdict
+        if failure is None:
+            return verdict
+        verdict.reason = f"call {len(found)}: {cause(failure)}"
+        refused = strict and isinstance(failure, Unsupported)  # what fails to be compiled is raised by Dynamo
+        if not refused and is_captured_rightly(calls[len(found)]):
+            return replace(verdict, status="error")
+        if not strict:
+            return replace(verdict, status="skipped")
+        eager = judge(program, device, target, strict=False)  # what such a call is left to
+        return eager if eager.status != "pass" else replace(eager, status="skipped", reason=verdict.reason)
+
+
+def _called(fused: Function, calls: Sequence[Call]) -> tuple[list[Run], Exception | None]:
+    """What the calls leave behind, and what the one after the last of these raises."""
+    found: list[Run] = []
+    try:
+        for call in calls:
+            run = call.run(fused)
+            synchronize(call.device)
+            found.append(run)
+    except Exception as failure:
+        return found, failure
+    return found, None
+
+
+def _counted(fused: Function) -> Verdict:
+    """A verdict on a program in which nothing is wrong, yet."""
+    verdict = Verdict(breaks=bool(counters["graph_break"]))
     for entry in report(fused).graphs:
         verdict.operations += entry.operations
         verdict.kernels += len(entry.kernels)
         verdict.externs += [extern.name for extern in entry.externs]
-    verdict.breaks = bool(counters["graph_break"])
     return verdict
+
+
+def _compare(verdict: Verdict, call: Call, found: Run) -> None:
+    """Add to a verdict what is to be said of one call."""
+    try:
+        difference = compare(call, found)
+    except RuntimeError as failure:
+        if not is_lost(call.device):
+            raise
+        reason = f"call {call.number}: eager takes the device down: {cause(failure)}"
+        verdict.status, verdict.reason = "skipped", reason
+        return
+    verdict.unsteady += difference.unsteady
+    verdict.excused += [f"call {call.number}: {excused}" for excused in difference.excused]
+    if difference.wrong:
+        verdict.status, verdict.reason = "mismatch", f"call {call.number}: {difference.wrong}"
 
 
 def compare(call: Call, found: Run) -> Difference:

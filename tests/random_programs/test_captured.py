@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -91,26 +93,42 @@ def test_what_is_excused_hides_nothing_that_is_wrong_beside_it(monkeypatch: pyte
     assert verdict.status == "mismatch" and "result 0" in verdict.reason
 
 
-@pytest.mark.parametrize(("made", "status"), [("mT", "skipped"), ("mT.contiguous()", "error")])
-def test_what_fails_is_held_against_the_compiler_unless_the_capture_fails(
-    monkeypatch: pytest.MonkeyPatch, made: str, status: str
-) -> None:
-    """PyTorch's capture views what `index_add_` gives for a matrix the other way round as if it lay in order."""
-    program = Program(
-        inputs=(Input("x0", (2, 6), torch.float32),),
-        source=f"""
-            t0 = (x0 * 2).unflatten(-1, (2, -1)).{made}
-            t0.index_add_(-1, torch.arange(2, device=t0.device), t0 * 0.5)
-            return (t0,)
-        """,
-        calls=({},),
-    )
+UNCAPTURED = Program(
+    inputs=(Input("x0", (2, 6), torch.float32),),
+    source="""
+        t0 = (x0 * 2).unflatten(-1, (2, -1)).mT
+        t0.index_add_(-1, torch.arange(2, device=t0.device), t0 * 0.5)
+        return (t0,)
+    """,
+    calls=({},),
+)
+"""PyTorch's capture views what `index_add_` gives for a matrix the other way round as if it lay in order."""
 
+CAPTURED = replace(UNCAPTURED, source=UNCAPTURED.source.replace(".mT", ".mT.contiguous()"))
+
+
+@pytest.mark.parametrize(("program", "status"), [(UNCAPTURED, "skipped"), (CAPTURED, "error")])
+@pytest.mark.parametrize("strictly", [False, True])
+def test_what_fails_is_held_against_the_compiler_unless_the_capture_fails(
+    monkeypatch: pytest.MonkeyPatch, program: Program, status: str, *, strictly: bool
+) -> None:
     def fused(function, **settings):  # type: ignore[no-untyped-def]
         def fails(*arguments: object) -> None:
             raise ValueError("not to be compiled")
 
-        return fails
+        return function if strictly and not settings["options"]["strict"] else fails
 
     verdict = judged_with(monkeypatch, fused, program)
     assert verdict.status == status and "not to be compiled" in verdict.reason
+
+
+def test_what_is_run_in_place_of_what_cannot_be_captured_is_judged(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert judge(UNCAPTURED).status == "skipped"
+
+    def fused(function, **settings):  # type: ignore[no-untyped-def]
+        if not settings["options"]["strict"]:
+            return wrong(0, lambda t: t + 1)(function)
+        return torch.compile(function, backend="aot_eager")
+
+    verdict = judged_with(monkeypatch, fused, UNCAPTURED)
+    assert verdict.status == "mismatch" and "result 0" in verdict.reason

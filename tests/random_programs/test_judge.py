@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from lowering.errors import Unsupported
 from tests.random_programs import judge as judging
-from tests.random_programs.faulty import judged_with, wrong
+from tests.random_programs.faulty import PLAIN, judged_with, wrong
+from tests.random_programs.runs import Call, Run
 
 
 @pytest.mark.parametrize(
@@ -63,3 +66,23 @@ def test_what_a_refused_call_is_left_to_is_judged(monkeypatch: pytest.MonkeyPatc
 
     verdict = judged_with(monkeypatch, fused)
     assert verdict.status == status
+
+
+def test_nothing_is_compared_before_the_last_call_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyTorch's capture, which a wrong result is compared with, makes Dynamo forget what it compiled."""
+    made = []
+
+    def fused(function, **settings):  # type: ignore[no-untyped-def]
+        def run(*arguments: object) -> object:
+            made.append(arguments)
+            return function(*arguments)
+
+        return run
+
+    def compare(call: Call, found: Run) -> judging.Difference:
+        assert len(made) == 2
+        return judging.Difference("wrong")
+
+    monkeypatch.setattr(judging, "compare", compare)
+    verdict = judged_with(monkeypatch, fused, replace(PLAIN, calls=({"A": 4}, {"A": 5})))
+    assert verdict.reason == "call 0: wrong"
