@@ -209,7 +209,14 @@ def test_each_thread_follows_what_it_has_seen_of_a_row(columns: int, split: bool
     assert_same(kernel, given, want)
 
 
-@pytest.mark.parametrize("made", [online_softmax, lambda rows, columns: softmax(rows, columns, Role.LOOP)])
+@pytest.mark.parametrize(
+    "made",
+    [
+        online_softmax,
+        lambda rows, columns: online_softmax(rows, columns - 3, apart=columns),  # its end lies within a word
+        lambda rows, columns: softmax(rows, columns, Role.LOOP),
+    ],
+)
 @pytest.mark.parametrize("columns", [700, 2048, 5000])
 def test_what_is_walked_again_is_walked_backwards(columns: int, made: Callable[[int, int], Kernel]) -> None:
     kernel = made(3, columns)

@@ -244,11 +244,12 @@ def online_logsumexp(rows: int, columns: int) -> Kernel:
     return kernel("online_logsumexp", params, {i: (rows, GRID), r: (columns, LOOP)}, Loop((r,), (top, whole)), store)
 
 
-def online_softmax(rows: int, columns: int) -> Kernel:
-    """exp(x) / Σ exp(x) of rows in two walks"""
-    offset = columns * i + r
+def online_softmax(rows: int, columns: int, apart: int = 0) -> Kernel:
+    """exp(x) / Σ exp(x) of rows in two walks; rows are so far `apart`, or follow each other"""
+    apart = apart or columns
+    offset = apart * i + r
     top, whole, power, _ = running_softmax(load("x", offset), r)
-    params = (param("x", F32, rows, columns), param("out", F32, rows, columns, written=True))
+    params = (param("x", F32, rows, apart), param("out", F32, rows, apart, written=True))
     store = Store("out", offset, op("truediv", power, whole.ref))
     axes = {i: (rows, GRID), r: (columns, LOOP)}
     return kernel("online_softmax", params, axes, Loop((r,), (top, whole)), Loop((r,), (store,)))

@@ -22,7 +22,7 @@ from tests.codegen.kernels.making import BF16, F16, F32, F64, I8, i, kernel, par
 from tests.codegen.kernels.making import load as load_expr
 from tests.codegen.kernels.pointwise import add, bias_gelu, gather, normalised, scalar, transposed_add
 from tests.codegen.kernels.products import linear, matmul
-from tests.codegen.kernels.rows import fold, layernorm, shifted_softmax, softmax
+from tests.codegen.kernels.rows import fold, layernorm, online_softmax, shifted_softmax, softmax
 from tests.codegen.kernels.small import SMALL
 from tests.codegen.triton.texts import TARGET, compiles, has, instructions, stages
 
@@ -88,6 +88,14 @@ def test_rows_that_end_within_16_bytes_are_loaded_by_as_many(apart: int) -> None
     found = instructions(shifted_softmax(64, 50257, apart, apart, 0, BF16))
     assert not any(name.startswith("ld.global") and name.endswith("b16") for name in found), found
     assert has(found, "st.global.v4.b32", "st.global.b16")  # elements of the next row stay as they are
+
+
+@compiles
+def test_rows_of_a_few_large_blocks_that_end_within_16_bytes_are_stored_by_as_many_before_their_end() -> None:
+    made = online_softmax(4096, 50257, apart=50304)
+    assert TARGET.configs(made)[0].block("r") * 4 > 50257
+    found = {name for name in instructions(made) if name.startswith("st.global")}
+    assert any(name.endswith(".v4.b32") for name in found), found
 
 
 @compiles
