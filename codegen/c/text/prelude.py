@@ -48,7 +48,7 @@ INLINE uint16_t to_bf16(float x) {  // to nearest, ties to even
 # subnormal halves into normal floats.
 _FROM_HALF = """\
 INLINE float from_half(uint16_t x) {
-    const uint32_t u = (uint32_t)((int32_t)(int16_t)x << 13) & 0x8fffe000;
+    const uint32_t u = (uint32_t)(int16_t)x << 13 & 0x8fffe000;
     const uint32_t value = float_to_bits(bits_to_float(u) * 0x1p112f);
     return bits_to_float((u & 0x0f800000) == 0x0f800000 ? value | 0x7f800000 : value);  // infinity and NaN
 }"""
