@@ -6,6 +6,7 @@ Triton decides on import whether it interprets, so these run only in a process s
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import NoReturn
@@ -26,3 +27,12 @@ def pytest_pycollect_makemodule(module_path: Path, parent: pytest.Collector) -> 
     module: pytest.Module = pytest.Module.from_parent(parent, path=module_path)
     module.add_marker(pytest.mark.filterwarnings("ignore::RuntimeWarning"))  # numpy, on the lanes that are masked
     return module
+
+
+@pytest.fixture(autouse=True)
+def _addresses_are_checked() -> Iterator[None]:
+    """No lane that is not masked off reaches for what is not its tensor's."""
+    from tests.interpreter.addresses import checked  # which imports Triton
+
+    with checked():
+        yield
