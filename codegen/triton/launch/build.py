@@ -32,6 +32,7 @@ from codegen.triton.launch.direct import Binary, loaded, run_of
 from codegen.triton.launch.launchers import Either, Wanted, launcher
 from codegen.triton.launch.load import Generated, load, signature
 from codegen.triton.launch.present import arch_at
+from codegen.triton.launch.sources import Sources
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
 
@@ -42,16 +43,15 @@ _KNOWN_STUB = triton.__version__.startswith("3.6.")
 def build(kernel: Kernel, source: str, emit: Callable[..., str]) -> Launcher:
     """Compile `source` for the current device and return what launches it.
 
-    `emit` makes the source for tensors that are not aligned, where `source` cannot serve them because it uses tensor
-    descriptors, and, with `wide=True`, for sizes that it does not take.  Under `TRITON_INTERPRET=1` the launcher
-    interprets, and takes CPU tensors.
+    `emit` makes the source for tensors that are not aligned, where `source` cannot serve them, and, with `wide=True`,
+    for sizes that it does not take.  Under `TRITON_INTERPRET=1` the launcher interprets, and takes CPU tensors.
 
     Raises:
         BuildError: with Triton's own message, or where there is no device.
     """
     generated = load(kernel, source)
     if not isinstance(generated.function, JITFunction):
-        return interpreted.launcher(kernel, generated, lambda: load(kernel, emit(kernel, wide=True)))
+        return interpreted.launcher(kernel, generated, Sources(generated, emit))
     if not torch.cuda.is_available():
         raise BuildError(
             f"{kernel.name} cannot be launched: no CUDA or ROCm device is present",
@@ -69,30 +69,20 @@ class _Ready:
     """The binaries of one kernel, by what they are wanted for."""
 
     def __init__(self, generated: Generated, emit: Callable[..., str]) -> None:
-        self._sources, self._emit = {(True, False): generated}, emit
+        self.sources = Sources(generated, emit)
         self._compiled: dict[Wanted, Any] = {}
         self._runs: dict[Wanted, tuple[Run, Binary | None]] = {}
         self._lock = threading.RLock()
 
-    def source(self, aligned: bool, wide: bool = False) -> Generated:
-        """What is compiled for pointers that are or are not as promised, and for any sizes or for most."""
-        with self._lock:
-            if (aligned, wide) not in self._sources:
-                promised = self._sources[True, False]
-                kernel = promised.kernel if aligned else unaligned(promised.kernel)
-                same = not wide and not promised.described
-                self._sources[aligned, wide] = promised if same else load(kernel, self._emit(kernel, wide=wide))
-            return self._sources[aligned, wide]
-
     def wide(self, aligned: bool, sizes: Sequence[int]) -> bool:
         """Are these sizes beyond what the kernel is generated for as a rule?"""
-        return not self.source(aligned).fits(*sizes)
+        return self.sources.wide(aligned, sizes)
 
     def compiled(self, wanted: Wanted) -> Any:
         """The binary for a device, which need not be the current one."""
         with self._lock:
             if wanted not in self._compiled:
-                source, target = self.source(wanted.aligned, wanted.wide), target_of(arch_at(wanted.device))
+                source, target = self.sources.of(wanted.aligned, wanted.wide), target_of(arch_at(wanted.device))
                 self._compiled[wanted] = compile_for(source, target, wanted.multiples, aligned=wanted.aligned)
             return self._compiled[wanted]
 
@@ -100,7 +90,7 @@ class _Ready:
         """What launches on a device, once it is loaded, and the binary if tensors and sizes are all that it takes."""
         with self._lock, torch.cuda.device(wanted.device):
             if wanted not in self._runs:
-                compiled, source = self.compiled(wanted), self.source(wanted.aligned, wanted.wide)
+                compiled, source = self.compiled(wanted), self.sources.of(wanted.aligned, wanted.wide)
                 begin().driving.join()  # else the driver may be built twice
                 try:
                     run, binary = _run(compiled, wanted.device, source)
@@ -114,17 +104,10 @@ class _Ready:
 
     def programs(self, wanted: Wanted, sizes: Sequence[int]) -> int:
         """The number of programs; of persistent ones no more than run at once on the device."""
-        source = self.source(wanted.aligned, wanted.wide)
+        source = self.sources.of(wanted.aligned, wanted.wide)
         if not source.persistent:
             return source.grid(*sizes)
         return source.grid(*sizes, processors=torch.cuda.get_device_properties(wanted.device).multi_processor_count)
-
-
-def unaligned(kernel: Kernel) -> Kernel:
-    """`kernel`, and what shares its launch, without promises on pointers."""
-    params = tuple(replace(param, aligned=False) for param in kernel.params)
-    others = tuple(map(unaligned, kernel.beside))
-    return replace(kernel, params=params, beside=others, then=None if kernel.then is None else unaligned(kernel.then))
 
 
 def _is_plain(source: Generated) -> bool:

@@ -21,7 +21,9 @@ from triton.runtime.interpreter import TensorHandle
 from codegen.target import Launcher
 from codegen.triton.expressions.spell import TYPES
 from codegen.triton.launch import ptx
+from codegen.triton.launch.launchers import promise
 from codegen.triton.launch.load import Generated
+from codegen.triton.launch.sources import Sources
 from lowering.checks import failure
 from lowering.kernel import Kernel
 from lowering.scalar_ops import SCALAR_OPS
@@ -47,23 +49,21 @@ class Libdevice:
         return function
 
 
-def launcher(kernel: Kernel, generated: Generated, wide: Callable[[], Generated]) -> Launcher:
-    """Runs `kernel` on CPU tensors; where sizes are beyond what `generated` takes, what `wide` makes, once."""
+def launcher(kernel: Kernel, generated: Generated, sources: Sources) -> Launcher:
+    """Runs `kernel` on CPU tensors, from the source that serves them."""
     _complete_interpreter()
-    made: dict[bool, Generated] = {True: generated}
-    tensors = len(kernel.params)
+    kept, tensors = promise(kernel.params, near=generated.near), len(kernel.params)
     numbers = {position for position, param in enumerate(kernel.params) if param.number}
 
-    def source(fits: bool) -> Generated:
-        if fits not in made:
-            made[fits] = wide()
-        found = made[fits]
+    def source(args: Sequence[Any]) -> Generated:
+        aligned = kept([tensor.data_ptr() for tensor in args[:tensors]])
+        found = sources.of(aligned, sources.wide(aligned, args[tensors:]))
         if hasattr(found.module, "libdevice"):
             vars(found.module)["libdevice"] = Libdevice()
         return found
 
     def launch(*args: Any) -> None:
-        taken = source(generated.fits(*args[tensors:]))
+        taken = source(args)
         programs = taken.grid(*args[tensors:])
         given = [_number(arg) if position in numbers else arg for position, arg in enumerate(args)]
         counter = [torch.zeros(taken.counters, dtype=torch.int32)] if taken.counted else []

@@ -22,6 +22,9 @@ from codegen.triton.tail import COUNTER
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
 
+TRUSTING = ("make_tensor_descriptor(", "TensorDescriptor(")
+"""What a text has that only aligned tensors allow: descriptors."""
+
 
 @dataclass(frozen=True, slots=True)
 class Generated:
@@ -31,7 +34,7 @@ class Generated:
         function: what `@triton.jit` made of it.
         constants: values of its `tl.constexpr` parameters.
         options: `num_warps`, `num_stages` and other options of Triton.
-        described: tensors are read through descriptors, which only aligned ones allow.
+        trusting: it serves only aligned tensors, since it reads through descriptors.
         passed: the types of descriptors that are passed, after all else, by parameter.
         near: one descriptor reaches from one tensor to another, as only those that lie near each other allow.
     """
@@ -41,7 +44,7 @@ class Generated:
     function: Any
     constants: dict[str, int]
     options: dict[str, int]
-    described: bool
+    trusting: bool
     near: bool
     passed: dict[str, str]
 
@@ -97,7 +100,7 @@ def load(kernel: Kernel, source: str) -> Generated:
         assert callable(module.grid)
         return _generated(
             *(kernel, module),
-            promised="make_tensor_descriptor(" in source or "TensorDescriptor(" in source,
+            trusting=any(sign in source for sign in TRUSTING),
             near="tl.pointer_type(" in source,
         )
     except Exception as error:
@@ -105,7 +108,7 @@ def load(kernel: Kernel, source: str) -> Generated:
         raise BuildError(f"the source of {kernel.name} cannot be used: {error!r}", hint=f"it is at {path}") from error
 
 
-def _generated(kernel: Kernel, module: ModuleType, *, promised: bool, near: bool) -> Generated:
+def _generated(kernel: Kernel, module: ModuleType, *, trusting: bool, near: bool) -> Generated:
     function, config = getattr(module, kernel.name), dict(module.CONFIG)
     parameters = list(function.arg_names)
     expected = [*map(argument, kernel.params)] + [size.name for size in kernel.sizes]
@@ -115,7 +118,7 @@ def _generated(kernel: Kernel, module: ModuleType, *, promised: bool, near: bool
     further, types = parameters[len(expected) :], passed.types(kernel, module)
     given, constants = further[: len(types)], {name: config.pop(name) for name in further[len(types) :]}
     described = dict(zip(given, types, strict=True))
-    return Generated(kernel, module, function, constants, config, promised, near, described)
+    return Generated(kernel, module, function, constants, config, trusting, near, described)
 
 
 def signature(generated: Generated) -> dict[str, str]:

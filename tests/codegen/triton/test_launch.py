@@ -17,11 +17,11 @@ pytest.importorskip("triton")
 from codegen.triton import TritonTarget
 from codegen.triton.launch import beginning, build, counters, direct
 from codegen.triton.launch.aot import compile_for, target_of
-from codegen.triton.launch.build import _Ready, unaligned
 from codegen.triton.launch.launchers import Either, Wanted, launcher, promise
 from codegen.triton.launch.load import load, signature
 from codegen.triton.launch.multiples import telling
 from codegen.triton.launch.passed import Kept
+from codegen.triton.launch.sources import Sources, unaligned
 from lowering.errors import BuildError
 from lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F32, param
@@ -209,13 +209,13 @@ def test_unaligned_tensors_are_not_fetched_through_descriptors() -> None:
         emitted.append(kernel)
         return target.emit(kernel, wide=wide)
 
-    ready = _Ready(load(made, target.emit(made)), emit)
-    assert ready.source(True).persistent and not emitted
-    assert not ready.source(False).persistent and ready.source(False) is ready.source(False)
+    sources = Sources(load(made, target.emit(made)), emit)
+    assert sources.of(True).persistent and not emitted
+    assert not sources.of(False).persistent and sources.of(False) is sources.of(False)
     assert emitted == [unaligned(made)]
     # An edited source serves any tensor, if it can.
     plain = load(add(64), target.emit(add(64)))
-    assert _Ready(plain, emit).source(False) is plain
+    assert Sources(plain, emit).of(False) is plain
 
 
 def test_sizes_decide_how_wide_indices_are() -> None:
@@ -225,9 +225,9 @@ def test_sizes_decide_how_wide_indices_are() -> None:
     generated = load(made, target.emit(made))
     assert "int64" not in target.emit(made) and signature(generated)["s0"] == "i32"
     assert generated.fits(8192) and generated.fits(2**31 // 50257 - 1024) and not generated.fits(2**31 // 50257 + 1)
-    ready = _Ready(generated, target.emit)
-    assert not ready.wide(True, [8192]) and ready.wide(True, [50_000]) and ready.wide(False, [50_000])
-    beyond = ready.source(True, True)
+    sources = Sources(generated, target.emit)
+    assert not sources.wide(True, [8192]) and sources.wide(True, [50_000]) and sources.wide(False, [50_000])
+    beyond = sources.of(True, True)
     assert not beyond.limited and beyond.fits(50_000) and signature(beyond)["s0"] == "i64"
     assert not load(add(64), target.emit(add(64))).limited
 

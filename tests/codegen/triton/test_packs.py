@@ -15,8 +15,8 @@ import torch.nn.functional as F  # the name everyone knows it by
 
 from codegen.triton import Config
 from codegen.triton.launch.aot import compile_for, target_of
-from codegen.triton.launch.build import unaligned
 from codegen.triton.launch.load import load as imported
+from codegen.triton.launch.sources import unaligned
 from fusion.schedule.kernels import KernelCall
 from lowering.errors import BuildError
 from lowering.kernel import Kernel, Role
