@@ -124,3 +124,14 @@ def test_single_numbers(dtype: torch.dtype) -> None:
     fused = fusion.fuse(lambda x, y: x + y.sum(), options=OPTIONS)
     torch.testing.assert_close(fused(x, y), x + y.sum())
     assert fusion.report(fused).kernels
+
+
+@pytest.mark.parametrize("before", [0, 1, 4])
+def test_the_last_word_of_a_row_is_read_whole_where_it_is_aligned(before: int) -> None:
+    """What lies behind the word that a row ends in may belong to nobody."""
+    kernel = softmax(1, 3001, Role.LOOP)
+    given = tensors(kernel)
+    given[0] = torch.cat([torch.zeros(1, before), given[0]], 1)[:, before:]
+    want = expected(kernel, given)
+    TARGET.build(kernel, TARGET.emit(kernel))(*given)
+    assert_same(kernel, given, want)

@@ -22,8 +22,8 @@ from codegen.triton.tail import COUNTER
 from lowering.errors import BuildError
 from lowering.kernel import Kernel
 
-TRUSTING = ("make_tensor_descriptor(", "TensorDescriptor(")
-"""What a text has that only aligned tensors allow: descriptors."""
+TRUSTING = ("make_tensor_descriptor(", "TensorDescriptor(", "_words = ")
+"""What a text has that only aligned tensors allow: descriptors, masks that end with a word (`blocks/words.py`)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Generated:
         function: what `@triton.jit` made of it.
         constants: values of its `tl.constexpr` parameters.
         options: `num_warps`, `num_stages` and other options of Triton.
-        trusting: it serves only aligned tensors, since it reads through descriptors.
+        trusting: it serves only aligned tensors, since it reads through descriptors, or in words to the end of a row.
         passed: the types of descriptors that are passed, after all else, by parameter.
         near: one descriptor reaches from one tensor to another, as only those that lie near each other allow.
     """

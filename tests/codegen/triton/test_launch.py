@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import threading
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -216,6 +217,14 @@ def test_unaligned_tensors_are_not_fetched_through_descriptors() -> None:
     # An edited source serves any tensor, if it can.
     plain = load(add(64), target.emit(add(64)))
     assert Sources(plain, emit).of(False) is plain
+
+
+def test_unaligned_tensors_are_not_read_in_words() -> None:
+    """Of a row that begins within a word, the rest of a word behind its end may be another page's."""
+    target, made = TritonTarget("sm_90"), softmax(1, 3001, Role.LOOP)
+    sources = Sources(load(made, target.emit(made)), target.emit)
+    aligned, unaligned = (inspect.getsource(sources.of(kept).module) for kept in (True, False))
+    assert "ri < 3004" in aligned and "ri < 3004" not in unaligned
 
 
 def test_sizes_decide_how_wide_indices_are() -> None:
