@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from codegen.triton.architecture import Units
 from codegen.triton.blocks import Blocked, Config, Dim, block, extent, power_of_two
 from codegen.triton.call import call_of
-from codegen.triton.choices import contractions, persistent, rows, vectors
+from codegen.triton.choices import contractions, narrow, persistent, rows, vectors
 from codegen.triton.expressions.indices import Layout, index_code, lay_out
 from codegen.triton.expressions.spell import PRODUCT, UNARY
 from codegen.triton.products import descriptors
@@ -126,7 +126,7 @@ def _configs(parts: Sequence[Blocked], units: Units) -> list[Config]:
     if all(descriptors.applies(part, units.arch) for part in parts):
         return persistent.together(parts)
     if parts[0].contraction:
-        return [(*vectors.narrow(part), *contractions.candidates(part, units))[0] for part in parts]
+        return [(*narrow.candidates(part), *contractions.candidates(part, units))[0] for part in parts]
     found = [_default(part) for part in parts]
     warps = max(config.num_warps for config in found)
     return [_widened(part, config, warps) for part, config in zip(parts, found, strict=True)]

@@ -15,10 +15,10 @@ from codegen.target import GENERATED, GROUPED, Alternative, AttentionSpeed, Capa
 from codegen.triton.architecture import Units
 from codegen.triton.beside import alike
 from codegen.triton.blocks import Blocked, Config, block, describe
-from codegen.triton.choices import candidates
+from codegen.triton.choices import candidates, narrow
 from codegen.triton.choices.chains import forms
 from codegen.triton.choices.efficiency import efficiency, speed, waits
-from codegen.triton.choices.vectors import is_packed, narrow
+from codegen.triton.choices.vectors import is_packed
 from codegen.triton.emit import emit
 from codegen.triton.launch.present import arch_at
 from codegen.triton.statements.updates import ATOMIC
@@ -212,7 +212,8 @@ class TritonTarget:
         alone, blocked = _blocked(kernel, self.arch), _blocked(followed, self.arch)
         if not alone.contraction and not is_packed(alone):
             return False  # by itself it is better summed up without matrix units
-        return follows_by_tile(blocked, [each for each in grid if each.symbol == axis]) and bool(narrow(blocked))
+        added = [each for each in grid if each.symbol == axis]
+        return follows_by_tile(blocked, added) and bool(narrow.candidates(blocked))
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
         """Compile `source` for the current device and return what launches it.  Thread-safe.

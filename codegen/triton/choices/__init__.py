@@ -1,16 +1,17 @@
 """Choices: how large the blocks of a kernel are, on how many warps and in which form.
 
 What enters is a kernel over block dimensions; what leaves are configurations, the one that a model of the device likes
-best first.  A module for each kind of kernel: `rows` (no contraction), `vectors` (a matrix with a few vectors),
-`contractions` and `persistent` (products through pointers and through tensor memory), `chains` (products of products,
-such as attention; `grouped`: in groups of warps).  `efficiency` tells the scheduler how fast the first choice will be.
+best first.  A module for each kind of kernel: `rows` (no contraction), `vectors` and `narrow` (a matrix with a few
+vectors, as sums of products and on the matrix units), `contractions` and `persistent` (products through pointers and
+through tensor memory), `chains` (products of products, such as attention; `grouped`: in groups of warps).  `efficiency`
+tells the scheduler how fast the first choice will be.
 """
 
 from __future__ import annotations
 
 from codegen.triton.architecture import Units
 from codegen.triton.blocks import Blocked, Config
-from codegen.triton.choices import chains, contractions, persistent, rows, vectors
+from codegen.triton.choices import chains, contractions, narrow, persistent, rows, vectors
 
 
 def candidates(blocked: Blocked, units: Units) -> tuple[Config, ...]:
@@ -20,6 +21,6 @@ def candidates(blocked: Blocked, units: Units) -> tuple[Config, ...]:
     if blocked.chained:
         return chains.candidates(blocked, units)
     if any(dim.name == "s" for dim in blocked.dims):
-        return vectors.narrow(blocked)
+        return narrow.candidates(blocked)
     others = contractions.candidates(blocked, units)
-    return tuple(dict.fromkeys((*vectors.narrow(blocked), *persistent.candidates(blocked, units.arch), *others)))
+    return tuple(dict.fromkeys((*narrow.candidates(blocked), *persistent.candidates(blocked, units.arch), *others)))

@@ -19,7 +19,7 @@ import torch
 from codegen.target import busy
 from codegen.triton.architecture import Units
 from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, programs
-from codegen.triton.choices import contractions, persistent, vectors
+from codegen.triton.choices import contractions, narrow, persistent, vectors
 from codegen.triton.products import descriptors
 from lowering.expr import Expr, Index, loads
 from lowering.indexing import coefficient
@@ -95,18 +95,16 @@ def _occupied(blocked: Blocked, units: Units) -> float:
 
     Of split float32 two programs share a multiprocessor, and hide half of what the last round leaves idle.
     """
-    narrow, config = vectors.narrow(blocked), _default(blocked, units)
-    blocks, split = programs(blocked, config), blocked.dots[0].args[0].dtype is torch.float32 and not units.tf32
-    if narrow:
+    blocks = programs(blocked, _default(blocked, units))
+    if narrow.candidates(blocked):
         return min(1.0, math.sqrt(blocks / (NARROW_TOGETHER * PROGRAMS)))
-    if not split:
-        return min(1.0, blocks / PROGRAMS)
-    return busy(blocks, 2 * PROGRAMS)
+    split = blocked.dots[0].args[0].dtype is torch.float32 and not units.tf32
+    return busy(blocks, 2 * PROGRAMS) if split else min(1.0, blocks / PROGRAMS)
 
 
 def _default(blocked: Blocked, units: Units) -> Config:
-    narrow = vectors.narrow(blocked)
-    return (*narrow, *persistent.candidates(blocked, units.arch), *contractions.candidates(blocked, units))[0]
+    fetched = persistent.candidates(blocked, units.arch)
+    return (*narrow.candidates(blocked), *fetched, *contractions.candidates(blocked, units))[0]
 
 
 def speed(blocked: Blocked, config: Config) -> float:

@@ -1,0 +1,140 @@
+"""Narrow products: configurations of contractions whose result has few columns, and is as tall as the larger operand.
+
+What enters is a kernel over block dimensions; what leaves are configurations, the default first, or none where the
+kernel is something else.  As with fewer vectors (`vectors.py`) all time goes into loading the matrix: what counts is
+how many of its bytes are under way, and that few warps convert the same ones.  A block has all columns of the result.
+
+A matrix whose elements hold several numbers (weights of 4 bits) has as many products, one for each.  No block reaches
+over the end of a group of neighbours with one scale, so that the scale stands outside its product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two, programs
+from codegen.triton.choices.vectors import itemsize
+from codegen.triton.rewrites.vectors import NARROW
+from lowering.expr import Expr, Load, index_of, loads, postorder
+from lowering.indexing import coefficient, split_points
+from lowering.kernel import Role
+from lowering.scalar_ops import HALVES
+
+# (rows of the matrix, bytes along each, warps, stages); fastest on an H200 first.  Where warps share rows (32 rows and
+# 4 warps, each with 8 of the columns), each of them converts the matrix for itself.
+_SHAPES = ((32, 256, 2, 4), (32, 256, 4, 5), (64, 256, 4, 4), (32, 256, 2, 3), (16, 256, 4, 6), (64, 128, 4, 5))
+# Of several numbers to an element, and of those in groups.
+# Two warps: each takes the words of a few rows as the matrix units do, with which 64 rows of four warps would differ.
+_PACKED_SHAPES = ((64, 256, 2, 4), (64, 256, 2, 5), (64, 512, 2, 3), (32, 256, 1, 5), (32, 256, 2, 6))
+_PACKED_GROUPS = ((32, 256, 2, 6), (64, 256, 2, 5), (64, 256, 2, 7), (32, 256, 1, 6))
+# (columns of the matrix, rows of it, warps, stages), where it is contiguous along its columns, [k, n].
+_ACROSS_BYTES = ((128, 64, 4, 4), (32, 256, 4, 3), (64, 64, 4, 5), (64, 32, 4, 6))
+_ACROSS_HALVES = ((64, 128, 4, 4), (32, 128, 4, 5), (64, 64, 4, 5), (32, 256, 4, 3))
+# (rows of the matrix, stages) of a program whose warps have a group of each line each; fastest on an H200 first.
+_SHARED_SHAPES = ((32, 4), (32, 5), (32, 3), (16, 5), (64, 3))
+_SHARED_LINES = ((32, 3), (64, 3), (32, 4), (16, 4))  # of two lines: with more under way, fewer programs run at once
+
+_LINE = 128  # bytes that memory brings best at once: of steps that are half as long or shorter, two are taken together
+
+
+def candidates(blocked: Blocked) -> tuple[Config, ...]:
+    """Configurations worth timing, the default first; none where this is no such product."""
+    dims = {dim.name: dim for dim in blocked.dims}
+    if not _is_narrow(blocked, dims):
+        return ()
+    if "s" in dims:
+        return _in_shares(blocked, dims)
+    if _lies_along(blocked, dims["m"], dims["k"]):
+        return _along(blocked, dims)
+    return _across(blocked, dims) if _lies_along(blocked, dims["m"], dims["m"]) else ()
+
+
+def _is_narrow(blocked: Blocked, dims: Mapping[str, Dim]) -> bool:
+    """Is this a walk of a product of halves that has few columns and many rows?"""
+    if [name for name in dims if name not in ("b", "s")] != ["m", "k", "n"]:
+        return False
+    if dims["k"].role is not Role.LOOP or dims["n"].role is not Role.GRID:
+        return False
+    few = extent(dims["n"].size) <= NARROW < extent(dims["m"].size)
+    return few and all(dot.args[0].dtype in HALVES for dot in blocked.dots)
+
+
+def _along(blocked: Blocked, dims: Mapping[str, Dim]) -> tuple[Config, ...]:
+    """Configurations for a matrix that is contiguous along what is summed up, [n, k]."""
+    size, along, columns = itemsize(blocked), extent(dims["k"].size), extent(dims["n"].size)
+    group, matrices = _group(blocked, dims["k"]), _matrices(blocked, dims["m"])
+    least = 8 if size == 1 else 16  # columns of a block: of bytes, all take 8 where there are no more
+    shapes: Sequence[tuple[int, int, int, int]] = _SHAPES
+    share = 1
+    if len(blocked.dots) > 1:
+        share, shapes = power_of_two(max(2, len(blocked.dots) // matrices)), _PACKED_SHAPES
+        if group < _PACKED_SHAPES[0][1] // len(blocked.dots):  # of two matrices, if columns are few, the last is best
+            shapes = _PACKED_GROUPS if columns > least or matrices == 1 else _PACKED_GROUPS[::-1]
+    found = []
+    for m, bytes_along, warps, stages in shapes:
+        k = max(16, min(bytes_along // size // share, power_of_two(along), group))
+        blocks = (("m", m), ("k", k), ("n", max(least, power_of_two(columns))))
+        config = Config(blocks, num_warps=warps, num_stages=stages)
+        if matrices == 1 and 2 * k * size <= _LINE and 2 * k <= along:
+            config = replace(config, num_stages=stages // 2 + 1, unrolled=2)
+        found.append(config)
+    if len(blocked.dots) == 1 and programs(blocked, found[0]) < 2 * PROGRAMS:
+        found[:2] = found[1::-1]  # alone on its multiprocessor, a program needs more warps and more under way
+    return tuple(dict.fromkeys(found))
+
+
+def _across(blocked: Blocked, dims: Mapping[str, Dim]) -> tuple[Config, ...]:
+    """Configurations for a matrix that is contiguous along its columns, the first that keeps the device busy first."""
+    columns, along = extent(dims["n"].size), power_of_two(extent(dims["k"].size))
+    group = _group(blocked, dims["k"])
+    found = []
+    for m, rows, warps, stages in _ACROSS_BYTES if itemsize(blocked) == 1 else _ACROSS_HALVES:
+        k = max(16, min(rows // power_of_two(len(blocked.dots)), along, group))
+        blocks = (("m", m), ("k", k), ("n", max(16, power_of_two(columns))))
+        found.append(Config(blocks, num_warps=warps, num_stages=stages))
+    return tuple(dict.fromkeys(sorted(found, key=lambda config: programs(blocked, config) * 10 < PROGRAMS * 7)))
+
+
+def _in_shares(blocked: Blocked, dims: Mapping[str, Dim]) -> tuple[Config, ...]:
+    """Configurations of a product in shares."""
+    shares, columns = extent(dims["s"].size), max(8, power_of_two(extent(dims["n"].size)))
+    group = _group(blocked, dims["k"])
+    found = []
+    for m, stages in _SHARED_LINES if shares * group > _LINE else _SHARED_SHAPES:
+        blocks = (("s", shares), ("m", m), ("k", group), ("n", columns))
+        found.append(Config(blocks, num_warps=shares, num_stages=stages))
+    return tuple(found)
+
+
+# What is read ---------------------------------------------------------------------------------------------------------
+
+
+def _read(blocked: Blocked) -> Iterable[Load]:
+    """What the products read."""
+    return (load for dot in blocked.dots for load in loads(*dot.args))
+
+
+def _varies(load: Load, rows: Dim) -> bool:
+    """Is a load at an offset that is known, and not the same for all rows?"""
+    return not isinstance(load.index[0], Expr) and rows.symbol in load.index[0].free_symbols
+
+
+def _lies_along(blocked: Blocked, rows: Dim, along: Dim) -> bool:
+    """Is the matrix contiguous along `along`?"""
+    offsets = [load.index[0] for load in _read(blocked) if _varies(load, rows)]
+    return any(coefficient(offset, along.symbol) == 1 for offset in offsets if not isinstance(offset, Expr))
+
+
+def _matrices(blocked: Blocked, rows: Dim) -> int:
+    """How many matrices are multiplied: fewer than there are products where an element holds several numbers."""
+    size = itemsize(blocked)
+    return max(1, len({load.buffer for load in _read(blocked) if load.dtype.itemsize == size and _varies(load, rows)}))
+
+
+def _group(blocked: Blocked, dim: Dim) -> int:
+    """How many neighbours along `dim` always share what varies in groups along it, as the scale of weights does."""
+    nodes = postorder(*(arg for dot in blocked.dots for arg in dot.args))
+    indices = [index for node in nodes for index in index_of(node)]
+    points = [point for point in split_points(indices, dim.symbol, dim.size) if point >= 16]
+    return points[0] & -points[0] if points else 1 << 30
