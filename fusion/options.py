@@ -12,11 +12,14 @@ environment:
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
+from typing import TypeVar
 
 from codegen.targets import TARGETS
+
+T = TypeVar("T")
 
 MODES = ("default", "reduce-overhead", "max-autotune")
 
@@ -70,43 +73,51 @@ class Options:
             dump=_folder(Path(dump)) if dump else None, strict=os.environ.get("FUSION_STRICT", "0") not in ("", "0")
         )
         if mode is not None:
-            if mode not in MODES:
-                raise ValueError(f"unknown mode {mode!r}; known: {', '.join(MODES)}")
-            result = replace(result, mode=mode, cudagraphs=mode == "reduce-overhead")
+            result = replace(result, mode=_known("mode", mode, MODES), cudagraphs=mode == "reduce-overhead")
         if options is None:
             return result
         if not isinstance(options, Mapping):
             raise TypeError(f"options must be a mapping, got {type(options).__name__}")
-        known = {each.name for each in fields(cls)} - {"mode"}
+        known = sorted({each.name for each in fields(cls)} - {"mode"})
         for key, value in options.items():
-            if key not in known:
-                raise ValueError(f"unknown option {key!r}; known: {', '.join(sorted(known))}")
-            result = replace(result, **{key: _checked(key, value)})  # type: ignore[arg-type]  # _checked has looked
+            name = _known("option", key, known)
+            result = replace(result, **{name: _checked(name, value)})  # type: ignore[arg-type]  # _checked has looked
         return result
 
 
+def _known(what: str, name: object, names: Iterable[str]) -> str:
+    """`name`, if it is one of `names`."""
+    if not isinstance(name, str) or name not in names:
+        raise ValueError(f"unknown {what} {name!r}; known: {', '.join(names)}")
+    return name
+
+
 def _checked(key: str, value: object) -> object:
-    if key == "target":
-        if value is not None and value not in TARGETS:
-            raise ValueError(f"unknown target {value!r}; known: {', '.join(sorted(TARGETS))}")
-        return value
-    if key == "numerics":
-        if value not in NUMERICS:
-            raise ValueError(f"unknown numerics {value!r}; known: {', '.join(NUMERICS)}")
-        return value
-    if key == "dump":
-        if value is not None and not isinstance(value, (str, Path)):
-            raise TypeError(f"dump must be a path, got {type(value).__name__}")
-        return None if value is None else _folder(Path(value))
-    if key == "workspace":
-        if not isinstance(value, int) or isinstance(value, bool):
-            raise TypeError(f"workspace must be a number of bytes, got {type(value).__name__}")
-        if value <= 0:
-            raise ValueError(f"workspace must be positive, got {value}")
-        return value
-    if not isinstance(value, bool):
-        raise TypeError(f"{key} must be a bool, got {type(value).__name__}")
+    """The value of an option, as it is kept."""
+    match key:
+        case "target":
+            return None if value is None else _known(key, value, sorted(TARGETS))
+        case "numerics":
+            return _known(key, value, NUMERICS)
+        case "dump":
+            return None if value is None else _folder(Path(str(_of(key, value, (str, Path), "a path"))))
+        case "workspace":
+            return _positive(key, _of(key, value, int, "a number of bytes"))
+        case _:
+            return _of(key, value, bool, "a bool")
+
+
+def _of(key: str, value: object, kind: type[T] | tuple[type[T], ...], name: str) -> T:
+    """`value`, if it is of this kind.  A bool is no number."""
+    if not isinstance(value, kind) or (isinstance(value, bool) and kind is not bool):
+        raise TypeError(f"{key} must be {name}, got {type(value).__name__}")
     return value
+
+
+def _positive(key: str, number: int) -> int:
+    if number <= 0:
+        raise ValueError(f"{key} must be positive, got {number}")
+    return number
 
 
 def _folder(path: Path) -> Path:
