@@ -71,20 +71,21 @@ def folded(
         mean: the sum is divided by how many it is of.
     """
     compute = _accumulator(x.dtype)
-    old = convert(x, compute)
-    ends = op in ("max", "min")  # what is compared begins without a NaN
-    start = old if include_self and not ends else _full(old, identity(op, compute))
     place, inside = _inside(x.shape, place, source.shape, held)
-    condition = None if inside is None else inside.expr
-    total = ctx.scatter(op, start, source.shape, place, convert(source, compute).expr, condition)
-    if include_self and ends:
+
+    def met(op: str, start: Value, each: Expr) -> Value:
+        return ctx.scatter(op, start, source.shape, place, each, None if inside is None else inside.expr)
+
+    old = convert(x, compute)
+    compared = op in ("max", "min")  # which begins without a NaN of the old value
+    begins_old = include_self and not compared
+    total = met(op, old if begins_old else _full(old, identity(op, compute)), convert(source, compute).expr)
+    if include_self and compared:
         total = combine(JOINS[op], old, total)
     if mean or not include_self:
-        zeros = Value(x.shape, torch.int32, x.device, const(0, torch.int32))
-        count = ctx.scatter("sum", zeros, source.shape, place, const(1, torch.int32), condition)
+        count = met("sum", Value(x.shape, torch.int32, x.device, const(0, torch.int32)), const(1, torch.int32))
         if mean:
-            extra = 1 if include_self else 0
-            total = combine(lambda t, n: t / maximum(n + extra, 1).to(compute), total, count)
+            total = combine(lambda t, n: t / maximum(n + int(include_self), 1).to(compute), total, count)
         total = combine(lambda n, t, was: where(n > 0, t, was), count, total, old)
     return rounded(total, x.dtype)
 
