@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import lru_cache
+from functools import lru_cache, reduce
 from typing import TypeAlias
 
 import sympy
@@ -62,30 +62,22 @@ def _bounds(expr: sympy.Expr, facts: Facts) -> tuple[int, int] | None:
 
 
 def interval(expr: sympy.Expr, sizes: Sizes) -> tuple[int, int] | None:
-    """Interval arithmetic in Python integers, which is ten times faster than in sympy's."""
+    """The least and greatest value as `bounds` has them, in Python's integers: ten times faster than sympy's."""
     if expr.is_Integer:
         return int(expr), int(expr)
     if expr.is_Symbol:
         size = sizes.get(expr)
         return (0, int(size) - 1) if size is not None and size.is_Integer else None
-    if isinstance(expr, Mod):
-        if not expr.args[1].is_Integer:
-            return None
-        low, high = 0, int(expr.args[1]) - 1
-        part = interval(expr.args[0], sizes)
-        return part if part is not None and low <= part[0] and part[1] <= high else (low, high)
     parts = [interval(arg, sizes) for arg in expr.args]
+    if isinstance(expr, Mod):
+        return _remainder(parts[0], int(expr.args[1])) if expr.args[1].is_Integer else None
     known = [part for part in parts if part is not None]
     if len(known) < len(parts):
         return None
     if expr.is_Add:
         return sum(low for low, _ in known), sum(high for _, high in known)
     if expr.is_Mul:
-        low, high = 1, 1
-        for part in known:
-            corners = [a * b for a in (low, high) for b in part]
-            low, high = min(corners), max(corners)
-        return low, high
+        return reduce(_multiplied, known)
     if isinstance(expr, FloorDiv) and expr.args[1].is_Integer:
         (low, high), (divisor, _) = known
         return low // divisor, high // divisor
@@ -93,6 +85,16 @@ def interval(expr: sympy.Expr, sizes: Sizes) -> tuple[int, int] | None:
         (low, high), (exponent, _) = known
         return low**exponent, high**exponent
     return None
+
+
+def _remainder(part: tuple[int, int] | None, divisor: int) -> tuple[int, int]:
+    """What is left of a division: all of `part` where it is less than the divisor, and not negative."""
+    return part if part is not None and part[0] >= 0 and part[1] < divisor else (0, divisor - 1)
+
+
+def _multiplied(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int]:
+    corners = [a * b for a in left for b in right]
+    return min(corners), max(corners)
 
 
 def expanded(expr: sympy.Expr) -> sympy.Expr:
