@@ -76,9 +76,9 @@ def chain_of(blocked: Blocked) -> Chain | str:
     dims = _dims(blocked, loop, first, second)
     if isinstance(dims, str):
         return dims
-    if any(loads(loop.where)) if loop.where is not None else False:
+    if loop.where is not None and any(loads(loop.where)):
         return "which blocks count is looked up in memory"
-    return _matrices(blocked, loop, stores, dims)
+    return _over(dims, blocked, loop, stores)
 
 
 def _dims(blocked: Blocked, loop: Loop, first: Fold, second: Fold) -> tuple[Dim, Dim, Dim, Dim] | str:
@@ -94,7 +94,8 @@ def _dims(blocked: Blocked, loop: Loop, first: Fold, second: Fold) -> tuple[Dim,
     return m, n, k, e
 
 
-def _matrices(blocked: Blocked, loop: Loop, stores: list[Store], dims: tuple[Dim, Dim, Dim, Dim]) -> Chain | str:
+def _over(dims: tuple[Dim, Dim, Dim, Dim], blocked: Blocked, loop: Loop, stores: list[Store]) -> Chain | str:
+    """The chain over dimensions that fit; or what is wrong with its sums, its memory or its matrices."""
     first, second = blocked.dots
     m, n, k, e = dims
     wide = [store for store in stores if isinstance(store.offset, Expr) or e.symbol in store.offset.free_symbols]
