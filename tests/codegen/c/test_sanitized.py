@@ -1,0 +1,92 @@
+"""Kernels under GCC's sanitizers: they reach for nothing outside of tensors and arrays, and do nothing else that C
+leaves undefined, but integers wrap around.  New memory and arrays hold what is no number there.
+
+In a process of their own, which the first finding ends: the libraries of the sanitizers have to be loaded before all
+others.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from codegen.c import CTarget
+from tests.codegen.kernels.making import assert_same, expected, tensors
+from tests.codegen.kernels.pointwise import add
+from tests.codegen.kernels.small import SMALL
+
+SECONDS = 300
+LIBRARIES = ("libasan.so", "libubsan.so", "libstdc++.so")
+COMPILER = (
+    *("gcc", "-g1", "-fsanitize=address,shift,integer-divide-by-zero,bounds,alignment,pointer-overflow"),
+    *("-fno-sanitize-recover=all", "-ftrivial-auto-var-init=pattern"),
+    *("--param", "asan-instrumentation-with-call-threshold=0"),  # calls are compiled several times as fast
+)
+ASAN = "detect_leaks=0:max_malloc_fill_size=100000000:malloc_fill_byte=255"
+
+KINDS = (
+    *("padded", "gather", "bias_gelu bf16", "transposed_add", "softmax f16", "softmax of odd rows"),
+    *("layernorm bf16", "column softmax, tall", "scan, normalised, walked", "scan of columns, walked", "total"),
+    *("matmul ragged", "matmul float16 10", "gated turned", "online attention window", "attention_dkv causal"),
+    *("linear_logsumexp, parts", "partial_sums", "norm_backward"),
+)
+
+
+@cache
+def libraries() -> tuple[str, ...]:
+    """Where the sanitizers' libraries are; skips where a compiler is without them."""
+    try:
+        probe = [*COMPILER, "-c", "-x", "c", os.devnull, "-o", os.devnull]
+        subprocess.run(probe, check=True, capture_output=True, timeout=SECONDS)
+        asked = [["gcc", f"-print-file-name={name}"] for name in LIBRARIES]
+        found = tuple(subprocess.run(each, check=True, capture_output=True, text=True).stdout.strip() for each in asked)
+    except (OSError, subprocess.CalledProcessError):
+        found = ()
+    if not found or not all(map(os.path.isabs, found)):
+        pytest.skip("needs gcc with its sanitizers")
+    return found
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    root = Path(__file__).resolve().parents[3]
+    settings = {"LD_PRELOAD": ":".join(libraries()), "ASAN_OPTIONS": ASAN, "CC": " ".join(COMPILER)}
+    command = [sys.executable, "-m", "tests.codegen.c.test_sanitized", *arguments]
+    return subprocess.run(
+        command, cwd=root, env=os.environ | settings, timeout=SECONDS, check=False, capture_output=True, text=True
+    )
+
+
+def test_kernels_reach_for_nothing_else():
+    ran = run(*KINDS)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
+def test_a_tensor_that_is_too_short_is_noticed():
+    ran = run()
+    assert ran.returncode != 0
+    assert "heap-buffer-overflow" in ran.stderr
+    assert "in add" in ran.stderr
+
+
+def main(*names: str) -> None:
+    """Run the kernels of these names, or one on tensors that it was not made for."""
+    del os.environ["LD_PRELOAD"]  # compilers run at their own speed
+    target = CTarget()
+    for name in names:
+        print(name, flush=True)
+        kernel = SMALL[name]
+        given = tensors(kernel)
+        want = expected(kernel, given)
+        target.build(kernel, target.emit(kernel))(*given)
+        assert_same(kernel, given, want)
+    if not names:
+        target.build(add(7), target.emit(add(7)))(*tensors(add(6)))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
