@@ -11,12 +11,13 @@ from dataclasses import replace
 
 import sympy
 
-from codegen.triton.blocks.dims import Dim, sides_of
+from codegen.triton.blocks.dims import Blocked, Dim, sides_of
 from codegen.triton.blocks.rows import reduced_dims
 from codegen.triton.rewrites.batches import outside
 from codegen.triton.rewrites.vectors import is_narrow
 from lowering.errors import Unsupported
-from lowering.kernel import Fold, Kernel, KernelAxis, Role, spans
+from lowering.expr import Expr, TileRef, index_of, postorder
+from lowering.kernel import Fold, Kernel, KernelAxis, Prefix, Role, spans, statements
 
 
 def contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
@@ -55,7 +56,6 @@ def contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
     shares = [name for name, dim in reduced.items() if both.issuperset(axis.symbol for axis in dim.axes)]
     s = tuple(replace(reduced.pop(name), name="s") for name in shares)
     dims = (*b, *s, m, k, n, *reduced.values())
-    _only_matrices(kernel, dots, dims)
     return (*dims, *_paddings(kernel, dots, dims))
 
 
@@ -109,16 +109,6 @@ def _only_axes(kernel: Kernel, dots: Sequence[Fold]) -> frozenset[sympy.Symbol]:
     return frozenset(side[0] for side in sides if all(sizes[symbol] == 1 for symbol in side))
 
 
-def _only_matrices(kernel: Kernel, dots: Sequence[Fold], dims: Sequence[Dim]) -> None:
-    """Refuses operands that vary along more than their side and the sum, beside what a program has one value of."""
-    found = spans(kernel)
-    blocks = [{axis.symbol for axis in dim.axes} for dim in dims if dim.name not in ("b", "s")]
-    for dot in dots:
-        for operand, side in zip(dot.args, (dot.rows, dot.columns), strict=True):
-            if any(block & found[operand] and not block.intersection((*side, *dot.over)) for block in blocks):
-                raise Unsupported(f"{kernel.name}: an operand of {dot.name} is more than a matrix")
-
-
 def _paddings(kernel: Kernel, dots: Sequence[Fold], dims: Sequence[Dim]) -> tuple[Dim, ...]:
     """Dimensions without axes, so that each side of a dot has one; refuses sides that are several dimensions."""
     most, sided = 0, [dim for dim in dims if dim.name != "b"]
@@ -129,3 +119,32 @@ def _paddings(kernel: Kernel, dots: Sequence[Fold], dims: Sequence[Dim]) -> tupl
         most = max(most, counts.count(0))
     there = sum(not dim.axes for dim in dims)
     return tuple(Dim(f"z{number}", (), Role.WHOLE) for number in range(there, most))
+
+
+def only_matrices(blocked: Blocked) -> Blocked:
+    """Refuses operands over more than their side and the sum, beside what a program has one value of.
+
+    A product one side of which no dimension of the others holds has a dimension without axes of its own.
+    """
+    over: dict[str, frozenset[Dim]] = {}  # fold → the dimensions of its result
+
+    def dims_of(*roots: Expr) -> frozenset[Dim]:
+        found = frozenset[Dim]()
+        for expr in postorder(*roots):
+            found |= over[expr.name] if isinstance(expr, TileRef) else frozenset()
+            symbols = {symbol for index in index_of(expr) for symbol in index.free_symbols}
+            found |= {dim for dim in blocked.dims if dim.symbol in symbols and dim.name not in ("b", "s")}
+        return found
+
+    for stmt in statements(blocked.body):
+        if isinstance(stmt, Prefix):
+            over[stmt.name] = dims_of(*stmt.args) | {*blocked.of((stmt.along,))}
+        elif isinstance(stmt, Fold) and stmt.op != "dot":
+            over[stmt.name] = dims_of(*stmt.args) - {*blocked.of(stmt.over)}
+        elif isinstance(stmt, Fold):
+            rows, columns, summed = blocked.sides(stmt)
+            over[stmt.name] = frozenset((rows, columns))
+            for operand, side in zip(stmt.args, (rows, columns), strict=True):
+                if not dims_of(operand) <= {side, summed}:
+                    raise Unsupported(f"{blocked.kernel.name}: an operand of {stmt.name} is more than a matrix")
+    return blocked

@@ -9,7 +9,7 @@ import sympy
 import torch
 
 from codegen.triton.blocks.config import PROGRAMS, extent
-from codegen.triton.blocks.contraction import contraction_dims
+from codegen.triton.blocks.contraction import contraction_dims, only_matrices
 from codegen.triton.blocks.dims import Blocked, Dim, dots_of
 from codegen.triton.blocks.rows import row_dims, row_values, too_tall
 from codegen.triton.blocks.shifted import shifted
@@ -51,7 +51,9 @@ def block(kernel: Kernel, arch: str = "sm_90") -> Blocked:
     sizes = {dim.symbol: dim.reach for dim in dims}
     dims = tuple(replace(dim, shift=simplify(dim.shift.xreplace(digits), sizes)) for dim in dims)
     body = at_places(_with_narrow_factors(kernel.body), digits, sizes)
-    return Blocked(kernel, dims, in_powers_of_two(body) if dots and is_rounded(kernel) else body)
+    if not dots:
+        return Blocked(kernel, dims, body)
+    return only_matrices(Blocked(kernel, dims, in_powers_of_two(body) if is_rounded(kernel) else body))
 
 
 def block_as(kernel: Kernel, dims: Sequence[Dim]) -> Blocked:

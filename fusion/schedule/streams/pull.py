@@ -2,8 +2,8 @@
 
 What enters are the tiles of a program and a sink (see `streams/`); what leaves is a `Stream`: each node with its axes
 over those of the sink, as the indices say at which it is read.  Refused, by None: a tile that is read at several
-points, or at one that would have it made again for every column of the sink.  `products_of_vectors` are those that are
-read at points where they would be no products of matrices.
+points, or at one that would have it made again for every column of the sink.  `products_of_vectors` are those that
+would be no products of matrices at the points where they are read.
 """
 
 from __future__ import annotations
@@ -37,21 +37,27 @@ class Stream:
 
 
 def products_of_vectors(dependences: Dependences, made: Stream) -> frozenset[int]:
-    """The products of a stream whose operands, where they are multiplied, are more than matrices.
+    """The products of a stream that are none of two matrices, where they are made.
 
     Both operands may vary along an axis of which a program has one value, such as a batch; not along the one that it
     walks, nor along rows of its sink: each element of a block would be a product of two vectors of its own.  So it is
-    where queries times a table of relative positions are read at the distance of each key.
+    where queries times a table of relative positions are read at the distance of each key.  Nor may a side vary along
+    such an axis alone where others have rows: it would be a vector (what is added to the scores of each key).
     """
-    blocks, both = {axis.symbol for axis in made.space.reduced}, dict[int, frozenset[sympy.Symbol]]()
+    sides: dict[int, tuple[frozenset[sympy.Symbol], frozenset[sympy.Symbol]]] = {}
+    points = {symbol for symbol, size in made.space.sizes.items() if size == 1}
     for member, placement in made.places.items():
         node = dependences.compute(member)
         if isinstance(node, Contract):
-            left, right = (free_axes(side) for side in substitute_all(node.exprs, placement, made.space.sizes))
             over = {symbol for axis in node.over for symbol in placement[axis.symbol].free_symbols}
-            both[member] = (left & right) - over
-            blocks |= left ^ right if member in made.sinks else set()
-    return frozenset(member for member, symbols in both.items() if symbols & blocks)
+            left, right = (free_axes(side) for side in substitute_all(node.exprs, placement, made.space.sizes))
+            sides[member] = left - over - points, right - over - points
+    blocks = {axis.symbol for axis in made.space.reduced}
+    blocks |= {symbol for sink in made.sinks if sink in sides for symbol in sides[sink][0] ^ sides[sink][1]}
+    crossed = frozenset(member for member, (left, right) in sides.items() if left & right & blocks)
+    alone = frozenset(symbol for left, right in sides.values() for symbol in left & right)
+    vectors = frozenset(member for member, both in sides.items() if not all(side - alone for side in both))
+    return crossed or (vectors if len(vectors) < len(sides) else frozenset())
 
 
 class Pull:

@@ -12,7 +12,7 @@ from codegen.reference import ReferenceTarget
 from codegen.triton import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
-from fusion.schedule.kernels import KernelCall
+from fusion.schedule import Schedule, streams
 from lowering.decompositions import decompositions
 from lowering.kernel import Fold, Kernel, statements
 from tests.fusion.agreement import assert_as_eager
@@ -36,10 +36,15 @@ def by_rows(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, table: torch.Tens
     return (q @ k.transpose(-1, -2) + added.reshape(count, points, -1).repeat_interleave(side, -1)).softmax(-1) @ v
 
 
-def kernels_for_a_gpu(function: object, *given: torch.Tensor) -> list[Kernel]:
+def by_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, each: torch.Tensor, table: torch.Tensor) -> torch.Tensor:
+    """Scores to each of which a number is added that only its key has: of a batch, the product of a vector."""
+    return (q @ k.transpose(-1, -2) + (each @ table.T)[:, None]).softmax(-1) @ v
+
+
+def scheduled(function: object, *given: torch.Tensor) -> Schedule:
+    """What becomes of a program on a GPU."""
     graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*given)
-    steps = schedule_graph(graph, GPU, Trace(None, "graph", GPU))[1].steps
-    return [step.kernel for step in steps if isinstance(step, KernelCall)]
+    return schedule_graph(graph, GPU, Trace(None, "graph", GPU))[1]
 
 
 def products(kernel: Kernel) -> list[Fold]:
@@ -52,13 +57,14 @@ def operands(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
 
 RELATIVE = ((64, 64, 16), (64, 64, 16), (64, 64, 16), (127, 16))
 BY_ROWS = ((64, 256, 4), (64, 256, 4), (64, 256, 4), (16, 16, 4))
+BY_KEYS = ((256, 64, 8), (256, 1024, 8), (256, 1024, 8), (256, 8), (1024, 8))
 
 
-@pytest.mark.parametrize(("function", "shapes"), [(relative, RELATIVE), (by_rows, BY_ROWS)])
+@pytest.mark.parametrize(("function", "shapes"), [(relative, RELATIVE), (by_rows, BY_ROWS), (by_keys, BY_KEYS)])
 def test_a_product_that_is_none_of_matrices_in_the_walk_is_made_before_it(
     function: object, shapes: tuple[tuple[int, ...], ...]
 ) -> None:
-    kernels = kernels_for_a_gpu(function, *operands(*shapes))
+    kernels = [call.kernel for call in scheduled(function, *operands(*shapes)).launches()]
     counts = sorted(len(products(kernel)) for kernel in kernels)
     assert counts[-2:] == [1, 2], counts  # with the table; with the keys and the values
     assert all("tl.dot" in GPU.emit(kernel) for kernel in kernels if products(kernel))
@@ -70,6 +76,16 @@ def test_relative_positions_have_the_values_of_eager() -> None:
     assert_as_eager(fused(*given), relative(*given), relative(*(x.double() for x in given)))
 
 
+@pytest.mark.parametrize(("function", "shapes"), [(relative, RELATIVE), (by_keys, BY_KEYS)])
+def test_operands_that_are_more_than_matrices_are_refused_before_they_are_written(
+    monkeypatch: pytest.MonkeyPatch, function: object, shapes: tuple[tuple[int, ...], ...]
+) -> None:
+    monkeypatch.setattr(streams, "products_of_vectors", lambda dependences, made: frozenset())
+    schedule = scheduled(function, *operands(*shapes))
+    assert any("more than a matrix" in refusal.reason for refusal in schedule.refusals)
+    assert all(GPU.emit(call.kernel) for call in schedule.launches())
+
+
 def of_three(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
     """A program of one walk would hold rows of three products."""
     first, second, third = (rows @ keys[number].T for number, rows in enumerate((x, y, z)))
@@ -78,10 +94,7 @@ def of_three(x: torch.Tensor, y: torch.Tensor, z: torch.Tensor, keys: torch.Tens
 
 def test_a_walk_that_cannot_be_generated_comes_apart() -> None:
     """Its nodes have kernels that can be, and what was not fused says why."""
-    graph = make_fx(of_three, tracing_mode="fake", decomposition_table=decompositions())(
-        *operands((8, 4), (8, 4), (8, 4), (3, 32768, 4))
-    )
-    schedule = schedule_graph(graph, GPU, Trace(None, "graph", GPU))[1]
+    schedule = scheduled(of_three, *operands((8, 4), (8, 4), (8, 4), (3, 32768, 4)))
     kernels = [call.kernel for call in schedule.launches()]
     assert len(kernels) > 1 and all(GPU.emit(kernel) for kernel in kernels)
     assert any("spread other axes over programs" in refusal.reason for refusal in schedule.refusals)
