@@ -16,6 +16,8 @@ from typing import cast
 import torch
 from torch import fx
 
+from fusion.joint.writing import write
+
 aten = torch.ops.aten
 
 
@@ -58,15 +60,6 @@ def with_strides(node: fx.Node, strides: Sequence[int]) -> fx.Node:
     order = sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
     back = sorted(range(len(order)), key=order.__getitem__)
     moved = order != sorted(order)
-    node = _called(node, aten.permute.default, order) if moved else node
-    node = _called(node, aten.clone.default, memory_format=torch.contiguous_format)
-    return _called(node, aten.permute.default, back) if moved else node
-
-
-def _called(node: fx.Node, target: torch._ops.OpOverload, *args: object, **kwargs: object) -> fx.Node:
-    name = target.overloadpacket.__name__
-    made = node.graph.create_node("call_function", target, (node, *args), kwargs, name=name)  # type: ignore[arg-type]
-    made.meta = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta", "recompute")}
-    with torch.no_grad():
-        made.meta["val"] = target(node.meta["val"], *args, **kwargs)
-    return made
+    node = write(node, aten.permute.default, node, order) if moved else node
+    node = write(node, aten.clone.default, node, memory_format=torch.contiguous_format)
+    return write(node, aten.permute.default, node, back) if moved else node

@@ -14,15 +14,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import TypeAlias, cast
 
 import torch
 from torch import fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import Argument, Target
+
+from fusion.joint.writing import write
 
 aten = torch.ops.aten
 
@@ -48,19 +48,14 @@ VIEWS = frozenset(
 class Writer:
     """Adds real operations to a graph, in the place of a node and with what is known of its origin."""
 
-    graph: fx.Graph
     place: fx.Node
 
     def call(self, target: OpOverload, *args: object, **kwargs: object) -> fx.Node:
-        """A call, and the value that it has under a trace."""
-        given, named = cast("tuple[Argument, ...]", args), cast("dict[str, Argument]", kwargs)
-        with self.graph.inserting_before(self.place):
-            made = self.graph.create_node("call_function", target, given, named, target.overloadpacket.__name__)
-        values, options = fx.map_arg((made.args, made.kwargs), lambda node: node.meta["val"])
-        like = self.place.meta["val"]
-        with torch.no_grad(), like.fake_mode if isinstance(like, FakeTensor) else nullcontext():
-            value = target(*values, **options)
-        made.meta = {key: known for key, known in self.place.meta.items() if key != "tensor_meta"} | {"val": value}
+        """A call that is made again where that in whose place it stands is."""
+        with self.place.graph.inserting_before(self.place):
+            made = write(self.place, target, *args, **kwargs)
+        if "recompute" in self.place.meta:
+            made.meta["recompute"] = self.place.meta["recompute"]
         return made
 
     def combined(self, target: OpOverload, a: Part, b: Part) -> Part:
@@ -79,7 +74,7 @@ def part_complex_numbers(graph: fx.GraphModule) -> None:
         return
     pairs: dict[fx.Node, Pair] = {}
     for node in list(graph.graph.nodes):
-        writer = Writer(graph.graph, node)
+        writer = Writer(node)
         if node in parted:
             pairs[node] = _pair(writer, node, pairs)
         elif node.target in READERS and node.args[0] in parted:

@@ -13,6 +13,8 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
+from fusion.joint.writing import convert
+
 aten = torch.ops.aten
 
 GRADIENTS = {
@@ -38,9 +40,9 @@ def narrow_positions(joint: fx.GraphModule) -> list[fx.Node]:
             continue
         if positions not in made:
             with joint.graph.inserting_after(positions):
-                narrow = _converted(positions, dtype)
+                narrow = convert(positions, dtype)
             with joint.graph.inserting_after(narrow):
-                made[positions] = narrow, _converted(narrow, torch.int64)
+                made[positions] = narrow, convert(narrow, torch.int64)
             narrow.meta["recompute"] = CheckpointPolicy.MUST_SAVE
         node.replace_input_with(positions, made[positions][1])
     joint.recompile()
@@ -56,11 +58,3 @@ def _narrowest(sizes: torch.Size) -> torch.dtype | None:
         count *= size
     fitting = (dtype for dtype in (torch.int8, torch.int16, torch.int32) if count - 1 <= torch.iinfo(dtype).max)
     return next(fitting, None)
-
-
-def _converted(node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    made = node.graph.call_function(aten._to_copy.default, (node,), {"dtype": dtype})
-    made.meta = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta", "recompute")}
-    with torch.no_grad():
-        made.meta["val"] = aten._to_copy.default(node.meta["val"], dtype=dtype)
-    return made

@@ -21,14 +21,13 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import cast
 
 import sympy
 import torch
 from torch import fx
-from torch._subclasses.fake_tensor import FakeTensor
+from torch._ops import OpOverload
 
 from fusion.joint.factors import (
     PRODUCTS,
@@ -45,6 +44,7 @@ from fusion.joint.factors import (
     value_of,
 )
 from fusion.joint.tiles import is_tile
+from fusion.joint.writing import write
 from lowering.sizes import elements, size_of
 from lowering.value import Shape
 
@@ -54,8 +54,6 @@ MIN_SHRINKAGE = 4
 """How many times as large as Y a tensor X must be."""
 MAX_NESTED = 2
 """How many sums within each other a summand is spread over."""
-NOT_INHERITED = ("val", "tensor_meta", "original_aten", "eager_input_vals", "recompute")
-"""What says how a node was made, where the rest says what for."""
 
 
 @dataclass(frozen=True)
@@ -251,13 +249,5 @@ class _Writer:
     def _cast(self, node: fx.Node, dtype: torch.dtype) -> fx.Node:
         return node if value_of(node).dtype is dtype else self._call(aten._to_copy.default, node, dtype=dtype)
 
-    def _call(self, target: torch._ops.OpOverload, *args: object, **kwargs: object) -> fx.Node:
-        """A new node with its fake tensor; what it is there for is what the sum was there for."""
-        arguments = cast(tuple[fx.node.Argument, ...], args), cast(dict[str, fx.node.Argument], kwargs)
-        made = self._graph.create_node("call_function", target, *arguments, name=target._schema.name.split("::")[1])
-        made.meta = {key: value for key, value in self._sum.meta.items() if key not in NOT_INHERITED}
-        like = self._sum.meta["val"]
-        given = fx.node.map_arg(made.args, lambda node: node.meta["val"])
-        with like.fake_mode if isinstance(like, FakeTensor) else nullcontext():
-            made.meta["val"] = target(*given, **kwargs)
-        return made
+    def _call(self, target: OpOverload, *args: object, **kwargs: object) -> fx.Node:
+        return write(self._sum, target, *args, **kwargs)

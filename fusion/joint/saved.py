@@ -32,6 +32,7 @@ from torch import fx
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
 from fusion.joint.factors import VIEWS, is_tensor, value_of
+from fusion.joint.writing import convert, write
 from lowering.rules.conversion import ONLY_STORED
 from lowering.scalar_ops import HALVES
 from lowering.sizes import elements
@@ -73,7 +74,7 @@ def widen_statistics(forward: fx.GraphModule, backward: fx.GraphModule, outputs:
             results[:] = [narrow if result is node else result for result in results]
         else:
             with forward.graph.inserting_before(output):
-                results[place] = _converted(node, torch.float32)
+                results[place] = convert(node, torch.float32)
         _take_wide(taken[node.name], value_of(results[place]))
         changed = True
     if changed:
@@ -96,8 +97,7 @@ def keep_unchanged(forward: fx.GraphModule, outputs: int) -> None:
     for place in places:
         node = results[place]
         with forward.graph.inserting_after(node):  # which is before the change: that comes last
-            results[place] = forward.graph.create_node("call_function", aten.clone.default, (node,))
-        results[place].meta = {key: value for key, value in node.meta.items() if key not in ("desc", "recompute")}
+            results[place] = write(node, aten.clone.default, node)
     if places:
         output.args = (tuple(results),)
         forward.graph.lint()
@@ -151,11 +151,9 @@ def _rounded_last(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     row, *rest = node.args
     graph = node.graph
     with graph.inserting_before(node):
-        wide_row = _converted(cast(fx.Node, row), torch.float32)
-        wide = graph.create_node("call_function", RUNNING, (wide_row, *rest))
-        wide.meta = {key: value for key, value in node.meta.items() if key not in ("tensor_meta", "recompute")}
-        wide.meta["val"] = value_of(node).to(torch.float32)
-        narrow = _converted(wide, value_of(node).dtype)
+        wide_row = convert(cast(fx.Node, row), torch.float32)
+        wide = write(node, RUNNING, wide_row, *rest)
+        narrow = convert(wide, value_of(node).dtype)
     narrow.meta[ONLY_STORED] = True
     node.replace_all_uses_with(narrow)
     graph.erase_node(node)
@@ -169,18 +167,10 @@ def _take_wide(given: fx.Node, wide: torch.Tensor) -> None:
     given.meta = {**given.meta, "val": wide}
     given.meta.pop("tensor_meta", None)
     with given.graph.inserting_after(given):
-        narrow = _converted(given, dtype)
+        narrow = convert(given, dtype)
     narrow.meta[ONLY_STORED] = True
     for user in users:
         user.replace_input_with(given, narrow)
-
-
-def _converted(node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    made = node.graph.create_node("call_function", aten._to_copy.default, (node,), {"dtype": dtype}, name="to_copy")
-    made.meta = {key: value for key, value in node.meta.items() if key not in ("val", "tensor_meta", "recompute")}
-    with torch.no_grad():
-        made.meta["val"] = value_of(node).to(dtype)
-    return made
 
 
 def _is_statistic(node: fx.Node) -> bool:
