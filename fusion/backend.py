@@ -30,13 +30,24 @@ from fusion.attention import Chooser
 from fusion.bodies import compile_bodies
 from fusion.capture import aot_backend, boxed
 from fusion.captured.autocast import widen_resized_images
+from fusion.captured.parts import can_part, in_parts
 from fusion.captured.regions import inline_regions
 from fusion.captured.settings import settings_fixed
 from fusion.captured.shared_writes import refuse_shared_writes
 from fusion.captured.unread import skip_unread_rows
+from fusion.captured.untraceable import NEEDS_DATA, untraceable
 from fusion.captured.windows import separate_written_windows
 from fusion.compile import compile_graph, load_finished
-from fusion.fallback import FusionWarning, as_it_is, evaluated, first_line, for_the_caller, located, warn_once
+from fusion.fallback import (
+    FusionWarning,
+    as_it_is,
+    evaluated,
+    first_line,
+    for_the_caller,
+    located,
+    warn_of_some,
+    warn_once,
+)
 from fusion.graphs import holds_tensors, main_device
 from fusion.inspect.breaks import Break, break_after
 from fusion.inspect.report import Report
@@ -102,7 +113,10 @@ class Backend:
         if self.options.cudagraphs:
             forget_recordings()
 
-    def __call__(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
+    def __call__(
+        self, graph: fx.GraphModule, example_inputs: Sequence[object], *, alone: bool = True
+    ) -> Callable[..., object]:
+        """What runs `graph`, which is not `alone` if it is a part of one that Dynamo captured before."""
         inline_regions(graph)
         try:
             refuse_odd_inputs(graph)
@@ -112,9 +126,9 @@ class Backend:
             self._gave_up(graph, "captured", refusal)
             return with_checkpoints(graph).forward
         with settings_fixed(graph, example_inputs, self._settings) as inputs:
-            return self._compiled(graph, inputs)
+            return self._compiled(graph, inputs, alone)
 
-    def _compiled(self, graph: fx.GraphModule, example_inputs: Sequence[object]) -> Callable[..., object]:
+    def _compiled(self, graph: fx.GraphModule, example_inputs: Sequence[object], alone: bool) -> Callable[..., object]:
         widen_resized_images(graph)
         choices = () if self.options.exact else self._attention(graph)
         self._noted.first = tuple(map(str, choices)), break_after(graph)
@@ -125,7 +139,7 @@ class Backend:
             told: list[Told] = []
             region = self._region(graph, example_inputs, told)
             with _compiling(), for_compiling():
-                compiled = self._aot(told.append, region)(graph, example_inputs)
+                compiled = self._aot(told.append, region, alone)(graph, example_inputs)
         except (RestartAnalysis, ShortenTraceback):  # Dynamo is asked to begin anew, or has it raised already
             raise
         except Exception as failure:  # AOTAutograd does not take all that Dynamo captures
@@ -134,6 +148,8 @@ class Backend:
                 if raised is failure:
                     raise
                 raise raised from failure
+            if isinstance(failure, NEEDS_DATA) and (parts := self._in_parts(graph)) is not None:
+                return parts
             self._gave_up(graph, "captured", failure)
             return with_checkpoints(graph).forward
         # What is asked of a result is the caller's wish, also under strict.
@@ -143,6 +159,22 @@ class Backend:
         compiled = watch_derivatives(compiled, captured, example_inputs, dependence, draws, say)
         return watch_overlaps(compiled, self._of_other_inputs(captured), example_inputs)
 
+    def _in_parts(self, graph: fx.GraphModule) -> Callable[..., object] | None:
+        """`graph` around operations that PyTorch cannot trace; None if there are none, or it cannot be parted."""
+        inputs = graph.graph.find_nodes(op="placeholder")
+        dynamic = any(isinstance(node.meta.get("example_value"), torch.SymInt) for node in inputs) or None
+        compile_part = partial(torch.compile, backend=partial(self, alone=False), dynamic=dynamic)
+        try:
+            if not can_part(graph) or not (apart := untraceable(graph)):
+                return None
+            parts = with_checkpoints(in_parts(graph, apart, compile_part))
+        except Exception:  # any defect of ours must leave the user's program running, as a whole then
+            return None
+        report = Report.in_parts(apart)
+        warn_of_some(report.externs)
+        self._report(report)
+        return parts.forward
+
     def _begin(self, inputs: Sequence[object]) -> None:
         """Have the target of an accelerator begin what its builds need, while PyTorch traces."""
         devices = (given.device for given in inputs if isinstance(given, torch.Tensor))
@@ -151,10 +183,11 @@ class Backend:
             self._target(found)
 
     def _aot(
-        self, tell: Callable[[Told], None], region: Region | None
+        self, tell: Callable[[Told], None], region: Region | None, alone: bool
     ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
         """What compiles one captured region; the arguments are as `aot_backend` says."""
-        compile_one = partial(self._compile, Recorder() if self.options.cudagraphs else None)
+        # To PyTorch each part is a call of its own, after which it plays over what earlier ones have recorded.
+        compile_one = partial(self._compile, Recorder() if self.options.cudagraphs and alone else None)
         workspace, exact = self.options.workspace, self.options.exact
         return aot_backend(compile_one, self._streams, workspace, exact=exact, tell=tell, region=region)
 

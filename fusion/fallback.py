@@ -10,6 +10,7 @@ import contextlib
 import os
 import sys
 import warnings
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -17,6 +18,7 @@ import torch
 from torch import fx
 from torch._dynamo.exc import TorchDynamoException, exceptions_allowed_to_be_fallback
 
+from fusion.inspect.report import ExternReport
 from fusion.runtime import Boxed
 from lowering.builder import origin_of
 from lowering.errors import FusionError, Origin
@@ -38,6 +40,15 @@ def warn_once(message: str) -> None:
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_NOT_THE_USERS):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, FusionWarning, stacklevel=level)
+
+
+def warn_of_some(calls: Sequence[ExternReport]) -> None:
+    """One warning for what runs eagerly within a region of which the rest is compiled."""
+    lines: dict[tuple[str, str], dict[str, None]] = {}
+    for call in calls:
+        lines.setdefault((call.name, call.reason), {})[call.origin.line] = None
+    for (name, reason), places in lines.items():
+        warn_once(f"running eagerly: {name} ({', '.join(places)}), not what is around it: {reason}")
 
 
 _OURS = (str(Path(__file__).parents[1] / package) + os.sep for package in ("fusion", "codegen", "lowering"))

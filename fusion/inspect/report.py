@@ -126,10 +126,23 @@ class Report:
     @classmethod
     def eager(cls, label: str, graph: fx.GraphModule, failure: Exception) -> Report:
         """The report of a region that could not be compiled: every operation is an extern."""
-        cause = f"{type(failure).__name__}: {failure}"
+        cause = _cause(failure)
         calls = [node for node in graph.graph.nodes if node.op == "call_function"]
         externs = tuple(ExternReport(str(node.target), cause, origin_of(node)) for node in calls)
         return cls(label, 0, (), externs, (), Traffic(0, 0), Traffic(0, 0), cause)
+
+    @classmethod
+    def in_parts(cls, apart: Mapping[fx.Node, Exception]) -> Report:
+        """The report of a region that is compiled in parts, around operations that run as they are, each for a cause.
+
+        Each part has reports of its own, once it is called.
+        """
+        externs = tuple(
+            ExternReport(getattr(node.target, "__name__", str(node.target)), _cause(cause), origin_of(node))
+            for node, cause in apart.items()
+        )
+        note = f"compiled in parts, around {_count(len(apart), 'operation')}"
+        return cls("captured", 0, (), externs, (), Traffic(0, 0), Traffic(0, 0), notes=(note,))
 
     def __str__(self) -> str:
         if self.failure:
@@ -200,6 +213,10 @@ class Explanation:
     def __str__(self) -> str:
         graphs = self.graphs or ("nothing was compiled: no tensor operations were captured",)
         return "\n".join(map(str, (*graphs, *self.other_breaks)))
+
+
+def _cause(failure: Exception) -> str:
+    return f"{type(failure).__name__}: {failure}"
 
 
 def _schedules(schedule: Schedule) -> Iterator[Schedule]:

@@ -142,6 +142,23 @@ def test_a_second_start_traces_no_attention_that_was_taken_apart(monkeypatch):
     assert strides == same_strides
 
 
+def test_a_second_start_takes_the_parts_around_what_cannot_be_traced(monkeypatch):
+    def f(x: Tensor, v: Tensor) -> Tensor:
+        y = x.sin() * 2
+        y[x > 0] = v
+        return y.exp() * x
+
+    x = leaf(4, 3)
+    given = (x, leaf(int((x > 0).sum())))
+    first, cold, strides = run(f, given, strict=False)
+    assert "from the cache" not in cold
+    no_tracing(monkeypatch)
+    second, found, same_strides = run(f, given, strict=False)
+    assert found.count("from the cache") == 4, "forward and backward of two parts"
+    assert all(map(torch.equal, first, second))
+    assert strides == same_strides
+
+
 def test_buffers_are_changed_and_gradients_added_up_as_at_the_first_start(monkeypatch):
     states: list[list[Tensor]] = []
     for start in range(2):

@@ -1,0 +1,112 @@
+"""Untraceable: the operations of a captured graph of which PyTorch cannot say, without data, what they make.
+
+`y[mask] = v` has a gradient of as many rows as the mask takes, and the backward of an operator of the program's own may
+read numbers.  AOTAutograd then fails, and where that was in a backward, nothing says for which operation.  So each
+operation is traced alone, with its gradients, as AOTAutograd traces all of them: functionally, on tensors without data.
+What enters is Dynamo's graph; what leaves are the operations whose own trace fails in such a way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.exc import exceptions_allowed_to_be_fallback
+from torch._functorch._aot_autograd.functional_utils import to_fun
+from torch._subclasses.fake_tensor import FakeTensor
+from torch._subclasses.functional_tensor import FunctionalTensorMode
+from torch.fx.node import map_aggregate
+from torch.utils._pytree import tree_leaves, tree_map
+
+NEEDS_DATA = exceptions_allowed_to_be_fallback
+"""What PyTorch raises for operations that tensors without data cannot go through."""
+
+
+def untraceable(graph: fx.GraphModule) -> dict[fx.Node, Exception]:
+    """The operations of `graph` that need data, in their order, and how they fail."""
+    outcomes: dict[Hashable, Exception | None] = {}
+    found = {}
+    with _traced(graph):
+        for node in graph.graph.nodes:
+            if node.op not in ("call_function", "call_method") or is_number_of_input(node):
+                continue
+            if not any(isinstance(_value(arg), Tensor) for arg in node.all_input_nodes):  # it may set a mode
+                continue
+            form = _form(node)
+            if form not in outcomes:
+                outcomes[form] = _failure(graph, node)
+            if (failure := outcomes[form]) is not None:
+                found[node] = failure
+    return found
+
+
+def is_number_of_input(node: fx.Node) -> bool:
+    """Is this the float of the program's that Dynamo gives as a tensor?"""
+    given = node.args[0].meta.get("grapharg") if node.args and isinstance(node.args[0], fx.Node) else None
+    return node.target == "item" and given is not None and given.pass_arg_as_tensor
+
+
+def _value(node: fx.Node) -> object:
+    return node.meta.get("example_value")
+
+
+def _form(node: fx.Node) -> Hashable:
+    """What decides how the trace of an operation ends: operations of one form are traced once."""
+
+    def shown(arg: object) -> object:
+        if not isinstance(arg, fx.Node):
+            return arg
+        value = _value(arg)
+        return arg.target if arg.op == "get_attr" else tree_map(described, value)
+
+    def described(value: object) -> object:
+        if not isinstance(value, Tensor):
+            return value
+        return value.dtype, value.device, value.layout, value.shape, value.requires_grad
+
+    return node.op, node.target, repr(map_aggregate((node.args, node.kwargs), shown))  # type: ignore[arg-type]
+
+
+def _failure(graph: fx.GraphModule, node: fx.Node) -> Exception | None:
+    """How the trace of an operation and of its gradients fails for want of data, if it does."""
+    sources: list[Tensor] = []
+
+    def given(arg: object) -> object:
+        if not isinstance(arg, fx.Node):
+            return arg
+        return getattr(graph, str(arg.target)) if arg.op == "get_attr" else tree_map(alone, _value(arg))
+
+    def alone(value: object) -> object:
+        if not isinstance(value, Tensor):
+            return value
+        source: Tensor = to_fun(value.detach())
+        if not value.requires_grad:
+            return source
+        sources.append(source.requires_grad_())
+        return source.clone()  # which may be changed in place
+
+    try:
+        args, kwargs = map_aggregate((node.args, node.kwargs), given)  # type: ignore[arg-type]
+        call = getattr(Tensor, node.target) if isinstance(node.target, str) else node.target
+        results = [call(*args, **kwargs), args, kwargs]
+        made = [each for each in tree_leaves(results) if isinstance(each, Tensor) and each.requires_grad]
+        if sources and made:
+            torch.autograd.grad(made, sources, [torch.ones_like(each) for each in made], allow_unused=True)
+    except NEEDS_DATA as failure:
+        return failure
+    except Exception:  # what an operation needs beside its operands is not here
+        return None
+    return None
+
+
+@contextmanager
+def _traced(graph: fx.GraphModule) -> Iterator[None]:
+    """Within, operations are traced as by AOTAutograd, with the tensors that Dynamo had, and leave nothing behind."""
+    values = (_value(node) for node in graph.graph.nodes)
+    mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
+    assert mode.shape_env is not None
+    above = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
+    with above, mode.shape_env.suppress_guards(), mode, FunctionalTensorMode(), torch.enable_grad():
+        yield
