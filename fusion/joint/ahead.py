@@ -23,7 +23,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusion.joint.factors import PRODUCTS, value_of
+from fusion.joint.factors import PRODUCTS, constant_of, value_of
 from fusion.joint.given import is_tangent
 from fusion.operations.ownership import take_over
 from lowering.sizes import elements
@@ -166,7 +166,7 @@ def _is_linear(node: fx.Node, inside: set[fx.Node]) -> bool:
     if node.target in TOGETHER:
         if node.target in (aten.add.Tensor, aten.sub.Tensor) and len(args) < 2:
             return False  # something and a number
-        return all(arg in inside or _is_zero(arg) or not _holds_numbers(arg) for arg in args)
+        return all(arg in inside or constant_of(arg) == 0 or not _holds_numbers(arg) for arg in args)
     return False
 
 
@@ -181,11 +181,6 @@ def _is_gradient(node: fx.Node) -> bool:
     """Does an operation give a gradient from one?  (The first argument is what comes back; in it, it is linear.)"""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and "_backward" in schema.name and schema.arguments[0].name.startswith("grad")
-
-
-def _is_zero(node: fx.Node) -> bool:
-    filled = {aten.full.default: 1, aten.scalar_tensor.default: 0}
-    return node.target in filled and bool(node.args[filled[node.target]] == 0)
 
 
 def _move(ends: list[fx.Node], path: list[fx.Node], number: fx.Node) -> list[fx.Node]:

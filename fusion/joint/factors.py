@@ -32,6 +32,8 @@ VIEWS = (
 )
 """Give the elements of their argument in the same order, where they give as many."""
 CONSTANTS = (aten.scalar_tensor.default, aten.full.default)
+"""Give the number that is their last argument."""
+ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 PRODUCTS = (aten.mm.default, aten.bmm.default)
 PERMUTATIONS = (aten.permute.default, aten.transpose.int, aten.t.default)
 
@@ -128,6 +130,8 @@ def operands(product: fx.Node) -> tuple[fx.Node, fx.Node]:
 
 def constant_of(part: object) -> int | float | None:
     """The number that a part is everywhere; None if it is not known to be one."""
+    if isinstance(part, fx.Node) and part.target in ZEROS:
+        return 0
     made_of = part.args[-1] if isinstance(part, fx.Node) and part.target in CONSTANTS else part
     return made_of if isinstance(made_of, (int, float)) else None
 

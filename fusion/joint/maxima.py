@@ -24,6 +24,7 @@ from torch import fx
 from fusion.joint.factors import (
     VIEWS,
     Factor,
+    constant_of,
     count,
     factor_of,
     is_tensor,
@@ -109,7 +110,7 @@ def _scattered(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     zeros, _, index, gradient = (cast(fx.Node, arg) for arg in node.args)
     source = _result_of(root(index), 1)
     values = [] if source is None else [user for user in source.users if user.args[1] == 0]
-    if not values or not _is_zeros(zeros):
+    if not values or constant_of(zeros) != 0:
         return None
     return gradient, values[0]
 
@@ -120,12 +121,6 @@ def _result_of(node: fx.Node, place: int) -> fx.Node | None:
         return None
     source = cast(fx.Node, node.args[0])
     return source if source.target in WITH_INDEX else None
-
-
-def _is_zeros(node: fx.Node) -> bool:
-    if node.target is aten.full.default:
-        return bool(node.args[1] == 0)
-    return node.target in (aten.new_zeros.default, aten.zeros.default, aten.zeros_like.default)
 
 
 # What it is added to --------------------------------------------------------------------------------------------------

@@ -267,6 +267,10 @@ TAKEN: dict[str, Function] = {
     "two terms": lambda a, b, p, r: (p @ b, p.sum(-1), ((a @ b.t() + r) * p).sum(-1)),
     "a difference": lambda a, b, p, r: (p @ b, p.sum(-1), (torch.sub(a @ b.t(), r, alpha=3) * p).sum(-1)),
     "a mask": lambda a, b, p, r: (torch.where(c := p > 0, p, 0) @ b, torch.where(c, a @ b.t() * p, 0).sum(-1)),
+    "a mask that leaves zeros": lambda a, b, p, r: (
+        torch.where(c := p > 0, p, torch.zeros_like(p)) @ b,
+        torch.where(c, a @ b.t() * p, p.new_zeros(p.shape)).sum(-1),
+    ),
     "a batch": lambda a, b, p, r: (
         (q := p.expand(3, -1, -1).exp()) @ (c := b.expand(3, -1, -1) * 2),
         (a.expand(3, -1, -1) @ c.mT * q).sum(-1),
