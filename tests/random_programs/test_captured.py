@@ -52,6 +52,24 @@ def test_a_size_that_only_data_say_is_compared(monkeypatch: pytest.MonkeyPatch, 
     assert verdict.excused == ([] if reason else [strides])
 
 
+def test_strides_that_hang_on_what_only_data_say_are_compared_operation_by_operation(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Eager lays out what is gathered as its index, fake tensors do not; beside real ones they refuse the sum."""
+    program = Program(
+        inputs=(Input("x0", ("A", 3), torch.float32),),
+        source="""
+            t0 = x0.clamp(min=0).nonzero()
+            return (x0[t0 % x0.shape[0]], t0.sum(0, dtype=torch.int32),)
+        """,
+        calls=({"A": 6},),
+    )
+    assert program.function()(*program.tensors(0))[0].stride() == (3, 33, 1)
+    verdict = judged_with(monkeypatch, wrong(0, lambda t: t.contiguous()), program)
+    assert verdict.status == "pass" and "result 0 of shape [11, 2, 3]" in verdict.excused[0]
+    assert judged_with(monkeypatch, wrong(0, lambda t: t.mT.contiguous().mT), program).status == "mismatch"
+
+
 MISTRACED = Program(
     inputs=(Input("x0", ("A", 5), torch.float32, grad=True), Input("x1", ("A", 5), torch.int64)),
     source="""
