@@ -5,7 +5,8 @@
 What enters is Dynamo's graph, the operations that go apart, and what compiles the parts between them; what leaves is a
 graph that calls one after the other, in the program's order, so that what is changed in place or drawn at random stays
 where it was.  Each part is a program of its own, given what earlier ones made, of whatever size and type that is: it is
-captured, guarded and compiled when it is first called.
+captured, guarded and compiled when it is first called.  Where there are only views between two operations, these run as
+they are, too.
 
 A mode (autocast) that is entered before such an operation and left after it is entered and left between the parts, too.
 Refused are graphs with transformations of functions (`torch.func.vmap`): their levels would be cut.
@@ -17,9 +18,11 @@ import operator
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from torch import fx
+from torch import Tensor, fx
+from torch.utils._pytree import tree_leaves
 
 from fusion.captured.untraceable import is_number_of_input
+from fusion.captured.writes import memory_of, written_by
 
 LEVELS = ("torch._C._functorch", "torch._functorch")
 """Where functions come from that enter and leave a transformation."""
@@ -65,8 +68,19 @@ def _runs(graph: fx.GraphModule, apart: Collection[fx.Node]) -> Iterator[tuple[b
     numbers = list(filter(is_number_of_input, calls))  # nothing changes these: all are read first
     alone = {*numbers, *apart, *_modes_around(calls, apart)}
     calls = [*numbers, *(node for node in calls if node not in numbers)]
-    for is_alone, nodes in groupby(calls, alone.__contains__):
-        yield is_alone, list(nodes)
+    for is_alone, group in groupby(calls, alone.__contains__):
+        nodes = list(group)
+        yield is_alone or not any(map(_computes, nodes)), nodes
+
+
+def _computes(node: fx.Node) -> bool:
+    """Does a call make numbers, rather than views of what there is?"""
+    given = {memory for arg in node.all_input_nodes for memory in _memories(arg)}
+    return written_by(node) is not None or not given.issuperset(_memories(node))
+
+
+def _memories(node: fx.Node) -> Iterator[int | None]:
+    return (memory_of(value) for value in tree_leaves(node.meta.get("example_value")) if isinstance(value, Tensor))
 
 
 def _modes_around(calls: Sequence[fx.Node], apart: Collection[fx.Node]) -> Iterator[fx.Node]:

@@ -251,6 +251,21 @@ def test_a_checkpoint_draws_in_backward_what_it_drew_in_forward() -> None:
     torch.testing.assert_close(*found)
 
 
+def test_views_alone_are_not_compiled() -> None:
+    def f(x: Tensor, v: Tensor) -> Tensor:
+        y, mask = x.cos(), x > 0
+        y[mask] = v
+        turned, other = y.t(), mask.t()
+        turned[other] = v
+        return y.view(-1).sin()
+
+    fused = fusion.fuse(f)
+    x, v = of_written(8)[::2]
+    torch.testing.assert_close(quietly(trained, fused, (x, v), torch.float32), trained(f, (x, v), torch.float32))
+    labels = [graph.label for graph in fusion.report(fused).graphs]
+    assert labels == ["captured", "forward", "forward", "backward", "backward"]
+
+
 def test_within_a_transformation_all_runs_eagerly() -> None:
     def f(x: Tensor, v: Tensor) -> Tensor:
         y = x.cos()
