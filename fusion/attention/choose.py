@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
@@ -114,7 +114,7 @@ class Chooser:
             known = self._chosen(call, origin, target)
             with self._lock:
                 self._known[key] = known
-        return Choice(origin, known.generated, known.kernel, known.library_us, known.generated_us, known.reason)
+        return replace(known, origin=origin)
 
     def _chosen(self, call: Call, origin: Origin, target: Target) -> Choice:
         """What an earlier process chose, or else what is chosen now."""
