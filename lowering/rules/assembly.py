@@ -17,7 +17,7 @@ from lowering.errors import Unsupported
 from lowering.expr import Expr, Index, IndexValue, guarded
 from lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
 from lowering.registry import lowers
-from lowering.rules.formula import Term, eq, literal, where
+from lowering.rules.formula import Term, both, eq, literal, where
 from lowering.rules.meeting import updates_input, written
 from lowering.rules.promotion import Argument, convert, shaped_as
 from lowering.rules.view import digits, is_dense, position_in, slice_start, unsqueeze
@@ -53,7 +53,7 @@ def within(position: sympy.Expr, low: sympy.Expr | None, high: sympy.Expr | None
 def _all(tests: Sequence[Term]) -> Term | None:
     joined: Term | None = None
     for test in tests:
-        joined = test if joined is None else joined & test
+        joined = both(joined, test)
     return joined
 
 
@@ -192,7 +192,7 @@ def _into_slice(around: Term, shape: Shape, src: Value, dim: int, low: sympy.Exp
     offset = axis - low
     if step != 1:
         on_step = eq(Term(IndexValue(Mod(offset, step))), 0)
-        mask = on_step if mask is None else mask & on_step
+        mask = both(mask, on_step)
         offset = simplify(FloorDiv(offset, step), axis_bounds(shape))
     inside = placed(src, shape, _along(shape, dim, offset), mask)
     return Value(shape, src.dtype, src.device, choose(mask, inside, around).expr)

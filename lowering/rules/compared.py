@@ -15,7 +15,7 @@ from lowering.errors import Unsupported
 from lowering.expr import IndexValue
 from lowering.indexing import ONE, ZERO, axis_symbol
 from lowering.rules.assembly import placed
-from lowering.rules.formula import Term, eq, literal
+from lowering.rules.formula import Term, both, eq, literal
 from lowering.scalar_ops import identity
 from lowering.value import Value, axes_of, reshape
 
@@ -73,7 +73,7 @@ def sources_of_each(ctx: Builder, x: Value, dim: int, index: Value, src: Value |
     for k, (size, own) in enumerate(zip(index.shape, x.shape, strict=True)):
         if k != dim and size != own:  # rows behind the last one of `index` are left out
             test = Term(IndexValue(axis_symbol(k))) < size
-            inside = test if inside is None else inside & test
+            inside = both(inside, test)
     at = placed(index, shape, place, inside)
     hit = eq(at, Term(IndexValue(axis_symbol(dim))))
     hit = hit if inside is None else hit & inside

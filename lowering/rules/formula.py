@@ -175,6 +175,11 @@ def ne(a: Term, b: Operand) -> Term:
     return call("ne", a, b)
 
 
+def both(mask: Term | None, test: Term) -> Term:
+    """Where a mask, if there is one, and a test hold."""
+    return test if mask is None else mask & test
+
+
 def where(condition: Term, a: Operand, b: Operand) -> Term:
     """`a` where the bool term `condition` holds, else `b`; at least one of `a` and `b` is a term."""
     assert condition.dtype is torch.bool

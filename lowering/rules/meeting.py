@@ -16,7 +16,7 @@ from torch import fx
 from lowering.builder import Builder
 from lowering.checks import CHECKED, is_within, wrapped
 from lowering.expr import Expr, Index, IndexValue, Op, const
-from lowering.rules.formula import Term, eq, literal, maximum, minimum, where
+from lowering.rules.formula import Term, both, eq, literal, maximum, minimum, where
 from lowering.rules.promotion import combine, convert, rounded
 from lowering.scalar_ops import identity
 from lowering.updates import COPY
@@ -119,7 +119,7 @@ def _inside(shape: Shape, place: Sequence[Index], sources: Shape, held: Term | N
         else:
             at = Term(index)
             test = (at >= 0) & (at < size)
-        found = test if found is None else found & test
+        found = both(found, test)
     return settled, found
 
 

@@ -17,7 +17,7 @@ from lowering.expr import Index, IndexValue, const
 from lowering.indexing import FloorDiv, Mod, axis_symbol
 from lowering.registry import lowers
 from lowering.rules.assembly import choose
-from lowering.rules.formula import Term, call, eq, literal, maximum, minimum, where
+from lowering.rules.formula import Term, both, call, eq, literal, maximum, minimum, where
 from lowering.rules.meeting import folded
 from lowering.rules.promotion import convert, rounded, widen, widened
 from lowering.rules.reduction import fold
@@ -348,7 +348,7 @@ def col2im(
         place, tests = _window_of(reach, s[axis], counts[axis])
         index.append(place)
         for test in tests:
-            mask = test if mask is None else mask & test
+            mask = both(mask, test)
     taps = Windows(shape, tuple(index), mask, (lead + 2, lead + 3))
     return rounded(_summed(ctx, x, taps, taps.read(apart).to(widened(x.dtype))), x.dtype)
 
@@ -381,6 +381,6 @@ def unfold_backward(
     index[dim] = place
     mask: Term | None = (Term(IndexValue(place)) >= 0) & (Term(IndexValue(place)) < count)
     for test in candidates.tests(here, tap):
-        mask = test if mask is None else mask & test
+        mask = both(mask, test)
     taps = Windows((*shape, sympy.Integer(candidates.taps)), (*index, here - place * step), mask, (len(shape),))
     return rounded(_summed(ctx, grad, taps, taps.read(grad).to(widened(grad.dtype))), grad.dtype)

@@ -2,7 +2,7 @@
 
 Halves are accumulated in float32 and rounded once; integers and bools are summed as int64, as in eager.  Variances are
 taken in two passes, never from raw moments.  The position of an extreme over several dimensions counts in row-major
-order.  Sorts and medians have no rule.
+order.
 """
 
 from __future__ import annotations
@@ -249,8 +249,7 @@ def vector_norm(
     over = reduced_dims(x, dims)
     wide = widen(convert(x, out))
     if math.isinf(ord):
-        result = fold(ctx, "max" if ord > 0 else "min", [combine(absolute, wide)], over, keepdim)
-        return rounded(result if over else combine(absolute, wide), out)
+        return rounded(fold(ctx, "max" if ord > 0 else "min", [combine(absolute, wide)], over, keepdim), out)
     inner, outer = _norm_parts(float(ord))
     return rounded(combine(outer, fold(ctx, "sum", [combine(inner, wide)], over, keepdim)), out)
 

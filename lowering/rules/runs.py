@@ -21,7 +21,7 @@ from lowering.indexing import ZERO, FloorDiv, axis_symbol, simplify, substitute
 from lowering.indexing.substitution import as_expr
 from lowering.program import Map
 from lowering.rules.assembly import placed
-from lowering.rules.formula import Term, where
+from lowering.rules.formula import Term, both, where
 from lowering.rules.promotion import combine, convert, rounded, widen, widened
 from lowering.rules.reduction import fold
 from lowering.value import Shape, Value, axis_bounds
@@ -91,7 +91,7 @@ def _gathered(ctx: Builder, x: Value, place: Sequence[Index], source: Value, run
         read[run.axis] = at = run.begin(here, axis_symbol(x.rank + number))
         if not run.even:
             test = Term(as_expr(at)) < Term(as_expr(run.begin(here + 1)))
-            mask = test if mask is None else mask & test
+            mask = both(mask, test)
     for dim, index in enumerate(place):
         if dim not in runs:
             assert isinstance(index, sympy.Symbol)

@@ -17,8 +17,8 @@ from lowering.indexing import ONE, axis_symbol
 from lowering.registry import lowers
 from lowering.rules.assembly import placed
 from lowering.rules.compared import folded_sources, is_compared, is_one, sources_of_each
-from lowering.rules.formula import Term, eq, literal, maximum, minimum, where
-from lowering.rules.meeting import folded, written
+from lowering.rules.formula import Term, eq, literal, maximum, where
+from lowering.rules.meeting import JOINS, folded, written
 from lowering.rules.places import along, laid_flat, named_along, positions, sources_at
 from lowering.rules.promotion import Argument, combine, convert, term_of, widened
 from lowering.scalar_ops import identity
@@ -150,9 +150,8 @@ def scatter_reduce(
     parts = combine(lambda h, new: where(h, new.to(compute), Term(nothing)), named, source)
     hits = named if one else folded_sources(ctx, "any", named, x)
     joined = parts if one else folded_sources(ctx, op, parts, x)
-    join = {"sum": Term.__add__, "prod": Term.__mul__, "max": maximum, "min": minimum}[op]
     old = convert(x, compute)
-    total = combine(join, joined, old) if include_self else joined  # of 0.0 and -0.0 eager keeps the old one
+    total = combine(JOINS[op], joined, old) if include_self else joined  # of 0.0 and -0.0 eager keeps the old one
     if reduce == "mean":
         counts = combine(lambda h: h.to(torch.int64), named)
         number = counts if one else folded_sources(ctx, "sum", counts, x)

@@ -16,7 +16,7 @@ from lowering.errors import Unsupported
 from lowering.expr import IndexValue
 from lowering.indexing import FloorDiv, axis_symbol, bounds, simplify
 from lowering.rules.assembly import placed
-from lowering.rules.formula import Term, where
+from lowering.rules.formula import Term, both, where
 from lowering.value import Shape, Value, axis_bounds
 
 Place = Callable[[sympy.Symbol, sympy.Symbol], sympy.Expr]
@@ -96,7 +96,7 @@ def windows(shape: Shape, dims: Sequence[Along]) -> Windows:
         tests += dim.tests(result, tap)
     mask: Term | None = None
     for test in tests:
-        mask = test if mask is None else mask & test
+        mask = both(mask, test)
     return Windows(whole, tuple(index), mask, tuple(range(lead + len(dims), len(whole))))
 
 
