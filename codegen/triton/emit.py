@@ -32,6 +32,7 @@ from codegen.triton.file import INDENT, Launch, blocks_of, file_of, passed, sign
 from codegen.triton.products import turns
 from codegen.triton.products.functions import Function
 from codegen.triton.products.groups import Given, in_gluon
+from codegen.triton.rewrites.exponentials import shares_in_powers_of_two
 from codegen.triton.rewrites.rounding import is_rounded, rounded_parts
 from codegen.triton.rewrites.sigmoids import as_sigmoids
 from codegen.triton.statements.unchanged import return_unchanged
@@ -182,10 +183,15 @@ class _Writer:
     def _values(self, layout: Layout, names: Names, behind: frozenset[str] = frozenset()) -> Values:
         """What writes the expressions of one function."""
         fast, zero_fill = is_rounded(layout.blocked.kernel) and not self.strict, layout.blocked.contraction
+        body = layout.blocked.body
         if fast:
-            layout = replace(layout, blocked=replace(layout.blocked, body=as_sigmoids(layout.blocked.body)))
+            body = as_sigmoids(body)
+        if not self.strict:
+            quick = rounded_parts(body)
+            body = shares_in_powers_of_two(body, lambda node: fast or node in quick)
+            layout = replace(layout, blocked=replace(layout.blocked, body=body))
         values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
-        values.quick = frozenset() if self.strict else rounded_parts(layout.blocked.body)
+        values.quick = frozenset() if self.strict else rounded_parts(body)
         return values
 
     def _in_groups(self, layout: Layout, name: str) -> list[str]:

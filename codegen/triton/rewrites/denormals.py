@@ -34,7 +34,7 @@ def may_flush(kernel: Kernel) -> bool:
     if len(folds) != len(loop.body) or any(_functions(*values_of(stmt)) for stmt in outside) or _functions(*taken):
         return False
     found = {node for stmt in inside for node in _functions(*values_of(stmt))}
-    return all(any(_below(node, fold) for fold in maxima) for node in found)
+    return all(any(is_below(node, fold) for fold in maxima) for node in found)
 
 
 def _functions(*values: Expr) -> tuple[Op, ...]:
@@ -42,7 +42,7 @@ def _functions(*values: Expr) -> tuple[Op, ...]:
     return tuple(node for node in postorder(*values) if isinstance(node, Op) and node.name not in _PLAIN)
 
 
-def _below(node: Op, top: Fold) -> bool:
+def is_below(node: Op, top: Fold) -> bool:
     """Is this the exponential of how far what a maximum is taken of, or the maximum so far, lies below it?"""
     (distance,) = node.args if node.name == "exp" else (None,)
     if not isinstance(distance, Op) or distance.name != "sub" or distance.args[0] not in (top.args[0], top.before):

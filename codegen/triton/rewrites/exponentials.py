@@ -8,6 +8,11 @@ is an equal one that takes fewer operations for each element of a tile.  The har
     t = max(x · c), … t …        →  t = max(x), … t · c …                   for c > 0: once a row, not for each element
     tile / row                   →  tile · (1 / row)                        likewise
 
+Without a contraction it is denormals alone that are saved, which Triton's `exp` keeps in three more instructions, and
+`exp2` does not.  None can be seen of the exponential of how far an element lies below the maximum of its row, beside
+the 1 of the maximum.  (H200, bf16: softmax of 4096 rows of 65536 310 instead of 330 µs, log-softmax of 8192 rows of
+50264 460 and 487, loss and gradient of 4096 rows of 50257 371 and 401, of 2048 of 128256 433 and 462.)
+
 Only tiles are rewritten: what a difference takes from them, usually a row's largest element, is multiplied as it is.
 Where both would be infinite after the multiplication and not before, as of rows that are masked with the least float32
 or bfloat16, the factor is one half: numbers so large are equal or differ by more than a power of 2 can tell.
@@ -21,8 +26,9 @@ from dataclasses import replace
 
 import torch
 
+from codegen.triton.rewrites.denormals import is_below
 from lowering.expr import Const, Expr, Load, Op, TileRef, make_op, postorder, rewrite
-from lowering.kernel import Fold, Loop, Prefix, Stmt, statements, values_of, with_values
+from lowering.kernel import Fold, Loop, Prefix, Stmt, map_values, statements, values_of, with_values
 
 _LOG2E = math.log2(math.e)
 
@@ -62,6 +68,29 @@ def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
         return replace(stmt, args=(scaled[0],))
 
     return tuple(map(rebuilt, body))
+
+
+def shares_in_powers_of_two(body: Sequence[Stmt], is_rounded: Callable[[Expr], bool]) -> tuple[Stmt, ...]:
+    """`body` with what is rounded of the shares that the elements of rows have, exp(x - max(x)), as powers of 2."""
+    maxima = [stmt for stmt in statements(body) if isinstance(stmt, Fold) and stmt.op == "max"]
+
+    def rule(node: Expr) -> Expr | None:
+        if not isinstance(node, Op) or node.name != "exp" or node.dtype is not torch.float32 or not is_rounded(node):
+            return None
+        share = any(is_below(_undivided(node), top) for top in maxima)
+        return make_op("exp2", _times(node.args[0], _LOG2E)) if share else None
+
+    return map_values(body, lambda values: rewrite(values, rule)) if maxima else tuple(body)
+
+
+def _undivided(node: Op) -> Op:
+    """The exponential of a distance; also of one less a logarithm, which divides it by the sum of its row."""
+    distance = node.args[0]
+    if isinstance(distance, Op) and distance.name == "sub":
+        first, second = distance.args
+        if isinstance(second, Op) and second.name == "log":
+            return make_op("exp", first)
+    return node
 
 
 def _rewritten(node: Op, is_tile: Callable[[Expr], bool]) -> Expr | None:

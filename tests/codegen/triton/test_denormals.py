@@ -10,9 +10,10 @@ from codegen.triton import TritonTarget
 from codegen.triton.rewrites.denormals import may_flush
 from lowering.expr import const
 from lowering.expr import make_op as op
-from lowering.kernel import Fold, Kernel, Loop, Store
+from lowering.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.attention import online_attention
-from tests.codegen.kernels.making import F32, b, i, param
+from tests.codegen.kernels.making import BF16, F32, b, i, param
+from tests.codegen.kernels.rows import softmax
 
 TARGET = TritonTarget("sm_90")
 QUERIES = 64
@@ -45,8 +46,7 @@ def rescaled(value: float) -> Kernel:
 def test_attention_that_stores_its_folds_may_flush(value: str) -> None:
     kernel = with_rows(value)
     assert may_flush(kernel)
-    ptx = dict(TARGET.stages(kernel, TARGET.emit(kernel), "sm_90"))["ptx"]
-    assert isinstance(ptx, str)
+    ptx = _ptx(kernel)
     assert "ex2.approx.ftz.f32" in ptx and "ex2.approx.f32" not in ptx
 
 
@@ -58,3 +58,22 @@ def test_functions_of_what_is_stored_keep_denormals() -> None:
 def test_exponentials_that_need_not_reach_1_keep_denormals() -> None:
     kernel = rescaled(0.5)
     assert not may_flush(kernel) and "ftz" not in TARGET.emit(kernel)
+
+
+@pytest.mark.parametrize("role", [Role.WHOLE, Role.LOOP])
+def test_rounded_shares_of_a_row_keep_no_denormals(role: Role) -> None:
+    ptx = _ptx(softmax(64, 4096, role, BF16))
+    assert "ex2.approx.ftz.f32" in ptx and "ex2.approx.f32" not in ptx
+
+
+def test_rounded_exponentials_that_need_not_reach_1_keep_denormals() -> None:
+    kernel = softmax(64, 4096, Role.WHOLE, BF16)
+    top, *others = kernel.body
+    assert isinstance(top, Fold)
+    lower = replace(top, args=(op("mul", top.args[0], const(0.5, F32)),))
+    ptx = _ptx(replace(kernel, body=(lower, *others)))
+    assert "ex2.approx.f32" in ptx and "ex2.approx.ftz.f32" not in ptx
+
+
+def _ptx(kernel: Kernel) -> str:
+    return str(dict(TARGET.stages(kernel, TARGET.emit(kernel), "sm_90"))["ptx"])

@@ -252,7 +252,7 @@ def test_a_value_is_loaded_again_after_it_was_stored() -> None:
 def test_results_that_are_rounded_to_16_bits_use_the_quick_forms() -> None:
     assert "libdevice.exp" in TARGET.emit(softmax(64, 4096, Role.WHOLE, F32))
     quick = TARGET.emit(softmax(64, 4096, Role.WHOLE, F16))
-    assert "tl.exp(" in quick
+    assert "tl.exp2(" in quick  # of a distance to a maximum: it flushes denormals, where tl.exp keeps them
     assert "div_rn" not in quick
 
 
