@@ -6,7 +6,7 @@ more; what leaves are the lines of a program of `groups`.  Each group has a part
     fetch    q, then k and v of block 0, of block 1, …
     group    q·k₀ | softmax 0 | begin q·k₁, begin p₀·v₀ | wait for q·k₁ | softmax 1 | wait for p₀·v₀ | begin q·k₂ …
 
-So the matrix units are busy with one block while exponentials are taken of the next one, and the other group fills what
+So the matrix units are busy with one block while exponentials are taken of the next one, and other groups fill what
 gaps are left.  In Triton's own form both products of a block are waited for before its exponentials are taken.
 
 What stands between the products (scales, masks, running folds) is written by the same `Values` and `follow` as
@@ -160,7 +160,7 @@ class Ahead:
         values.line(f"hopper.mbarrier.expect({filled}, {count} * {size})")
         values.line(f"{LOAD}({ring}_desc, {place_of}, {filled}, {ring}.index({slot}))")
 
-    # Two groups compute -----------------------------------------------------------------------------------------------
+    # Groups compute ---------------------------------------------------------------------------------------------------
 
     def compute(self, values: Values, arch: str) -> list[Function]:
         """What a group does for a block, and all that it does."""

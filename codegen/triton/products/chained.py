@@ -39,6 +39,7 @@ class Chain:
     """The parts of such a kernel.
 
     Attributes:
+        loop: the walk.
         first, second: the products.
         m, n, e: the dimensions of rows, of the walk, of the columns of the second product.
         left, right: the operands of the first product; `other`: the second operand of the second one.
