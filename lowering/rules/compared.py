@@ -52,7 +52,7 @@ def is_one(x: Value, dim: int, index: Value) -> bool:
     return index.shape == (*x.shape[:dim], ONE, *x.shape[dim + 1 :])
 
 
-def sources_of_each(ctx: Builder, x: Value, dim: int, index: Value, src: Value | None) -> tuple[Value, Value]:
+def sources_of_each(x: Value, dim: int, index: Value, src: Value | None) -> tuple[Value, Value]:
     """(whether a source names an element of x, the source), each over the axes of x and, behind them, of the sources.
 
     One source per row has no axis.  The second is the first again where no sources are given.

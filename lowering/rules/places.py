@@ -37,8 +37,8 @@ def aligned(values: Value, shape: Shape) -> Value:
     return values.view(values.shape[extra:], index)
 
 
-def along(x: Value, dim: int, index: Value) -> list[Index]:
-    """The places in x of sources in the shape of `index`, which holds where each is along `dim`."""
+def along(dim: int, index: Value) -> list[Index]:
+    """The places of sources in the shape of `index`, which holds where each is along `dim`."""
     place: list[Index] = list(axes_of(index.shape))
     place[dim] = _as_index(index)
     return place

@@ -33,8 +33,8 @@ def scatter_value(ctx: Builder, x: Value, dim: int, index: Value, value: Argumen
     index = named_along(x, dim, index)
     if not is_compared(x, dim, index):
         source = Value(index.shape, x.dtype, x.device, term_of(value, index.shape, x.dtype).expr)
-        return written(ctx, x, along(x, dim, index), source)
-    named, _ = sources_of_each(ctx, x, dim, index, None)
+        return written(ctx, x, along(dim, index), source)
+    named, _ = sources_of_each(x, dim, index, None)
     hit = named if is_one(x, dim, index) else folded_sources(ctx, "any", named, x)
     return combine(lambda h, old: where(h, term_of(value, x.shape, x.dtype), old), hit, x)
 
@@ -48,8 +48,8 @@ def scatter_src(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> V
 def _written(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
     """The same at positions that are settled."""
     if not is_compared(x, dim, index):
-        return written(ctx, x, along(x, dim, index), sources_at(src, index))
-    named, source = sources_of_each(ctx, x, dim, index, src)
+        return written(ctx, x, along(dim, index), sources_at(src, index))
+    named, source = sources_of_each(x, dim, index, src)
     if is_one(x, dim, index):
         return combine(lambda h, new, old: where(h, new, old), named, source, x)
     order = combine(lambda h: where(h, Term(IndexValue(axis_symbol(x.rank))), -1), named)
@@ -71,8 +71,8 @@ def scatter_add(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> V
 def _added_along(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
     """The same at positions that are settled."""
     if not is_compared(x, dim, index):
-        return folded(ctx, "sum", x, along(x, dim, index), sources_at(src, index))
-    return _added(ctx, x, *sources_of_each(ctx, x, dim, index, src), one=is_one(x, dim, index))
+        return folded(ctx, "sum", x, along(dim, index), sources_at(src, index))
+    return _added(ctx, x, *sources_of_each(x, dim, index, src), one=is_one(x, dim, index))
 
 
 @lowers(aten.index_add.default)
@@ -112,7 +112,7 @@ def embedding_backward(
     zeros = Value((sympy.sympify(num_weights), width), grad.dtype, grad.device, literal(0, grad.dtype))
     if not is_compared(zeros, 0, named):
         counted = None if padding_idx == -1 else ~eq(Term(named.expr), padding_idx)
-        return folded(ctx, "sum", zeros, along(zeros, 0, named), rows, counted)
+        return folded(ctx, "sum", zeros, along(0, named), rows, counted)
     rows = combine(lambda at, row: where(eq(at, padding_idx), 0, row), named, rows)
     return summed(ctx, zeros, 0, convert(flat, torch.int64), rows)
 
@@ -142,9 +142,9 @@ def scatter_reduce(
         raise Unsupported(f"{reduce} of {x.dtype} that are scattered")
     index = named_along(x, dim, index)
     if not is_compared(x, dim, index):
-        place, source = along(x, dim, index), sources_at(src, index)
+        place, source = along(dim, index), sources_at(src, index)
         return folded(ctx, FOLDS[reduce], x, place, source, include_self=include_self, mean=reduce == "mean")
-    named, source = sources_of_each(ctx, x, dim, index, src)
+    named, source = sources_of_each(x, dim, index, src)
     one, op, compute = is_one(x, dim, index), FOLDS[reduce], widened(x.dtype)
     nothing = literal(identity(op, compute), compute)
     parts = combine(lambda h, new: where(h, new.to(compute), Term(nothing)), named, source)
