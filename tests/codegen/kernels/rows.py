@@ -244,13 +244,15 @@ def online_logsumexp(rows: int, columns: int) -> Kernel:
     return kernel("online_logsumexp", params, {i: (rows, GRID), r: (columns, LOOP)}, Loop((r,), (top, whole)), store)
 
 
-def online_softmax(rows: int, columns: int, apart: int = 0) -> Kernel:
+def online_softmax(rows: int, columns: int, apart: int = 0, dtype: torch.dtype = F32) -> Kernel:
     """exp(x) / Σ exp(x) of rows in two walks; rows are so far `apart`, or follow each other"""
     apart = apart or columns
     offset = apart * i + r
-    top, whole, power, _ = running_softmax(load("x", offset), r)
-    params = (param("x", F32, rows, apart), param("out", F32, rows, apart, written=True))
-    store = Store("out", offset, op("truediv", power, whole.ref))
+    x: Expr = load("x", offset, dtype)
+    top, whole, power, _ = running_softmax(x if dtype is F32 else Cast(x, F32), r)
+    params = (param("x", dtype, rows, apart), param("out", dtype, rows, apart, written=True))
+    value = op("truediv", power, whole.ref)
+    store = Store("out", offset, value if dtype is F32 else Cast(value, dtype))
     axes = {i: (rows, GRID), r: (columns, LOOP)}
     return kernel("online_softmax", params, axes, Loop((r,), (top, whole)), Loop((r,), (store,)))
 

@@ -179,10 +179,23 @@ def test_many_long_rows_that_are_walked_again_have_a_multiprocessor_each() -> No
     assert "r0 = r_middle_1 - RBLOCK - r_step" in text
 
 
-def test_parts_of_a_walk_do_not_wait_for_each_other() -> None:
-    made = online_softmax(2048, 128256)
+def test_rows_of_halves_that_are_overwritten_share_a_multiprocessor() -> None:
+    warps = {
+        dtype: [TARGET.configs(made)[0].num_warps for made in (apart, _in_place(apart))]
+        for dtype in (F32, BF16)
+        for apart in [online_softmax(2048, 128256, dtype=dtype)]
+    }
+    assert warps == {F32: [32, 32], BF16: [32, 16]}
+
+
+def _in_place(made: Kernel) -> Kernel:
+    """A kernel from x to out that writes over x."""
     x = replace(made.params[0], written=True)
-    text = body(replace(made, params=(x,), body=rename(made.body, {"x": "x", "out": "x"})))
+    return replace(made, params=(x,), body=rename(made.body, {"x": "x", "out": "x"}))
+
+
+def test_parts_of_a_walk_do_not_wait_for_each_other() -> None:
+    text = body(_in_place(online_softmax(2048, 128256)))
     assert text.count("tl.store(") == 2 and "tl.debug_barrier()" not in text
 
 
