@@ -66,7 +66,7 @@ from fusion.runtime.splice import Watch
 from fusion.runtime.surroundings import refuse_odd_inputs, watch_surroundings
 from fusion.warm import Finished, eager_graph, keeps_graphs
 from fusion.warm.interface import tangents_of
-from fusion.warm.regions import KEY, Region, Told
+from fusion.warm.regions import KEY, Asked, Region, Told
 from lowering.errors import BuildError, Unsupported
 
 Refused: TypeAlias = Callable[[BuildError], object]
@@ -195,7 +195,7 @@ class Backend:
         """What is kept of a region for the next process; None where nothing is to be."""
         if not keeps_graphs(self.options) or self.options.cudagraphs:  # a recording asks what AOTAutograd knows
             return None
-        return Region(graph, inputs, self.options, self._target, told, self._load, self._note)
+        return Region(Asked(graph, inputs, self.options), self._target, told, self._load, self._note)
 
     def _load(self, graphs: Sequence[Finished]) -> list[Boxed]:
         """What runs graphs that an earlier process compiled."""

@@ -73,10 +73,20 @@ class Traced:
 KINDS = {kind.__name__: kind for kind in (Traced, Dependence, Draws, Origin)}
 
 
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """What Dynamo asks to have compiled, and how."""
+
+    graph: fx.GraphModule
+    inputs: Sequence[object]
+    options: Options
+
+
 class Region:
     """What Dynamo captured, on its way through AOTAutograd.
 
     Args:
+        asked: it is let go of once there is a key, so that inputs die where eager lets them.
         target: the target of a device.
         told: what was found of its joint graph, where it is traced; what was found before is added.
         load: makes graphs run that were compiled before.
@@ -85,33 +95,30 @@ class Region:
 
     def __init__(
         self,
-        graph: fx.GraphModule,
-        inputs: Sequence[object],
-        options: Options,
+        asked: Asked,
         target: Callable[[torch.device], Target],
         told: list[Told],
         load: Callable[[Sequence[Finished]], Sequence[Boxed]],
         note: Callable[[str], object],
     ) -> None:
-        self._asked = [(graph, inputs, options, target)]  # until there is a key: inputs die where eager lets them
-        self._told, self._load, self._note = told, load, note
-        self._target = target
+        self._asked = [asked]
+        self._target, self._told, self._load, self._note = target, told, load, note
         self._guards = 0
         self._devices: Sequence[torch.device] = ()
         self._surroundings: Sequence[str] = ()
 
-    def key(self, asked: object) -> Key:
-        """What is kept of the region, or will be, is found by this.
+    def key(self, configuration: object) -> Key:
+        """What is kept of the region, or will be, is found by this; `configuration`: AOTAutograd's, of this trace.
 
         Raises:
             BypassAOTAutogradCache: it has no key.
         """
-        graph, inputs, options, target = self._asked.pop()
+        asked = self._asked.pop()
         try:
-            self._devices = devices_of(graph)
+            self._devices = devices_of(asked.graph)
             self._surroundings = self._found_around()
-            targets = [target(device) for device in self._devices]
-            return Key(key_of_region(graph, inputs, asked, options, targets), self)
+            targets = [self._target(device) for device in self._devices]
+            return Key(key_of_region(asked.graph, asked.inputs, configuration, asked.options, targets), self)
         except Exception as refusal:  # also a defect of ours: to keep nothing leaves the program running
             self._note(not_kept(refusal))
             raise BypassAOTAutogradCache(str(refusal)) from refusal
