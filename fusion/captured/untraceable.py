@@ -108,5 +108,6 @@ def _traced(graph: fx.GraphModule) -> Iterator[None]:
     mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
     assert mode.shape_env is not None
     above = torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(torch._C.DispatchKey.Functionalize))
-    with above, mode.shape_env.suppress_guards(), mode, FunctionalTensorMode(), torch.enable_grad():
+    here = torch.autograd.set_multithreading_enabled(False)  # a GPU's backward has a thread, of other modes
+    with above, here, mode.shape_env.suppress_guards(), mode, FunctionalTensorMode(), torch.enable_grad():
         yield
