@@ -2,7 +2,8 @@
 
 `Program → Program`.  A functional graph ends in copies into the inputs that the program overwrites.  A kernel can write
 there itself (`launches/updates.py`) where the source is made by a kernel, for this copy alone, with the same dtype and
-strides.  Here the source gets them: strides where nobody sees them but kernels, else a node of its own.
+strides.  Here the source gets them: strides where nobody sees them but kernels, else a node of its own.  The latter
+also of a product that a library's call may compute, which lays it out by itself.
 Refused: copies between dtypes or devices that are not generated, and into tensors that overlap themselves.
 """
 
@@ -16,7 +17,7 @@ from fusion.schedule.naming import unused
 from lowering.builder import GENERATED_DTYPES
 from lowering.expr import Load, make_cast
 from lowering.indexing import axis_symbol
-from lowering.program import Axis, Buffer, BufferRef, Extern, Map, Node, Program, Scatter, reads, writes
+from lowering.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, Program, Scatter, reads, writes
 from lowering.updates import copied
 
 
@@ -25,6 +26,7 @@ def own_sources(program: Program) -> Program:
     calls = Counter(name for node in program.nodes if isinstance(node, Extern) for name in reads(node))
     made = {name: node for node in program.nodes if not isinstance(node, Extern) for name in writes(node)}
     private = made.keys() - program.output_names()
+    by_library = {name for name, node in made.items() if isinstance(node, Contract) and node.library}
     buffers, origins = dict(program.buffers), dict(program.origins)
     nodes: list[Node] = []
     for node in program.nodes:
@@ -34,7 +36,9 @@ def own_sources(program: Program) -> Program:
             continue
         old, new = buffers[target], buffers[source]
         place = _place(source, made)
-        if new.dtype is old.dtype and private.issuperset(place) and sum(calls[name] for name in place) == 1:
+        apart = private.issuperset(place) and sum(calls[name] for name in place) == 1
+        movable = new.strides == old.strides or by_library.isdisjoint(place)
+        if new.dtype is old.dtype and apart and movable:
             buffers.update((name, replace(buffers[name], strides=old.strides)) for name in place)
             nodes.append(node)
             continue
