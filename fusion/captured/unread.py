@@ -19,6 +19,7 @@ from collections.abc import Iterator
 import torch
 from torch import fx
 
+from fusion.captured.writes import memory_of
 from lowering.sizes import elements
 
 PRODUCTS = frozenset({torch._C._nn.linear, torch.matmul, operator.matmul})
@@ -117,9 +118,6 @@ def _is_of_rows(node: fx.Node) -> bool:
 
 def _is_returned(node: fx.Node) -> bool:
     """Does the graph return what lies in the memory of `node`?"""
-    memory = node.meta["example_value"].untyped_storage()._cdata
-    for result in node.graph.output_node().all_input_nodes:
-        val = result.meta.get("example_value")
-        if isinstance(val, torch.Tensor) and val.untyped_storage()._cdata == memory:
-            return True
-    return False
+    returned = (result.meta.get("example_value") for result in node.graph.output_node().all_input_nodes)
+    memory = memory_of(node.meta["example_value"])
+    return any(memory_of(val) == memory for val in returned if isinstance(val, torch.Tensor))
