@@ -15,6 +15,7 @@ from codegen.target import GENERATED, GROUPED, Alternative, AttentionSpeed, Capa
 from codegen.triton.architecture import Units
 from codegen.triton.beside import alike
 from codegen.triton.blocks import Blocked, Config, block, describe
+from codegen.triton.blocks.dims import dots_of
 from codegen.triton.choices import candidates, narrow
 from codegen.triton.choices.chains import forms
 from codegen.triton.choices.efficiency import efficiency, speed, waits
@@ -166,9 +167,10 @@ class TritonTarget:
         return candidates(block(kernel, self.arch), self.units)
 
     def refuses(self, kernel: Kernel) -> str:
-        """Several products in one kernel that are not all of matrices over its dimensions."""
+        """Products in one kernel that are not all of matrices over its dimensions."""
         try:
-            _blocked(kernel, self.arch)
+            if dots_of(kernel.body):
+                _blocked(kernel, self.arch)
         except Unsupported as refusal:
             return refusal.message
         return ""
