@@ -40,7 +40,7 @@ def own_sources(program: Program) -> Program:
         movable = new.strides == old.strides or by_library.isdisjoint(place)
         if new.dtype is old.dtype and apart and movable:
             buffers.update((name, replace(buffers[name], strides=old.strides)) for name in place)
-            nodes.append(node)
+            nodes.append(replace(node))  # a call of its own, as what it reads lies otherwise
             continue
         own = unused(f"{source}_stored", buffers)
         buffers[own] = replace(old, name=own)

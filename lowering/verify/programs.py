@@ -35,11 +35,14 @@ from lowering.verify.expressions import ExpressionRules, check_fold, check_scan,
 class Verified:
     """The nodes that were found to be well formed, each with the buffers and size symbols that this was found for.
 
-    What passes leave as it is need not be looked at after each of them again.
+    What passes leave as it is need not be looked at after each of them again.  A call was made for tensors laid out as
+    they were, and may read wrong numbers without a word where they lie otherwise: a pass that knows better makes it
+    anew.
     """
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[Compute, Buffer, Mapping[str, Buffer], frozenset[sympy.Symbol]]] = {}
+        self._calls: dict[int, tuple[Extern, Mapping[str, Buffer]]] = {}
 
     def loads(
         self, node: Compute, buffers: Mapping[str, Buffer], symbols: frozenset[sympy.Symbol]
@@ -54,6 +57,12 @@ class Verified:
     def add(self, node: Compute, out: Buffer, loaded: Mapping[str, Buffer], symbols: frozenset[sympy.Symbol]) -> None:
         """Note that `node` is well formed over these buffers and size symbols."""
         self._found[id(node)] = node, out, loaded, symbols  # as long as the node is held, its id is its own
+
+    def changed(self, call: Extern, buffers: Mapping[str, Buffer]) -> str | None:
+        """A buffer of a call that is not what it was where the call was first met."""
+        names = (*call.reads, *writes(call))
+        _, known = self._calls.setdefault(id(call), (call, {name: buffers[name] for name in names}))
+        return next((name for name in names if buffers[name] != known[name]), None)
 
 
 def verify_program(program: Program, before: Verified | None = None) -> None:
@@ -173,6 +182,8 @@ class _ProgramRules:
                 for name in reads(step):
                     require(name in self.available or name in made, "its library form reads {} too early", name)
                 made.update(writes(step))
+                if isinstance(step, Extern):
+                    self._check_layouts(step)
             require(node.out in made, "its library form gives other buffers: {}", made)
 
     def _check_extern(self, node: Extern) -> None:
@@ -185,6 +196,11 @@ class _ProgramRules:
         for name in writes(node):
             self._make(name)
             self._learn_sizes(self.program.buffers[name])  # a call may return a size that nothing tells beforehand
+        self._check_layouts(node)
+
+    def _check_layouts(self, call: Extern) -> None:
+        changed = self.before.changed(call, self.program.buffers)
+        require(changed is None, "{} is not laid out as where the call was made", changed)
 
     def check_outputs(self) -> None:
         for output in self.program.outputs:
