@@ -249,7 +249,8 @@ def generate(rng: random.Random, seed: int, largest: int = LARGEST) -> Program:
     for _ in range(3 * wanted):
         if len(builder.statements) < wanted:
             rng.choices(PRODUCTIONS, weights)[0][0](builder)
-    return finished(builder)
+    program = finished(builder)
+    return program if runs(program) else generate(rng, seed, largest)  # sizes may hang on numbers, which are others now
 
 
 def drawn(rng: random.Random, long: bool) -> dict[str, int]:

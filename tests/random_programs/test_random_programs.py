@@ -105,6 +105,11 @@ def test_eager_is_asked_for_no_batch_norm_whose_weights_it_reads_at_other_places
         assert norms.count == 1
 
 
+def test_a_program_runs_whose_sizes_hang_on_numbers() -> None:
+    """Inputs that no result needs are left out, and those behind them have other numbers then."""
+    assert runs(generate(random.Random("5204/51"), 51))
+
+
 def test_a_seed_always_gives_the_same_program_and_its_text_gives_it_back() -> None:
     program = generate(random.Random("1/2"), 2)
     assert generate(random.Random("1/2"), 2) == program
