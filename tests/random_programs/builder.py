@@ -19,6 +19,7 @@ from torch import Tensor
 
 from tests.random_programs.inputs import FLOATS, INTEGERS, Input
 from tests.random_programs.program import Program
+from tests.random_programs.survived import Survived
 
 LARGEST = 1 << 14
 """Elements of a tensor, where nothing else is said."""
@@ -149,7 +150,8 @@ class Builder:
         space: dict[str, object] = {"torch": torch, "F": F, **self.integers, **self.values}
         before = {name: numbers(value) for name, value in self.values.items()}
         try:
-            exec(statement, space)
+            with Survived():
+                exec(statement, space)
             results = {name: space[name] for name in targets}
         except (RuntimeError, ValueError, IndexError, TypeError, ZeroDivisionError):
             self.again()

@@ -18,7 +18,10 @@ from torch.utils._pytree import tree_map, tree_map_only
 
 
 class Faked(TorchDispatchMode):
-    """Each new tensor has the strides of its fake, where there is one: not where only data say how large it is."""
+    """Each new tensor has the strides of its fake, where there is one: not where only data say how large it is.
+
+    One without elements has its shape, too.
+    """
 
     def __torch_dispatch__(
         self,
@@ -39,6 +42,8 @@ class Faked(TorchDispatchMode):
 def _laid_out(result: object, fake: object) -> object:
     if not isinstance(result, Tensor) or not isinstance(fake, Tensor):
         return result
+    if not result.numel() and not fake.numel():
+        return result.new_empty_strided(fake.shape, fake.stride())
     if result.shape != fake.shape or result.stride() == fake.stride():
         return result
     return torch.empty_strided(result.shape, fake.stride(), dtype=result.dtype, device=result.device).copy_(result)

@@ -8,21 +8,18 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
-from torch._prims_common import suggest_memory_format
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.random_programs import integers, models, pieces, templates
 from tests.random_programs.builder import LARGEST, WHOLE, Builder, is_any, is_float, names_read
 from tests.random_programs.inputs import Input
 from tests.random_programs.program import Program
 from tests.random_programs.runs import Call
+from tests.random_programs.survived import Survived
 from tests.random_programs.templates import filled
 
-aten = torch.ops.aten
 Production = Callable[[Builder], bool]
 
 SMALL = (0, 1, 1, 2, 2, 3, 3, 4, 5, 5, 6, 7, 8, 8, 9, 12, 13, 16, 17, 20, 31, 32, 33, 40, 65)
@@ -295,26 +292,9 @@ def without_gradients(program: Program) -> Program:
 def runs(program: Program) -> bool:
     """Does eager run every call, and its backward where it is asked for?"""
     try:
-        with _Survived():
+        with Survived():
             for number in range(len(program.calls)):
                 Call(program, number).run()
     except Exception:
         return False
     return True
-
-
-class _Survived(TorchDispatchMode):
-    """Raises where eager would take the process down.
-
-    PyTorch's group norm of channels that lie last writes the gradient of its input where that is not asked for, too,
-    at address 0 (2.13 and before, on a CPU).
-    """
-
-    def __torch_dispatch__(
-        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        if func is aten.native_group_norm_backward.default:
-            x, asked = args[1], args[-1]
-            if not asked[0] and suggest_memory_format(x) is not torch.contiguous_format:
-                raise RuntimeError("eager writes a gradient that is not asked for")
-        return func(*args, **(kwargs or {}))

@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
+from tests.random_programs.faked import Faked
 from tests.random_programs.faulty import judged_with, wrong
 from tests.random_programs.inputs import Input
 from tests.random_programs.judge import judge
@@ -68,6 +69,15 @@ def test_strides_that_hang_on_what_only_data_say_are_compared_operation_by_opera
     verdict = judged_with(monkeypatch, wrong(0, lambda t: t.contiguous()), program)
     assert verdict.status == "pass" and "result 0 of shape [11, 2, 3]" in verdict.excused[0]
     assert judged_with(monkeypatch, wrong(0, lambda t: t.mT.contiguous().mT), program).status == "mismatch"
+
+
+def test_a_shape_without_elements_is_that_of_fake_tensors() -> None:
+    """Eager gives what it was given."""
+    empty = torch.ones(20, 20, 0)
+    assert torch.pixel_unshuffle(empty, 2).shape == (20, 20, 0)
+    with Faked():
+        assert torch.pixel_unshuffle(empty, 2).shape == (80, 10, 0)
+        assert torch.pixel_unshuffle(torch.ones(20, 20, 2), 2).shape == (80, 10, 1)
 
 
 MISTRACED = Program(

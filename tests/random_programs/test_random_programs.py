@@ -21,6 +21,7 @@ from tests.random_programs.inputs import LAYOUTS, VALUES, Input
 from tests.random_programs.judge import judge
 from tests.random_programs.program import Program
 from tests.random_programs.smaller import smallest
+from tests.random_programs.survived import Survived
 
 SLOW = tuple(HealthCheck)
 """A program takes a second to compile: hypothesis is told not to mind, and makes none smaller (`smallest` does)."""
@@ -80,6 +81,18 @@ def test_a_backward_that_takes_eager_down_is_not_asked_for() -> None:
     assert not runs(normed(".movedim(-1, 1)", grad=False))
     assert runs(normed(".movedim(-1, 1)", grad=True))
     assert runs(normed(".movedim(-1, 1).contiguous()", grad=False))
+
+
+def test_attention_without_heads_that_takes_eager_down_is_not_drawn() -> None:
+    def attention(heads: int) -> torch.Tensor:
+        x = torch.ones(3, heads, 5, 4)
+        found, _ = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(x, x, x)
+        return found
+
+    with Survived():
+        assert attention(2).shape == (3, 2, 5, 4)
+        with pytest.raises(RuntimeError, match="number of heads"):
+            attention(0)
 
 
 class _BatchNorms(TorchDispatchMode):
