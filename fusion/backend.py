@@ -40,6 +40,7 @@ from fusion.captured.windows import separate_written_windows
 from fusion.compile import compile_graph, load_finished
 from fusion.fallback import (
     FusionWarning,
+    as_captured,
     as_it_is,
     evaluated,
     first_line,
@@ -124,7 +125,7 @@ class Backend:
             separate_written_windows(graph)
         except Unsupported as refusal:  # also under strict: there is nothing to compute, or eager says what
             self._gave_up(graph, "captured", refusal)
-            return with_checkpoints(graph).forward
+            return as_captured(graph)
         with settings_fixed(graph, example_inputs, self._settings) as inputs:
             return self._compiled(graph, inputs, alone)
 
@@ -151,7 +152,7 @@ class Backend:
             if isinstance(failure, NEEDS_DATA) and (parts := self._in_parts(graph)) is not None:
                 return parts
             self._gave_up(graph, "captured", failure)
-            return with_checkpoints(graph).forward
+            return as_captured(graph)
         # What is asked of a result is the caller's wish, also under strict.
         say = partial(self._gave_up, graph, "called")
         dependence, draws = told[0] if told else (None, None)
@@ -167,13 +168,13 @@ class Backend:
         try:
             if not can_part(graph) or not (apart := untraceable(graph)):
                 return None
-            parts = with_checkpoints(in_parts(graph, apart, compile_part))
+            parts = as_captured(in_parts(graph, apart, compile_part))
         except Exception:  # any defect of ours must leave the user's program running, as a whole then
             return None
         report = Report.in_parts(apart)
         warn_of_some(report.externs)
         self._report(report)
-        return parts.forward
+        return parts
 
     def _begin(self, inputs: Sequence[object]) -> None:
         """Have the target of an accelerator begin what its builds need, while PyTorch traces."""

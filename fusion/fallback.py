@@ -10,7 +10,7 @@ import contextlib
 import os
 import sys
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from torch._dynamo.exc import TorchDynamoException, exceptions_allowed_to_be_fal
 
 from fusion.inspect.report import ExternReport
 from fusion.runtime import Boxed
+from fusion.runtime.checkpoints import with_checkpoints
 from lowering.builder import origin_of
 from lowering.errors import FusionError, Origin
 from lowering.interpret import run_program
@@ -54,6 +55,21 @@ def warn_of_some(calls: Sequence[ExternReport]) -> None:
 _OURS = (str(Path(__file__).parents[1] / package) + os.sep for package in ("fusion", "codegen", "lowering"))
 _NOT_THE_USERS = (*_OURS, os.path.dirname(torch.__file__) + os.sep, contextlib.__file__, "<")
 """How names of files begin whose lines a warning should not point at."""
+
+
+def as_captured(graph: fx.GraphModule) -> Callable[..., object]:
+    """Dynamo's graph, operation by operation.  Where one raises, gradients are on or off as before it."""
+    whole = with_checkpoints(graph)
+
+    def run(*args: object) -> object:
+        enabled = torch.is_grad_enabled()
+        try:
+            return whole(*args)
+        except BaseException:
+            torch.set_grad_enabled(enabled)
+            raise
+
+    return run
 
 
 def as_it_is(graph: fx.GraphModule) -> Boxed:

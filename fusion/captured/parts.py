@@ -8,7 +8,8 @@ where it was.  Each part is a program of its own, given what earlier ones made, 
 captured, guarded and compiled when it is first called.  Where there are only views between two operations, these run as
 they are, too.
 
-A mode (autocast) that is entered before such an operation and left after it is entered and left between the parts, too.
+A mode (autocast) that is entered before such an operation and left after it is entered and left between the parts, too,
+and gradients are turned on and off between them.
 Refused are graphs with transformations of functions (`torch.func.vmap`): their levels would be cut.
 """
 
@@ -66,7 +67,7 @@ def _runs(graph: fx.GraphModule, apart: Collection[fx.Node]) -> Iterator[tuple[b
     """Operations in their order, those that stand apart and those between them in turn."""
     calls = [node for node in graph.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     numbers = list(filter(is_number_of_input, calls))  # nothing changes these: all are read first
-    alone = {*numbers, *apart, *_modes_around(calls, apart)}
+    alone = {*numbers, *apart, *filter(_sets_mode, calls), *_modes_around(calls, apart)}
     calls = [*numbers, *(node for node in calls if node not in numbers)]
     for is_alone, group in groupby(calls, alone.__contains__):
         nodes = list(group)
@@ -81,6 +82,11 @@ def _computes(node: fx.Node) -> bool:
 
 def _memories(node: fx.Node) -> Iterator[int | None]:
     return (memory_of(value) for value in tree_leaves(node.meta.get("example_value")) if isinstance(value, Tensor))
+
+
+def _sets_mode(node: fx.Node) -> bool:
+    """Does a call turn gradients on or off?  A part that leaves them otherwise than it found them need not say so."""
+    return "example_value" not in node.meta and not node.users and not node.all_input_nodes
 
 
 def _modes_around(calls: Sequence[fx.Node], apart: Collection[fx.Node]) -> Iterator[fx.Node]:

@@ -7,10 +7,12 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import fusion
+from fusion.captured.parts import in_parts
+from fusion.captured.untraceable import untraceable
 from fusion.fallback import warn_once
 from tests.fusion.agreement import compare, differentiate, error, gradients
 
@@ -178,6 +180,16 @@ def without_gradients(x: Tensor, v: Tensor) -> Tensor:
     return (y * z).exp()
 
 
+def within_no_grad(x: Tensor, v: Tensor) -> Tensor:
+    y = x.cos()
+    with torch.no_grad():
+        z = torch.zeros_like(y)
+        z[x > 0] = v
+        z = z * 2
+    y[x > 0] = v
+    return y @ z.t()
+
+
 def under_autocast(x: Tensor, v: Tensor) -> tuple[Tensor, ...]:
     y = x.cos() / 8
     with torch.autocast("cpu", dtype=torch.bfloat16):
@@ -214,8 +226,11 @@ def scaled(x: Tensor, v: Tensor, by: float) -> Tensor:
     return y * (by + 1)
 
 
+SEEN = (views, changed, without_gradients, within_no_grad, under_autocast, of_several, branching, scaled)
+
+
 @pytest.mark.parametrize("dynamic", [None, True])
-@pytest.mark.parametrize("program", [views, changed, without_gradients, under_autocast, of_several, branching, scaled])
+@pytest.mark.parametrize("program", SEEN)
 def test_what_a_caller_sees_is_as_in_eager(program: Program, dynamic: bool | None) -> None:
     fused = fusion.fuse(program, dynamic=dynamic)
     for rows in (8, 6):
@@ -276,6 +291,43 @@ def test_within_a_transformation_all_runs_eagerly() -> None:
     x, v = of_written(8)[::2]
     torch.testing.assert_close(quietly(trained, fused, (x, v), torch.float32), trained(f, (x, v), torch.float32))
     assert all(graph.failure for graph in fusion.report(fused).graphs)
+
+
+def test_gradients_are_turned_on_and_off_between_parts() -> None:
+    """Dynamo of PyTorch 2.11 leaves them off after a part that turns them on."""
+    parts: list[fx.GraphModule] = []
+
+    def backend(graph: fx.GraphModule, inputs: list[Tensor]) -> Callable[..., object]:
+        return in_parts(graph, untraceable(graph), lambda part: parts.append(part) or part).forward
+
+    x, v = of_written(8)[::2]
+    made = torch.compile(within_no_grad, backend=backend)(x.requires_grad_(), v.requires_grad_())
+    assert made.requires_grad and torch.is_grad_enabled()
+    assert len(parts) == 5 and not any("_set_grad_enabled" in part.code for part in parts)
+
+
+@torch.library.custom_op("fusion_parts::refused", mutates_args=())
+def refused(x: Tensor) -> Tensor:
+    raise ValueError("refused")
+
+
+refused.register_fake(torch.empty_like)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["in parts", "as a whole"])
+def test_gradients_are_on_after_an_error_without_them(whole: bool) -> None:
+    def f(x: Tensor, v: Tensor) -> Tensor:
+        y = torch.vmap(lambda row: row.cos())(x) if whole else x.cos()
+        with torch.no_grad():
+            z = torch.zeros_like(y)
+            z[x > 0] = v
+            z = refused(z)
+        y[x > 0] = v
+        return y @ z
+
+    with pytest.raises(ValueError, match="refused"):
+        quietly(trained, fusion.fuse(f), of_written(8)[::2], torch.float32)
+    assert torch.is_grad_enabled()
 
 
 def test_strict_raises() -> None:
