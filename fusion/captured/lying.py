@@ -1,0 +1,69 @@
+"""Lying: an input that is changed in place goes on lying as it did.
+
+    x.index_add_(1, i, y)      becomes      x.copy_(x.index_add(1, i, y))
+
+where the operation's own result lies otherwise than x.  For the functional graph that result is x from there on, and
+views of it have its strides.  Under symbolic sizes AOTAutograd makes those that are returned anew, by their strides, in
+the memory of x: they would be of other numbers.  What `copy_` gives lies as x.
+
+What enters is Dynamo's graph; it is changed in place.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusion.captured.writes import memory_of, written_by
+
+
+def leave_inputs_lying(graph: fx.GraphModule) -> None:
+    """Have operations that change inputs of symbolic sizes in place leave them their strides."""
+    inputs = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="placeholder")]
+    if not any(isinstance(value, torch.SymInt) for value in inputs):
+        return
+    memories = {memory_of(value) for value in inputs if isinstance(value, FakeTensor)}
+    for node in graph.graph.nodes:
+        written = written_by(node) if node.op in ("call_method", "call_function") else None
+        value = None if written is None else written.meta.get("example_value")
+        if not isinstance(value, FakeTensor) or memory_of(value) not in memories:
+            continue
+        function = _functional(node)
+        if function is not None and _lies_otherwise(function, node, value):
+            node.op, node.target, node.args = "call_function", written_as_it_lies, (function, *node.args)
+    graph.recompile()
+
+
+def written_as_it_lies(function: OpOverloadPacket, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """x, changed to what `function` gives for it."""
+    return x.copy_(function(x, *args, **kwargs))
+
+
+def _functional(node: fx.Node) -> OpOverloadPacket | None:
+    """The operation that a call does in place, if it has a name of its own and draws no numbers."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if not name.endswith("_") or "out" in node.kwargs:
+        return None
+    packets = [getattr(torch.ops.aten, each, None) for each in (name, name[:-1])]
+    found = [packet for packet in packets if isinstance(packet, OpOverloadPacket)]
+    overloads: list[Any] = [getattr(packet, name) for packet in found for name in packet._overload_names]
+    drawn = any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
+    return None if drawn or len(found) < 2 else found[1]
+
+
+def _lies_otherwise(function: OpOverloadPacket, node: fx.Node, x: FakeTensor) -> bool:
+    """Is the result of the operation another tensor than x, of other strides?"""
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"])
+    try:
+        with x.fake_mode:
+            result: Any = function(*args, **kwargs)
+    except Exception:  # it takes other arguments
+        return False
+    if not isinstance(result, Tensor) or result.ndim != x.ndim or memory_of(result) == memory_of(x):
+        return False
+    return not all(statically_known_true(one == other) for one, other in zip(result.stride(), x.stride(), strict=True))
