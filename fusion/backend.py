@@ -30,11 +30,11 @@ from fusion.attention import Chooser
 from fusion.bodies import compile_bodies
 from fusion.capture import aot_backend, boxed
 from fusion.captured.autocast import widen_resized_images
-from fusion.captured.lying import leave_inputs_lying
 from fusion.captured.parts import can_part, in_parts
 from fusion.captured.regions import inline_regions
 from fusion.captured.settings import settings_fixed
 from fusion.captured.shared_writes import refuse_shared_writes
+from fusion.captured.strides import keep_strides
 from fusion.captured.unread import skip_unread_rows
 from fusion.captured.untraceable import NEEDS_DATA, untraceable
 from fusion.captured.windows import separate_written_windows
@@ -124,7 +124,7 @@ class Backend:
             refuse_odd_inputs(graph)
             refuse_shared_writes(graph)
             separate_written_windows(graph)
-            leave_inputs_lying(graph)
+            keep_strides(graph)
         except Unsupported as refusal:  # also under strict: there is nothing to compute, or eager says what
             self._gave_up(graph, "captured", refusal)
             return as_captured(graph)

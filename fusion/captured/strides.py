@@ -1,4 +1,4 @@
-"""Lying: an input that is changed in place goes on lying as it did.
+"""Strides: an input that is changed in place keeps its own.
 
     x.index_add_(1, i, y)      becomes      x.copy_(x.index_add(1, i, y))
 
@@ -22,7 +22,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from fusion.captured.writes import memory_of, written_by
 
 
-def leave_inputs_lying(graph: fx.GraphModule) -> None:
+def keep_strides(graph: fx.GraphModule) -> None:
     """Have operations that change inputs of symbolic sizes in place leave them their strides."""
     inputs = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="placeholder")]
     if not any(isinstance(value, torch.SymInt) for value in inputs):
@@ -34,12 +34,12 @@ def leave_inputs_lying(graph: fx.GraphModule) -> None:
         if not isinstance(value, FakeTensor) or memory_of(value) not in memories:
             continue
         function = _functional(node)
-        if function is not None and _lies_otherwise(function, node, value):
-            node.op, node.target, node.args = "call_function", written_as_it_lies, (function, *node.args)
+        if function is not None and _has_others(function, node, value):
+            node.op, node.target, node.args = "call_function", written_with_its_strides, (function, *node.args)
     graph.recompile()
 
 
-def written_as_it_lies(function: OpOverloadPacket, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+def written_with_its_strides(function: OpOverloadPacket, x: Tensor, *args: object, **kwargs: object) -> Tensor:
     """x, changed to what `function` gives for it."""
     return x.copy_(function(x, *args, **kwargs))
 
@@ -56,7 +56,7 @@ def _functional(node: fx.Node) -> OpOverloadPacket | None:
     return None if drawn or len(found) < 2 else found[1]
 
 
-def _lies_otherwise(function: OpOverloadPacket, node: fx.Node, x: FakeTensor) -> bool:
+def _has_others(function: OpOverloadPacket, node: fx.Node, x: FakeTensor) -> bool:
     """Is the result of the operation another tensor than x, of other strides?"""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"])
     try:

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import fusion
-from fusion.captured.lying import written_as_it_lies
+from fusion.captured.strides import written_with_its_strides
 
 ROWS = torch.tensor([1, 0, 3])
 
@@ -53,7 +53,7 @@ def test_views_of_an_input_changed_in_place_are_of_its_numbers(
             assert (one.data_ptr() == mine.data_ptr()) == (other.data_ptr() == yours.data_ptr())
 
 
-def test_what_is_changed_as_it_lies_is_the_tensor_itself() -> None:
+def test_what_is_changed_is_the_tensor_itself() -> None:
     x = torch.arange(6.0).view(2, 3).t()
-    assert written_as_it_lies(torch.ops.aten.tril, x, -1) is x
+    assert written_with_its_strides(torch.ops.aten.tril, x, -1) is x
     assert torch.equal(x, torch.arange(6.0).view(2, 3).t().tril(-1)) and x.stride() == (1, 3)
