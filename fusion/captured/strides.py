@@ -33,35 +33,35 @@ def keep_strides(graph: fx.GraphModule) -> None:
         value = None if written is None else written.meta.get("example_value")
         if not isinstance(value, FakeTensor) or memory_of(value) not in memories:
             continue
-        function = _functional(node)
-        if function is not None and _has_others(function, node, value):
-            node.op, node.target, node.args = "call_function", written_with_its_strides, (function, *node.args)
+        name = _functional(node)
+        if name and _has_others(name, node, value):
+            node.op, node.target, node.args = "call_function", written_with_its_strides, (name, *node.args)
     graph.recompile()
 
 
-def written_with_its_strides(function: OpOverloadPacket, x: Tensor, *args: object, **kwargs: object) -> Tensor:
-    """x, changed to what `function` gives for it."""
-    return x.copy_(function(x, *args, **kwargs))
+def written_with_its_strides(name: str, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """x, changed to what the operation of that name gives for it."""
+    return x.copy_(getattr(torch.ops.aten, name)(x, *args, **kwargs))
 
 
-def _functional(node: fx.Node) -> OpOverloadPacket | None:
-    """The operation that a call does in place, if it has a name of its own and draws no numbers."""
+def _functional(node: fx.Node) -> str:
+    """The name of the operation that a call does in place; empty if it has none of its own, or draws numbers."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if not name.endswith("_") or "out" in node.kwargs:
-        return None
+        return ""
     packets = [getattr(torch.ops.aten, each, None) for each in (name, name[:-1])]
     found = [packet for packet in packets if isinstance(packet, OpOverloadPacket)]
-    overloads: list[Any] = [getattr(packet, name) for packet in found for name in packet._overload_names]
+    overloads: list[Any] = [getattr(packet, each) for packet in found for each in packet._overload_names]
     drawn = any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
-    return None if drawn or len(found) < 2 else found[1]
+    return "" if drawn or len(found) < 2 else name[:-1]
 
 
-def _has_others(function: OpOverloadPacket, node: fx.Node, x: FakeTensor) -> bool:
+def _has_others(name: str, node: fx.Node, x: FakeTensor) -> bool:
     """Is the result of the operation another tensor than x, of other strides?"""
     args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"])
     try:
         with x.fake_mode:
-            result: Any = function(*args, **kwargs)
+            result: Any = getattr(torch.ops.aten, name)(*args, **kwargs)
     except Exception:  # it takes other arguments
         return False
     if not isinstance(result, Tensor) or result.ndim != x.ndim or memory_of(result) == memory_of(x):
