@@ -151,9 +151,14 @@ class Backend:
                 if raised is failure:
                     raise
                 raise raised from failure
-            if isinstance(failure, NEEDS_DATA) and (parts := self._in_parts(graph)) is not None:
-                return parts
-            self._gave_up(graph, "captured", failure)
+            reason = failure
+            if isinstance(failure, NEEDS_DATA):
+                try:
+                    if (parts := self._in_parts(graph)) is not None:
+                        return parts
+                except Exception as defect:  # of ours: the program runs on, as a whole, and the report names it
+                    reason = defect
+            self._gave_up(graph, "captured", reason)
             return as_captured(graph)
         # What is asked of a result is the caller's wish, also under strict.
         say = partial(self._gave_up, graph, "called")
@@ -167,12 +172,9 @@ class Backend:
         inputs = graph.graph.find_nodes(op="placeholder")
         dynamic = any(isinstance(node.meta.get("example_value"), torch.SymInt) for node in inputs) or None
         compile_part = partial(torch.compile, backend=partial(self, alone=False), dynamic=dynamic)
-        try:
-            if not can_part(graph) or not (apart := untraceable(graph)):
-                return None
-            parts = as_captured(in_parts(graph, apart, compile_part))
-        except Exception:  # any defect of ours must leave the user's program running, as a whole then
+        if not can_part(graph) or not (apart := untraceable(graph)):
             return None
+        parts = as_captured(in_parts(graph, apart, compile_part))
         report = Report.in_parts(apart)
         warn_of_some(report.externs)
         self._report(report)

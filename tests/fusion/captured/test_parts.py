@@ -293,6 +293,17 @@ def test_within_a_transformation_all_runs_eagerly() -> None:
     assert all(graph.failure for graph in fusion.report(fused).graphs)
 
 
+def test_a_defect_of_the_parts_leaves_all_to_eager_and_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fails(*args: object) -> None:
+        raise ZeroDivisionError("a defect")
+
+    monkeypatch.setattr("fusion.backend.in_parts", fails)
+    fused = fusion.fuse(lambda *given: written(*given) * 3)
+    with pytest.warns(fusion.FusionWarning, match="a defect"):
+        fused(*(t.requires_grad_() for t in of_written(8)))
+    assert "a defect" in fusion.report(fused).graphs[0].failure
+
+
 def test_gradients_are_turned_on_and_off_between_parts() -> None:
     """Dynamo of PyTorch 2.11 leaves them off after a part that turns them on."""
     parts: list[fx.GraphModule] = []
