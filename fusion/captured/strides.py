@@ -11,6 +11,7 @@ What enters is Dynamo's graph; it is changed in place.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
@@ -23,12 +24,14 @@ from fusion.captured.writes import memory_of, written_by
 
 
 def keep_strides(graph: fx.GraphModule) -> None:
-    """Have operations that change inputs of symbolic sizes in place leave them their strides."""
+    """Have operations that change inputs of symbolic sizes in place leave them their strides, if views are returned."""
     inputs = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="placeholder")]
     if not any(isinstance(value, torch.SymInt) for value in inputs):
         return
-    memories = {memory_of(value) for value in inputs if isinstance(value, FakeTensor)}
-    for node in graph.graph.nodes:
+    returned = graph.graph.output_node().all_input_nodes
+    views = _memories(node.meta.get("example_value") for node in returned if node.op != "placeholder")
+    memories = _memories(inputs) & views
+    for node in graph.graph.nodes if memories else ():
         written = written_by(node) if node.op in ("call_method", "call_function") else None
         value = None if written is None else written.meta.get("example_value")
         if not isinstance(value, FakeTensor) or memory_of(value) not in memories:
@@ -37,6 +40,10 @@ def keep_strides(graph: fx.GraphModule) -> None:
         if name and _has_others(name, node, value):
             node.op, node.target, node.args = "call_function", written_with_its_strides, (name, *node.args)
     graph.recompile()
+
+
+def _memories(values: Iterable[object]) -> set[int | None]:
+    return {memory_of(value) for value in values if isinstance(value, FakeTensor)}
 
 
 def written_with_its_strides(name: str, x: Tensor, *args: object, **kwargs: object) -> Tensor:
@@ -58,11 +65,11 @@ def _functional(node: fx.Node) -> str:
 
 def _has_others(name: str, node: fx.Node, x: FakeTensor) -> bool:
     """Is the result of the operation another tensor than x, of other strides?"""
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"])
     try:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"])
         with x.fake_mode:
             result: Any = getattr(torch.ops.aten, name)(*args, **kwargs)
-    except Exception:  # it takes other arguments
+    except Exception:  # it takes other arguments, or one is not known: the write stays as the program has it
         return False
     if not isinstance(result, Tensor) or result.ndim != x.ndim or memory_of(result) == memory_of(x):
         return False

@@ -6,10 +6,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, fx
 
 import fusion
-from fusion.captured.strides import written_with_its_strides
+from fusion.captured.strides import keep_strides, written_with_its_strides
 
 ROWS = torch.tensor([1, 0, 3])
 
@@ -51,6 +51,26 @@ def test_views_of_an_input_changed_in_place_are_of_its_numbers(
         for one, other in zip(found, expected, strict=True):
             assert torch.equal(one, other) and one.stride() == other.stride()
             assert (one.data_ptr() == mine.data_ptr()) == (other.data_ptr() == yours.data_ptr())
+    graphs = fusion.report(fused).graphs
+    assert any(graph.kernels for graph in graphs) and not any(graph.failure for graph in graphs)
+
+
+@pytest.mark.parametrize("returned", [True, False], ids=["returned", "read"])
+def test_only_where_a_view_is_returned_the_write_is_another(returned: bool) -> None:
+    """A cache that is written at some rows is not copied."""
+    targets: list[object] = []
+
+    def backend(graph: fx.GraphModule, inputs: list[object]) -> Callable[..., object]:
+        keep_strides(graph)
+        targets.extend(node.target for node in graph.graph.nodes)
+        return graph.forward
+
+    def f(x: Tensor, y: Tensor) -> Tensor:
+        x.index_copy_(0, ROWS, y)
+        return x.view(x.shape) if returned else x.sum(1) * 2
+
+    torch.compile(f, backend=backend, dynamic=True)(torch.arange(35.0).view(5, 7).t(), torch.ones(3, 5))
+    assert (written_with_its_strides in targets) is returned
 
 
 def test_what_is_changed_is_the_tensor_itself() -> None:
