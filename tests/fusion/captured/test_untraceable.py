@@ -30,12 +30,7 @@ class Looks(torch.autograd.Function):
         return grad * 2 if grad.shape[0] * 3 > 7 else grad
 
 
-ON_A_GPU = pytest.mark.skipif(
-    not torch.cuda.is_available(), reason="autograd has no thread for a device that is not there"
-)
-
-
-@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=ON_A_GPU)])
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_backward_is_traced_in_this_thread_and_leaves_no_guards(device: str) -> None:
     """Autograd has another thread for a device, which knows nothing of how its caller traces."""
     shapes = ShapeEnv(allow_scalar_outputs=False, allow_dynamic_output_shape_ops=False)
