@@ -17,6 +17,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # read where PyTorch loads 
 import torch
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--refresh-goldens` writes anew what is decided for the programs of `tests/golden/`."""
+    parser.addoption("--refresh-goldens", action="store_true", help="write the texts of tests/golden/ anew")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test module is imported: a cache for this session alone, and time for examples that are drawn."""
     cache = tempfile.TemporaryDirectory(prefix="fusion-tests-", ignore_cleanup_errors=True)
