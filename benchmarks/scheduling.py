@@ -15,12 +15,12 @@ import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from codegen.targets import builder_for
+from fusion.codegen.targets import builder_for
+from fusion.lowering.lower import lower
+from fusion.lowering.verify import verify_program
 from fusion.schedule import grow, plan
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.split import split_reductions
-from lowering.lower import lower
-from lowering.verify import verify_program
 
 aten = torch.ops.aten
 

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import torch
 
-from codegen.target import Launcher, Target
-from lowering.kernel import Kernel, Role
+from fusion.codegen.target import Launcher, Target
+from fusion.lowering.kernel import Kernel, Role
 
 MOST = 1 << 12
 """Kernels that a builder remembers: more than any program has.  Others go on in whatever launches them."""

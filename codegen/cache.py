@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from lowering.errors import BuildError
+from fusion.lowering.errors import BuildError
 
 
 def cache_dir() -> Path:

@@ -13,9 +13,9 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import sympy
 
-from codegen.numerics import Numerics
-from lowering.errors import BuildError
-from lowering.kernel import Kernel
+from fusion.codegen.numerics import Numerics
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Kernel
 
 Launcher: TypeAlias = Callable[..., None]
 """Runs one kernel: called with the tensors of `Kernel.params` in order, then its sizes as ints.  Outputs are

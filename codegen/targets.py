@@ -7,30 +7,30 @@ from collections.abc import Callable
 
 import torch
 
-from codegen.build import Builder
-from codegen.numerics import DEFAULT, Numerics
-from codegen.target import Target
-from codegen.tuning import Tuner
-from lowering.errors import Unsupported
+from fusion.codegen.build import Builder
+from fusion.codegen.numerics import DEFAULT, Numerics
+from fusion.codegen.target import Target
+from fusion.codegen.tuning import Tuner
+from fusion.lowering.errors import Unsupported
 
 
 def _triton(arch: str | None = None, numerics: Numerics = DEFAULT) -> Target:
     try:
-        from codegen.triton import TritonTarget
+        from fusion.codegen.triton import TritonTarget
     except ModuleNotFoundError as error:
         raise Unsupported(f"the triton target cannot be used: {error}", hint="install the package triton") from error
     return TritonTarget(arch, numerics)
 
 
 def _c(arch: str | None = None, numerics: Numerics = DEFAULT) -> Target:
-    from codegen.c import CTarget
+    from fusion.codegen.c import CTarget
 
     _no_choice("c", arch)
     return CTarget(numerics)
 
 
 def _reference(arch: str | None = None, numerics: Numerics = DEFAULT) -> Target:
-    from codegen.reference import ReferenceTarget
+    from fusion.codegen.reference import ReferenceTarget
 
     _no_choice("reference", arch)
     return ReferenceTarget(numerics)

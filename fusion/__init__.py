@@ -6,15 +6,22 @@ fused = fusion.fuse(model)                          # or @fusion.fuse on a funct
 fused = torch.compile(model, backend="fusion")      # the same, through torch.compile
 print(fusion.explain(model)(*inputs))               # the kernels, and what was not fused and why
 print(fusion.accuracy(model)(*inputs))              # the error of each kernel against float64
+
+A name is imported from its module when it is first asked for: importing this package loads no part of the compiler.
 """
 
-from fusion.aot import Export, ExportedKernel, export_kernels
-from fusion.api import accuracy, explain, fuse, report
-from fusion.backend import Backend, FusionWarning, fusion_backend
-from fusion.inspect.accuracy import Accuracy, LaunchError
-from fusion.inspect.report import Explanation, Report
-from fusion.options import Options
-from lowering.errors import BuildError, FusionError, Unsupported, VerifyError
+import importlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from fusion.aot import Export, ExportedKernel, export_kernels
+    from fusion.api import accuracy, explain, fuse, report
+    from fusion.backend import Backend, fusion_backend
+    from fusion.fallback import FusionWarning
+    from fusion.inspect.accuracy import Accuracy, LaunchError
+    from fusion.inspect.report import Explanation, Report
+    from fusion.lowering.errors import BuildError, FusionError, Unsupported, VerifyError
+    from fusion.options import Options
 
 __version__ = "0.1.0"
 
@@ -39,3 +46,31 @@ __all__ = [
     "fusion_backend",
     "report",
 ]
+
+_HOMES = {
+    "fusion.aot": ("Export", "ExportedKernel", "export_kernels"),
+    "fusion.api": ("accuracy", "explain", "fuse", "report"),
+    "fusion.backend": ("Backend", "fusion_backend"),
+    "fusion.fallback": ("FusionWarning",),
+    "fusion.inspect.accuracy": ("Accuracy", "LaunchError"),
+    "fusion.inspect.report": ("Explanation", "Report"),
+    "fusion.lowering.errors": ("BuildError", "FusionError", "Unsupported", "VerifyError"),
+    "fusion.options": ("Options",),
+}
+"""Module → the names above that it defines."""
+
+_HOME = {name: module for module, names in _HOMES.items() for name in names}
+
+if not TYPE_CHECKING:  # where a type checker sees it, any name would do
+
+    def __getattr__(name: str) -> object:
+        """Import a name from its module, and keep it here."""
+        if name not in _HOME:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = globals()[name] = getattr(importlib.import_module(_HOME[name]), name)
+        return found
+
+
+def __dir__() -> list[str]:
+    """Every public name, imported or not, with what else is here."""
+    return sorted({*globals(), *__all__})

@@ -23,17 +23,17 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
-from codegen.numerics import current
-from codegen.target import Target
-from codegen.targets import DEFAULTS, TARGETS
 from fusion.attention import Chooser
 from fusion.attention.export import ChosenAhead
+from fusion.codegen.numerics import current
+from fusion.codegen.target import Target
+from fusion.codegen.targets import DEFAULTS, TARGETS
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import SUFFIXES, Trace
+from fusion.lowering.decompositions import decompositions
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.printer import format_kernel
 from fusion.schedule.kernels import KernelCall
-from lowering.decompositions import decompositions
-from lowering.kernel import Kernel
-from lowering.printer import format_kernel
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,10 +22,6 @@ from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
 
 import fusion.beginning  # Dynamo is to know before it traces, of this and of what follows
 import fusion.captured.hints  # noqa: F401
-from codegen.interpreter import for_compiling
-from codegen.numerics import current
-from codegen.target import Target
-from codegen.targets import DEFAULTS, builder_for
 from fusion.attention import Chooser
 from fusion.bodies import compile_bodies
 from fusion.capture import aot_backend, boxed
@@ -38,6 +34,10 @@ from fusion.captured.strides import keep_strides
 from fusion.captured.unread import skip_unread_rows
 from fusion.captured.untraceable import NEEDS_DATA, untraceable
 from fusion.captured.windows import separate_written_windows
+from fusion.codegen.interpreter import for_compiling
+from fusion.codegen.numerics import current
+from fusion.codegen.target import Target
+from fusion.codegen.targets import DEFAULTS, builder_for
 from fusion.compile import compile_graph, load_finished
 from fusion.fallback import (
     FusionWarning,
@@ -58,6 +58,7 @@ from fusion.joint.pairs import part_complex_numbers
 from fusion.joint.rows import prefer_rows
 from fusion.joint.seeds import has_seeds
 from fusion.joint.widths import fix_widths
+from fusion.lowering.errors import BuildError, Unsupported
 from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.runtime.checkpoints import with_checkpoints
@@ -69,7 +70,6 @@ from fusion.runtime.surroundings import refuse_odd_inputs, watch_surroundings
 from fusion.warm import Finished, eager_graph, keeps_graphs
 from fusion.warm.interface import tangents_of
 from fusion.warm.regions import KEY, Asked, Region, Told
-from lowering.errors import BuildError, Unsupported
 
 Refused: TypeAlias = Callable[[BuildError], object]
 

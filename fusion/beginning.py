@@ -11,7 +11,7 @@ from contextlib import suppress
 import torch
 from torch._dynamo.callback import CallbackArgs, callback_handler
 
-from codegen.targets import prepare
+from fusion.codegen.targets import prepare
 
 
 @callback_handler.register_start_callback

@@ -34,11 +34,11 @@ from fusion.joint.repeated import merge_repeated
 from fusion.joint.rows import prefer_rows
 from fusion.joint.saved import keep_unchanged, mark_spare, widen_statistics
 from fusion.joint.seeds import cover_undrawn, share_seeds, uncover
+from fusion.lowering.decompositions import decompositions
 from fusion.options import WORKSPACE
 from fusion.runtime import Boxed
 from fusion.runtime.draws import draws_of
 from fusion.warm.regions import KEY, Region, Told, kept_as
-from lowering.decompositions import decompositions
 
 Parted: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
 """A joint graph as forward and backward."""

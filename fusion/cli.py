@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 
 import fusion
-from codegen.cache import FOLDERS, cache_dir, kept
-from codegen.targets import TARGETS
-from lowering.errors import FusionError, Origin, brief
-from lowering.printer import format_bytes
+from fusion.codegen.cache import FOLDERS, cache_dir, kept
+from fusion.codegen.targets import TARGETS
+from fusion.lowering.errors import FusionError, Origin, brief
+from fusion.lowering.printer import format_bytes
 
 DTYPES = {
     str(dtype).removeprefix("torch."): dtype

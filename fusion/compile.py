@@ -17,14 +17,18 @@ from functools import partial
 import sympy
 from torch import fx
 
-from codegen.build import Builder, Built
-from codegen.numerics import current
-from codegen.target import Target
-from codegen.targets import builder_for, tuner_for
-from codegen.tuning import Tuning
+from fusion.codegen.build import Builder, Built
+from fusion.codegen.numerics import current
+from fusion.codegen.target import Target
+from fusion.codegen.targets import builder_for, tuner_for
+from fusion.codegen.tuning import Tuning
 from fusion.graphs import kept_for_backward, main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.program import Extern, Program
+from fusion.lowering.verify import Verified, verify_kernel, verify_program
 from fusion.native import lower_for
 from fusion.options import WORKSPACE, Options
 from fusion.runtime import Boxed
@@ -53,10 +57,6 @@ from fusion.schedule.windows import unroll_windows
 from fusion.trials import Trials
 from fusion.warm import FOUND, Finished, WarmStart
 from fusion.warm.interface import Interface
-from lowering.errors import BuildError
-from lowering.kernel import Kernel
-from lowering.program import Extern, Program
-from lowering.verify import Verified, verify_kernel, verify_program
 
 
 def compile_graph(

@@ -26,9 +26,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from fusion.backend import Backend
 from fusion.inspect.progress import steps
 from fusion.inspect.report import Explanation, KernelReport
+from fusion.lowering.errors import FusionError
+from fusion.lowering.printer import format_bytes
 from fusion.options import Options
-from lowering.errors import FusionError
-from lowering.printer import format_bytes
 
 # Written for this demonstration.
 TEXT = """

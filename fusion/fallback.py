@@ -12,19 +12,18 @@ import sys
 import warnings
 from collections.abc import Callable, Sequence
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import fx
 from torch._dynamo.exc import TorchDynamoException, exceptions_allowed_to_be_fallback
 
 from fusion.inspect.report import ExternReport
+from fusion.lowering.builder import origin_of
+from fusion.lowering.errors import FusionError, Origin
+from fusion.lowering.interpret import run_program
+from fusion.lowering.lower import lower
 from fusion.runtime import Boxed
 from fusion.runtime.checkpoints import with_checkpoints
-from lowering.builder import origin_of
-from lowering.errors import FusionError, Origin
-from lowering.interpret import run_program
-from lowering.lower import lower
 
 
 class FusionWarning(UserWarning):
@@ -52,8 +51,8 @@ def warn_of_some(calls: Sequence[ExternReport]) -> None:
         warn_once(f"running eagerly: {name} ({', '.join(places)}), not what is around it: {reason}")
 
 
-_OURS = (str(Path(__file__).parents[1] / package) + os.sep for package in ("fusion", "codegen", "lowering"))
-_NOT_THE_USERS = (*_OURS, os.path.dirname(torch.__file__) + os.sep, contextlib.__file__, "<")
+_OURS = os.path.dirname(__file__) + os.sep
+_NOT_THE_USERS = (_OURS, os.path.dirname(torch.__file__) + os.sep, contextlib.__file__, "<")
 """How names of files begin whose lines a warning should not point at."""
 
 

@@ -11,8 +11,8 @@ from torch import fx
 from torch._functorch._aot_autograd import descriptors
 
 from fusion.joint.saved import SPARE
-from lowering.errors import Unsupported
-from lowering.sizes import size_of
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.sizes import size_of
 
 KEPT = tuple(
     getattr(descriptors, name)

@@ -13,14 +13,14 @@ import sympy
 import torch
 from torch import fx
 
-from codegen.target import Capabilities, Target
+from fusion.codegen.target import Capabilities, Target
 from fusion.graphs import main_device
+from fusion.lowering.lower import lower
+from fusion.lowering.program import Contract, Program
 from fusion.schedule.chunks import in_chunks
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.select import select_terms
 from fusion.schedule.streams import stream
-from lowering.lower import lower
-from lowering.program import Contract, Program
 
 
 def lower_for(

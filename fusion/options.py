@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import TypeVar
 
-from codegen.targets import TARGETS
+from fusion.codegen.targets import TARGETS
 
 T = TypeVar("T")
 

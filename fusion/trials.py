@@ -18,21 +18,21 @@ import sympy
 import torch
 from torch import fx
 
-from codegen.target import Target
-from codegen.tuning import Tuner, Tuning, record
-from codegen.tuning.check import wrong_tensor
-from codegen.tuning.inputs import drawn, limits
-from codegen.tuning.timing import medians
+from fusion.codegen.target import Target
+from fusion.codegen.tuning import Tuner, Tuning, record
+from fusion.codegen.tuning.check import wrong_tensor
+from fusion.codegen.tuning.inputs import drawn, limits
+from fusion.codegen.tuning.timing import medians
+from fusion.lowering.errors import CheckFailed, FusionError, VerifyError, brief
+from fusion.lowering.interpret import run_program
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.program import BufferRef, ExternArg, Program, reads, writes
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.cutting import with_cuts
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.legality import Cluster, positions_in
 from fusion.schedule.ways import Way, alone, moved, weighed
-from lowering.errors import CheckFailed, FusionError, VerifyError, brief
-from lowering.interpret import run_program
-from lowering.kernel import Kernel
-from lowering.program import BufferRef, ExternArg, Program, reads, writes
 
 
 class Trials:

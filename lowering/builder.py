@@ -16,15 +16,15 @@ import sympy
 import torch
 from torch import fx
 
-from lowering.errors import Origin, Unsupported
-from lowering.expr import Expr, Index, IndexValue, Load, const
-from lowering.indexing import axis_symbol, over_symbol
-from lowering.positions import settled
-from lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Reduce, Scan, Scatter
-from lowering.scalar_ops import FOLD_OPS, accumulator, identity, keeps_position
-from lowering.seeded import LIMITS
-from lowering.sizes import sizes_of
-from lowering.value import Shape, Value, axes_of, axis_bounds, contiguous_strides
+from fusion.lowering.errors import Origin, Unsupported
+from fusion.lowering.expr import Expr, Index, IndexValue, Load, const
+from fusion.lowering.indexing import axis_symbol, over_symbol
+from fusion.lowering.positions import settled
+from fusion.lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Reduce, Scan, Scatter
+from fusion.lowering.scalar_ops import FOLD_OPS, accumulator, identity, keeps_position
+from fusion.lowering.seeded import LIMITS
+from fusion.lowering.sizes import sizes_of
+from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, contiguous_strides
 
 GENERATED_DTYPES = frozenset(
     {
@@ -257,8 +257,8 @@ def load_of(buffer: Buffer) -> Value:
 
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _PYTORCH = os.path.dirname(torch.__file__) + os.sep
-_COMPILER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "fusion", "")
-"""Where calls of modules are passed on from."""
+_COMPILER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+"""Where calls of modules are passed on from: this module is `fusion.lowering.builder`."""
 
 
 def origin_of(node: fx.Node) -> Origin:

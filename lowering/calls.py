@@ -16,13 +16,13 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from lowering.builder import Builder, Wanted, load_of, origin_of
-from lowering.errors import Origin, Unsupported
-from lowering.expr import Expr, Load, loads
-from lowering.indexing import ONE
-from lowering.program import Buffer, BufferRef, Extern, ExternArg, Map, Node, map_leaves, reads, writes
-from lowering.sizes import given_by, size_of, sizes_of
-from lowering.value import Shape, Value, axes_of
+from fusion.lowering.builder import Builder, Wanted, load_of, origin_of
+from fusion.lowering.errors import Origin, Unsupported
+from fusion.lowering.expr import Expr, Load, loads
+from fusion.lowering.indexing import ONE
+from fusion.lowering.program import Buffer, BufferRef, Extern, ExternArg, Map, Node, map_leaves, reads, writes
+from fusion.lowering.sizes import given_by, size_of, sizes_of
+from fusion.lowering.value import Shape, Value, axes_of
 
 FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
 

@@ -18,13 +18,23 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import sympy
 import torch
 
-from lowering.errors import CheckFailed, DivisionByZero, IndexOutOfRange
-from lowering.evaluate import BY_ZERO, NO_DIMENSION, Scope, boxes, evaluate, flat_view, pieces, points_of, size_value
-from lowering.expr import Expr, Op, TileRef, const, make_cast, make_op, position, postorder
-from lowering.indexing import ZERO, within
-from lowering.kernel import Kernel, spans, statements, values_of
-from lowering.sizes import may_be_empty
-from lowering.value import Shape, axis_bounds
+from fusion.lowering.errors import CheckFailed, DivisionByZero, IndexOutOfRange
+from fusion.lowering.evaluate import (
+    BY_ZERO,
+    NO_DIMENSION,
+    Scope,
+    boxes,
+    evaluate,
+    flat_view,
+    pieces,
+    points_of,
+    size_value,
+)
+from fusion.lowering.expr import Expr, Op, TileRef, const, make_cast, make_op, position, postorder
+from fusion.lowering.indexing import ZERO, within
+from fusion.lowering.kernel import Kernel, spans, statements, values_of
+from fusion.lowering.sizes import may_be_empty
+from fusion.lowering.value import Shape, axis_bounds
 
 CHECKED = "checked"
 
@@ -32,7 +42,7 @@ CHECKED = "checked"
 def checked(index: Expr, size: sympy.Expr, dim: int, *, wrap: bool) -> Op:
     """`index` (int64), a position along dimension `dim` of this size; with `wrap`, negative ones count from the end.
 
-    >>> from lowering.expr import Load
+    >>> from fusion.lowering.expr import Load
     >>> place = Load("places", (), torch.int64)
     >>> [arg.value for arg in checked(place, sympy.Integer(5), 0, wrap=True).args[1:]]
     [5, 4, 0]

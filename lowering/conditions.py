@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import torch
 
-from lowering.expr import Const, Expr, IndexValue, Load, Op, const, make_op, rewrite
+from fusion.lowering.expr import Const, Expr, IndexValue, Load, Op, const, make_op, rewrite
 
 _TRUE, _FALSE = Const(True, torch.bool), Const(False, torch.bool)
 _OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}

@@ -25,10 +25,10 @@ from torch._prims_common import (
 )
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-import lowering.mistraced  # noqa: F401  # whatever traces is to be right
-from lowering import rules
-from lowering.foreach import foreach_decompositions
-from lowering.registry import RULES
+import fusion.lowering.mistraced  # noqa: F401  # whatever traces is to be right
+from fusion.lowering import rules
+from fusion.lowering.foreach import foreach_decompositions
+from fusion.lowering.registry import RULES
 
 assert rules.__all__, "importing the rules registers them"
 

@@ -16,13 +16,13 @@ from functools import reduce
 import sympy
 import torch
 
-from lowering import philox
-from lowering.errors import DivisionByZero, IndexOutOfRange, VerifyError
-from lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, const, postorder
-from lowering.folds import fold, scan
-from lowering.indexing import FloorDiv, Mod
-from lowering.scalar_ops import SCALAR_OPS, accumulator, identity, keeps_position
-from lowering.sizes import with_values
+from fusion.lowering import philox
+from fusion.lowering.errors import DivisionByZero, IndexOutOfRange, VerifyError
+from fusion.lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, const, postorder
+from fusion.lowering.folds import fold, scan
+from fusion.lowering.indexing import FloorDiv, Mod
+from fusion.lowering.scalar_ops import SCALAR_OPS, accumulator, identity, keeps_position
+from fusion.lowering.sizes import with_values
 
 Ranges = dict[sympy.Symbol, range]
 """A box: each axis with the part of it that is looked at, in the order of the dimensions."""

@@ -25,7 +25,7 @@ from weakref import WeakValueDictionary
 import sympy
 import torch
 
-from lowering.scalar_ops import result_dtype
+from fusion.lowering.scalar_ops import result_dtype
 
 Scalar: TypeAlias = "bool | int | float"
 

@@ -11,7 +11,7 @@ from functools import reduce
 
 import torch
 
-from lowering.scalar_ops import accumulator
+from fusion.lowering.scalar_ops import accumulator
 
 
 def fold(op: str, args: Sequence[torch.Tensor], dims: Sequence[int]) -> list[torch.Tensor]:

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from lowering.expr import Cast, Const, Expr, Op, const, free_axes, make_cast
+from fusion.lowering.expr import Cast, Const, Expr, Op, const, free_axes, make_cast
 
 _NARROW = (torch.float16, torch.bool, torch.int8, torch.uint8, torch.int16)
 """Types whose every value float16 can hold, rounded."""

@@ -45,8 +45,8 @@ from typing import TypeAlias, TypeVar
 import sympy
 import torch
 
-from lowering.expr import Expr, Index, TileRef, index_of, loads, postorder, renamed
-from lowering.indexing import extent_of
+from fusion.lowering.expr import Expr, Index, TileRef, index_of, loads, postorder, renamed
+from fusion.lowering.indexing import extent_of
 
 
 class Role(Enum):

@@ -7,7 +7,7 @@ was made of it (a row with its maximum) has to read it as it was computed there.
 
 from __future__ import annotations
 
-from lowering.expr import Expr, Op, postorder
+from fusion.lowering.expr import Expr, Op, postorder
 
 COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lowering.program import Contract, Extern, Node, Program, reads, writes
+from fusion.lowering.program import Contract, Extern, Node, Program, reads, writes
 
 
 def without_dead_nodes(program: Program) -> Program:

@@ -16,23 +16,23 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from lowering import rules
-from lowering.builder import GENERATED_DTYPES, Wanted, load_of, origin_of
-from lowering.calls import Calls, FxValue
-from lowering.errors import Unsupported
-from lowering.expr import Load, as_stored
-from lowering.host import KnownNumbers, is_float_of_numbers, is_number, joins
-from lowering.live import without_dead_buffers, without_dead_nodes
-from lowering.made_again import unrounded
-from lowering.overflow import refuse_overflow
-from lowering.positions import is_free, settled
-from lowering.program import BufferRef, Extern, Program, memory_of
-from lowering.registry import RULES, Registered, Result
-from lowering.rules.formula import literal
-from lowering.rules.promotion import rounded
-from lowering.seeded import seeded
-from lowering.sizes import size_of, sizes_of, truth_of, write_over
-from lowering.value import Value, axis_bounds
+from fusion.lowering import rules
+from fusion.lowering.builder import GENERATED_DTYPES, Wanted, load_of, origin_of
+from fusion.lowering.calls import Calls, FxValue
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Load, as_stored
+from fusion.lowering.host import KnownNumbers, is_float_of_numbers, is_number, joins
+from fusion.lowering.live import without_dead_buffers, without_dead_nodes
+from fusion.lowering.made_again import unrounded
+from fusion.lowering.overflow import refuse_overflow
+from fusion.lowering.positions import is_free, settled
+from fusion.lowering.program import BufferRef, Extern, Program, memory_of
+from fusion.lowering.registry import RULES, Registered, Result
+from fusion.lowering.rules.formula import literal
+from fusion.lowering.rules.promotion import rounded
+from fusion.lowering.seeded import seeded
+from fusion.lowering.sizes import size_of, sizes_of, truth_of, write_over
+from fusion.lowering.value import Value, axis_bounds
 
 assert rules.__all__, "importing the rules registers them"
 

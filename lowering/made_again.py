@@ -14,9 +14,9 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.utils.checkpoint import CheckpointPolicy
 
-from lowering.expr import Cast, Expr
-from lowering.registry import RULES
-from lowering.scalar_ops import HALVES
+from fusion.lowering.expr import Cast, Expr
+from fusion.lowering.registry import RULES
+from fusion.lowering.scalar_ops import HALVES
 
 CALLED = frozenset({torch.ops.aten.mm.default, torch.ops.aten.bmm.default})
 """Operations that may be calls in spite of their rules: these read halves."""

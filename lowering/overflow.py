@@ -12,7 +12,7 @@ import torch
 from torch import fx
 from torch._ops import OpOverload, OpOverloadPacket
 
-from lowering.errors import Unsupported
+from fusion.lowering.errors import Unsupported
 
 aten = torch.ops.aten
 

@@ -15,12 +15,12 @@ from itertools import product
 import sympy
 import torch
 
-from lowering.conditions import negated, simpler
-from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, const, make_cast, position, postorder, rewrite
-from lowering.indexing import Sizes, simplify, within
-from lowering.indexing.intervals import expanded
-from lowering.scalar_ops import SCALAR_OPS
-from lowering.sizes import may_be_empty
+from fusion.lowering.conditions import negated, simpler
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, const, make_cast, position, postorder, rewrite
+from fusion.lowering.indexing import Sizes, simplify, within
+from fusion.lowering.indexing.intervals import expanded
+from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.sizes import may_be_empty
 
 MOST_CASES = 16
 """Choices that are looked at together, at most."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from lowering.expr import Expr, TileRef, postorder, rewrite
-from lowering.kernel import Loop, Prefix, Stmt, map_values, values_of
+from fusion.lowering.expr import Expr, TileRef, postorder, rewrite
+from fusion.lowering.kernel import Loop, Prefix, Stmt, map_values, values_of
 
 
 def named(values: Sequence[Expr], prefixes: Mapping[str, Prefix]) -> dict[str, None]:

@@ -25,9 +25,9 @@ import sympy
 import torch
 from torch._ops import OpOverload
 
-from lowering.errors import Origin
-from lowering.expr import Expr, IndexValue, loads, renamed
-from lowering.indexing import coefficient, extent_of
+from fusion.lowering.errors import Origin
+from fusion.lowering.expr import Expr, IndexValue, loads, renamed
+from fusion.lowering.indexing import coefficient, extent_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import TypeAlias, TypeVar
 
 from torch._ops import OpOverload
 
-from lowering.value import Value
+from fusion.lowering.value import Value
 
 Result: TypeAlias = "Value | tuple[Value | None, ...]"
 Rule = TypeVar("Rule", bound=Callable[..., Result])

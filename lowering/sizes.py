@@ -23,7 +23,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils._sympy import functions as torch_sympy
 from torch.utils._sympy.printers import PythonPrinter
 
-from lowering.division import ONE, FloorDiv, Mod
+from fusion.lowering.division import ONE, FloorDiv, Mod
 
 DEFAULT_SIZE = 256
 """What an unknown symbolic size is taken for when costs are estimated."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from lowering.program import BufferRef, Extern, Node, Program
+from fusion.lowering.program import BufferRef, Extern, Node, Program
 
 COPY = torch.ops.aten.copy_.default
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from lowering.errors import Unsupported
-from lowering.expr import Expr, Index, Load
-from lowering.indexing import ONE, ZERO, FloorDiv, Mod, Sizes, axis_symbol, simplify, substitute
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Expr, Index, Load
+from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, Sizes, axis_symbol, simplify, substitute
 
 Shape = tuple[sympy.Expr, ...]
 

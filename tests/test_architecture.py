@@ -1,12 +1,14 @@
 """Holds the shape of the source tree: who may import whom, how files are named, and how long they get.
 
 Only the syntax tree is read; nothing is imported. The packages depend on each other in one direction,
-fusion → codegen → lowering, so that each can be understood without those above it.
+fusion → codegen → lowering, so that each can be understood without those above it. All are imported below `fusion`,
+where the other two are links.
 """
 
 from __future__ import annotations
 
 import ast
+import os
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
@@ -14,21 +16,30 @@ from itertools import takewhile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-PACKAGES = ("fusion", "codegen", "lowering")
+PACKAGES = {"fusion": "fusion", "codegen": "fusion.codegen", "lowering": "fusion.lowering"}
+"""Folder → the name that what lies in it is imported below."""
+
 MAX_LINES = 450
 DATA_SUFFIXES = (".c", ".h", ".html", ".txt")
 NAMES_THAT_SAY_NOTHING = {"utils", "util", "common", "helpers", "helper"}
 
+# folder → what alone of our own its modules may reach, each name with everything below it
+ALLOWED = {
+    "lowering": ("fusion.lowering",),
+    "codegen": ("fusion.codegen", "fusion.lowering"),
+    "fusion": ("fusion",),
+}
+
 # folder → what no module in it may reach, each name with everything below it
 FORBIDDEN = {
     "lowering": (
-        *("fusion", "codegen", "networkx", "triton"),
+        *("networkx", "triton"),
         # lowering reads an fx graph; capturing one and splicing into one belong to fusion
         *("torch._dynamo", "torch._functorch", "torch._inductor"),
         *("torch.fx.passes", "torch.fx.subgraph_rewriter", "torch.fx.replace_pattern"),
         *("torch.fx.Transformer", "torch.fx.Tracer", "torch.fx.symbolic_trace"),
     ),
-    "codegen": ("fusion", "networkx", "torch.fx", "torch._dynamo", "torch._functorch", "torch._inductor"),
+    "codegen": ("networkx", "torch.fx", "torch._dynamo", "torch._functorch", "torch._inductor"),
 }
 
 # library → path prefixes, below the root, that alone may import it
@@ -42,8 +53,11 @@ ONLY_IN = {
 
 
 def modules_of(folder: str) -> list[Path]:
-    """All Python files below `folder`; an empty answer is a failure, so that no check passes on nothing."""
-    found = sorted((ROOT / folder).rglob("*.py"))
+    """All Python files below `folder`, where they lie and not through links.
+
+    An empty answer is a failure, so that no check passes on nothing.
+    """
+    found = sorted(path for path in (ROOT / folder).rglob("*.py") if path == path.resolve())
     assert found, f"no Python files in {ROOT / folder}: the checks here would say nothing"
     return found
 
@@ -89,17 +103,21 @@ def names_reached(tree: ast.Module, package: str) -> Iterator[tuple[int, str]]:
                 yield node.lineno, f"{bound[head]}.{rest}"
 
 
+def dotted(path: Path) -> str:
+    """The name that a file is imported by, with `__init__` where it is that of a package."""
+    folder, *inside = path.relative_to(ROOT).with_suffix("").parts
+    return ".".join((PACKAGES.get(folder, folder), *inside))
+
+
 @cache
 def reached_by(path: Path) -> list[tuple[int, str]]:
-    package = ".".join(path.relative_to(ROOT).parent.parts)
-    return list(names_reached(ast.parse(path.read_text(encoding="utf-8")), package))
+    return list(names_reached(ast.parse(path.read_text(encoding="utf-8")), dotted(path).rpartition(".")[0]))
 
 
 @cache
 def all_names() -> dict[str, Path]:
     """The modules of all packages by dotted name, a package under its own."""
-    paths = {".".join(path.relative_to(ROOT).with_suffix("").parts): path for path in all_package_modules()}
-    return {name.removesuffix(".__init__"): path for name, path in paths.items()}
+    return {dotted(path).removesuffix(".__init__"): path for path in all_package_modules()}
 
 
 def needed_by(nodes: Iterable[ast.AST]) -> set[str]:
@@ -138,14 +156,21 @@ from . import sibling
 from ..schedule import graph
 def late():
     from triton.language import load
-    importlib.import_module("codegen.c")
+    importlib.import_module("fusion.codegen.c")
     return torch.fx.passes.split_module
 """
     names = {name for _, name in names_reached(ast.parse(source), "fusion.inspect")}
     assert names >= {
-        *("torch", "networkx", "triton.language.load", "codegen.c", "torch.fx.passes.split_module"),
+        *("torch", "networkx", "triton.language.load", "fusion.codegen.c", "torch.fx.passes.split_module"),
         *("fusion.inspect.sibling", "fusion.schedule.graph"),
     }
+
+
+def test_the_packages_are_links_within_one():
+    for folder in ("codegen", "lowering"):
+        assert os.readlink(ROOT / "fusion" / folder) == f"../{folder}"
+    modules = all_package_modules()
+    assert len(modules) == len({path.resolve() for path in modules}) == len(all_names())
 
 
 def test_packages_are_complete():
@@ -157,10 +182,24 @@ def test_imports_go_one_way():
     complain(
         [
             f"{shown(path)}:{line}: {folder} must not reach {name}"
-            for folder, forbidden in FORBIDDEN.items()
+            for folder, allowed in ALLOWED.items()
             for path in modules_of(folder)
             for line, name in reached_by(path)
-            if any(is_below(name, top) for top in forbidden)
+            if any(is_below(name, top) for top in FORBIDDEN.get(folder, ()))
+            or (is_below(name, "fusion") and not any(is_below(name, top) for top in allowed))
+        ]
+    )
+
+
+def test_everything_of_ours_is_imported_below_one_name():
+    """A program's own `codegen` or `lowering` is never taken for ours."""
+    folders = (*PACKAGES, "tests", "benchmarks", "examples")
+    complain(
+        [
+            f"{shown(path)}:{line}: {name} is imported as fusion.{name}"
+            for path in [path for folder in folders for path in modules_of(folder)]
+            for line, name in reached_by(path)
+            if name.partition(".")[0] in ("codegen", "lowering")
         ]
     )
 
@@ -184,7 +223,8 @@ def test_no_folder_needs_itself():
             if 0 < shared < min(len(ours), len(theirs)):  # else one of them holds the other
                 inside = folders.setdefault(".".join(ours[:shared]), {})
                 inside.setdefault(ours[shared], set()).add(theirs[shared])
-    assert folders.keys() >= {"codegen.c", "codegen.triton", "fusion.schedule", "lowering.rules"}
+    seen = ("", ".codegen.c", ".codegen.triton", ".schedule", ".lowering.rules")
+    assert folders.keys() >= {f"fusion{folder}" for folder in seen}
     complain([f"{folder}: {circle}" for folder, needs in folders.items() for circle in circles(needs)])
 
 
@@ -247,7 +287,7 @@ def test_private_names_stay_in_their_file():
             f"{shown(path)}:{line}: {name} is private"
             for path in all_package_modules()
             for line, name in reached_by(path)
-            if name.split(".")[0] in PACKAGES and any(part.startswith("_") for part in name.split("."))
+            if is_below(name, "fusion") and any(part.startswith("_") for part in name.split("."))
             if not name.rpartition(".")[2].startswith("__")
         ]
     )

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import fusion
+from fusion.lowering.registry import RULES
 from fusion.options import Options
-from lowering.registry import RULES
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ("README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))

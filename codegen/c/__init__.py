@@ -19,13 +19,13 @@ from collections.abc import Iterator, Sequence
 import sympy
 import torch
 
-from codegen.c.build import assembly, build_kernel, cpu_identity
-from codegen.c.emit import emit_kernel
-from codegen.numerics import DEFAULT, Numerics
-from codegen.target import GENERATED, Alternative, AttentionSpeed, Capabilities, Form, Launcher, Stage
-from lowering.kernel import Fold, Kernel, statements
-from lowering.program import SCATTER_OPS
-from lowering.scalar_ops import FOLD_OPS
+from fusion.codegen.c.build import assembly, build_kernel, cpu_identity
+from fusion.codegen.c.emit import emit_kernel
+from fusion.codegen.numerics import DEFAULT, Numerics
+from fusion.codegen.target import GENERATED, Alternative, AttentionSpeed, Capabilities, Form, Launcher, Stage
+from fusion.lowering.kernel import Fold, Kernel, statements
+from fusion.lowering.program import SCATTER_OPS
+from fusion.lowering.scalar_ops import FOLD_OPS
 
 ONE_FOLD, SEVERAL_FOLDS = 0.05, 0.6
 """Shares of a library's speed: so low that it keeps every single product; and what is left of it beside other folds."""
@@ -42,7 +42,7 @@ _ATTENTION = {
 
 
 class CTarget:
-    """Runs kernels on the CPU (see `codegen.target.Target`)."""
+    """Runs kernels on the CPU (see `fusion.codegen.target.Target`)."""
 
     name = "c"
 

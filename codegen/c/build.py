@@ -27,12 +27,12 @@ from typing import TypeVar, cast
 
 import torch
 
-from codegen.c.text.nest import identifier
-from codegen.cache import cache_dir, digest, is_own, publish
-from codegen.target import Launcher
-from lowering.checks import has_checks, reporting
-from lowering.errors import BuildError
-from lowering.kernel import Kernel
+from fusion.codegen.c.text.nest import identifier
+from fusion.codegen.cache import cache_dir, digest, is_own, publish
+from fusion.codegen.target import Launcher
+from fusion.lowering.checks import has_checks, reporting
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Kernel
 
 NATIVE = {"x86_64": ("-march=native", "-mprefer-vector-width=512"), "aarch64": ("-mcpu=native",)}
 

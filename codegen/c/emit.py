@@ -17,27 +17,27 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.c.blocked import blocked_function, needs_blocks
-from codegen.c.frame import Frame, called_by
-from codegen.c.loops.folds import REPEATING, Place, Runs, runs_of, write_fold
-from codegen.c.loops.grid import Array, Grid
-from codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
-from codegen.c.loops.prefixes import write_scan
-from codegen.c.loops.tiles import stage_tiles
-from codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
-from codegen.c.text.prelude import prelude
-from codegen.c.text.storage import HELD
-from codegen.c.text.updates import statement
-from codegen.c.text.values import Speller
-from codegen.c.walks.cuts import cut
-from codegen.c.walks.idle import busy, within
-from codegen.c.walks.lanes import choose_lanes, loop_order
-from codegen.c.walks.repeated import with_inner_axes
-from codegen.c.walks.scratch import plan_scratch
-from codegen.c.walks.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
-from codegen.c.walks.threads import may_share, team
-from lowering.expr import Expr, make_cast
-from lowering.kernel import Kernel, KernelAxis, Role, Store, spans
+from fusion.codegen.c.blocked import blocked_function, needs_blocks
+from fusion.codegen.c.frame import Frame, called_by
+from fusion.codegen.c.loops.folds import REPEATING, Place, Runs, runs_of, write_fold
+from fusion.codegen.c.loops.grid import Array, Grid
+from fusion.codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
+from fusion.codegen.c.loops.prefixes import write_scan
+from fusion.codegen.c.loops.tiles import stage_tiles
+from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
+from fusion.codegen.c.text.prelude import prelude
+from fusion.codegen.c.text.storage import HELD
+from fusion.codegen.c.text.updates import statement
+from fusion.codegen.c.text.values import Speller
+from fusion.codegen.c.walks.cuts import cut
+from fusion.codegen.c.walks.idle import busy, within
+from fusion.codegen.c.walks.lanes import choose_lanes, loop_order
+from fusion.codegen.c.walks.repeated import with_inner_axes
+from fusion.codegen.c.walks.scratch import plan_scratch
+from fusion.codegen.c.walks.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
+from fusion.codegen.c.walks.threads import may_share, team
+from fusion.lowering.expr import Expr, make_cast
+from fusion.lowering.kernel import Kernel, KernelAxis, Role, Store, spans
 
 
 def emit_kernel(kernel: Kernel) -> str:

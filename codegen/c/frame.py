@@ -9,11 +9,11 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 
-from codegen.c.text.nest import NONE, WRONG, YES, Namespace, identifier, indented
-from codegen.c.text.storage import memory_type
-from lowering.checks import has_checks
-from lowering.kernel import Kernel, Param
-from lowering.printer import format_param
+from fusion.codegen.c.text.nest import NONE, WRONG, YES, Namespace, identifier, indented
+from fusion.codegen.c.text.storage import memory_type
+from fusion.lowering.checks import has_checks
+from fusion.lowering.kernel import Kernel, Param
+from fusion.lowering.printer import format_param
 
 # Of a load under a mask that it knows (of lanes that it counts one by one), GCC 12 reads all lanes for AVX-512, and
 # chooses then: it reads behind a row, which may be behind the memory of the process.

@@ -12,15 +12,15 @@ from collections.abc import Iterator, Sequence
 import sympy
 import torch
 
-from codegen.numerics import DEFAULT, Numerics
-from codegen.target import GENERATED, Alternative, Capabilities, Form, Launcher, Stage
-from lowering.errors import BuildError
-from lowering.interpret import run_kernel
-from lowering.kernel import Kernel
-from lowering.printer import format_kernel
-from lowering.program import SCATTER_OPS
-from lowering.scalar_ops import FOLD_OPS
-from lowering.verify import verify_kernel
+from fusion.codegen.numerics import DEFAULT, Numerics
+from fusion.codegen.target import GENERATED, Alternative, Capabilities, Form, Launcher, Stage
+from fusion.lowering.errors import BuildError
+from fusion.lowering.interpret import run_kernel
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.printer import format_kernel
+from fusion.lowering.program import SCATTER_OPS
+from fusion.lowering.scalar_ops import FOLD_OPS
+from fusion.lowering.verify import verify_kernel
 
 
 class ReferenceTarget:

@@ -8,7 +8,7 @@ text   → launch/load → launch/aot → launch/build, or launch/interpreted �
 
 from __future__ import annotations
 
-from codegen.triton.blocks import Config
-from codegen.triton.target import TritonTarget
+from fusion.codegen.triton.blocks import Config
+from fusion.codegen.triton.target import TritonTarget
 
 __all__ = ["Config", "TritonTarget"]

@@ -26,21 +26,21 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from codegen.triton.blocks import Dim
-from codegen.triton.body import Body
-from codegen.triton.expressions.copies import LOAD
-from codegen.triton.expressions.indices import Layout, expand
-from codegen.triton.expressions.scopes import Tile, Transfer
-from codegen.triton.expressions.spell import PRODUCT, Code, cast
-from codegen.triton.expressions.values import Values
-from codegen.triton.products import boxes, contract, groups
-from codegen.triton.products.boxes import Box
-from codegen.triton.products.chained import chain_of, factor_of
-from codegen.triton.products.functions import Function, split_off
-from codegen.triton.products.groups import GROUP, Given
-from codegen.triton.products.order import Order, order_of
-from codegen.triton.products.turns import Turns, open_turns
-from lowering.kernel import Fold, Loop
+from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.body import Body
+from fusion.codegen.triton.expressions.copies import LOAD
+from fusion.codegen.triton.expressions.indices import Layout, expand
+from fusion.codegen.triton.expressions.scopes import Tile, Transfer
+from fusion.codegen.triton.expressions.spell import PRODUCT, Code, cast
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.products import boxes, contract, groups
+from fusion.codegen.triton.products.boxes import Box
+from fusion.codegen.triton.products.chained import chain_of, factor_of
+from fusion.codegen.triton.products.functions import Function, split_off
+from fusion.codegen.triton.products.groups import GROUP, Given
+from fusion.codegen.triton.products.order import Order, order_of
+from fusion.codegen.triton.products.turns import Turns, open_turns
+from fusion.lowering.kernel import Fold, Loop
 
 _SCORES, _SUMS, _STAGED = "SCORES", "SUMS", "staged"
 _CARRIED = ("slot", "phase", "begun")

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from lowering.kernel import Kernel, Param
+from fusion.lowering.kernel import Kernel, Param
 
 POINTERS = {
     torch.float16: "*fp16",

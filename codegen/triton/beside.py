@@ -21,14 +21,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from codegen.triton.architecture import Units
-from codegen.triton.blocks import Blocked, Config, Dim, block, extent, power_of_two
-from codegen.triton.call import call_of
-from codegen.triton.choices import contractions, narrow, persistent, rows, vectors
-from codegen.triton.expressions.indices import Layout, index_code, lay_out
-from codegen.triton.expressions.spell import PRODUCT, UNARY
-from codegen.triton.products import descriptors
-from lowering.kernel import Kernel, Role
+from fusion.codegen.triton.architecture import Units
+from fusion.codegen.triton.blocks import Blocked, Config, Dim, block, extent, power_of_two
+from fusion.codegen.triton.call import call_of
+from fusion.codegen.triton.choices import contractions, narrow, persistent, rows, vectors
+from fusion.codegen.triton.expressions.indices import Layout, index_code, lay_out
+from fusion.codegen.triton.expressions.spell import PRODUCT, UNARY
+from fusion.codegen.triton.products import descriptors
+from fusion.lowering.kernel import Kernel, Role
 
 PROGRAM = "program"
 """The parameter of a part that says which of its programs runs."""

@@ -9,19 +9,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from codegen.triton.blocks import Blocked, Dim, Lanes, extent
-from codegen.triton.expressions import fields, interleaved
-from codegen.triton.expressions.indices import expand
-from codegen.triton.expressions.scopes import Tile
-from codegen.triton.expressions.spell import PRODUCT, UNARY, Code, typed
-from codegen.triton.expressions.values import Values
-from codegen.triton.loops import skips
-from codegen.triton.products import contract, descriptors, finish, stacked
-from codegen.triton.products.place import place
-from codegen.triton.statements import follow, prefix, reduce
-from codegen.triton.statements.updates import update
-from lowering.expr import Load, index_of, loads
-from lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, running, statements, values_of
+from fusion.codegen.triton.blocks import Blocked, Dim, Lanes, extent
+from fusion.codegen.triton.expressions import fields, interleaved
+from fusion.codegen.triton.expressions.indices import expand
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import PRODUCT, UNARY, Code, typed
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.loops import skips
+from fusion.codegen.triton.products import contract, descriptors, finish, stacked
+from fusion.codegen.triton.products.place import place
+from fusion.codegen.triton.statements import follow, prefix, reduce
+from fusion.codegen.triton.statements.updates import update
+from fusion.lowering.expr import Load, index_of, loads
+from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, running, statements, values_of
 
 _CACHE = 50 << 20
 """Bytes of an H200's second-level cache: of what is longer, nothing is left there for who reads it next."""

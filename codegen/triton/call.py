@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from codegen.triton.arguments import argument
-from codegen.triton.expressions.indices import Layout
+from fusion.codegen.triton.arguments import argument
+from fusion.codegen.triton.expressions.indices import Layout
 
 
 def call_of(name: str, layout: Layout, *told: str) -> str:

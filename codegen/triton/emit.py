@@ -13,31 +13,31 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from codegen.numerics import DEFAULT, Numerics
-from codegen.triton import beside, joined, tail
-from codegen.triton.ahead import Ahead
-from codegen.triton.architecture import Units
-from codegen.triton.arguments import argument
-from codegen.triton.beside import Part
-from codegen.triton.blocks import Config, block
-from codegen.triton.body import Body
-from codegen.triton.choices import candidates
-from codegen.triton.expressions import prelude
-from codegen.triton.expressions.indices import Layout, lay_out
-from codegen.triton.expressions.limits import limit_of
-from codegen.triton.expressions.matrices import Hosted
-from codegen.triton.expressions.scopes import Names
-from codegen.triton.expressions.values import Values
-from codegen.triton.file import INDENT, Launch, blocks_of, file_of, passed, signature
-from codegen.triton.products import turns
-from codegen.triton.products.functions import Function
-from codegen.triton.products.groups import Given, in_gluon
-from codegen.triton.rewrites.exponentials import shares_in_powers_of_two
-from codegen.triton.rewrites.rounding import is_rounded, rounded_parts
-from codegen.triton.rewrites.sigmoids import as_sigmoids
-from codegen.triton.statements.unchanged import return_unchanged
-from codegen.triton.tail import Follower
-from lowering.kernel import Kernel
+from fusion.codegen.numerics import DEFAULT, Numerics
+from fusion.codegen.triton import beside, joined, tail
+from fusion.codegen.triton.ahead import Ahead
+from fusion.codegen.triton.architecture import Units
+from fusion.codegen.triton.arguments import argument
+from fusion.codegen.triton.beside import Part
+from fusion.codegen.triton.blocks import Config, block
+from fusion.codegen.triton.body import Body
+from fusion.codegen.triton.choices import candidates
+from fusion.codegen.triton.expressions import prelude
+from fusion.codegen.triton.expressions.indices import Layout, lay_out
+from fusion.codegen.triton.expressions.limits import limit_of
+from fusion.codegen.triton.expressions.matrices import Hosted
+from fusion.codegen.triton.expressions.scopes import Names
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.file import INDENT, Launch, blocks_of, file_of, passed, signature
+from fusion.codegen.triton.products import turns
+from fusion.codegen.triton.products.functions import Function
+from fusion.codegen.triton.products.groups import Given, in_gluon
+from fusion.codegen.triton.rewrites.exponentials import shares_in_powers_of_two
+from fusion.codegen.triton.rewrites.rounding import is_rounded, rounded_parts
+from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
+from fusion.codegen.triton.statements.unchanged import return_unchanged
+from fusion.codegen.triton.tail import Follower
+from fusion.lowering.kernel import Kernel
 
 
 def emit(

@@ -8,20 +8,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from codegen.triton import tail
-from codegen.triton.arguments import argument, on_device, type_of
-from codegen.triton.blocks import PROGRAMS, Config, Dim
-from codegen.triton.expressions import prelude
-from codegen.triton.expressions.indices import Layout, index_code
-from codegen.triton.expressions.matrices import Hosted
-from codegen.triton.expressions.spell import PRODUCT, UNARY
-from codegen.triton.rewrites.denormals import may_flush
-from lowering.checks import has_checks
-from lowering.expr import TileRef, postorder
-from lowering.kernel import Kernel, Param, Role, statements, values_of
-from lowering.last_bits import compared, may_differ
-from lowering.printer import format_param
-from lowering.scalar_ops import HALVES
+from fusion.codegen.triton import tail
+from fusion.codegen.triton.arguments import argument, on_device, type_of
+from fusion.codegen.triton.blocks import PROGRAMS, Config, Dim
+from fusion.codegen.triton.expressions import prelude
+from fusion.codegen.triton.expressions.indices import Layout, index_code
+from fusion.codegen.triton.expressions.matrices import Hosted
+from fusion.codegen.triton.expressions.spell import PRODUCT, UNARY
+from fusion.codegen.triton.rewrites.denormals import may_flush
+from fusion.lowering.checks import has_checks
+from fusion.lowering.expr import TileRef, postorder
+from fusion.lowering.kernel import Kernel, Param, Role, statements, values_of
+from fusion.lowering.last_bits import compared, may_differ
+from fusion.lowering.printer import format_param
+from fusion.lowering.scalar_ops import HALVES
 
 INDENT = "    "
 

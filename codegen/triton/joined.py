@@ -31,17 +31,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from codegen.triton.blocks import Blocked, block
-from codegen.triton.body import Body
-from codegen.triton.expressions.indices import Layout
-from codegen.triton.expressions.matrices import Matrix
-from codegen.triton.expressions.scopes import Tile, Transfer
-from codegen.triton.expressions.spell import SUM, Code
-from codegen.triton.expressions.values import Values
-from codegen.triton.products import descriptors
-from codegen.triton.products.place import begin, blocks_of, swizzled
-from lowering.expr import Cast, Const, Expr, Load, Op, TileRef, loads, postorder, rewrite
-from lowering.kernel import Fold, Kernel, Loop, Store, loaded, stored, values_of
+from fusion.codegen.triton.blocks import Blocked, block
+from fusion.codegen.triton.body import Body
+from fusion.codegen.triton.expressions.indices import Layout
+from fusion.codegen.triton.expressions.matrices import Matrix
+from fusion.codegen.triton.expressions.scopes import Tile, Transfer
+from fusion.codegen.triton.expressions.spell import SUM, Code
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.products import descriptors
+from fusion.codegen.triton.products.place import begin, blocks_of, swizzled
+from fusion.lowering.expr import Cast, Const, Expr, Load, Op, TileRef, loads, postorder, rewrite
+from fusion.lowering.kernel import Fold, Kernel, Loop, Store, loaded, stored, values_of
 
 # The rule -------------------------------------------------------------------------------------------------------------
 

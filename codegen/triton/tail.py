@@ -17,14 +17,14 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from codegen.triton.architecture import Units
-from codegen.triton.blocks import Blocked, Config, Dim, block, block_as, extent, power_of_two
-from codegen.triton.call import call_of
-from codegen.triton.choices import contractions
-from codegen.triton.choices.rows import configure
-from codegen.triton.expressions.indices import Layout, lay_out
-from codegen.triton.rewrites.walk import walked
-from lowering.kernel import Kernel, KernelAxis, Role, folds, stored
+from fusion.codegen.triton.architecture import Units
+from fusion.codegen.triton.blocks import Blocked, Config, Dim, block, block_as, extent, power_of_two
+from fusion.codegen.triton.call import call_of
+from fusion.codegen.triton.choices import contractions
+from fusion.codegen.triton.choices.rows import configure
+from fusion.codegen.triton.expressions.indices import Layout, lay_out
+from fusion.codegen.triton.rewrites.walk import walked
+from fusion.lowering.kernel import Kernel, KernelAxis, Role, folds, stored
 
 COUNTER = "counter"
 """The parameter, after tensors and sizes, that points to the number of finished programs."""

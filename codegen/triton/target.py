@@ -10,23 +10,23 @@ import sympy
 import torch
 from triton import knobs
 
-from codegen.numerics import DEFAULT, Numerics
-from codegen.target import GENERATED, GROUPED, Alternative, AttentionSpeed, Capabilities, Form, Launcher, Stage
-from codegen.triton.architecture import Units
-from codegen.triton.beside import alike
-from codegen.triton.blocks import Blocked, Config, block, describe
-from codegen.triton.blocks.dims import dots_of
-from codegen.triton.choices import candidates, narrow
-from codegen.triton.choices.chains import forms
-from codegen.triton.choices.efficiency import efficiency, speed, waits
-from codegen.triton.choices.vectors import is_packed
-from codegen.triton.emit import emit
-from codegen.triton.launch.present import arch_at
-from codegen.triton.statements.updates import ATOMIC
-from codegen.triton.tail import follows_by_tile, with_room
-from lowering.errors import Unsupported
-from lowering.kernel import Kernel, Role
-from lowering.scalar_ops import FOLD_OPS
+from fusion.codegen.numerics import DEFAULT, Numerics
+from fusion.codegen.target import GENERATED, GROUPED, Alternative, AttentionSpeed, Capabilities, Form, Launcher, Stage
+from fusion.codegen.triton.architecture import Units
+from fusion.codegen.triton.beside import alike
+from fusion.codegen.triton.blocks import Blocked, Config, block, describe
+from fusion.codegen.triton.blocks.dims import dots_of
+from fusion.codegen.triton.choices import candidates, narrow
+from fusion.codegen.triton.choices.chains import forms
+from fusion.codegen.triton.choices.efficiency import efficiency, speed, waits
+from fusion.codegen.triton.choices.vectors import is_packed
+from fusion.codegen.triton.emit import emit
+from fusion.codegen.triton.launch.present import arch_at
+from fusion.codegen.triton.statements.updates import ATOMIC
+from fusion.codegen.triton.tail import follows_by_tile, with_room
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.scalar_ops import FOLD_OPS
 
 # Measured with 2 × 16 heads of 4096 (bfloat16) or 2048 (float32) rows, torch 2.11, triton 3.6; forward in bfloat16,
 # with and without a causal mask, with 16384 tokens of 16 heads in lengths of 512 to 16384. Narrow windows take up to
@@ -143,15 +143,15 @@ class TritonTarget:
 
     def prepare(self) -> None:
         """Have Triton begin, if it compiles in this process."""
-        from codegen.triton.launch.beginning import begin
+        from fusion.codegen.triton.launch.beginning import begin
 
         if not knobs.runtime.interpret:
             begin()
 
     def lacking(self) -> str:
         """Why launches go through Triton's stubs, where they need not on NVIDIA's devices."""
-        from codegen.triton.launch.beginning import begin
-        from codegen.triton.launch.direct import lacking
+        from fusion.codegen.triton.launch.beginning import begin
+        from fusion.codegen.triton.launch.direct import lacking
 
         if knobs.runtime.interpret or not torch.cuda.is_available() or torch.version.hip is not None:
             return ""
@@ -225,7 +225,7 @@ class TritonTarget:
         Raises:
             BuildError: with Triton's own message, or where there is no device.
         """
-        from codegen.triton.launch.build import build
+        from fusion.codegen.triton.launch.build import build
 
         return build(kernel, source, self.emit)
 
@@ -235,7 +235,7 @@ class TritonTarget:
         Raises:
             BuildError: Triton cannot compile `source` for `arch`.
         """
-        from codegen.triton.launch.aot import stages
+        from fusion.codegen.triton.launch.aot import stages
 
         return stages(kernel, source, arch or self.arch)
 

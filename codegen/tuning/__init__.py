@@ -19,16 +19,16 @@ from functools import partial
 
 import torch
 
-from codegen.build import Builder, Built
-from codegen.target import Alternative, Capabilities
-from codegen.tuning import record
-from codegen.tuning.check import wrong
-from codegen.tuning.inputs import clone, expected
-from codegen.tuning.record import Trial, Tuning
-from codegen.tuning.timing import medians
-from lowering.errors import FusionError, brief
-from lowering.expr import free_axes
-from lowering.kernel import Fold, Kernel, loaded, statements
+from fusion.codegen.build import Builder, Built
+from fusion.codegen.target import Alternative, Capabilities
+from fusion.codegen.tuning import record
+from fusion.codegen.tuning.check import wrong
+from fusion.codegen.tuning.inputs import clone, expected
+from fusion.codegen.tuning.record import Trial, Tuning
+from fusion.codegen.tuning.timing import medians
+from fusion.lowering.errors import FusionError, brief
+from fusion.lowering.expr import free_axes
+from fusion.lowering.kernel import Fold, Kernel, loaded, statements
 
 MOST = 10
 """How many configurations of a kernel are tried."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from lowering.kernel import Kernel
+from fusion.lowering.kernel import Kernel
 
 _ROUNDINGS = 8.0
 """Half units in the last place that the numbers of a tensor may differ by, root mean square."""

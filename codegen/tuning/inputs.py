@@ -15,10 +15,10 @@ from collections.abc import Iterable, Sequence
 import sympy
 import torch
 
-from lowering.errors import CheckFailed, Unsupported, VerifyError
-from lowering.expr import Expr, index_of, loads
-from lowering.interpret import run_kernel
-from lowering.kernel import Kernel, Store, statements, values_of
+from fusion.lowering.errors import CheckFailed, Unsupported, VerifyError
+from fusion.lowering.expr import Expr, index_of, loads
+from fusion.lowering.interpret import run_kernel
+from fusion.lowering.kernel import Kernel, Store, statements, values_of
 
 _SEED = 20
 CPU = torch.device("cpu")

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from codegen.cache import cache_dir, digest, publish
+from fusion.codegen.cache import cache_dir, digest, publish
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,9 +17,9 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from fusion.captured.writes import changes_first
+from fusion.lowering.attention import attention
+from fusion.lowering.errors import Unsupported
 from fusion.schedule.streams.tiles import SMALL
-from lowering.attention import attention
-from lowering.errors import Unsupported
 
 TARGETS: tuple[Callable[..., object], ...] = (
     torch.nn.functional.scaled_dot_product_attention,

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from fusion.attention.call import TARGETS
 from fusion.attention.choose import Chooser
-from lowering.attention import attention
+from fusion.lowering.attention import attention
 
 
 class ChosenAhead(TorchFunctionMode):

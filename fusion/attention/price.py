@@ -14,18 +14,18 @@ from torch._functorch import config as functorch_config
 from torch._guards import tracing
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from codegen.target import GENERATED, GROUPED, Capabilities, Target
-from codegen.targets import DEFAULTS
 from fusion.attention.call import Call
 from fusion.capture import aot_backend
+from fusion.codegen.target import GENERATED, GROUPED, Capabilities, Target
+from fusion.codegen.targets import DEFAULTS
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.program import writes
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule
 from fusion.schedule.forms import BLOCK, FORWARD, at_width, kernel_time
 from fusion.schedule.kernels import KernelCall
-from lowering.errors import Unsupported
-from lowering.program import writes
 
 BACKWARD, AGAIN = 5, 7
 """Products of backward in one kernel; and in two kernels, of which each makes the scores."""

@@ -24,8 +24,8 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import Argument
 
 from fusion.captured.writes import changes_first, memory_of, written_by
-from lowering.builder import origin_of
-from lowering.errors import Unsupported
+from fusion.lowering.builder import origin_of
+from fusion.lowering.errors import Unsupported
 
 
 def refuse_shared_writes(graph: fx.GraphModule) -> None:

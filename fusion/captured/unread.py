@@ -20,7 +20,7 @@ import torch
 from torch import fx
 
 from fusion.captured.writes import memory_of
-from lowering.sizes import elements
+from fusion.lowering.sizes import elements
 
 PRODUCTS = frozenset({torch._C._nn.linear, torch.matmul, operator.matmul})
 """Functions of two matrices that read the rows of the first one apart."""

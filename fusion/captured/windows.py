@@ -20,8 +20,8 @@ from torch.fx.experimental.symbolic_shapes import guard_or_false
 from torch.utils import _pytree as pytree
 
 from fusion.captured.writes import memory_of, written_by
-from lowering.builder import origin_of
-from lowering.errors import Unsupported
+from fusion.lowering.builder import origin_of
+from fusion.lowering.errors import Unsupported
 
 UNFOLDS = frozenset({"unfold", torch.Tensor.unfold, torch.ops.aten.unfold, torch.ops.aten.unfold.default})
 

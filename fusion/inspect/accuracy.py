@@ -15,13 +15,13 @@ from typing import Any
 
 import torch
 
-from codegen.target import Launcher
+from fusion.codegen.target import Launcher
+from fusion.lowering.errors import by_place
+from fusion.lowering.evaluate import flat_view
+from fusion.lowering.interpret import run_kernel
+from fusion.lowering.kernel import Kernel, loaded, stored
 from fusion.runtime.splice import Watch
 from fusion.schedule.kernels import KernelCall
-from lowering.errors import by_place
-from lowering.evaluate import flat_view
-from lowering.interpret import run_kernel
-from lowering.kernel import Kernel, loaded, stored
 
 _UNWRITTEN = -1.2345e300
 """What float64 results hold where a kernel stores nothing."""

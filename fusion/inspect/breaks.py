@@ -17,7 +17,7 @@ from torch import fx
 from torch._dynamo import exc
 from torch._dynamo.utils import get_compilation_metrics
 
-from lowering.errors import Origin
+from fusion.lowering.errors import Origin
 
 RESUMED = "torch_dynamo_resume_in_"
 """The names of functions that go on after a break begin with this."""

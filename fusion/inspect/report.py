@@ -8,17 +8,17 @@ from dataclasses import dataclass
 import sympy
 from torch import fx
 
-from codegen.tuning import Tuning
+from fusion.codegen.tuning import Tuning
 from fusion.inspect.breaks import Break
+from fusion.lowering.builder import origin_of
+from fusion.lowering.errors import Origin
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.printer import format_bytes
+from fusion.lowering.program import Extern, Node, Program, reads, writes
 from fusion.schedule import Refusal, Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.graph import bytes_of
 from fusion.schedule.kernels import KernelCall
-from lowering.builder import origin_of
-from lowering.errors import Origin
-from lowering.kernel import Kernel
-from lowering.printer import format_bytes
-from lowering.program import Extern, Node, Program, reads, writes
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,13 +17,13 @@ from pathlib import Path
 
 from torch import fx
 
-from codegen.target import Target
+from fusion.codegen.target import Target
 from fusion.inspect.report import Report
+from fusion.lowering.errors import FusionError
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.printer import format_kernel, format_program
+from fusion.lowering.program import Program, reads, writes
 from fusion.schedule import Clustering
-from lowering.errors import FusionError
-from lowering.kernel import Kernel
-from lowering.printer import format_kernel, format_program
-from lowering.program import Program, reads, writes
 
 _numbers = itertools.count()  # graphs of one process get directories in the order of their compilation
 

@@ -35,8 +35,8 @@ from fusion.joint.positions import narrow_positions
 from fusion.joint.reassociate import reassociate
 from fusion.joint.tiles import grows, short
 from fusion.joint.widths import fix_widths
+from fusion.lowering.sizes import elements, size_of
 from fusion.options import WORKSPACE
-from lowering.sizes import elements, size_of
 
 
 def prepare(joint: fx.GraphModule, *, streams: bool, workspace: int = WORKSPACE) -> list[fx.Node]:

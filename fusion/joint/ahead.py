@@ -25,8 +25,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.factors import PRODUCTS, constant_of, value_of
 from fusion.joint.given import is_tangent
+from fusion.lowering.sizes import elements
 from fusion.operations.ownership import take_over
-from lowering.sizes import elements
 
 aten = torch.ops.aten
 

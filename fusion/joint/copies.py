@@ -18,7 +18,7 @@ import torch
 from torch import fx
 
 from fusion.joint.factors import PERMUTATIONS, PRODUCTS, VIEWS, value_of
-from lowering.sizes import elements, size_of
+from fusion.lowering.sizes import elements, size_of
 
 aten = torch.ops.aten
 

@@ -17,8 +17,8 @@ import sympy
 import torch
 from torch import fx
 
-from lowering.sizes import sizes_of
-from lowering.value import Shape
+from fusion.lowering.sizes import sizes_of
+from fusion.lowering.value import Shape
 
 aten = torch.ops.aten
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import fx
 
 from fusion.joint.factors import is_tensor, value_of
-from lowering.sizes import elements
+from fusion.lowering.sizes import elements
 
 TANGENTS = "tangents"
 """How AOTAutograd's names of the gradients that backward is given begin."""

@@ -35,7 +35,7 @@ from fusion.joint.factors import (
     value_of,
 )
 from fusion.joint.normal_forms import Forms
-from lowering.sizes import sizes_of
+from fusion.lowering.sizes import sizes_of
 
 aten = torch.ops.aten
 

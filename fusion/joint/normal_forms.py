@@ -55,7 +55,7 @@ from fusion.joint.polynomials import (
     split,
     times,
 )
-from lowering.value import Shape
+from fusion.lowering.value import Shape
 
 aten = torch.ops.aten
 

@@ -45,8 +45,8 @@ from fusion.joint.factors import (
 )
 from fusion.joint.tiles import is_tile
 from fusion.joint.writing import write
-from lowering.sizes import elements, size_of
-from lowering.value import Shape
+from fusion.lowering.sizes import elements, size_of
+from fusion.lowering.value import Shape
 
 aten = torch.ops.aten
 

@@ -33,9 +33,9 @@ from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
 from fusion.joint.factors import VIEWS, is_tensor, value_of
 from fusion.joint.writing import convert, write
-from lowering.rules.conversion import ONLY_STORED
-from lowering.scalar_ops import HALVES
-from lowering.sizes import elements
+from fusion.lowering.rules.conversion import ONLY_STORED
+from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.sizes import elements
 
 aten = torch.ops.aten
 

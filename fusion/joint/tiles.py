@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from fusion.joint.factors import operands, value_of
+from fusion.lowering.sizes import elements, hint_of
 from fusion.schedule.streams.pull import HELD
 from fusion.schedule.streams.tiles import SMALL
-from lowering.sizes import elements, hint_of
 
 
 def grows(product: fx.Node) -> bool:

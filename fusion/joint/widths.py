@@ -19,8 +19,8 @@ from torch import fx
 
 from fusion.joint.factors import PRODUCTS, operands, value_of
 from fusion.joint.tiles import grows, short
+from fusion.lowering.sizes import elements, hint_of, size_of
 from fusion.schedule.streams.pull import HELD
-from lowering.sizes import elements, hint_of, size_of
 
 aten = torch.ops.aten
 

@@ -22,11 +22,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from lowering.builder import origin_of
-from lowering.errors import Origin, Unsupported
-from lowering.interpret import run_program
-from lowering.lower import lower
-from lowering.seeded import draws
+from fusion.lowering.builder import origin_of
+from fusion.lowering.errors import Origin, Unsupported
+from fusion.lowering.interpret import run_program
+from fusion.lowering.lower import lower
+from fusion.lowering.seeded import draws
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,11 +20,11 @@ from torch import fx
 from torch._guards import TracingContext
 from torch._ops import OpOverload
 
+from fusion.lowering.program import Extern, writes
+from fusion.lowering.seeded import seeded
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
-from lowering.program import Extern, writes
-from lowering.seeded import seeded
 
 aten = torch.ops.aten
 

@@ -11,10 +11,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from codegen.target import LateLauncher, Launcher
-from lowering.errors import BuildError
-from lowering.interpret import run_kernel
-from lowering.kernel import Kernel
+from fusion.codegen.target import LateLauncher, Launcher
+from fusion.lowering.errors import BuildError
+from fusion.lowering.interpret import run_kernel
+from fusion.lowering.kernel import Kernel
 
 
 def or_evaluated(launch: Launcher, kernel: Kernel, refused: Callable[[BuildError], object] | None) -> Launcher:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import torch
 
-from lowering.errors import FusionError
+from fusion.lowering.errors import FusionError
 
 
 def as_said(

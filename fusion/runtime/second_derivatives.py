@@ -26,9 +26,9 @@ from torch._guards import TracingContext
 from torch.autograd import forward_ad
 
 from fusion.joint.dependence import Dependence
+from fusion.lowering.errors import Unsupported
 from fusion.runtime.autograd_node import AutogradNode, node_of
 from fusion.runtime.draws import Draws
-from lowering.errors import Unsupported
 
 Call: TypeAlias = Callable[..., Any]
 Grads: TypeAlias = "tuple[Tensor | None, ...]"

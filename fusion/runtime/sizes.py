@@ -13,10 +13,10 @@ import sympy
 import torch
 from torch import fx
 
+from fusion.lowering.indexing import FloorDiv, Mod
+from fusion.lowering.program import Program
+from fusion.lowering.sizes import Computed, calculation
 from fusion.runtime.names import named
-from lowering.indexing import FloorDiv, Mod
-from lowering.program import Program
-from lowering.sizes import Computed, calculation
 
 _FUNCTIONS: tuple[tuple[type[sympy.Basic], Callable[[int, int], int]], ...] = (
     (sympy.Add, operator.add),

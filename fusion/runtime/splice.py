@@ -17,8 +17,12 @@ import sympy
 import torch
 from torch import fx
 
-from codegen.build import Built
-from codegen.target import Launcher
+from fusion.codegen.build import Built
+from fusion.codegen.target import Launcher
+from fusion.lowering.checks import has_checks
+from fusion.lowering.errors import BuildError, CheckFailed
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.program import BufferRef, Extern, ExternArg, Program, map_leaves
 from fusion.runtime.chunks import InChunks
 from fusion.runtime.memory import allocator, in_memory_of
 from fusion.runtime.names import identifier, named
@@ -29,10 +33,6 @@ from fusion.runtime.views import only_reads, starts, unseen_results
 from fusion.schedule import Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.kernels import KernelCall
-from lowering.checks import has_checks
-from lowering.errors import BuildError, CheckFailed
-from lowering.kernel import Kernel
-from lowering.program import BufferRef, Extern, ExternArg, Program, map_leaves
 
 aten = torch.ops.aten
 

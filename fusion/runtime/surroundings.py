@@ -18,8 +18,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.autograd import forward_ad
 
+from fusion.lowering.errors import Unsupported
 from fusion.runtime import Boxed
-from lowering.errors import Unsupported
 
 FAKE = torch._C._TorchDispatchModeKey.FAKE
 

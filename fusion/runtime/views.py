@@ -15,8 +15,8 @@ import sympy
 import torch
 from torch._ops import OpOverload
 
+from fusion.lowering.program import Buffer, BufferRef, Extern, Program, memory_of
 from fusion.schedule.kernels import KernelCall
-from lowering.program import Buffer, BufferRef, Extern, Program, memory_of
 
 aten = torch.ops.aten
 

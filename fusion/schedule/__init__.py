@@ -13,8 +13,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
-from codegen.target import Target
-from codegen.tuning import Tuning
+from fusion.codegen.target import Target
+from fusion.codegen.tuning import Tuning
+from fusion.lowering.program import Extern, Program, writes
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.clusters import Clustering, Refusal, grow, refusals_of
 from fusion.schedule.kernels import KernelCall, kernel_of
@@ -26,7 +27,6 @@ from fusion.schedule.launches.tiles import finish_tiles
 from fusion.schedule.launches.updates import update
 from fusion.schedule.legality import Cluster, single
 from fusion.schedule.profit import Prices
-from lowering.program import Extern, Program, writes
 
 Step: TypeAlias = "KernelCall | Extern"
 

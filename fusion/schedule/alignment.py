@@ -19,14 +19,14 @@ from dataclasses import replace
 
 import sympy
 
-from codegen.target import Capabilities
+from fusion.codegen.target import Capabilities
+from fusion.lowering.expr import Load, loads, renamed
+from fusion.lowering.indexing import axis_symbol
+from fusion.lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Program, Scatter, reads, writes
+from fusion.lowering.sizes import estimate
 from fusion.schedule.chunks.matrices import product_calls
 from fusion.schedule.naming import unused
 from fusion.schedule.odd_rows import BYTES, ODD, is_odd, padded_strides
-from lowering.expr import Load, loads, renamed
-from lowering.indexing import axis_symbol
-from lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Program, Scatter, reads, writes
-from lowering.sizes import estimate
 
 
 def align_rows(

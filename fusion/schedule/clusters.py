@@ -14,13 +14,13 @@ from dataclasses import dataclass
 import networkx as nx
 import sympy
 
-from codegen.target import Capabilities
+from fusion.codegen.target import Capabilities
+from fusion.lowering.errors import Origin
+from fusion.lowering.printer import format_bytes
+from fusion.lowering.program import Contract, Extern, Program, writes
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster, Link, Refused, may_join, may_stand_beside, single
 from fusion.schedule.profit import EARLY, Prices
-from lowering.errors import Origin
-from lowering.printer import format_bytes
-from lowering.program import Contract, Extern, Program, writes
 
 MAX_SIBLINGS = 8
 """How many later readers of the same buffer a cluster is compared with."""

@@ -11,11 +11,11 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import sympy
 
+from fusion.lowering.expr import Expr, Load
+from fusion.lowering.indexing import coefficient, substitute_all
+from fusion.lowering.program import Contract, Map
 from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space
-from lowering.expr import Expr, Load
-from lowering.indexing import coefficient, substitute_all
-from lowering.program import Contract, Map
 
 ROWS, COLUMNS, LEAST = 128, 256, 64
 """The tile of one contraction with all registers to itself, and the columns below which matrix units are not filled."""

@@ -19,18 +19,8 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from fusion.schedule.expand import values_of
-from fusion.schedule.graph import Dependences
-from fusion.schedule.legality import Cluster
-from fusion.schedule.naming import unused
-from fusion.schedule.online import Online, online
-from fusion.schedule.online.centred import about_means
-from fusion.schedule.online.merge import MERGEABLE, brought, merged_op
-from fusion.schedule.space import Placement, Space, fresh, place
-from fusion.schedule.walks import follow, replaced
-from fusion.schedule.ways import Way
-from lowering.checks import CHECKED
-from lowering.expr import (
+from fusion.lowering.checks import CHECKED
+from fusion.lowering.expr import (
     Expr,
     IndexValue,
     Load,
@@ -45,11 +35,21 @@ from lowering.expr import (
     postorder,
     rewrite,
 )
-from lowering.indexing import axis_symbol, invert, over_symbol, substitute_all
-from lowering.kernel import Fold
-from lowering.program import Axis, Buffer, Contract, Map, Node, Program, Reduce, writes
-from lowering.scalar_ops import identity
-from lowering.value import contiguous_strides
+from fusion.lowering.indexing import axis_symbol, invert, over_symbol, substitute_all
+from fusion.lowering.kernel import Fold
+from fusion.lowering.program import Axis, Buffer, Contract, Map, Node, Program, Reduce, writes
+from fusion.lowering.scalar_ops import identity
+from fusion.lowering.value import contiguous_strides
+from fusion.schedule.expand import values_of
+from fusion.schedule.graph import Dependences
+from fusion.schedule.legality import Cluster
+from fusion.schedule.naming import unused
+from fusion.schedule.online import Online, online
+from fusion.schedule.online.centred import about_means
+from fusion.schedule.online.merge import MERGEABLE, brought, merged_op
+from fusion.schedule.space import Placement, Space, fresh, place
+from fusion.schedule.walks import follow, replaced
+from fusion.schedule.ways import Way
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import sympy
 
+from fusion.lowering.expr import Cast, Const, Expr, Load, Op, postorder, rewrite
+from fusion.lowering.live import without_dead_nodes
+from fusion.lowering.program import Buffer, BufferRef, Contract, Extern, Map, Node, Program, Scatter, reads, writes
+from fusion.lowering.updates import copied
 from fusion.schedule.inline import inline
-from lowering.expr import Cast, Const, Expr, Load, Op, postorder, rewrite
-from lowering.live import without_dead_nodes
-from lowering.program import Buffer, BufferRef, Contract, Extern, Map, Node, Program, Scatter, reads, writes
-from lowering.updates import copied
 
 
 def own_destinations(program: Program) -> Program:

@@ -19,10 +19,10 @@ from dataclasses import replace
 
 import torch
 
+from fusion.lowering.expr import Const, Expr, Load, Op, const, make_op, postorder, rewrite
+from fusion.lowering.live import without_dead_nodes
+from fusion.lowering.program import Map, Node, Program, with_exprs
 from fusion.schedule.inline import inline
-from lowering.expr import Const, Expr, Load, Op, const, make_op, postorder, rewrite
-from lowering.live import without_dead_nodes
-from lowering.program import Map, Node, Program, with_exprs
 
 
 def exact_differences(program: Program) -> Program:

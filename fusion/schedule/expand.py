@@ -13,10 +13,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from fusion.schedule.graph import Dependences
-from fusion.schedule.legality import Cluster
-from fusion.schedule.space import Placement
-from lowering.expr import (
+from fusion.lowering.expr import (
     Expr,
     Index,
     IndexValue,
@@ -29,10 +26,13 @@ from lowering.expr import (
     postorder,
     rewrite,
 )
-from lowering.hoist import Hoisted, hoist
-from lowering.indexing import flatten, substitute, substitute_all
-from lowering.kernel import Fold, Prefix
-from lowering.program import Contract, Map, Reduce, Scan, Scatter, with_exprs
+from fusion.lowering.hoist import Hoisted, hoist
+from fusion.lowering.indexing import flatten, substitute, substitute_all
+from fusion.lowering.kernel import Fold, Prefix
+from fusion.lowering.program import Contract, Map, Reduce, Scan, Scatter, with_exprs
+from fusion.schedule.graph import Dependences
+from fusion.schedule.legality import Cluster
+from fusion.schedule.space import Placement
 
 FLAT = "@"
 

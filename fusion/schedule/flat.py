@@ -13,10 +13,10 @@ from dataclasses import replace
 
 import sympy
 
+from fusion.lowering.expr import Expr, Load, index_of, postorder
+from fusion.lowering.indexing import coefficient, flatten, over_symbol, substitute_all
+from fusion.lowering.program import Axis, Program, Reduce, axis_sizes
 from fusion.schedule.axes import merge, order_by_stride
-from lowering.expr import Expr, Load, index_of, postorder
-from lowering.indexing import coefficient, flatten, over_symbol, substitute_all
-from lowering.program import Axis, Program, Reduce, axis_sizes
 
 
 def flattened(program: Program, node: Reduce) -> Reduce:

@@ -12,13 +12,13 @@ from dataclasses import replace
 
 import torch
 
-from codegen.target import Capabilities, Shares, Target
-from codegen.tuning import Trial, Tuning
+from fusion.codegen.target import Capabilities, Shares, Target
+from fusion.codegen.tuning import Trial, Tuning
+from fusion.lowering.evaluate import Scope, evaluate
+from fusion.lowering.expr import Expr, free_axes, loads
+from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt, spans, statements, values_of
+from fusion.lowering.sizes import with_values
 from fusion.schedule.kernels import KernelCall
-from lowering.evaluate import Scope, evaluate
-from lowering.expr import Expr, free_axes, loads
-from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, spans, statements, values_of
-from lowering.sizes import with_values
 
 FORWARD = 2
 """Products of forward."""

@@ -11,9 +11,9 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import networkx as nx
 import sympy
 
-from lowering.expr import Load, index_of, loads, postorder
-from lowering.program import Buffer, Compute, Extern, Node, Program, axis_sizes, leaves, memory_of, reads, writes
-from lowering.sizes import estimate, given_by
+from fusion.lowering.expr import Load, index_of, loads, postorder
+from fusion.lowering.program import Buffer, Compute, Extern, Node, Program, axis_sizes, leaves, memory_of, reads, writes
+from fusion.lowering.sizes import estimate, given_by
 
 
 class Dependences:

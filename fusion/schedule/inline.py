@@ -19,13 +19,13 @@ from dataclasses import replace
 
 import sympy
 
-from lowering.expr import Cast, Expr, Load, Op, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
-from lowering.indexing import substitute
-from lowering.last_bits import compared, may_differ
-from lowering.live import without_dead_nodes
-from lowering.positions import settle
-from lowering.program import Compute, Contract, Extern, Map, Node, Program, axis_sizes, reads, with_exprs, writes
-from lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.expr import Cast, Expr, Load, Op, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
+from fusion.lowering.indexing import substitute
+from fusion.lowering.last_bits import compared, may_differ
+from fusion.lowering.live import without_dead_nodes
+from fusion.lowering.positions import settle
+from fusion.lowering.program import Compute, Contract, Extern, Map, Node, Program, axis_sizes, reads, with_exprs, writes
+from fusion.lowering.scalar_ops import SCALAR_OPS
 
 FREE_LOADLESS, FREE_SINGLE = 40, 4
 """How costly a map may be (in additions) to be recomputed by all readers: without any load, and with one."""

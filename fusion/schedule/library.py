@@ -14,8 +14,10 @@ from dataclasses import dataclass, replace
 
 import networkx as nx
 
-from codegen.target import Target
-from codegen.tuning import Tuning
+from fusion.codegen.target import Target
+from fusion.codegen.tuning import Tuning
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.program import Contract, Map, Node, Program
 from fusion.schedule.clusters import Clustering
 from fusion.schedule.contractions import leading_to
 from fusion.schedule.cutting import with_cuts
@@ -25,8 +27,6 @@ from fusion.schedule.library_copies import merge_copies
 from fusion.schedule.long_sums import in_parts
 from fusion.schedule.profit import Prices
 from fusion.schedule.ways import Measure, Way, weighed
-from lowering.kernel import Kernel
-from lowering.program import Contract, Map, Node, Program
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,18 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from lowering.program import BufferRef, Extern, ExternArg, Map, Node, Program, map_leaves, memory_of, reading, reads
+from fusion.lowering.program import (
+    BufferRef,
+    Extern,
+    ExternArg,
+    Map,
+    Node,
+    Program,
+    map_leaves,
+    memory_of,
+    reading,
+    reads,
+)
 
 
 def merge_copies(program: Program, made: Collection[str]) -> Program:

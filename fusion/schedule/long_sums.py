@@ -13,7 +13,8 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 
-from codegen.target import Capabilities, Target, busy
+from fusion.codegen.target import Capabilities, Target, busy
+from fusion.lowering.program import Contract, Reduce
 from fusion.schedule.cutting import cut, with_cuts
 from fusion.schedule.graph import Dependences
 from fusion.schedule.kernels import kernel_of
@@ -21,7 +22,6 @@ from fusion.schedule.launches.tiles import MOST, part_axis
 from fusion.schedule.legality import Cluster, single
 from fusion.schedule.profit import Prices
 from fusion.schedule.ways import Way, alone, moved
-from lowering.program import Contract, Reduce
 
 BLOCK = 64
 """Parts end with a block of the sum, as long as any kernel takes at once."""

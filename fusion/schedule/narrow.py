@@ -14,9 +14,9 @@ from dataclasses import replace
 
 import torch
 
-from lowering.expr import Cast, Expr, Load, make_cast, postorder, rewrite
-from lowering.program import Extern, Map, Node, Program, reads, with_exprs
-from lowering.scalar_ops import HALVES
+from fusion.lowering.expr import Cast, Expr, Load, make_cast, postorder, rewrite
+from fusion.lowering.program import Extern, Map, Node, Program, reads, with_exprs
+from fusion.lowering.scalar_ops import HALVES
 
 
 def store_rounded(program: Program) -> Program:

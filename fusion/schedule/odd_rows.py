@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 import sympy
 
-from lowering.program import Buffer, Extern, Node, reads, writes
+from fusion.lowering.program import Buffer, Extern, Node, reads, writes
 
 BYTES = 16
 SHORTEST = 8 * BYTES

@@ -10,14 +10,14 @@ from __future__ import annotations
 import math
 from functools import cached_property
 
-from codegen.target import Capabilities
+from fusion.codegen.target import Capabilities
+from fusion.lowering.expr import loads
+from fusion.lowering.program import Contract, Extern, Scatter
 from fusion.schedule.contractions import slowdown
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import cost
 from fusion.schedule.legality import Cluster
 from fusion.schedule.odd_rows import ODD, is_odd, share_of_library
-from lowering.expr import loads
-from lowering.program import Contract, Extern, Scatter
 
 CONTRACTION_TILE = 128
 """Rows and columns of a contraction's tile: an operand is evaluated once per tile of the other side."""

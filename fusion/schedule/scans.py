@@ -20,14 +20,14 @@ from dataclasses import dataclass, field, replace
 import sympy
 import torch
 
-from codegen.target import Capabilities
+from fusion.codegen.target import Capabilities
+from fusion.lowering.expr import Expr, IndexValue, Load, const, make_cast, make_op
+from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol, substitute_all
+from fusion.lowering.program import Axis, Buffer, Map, Node, Program, Reduce, Scan
+from fusion.lowering.scalar_ops import identity, keeps_position
+from fusion.lowering.value import contiguous_strides
 from fusion.schedule.naming import unused
 from fusion.schedule.split import near_divisor, walks_contiguously, wanted_parts
-from lowering.expr import Expr, IndexValue, Load, const, make_cast, make_op
-from lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol, substitute_all
-from lowering.program import Axis, Buffer, Map, Node, Program, Reduce, Scan
-from lowering.scalar_ops import identity, keeps_position
-from lowering.value import contiguous_strides
 
 COLUMNS = 8
 """Columns that one program takes where the scanned axis is not the contiguous one: a sector of float32."""

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from fusion.lowering.program import Compute, Scatter
 from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space
-from lowering.program import Compute, Scatter
 
 
 def space_of(node: Scatter, *, ordered: bool) -> Space:

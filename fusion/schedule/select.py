@@ -14,8 +14,8 @@ from dataclasses import replace
 import sympy
 import torch
 
-from lowering.expr import Cast, Const, Expr, IndexValue, Op, const, free_axes, make_cast, make_op
-from lowering.program import Map, Node, Program, Reduce
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, const, free_axes, make_cast, make_op
+from fusion.lowering.program import Map, Node, Program, Reduce
 
 
 def select_terms(program: Program) -> Program:

@@ -18,10 +18,23 @@ from collections.abc import Iterator, Sequence
 import sympy
 import torch
 
-from lowering.conditions import negated, plain
-from lowering.expr import Cast, Const, Expr, Load, Op, Random, TileRef, free_axes, loads, make_op, postorder, rewrite
-from lowering.kernel import Fold
-from lowering.scalar_ops import SCALAR_OPS, identity
+from fusion.lowering.conditions import negated, plain
+from fusion.lowering.expr import (
+    Cast,
+    Const,
+    Expr,
+    Load,
+    Op,
+    Random,
+    TileRef,
+    free_axes,
+    loads,
+    make_op,
+    postorder,
+    rewrite,
+)
+from fusion.lowering.kernel import Fold
+from fusion.lowering.scalar_ops import SCALAR_OPS, identity
 
 SAMPLES = 64
 

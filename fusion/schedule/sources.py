@@ -13,12 +13,24 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
+from fusion.lowering.builder import GENERATED_DTYPES
+from fusion.lowering.expr import Load, make_cast
+from fusion.lowering.indexing import axis_symbol
+from fusion.lowering.program import (
+    Axis,
+    Buffer,
+    BufferRef,
+    Contract,
+    Extern,
+    Map,
+    Node,
+    Program,
+    Scatter,
+    reads,
+    writes,
+)
+from fusion.lowering.updates import copied
 from fusion.schedule.naming import unused
-from lowering.builder import GENERATED_DTYPES
-from lowering.expr import Load, make_cast
-from lowering.indexing import axis_symbol
-from lowering.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, Program, Scatter, reads, writes
-from lowering.updates import copied
 
 
 def own_sources(program: Program) -> Program:

@@ -20,8 +20,8 @@ from typing import TypeAlias
 
 import sympy
 
-from lowering.indexing import ZERO, FloorDiv, Mod, Sizes, invert, simplify, split_points
-from lowering.program import Axis
+from fusion.lowering.indexing import ZERO, FloorDiv, Mod, Sizes, invert, simplify, split_points
+from fusion.lowering.program import Axis
 
 Placement: TypeAlias = Mapping[sympy.Symbol, sympy.Expr]
 """Axis of a node → expression over the axes of its cluster's space."""

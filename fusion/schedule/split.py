@@ -17,17 +17,17 @@ from itertools import pairwise
 
 import sympy
 
-from codegen.target import Capabilities
+from fusion.codegen.target import Capabilities
+from fusion.lowering.expr import Expr, Load, index_of, postorder
+from fusion.lowering.indexing import FloorDiv, coefficient, flatten, replace_axes, split_points
+from fusion.lowering.program import Axis, Map, Program, Reduce, Scan, axis_sizes
+from fusion.lowering.sizes import estimate
 from fusion.schedule.cutting import Cut, cut, with_cuts
 from fusion.schedule.flat import flattened
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
 from fusion.schedule.online.merge import MERGEABLE
 from fusion.schedule.space import Placement, Space
-from lowering.expr import Expr, Load, index_of, postorder
-from lowering.indexing import FloorDiv, coefficient, flatten, replace_axes, split_points
-from lowering.program import Axis, Map, Program, Reduce, Scan, axis_sizes
-from lowering.sizes import estimate
 
 LONG = 1 << 13
 """Elements of a contiguous part above which more parts are better, within bounds (measured on an H200)."""

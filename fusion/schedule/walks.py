@@ -12,14 +12,14 @@ from dataclasses import dataclass, replace
 
 import sympy
 
+from fusion.lowering.expr import Expr, TileRef, postorder, rewrite
+from fusion.lowering.kernel import Fold, Loop, Stmt, Store
+from fusion.lowering.kernel import running as followed
+from fusion.lowering.scalar_ops import keeps_position
 from fusion.schedule.axes import indices_of
 from fusion.schedule.expand import Expanded
 from fusion.schedule.online import Online, online
 from fusion.schedule.skip import counts_where
-from lowering.expr import Expr, TileRef, postorder, rewrite
-from lowering.kernel import Fold, Loop, Stmt, Store
-from lowering.kernel import running as followed
-from lowering.scalar_ops import keeps_position
 
 POSITION = "a fold keeps a position, which cannot be followed beside running values"
 

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from codegen.tuning import Trial, Tuning
+from fusion.codegen.tuning import Trial, Tuning
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.program import Buffer, BufferRef, Node, Program, reads, writes
 from fusion.schedule.legality import Cluster
-from lowering.kernel import Kernel
-from lowering.program import Buffer, BufferRef, Node, Program, reads, writes
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,12 +20,12 @@ from functools import reduce
 import sympy
 import torch
 
-from codegen.target import Capabilities
-from lowering.expr import Expr, Load, Op, const, make_op, postorder
-from lowering.indexing import Sizes, substitute_all
-from lowering.live import without_dead_nodes
-from lowering.positions import settled
-from lowering.program import Map, Node, Program, Reduce
+from fusion.codegen.target import Capabilities
+from fusion.lowering.expr import Expr, Load, Op, const, make_op, postorder
+from fusion.lowering.indexing import Sizes, substitute_all
+from fusion.lowering.live import without_dead_nodes
+from fusion.lowering.positions import settled
+from fusion.lowering.program import Map, Node, Program, Reduce
 
 COMBINED = {"sum": "add", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 """Fold → the operation on two of its values."""

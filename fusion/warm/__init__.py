@@ -18,9 +18,12 @@ from typing import cast
 
 from torch import fx
 
-from codegen.target import Target
-from codegen.tuning.record import Trial, Tuning
+from fusion.codegen.target import Target
+from fusion.codegen.tuning.record import Trial, Tuning
 from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic
+from fusion.lowering import expr, kernel, program
+from fusion.lowering.errors import BuildError, Origin
+from fusion.lowering.kernel import Kernel
 from fusion.options import Options
 from fusion.schedule import Refusal, Schedule
 from fusion.schedule.chunks import Chunks
@@ -30,9 +33,6 @@ from fusion.warm.form import Unwritten, read, write
 from fusion.warm.interface import Interface, Operation, Place, graph_of, operations_of
 from fusion.warm.key import key_of
 from fusion.warm.store import get, put
-from lowering import expr, kernel, program
-from lowering.errors import BuildError, Origin
-from lowering.kernel import Kernel
 
 
 @dataclass(frozen=True, slots=True)

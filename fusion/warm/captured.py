@@ -34,15 +34,15 @@ from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
 from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 from torch.utils._pytree import tree_leaves
 
-from codegen.target import Target
+from fusion.codegen.target import Target
 from fusion.options import Options
 from fusion.warm.form import Unwritten, write
-from fusion.warm.key import ROOTS, Form, held_by, key_for
+from fusion.warm.key import Form, held_by, key_for
 
 OWN = frozenset({"aten", "prims"})
 """The libraries of operations that are PyTorch's, and the same in each process of one release."""
 
-_MODULES = ("torch", operator.__name__, operator.add.__module__, math.__name__, "builtins", *ROOTS)
+_MODULES = ("torch", operator.__name__, operator.add.__module__, math.__name__, "builtins", "fusion")
 
 _CONFIGURATIONS = (
     *(torch._functorch.config, torch._dynamo.config, torch._inductor.config),
@@ -62,7 +62,7 @@ _TRACED_BY = (
 )
 """How those keys of PyTorch's dispatcher begin under which a program may say how an operation is traced."""
 
-_KNOWN = tuple(os.path.join(sys.modules[name].__path__[0], "") for name in ("torch", *ROOTS))
+_KNOWN = tuple(os.path.join(sys.modules[name].__path__[0], "") for name in ("torch", "fusion"))
 """How names of the files begin that are the same wherever a key is: PyTorch's and this compiler's."""
 
 _OF_NODES = frozenset(

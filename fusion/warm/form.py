@@ -27,7 +27,7 @@ import torch
 from sympy.core.operations import AssocOp
 from torch._ops import OpOverload
 
-from lowering.sizes import Computed
+from fusion.lowering.sizes import Computed
 
 Kinds: TypeAlias = Mapping[str, type]
 """Dataclasses and enums that may be written, by their names."""
@@ -37,8 +37,8 @@ Row: TypeAlias = "tuple[object, ...]"
 LARGEST_TENSOR = 1 << 16
 """Bytes of a tensor that may be part of a value."""
 
-_SYMPY = ("sympy.", "torch.utils._sympy.functions", "lowering.division")
-_FUNCTIONS = ("torch", "_operator", "fusion.", "lowering.")
+_SYMPY = ("sympy.", "torch.utils._sympy.functions", "fusion.lowering.division")
+_FUNCTIONS = ("torch", "_operator", "fusion.")
 
 
 class Unwritten(Exception):

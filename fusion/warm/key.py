@@ -22,19 +22,18 @@ from torch import fx
 from torch._ops import OpOverload
 from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-from codegen.cache import digest
-from codegen.target import Target
+from fusion.codegen.cache import digest
+from fusion.codegen.target import Target
 from fusion.joint.saved import SPARE
+from fusion.lowering.builder import origin_of
+from fusion.lowering.rules.conversion import ONLY_STORED
 from fusion.options import Options
 from fusion.warm.form import Unwritten, write
-from lowering.builder import origin_of
-from lowering.rules.conversion import ONLY_STORED
-
-ROOTS = ("fusion", "codegen", "lowering")
 
 MARKS = ("original_aten", "recompute", ONLY_STORED, SPARE)
 """What else a pass may read of a node than its value and where it comes from."""
 
+_WRITTEN = (".py", ".c", ".h")
 _SETTINGS = ("FUSION_", "TRITON_", "CC", "CUDA_HOME", "PTXAS")
 _NOT_DECIDING = ("FUSION_DUMP", "FUSION_CACHE_DIR", "FUSION_STRICT", "FUSION_GRAPH_CACHE", "TRITON_CACHE_DIR")
 
@@ -80,8 +79,9 @@ def _sorted(capabilities: object) -> list[tuple[str, object]]:
 @lru_cache(maxsize=1)
 def _sources() -> str:
     """The text of this compiler, as it was when it was imported or a moment later."""
-    root = Path(__file__).resolve().parents[2]
-    files = sorted(path for name in ROOTS for path in (root / name).rglob("*") if path.suffix in (".py", ".c", ".h"))
+    root = Path(__file__).resolve().parents[1]
+    folders = os.walk(root, followlinks=True)  # `fusion/lowering` and `fusion/codegen` are links in the repository
+    files = sorted(Path(folder, name) for folder, _, names in folders for name in names if name.endswith(_WRITTEN))
     return digest(*(part for path in files for part in (path.relative_to(root).as_posix(), path.read_bytes())))
 
 
@@ -215,4 +215,4 @@ def _facts(known: ShapeEnv) -> object:
     return guards, ranges, equal, checked
 
 
-__all__ = ["ROOTS", "Form", "held_by", "key_for", "key_of", "surroundings_of"]
+__all__ = ["Form", "held_by", "key_for", "key_of", "surroundings_of"]

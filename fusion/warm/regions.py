@@ -37,8 +37,9 @@ from torch._functorch._aot_autograd.autograd_cache import AOTAutogradCache, Bypa
 from torch._guards import TracingContext
 from torch.utils._python_dispatch import _disable_current_modes
 
-from codegen.target import Target
+from fusion.codegen.target import Target
 from fusion.joint.dependence import Dependence
+from fusion.lowering.errors import Origin
 from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.runtime.draws import Draws
@@ -47,7 +48,6 @@ from fusion.warm.captured import devices_of, key_of_region
 from fusion.warm.form import Unwritten, read, write
 from fusion.warm.key import surroundings_of
 from fusion.warm.store import get, put
-from lowering.errors import Origin
 
 Told: TypeAlias = "tuple[Dependence | None, Draws | None]"
 """What gradients depend on, if that is known, and what is drawn at random, if anything is."""

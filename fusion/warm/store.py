@@ -14,7 +14,7 @@ import zlib
 from collections.abc import Callable
 from pathlib import Path
 
-from codegen.cache import cache_dir, is_own, publish
+from fusion.codegen.cache import cache_dir, is_own, publish
 
 LIMIT = 256 << 20
 """Bytes that all files of a folder may take."""

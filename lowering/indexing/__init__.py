@@ -17,12 +17,12 @@ Answers are remembered per expression and the bounds of its symbols: the indices
 
 from __future__ import annotations
 
-from lowering.division import ONE, ZERO, FloorDiv, Mod
-from lowering.indexing.intervals import Sizes, axis_symbol, bounds, over_symbol, symbols_of
-from lowering.indexing.inverse import Inverse, invert, split_points
-from lowering.indexing.laws import simplify, within
-from lowering.indexing.offsets import coefficient, extent_of, flatten
-from lowering.indexing.substitution import replace_axes, substitute, substitute_all
+from fusion.lowering.division import ONE, ZERO, FloorDiv, Mod
+from fusion.lowering.indexing.intervals import Sizes, axis_symbol, bounds, over_symbol, symbols_of
+from fusion.lowering.indexing.inverse import Inverse, invert, split_points
+from fusion.lowering.indexing.laws import simplify, within
+from fusion.lowering.indexing.offsets import coefficient, extent_of, flatten
+from fusion.lowering.indexing.substitution import replace_axes, substitute, substitute_all
 
 __all__ = [
     "ONE",

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 import sympy
 
-from lowering.division import FloorDiv, Mod
+from fusion.lowering.division import FloorDiv, Mod
 
 Sizes: TypeAlias = Mapping[sympy.Symbol, sympy.Expr]
 

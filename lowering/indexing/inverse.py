@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import sympy
 
-from lowering.division import ONE, ZERO, FloorDiv, Mod
-from lowering.indexing.digits import Digit, radix_extent, radix_terms
-from lowering.indexing.intervals import Sizes, expanded, symbols_of
-from lowering.indexing.laws import simplify
+from fusion.lowering.division import ONE, ZERO, FloorDiv, Mod
+from fusion.lowering.indexing.digits import Digit, radix_extent, radix_terms
+from fusion.lowering.indexing.intervals import Sizes, expanded, symbols_of
+from fusion.lowering.indexing.laws import simplify
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def invert(
     Each expression must be a mixed-radix number of whole axes (or an axis must be spread over several expressions as
     its digits), which is what reshapes, transposes and splits produce, or such a number counted from the other end.
 
-    >>> from lowering.indexing import axis_symbol
+    >>> from fusion.lowering.indexing import axis_symbol
     >>> b, s, n = (axis_symbol(k) for k in range(3))
     >>> v, w = sympy.symbols("v w", integer=True, nonnegative=True)
     >>> sizes = {b: sympy.Integer(2), s: sympy.Integer(4), n: sympy.Integer(8)}

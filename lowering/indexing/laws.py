@@ -11,9 +11,9 @@ from functools import lru_cache
 
 import sympy
 
-from lowering.division import ONE, FloorDiv, Mod
-from lowering.indexing.digits import radix_extent, radix_terms
-from lowering.indexing.intervals import Facts, Sizes, expanded, facts_of, interval, symbols_of
+from fusion.lowering.division import ONE, FloorDiv, Mod
+from fusion.lowering.indexing.digits import radix_extent, radix_terms
+from fusion.lowering.indexing.intervals import Facts, Sizes, expanded, facts_of, interval, symbols_of
 
 
 @lru_cache(maxsize=1 << 16)
@@ -41,7 +41,7 @@ def within(expr: sympy.Expr, size: sympy.Expr, sizes: Sizes) -> bool:
 def simplify(expr: sympy.Expr, sizes: Sizes) -> sympy.Expr:
     """An equal expression with as few `//` and `%` as the bounds allow.
 
-    >>> from lowering.indexing import axis_symbol
+    >>> from fusion.lowering.indexing import axis_symbol
     >>> b, s = axis_symbol(0), axis_symbol(1)
     >>> sizes = {b: sympy.Integer(4), s: sympy.Integer(16)}
     >>> simplify(FloorDiv(16 * b + s, 16), sizes), simplify(Mod(16 * b + s, 16), sizes)

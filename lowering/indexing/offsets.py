@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from lowering.division import ONE, ZERO
-from lowering.expr import Const, Expr, Index, IndexValue, Op, make_op
-from lowering.indexing.intervals import Sizes, symbols_of
-from lowering.indexing.laws import simplify
-from lowering.sizes import where_there_are_elements
+from fusion.lowering.division import ONE, ZERO
+from fusion.lowering.expr import Const, Expr, Index, IndexValue, Op, make_op
+from fusion.lowering.indexing.intervals import Sizes, symbols_of
+from fusion.lowering.indexing.laws import simplify
+from fusion.lowering.sizes import where_there_are_elements
 
 
 def flatten(index: Sequence[Index], strides: Sequence[sympy.Expr], sizes: Sizes) -> Index:
@@ -45,7 +45,7 @@ def extent_of(shape: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> sym
 def coefficient(expr: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr | None:
     """The stride of `axis` in an affine offset; None where the axis appears under `//`, `%` or a power.
 
-    >>> from lowering.indexing import FloorDiv, axis_symbol
+    >>> from fusion.lowering.indexing import FloorDiv, axis_symbol
     >>> i, j = axis_symbol(0), axis_symbol(1)
     >>> coefficient(12 * i + j, i), coefficient(12 * i + j, axis_symbol(2)), coefficient(FloorDiv(i, 2), i)
     (12, 0, None)

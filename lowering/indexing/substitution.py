@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from lowering.division import FloorDiv, Mod
-from lowering.expr import AxisMap, Expr, Index, IndexValue, Load, Op, Random, make_cast, rewrite
-from lowering.indexing.intervals import Sizes, symbols_of
-from lowering.indexing.laws import simplify
+from fusion.lowering.division import FloorDiv, Mod
+from fusion.lowering.expr import AxisMap, Expr, Index, IndexValue, Load, Op, Random, make_cast, rewrite
+from fusion.lowering.indexing.intervals import Sizes, symbols_of
+from fusion.lowering.indexing.laws import simplify
 
 
 def substitute(root: Expr, axes: AxisMap, sizes: Sizes) -> Expr:

@@ -10,7 +10,7 @@ that rounding errors are measured against.
 
 from __future__ import annotations
 
-from lowering.interpret.kernels import run_kernel
-from lowering.interpret.programs import run_program
+from fusion.lowering.interpret.kernels import run_kernel
+from fusion.lowering.interpret.programs import run_program
 
 __all__ = ["run_kernel", "run_program"]

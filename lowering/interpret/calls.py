@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import sympy
 import torch
 
-from lowering.errors import VerifyError
-from lowering.evaluate import size_value
-from lowering.program import BufferRef, Extern, ExternArg, Program, map_leaves
+from fusion.lowering.errors import VerifyError
+from fusion.lowering.evaluate import size_value
+from fusion.lowering.program import BufferRef, Extern, ExternArg, Program, map_leaves
 
 
 def call(

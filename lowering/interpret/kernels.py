@@ -8,8 +8,8 @@ from dataclasses import replace
 import sympy
 import torch
 
-from lowering.errors import VerifyError
-from lowering.evaluate import (
+from fusion.lowering.errors import VerifyError
+from fusion.lowering.evaluate import (
     CPU,
     Ranges,
     Scope,
@@ -25,10 +25,10 @@ from lowering.evaluate import (
     size_value,
     update,
 )
-from lowering.expr import Expr, IndexValue
-from lowering.folds import fold
-from lowering.indexing import symbols_of
-from lowering.kernel import (
+from fusion.lowering.expr import Expr, IndexValue
+from fusion.lowering.folds import fold
+from fusion.lowering.indexing import symbols_of
+from fusion.lowering.kernel import (
     Fold,
     Kernel,
     Loop,
@@ -43,7 +43,7 @@ from lowering.kernel import (
     values_of,
     walked_folds,
 )
-from lowering.scalar_ops import identity
+from fusion.lowering.scalar_ops import identity
 
 
 def run_kernel(

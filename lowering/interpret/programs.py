@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from lowering.errors import VerifyError
-from lowering.evaluate import (
+from fusion.lowering.errors import VerifyError
+from fusion.lowering.evaluate import (
     Scope,
     boxes,
     check_positions,
@@ -21,9 +21,9 @@ from lowering.evaluate import (
     size_value,
     update,
 )
-from lowering.expr import free_axes
-from lowering.interpret.calls import as_double, call
-from lowering.program import Buffer, BufferRef, Compute, Contract, Extern, Map, Program, Reduce, Scan, Scatter
+from fusion.lowering.expr import free_axes
+from fusion.lowering.interpret.calls import as_double, call
+from fusion.lowering.program import Buffer, BufferRef, Compute, Contract, Extern, Map, Program, Reduce, Scan, Scatter
 
 
 def run_program(

@@ -13,10 +13,10 @@ that makes a line too long, is named `%1`, `%2`, … on a line of its own above 
 
 from __future__ import annotations
 
-from lowering.printer.amounts import format_bytes
-from lowering.printer.expressions import format_expr, format_index
-from lowering.printer.kernels import format_kernel
-from lowering.printer.params import format_param
-from lowering.printer.programs import format_program
+from fusion.lowering.printer.amounts import format_bytes
+from fusion.lowering.printer.expressions import format_expr, format_index
+from fusion.lowering.printer.kernels import format_kernel
+from fusion.lowering.printer.params import format_param
+from fusion.lowering.printer.programs import format_program
 
 __all__ = ["format_bytes", "format_expr", "format_index", "format_kernel", "format_param", "format_program"]

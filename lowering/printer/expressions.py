@@ -8,8 +8,8 @@ from functools import lru_cache
 import sympy
 import torch
 
-from lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, postorder
-from lowering.indexing import FloorDiv, Mod
+from fusion.lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, postorder
+from fusion.lowering.indexing import FloorDiv, Mod
 
 SHORT = 16
 """Text up to this length is repeated rather than named."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowering.kernel import Param
+from fusion.lowering.kernel import Param
 
 
 def format_param(param: Param) -> str:

@@ -10,14 +10,27 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-from lowering.printer.expressions import Names, format_dtype, format_index, sizes_text
-from lowering.program import Axis, Buffer, BufferRef, Compute, Extern, Map, Node, Program, Reduce, Scan, Scatter, writes
+from fusion.lowering.printer.expressions import Names, format_dtype, format_index, sizes_text
+from fusion.lowering.program import (
+    Axis,
+    Buffer,
+    BufferRef,
+    Compute,
+    Extern,
+    Map,
+    Node,
+    Program,
+    Reduce,
+    Scan,
+    Scatter,
+    writes,
+)
 
 
 def format_program(program: Program) -> str:
     """A Program: inputs, a line per node with its origin, outputs.
 
-    >>> from lowering.expr import Load, Op
+    >>> from fusion.lowering.expr import Load, Op
     >>> i, cpu = sympy.Symbol("i0"), torch.device("cpu")
     >>> two, one = sympy.Integer(2), sympy.Integer(1)
     >>> buffers = {name: Buffer(name, torch.float32, (two,), (one,), cpu) for name in ("x", "y")}

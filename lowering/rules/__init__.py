@@ -11,7 +11,7 @@ Modules that are not imported here are what rules are written with:
     meeting.py    as a scatter; `compared.py`, each element looks for its sources; `runs.py`, where these lie in a row
 """
 
-from lowering.rules import (
+from fusion.lowering.rules import (
     activation,
     arithmetic,
     assembly,
@@ -52,7 +52,7 @@ from lowering.rules import (
 )
 
 # After all others: what it refuses is what they have no rule for.
-from lowering.rules import library  # isort: skip
+from fusion.lowering.rules import library  # isort: skip
 
 __all__ = [
     "activation",

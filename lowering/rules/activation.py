@@ -13,9 +13,9 @@ from typing import TypeAlias
 import torch
 from torch._ops import OpOverload
 
-from lowering.builder import Builder
-from lowering.registry import lowers
-from lowering.rules.formula import (
+from fusion.lowering.builder import Builder
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import (
     Term,
     clamp,
     erf,
@@ -28,8 +28,8 @@ from lowering.rules.formula import (
     tanh,
     where,
 )
-from lowering.rules.promotion import Kind, compose
-from lowering.value import Value
+from fusion.lowering.rules.promotion import Kind, compose
+from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 

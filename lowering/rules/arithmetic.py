@@ -10,12 +10,12 @@ import math
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.checks import divisor
-from lowering.errors import Unsupported
-from lowering.indexing import ONE
-from lowering.registry import lowers
-from lowering.rules.formula import (
+from fusion.lowering.builder import Builder
+from fusion.lowering.checks import divisor
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.indexing import ONE
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import (
     Term,
     absolute,
     call,
@@ -29,8 +29,8 @@ from lowering.rules.formula import (
     minimum,
     sqrt,
 )
-from lowering.rules.formula import where as select
-from lowering.rules.promotion import (
+from fusion.lowering.rules.formula import where as select
+from fusion.lowering.rules.promotion import (
     Argument,
     Kind,
     common_place,
@@ -42,7 +42,7 @@ from lowering.rules.promotion import (
     term_of,
     widened,
 )
-from lowering.value import Value, reshape
+from fusion.lowering.value import Value, reshape
 
 aten = torch.ops.aten
 

@@ -12,17 +12,17 @@ import sympy
 import torch
 from torch import fx
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import Expr, Index, IndexValue, guarded
-from lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
-from lowering.registry import lowers
-from lowering.rules.formula import Term, both, eq, literal, where
-from lowering.rules.meeting import updates_input, written
-from lowering.rules.promotion import Argument, convert, shaped_as
-from lowering.rules.view import digits, is_dense, position_in, slice_start, unsqueeze
-from lowering.sizes import sizes_of
-from lowering.value import Shape, Value, axes_of, axis_bounds
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Expr, Index, IndexValue, guarded
+from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import Term, both, eq, literal, where
+from fusion.lowering.rules.meeting import updates_input, written
+from fusion.lowering.rules.promotion import Argument, convert, shaped_as
+from fusion.lowering.rules.view import digits, is_dense, position_in, slice_start, unsqueeze
+from fusion.lowering.sizes import sizes_of
+from fusion.lowering.value import Shape, Value, axes_of, axis_bounds
 
 aten = torch.ops.aten
 

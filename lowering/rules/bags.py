@@ -11,20 +11,20 @@ from __future__ import annotations
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.checks import checked
-from lowering.errors import Unsupported
-from lowering.expr import Expr, IndexValue, const, guarded
-from lowering.indexing import ONE, FloorDiv, axis_symbol, coefficient
-from lowering.registry import lowers
-from lowering.rules.assembly import placed
-from lowering.rules.formula import Term, eq, literal, maximum, where
-from lowering.rules.gather import position
-from lowering.rules.meeting import folded
-from lowering.rules.promotion import combine, convert, rounded, widen
-from lowering.rules.search import bucketize
-from lowering.scalar_ops import identity
-from lowering.value import Value
+from fusion.lowering.builder import Builder
+from fusion.lowering.checks import checked
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Expr, IndexValue, const, guarded
+from fusion.lowering.indexing import ONE, FloorDiv, axis_symbol, coefficient
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.formula import Term, eq, literal, maximum, where
+from fusion.lowering.rules.gather import position
+from fusion.lowering.rules.meeting import folded
+from fusion.lowering.rules.promotion import combine, convert, rounded, widen
+from fusion.lowering.rules.search import bucketize
+from fusion.lowering.scalar_ops import identity
+from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 

@@ -12,13 +12,26 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._ops import OpOverload
 
-from lowering.builder import Builder
-from lowering.registry import lowers
-from lowering.rules import bessel_series as series
-from lowering.rules.formula import Term, absolute, call, eq, exp, isinf, isnan, log, maximum, minimum, sqrt, where
-from lowering.rules.promotion import Kind, compose
-from lowering.rules.special import clenshaw
-from lowering.value import Value
+from fusion.lowering.builder import Builder
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules import bessel_series as series
+from fusion.lowering.rules.formula import (
+    Term,
+    absolute,
+    call,
+    eq,
+    exp,
+    isinf,
+    isnan,
+    log,
+    maximum,
+    minimum,
+    sqrt,
+    where,
+)
+from fusion.lowering.rules.promotion import Kind, compose
+from fusion.lowering.rules.special import clenshaw
+from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 

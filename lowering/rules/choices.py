@@ -11,19 +11,19 @@ from __future__ import annotations
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import IndexValue
-from lowering.indexing import ONE, axis_symbol
-from lowering.registry import lowers
-from lowering.rules.formula import Term, log1p, minimum
-from lowering.rules.ordering import chosen, placed_in_order
-from lowering.rules.promotion import widen
-from lowering.rules.random import open_term, uniform_term
-from lowering.rules.reduction import fold
-from lowering.rules.scans import cumsum
-from lowering.rules.search import searchsorted
-from lowering.value import Value, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import IndexValue
+from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import Term, log1p, minimum
+from fusion.lowering.rules.ordering import chosen, placed_in_order
+from fusion.lowering.rules.promotion import widen
+from fusion.lowering.rules.random import open_term, uniform_term
+from fusion.lowering.rules.reduction import fold
+from fusion.lowering.rules.scans import cumsum
+from fusion.lowering.rules.search import searchsorted
+from fusion.lowering.value import Value, reshape
 
 aten = torch.ops.aten
 

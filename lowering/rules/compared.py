@@ -10,14 +10,14 @@ from __future__ import annotations
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import IndexValue
-from lowering.indexing import ONE, ZERO, axis_symbol
-from lowering.rules.assembly import placed
-from lowering.rules.formula import Term, both, eq, literal
-from lowering.scalar_ops import identity
-from lowering.value import Value, axes_of, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import IndexValue
+from fusion.lowering.indexing import ONE, ZERO, axis_symbol
+from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.formula import Term, both, eq, literal
+from fusion.lowering.scalar_ops import identity
+from fusion.lowering.value import Value, axes_of, reshape
 
 MOST = 1 << 20
 """Comparisons of a place with a source that a call may cost."""

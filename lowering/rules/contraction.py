@@ -8,17 +8,17 @@ from __future__ import annotations
 import sympy
 import torch
 
-from lowering.builder import Builder, load_of
-from lowering.errors import Unsupported
-from lowering.expr import Load
-from lowering.indexing import ONE
-from lowering.made_again import is_made_again
-from lowering.program import BufferRef, Extern
-from lowering.registry import lowers
-from lowering.rules.promotion import Argument, combine, pointwise, rounded, widen
-from lowering.rules.reduction import fold
-from lowering.scalar_ops import HALVES
-from lowering.value import Value, reshape
+from fusion.lowering.builder import Builder, load_of
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Load
+from fusion.lowering.indexing import ONE
+from fusion.lowering.made_again import is_made_again
+from fusion.lowering.program import BufferRef, Extern
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.promotion import Argument, combine, pointwise, rounded, widen
+from fusion.lowering.rules.reduction import fold
+from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.value import Value, reshape
 
 aten = torch.ops.aten
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.registry import lowers
-from lowering.rules.promotion import convert, rounded
-from lowering.value import Value, broadcast_to
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.promotion import convert, rounded
+from fusion.lowering.value import Value, broadcast_to
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import Expr, IndexValue, make_cast
-from lowering.indexing import axis_symbol
-from lowering.registry import lowers
-from lowering.rules.formula import Term, eq, literal, where
-from lowering.rules.promotion import Argument, convert, term_of, widened
-from lowering.sizes import sizes_of
-from lowering.value import Value, broadcast_to
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Expr, IndexValue, make_cast
+from fusion.lowering.indexing import axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import Term, eq, literal, where
+from fusion.lowering.rules.promotion import Argument, convert, term_of, widened
+from fusion.lowering.sizes import sizes_of
+from fusion.lowering.value import Value, broadcast_to
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

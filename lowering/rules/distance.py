@@ -8,17 +8,17 @@ from functools import partial
 
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import IndexValue
-from lowering.indexing import FloorDiv, axis_symbol
-from lowering.registry import lowers
-from lowering.rules.assembly import placed
-from lowering.rules.formula import Term, absolute, call, eq, literal, maximum, minimum, ne, sqrt, where
-from lowering.rules.promotion import combine, rounded, widen
-from lowering.rules.reduction import fold
-from lowering.rules.view import unsqueeze
-from lowering.value import Value, broadcast_shapes, broadcast_to
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import IndexValue
+from fusion.lowering.indexing import FloorDiv, axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.formula import Term, absolute, call, eq, literal, maximum, minimum, ne, sqrt, where
+from fusion.lowering.rules.promotion import combine, rounded, widen
+from fusion.lowering.rules.reduction import fold
+from fusion.lowering.rules.view import unsqueeze
+from fusion.lowering.value import Value, broadcast_shapes, broadcast_to
 
 aten = torch.ops.aten
 

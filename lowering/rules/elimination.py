@@ -13,18 +13,28 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import IndexValue, const
-from lowering.indexing import ZERO, axis_symbol
-from lowering.registry import lowers
-from lowering.rules.assembly import tril, triu
-from lowering.rules.entries import Entry, Matrices, assembled, batch_of, held, identity_like, pick, sides, transposed
-from lowering.rules.formula import Term, absolute, call, eq, literal, log, ne, where
-from lowering.rules.promotion import combine
-from lowering.rules.triangular import Solve, solved, substituted
-from lowering.rules.view import squeeze_dim, unsqueeze
-from lowering.value import Shape, Value, axes_of
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import IndexValue, const
+from fusion.lowering.indexing import ZERO, axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.assembly import tril, triu
+from fusion.lowering.rules.entries import (
+    Entry,
+    Matrices,
+    assembled,
+    batch_of,
+    held,
+    identity_like,
+    pick,
+    sides,
+    transposed,
+)
+from fusion.lowering.rules.formula import Term, absolute, call, eq, literal, log, ne, where
+from fusion.lowering.rules.promotion import combine
+from fusion.lowering.rules.triangular import Solve, solved, substituted
+from fusion.lowering.rules.view import squeeze_dim, unsqueeze
+from fusion.lowering.value import Shape, Value, axes_of
 
 aten = torch.ops.aten
 

@@ -13,12 +13,12 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import IndexValue
-from lowering.indexing import ZERO, axis_symbol
-from lowering.rules.formula import Term, eq, literal, where
-from lowering.value import Shape, Value, broadcast_shapes
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import IndexValue
+from fusion.lowering.indexing import ZERO, axis_symbol
+from fusion.lowering.rules.formula import Term, eq, literal, where
+from fusion.lowering.value import Shape, Value, broadcast_shapes
 
 LARGEST = 8
 """Rows and columns of a matrix that is taken apart."""

@@ -10,12 +10,12 @@ import math
 
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.registry import lowers
-from lowering.rules.formula import Term, absolute, call, eq, isinf, isnan, literal, maximum, where
-from lowering.rules.promotion import combine, compose, convert, rounded
-from lowering.value import Value
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import Term, absolute, call, eq, isinf, isnan, literal, maximum, where
+from fusion.lowering.rules.promotion import combine, compose, convert, rounded
+from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 

@@ -14,9 +14,9 @@ import sympy
 import torch
 from torch.utils._sympy import functions as torch_sympy
 
-from lowering.errors import Unsupported
-from lowering.expr import Expr, IndexValue, Op, const, make_cast
-from lowering.scalar_ops import result_dtype
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Expr, IndexValue, Op, const, make_cast
+from fusion.lowering.scalar_ops import result_dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -12,19 +12,19 @@ from collections.abc import Callable, Sequence
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import Index, IndexValue
-from lowering.indexing import axis_symbol
-from lowering.registry import lowers
-from lowering.rules.assembly import placed
-from lowering.rules.formula import Term, eq, literal, where
-from lowering.rules.meeting import folded
-from lowering.rules.promotion import rounded, widen, widened
-from lowering.rules.reduction import fold
-from lowering.rules.windows import fixed
-from lowering.scalar_ops import HALVES
-from lowering.value import Value, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Index, IndexValue
+from fusion.lowering.indexing import axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.formula import Term, eq, literal, where
+from fusion.lowering.rules.meeting import folded
+from fusion.lowering.rules.promotion import rounded, widen, widened
+from fusion.lowering.rules.reduction import fold
+from fusion.lowering.rules.windows import fixed
+from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.value import Value, reshape
 
 aten = torch.ops.aten
 

@@ -12,17 +12,17 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.checks import CHECKED, checked, is_within, wrapped
-from lowering.errors import Unsupported
-from lowering.expr import Expr, Index, IndexValue, Op, make_cast, postorder
-from lowering.indexing import ONE, axis_symbol, bounds, substitute
-from lowering.registry import lowers
-from lowering.rules.entries import held
-from lowering.rules.formula import Term, literal, where
-from lowering.rules.promotion import convert
-from lowering.sizes import may_be_empty
-from lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_shapes, broadcast_to, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.checks import CHECKED, checked, is_within, wrapped
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Expr, Index, IndexValue, Op, make_cast, postorder
+from fusion.lowering.indexing import ONE, axis_symbol, bounds, substitute
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.entries import held
+from fusion.lowering.rules.formula import Term, literal, where
+from fusion.lowering.rules.promotion import convert
+from fusion.lowering.sizes import may_be_empty
+from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_shapes, broadcast_to, reshape
 
 aten = torch.ops.aten
 

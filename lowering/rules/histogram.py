@@ -14,18 +14,18 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import guarded
-from lowering.indexing import ONE, axis_symbol
-from lowering.registry import lowers
-from lowering.rules.creation import spaced
-from lowering.rules.formula import Term, call, eq, literal, maximum, minimum, where
-from lowering.rules.meeting import folded
-from lowering.rules.places import laid_flat
-from lowering.rules.promotion import combine, convert
-from lowering.rules.reduction import fold
-from lowering.value import Value, broadcast_to, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import guarded
+from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.creation import spaced
+from fusion.lowering.rules.formula import Term, call, eq, literal, maximum, minimum, where
+from fusion.lowering.rules.meeting import folded
+from fusion.lowering.rules.places import laid_flat
+from fusion.lowering.rules.promotion import combine, convert
+from fusion.lowering.rules.reduction import fold
+from fusion.lowering.value import Value, broadcast_to, reshape
 
 aten = torch.ops.aten
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import torch
 from torch._ops import OpOverloadPacket
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.registry import RULES, lowers
-from lowering.rules.promotion import overloads
-from lowering.value import Value
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.registry import RULES, lowers
+from fusion.lowering.rules.promotion import overloads
+from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 

@@ -7,17 +7,17 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import IndexValue
-from lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
-from lowering.registry import lowers
-from lowering.rules.assembly import placed
-from lowering.rules.formula import Term, eq, literal, where
-from lowering.rules.meeting import written
-from lowering.rules.promotion import convert
-from lowering.rules.scans import cumsum
-from lowering.value import Shape, Value, axes_of, broadcast_shapes, broadcast_to, contiguous_strides, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import IndexValue
+from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.formula import Term, eq, literal, where
+from fusion.lowering.rules.meeting import written
+from fusion.lowering.rules.promotion import convert
+from fusion.lowering.rules.scans import cumsum
+from fusion.lowering.value import Shape, Value, axes_of, broadcast_shapes, broadcast_to, contiguous_strides, reshape
 
 aten = torch.ops.aten
 

@@ -13,14 +13,14 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from lowering.builder import Builder
-from lowering.checks import CHECKED, is_within, wrapped
-from lowering.expr import Expr, Index, IndexValue, Op, const
-from lowering.rules.formula import Term, both, eq, literal, maximum, minimum, where
-from lowering.rules.promotion import combine, convert, rounded
-from lowering.scalar_ops import identity
-from lowering.updates import COPY
-from lowering.value import Shape, Value
+from fusion.lowering.builder import Builder
+from fusion.lowering.checks import CHECKED, is_within, wrapped
+from fusion.lowering.expr import Expr, Index, IndexValue, Op, const
+from fusion.lowering.rules.formula import Term, both, eq, literal, maximum, minimum, where
+from fusion.lowering.rules.promotion import combine, convert, rounded
+from fusion.lowering.scalar_ops import identity
+from fusion.lowering.updates import COPY
+from fusion.lowering.value import Shape, Value
 
 aten = torch.ops.aten
 

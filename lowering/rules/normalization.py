@@ -11,13 +11,13 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.indexing import ONE, FloorDiv, axis_symbol
-from lowering.registry import lowers
-from lowering.rules.formula import Term, eq, exp, log, rsqrt, where
-from lowering.rules.promotion import combine, convert, rounded, widen, widened
-from lowering.rules.reduction import fold, mean_over, moments, reduced_dims
-from lowering.value import Value, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.indexing import ONE, FloorDiv, axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import Term, eq, exp, log, rsqrt, where
+from fusion.lowering.rules.promotion import combine, convert, rounded, widen, widened
+from fusion.lowering.rules.reduction import fold, mean_over, moments, reduced_dims
+from fusion.lowering.value import Value, reshape
 
 aten = torch.ops.aten
 

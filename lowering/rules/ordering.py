@@ -11,16 +11,16 @@ from __future__ import annotations
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import IndexValue
-from lowering.indexing import ONE, axis_symbol
-from lowering.registry import lowers
-from lowering.rules.formula import Term, eq, isnan, literal, where
-from lowering.rules.promotion import Argument, combine, convert, rounded, widen
-from lowering.rules.reduction import fold
-from lowering.scalar_ops import identity
-from lowering.value import Shape, Value, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import IndexValue
+from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import Term, eq, isnan, literal, where
+from fusion.lowering.rules.promotion import Argument, combine, convert, rounded, widen
+from fusion.lowering.rules.reduction import fold
+from fusion.lowering.scalar_ops import identity
+from fusion.lowering.value import Shape, Value, reshape
 
 aten = torch.ops.aten
 

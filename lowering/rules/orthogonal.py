@@ -12,11 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch._ops import OpOverloadPacket
 
-from lowering.builder import Builder
-from lowering.registry import lowers
-from lowering.rules.formula import Term, absolute, call, eq, exp, literal, log, maximum, minimum, ne, sqrt, where
-from lowering.rules.promotion import Argument, Kind, compose, overloads
-from lowering.value import Value
+from fusion.lowering.builder import Builder
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import Term, absolute, call, eq, exp, literal, log, maximum, minimum, ne, sqrt, where
+from fusion.lowering.rules.promotion import Argument, Kind, compose, overloads
+from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 

@@ -7,14 +7,14 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.expr import IndexValue
-from lowering.registry import lowers
-from lowering.rules.formula import Term, eq
-from lowering.rules.promotion import rounded, widened
-from lowering.rules.reduction import fold
-from lowering.rules.windows import Along, fixed, windows
-from lowering.value import Value
+from fusion.lowering.builder import Builder
+from fusion.lowering.expr import IndexValue
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import Term, eq
+from fusion.lowering.rules.promotion import rounded, widened
+from fusion.lowering.rules.reduction import fold
+from fusion.lowering.rules.windows import Along, fixed, windows
+from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 import sympy
 import torch
 
-from lowering.expr import Expr, Index, IndexValue
-from lowering.indexing import ONE, ZERO, axis_symbol
-from lowering.rules.gather import position
-from lowering.rules.promotion import convert
-from lowering.value import Shape, Value, axes_of, reshape
+from fusion.lowering.expr import Expr, Index, IndexValue
+from fusion.lowering.indexing import ONE, ZERO, axis_symbol
+from fusion.lowering.rules.gather import position
+from fusion.lowering.rules.promotion import convert
+from fusion.lowering.value import Shape, Value, axes_of, reshape
 
 
 def laid_flat(index: Value) -> Value:

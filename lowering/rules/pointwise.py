@@ -9,13 +9,22 @@ from __future__ import annotations
 import torch
 from torch._ops import OpOverloadPacket
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.registry import lowers
-from lowering.rules import formula
-from lowering.rules.formula import Term
-from lowering.rules.promotion import Argument, Kind, common_place, compose, overloads, pointwise, promote, term_of
-from lowering.value import Value
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules import formula
+from fusion.lowering.rules.formula import Term
+from fusion.lowering.rules.promotion import (
+    Argument,
+    Kind,
+    common_place,
+    compose,
+    overloads,
+    pointwise,
+    promote,
+    term_of,
+)
+from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 

@@ -11,20 +11,20 @@ from collections.abc import Callable, Sequence
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import Index, IndexValue, const
-from lowering.indexing import FloorDiv, Mod, axis_symbol
-from lowering.registry import lowers
-from lowering.rules.assembly import choose
-from lowering.rules.formula import Term, both, call, eq, literal, maximum, minimum, where
-from lowering.rules.meeting import folded
-from lowering.rules.promotion import convert, rounded, widen, widened
-from lowering.rules.reduction import fold
-from lowering.rules.windows import Along, Windows, covering, each, fixed, proportional, strided, windows
-from lowering.scalar_ops import identity
-from lowering.sizes import sizes_of
-from lowering.value import Shape, Value, axes_of, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Index, IndexValue, const
+from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.assembly import choose
+from fusion.lowering.rules.formula import Term, both, call, eq, literal, maximum, minimum, where
+from fusion.lowering.rules.meeting import folded
+from fusion.lowering.rules.promotion import convert, rounded, widen, widened
+from fusion.lowering.rules.reduction import fold
+from fusion.lowering.rules.windows import Along, Windows, covering, each, fixed, proportional, strided, windows
+from fusion.lowering.scalar_ops import identity
+from fusion.lowering.sizes import sizes_of
+from fusion.lowering.value import Shape, Value, axes_of, reshape
 
 aten = torch.ops.aten
 

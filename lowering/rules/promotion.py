@@ -16,13 +16,13 @@ import torch
 from torch._ops import OpOverload, OpOverloadPacket
 from torch._prims_common import ELEMENTWISE_TYPE_PROMOTION_KIND, elementwise_dtypes
 
-from lowering.builder import GENERATED_DTYPES
-from lowering.errors import Unsupported
-from lowering.expr import make_cast
-from lowering.rules.formula import Term, call, literal
-from lowering.scalar_ops import HALVES
-from lowering.sizes import is_condition
-from lowering.value import Shape, Value, broadcast_shapes, broadcast_to
+from fusion.lowering.builder import GENERATED_DTYPES
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import make_cast
+from fusion.lowering.rules.formula import Term, call, literal
+from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.sizes import is_condition
+from fusion.lowering.value import Shape, Value, broadcast_shapes, broadcast_to
 
 Argument: TypeAlias = "Value | sympy.Expr | bool | int | float"
 

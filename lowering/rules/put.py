@@ -11,22 +11,22 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import Index, IndexValue, make_cast
-from lowering.indexing import ONE, axis_symbol
-from lowering.registry import lowers
-from lowering.rules.assembly import placed
-from lowering.rules.compared import is_few
-from lowering.rules.formula import Term, eq, literal, where
-from lowering.rules.gather import indexed
-from lowering.rules.masked import numbered_sources
-from lowering.rules.meeting import folded, updates_input, written
-from lowering.rules.places import aligned, laid_flat, positions, rows
-from lowering.rules.promotion import Argument, combine, convert, term_of, widened
-from lowering.rules.runs import summed_in_runs
-from lowering.rules.scatter import summed
-from lowering.value import Value, axes_of, broadcast_to, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Index, IndexValue, make_cast
+from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.compared import is_few
+from fusion.lowering.rules.formula import Term, eq, literal, where
+from fusion.lowering.rules.gather import indexed
+from fusion.lowering.rules.masked import numbered_sources
+from fusion.lowering.rules.meeting import folded, updates_input, written
+from fusion.lowering.rules.places import aligned, laid_flat, positions, rows
+from fusion.lowering.rules.promotion import Argument, combine, convert, term_of, widened
+from fusion.lowering.rules.runs import summed_in_runs
+from fusion.lowering.rules.scatter import summed
+from fusion.lowering.value import Value, axes_of, broadcast_to, reshape
 
 aten = torch.ops.aten
 

@@ -12,15 +12,15 @@ import math
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import Expr, Random
-from lowering.registry import lowers
-from lowering.rules.creation import made
-from lowering.rules.formula import Term, call, exp, literal, log1p, maximum, minimum, sqrt, where
-from lowering.rules.promotion import Argument, compose, term_of, widened
-from lowering.rules.view import result_shape
-from lowering.value import Shape, Value, axes_of, contiguous_strides
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Expr, Random
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.creation import made
+from fusion.lowering.rules.formula import Term, call, exp, literal, log1p, maximum, minimum, sqrt, where
+from fusion.lowering.rules.promotion import Argument, compose, term_of, widened
+from fusion.lowering.rules.view import result_shape
+from fusion.lowering.value import Shape, Value, axes_of, contiguous_strides
 
 aten = torch.ops.aten
 

@@ -13,14 +13,14 @@ from collections.abc import Callable, Sequence
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import IndexValue
-from lowering.indexing import ONE, ZERO, axis_symbol
-from lowering.registry import lowers
-from lowering.rules.formula import Term, absolute, call, exp, isinf, literal, log, maximum, ne, sqrt, where
-from lowering.rules.promotion import combine, convert, rounded, widen
-from lowering.value import Value, contiguous_strides
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import IndexValue
+from fusion.lowering.indexing import ONE, ZERO, axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import Term, absolute, call, exp, isinf, literal, log, maximum, ne, sqrt, where
+from fusion.lowering.rules.promotion import combine, convert, rounded, widen
+from fusion.lowering.value import Value, contiguous_strides
 
 aten = torch.ops.aten
 

@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import Index, IndexValue
-from lowering.indexing import axis_symbol
-from lowering.registry import lowers
-from lowering.rules.assembly import placed
-from lowering.rules.formula import Term, absolute, call, eq, literal, maximum, minimum, where
-from lowering.rules.promotion import rounded, widen
-from lowering.rules.reduction import fold
-from lowering.rules.windows import fixed
-from lowering.value import Value
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Index, IndexValue
+from fusion.lowering.indexing import axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.formula import Term, absolute, call, eq, literal, maximum, minimum, where
+from fusion.lowering.rules.promotion import rounded, widen
+from fusion.lowering.rules.reduction import fold
+from fusion.lowering.rules.windows import fixed
+from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 

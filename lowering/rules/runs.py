@@ -14,17 +14,17 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.evaluate import Scope, evaluate
-from lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, free_axes, postorder, rewrite
-from lowering.indexing import ZERO, FloorDiv, axis_symbol, simplify, substitute
-from lowering.indexing.substitution import as_expr
-from lowering.program import Map
-from lowering.rules.assembly import placed
-from lowering.rules.formula import Term, both, where
-from lowering.rules.promotion import combine, convert, rounded, widen, widened
-from lowering.rules.reduction import fold
-from lowering.value import Shape, Value, axis_bounds
+from fusion.lowering.builder import Builder
+from fusion.lowering.evaluate import Scope, evaluate
+from fusion.lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, free_axes, postorder, rewrite
+from fusion.lowering.indexing import ZERO, FloorDiv, axis_symbol, simplify, substitute
+from fusion.lowering.indexing.substitution import as_expr
+from fusion.lowering.program import Map
+from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.formula import Term, both, where
+from fusion.lowering.rules.promotion import combine, convert, rounded, widen, widened
+from fusion.lowering.rules.reduction import fold
+from fusion.lowering.value import Shape, Value, axis_bounds
 
 LONGEST, MOST_TAPS = 1 << 16, 32
 """Sources along a dimension whose places are worked out, and sources that an element may have to sum."""

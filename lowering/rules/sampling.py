@@ -16,17 +16,17 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import IndexValue
-from lowering.indexing import axis_symbol
-from lowering.registry import lowers
-from lowering.rules.assembly import placed
-from lowering.rules.formula import Term, absolute, call, clamp, eq, literal, where
-from lowering.rules.meeting import folded
-from lowering.rules.promotion import rounded, widened
-from lowering.rules.reduction import fold
-from lowering.value import Shape, Value, axes_of
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import IndexValue
+from fusion.lowering.indexing import axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.formula import Term, absolute, call, clamp, eq, literal, where
+from fusion.lowering.rules.meeting import folded
+from fusion.lowering.rules.promotion import rounded, widened
+from fusion.lowering.rules.reduction import fold
+from fusion.lowering.value import Shape, Value, axes_of
 
 aten = torch.ops.aten
 

@@ -9,15 +9,15 @@ from __future__ import annotations
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import Const, IndexValue, const
-from lowering.indexing import ONE, ZERO, axis_symbol
-from lowering.registry import lowers
-from lowering.rules.formula import literal
-from lowering.rules.promotion import convert, rounded, widen
-from lowering.scalar_ops import SCANNED
-from lowering.value import Value
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Const, IndexValue, const
+from fusion.lowering.indexing import ONE, ZERO, axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import literal
+from fusion.lowering.rules.promotion import convert, rounded, widen
+from fusion.lowering.scalar_ops import SCANNED
+from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 

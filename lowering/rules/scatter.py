@@ -10,19 +10,19 @@ from __future__ import annotations
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import Index, IndexValue
-from lowering.indexing import ONE, axis_symbol
-from lowering.registry import lowers
-from lowering.rules.assembly import placed
-from lowering.rules.compared import folded_sources, is_compared, is_one, sources_of_each
-from lowering.rules.formula import Term, eq, literal, maximum, where
-from lowering.rules.meeting import JOINS, folded, written
-from lowering.rules.places import along, laid_flat, named_along, positions, sources_at
-from lowering.rules.promotion import Argument, combine, convert, term_of, widened
-from lowering.scalar_ops import identity
-from lowering.value import Value, axes_of, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Index, IndexValue
+from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.compared import folded_sources, is_compared, is_one, sources_of_each
+from fusion.lowering.rules.formula import Term, eq, literal, maximum, where
+from fusion.lowering.rules.meeting import JOINS, folded, written
+from fusion.lowering.rules.places import along, laid_flat, named_along, positions, sources_at
+from fusion.lowering.rules.promotion import Argument, combine, convert, term_of, widened
+from fusion.lowering.scalar_ops import identity
+from fusion.lowering.value import Value, axes_of, reshape
 
 aten = torch.ops.aten
 

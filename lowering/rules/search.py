@@ -11,15 +11,15 @@ from collections.abc import Sequence
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.checks import checked
-from lowering.errors import Unsupported
-from lowering.expr import Expr, guarded
-from lowering.indexing import ZERO
-from lowering.registry import lowers
-from lowering.rules.formula import Term, literal, where
-from lowering.rules.promotion import Argument, Kind, convert, promote, term_of
-from lowering.value import Shape, Value, axes_of
+from fusion.lowering.builder import Builder
+from fusion.lowering.checks import checked
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Expr, guarded
+from fusion.lowering.indexing import ZERO
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import Term, literal, where
+from fusion.lowering.rules.promotion import Argument, Kind, convert, promote, term_of
+from fusion.lowering.value import Shape, Value, axes_of
 
 aten = torch.ops.aten
 

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.expr import Index, IndexValue, guarded
-from lowering.indexing import ONE, axis_symbol
-from lowering.registry import lowers
-from lowering.rules import reduction
-from lowering.rules.formula import Term, eq, isnan, literal, maximum, ne, where
-from lowering.rules.meeting import JOINS, folded
-from lowering.rules.ordering import apart, spread
-from lowering.rules.promotion import combine, convert, rounded, shaped_as, widen
-from lowering.rules.scans import cumsum
-from lowering.rules.search import searchsorted
-from lowering.scalar_ops import identity
-from lowering.value import Shape, Value, axes_of, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Index, IndexValue, guarded
+from fusion.lowering.indexing import ONE, axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules import reduction
+from fusion.lowering.rules.formula import Term, eq, isnan, literal, maximum, ne, where
+from fusion.lowering.rules.meeting import JOINS, folded
+from fusion.lowering.rules.ordering import apart, spread
+from fusion.lowering.rules.promotion import combine, convert, rounded, shaped_as, widen
+from fusion.lowering.rules.scans import cumsum
+from fusion.lowering.rules.search import searchsorted
+from fusion.lowering.scalar_ops import identity
+from fusion.lowering.value import Shape, Value, axes_of, reshape
 
 aten = torch.ops.aten
 

@@ -10,15 +10,15 @@ from __future__ import annotations
 import sympy
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.indexing import ONE
-from lowering.registry import lowers
-from lowering.rules.formula import Term, call, eq, isnan, literal, maximum, where
-from lowering.rules.ordering import apart, chosen, placed_in_order, spread
-from lowering.rules.promotion import combine
-from lowering.rules.reduction import fold
-from lowering.value import Value, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.indexing import ONE
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import Term, call, eq, isnan, literal, maximum, where
+from fusion.lowering.rules.ordering import apart, chosen, placed_in_order, spread
+from fusion.lowering.rules.promotion import combine
+from fusion.lowering.rules.reduction import fold
+from fusion.lowering.value import Value, reshape
 
 aten = torch.ops.aten
 

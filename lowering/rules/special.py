@@ -12,10 +12,10 @@ from collections.abc import Callable, Sequence
 import torch
 from torch._ops import OpOverload
 
-from lowering.builder import Builder
-from lowering.registry import lowers
-from lowering.rules import series
-from lowering.rules.formula import (
+from fusion.lowering.builder import Builder
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules import series
+from fusion.lowering.rules.formula import (
     Term,
     absolute,
     call,
@@ -31,8 +31,8 @@ from lowering.rules.formula import (
     sqrt,
     where,
 )
-from lowering.rules.promotion import Kind, compose
-from lowering.value import Value
+from fusion.lowering.rules.promotion import Kind, compose
+from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 

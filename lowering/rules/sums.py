@@ -11,13 +11,13 @@ from collections.abc import Callable
 
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.registry import lowers
-from lowering.rules.formula import Term
-from lowering.rules.promotion import Argument, Kind, common_place, compose, overloads, promote
-from lowering.scalar_ops import HALVES
-from lowering.value import Value
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import Term
+from fusion.lowering.rules.promotion import Argument, Kind, common_place, compose, overloads, promote
+from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 

@@ -10,12 +10,22 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from lowering.builder import Builder
-from lowering.indexing import axis_symbol
-from lowering.registry import lowers
-from lowering.rules.entries import Entry, Matrices, assembled, batch_of, held, identity_like, pick, sides, transposed
-from lowering.rules.formula import Term, eq, isnan, literal, sqrt, where
-from lowering.value import Shape, Value, broadcast_to
+from fusion.lowering.builder import Builder
+from fusion.lowering.indexing import axis_symbol
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.entries import (
+    Entry,
+    Matrices,
+    assembled,
+    batch_of,
+    held,
+    identity_like,
+    pick,
+    sides,
+    transposed,
+)
+from fusion.lowering.rules.formula import Term, eq, isnan, literal, sqrt, where
+from fusion.lowering.value import Shape, Value, broadcast_to
 
 aten = torch.ops.aten
 

@@ -13,12 +13,12 @@ import sympy
 import torch
 from torch import fx
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
-from lowering.registry import lowers
-from lowering.sizes import sizes_of
-from lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_to, contiguous_strides, reshape
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
+from fusion.lowering.registry import lowers
+from fusion.lowering.sizes import sizes_of
+from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_to, contiguous_strides, reshape
 
 aten, prims = torch.ops.aten, torch.ops.prims
 

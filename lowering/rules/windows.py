@@ -12,12 +12,12 @@ from dataclasses import dataclass
 
 import sympy
 
-from lowering.errors import Unsupported
-from lowering.expr import IndexValue
-from lowering.indexing import FloorDiv, axis_symbol, bounds, simplify
-from lowering.rules.assembly import placed
-from lowering.rules.formula import Term, both, where
-from lowering.value import Shape, Value, axis_bounds
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import IndexValue
+from fusion.lowering.indexing import FloorDiv, axis_symbol, bounds, simplify
+from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.formula import Term, both, where
+from fusion.lowering.value import Shape, Value, axis_bounds
 
 Place = Callable[[sympy.Symbol, sympy.Symbol], sympy.Expr]
 

@@ -12,13 +12,13 @@ from collections.abc import Callable
 
 import torch
 
-from lowering.builder import Builder
-from lowering.errors import Unsupported
-from lowering.registry import lowers
-from lowering.rules.formula import Term, call, eq, isnan, literal, ne, where
-from lowering.rules.promotion import Argument, Kind, compose
-from lowering.rules.special import ASYMPTOTIC, BERNOULLI, digamma, polynomial
-from lowering.value import Value
+from fusion.lowering.builder import Builder
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.registry import lowers
+from fusion.lowering.rules.formula import Term, call, eq, isnan, literal, ne, where
+from fusion.lowering.rules.promotion import Argument, Kind, compose
+from fusion.lowering.rules.special import ASYMPTOTIC, BERNOULLI, digamma, polynomial
+from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 

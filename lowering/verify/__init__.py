@@ -7,7 +7,7 @@ certain is refused; an index is out of bounds only if some point of the iteratio
 
 from __future__ import annotations
 
-from lowering.verify.kernels import verify_kernel
-from lowering.verify.programs import Verified, verify_program
+from fusion.lowering.verify.kernels import verify_kernel
+from fusion.lowering.verify.programs import Verified, verify_program
 
 __all__ = ["Verified", "verify_kernel", "verify_program"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lowering.errors import Origin, VerifyError
+from fusion.lowering.errors import Origin, VerifyError
 
 
 class Broken(Exception):

@@ -12,11 +12,19 @@ from functools import lru_cache
 import sympy
 import torch
 
-from lowering.expr import Const, Expr, Index, Load, Op, Random, TileRef, index_of, postorder
-from lowering.indexing import FloorDiv, Mod, Sizes, bounds, symbols_of
-from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS, SCAN_OPS, SCANNED, accumulator, keeps_position, result_dtype
-from lowering.sizes import Computed
-from lowering.verify.broken import Broken, require
+from fusion.lowering.expr import Const, Expr, Index, Load, Op, Random, TileRef, index_of, postorder
+from fusion.lowering.indexing import FloorDiv, Mod, Sizes, bounds, symbols_of
+from fusion.lowering.scalar_ops import (
+    FOLD_OPS,
+    SCALAR_OPS,
+    SCAN_OPS,
+    SCANNED,
+    accumulator,
+    keeps_position,
+    result_dtype,
+)
+from fusion.lowering.sizes import Computed
+from fusion.lowering.verify.broken import Broken, require
 
 # Expressions ----------------------------------------------------------------------------------------------------------
 

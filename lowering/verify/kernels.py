@@ -8,9 +8,9 @@ from dataclasses import replace
 import sympy
 import torch
 
-from lowering.expr import Expr, TileRef, loads, postorder
-from lowering.indexing import ZERO, symbols_of
-from lowering.kernel import (
+from fusion.lowering.expr import Expr, TileRef, loads, postorder
+from fusion.lowering.indexing import ZERO, symbols_of
+from fusion.lowering.kernel import (
     Fold,
     Kernel,
     Loop,
@@ -27,9 +27,9 @@ from lowering.kernel import (
     values_of,
     walked_folds,
 )
-from lowering.program import SCATTER_OPS
-from lowering.verify.broken import Broken, defect, require
-from lowering.verify.expressions import (
+from fusion.lowering.program import SCATTER_OPS
+from fusion.lowering.verify.broken import Broken, defect, require
+from fusion.lowering.verify.expressions import (
     ExpressionRules,
     check_bounds,
     check_fold,

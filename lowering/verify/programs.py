@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import sympy
 import torch
 
-from lowering.expr import free_axes
-from lowering.indexing import symbols_of
-from lowering.program import (
+from fusion.lowering.expr import free_axes
+from fusion.lowering.indexing import symbols_of
+from fusion.lowering.program import (
     SCATTER_OPS,
     Axis,
     Buffer,
@@ -27,9 +27,9 @@ from lowering.program import (
     reads,
     writes,
 )
-from lowering.sizes import given_by
-from lowering.verify.broken import Broken, defect, require
-from lowering.verify.expressions import ExpressionRules, check_fold, check_scan, check_sides
+from fusion.lowering.sizes import given_by
+from fusion.lowering.verify.broken import Broken, defect, require
+from fusion.lowering.verify.expressions import ExpressionRules, check_fold, check_scan, check_sides
 
 
 class Verified:

@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 
-from codegen.interpreter import OBJECTS, SECONDS, for_compiling
+from fusion.codegen.interpreter import OBJECTS, SECONDS, for_compiling
 
 
 def test_settings_last_until_the_last_one_is_done() -> None:

@@ -9,16 +9,16 @@ from functools import partial
 import pytest
 import torch
 
-import codegen.build
-from codegen.build import Builder
-from codegen.reference import ReferenceTarget
-from codegen.target import Launcher, Target
-from codegen.targets import builder_for
-from lowering.errors import BuildError, VerifyError
-from lowering.expr import Const, Load
-from lowering.expr import make_op as op
-from lowering.kernel import Fold, Kernel, Role, Store
-from lowering.scalar_ops import FOLD_OPS
+import fusion.codegen.build
+from fusion.codegen.build import Builder
+from fusion.codegen.reference import ReferenceTarget
+from fusion.codegen.target import Launcher, Target
+from fusion.codegen.targets import builder_for
+from fusion.lowering.errors import BuildError, VerifyError
+from fusion.lowering.expr import Const, Load
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.kernel import Fold, Kernel, Role, Store
+from fusion.lowering.scalar_ops import FOLD_OPS
 from tests.lowering.building import F32, I0, LENGTH, R0, kernel, param
 
 
@@ -85,7 +85,7 @@ def test_the_builder_builds_equal_kernels_once() -> None:
 
 
 def test_the_builder_remembers_what_was_asked_for_last(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(codegen.build, "MOST", 2)
+    monkeypatch.setattr(fusion.codegen.build, "MOST", 2)
     builder = Builder(ReferenceTarget())
     one, two = builder.build([row_means("one"), row_means("two")])
     assert builder.build([row_means("one")]) == [one]

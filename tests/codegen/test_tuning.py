@@ -10,16 +10,16 @@ import pytest
 import sympy
 import torch
 
-from codegen.build import Builder
-from codegen.reference import ReferenceTarget
-from codegen.target import Alternative, Launcher, Stage
-from codegen.targets import TARGETS
-from codegen.tuning import Tuner
-from codegen.tuning.check import wrong
-from codegen.tuning.inputs import expected
-from lowering.errors import BuildError, Unsupported
-from lowering.interpret import run_kernel
-from lowering.kernel import Kernel, Role
+from fusion.codegen.build import Builder
+from fusion.codegen.reference import ReferenceTarget
+from fusion.codegen.target import Alternative, Launcher, Stage
+from fusion.codegen.targets import TARGETS
+from fusion.codegen.tuning import Tuner
+from fusion.codegen.tuning.check import wrong
+from fusion.codegen.tuning.inputs import expected
+from fusion.lowering.errors import BuildError, Unsupported
+from fusion.lowering.interpret import run_kernel
+from fusion.lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import F16, I64, param
 from tests.codegen.kernels.pointwise import flipped, gather
 from tests.codegen.kernels.products import matmul

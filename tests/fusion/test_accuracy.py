@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 
-import codegen.c
 import fusion
-from codegen import targets
+import fusion.codegen.c
+from fusion.codegen import targets
 from fusion.inspect.accuracy import LaunchError, watching
+from fusion.lowering.expr import Load
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.kernel import Kernel, Role, Store
 from fusion.schedule.kernels import KernelCall
-from lowering.expr import Load
-from lowering.expr import make_op as op
-from lowering.kernel import Kernel, Role, Store
 from tests.lowering.building import F32, I0, kernel, param
 
 HALF = torch.bfloat16
@@ -25,7 +25,7 @@ HALF = torch.bfloat16
 @pytest.fixture
 def tanh_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Kernels with a `tanh` give results that are a thousandth too large."""
-    build: Callable[..., Callable[..., object]] = codegen.c.build_kernel
+    build: Callable[..., Callable[..., object]] = fusion.codegen.c.build_kernel
 
     def built(kernel: Kernel, source: str) -> Callable[..., object]:
         launch = build(kernel, source)
@@ -36,7 +36,7 @@ def tanh_is_off(monkeypatch: pytest.MonkeyPatch) -> None:
 
         return wrong if "tanh" in kernel.name else launch
 
-    monkeypatch.setattr(codegen.c, "build_kernel", built)
+    monkeypatch.setattr(fusion.codegen.c, "build_kernel", built)
     monkeypatch.setattr(targets, "_builders", {})  # what is built here is not for other tests
 
 

@@ -6,13 +6,13 @@ import pytest
 import torch
 from torch import fx
 
-from codegen.targets import TARGETS
 from fusion.capture import aot_backend
+from fusion.codegen.targets import TARGETS
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.kernel import Kernel
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
-from lowering.kernel import Kernel
 from tests.fusion.architectures import ARCHITECTURES, build
 
 

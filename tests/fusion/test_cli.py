@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import fusion
-from codegen.cache import FOLDERS
 from fusion.cli import main
+from fusion.codegen.cache import FOLDERS
 
 PROGRAM = """
 import torch

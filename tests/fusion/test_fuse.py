@@ -17,8 +17,8 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusion
 import fusion.backend
-from codegen.build import Builder
-from codegen.targets import builder_for
+from fusion.codegen.build import Builder
+from fusion.codegen.targets import builder_for
 
 
 class Net(torch.nn.Module):

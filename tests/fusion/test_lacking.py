@@ -12,9 +12,9 @@ import pytest
 import torch
 
 import fusion
-from codegen import cache
-from codegen.c import build
-from codegen.targets import builder_for
+from fusion.codegen import cache
+from fusion.codegen.c import build
+from fusion.codegen.targets import builder_for
 from fusion.inspect import trace
 
 X = torch.linspace(-1, 2, 12).view(3, 4)
@@ -53,10 +53,10 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(sys.modules):
-        if name.startswith(("triton", "codegen.triton")):
+        if name.startswith(("triton", "fusion.codegen.triton")):
             monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "triton", None)
-    monkeypatch.setattr("codegen.targets._builders", {})
+    monkeypatch.setattr("fusion.codegen.targets._builders", {})
     assert_eager_and_said("the triton target cannot be used", "install the package triton", target="triton")
 
 

@@ -15,11 +15,11 @@ from torch._dynamo import exc
 
 import fusion
 import fusion.capture
-from codegen.reference import ReferenceTarget
-from codegen.target import Launcher, Refused
-from codegen.targets import TARGETS
-from lowering.errors import BuildError, Unsupported
-from lowering.kernel import Kernel
+from fusion.codegen.reference import ReferenceTarget
+from fusion.codegen.target import Launcher, Refused
+from fusion.codegen.targets import TARGETS
+from fusion.lowering.errors import BuildError, Unsupported
+from fusion.lowering.kernel import Kernel
 
 X = torch.linspace(-1, 2, 5)
 

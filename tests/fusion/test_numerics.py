@@ -14,13 +14,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from codegen.numerics import Numerics
-from codegen.reference import ReferenceTarget
-from codegen.targets import TARGETS, builder_for
 from fusion import explain, export_kernels, fuse, report
+from fusion.codegen.numerics import Numerics
+from fusion.codegen.reference import ReferenceTarget
+from fusion.codegen.targets import TARGETS, builder_for
+from fusion.lowering.expr import Expr, make_op
+from fusion.lowering.kernel import Kernel, Role, Store
 from fusion.options import Options
-from lowering.expr import Expr, make_op
-from lowering.kernel import Kernel, Role, Store
 from tests.codegen.kernels import making
 
 HALVES = (torch.bfloat16, torch.float16)

@@ -10,12 +10,12 @@ import torch.nn.functional as F
 
 import fusion
 from fusion.backend import Backend
+from fusion.lowering.checks import checked
+from fusion.lowering.errors import IndexOutOfRange
+from fusion.lowering.expr import Load
+from fusion.lowering.interpret import run_program
+from fusion.lowering.sizes import may_be_empty, size_of
 from fusion.options import Options
-from lowering.checks import checked
-from lowering.errors import IndexOutOfRange
-from lowering.expr import Load
-from lowering.interpret import run_program
-from lowering.sizes import may_be_empty, size_of
 from tests.lowering.lowered import lowered
 
 X = torch.randn(5, 7, generator=torch.Generator().manual_seed(0))

@@ -15,20 +15,20 @@ from torch.utils.checkpoint import checkpoint
 
 import fusion
 import fusion.attention.choose as choose_module
-from codegen.c import CTarget
-from codegen.target import AttentionSpeed, Capabilities, Target
-from codegen.targets import TARGETS
 from fusion.attention import Choice, Chooser, choose
 from fusion.attention.call import Call
 from fusion.backend import Backend
 from fusion.capture import aot_backend
+from fusion.codegen.c import CTarget
+from fusion.codegen.target import AttentionSpeed, Capabilities, Target
+from fusion.codegen.targets import TARGETS
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.attention import attention
+from fusion.lowering.kernel import Kernel, Loop
 from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
-from lowering.attention import attention
-from lowering.kernel import Kernel, Loop
 from tests.fusion.agreement import assert_as_eager, error
 
 Program = Callable[..., torch.Tensor]

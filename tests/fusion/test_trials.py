@@ -11,7 +11,7 @@ import torch.nn.functional as F  # the name everyone knows it by
 
 import fusion
 import fusion.trials
-from codegen.tuning import Tuning
+from fusion.codegen.tuning import Tuning
 from fusion.inspect.report import Explanation
 
 OPTIONS = {"target": "reference", "strict": True}

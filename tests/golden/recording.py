@@ -18,25 +18,25 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
 import fusion.backend
-from codegen.numerics import current
-from codegen.target import Target
-from codegen.targets import builder_for
-from codegen.triton.blocks import describe
-from codegen.triton.target import TritonTarget
 from fusion.attention.choose import Choice
 from fusion.backend import Backend
+from fusion.codegen.numerics import current
+from fusion.codegen.target import Target
+from fusion.codegen.targets import builder_for
+from fusion.codegen.triton.blocks import describe
+from fusion.codegen.triton.target import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.fallback import as_it_is
 from fusion.graphs import main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
+from fusion.lowering.kernel import Kernel
 from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.forms import kernel_time
 from fusion.schedule.kernels import KernelCall
-from lowering.kernel import Kernel
 from tests.golden.models import Model
 from tests.golden.programs import Program
 

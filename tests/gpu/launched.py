@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from codegen.triton import Config, TritonTarget
-from lowering.kernel import Kernel
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.lowering.kernel import Kernel
 from tests.codegen.kernels.making import assert_same, expected, tensors
 
 

@@ -10,7 +10,7 @@ import torch
 pytest.importorskip("triton")
 
 import fusion
-from codegen.triton import TritonTarget
+from fusion.codegen.triton import TritonTarget
 from tests.codegen.triton.test_groups import TAKEN
 from tests.fusion import attentions
 from tests.fusion.attentions import positions, scores

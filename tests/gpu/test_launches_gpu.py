@@ -11,8 +11,8 @@ import torch
 pytest.importorskip("triton")
 
 import fusion
-from codegen.triton.launch import build as launching
-from lowering.errors import BuildError
+from fusion.codegen.triton.launch import build as launching
+from fusion.lowering.errors import BuildError
 from tests.codegen.kernels.large import LARGE
 from tests.codegen.kernels.making import BF16, F16, LOOP, assert_same, expected, tensors
 from tests.codegen.kernels.pointwise import add

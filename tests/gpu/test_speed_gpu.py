@@ -13,7 +13,7 @@ import torch
 
 pytest.importorskip("triton")
 
-from codegen.triton import TritonTarget
+from fusion.codegen.triton import TritonTarget
 from tests.codegen.kernels.making import BF16, F32, I8, LOOP, WHOLE, tensors
 from tests.codegen.kernels.pointwise import add, bias_gelu, permuted, transposed_add
 from tests.codegen.kernels.products import matmul

@@ -7,9 +7,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from codegen.triton import TritonTarget
-from lowering.kernel import Role
-from lowering.scalar_ops import SCALAR_OPS
+from fusion.codegen.triton import TritonTarget
+from fusion.lowering.kernel import Role
+from fusion.lowering.scalar_ops import SCALAR_OPS
 from tests.codegen.kernels.large import LARGE
 from tests.codegen.kernels.making import BF16, F16, F32, F64, I8, LOOP, WHOLE, assert_same, expected, special, tensors
 from tests.codegen.kernels.pointwise import add, convert, scalar

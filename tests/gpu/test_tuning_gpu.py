@@ -10,10 +10,10 @@ import torch
 pytest.importorskip("triton")
 
 import fusion
-from codegen.build import Builder
-from codegen.targets import TARGETS
-from codegen.tuning import Tuner
-from lowering.kernel import Kernel, Role
+from fusion.codegen.build import Builder
+from fusion.codegen.targets import TARGETS
+from fusion.codegen.tuning import Tuner
+from fusion.lowering.kernel import Kernel, Role
 from tests.codegen.kernels.attention import online_attention
 from tests.codegen.kernels.making import BF16, assert_same, expected, tensors
 from tests.codegen.kernels.pointwise import gather

@@ -19,7 +19,7 @@ import torch
 from triton.runtime import interpreter
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from codegen.triton.blocks.dims import WORD
+from fusion.codegen.triton.blocks.dims import WORD
 
 
 class OutsideTensors(Exception):  # no AssertionError, which is how a kernel's own checks fail

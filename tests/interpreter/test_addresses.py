@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from triton.runtime.interpreter import InterpreterError
 
-from codegen.triton import TritonTarget
-from lowering.kernel import Kernel
+from fusion.codegen.triton import TritonTarget
+from fusion.lowering.kernel import Kernel
 from tests.codegen.kernels.making import tensors
 from tests.codegen.kernels.pointwise import add
 from tests.codegen.kernels.rows import scattered

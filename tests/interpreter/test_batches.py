@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from codegen.triton import Config, TritonTarget
+from fusion.codegen.triton import Config, TritonTarget
 from tests.codegen.kernels.making import assert_same, expected, tensors
 from tests.codegen.kernels.products import transposed
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
-from codegen.triton import Config, TritonTarget
-from codegen.triton.blocks import block
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.codegen.triton.blocks import block
+from fusion.lowering.kernel import Kernel
 from fusion.schedule import long_sums
-from lowering.kernel import Kernel
 from tests.codegen.kernels.making import BF16
 from tests.codegen.kernels.products import matmul
 from tests.fusion.schedule.test_quantised import LINEARS, error, inputs, only_kernel

@@ -6,8 +6,8 @@ import pytest
 import sympy
 import torch
 
-from codegen.triton import Config, TritonTarget
-from lowering.kernel import Fold, Loop, Role, Store
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.lowering.kernel import Fold, Loop, Role, Store
 from tests.codegen.kernels.making import (
     BF16,
     F16,

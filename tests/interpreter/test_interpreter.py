@@ -9,11 +9,11 @@ import pytest
 import sympy
 import torch
 
-from codegen.triton import Config, TritonTarget
-from codegen.triton.launch.load import load
-from lowering.errors import BuildError
-from lowering.kernel import Kernel, Role
-from lowering.scalar_ops import SCALAR_OPS
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.codegen.triton.launch.load import load
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.scalar_ops import SCALAR_OPS
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import assert_same, expected, packed, special, tensors
 from tests.codegen.kernels.pointwise import add, convert, in_place, scalar

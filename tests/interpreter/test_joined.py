@@ -6,9 +6,9 @@ import pytest
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
-from codegen.triton import TritonTarget
+from fusion.codegen.triton import TritonTarget
+from fusion.lowering.program import BufferRef
 from fusion.schedule.kernels import KernelCall
-from lowering.program import BufferRef
 from tests.fusion.schedule.test_contractions import Function, launches, scheduled
 
 TARGET = TritonTarget("sm_90")

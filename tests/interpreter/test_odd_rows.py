@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import fusion
-from codegen.triton import Config, TritonTarget
-from lowering.kernel import Kernel, Role
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F16, F32, assert_same, expected, tensors
 from tests.codegen.kernels.pointwise import normalised
 from tests.codegen.kernels.rows import fold, shifted_softmax, softmax

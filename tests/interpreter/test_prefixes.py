@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from codegen.triton import Config, TritonTarget
-from lowering.kernel import Kernel, Role
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import assert_same, expected, tensors
 from tests.codegen.kernels.rows import scan, scan_normalised
 

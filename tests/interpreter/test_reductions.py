@@ -11,7 +11,7 @@ import pytest
 import triton.language as tl
 from triton.runtime import interpreter
 
-from codegen.triton.launch.interpreted import _complete_interpreter
+from fusion.codegen.triton.launch.interpreted import _complete_interpreter
 
 
 @pytest.mark.parametrize("keep_dims", [False, True])

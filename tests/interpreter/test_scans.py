@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 import torch
 
-from codegen.triton import Config, TritonTarget
-from lowering.kernel import Kernel
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.lowering.kernel import Kernel
 from tests.codegen.kernels.making import assert_same, expected
 from tests.codegen.kernels.masked import DOCUMENTS, EACH, MASKS, WALKS, given, masked
 

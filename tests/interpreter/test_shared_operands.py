@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from codegen.triton import Config, TritonTarget
+from fusion.codegen.triton import Config, TritonTarget
 from tests.fusion.schedule.test_contractions import SHARED, error, gated, listed, made, only_kernel, ordered, outputs
 
 TARGET = TritonTarget("sm_90")

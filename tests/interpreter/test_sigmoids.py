@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
-from codegen.triton import TritonTarget
+from fusion.codegen.triton import TritonTarget
 from tests.fusion.schedule.test_quantised import only_kernel
 
 Function: TypeAlias = Callable[[torch.Tensor], torch.Tensor]

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import sympy
 from hypothesis import strategies as st
 
-from lowering.indexing import FloorDiv, Mod, axis_symbol
+from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol
 
 AXES = tuple(axis_symbol(k) for k in range(4))
 LENGTH = sympy.Symbol("s0", integer=True, positive=True)  # a size that is not known

@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
-from lowering.attention import attention
+from fusion.lowering.attention import attention
 
 KINDS = ("none", "causal", "bool", "float", "one row", "empty rows", "empty rows, float")
 

@@ -7,11 +7,11 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from lowering.conditions import conjuncts, negated, plain
-from lowering.conditions import given as where_holds
-from lowering.evaluate import Scope, evaluate
-from lowering.expr import Const, Expr, IndexValue, Load, Op, const, postorder
-from lowering.expr import make_op as op
+from fusion.lowering.conditions import conjuncts, negated, plain
+from fusion.lowering.conditions import given as where_holds
+from fusion.lowering.evaluate import Scope, evaluate
+from fusion.lowering.expr import Const, Expr, IndexValue, Load, Op, const, postorder
+from fusion.lowering.expr import make_op as op
 from tests.lowering.building import I0
 
 AXES = {I0: range(6)}

@@ -12,7 +12,7 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowering.decompositions import (
+from fusion.lowering.decompositions import (
     AS_THE_SECOND,
     FOR_TRAINING,
     KNOWN_AT_THE_CALL,
@@ -24,7 +24,7 @@ from lowering.decompositions import (
     softmax_backward,
     weight_norm_backward,
 )
-from lowering.registry import RULES
+from fusion.lowering.registry import RULES
 
 aten = torch.ops.aten
 

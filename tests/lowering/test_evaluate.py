@@ -8,14 +8,14 @@ import pytest
 import sympy
 import torch
 
-from lowering import philox
-from lowering.errors import VerifyError
-from lowering.evaluate import Scope, boxes, evaluate
-from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, const
-from lowering.expr import make_op as op
-from lowering.folds import fold
-from lowering.indexing import FloorDiv, Mod
-from lowering.scalar_ops import SCALAR_OPS, result_dtype
+from fusion.lowering import philox
+from fusion.lowering.errors import VerifyError
+from fusion.lowering.evaluate import Scope, boxes, evaluate
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.folds import fold
+from fusion.lowering.indexing import FloorDiv, Mod
+from fusion.lowering.scalar_ops import SCALAR_OPS, result_dtype
 from tests.lowering.building import BF16, F32, F64, I0, I1, I64, LENGTH, R0
 from tests.lowering.lowered import same
 

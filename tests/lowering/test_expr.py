@@ -12,7 +12,7 @@ import pytest
 import sympy
 import torch
 
-from lowering.expr import (
+from fusion.lowering.expr import (
     Cast,
     Const,
     Expr,
@@ -29,7 +29,7 @@ from lowering.expr import (
     postorder,
     rewrite,
 )
-from lowering.indexing import FloorDiv, axis_symbol
+from fusion.lowering.indexing import FloorDiv, axis_symbol
 
 I0, I1 = axis_symbol(0), axis_symbol(1)
 F32 = torch.float32
@@ -143,7 +143,7 @@ def test_walks_reach_ten_thousand_operations_deep() -> None:
 
 
 def test_deep_expressions_are_freed() -> None:
-    from lowering.expr import _Interned
+    from fusion.lowering.expr import _Interned
 
     gc.collect()
     before = len(_Interned._table)

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lowering.foreach import foreach_decompositions
+from fusion.lowering.foreach import foreach_decompositions
 
 TABLE = foreach_decompositions()
 UNARY = sorted((o for o in TABLE if len(o._schema.arguments) == 1), key=str)

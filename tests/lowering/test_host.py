@@ -11,10 +11,10 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from lowering.decompositions import decompositions
-from lowering.expr import Const, postorder
-from lowering.lower import lower
-from lowering.program import Extern, Program, reads
+from fusion.lowering.decompositions import decompositions
+from fusion.lowering.expr import Const, postorder
+from fusion.lowering.lower import lower
+from fusion.lowering.program import Extern, Program, reads
 
 
 def lowered(f: Callable[..., torch.Tensor], *inputs: torch.Tensor) -> Program:

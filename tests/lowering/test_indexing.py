@@ -11,8 +11,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from lowering.expr import Cast, Expr, IndexValue, Load, Op, postorder
-from lowering.indexing import (
+from fusion.lowering.expr import Cast, Expr, IndexValue, Load, Op, postorder
+from fusion.lowering.indexing import (
     FloorDiv,
     Inverse,
     Mod,

@@ -8,13 +8,13 @@ import pytest
 import sympy
 import torch
 
-from lowering import evaluate as evaluator
-from lowering.errors import VerifyError
-from lowering.expr import Cast, IndexValue, Load
-from lowering.expr import make_op as op
-from lowering.indexing import FloorDiv, Mod
-from lowering.interpret import run_program
-from lowering.program import BufferRef, Contract, Extern, Map, Node, Program, Reduce
+from fusion.lowering import evaluate as evaluator
+from fusion.lowering.errors import VerifyError
+from fusion.lowering.expr import Cast, IndexValue, Load
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.indexing import FloorDiv, Mod
+from fusion.lowering.interpret import run_program
+from fusion.lowering.program import BufferRef, Contract, Extern, Map, Node, Program, Reduce
 from tests.lowering.building import BF16, F32, F64, I0, I1, I64, LENGTH, R0, R1, axis, buffer, program
 from tests.lowering.lowered import same
 

@@ -8,12 +8,12 @@ import pytest
 import sympy
 import torch
 
-from lowering import evaluate as evaluator
-from lowering.errors import VerifyError
-from lowering.expr import Cast, Const, IndexValue, Load
-from lowering.expr import make_op as op
-from lowering.interpret import run_kernel
-from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store
+from fusion.lowering import evaluate as evaluator
+from fusion.lowering.errors import VerifyError
+from fusion.lowering.expr import Cast, Const, IndexValue, Load
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.interpret import run_kernel
+from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store
 from tests.lowering.building import BF16, F32, F64, I0, I1, I64, LENGTH, R0, R1, kernel, param
 from tests.lowering.lowered import same
 

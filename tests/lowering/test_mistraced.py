@@ -10,7 +10,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import fusion
-from lowering.decompositions import decompositions
+from fusion.lowering.decompositions import decompositions
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 1), (1, 3), (3, 5), ()])

@@ -7,11 +7,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lowering.evaluate import Scope, evaluate
-from lowering.expr import Const, Expr, IndexValue, Load, Op, const
-from lowering.expr import make_op as op
-from lowering.positions import is_free, settled
-from lowering.program import Map
+from fusion.lowering.evaluate import Scope, evaluate
+from fusion.lowering.expr import Const, Expr, IndexValue, Load, Op, const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.positions import is_free, settled
+from fusion.lowering.program import Map
 from tests.lowering.building import I0, I1
 from tests.lowering.lowered import check, lowered
 

@@ -7,15 +7,15 @@ from dataclasses import replace
 import pytest
 import torch
 
-from lowering.errors import VerifyError
-from lowering.expr import Expr, IndexValue, Load
-from lowering.expr import make_op as op
-from lowering.interpret import run_kernel, run_program
-from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store
-from lowering.prefixes import placed
-from lowering.printer import format_kernel, format_program
-from lowering.program import Program, Scan
-from lowering.verify import verify_kernel, verify_program
+from fusion.lowering.errors import VerifyError
+from fusion.lowering.expr import Expr, IndexValue, Load
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.interpret import run_kernel, run_program
+from fusion.lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store
+from fusion.lowering.prefixes import placed
+from fusion.lowering.printer import format_kernel, format_program
+from fusion.lowering.program import Program, Scan
+from fusion.lowering.verify import verify_kernel, verify_program
 from tests.lowering.building import BF16, F32, F64, I0, I1, I64, R0, R1, axis, buffer, kernel, param, program
 
 # Programs -------------------------------------------------------------------------------------------------------------

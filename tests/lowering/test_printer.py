@@ -10,13 +10,13 @@ import sympy
 import torch
 from hypothesis import given
 
-from lowering.errors import Origin
-from lowering.expr import Cast, Const, Expr, IndexValue, Load, Random, TileRef, const
-from lowering.expr import make_op as op
-from lowering.indexing import FloorDiv, Mod
-from lowering.kernel import Fold, Kernel, Loop, Role, Store
-from lowering.printer import format_expr, format_index, format_kernel, format_program
-from lowering.program import BufferRef, Contract, Extern, Map, Program, Reduce
+from fusion.lowering.errors import Origin
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Random, TileRef, const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.indexing import FloorDiv, Mod
+from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Store
+from fusion.lowering.printer import format_expr, format_index, format_kernel, format_program
+from fusion.lowering.program import BufferRef, Contract, Extern, Map, Program, Reduce
 from tests.lowering.building import BF16, F32, F64, I0, I1, I64, LENGTH, R0, R1, axis, buffer, kernel, param, program
 from tests.lowering.random_indices import Box, Built, boxes, expressions, some_points
 

@@ -9,15 +9,15 @@ import pytest
 import sympy
 import torch
 
-from lowering.errors import VerifyError
-from lowering.expr import Cast, Const, IndexValue, Load, const
-from lowering.expr import make_op as op
-from lowering.indexing import FloorDiv
-from lowering.interpret import run_kernel, run_program
-from lowering.kernel import Kernel, Role, Store
-from lowering.printer import format_kernel, format_program
-from lowering.program import Map, Program, Scatter
-from lowering.verify import verify_kernel, verify_program
+from fusion.lowering.errors import VerifyError
+from fusion.lowering.expr import Cast, Const, IndexValue, Load, const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.indexing import FloorDiv
+from fusion.lowering.interpret import run_kernel, run_program
+from fusion.lowering.kernel import Kernel, Role, Store
+from fusion.lowering.printer import format_kernel, format_program
+from fusion.lowering.program import Map, Program, Scatter
+from fusion.lowering.verify import verify_kernel, verify_program
 from tests.lowering.building import F32, F64, I0, I1, I64, R0, axis, buffer, kernel, param, program
 
 AT = Load("at", (I0,), I64)

@@ -14,12 +14,12 @@ import sympy
 import torch
 from hypothesis import given
 
-from lowering.errors import Origin, VerifyError
-from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, const
-from lowering.expr import make_op as op
-from lowering.indexing import FloorDiv, Mod, bounds
-from lowering.program import Axis, BufferRef, Contract, Extern, Map, Node, Program, Reduce
-from lowering.verify import Verified, verify_program
+from fusion.lowering.errors import Origin, VerifyError
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.indexing import FloorDiv, Mod, bounds
+from fusion.lowering.program import Axis, BufferRef, Contract, Extern, Map, Node, Program, Reduce
+from fusion.lowering.verify import Verified, verify_program
 from tests.lowering.building import BF16, F32, F64, I0, I1, I64, LENGTH, R0, axis, buffer, program
 from tests.lowering.random_indices import Box, Built, boxes, expressions, points
 

@@ -9,11 +9,11 @@ import pytest
 import sympy
 import torch
 
-from lowering.errors import VerifyError
-from lowering.expr import Cast, Const, IndexValue, Load, Op, TileRef
-from lowering.expr import make_op as op
-from lowering.kernel import Fold, Kernel, Loop, Role, Store
-from lowering.verify import verify_kernel
+from fusion.lowering.errors import VerifyError
+from fusion.lowering.expr import Cast, Const, IndexValue, Load, Op, TileRef
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Store
+from fusion.lowering.verify import verify_kernel
 from tests.lowering.building import F32, F64, I0, I1, LENGTH, R0, R1, kernel, param
 
 LOAD = Load("x", (6 * I0 + R0,), F32)

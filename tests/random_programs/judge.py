@@ -19,7 +19,7 @@ from torch import Tensor
 from torch._dynamo.utils import counters
 
 from fusion import fuse, report
-from lowering.errors import Unsupported
+from fusion.lowering.errors import Unsupported
 from tests.random_programs.captured import Captured
 from tests.random_programs.comparing import Allowed, compared, first
 from tests.random_programs.eager import Eager

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from lowering.errors import Unsupported
+from fusion.lowering.errors import Unsupported
 from tests.random_programs import judge as judging
 from tests.random_programs.faulty import PLAIN, judged_with, wrong
 from tests.random_programs.runs import Call, Run

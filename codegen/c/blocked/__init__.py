@@ -7,6 +7,6 @@ is calls that multiply its `factors`, and a block that cannot change anything is
 
 from __future__ import annotations
 
-from codegen.c.blocked.function import blocked_function, needs_blocks
+from fusion.codegen.c.blocked.function import blocked_function, needs_blocks
 
 __all__ = ["blocked_function", "needs_blocks"]

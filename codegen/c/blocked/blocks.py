@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.c.text.indices import Names, index_text
-from codegen.c.text.nest import Extent, whole_extent
-from codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
-from lowering.indexing import ONE
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
+from fusion.codegen.c.text.indices import Names, index_text
+from fusion.codegen.c.text.nest import Extent, whole_extent
+from fusion.codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
+from fusion.lowering.indexing import ONE
+from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
 
 ROWS = 192
 """Most rows of a program: packing the other operand of a product costs little when so many rows share it."""

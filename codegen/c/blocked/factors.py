@@ -11,15 +11,15 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.c.blocked.held import Tile, packed_tile, row_stride
-from codegen.c.blocked.scope import Scope
-from codegen.c.text.indices import index_text
-from codegen.c.text.nest import render
-from codegen.c.text.products import COLUMN_BLOCK
-from codegen.c.text.storage import HELD
-from lowering.expr import Expr, Load
-from lowering.indexing import coefficient
-from lowering.kernel import Fold
+from fusion.codegen.c.blocked.held import Tile, packed_tile, row_stride
+from fusion.codegen.c.blocked.scope import Scope
+from fusion.codegen.c.text.indices import index_text
+from fusion.codegen.c.text.nest import render
+from fusion.codegen.c.text.products import COLUMN_BLOCK
+from fusion.codegen.c.text.storage import HELD
+from fusion.lowering.expr import Expr, Load
+from fusion.lowering.indexing import coefficient
+from fusion.lowering.kernel import Fold
 
 
 @dataclass(frozen=True, slots=True)

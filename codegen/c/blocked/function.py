@@ -16,22 +16,22 @@ from collections.abc import Sequence
 
 import sympy
 
-from codegen.c.blocked.factors import Factors
-from codegen.c.blocked.held import Tile, product_tile, tile_over
-from codegen.c.blocked.scope import Scope
-from codegen.c.blocked.skips import ALWAYS, possible
-from codegen.c.frame import Frame
-from codegen.c.text.indices import index_text
-from codegen.c.text.nest import indented
-from codegen.c.text.products import FACTORS
-from codegen.c.text.storage import HELD, constant, operand
-from codegen.c.text.updates import statement
-from codegen.c.walks.scratch import outermost
-from codegen.c.walks.sweeps import extend_spans, with_plain_folds
-from codegen.c.walks.threads import ENOUGH
-from lowering.expr import Expr, Load, TileRef, make_cast, postorder
-from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, running, statements, values_of, walked_folds
-from lowering.scalar_ops import identity, keeps_position
+from fusion.codegen.c.blocked.factors import Factors
+from fusion.codegen.c.blocked.held import Tile, product_tile, tile_over
+from fusion.codegen.c.blocked.scope import Scope
+from fusion.codegen.c.blocked.skips import ALWAYS, possible
+from fusion.codegen.c.frame import Frame
+from fusion.codegen.c.text.indices import index_text
+from fusion.codegen.c.text.nest import indented
+from fusion.codegen.c.text.products import FACTORS
+from fusion.codegen.c.text.storage import HELD, constant, operand
+from fusion.codegen.c.text.updates import statement
+from fusion.codegen.c.walks.scratch import outermost
+from fusion.codegen.c.walks.sweeps import extend_spans, with_plain_folds
+from fusion.codegen.c.walks.threads import ENOUGH
+from fusion.lowering.expr import Expr, Load, TileRef, make_cast, postorder
+from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, running, statements, values_of, walked_folds
+from fusion.lowering.scalar_ops import identity, keeps_position
 
 _COMBINED = {"sum": "{0} + {1}", "prod": "{0} * {1}", "any": "{0} | {1}", "all": "{0} & {1}"}
 _REDUCTIONS = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.c.blocked.blocks import Blocks
-from codegen.c.text.indices import Names, index_text
-from codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
-from codegen.c.text.storage import operand
-from lowering.indexing import ONE, ZERO, FloorDiv
+from fusion.codegen.c.blocked.blocks import Blocks
+from fusion.codegen.c.text.indices import Names, index_text
+from fusion.codegen.c.text.products import COLUMN_BLOCK, ROW_BLOCK
+from fusion.codegen.c.text.storage import operand
+from fusion.lowering.indexing import ONE, ZERO, FloorDiv
 
 LINE = 16
 """Elements that are added to rows of a multiple of a kilobyte, whose columns would all fall into the same cache set."""

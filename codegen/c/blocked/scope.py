@@ -12,18 +12,18 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.c.blocked.blocks import choose_blocks
-from codegen.c.blocked.held import Tile, tile_over
-from codegen.c.frame import Frame
-from codegen.c.text.nest import Level, render
-from codegen.c.text.products import COLUMN_BLOCK
-from codegen.c.text.storage import HELD
-from codegen.c.text.values import Speller
-from codegen.c.walks.scratch import WORTH_KEEPING, outermost
-from codegen.c.walks.threads import cost_of
-from lowering.expr import Expr, Load, TileRef, postorder
-from lowering.indexing import coefficient
-from lowering.kernel import Kernel, spans
+from fusion.codegen.c.blocked.blocks import choose_blocks
+from fusion.codegen.c.blocked.held import Tile, tile_over
+from fusion.codegen.c.frame import Frame
+from fusion.codegen.c.text.nest import Level, render
+from fusion.codegen.c.text.products import COLUMN_BLOCK
+from fusion.codegen.c.text.storage import HELD
+from fusion.codegen.c.text.values import Speller
+from fusion.codegen.c.walks.scratch import WORTH_KEEPING, outermost
+from fusion.codegen.c.walks.threads import cost_of
+from fusion.lowering.expr import Expr, Load, TileRef, postorder
+from fusion.lowering.indexing import coefficient
+from fusion.lowering.kernel import Kernel, spans
 
 
 @dataclass(frozen=True, slots=True)

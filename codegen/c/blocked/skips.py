@@ -11,12 +11,12 @@ from __future__ import annotations
 
 import sympy
 
-from codegen.c.blocked.blocks import Blocks
-from codegen.c.blocked.scope import Scope
-from codegen.c.text.indices import Names, affine, index_text
-from lowering.expr import Const, Expr, Op, Random, TileRef, loads, postorder
-from lowering.indexing import ZERO, coefficient, symbols_of
-from lowering.scalar_ops import INTEGERS
+from fusion.codegen.c.blocked.blocks import Blocks
+from fusion.codegen.c.blocked.scope import Scope
+from fusion.codegen.c.text.indices import Names, affine, index_text
+from fusion.lowering.expr import Const, Expr, Op, Random, TileRef, loads, postorder
+from fusion.lowering.indexing import ZERO, coefficient, symbols_of
+from fusion.lowering.scalar_ops import INTEGERS
 
 ALWAYS = "1"
 

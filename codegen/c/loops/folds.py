@@ -19,13 +19,13 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from codegen.c.text.nest import Extent, Level, Namespace
-from codegen.c.text.storage import HELD, constant
-from codegen.c.walks.lanes import FEW, FEWER
-from codegen.c.walks.sweeps import Sweep
-from lowering.errors import BuildError
-from lowering.kernel import Fold, KernelAxis
-from lowering.scalar_ops import identity, keeps_position
+from fusion.codegen.c.text.nest import Extent, Level, Namespace
+from fusion.codegen.c.text.storage import HELD, constant
+from fusion.codegen.c.walks.lanes import FEW, FEWER
+from fusion.codegen.c.walks.sweeps import Sweep
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Fold, KernelAxis
+from fusion.lowering.scalar_ops import identity, keeps_position
 
 SHARES = 128
 """Shares of a fold across lanes: eight registers of float32, which are added to while others wait."""

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.c.text.indices import Names, index_text
-from codegen.c.text.nest import Extent, indented, whole_extent
-from codegen.c.walks.lanes import TILE, Lanes
-from lowering.kernel import Kernel, KernelAxis, Role
+from fusion.codegen.c.text.indices import Names, index_text
+from fusion.codegen.c.text.nest import Extent, indented, whole_extent
+from fusion.codegen.c.walks.lanes import TILE, Lanes
+from fusion.lowering.kernel import Kernel, KernelAxis, Role
 
 STACK = 1 << 18
 """Bytes of scratch arrays of one thread that are put on its stack; more is taken from the heap."""

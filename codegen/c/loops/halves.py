@@ -14,13 +14,13 @@ from dataclasses import dataclass, field
 import sympy
 import torch
 
-from codegen.c.text.indices import Names, index_text
-from codegen.c.text.nest import Extent
-from codegen.c.walks.lanes import Lanes, in_blocks
-from codegen.c.walks.sweeps import Sweep
-from lowering.expr import Cast, Expr, Index, Load, make_cast, postorder
-from lowering.indexing import coefficient
-from lowering.kernel import Kernel, Store
+from fusion.codegen.c.text.indices import Names, index_text
+from fusion.codegen.c.text.nest import Extent
+from fusion.codegen.c.walks.lanes import Lanes, in_blocks
+from fusion.codegen.c.walks.sweeps import Sweep
+from fusion.lowering.expr import Cast, Expr, Index, Load, make_cast, postorder
+from fusion.lowering.indexing import coefficient
+from fusion.lowering.kernel import Kernel, Store
 
 BLOCK = 1024
 """Numbers that are converted at once: arrays of so many floats stay in the first-level cache."""

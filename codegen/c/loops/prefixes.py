@@ -12,13 +12,13 @@ from collections.abc import Sequence
 
 import torch
 
-from codegen.c.loops.folds import Place
-from codegen.c.text.nest import Namespace
-from codegen.c.text.storage import HELD, constant
-from lowering.errors import BuildError
-from lowering.expr import Scalar
-from lowering.kernel import Prefix
-from lowering.scalar_ops import identity
+from fusion.codegen.c.loops.folds import Place
+from fusion.codegen.c.text.nest import Namespace
+from fusion.codegen.c.text.storage import HELD, constant
+from fusion.lowering.errors import BuildError
+from fusion.lowering.expr import Scalar
+from fusion.lowering.kernel import Prefix
+from fusion.lowering.scalar_ops import identity
 
 _SIGNS = {"sum": "+", "prod": "*"}
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 
 import sympy
 
-from codegen.c.text.indices import Names, index_text
-from codegen.c.text.nest import Extent, Namespace
-from codegen.c.text.storage import loaded, memory_type
-from codegen.c.walks.lanes import TILE, Lanes
-from lowering.expr import Expr, Load, postorder
-from lowering.indexing import coefficient
+from fusion.codegen.c.text.indices import Names, index_text
+from fusion.codegen.c.text.nest import Extent, Namespace
+from fusion.codegen.c.text.storage import loaded, memory_type
+from fusion.codegen.c.walks.lanes import TILE, Lanes
+from fusion.lowering.expr import Expr, Load, postorder
+from fusion.lowering.indexing import coefficient
 
 
 def stage_tiles(

@@ -10,10 +10,10 @@ from collections.abc import Callable, Mapping
 
 import sympy
 
-from lowering.division import may_be_negative
-from lowering.errors import BuildError
-from lowering.expr import Cast, Const, Expr, IndexValue, Op
-from lowering.indexing import FloorDiv, Mod
+from fusion.lowering.division import may_be_negative
+from fusion.lowering.errors import BuildError
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op
+from fusion.lowering.indexing import FloorDiv, Mod
 
 Names = Mapping[sympy.Symbol, str]
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from codegen.c.text.indices import Names, index_text
-from codegen.c.text.library import DEFINED, LIBRARY
-from codegen.c.text.prelude import INLINES
+from fusion.codegen.c.text.indices import Names, index_text
+from fusion.codegen.c.text.library import DEFINED, LIBRARY
+from fusion.codegen.c.text.prelude import INLINES
 
 WRONG = "wrong"
 """The variable of a function that tells whether a check has failed."""

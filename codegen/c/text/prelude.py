@@ -8,9 +8,9 @@ from __future__ import annotations
 import re
 from itertools import product
 
-from codegen.c.text.functions import FUNCTIONS
-from codegen.c.text.library import FLOATS, LIBRARY, declarations
-from codegen.c.text.products import FACTORS, definitions
+from fusion.codegen.c.text.functions import FUNCTIONS
+from fusion.codegen.c.text.library import FLOATS, LIBRARY, declarations
+from fusion.codegen.c.text.products import FACTORS, definitions
 
 INLINE = "static inline __attribute__((always_inline))"
 

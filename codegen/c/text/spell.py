@@ -1,4 +1,4 @@
-"""How each scalar operation is written in C: one table row each, the same keys as `lowering.scalar_ops.SCALAR_OPS`.
+"""How each scalar operation is written in C: one table row each, the same keys as `SCALAR_OPS`.
 
 A row is a template; a tuple holds one template for floats, one for integers and one for bools, "" where eager has no
 such operation.  `{0}`, `{1}`, `{2}` are operands, `{T}` the C type held, `{f}` the suffix of its math functions.
@@ -10,7 +10,7 @@ import re
 
 import torch
 
-from codegen.c.text.storage import (
+from fusion.codegen.c.text.storage import (
     ATOM,
     COMPARE,
     COMPUTED,
@@ -22,7 +22,7 @@ from codegen.c.text.storage import (
     operand,
     widened,
 )
-from lowering.errors import BuildError
+from fusion.lowering.errors import BuildError
 
 SPELLING: dict[str, str | tuple[str, str, str]] = {
     "add": ("{0} + {1}", "{0} + {1}", "{0} | {1}"),

@@ -12,8 +12,8 @@ import re
 import numpy as np
 import torch
 
-from lowering.errors import BuildError
-from lowering.expr import Scalar
+from fusion.lowering.errors import BuildError
+from fusion.lowering.expr import Scalar
 
 MEMORY: dict[torch.dtype, str] = {
     torch.float32: "float",

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import torch
 
-from codegen.c.text.spell import spell
-from codegen.c.text.storage import NARROW_FLOATS
-from lowering.errors import BuildError
-from lowering.kernel import Store
+from fusion.codegen.c.text.spell import spell
+from fusion.codegen.c.text.storage import NARROW_FLOATS
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Store
 
 _JOINS = {"sum": "add", "prod": "mul", "max": "maximum", "min": "minimum"}
 

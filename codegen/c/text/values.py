@@ -15,14 +15,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 import sympy
 import torch
 
-from codegen.c.text.indices import affine, index_text
-from codegen.c.text.nest import NONE, WRONG, YES, Level, Namespace
-from codegen.c.text.spell import spell
-from codegen.c.text.storage import COMPARE, HELD, constant, converted, loaded, operand
-from lowering.checks import CHECKED
-from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, const, postorder
-from lowering.indexing import coefficient
-from lowering.kernel import Spans
+from fusion.codegen.c.text.indices import affine, index_text
+from fusion.codegen.c.text.nest import NONE, WRONG, YES, Level, Namespace
+from fusion.codegen.c.text.spell import spell
+from fusion.codegen.c.text.storage import COMPARE, HELD, constant, converted, loaded, operand
+from fusion.lowering.checks import CHECKED
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, const, postorder
+from fusion.lowering.indexing import coefficient
+from fusion.lowering.kernel import Spans
 
 FARTHEST_UNROLLED = 64
 """Most elements from one turn of a loop to the next whose loads may make a group once the loops inside are unrolled."""

@@ -12,10 +12,10 @@ from itertools import pairwise
 
 import torch
 
-from codegen.c.walks.sweeps import Sweep
-from lowering.conditions import simpler
-from lowering.expr import Const, Expr, IndexValue, Op, const, postorder, rewrite
-from lowering.kernel import KernelAxis, Store, values_of, with_values
+from fusion.codegen.c.walks.sweeps import Sweep
+from fusion.lowering.conditions import simpler
+from fusion.lowering.expr import Const, Expr, IndexValue, Op, const, postorder, rewrite
+from fusion.lowering.kernel import KernelAxis, Store, values_of, with_values
 
 SHORTEST = 64
 """Points of the least axis that is cut: the pieces have to fill registers."""

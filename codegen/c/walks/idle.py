@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from codegen.c.text.indices import Names, affine, index_text
-from codegen.c.text.nest import Extent, Namespace
-from codegen.c.walks.sweeps import Sweep
-from lowering.checks import CHECKED
-from lowering.conditions import simpler
-from lowering.expr import Cast, Const, Expr, Load, Op, const, free_axes, postorder, rewrite
-from lowering.indexing import FloorDiv, coefficient, symbols_of
-from lowering.kernel import Fold
-from lowering.scalar_ops import identity, keeps_position
+from fusion.codegen.c.text.indices import Names, affine, index_text
+from fusion.codegen.c.text.nest import Extent, Namespace
+from fusion.codegen.c.walks.sweeps import Sweep
+from fusion.lowering.checks import CHECKED
+from fusion.lowering.conditions import simpler
+from fusion.lowering.expr import Cast, Const, Expr, Load, Op, const, free_axes, postorder, rewrite
+from fusion.lowering.indexing import FloorDiv, coefficient, symbols_of
+from fusion.lowering.kernel import Fold
+from fusion.lowering.scalar_ops import identity, keeps_position
 
 _NEVER = torch.iinfo(torch.int64).max
 """The position that comes after all others."""

@@ -19,10 +19,10 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from codegen.c.walks.sweeps import Sweep
-from lowering.expr import Expr, Index, IndexValue, Load, Op, free_axes, postorder
-from lowering.indexing import ZERO, coefficient
-from lowering.kernel import Kernel, KernelAxis, Role, Spans
+from fusion.codegen.c.walks.sweeps import Sweep
+from fusion.lowering.expr import Expr, Index, IndexValue, Load, Op, free_axes, postorder
+from fusion.lowering.indexing import ZERO, coefficient
+from fusion.lowering.kernel import Kernel, KernelAxis, Role, Spans
 
 TILE = 16
 BLOCK = 256

@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import sympy
 
-from codegen.c.walks.threads import cost_of
-from lowering.expr import postorder
-from lowering.kernel import Kernel, Role, Store, spans
+from fusion.codegen.c.walks.threads import cost_of
+from fusion.lowering.expr import postorder
+from fusion.lowering.kernel import Kernel, Role, Store, spans
 
 UNROLLED = 4
 """Rounds of a loop that a C compiler unrolls, and then finds by itself what they have in common."""

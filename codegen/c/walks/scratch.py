@@ -15,11 +15,11 @@ from dataclasses import replace
 
 import sympy
 
-from codegen.c.walks.lanes import Lanes, loop_order
-from codegen.c.walks.sweeps import Keep, Sweep
-from codegen.c.walks.threads import cost_of
-from lowering.expr import Const, Expr, IndexValue, Load, TileRef, postorder
-from lowering.kernel import KernelAxis, Spans
+from fusion.codegen.c.walks.lanes import Lanes, loop_order
+from fusion.codegen.c.walks.sweeps import Keep, Sweep
+from fusion.codegen.c.walks.threads import cost_of
+from fusion.lowering.expr import Const, Expr, IndexValue, Load, TileRef, postorder
+from fusion.lowering.kernel import KernelAxis, Spans
 
 WORTH_KEEPING = 6
 """Least cost of a value that is kept for a later sweep: a store and a load from the cache, and the room they take."""

@@ -14,9 +14,9 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from codegen.c.text.storage import NARROW_FLOATS
-from lowering.expr import Cast, Expr, Index, Load, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
-from lowering.kernel import (
+from fusion.codegen.c.text.storage import NARROW_FLOATS
+from fusion.lowering.expr import Cast, Expr, Index, Load, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
+from fusion.lowering.kernel import (
     Fold,
     Kernel,
     KernelAxis,
@@ -31,7 +31,7 @@ from lowering.kernel import (
     values_of,
     with_values,
 )
-from lowering.prefixes import named
+from fusion.lowering.prefixes import named
 
 Symbols = frozenset[sympy.Symbol]
 

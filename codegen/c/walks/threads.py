@@ -11,11 +11,11 @@ from collections.abc import Sequence
 
 import sympy
 
-from codegen.c.text.indices import Names, index_text
-from codegen.c.walks.sweeps import Sweep
-from lowering.expr import Expr, Load, Op, Random, postorder
-from lowering.kernel import Kernel, Role
-from lowering.scalar_ops import SCALAR_OPS
+from fusion.codegen.c.text.indices import Names, index_text
+from fusion.codegen.c.walks.sweeps import Sweep
+from fusion.lowering.expr import Expr, Load, Op, Random, postorder
+from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.scalar_ops import SCALAR_OPS
 
 ENOUGH = 1 << 18
 """Loads, stores and units of `ScalarOp.cost` that are worth a parallel region: measured, about 10 µs on one thread."""

@@ -16,10 +16,10 @@ offsets of loads and stores.  How large the blocks are is a `Config`, which `cho
 
 from __future__ import annotations
 
-from codegen.triton.blocks.config import PROGRAMS, Config, describe, extent, full_rounds, power_of_two, programs
-from codegen.triton.blocks.dims import Blocked, Dim, Lanes
-from codegen.triton.blocks.rewrite import block, block_as
-from codegen.triton.blocks.rows import row_block
+from fusion.codegen.triton.blocks.config import PROGRAMS, Config, describe, extent, full_rounds, power_of_two, programs
+from fusion.codegen.triton.blocks.dims import Blocked, Dim, Lanes
+from fusion.codegen.triton.blocks.rewrite import block, block_as
+from fusion.codegen.triton.blocks.rows import row_block
 
 __all__ = [
     "PROGRAMS",

@@ -12,8 +12,8 @@ from types import MappingProxyType
 
 import sympy
 
-from codegen.triton.blocks.dims import Blocked
-from lowering.sizes import with_values
+from fusion.codegen.triton.blocks.dims import Blocked
+from fusion.lowering.sizes import with_values
 
 PROGRAMS = 132  # streaming multiprocessors of an H100 or H200: with fewer programs some are idle
 _UNKNOWN = 1 << 20  # stands for a symbolic size: most are large

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import sympy
 
-from codegen.triton.blocks.dims import Dim
-from lowering.expr import Expr, Load, postorder
-from lowering.indexing import ZERO, FloorDiv, Mod, coefficient
-from lowering.kernel import Kernel, KernelAxis, Role, Store, statements, values_of
+from fusion.codegen.triton.blocks.dims import Dim
+from fusion.lowering.expr import Expr, Load, postorder
+from fusion.lowering.indexing import ZERO, FloorDiv, Mod, coefficient
+from fusion.lowering.kernel import Kernel, KernelAxis, Role, Store, statements, values_of
 
 RUN = 16
 """Elements side by side in memory that are worth a thread each, at least."""

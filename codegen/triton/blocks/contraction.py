@@ -11,13 +11,13 @@ from dataclasses import replace
 
 import sympy
 
-from codegen.triton.blocks.dims import Blocked, Dim, sides_of
-from codegen.triton.blocks.rows import reduced_dims
-from codegen.triton.rewrites.batches import outside
-from codegen.triton.rewrites.vectors import is_narrow
-from lowering.errors import Unsupported
-from lowering.expr import Expr, TileRef, index_of, postorder
-from lowering.kernel import Fold, Kernel, KernelAxis, Prefix, Role, spans, statements
+from fusion.codegen.triton.blocks.dims import Blocked, Dim, sides_of
+from fusion.codegen.triton.blocks.rows import reduced_dims
+from fusion.codegen.triton.rewrites.batches import outside
+from fusion.codegen.triton.rewrites.vectors import is_narrow
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Expr, TileRef, index_of, postorder
+from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Prefix, Role, spans, statements
 
 
 def contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:

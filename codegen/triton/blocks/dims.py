@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import sympy
 
-from lowering.indexing import ONE, ZERO, FloorDiv, Mod
-from lowering.kernel import Fold, Kernel, KernelAxis, Role, Stmt, statements
+from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod
+from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Role, Stmt, statements
 
 WORD = 16
 """Bytes: the widest access of a thread, to addresses that are a multiple of it."""

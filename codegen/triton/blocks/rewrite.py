@@ -8,25 +8,25 @@ from dataclasses import replace
 import sympy
 import torch
 
-from codegen.triton.blocks.config import PROGRAMS, extent
-from codegen.triton.blocks.contraction import contraction_dims, only_matrices
-from codegen.triton.blocks.dims import Blocked, Dim, dots_of
-from codegen.triton.blocks.rows import row_dims, row_values, too_tall
-from codegen.triton.blocks.shifted import shifted
-from codegen.triton.rewrites.batches import batched
-from codegen.triton.rewrites.exponentials import in_powers_of_two
-from codegen.triton.rewrites.found import loaded_terms
-from codegen.triton.rewrites.groups import grouped
-from codegen.triton.rewrites.packed import unpacked
-from codegen.triton.rewrites.places import at_places
-from codegen.triton.rewrites.rounding import is_rounded
-from codegen.triton.rewrites.shares import shared
-from codegen.triton.rewrites.vectors import unrolled
-from codegen.triton.rewrites.walk import walked
-from lowering.expr import Cast
-from lowering.indexing import ZERO, simplify
-from lowering.kernel import Fold, Kernel, Loop, Role, Stmt
-from lowering.scalar_ops import HALVES
+from fusion.codegen.triton.blocks.config import PROGRAMS, extent
+from fusion.codegen.triton.blocks.contraction import contraction_dims, only_matrices
+from fusion.codegen.triton.blocks.dims import Blocked, Dim, dots_of
+from fusion.codegen.triton.blocks.rows import row_dims, row_values, too_tall
+from fusion.codegen.triton.blocks.shifted import shifted
+from fusion.codegen.triton.rewrites.batches import batched
+from fusion.codegen.triton.rewrites.exponentials import in_powers_of_two
+from fusion.codegen.triton.rewrites.found import loaded_terms
+from fusion.codegen.triton.rewrites.groups import grouped
+from fusion.codegen.triton.rewrites.packed import unpacked
+from fusion.codegen.triton.rewrites.places import at_places
+from fusion.codegen.triton.rewrites.rounding import is_rounded
+from fusion.codegen.triton.rewrites.shares import shared
+from fusion.codegen.triton.rewrites.vectors import unrolled
+from fusion.codegen.triton.rewrites.walk import walked
+from fusion.lowering.expr import Cast
+from fusion.lowering.indexing import ZERO, simplify
+from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt
+from fusion.lowering.scalar_ops import HALVES
 
 MANY = 4
 """Rows per multiprocessor that keep it busy, if each is walked by a program of its own."""

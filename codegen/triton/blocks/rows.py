@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 import sympy
 
-from codegen.triton.blocks.contiguous import (
+from fusion.codegen.triton.blocks.contiguous import (
     at_least,
     by_stride,
     contiguous_along,
@@ -15,10 +15,10 @@ from codegen.triton.blocks.contiguous import (
     load_offsets,
     store_offsets,
 )
-from codegen.triton.blocks.dims import WORD, Dim
-from lowering.expr import Expr, TileRef, postorder
-from lowering.indexing import ZERO, coefficient
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Prefix, Role, Stmt, Store, statements, values_of
+from fusion.codegen.triton.blocks.dims import WORD, Dim
+from fusion.lowering.expr import Expr, TileRef, postorder
+from fusion.lowering.indexing import ZERO, coefficient
+from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Prefix, Role, Stmt, Store, statements, values_of
 
 HELD_COLUMN, HELD_FOLDED, HELD_ONCE = 1024, 32, 128
 """The longest column that is held whole, where it is needed again to be stored, where only folds need it again, and

@@ -18,10 +18,10 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from codegen.triton.blocks.dims import WORD, Dim
-from lowering.expr import Expr, Load, index_of, loads, postorder, rewrite
-from lowering.indexing import FloorDiv, Mod, coefficient, simplify, substitute_all
-from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of, with_values
+from fusion.codegen.triton.blocks.dims import WORD, Dim
+from fusion.lowering.expr import Expr, Load, index_of, loads, postorder, rewrite
+from fusion.lowering.indexing import FloorDiv, Mod, coefficient, simplify, substitute_all
+from fusion.lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of, with_values
 
 _LEAST = 1 << 13
 """The shortest rows that are worth three loops in the place of one."""

@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import sympy
 
-from codegen.triton.blocks.dims import WORD, Blocked, Dim
-from lowering.expr import Expr, Load
-from lowering.indexing import coefficient
-from lowering.kernel import Role
+from fusion.codegen.triton.blocks.dims import WORD, Blocked, Dim
+from fusion.lowering.expr import Expr, Load
+from fusion.lowering.indexing import coefficient
+from fusion.lowering.kernel import Role
 
 
 def in_words(blocked: Blocked, load: Load) -> tuple[Dim, int] | None:

@@ -9,9 +9,9 @@ tells the scheduler how fast the first choice will be.
 
 from __future__ import annotations
 
-from codegen.triton.architecture import Units
-from codegen.triton.blocks import Blocked, Config
-from codegen.triton.choices import chains, contractions, narrow, persistent, rows, vectors
+from fusion.codegen.triton.architecture import Units
+from fusion.codegen.triton.blocks import Blocked, Config
+from fusion.codegen.triton.choices import chains, contractions, narrow, persistent, rows, vectors
 
 
 def candidates(blocked: Blocked, units: Units) -> tuple[Config, ...]:

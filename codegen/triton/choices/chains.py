@@ -14,14 +14,14 @@ from typing import TypeAlias
 
 import torch
 
-from codegen.target import GENERATED, GROUPED, Form
-from codegen.triton.architecture import Units
-from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, power_of_two, programs
-from codegen.triton.choices import grouped, walks
-from codegen.triton.products import descriptors, groups
-from codegen.triton.products.matrix_units import on_matrix_units
-from lowering.kernel import Role
-from lowering.scalar_ops import HALVES
+from fusion.codegen.target import GENERATED, GROUPED, Form
+from fusion.codegen.triton.architecture import Units
+from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, power_of_two, programs
+from fusion.codegen.triton.choices import grouped, walks
+from fusion.codegen.triton.products import descriptors, groups
+from fusion.codegen.triton.products.matrix_units import on_matrix_units
+from fusion.lowering.kernel import Role
+from fusion.lowering.scalar_ops import HALVES
 
 _Table: TypeAlias = "dict[int, tuple[Config, ...]]"
 """Width that is held, at most → configurations, the fastest on a full device first."""

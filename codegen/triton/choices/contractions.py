@@ -13,11 +13,11 @@ from dataclasses import replace
 
 import torch
 
-from codegen.triton.architecture import Units
-from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, power_of_two, programs
-from codegen.triton.products.descriptors import tile_loads
-from codegen.triton.products.matrix_units import input_precision, on_matrix_units, shared_memory
-from lowering.kernel import Role, Store, values_of
+from fusion.codegen.triton.architecture import Units
+from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, power_of_two, programs
+from fusion.codegen.triton.products.descriptors import tile_loads
+from fusion.codegen.triton.products.matrix_units import input_precision, on_matrix_units, shared_memory
+from fusion.lowering.kernel import Role, Store, values_of
 
 # (m, n, k) blocks, warps, stages, for operands of 16 bits; k counts bytes / 2, so that it doubles for int8.
 _SHAPES = (

@@ -16,15 +16,15 @@ import math
 
 import torch
 
-from codegen.target import busy
-from codegen.triton.architecture import Units
-from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, programs
-from codegen.triton.choices import contractions, narrow, persistent, vectors
-from codegen.triton.products import descriptors
-from lowering.expr import Expr, Index, loads
-from lowering.indexing import coefficient
-from lowering.kernel import Role
-from lowering.scalar_ops import HALVES
+from fusion.codegen.target import busy
+from fusion.codegen.triton.architecture import Units
+from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, programs
+from fusion.codegen.triton.choices import contractions, narrow, persistent, vectors
+from fusion.codegen.triton.products import descriptors
+from fusion.lowering.expr import Expr, Index, loads
+from fusion.lowering.indexing import coefficient
+from fusion.lowering.kernel import Role
+from fusion.lowering.scalar_ops import HALVES
 
 POINTERS, MISALIGNED, SEVERAL = 0.6, 0.38, 0.8
 FEW_ROWS, FEW_LONG_ROWS, LONG = 1.03, 0.93, 16_384

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, power_of_two, programs
-from codegen.triton.choices import walks
-from codegen.triton.products import groups
-from codegen.triton.products.chained import NARROW, WALKED, chain_of
-from lowering.kernel import Role
+from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, power_of_two, programs
+from fusion.codegen.triton.choices import walks
+from fusion.codegen.triton.products import groups
+from fusion.codegen.triton.products.chained import NARROW, WALKED, chain_of
+from fusion.lowering.kernel import Role
 
 _SPEED = {3: 1.1, 2: 1.0}  # of so many groups against two
 

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two, programs
-from codegen.triton.choices.vectors import itemsize
-from codegen.triton.rewrites.vectors import NARROW
-from lowering.expr import Expr, Load, index_of, loads, postorder
-from lowering.indexing import coefficient, split_points
-from lowering.kernel import Role
-from lowering.scalar_ops import HALVES
+from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two, programs
+from fusion.codegen.triton.choices.vectors import itemsize
+from fusion.codegen.triton.rewrites.vectors import NARROW
+from fusion.lowering.expr import Expr, Load, index_of, loads, postorder
+from fusion.lowering.indexing import coefficient, split_points
+from fusion.lowering.kernel import Role
+from fusion.lowering.scalar_ops import HALVES
 
 # (rows of the matrix, bytes along each, warps, stages); fastest on an H200 first.  Where warps share rows (32 rows and
 # 4 warps, each with 8 of the columns), each of them converts the matrix for itself.

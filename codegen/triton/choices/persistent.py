@@ -13,12 +13,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, programs
-from codegen.triton.products.descriptors import NARROWEST, applies, divided, loads_tiles, stack_of, tile_loads
-from codegen.triton.rewrites.sigmoids import as_sigmoids
-from lowering.expr import Expr, Op, TileRef, postorder
-from lowering.kernel import Store, values_of
-from lowering.sizes import with_values
+from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, programs
+from fusion.codegen.triton.products.descriptors import NARROWEST, applies, divided, loads_tiles, stack_of, tile_loads
+from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
+from fusion.lowering.expr import Expr, Op, TileRef, postorder
+from fusion.lowering.kernel import Store, values_of
+from fusion.lowering.sizes import with_values
 
 
 @dataclass(frozen=True, slots=True)

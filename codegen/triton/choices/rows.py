@@ -12,11 +12,11 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two, row_block
-from codegen.triton.blocks.dims import WORD
-from lowering.expr import Load, postorder
-from lowering.kernel import Fold, Loop, Param, Prefix, Role, Store, statements, values_of
-from lowering.scalar_ops import HALVES
+from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two, row_block
+from fusion.codegen.triton.blocks.dims import WORD
+from fusion.lowering.expr import Load, postorder
+from fusion.lowering.kernel import Fold, Loop, Param, Prefix, Role, Store, statements, values_of
+from fusion.lowering.scalar_ops import HALVES
 
 
 def configure(blocked: Blocked) -> Config:

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two
-from codegen.triton.rewrites.groups import WORD
-from lowering.expr import Expr, Op, TileRef, loads, postorder
-from lowering.indexing import coefficient
-from lowering.kernel import Fold, Prefix, Role, statements
+from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two
+from fusion.codegen.triton.rewrites.groups import WORD
+from fusion.lowering.expr import Expr, Op, TileRef, loads, postorder
+from fusion.lowering.indexing import coefficient
+from fusion.lowering.kernel import Fold, Prefix, Role, statements
 
 # (rows of the matrix, bytes along each, words of 16 bytes that each thread loads in a step); fastest on an H200 first.
 _BYTES = ((1, 2048, 1), (4, 2048, 4), (2, 2048, 2), (2, 1024, 1))

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from codegen.triton.blocks import Blocked, Config, extent
-from lowering.expr import index_of, loads
-from lowering.kernel import Loop, Role, statements, values_of
-from lowering.sizes import with_values
+from fusion.codegen.triton.blocks import Blocked, Config, extent
+from fusion.lowering.expr import index_of, loads
+from fusion.lowering.kernel import Loop, Role, statements, values_of
+from fusion.lowering.sizes import with_values
 
 SHORT = 1024
 """Steps of a walk that is over before descriptors have paid for being made."""

@@ -21,12 +21,12 @@ from functools import partial
 
 import torch
 
-from codegen.triton.architecture import capability
-from codegen.triton.expressions.scopes import Tile
-from codegen.triton.expressions.spell import TYPES, Code
-from codegen.triton.expressions.values import Values
-from lowering.expr import Cast, Const, Expr, IndexValue, Op, postorder
-from lowering.kernel import Loop, statements, values_of
+from fusion.codegen.triton.architecture import capability
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import TYPES, Code
+from fusion.codegen.triton.expressions.values import Values
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, postorder
+from fusion.lowering.kernel import Loop, statements, values_of
 
 _BASES = {torch.float32: 2**23, torch.float16: 2**10, torch.bfloat16: 2**7}
 """The power of two whose last bit counts ones; integers up to twice that are exact."""
@@ -111,7 +111,7 @@ def _integers(dtype: torch.dtype) -> tuple[int, int]:
 def field_of(expr: Expr) -> Field | None:
     """What `expr`, an integer or a float that is one, is as bits of a byte; None where it is anything else.
 
-    >>> from lowering.expr import Load, const
+    >>> from fusion.lowering.expr import Load, const
     >>> byte = Load("w", (), torch.uint8)
     >>> high = Op("shr", (byte, const(4, torch.uint8)), torch.uint8)
     >>> field_of(Op("sub", (Cast(high, torch.int8), const(8, torch.int8)), torch.int8))

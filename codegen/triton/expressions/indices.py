@@ -13,12 +13,12 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from codegen.triton.blocks import Blocked, Config, Dim, Lanes
-from codegen.triton.expressions.spell import ATOM, PRODUCT, SUM, UNARY, Code
-from lowering.division import may_be_negative
-from lowering.expr import Expr, Load, index_of, postorder
-from lowering.indexing import ZERO, FloorDiv, Mod, bounds
-from lowering.kernel import Loop, Role, Stmt, Store, statements, values_of
+from fusion.codegen.triton.blocks import Blocked, Config, Dim, Lanes
+from fusion.codegen.triton.expressions.spell import ATOM, PRODUCT, SUM, UNARY, Code
+from fusion.lowering.division import may_be_negative
+from fusion.lowering.expr import Expr, Load, index_of, postorder
+from fusion.lowering.indexing import ZERO, FloorDiv, Mod, bounds
+from fusion.lowering.kernel import Loop, Role, Stmt, Store, statements, values_of
 
 LIMIT = 2**31
 

@@ -17,14 +17,14 @@ from functools import partial
 
 import sympy
 
-from codegen.triton.blocks import Dim
-from codegen.triton.expressions.indices import Layout, expand
-from codegen.triton.expressions.scopes import Tile
-from codegen.triton.expressions.spell import AND, COMPARE, SUM, Code, literal
-from codegen.triton.expressions.values import Values
-from lowering.expr import Expr, Load, loads
-from lowering.indexing import coefficient
-from lowering.kernel import Loop, Role, Store, statements, values_of
+from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.expressions.indices import Layout, expand
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import AND, COMPARE, SUM, Code, literal
+from fusion.codegen.triton.expressions.values import Values
+from fusion.lowering.expr import Expr, Load, loads
+from fusion.lowering.indexing import coefficient
+from fusion.lowering.kernel import Loop, Role, Store, statements, values_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from typing import TypeAlias
 
 import sympy
 
-from codegen.triton.expressions.indices import LIMIT, Layout, summands
-from lowering.division import may_be_negative
-from lowering.indexing import FloorDiv, Mod
+from fusion.codegen.triton.expressions.indices import LIMIT, Layout, summands
+from fusion.lowering.division import may_be_negative
+from fusion.lowering.indexing import FloorDiv, Mod
 
 Polynomial: TypeAlias = "Counter[tuple[str, ...]]"
 """The names of the factors of each product → how often it counts, which may be a fraction."""

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.triton.blocks import Dim
-from lowering.expr import Expr
-from lowering.kernel import Fold
+from fusion.codegen.triton.blocks import Dim
+from fusion.lowering.expr import Expr
+from fusion.lowering.kernel import Fold
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import sympy
 
-from codegen.triton.blocks import Dim
-from codegen.triton.expressions.indices import Layout, expand, index_code, start_symbol
-from codegen.triton.expressions.scopes import Lines, Names, Tile
-from codegen.triton.expressions.spell import AND, COMPARE, Code
-from lowering.expr import TileRef
+from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.expressions.indices import Layout, expand, index_code, start_symbol
+from fusion.codegen.triton.expressions.scopes import Lines, Names, Tile
+from fusion.codegen.triton.expressions.spell import AND, COMPARE, Code
+from fusion.lowering.expr import TileRef
 
 
 class Points(Lines):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from codegen.triton.expressions.copies import STORE
+from fusion.codegen.triton.expressions.copies import STORE
 
 _CALL = re.compile(r"\b(_[a-z_]+[0-9]*)\b")
 

@@ -12,8 +12,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from codegen.triton.blocks import Dim
-from codegen.triton.expressions.spell import Code
+from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.expressions.spell import Code
 
 
 @dataclass(frozen=True, slots=True)

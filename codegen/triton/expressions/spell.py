@@ -1,7 +1,7 @@
 """Spelling: one scalar operation, cast or constant of the IR as Triton text.
 
 What enters is the text of the operands; what leaves is text.  `SPELLING` has a row per operation of
-`lowering.scalar_ops`, with the meaning that file gives: floor division floors, `maximum` propagates NaN, shifts past
+`lowering/scalar_ops.py`, with the meaning that file gives: floor division floors, `maximum` propagates NaN, shifts past
 the width give what eager gives.  Operands that are 16-bit floats are widened to float32 and the result is rounded
 again, as eager does.  An operation without a row is refused by the capabilities of the target, never here.
 
@@ -18,8 +18,8 @@ from typing import TypeAlias
 
 import torch
 
-from lowering.expr import Scalar
-from lowering.scalar_ops import HALVES, SCALAR_OPS
+from fusion.lowering.expr import Scalar
+from fusion.lowering.scalar_ops import HALVES, SCALAR_OPS
 
 # How tightly Python binds an expression, loosest first.
 COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, UNARY, ATOM = range(9)

@@ -14,19 +14,19 @@ from dataclasses import replace
 import sympy
 import torch
 
-from codegen.triton.blocks import Dim
-from codegen.triton.blocks.words import in_words
-from codegen.triton.expressions.indices import Layout, expand
-from codegen.triton.expressions.matrices import Hosted, Stack
-from codegen.triton.expressions.points import Points
-from codegen.triton.expressions.scopes import Names, Tile, Transfer
-from codegen.triton.expressions.spell import ATOM, SUM, UNARY, Code, cast, literal, spell, typed
-from codegen.triton.expressions.widths import int32_ranges
-from codegen.triton.rewrites.interior import unconditional
-from lowering.checks import CHECKED
-from lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, loads, postorder
-from lowering.kernel import Loop, Store, statements, values_of
-from lowering.scalar_ops import SCALAR_OPS
+from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.blocks.words import in_words
+from fusion.codegen.triton.expressions.indices import Layout, expand
+from fusion.codegen.triton.expressions.matrices import Hosted, Stack
+from fusion.codegen.triton.expressions.points import Points
+from fusion.codegen.triton.expressions.scopes import Names, Tile, Transfer
+from fusion.codegen.triton.expressions.spell import ATOM, SUM, UNARY, Code, cast, literal, spell, typed
+from fusion.codegen.triton.expressions.widths import int32_ranges
+from fusion.codegen.triton.rewrites.interior import unconditional
+from fusion.lowering.checks import CHECKED
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, loads, postorder
+from fusion.lowering.kernel import Loop, Store, statements, values_of
+from fusion.lowering.scalar_ops import SCALAR_OPS
 
 _INLINE = 48  # characters of an expression that is used once and written in place
 

@@ -12,9 +12,9 @@ from typing import TypeAlias
 
 import torch
 
-from codegen.triton.expressions.indices import LIMIT, Layout
-from lowering.expr import Cast, Const, Expr, IndexValue, Op, postorder
-from lowering.indexing import bounds
+from fusion.codegen.triton.expressions.indices import LIMIT, Layout
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, postorder
+from fusion.lowering.indexing import bounds
 
 Range: TypeAlias = "tuple[int, int]"
 

@@ -15,14 +15,14 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from codegen.target import Stage
-from codegen.triton.architecture import capability
-from codegen.triton.launch.beginning import begin
-from codegen.triton.launch.load import Generated, alignment, load, signature
-from codegen.triton.products.matrix_units import shared_memory
-from lowering.errors import BuildError
-from lowering.kernel import Kernel
-from lowering.scalar_ops import HALVES
+from fusion.codegen.target import Stage
+from fusion.codegen.triton.architecture import capability
+from fusion.codegen.triton.launch.beginning import begin
+from fusion.codegen.triton.launch.load import Generated, alignment, load, signature
+from fusion.codegen.triton.products.matrix_units import shared_memory
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.scalar_ops import HALVES
 
 _LADDERS = {"cuda": ("ttir", "ttgir", "llir", "ptx", "cubin"), "hip": ("ttir", "ttgir", "llir", "amdgcn", "hsaco")}
 

@@ -17,8 +17,8 @@ from functools import lru_cache
 from triton.runtime.cache import triton_key
 from triton.runtime.driver import driver
 
-from codegen.interpreter import for_compiling
-from codegen.triton.launch.direct import stub
+from fusion.codegen.interpreter import for_compiling
+from fusion.codegen.triton.launch.direct import stub
 
 TURN = 5e-5
 """Seconds after which the hash takes its next turn."""

@@ -23,18 +23,18 @@ import triton
 from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
-from codegen.target import Launcher
-from codegen.triton.launch import interpreted, passed
-from codegen.triton.launch.aot import compile_for, target_of
-from codegen.triton.launch.beginning import begin
-from codegen.triton.launch.counters import Run, counted
-from codegen.triton.launch.direct import Binary, loaded, run_of
-from codegen.triton.launch.launchers import Either, Wanted, launcher
-from codegen.triton.launch.load import Generated, load, signature
-from codegen.triton.launch.present import arch_at
-from codegen.triton.launch.sources import Sources
-from lowering.errors import BuildError
-from lowering.kernel import Kernel
+from fusion.codegen.target import Launcher
+from fusion.codegen.triton.launch import interpreted, passed
+from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.launch.beginning import begin
+from fusion.codegen.triton.launch.counters import Run, counted
+from fusion.codegen.triton.launch.direct import Binary, loaded, run_of
+from fusion.codegen.triton.launch.launchers import Either, Wanted, launcher
+from fusion.codegen.triton.launch.load import Generated, load, signature
+from fusion.codegen.triton.launch.present import arch_at
+from fusion.codegen.triton.launch.sources import Sources
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Kernel
 
 # Its launching stub takes its arguments in the order below; that of other versions is reached through its owner.
 _KNOWN_STUB = triton.__version__.startswith("3.6.")

@@ -25,11 +25,11 @@ import triton
 from triton.runtime.build import compile_module_from_src
 from triton.runtime.driver import driver
 
-from codegen.target import Launcher
-from codegen.triton.arguments import on_device
-from codegen.triton.launch.counters import Run
-from lowering.errors import BuildError
-from lowering.kernel import Kernel
+from fusion.codegen.target import Launcher
+from fusion.codegen.triton.arguments import on_device
+from fusion.codegen.triton.launch.counters import Run
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Kernel
 
 WARP = 32
 OWN = 2

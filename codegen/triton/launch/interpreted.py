@@ -18,22 +18,22 @@ import triton.language as tl
 from triton.runtime import interpreter
 from triton.runtime.interpreter import TensorHandle
 
-from codegen.target import Launcher
-from codegen.triton.expressions.spell import TYPES
-from codegen.triton.launch import ptx
-from codegen.triton.launch.launchers import promise
-from codegen.triton.launch.load import Generated
-from codegen.triton.launch.sources import Sources
-from lowering.checks import failure
-from lowering.kernel import Kernel
-from lowering.scalar_ops import SCALAR_OPS
+from fusion.codegen.target import Launcher
+from fusion.codegen.triton.expressions.spell import TYPES
+from fusion.codegen.triton.launch import ptx
+from fusion.codegen.triton.launch.launchers import promise
+from fusion.codegen.triton.launch.load import Generated
+from fusion.codegen.triton.launch.sources import Sources
+from fusion.lowering.checks import failure
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.scalar_ops import SCALAR_OPS
 
 _ELSEWHERE: dict[str, Callable[..., torch.Tensor]] = {"nearbyint": torch.round, "fast_dividef": torch.true_divide}
 """Names that differ from those of `SCALAR_OPS`."""
 
 
 class Libdevice:
-    """Stands in for `triton.language.extra.libdevice`: each function has its meaning from `lowering.scalar_ops`."""
+    """Stands in for `triton.language.extra.libdevice`: each function has its meaning from `SCALAR_OPS`."""
 
     def __getattr__(self, name: str) -> Any:
         meaning = _ELSEWHERE.get(name) or SCALAR_OPS[name].meaning

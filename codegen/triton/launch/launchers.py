@@ -14,14 +14,14 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from codegen.target import Launcher, Refused
-from codegen.triton.arguments import on_device
-from codegen.triton.launch.counters import Run
-from codegen.triton.launch.direct import Binary, Launch, launch_of
-from codegen.triton.launch.multiples import ALIGNED, telling
-from codegen.triton.products.stacked import NEAR
-from lowering.errors import BuildError
-from lowering.kernel import Kernel, Param
+from fusion.codegen.target import Launcher, Refused
+from fusion.codegen.triton.arguments import on_device
+from fusion.codegen.triton.launch.counters import Run
+from fusion.codegen.triton.launch.direct import Binary, Launch, launch_of
+from fusion.codegen.triton.launch.multiples import ALIGNED, telling
+from fusion.codegen.triton.products.stacked import NEAR
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Kernel, Param
 
 MOST_SIZES = 4096
 """Sets of sizes for which a launcher remembers what it launches."""

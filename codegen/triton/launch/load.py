@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-from codegen.cache import cache_dir, digest, publish
-from codegen.triton.arguments import argument, type_of
-from codegen.triton.launch import passed
-from codegen.triton.tail import COUNTER
-from lowering.errors import BuildError
-from lowering.kernel import Kernel
+from fusion.codegen.cache import cache_dir, digest, publish
+from fusion.codegen.triton.arguments import argument, type_of
+from fusion.codegen.triton.launch import passed
+from fusion.codegen.triton.tail import COUNTER
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Kernel
 
 TRUSTING = ("make_tensor_descriptor(", "TensorDescriptor(", "_words = ")
 """What a text has that only aligned tensors allow: descriptors, masks that end with a word (`blocks/words.py`)."""

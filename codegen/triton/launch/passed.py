@@ -15,8 +15,8 @@ from typing import Any
 
 import torch
 
-from codegen.triton.arguments import POINTERS
-from lowering.kernel import Kernel
+from fusion.codegen.triton.arguments import POINTERS
+from fusion.lowering.kernel import Kernel
 
 MOST = 1024
 """Addresses, and sizes, for which descriptors are kept."""

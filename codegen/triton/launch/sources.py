@@ -10,8 +10,8 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from codegen.triton.launch.load import Generated, load
-from lowering.kernel import Kernel
+from fusion.codegen.triton.launch.load import Generated, load
+from fusion.lowering.kernel import Kernel
 
 
 class Sources:

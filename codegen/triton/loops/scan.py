@@ -18,15 +18,15 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from codegen.triton.blocks import Dim, extent, power_of_two
-from codegen.triton.expressions.indices import Layout
-from codegen.triton.expressions.scopes import Tile
-from codegen.triton.expressions.spell import ATOM, TYPES, Code, literal, typed
-from codegen.triton.expressions.values import Values
-from lowering.expr import Const, Expr, Op, Random, TileRef, free_axes, loads, postorder
-from lowering.indexing import substitute_all
-from lowering.kernel import Role
-from lowering.scalar_ops import INTEGERS
+from fusion.codegen.triton.blocks import Dim, extent, power_of_two
+from fusion.codegen.triton.expressions.indices import Layout
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import ATOM, TYPES, Code, literal, typed
+from fusion.codegen.triton.expressions.values import Values
+from fusion.lowering.expr import Const, Expr, Op, Random, TileRef, free_axes, loads, postorder
+from fusion.lowering.indexing import substitute_all
+from fusion.lowering.kernel import Role
+from fusion.lowering.scalar_ops import INTEGERS
 
 _FEWEST = 4
 """The fewest blocks of a loop for which looking at them first is worth the time."""

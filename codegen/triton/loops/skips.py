@@ -14,16 +14,16 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.triton.blocks import Blocked, Dim
-from codegen.triton.expressions.indices import index_code
-from codegen.triton.expressions.spell import PRODUCT
-from codegen.triton.expressions.values import Values
-from codegen.triton.loops import scan
-from codegen.triton.rewrites.interior import unconditional
-from lowering.conditions import conjuncts
-from lowering.expr import Cast, Const, Expr, IndexValue, Op, make_op
-from lowering.indexing import ONE, FloorDiv, coefficient
-from lowering.kernel import Loop, Role, Store
+from fusion.codegen.triton.blocks import Blocked, Dim
+from fusion.codegen.triton.expressions.indices import index_code
+from fusion.codegen.triton.expressions.spell import PRODUCT
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.loops import scan
+from fusion.codegen.triton.rewrites.interior import unconditional
+from fusion.lowering.conditions import conjuncts
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, make_op
+from fusion.lowering.indexing import ONE, FloorDiv, coefficient
+from fusion.lowering.kernel import Loop, Role, Store
 
 _DIFFERENCES = {"le": (1, 0), "lt": (1, 1), "ge": (-1, 0), "gt": (-1, 1)}
 """Comparison of a and b → (sign, constant) so that it says sign · (a - b) + constant ≤ 0."""

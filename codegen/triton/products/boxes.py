@@ -13,11 +13,11 @@ from dataclasses import dataclass
 
 import sympy
 
-from codegen.triton.blocks import Blocked, Dim
-from codegen.triton.expressions.matrices import Matrix
-from codegen.triton.expressions.spell import PRODUCT, TYPES, Code
-from codegen.triton.expressions.values import Values
-from lowering.indexing import FloorDiv, Mod, bounds
+from fusion.codegen.triton.blocks import Blocked, Dim
+from fusion.codegen.triton.expressions.matrices import Matrix
+from fusion.codegen.triton.expressions.spell import PRODUCT, TYPES, Code
+from fusion.codegen.triton.expressions.values import Values
+from fusion.lowering.indexing import FloorDiv, Mod, bounds
 
 _MOST = 3
 """Dimensions that a descriptor has beside rows and columns."""

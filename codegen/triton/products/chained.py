@@ -17,12 +17,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.triton.blocks import Blocked, Dim, extent, power_of_two
-from codegen.triton.products import descriptors
-from codegen.triton.products.boxes import Box, box_of
-from lowering.expr import Expr, Load, Op, Random, loads, postorder
-from lowering.kernel import Fold, Loop, Role, Store, statements, values_of
-from lowering.scalar_ops import HALVES
+from fusion.codegen.triton.blocks import Blocked, Dim, extent, power_of_two
+from fusion.codegen.triton.products import descriptors
+from fusion.codegen.triton.products.boxes import Box, box_of
+from fusion.lowering.expr import Expr, Load, Op, Random, loads, postorder
+from fusion.lowering.kernel import Fold, Loop, Role, Store, statements, values_of
+from fusion.lowering.scalar_ops import HALVES
 
 NARROW, WIDE, WIDEST = WIDTHS = (64, 128, 256)
 """Columns that are held."""

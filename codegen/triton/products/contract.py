@@ -25,20 +25,20 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from codegen.triton.blocks import Dim
-from codegen.triton.expressions import fields
-from codegen.triton.expressions.indices import expand, start_symbol
-from codegen.triton.expressions.scopes import Tile
-from codegen.triton.expressions.spell import ATOM, SUM, TYPES, Code, cast, literal, spell, typed
-from codegen.triton.expressions.values import Values
-from codegen.triton.products.matrix_units import input_precision, on_matrix_units
-from codegen.triton.rewrites.totals import Total, total_of
-from codegen.triton.rewrites.vectors import NARROW
-from lowering.expr import Cast, Expr, Load, loads, make_cast, rewrite
-from lowering.hoist import Hoisted, hoist
-from lowering.indexing import ZERO, substitute_all
-from lowering.kernel import Fold
-from lowering.scalar_ops import accumulator
+from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.expressions import fields
+from fusion.codegen.triton.expressions.indices import expand, start_symbol
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import ATOM, SUM, TYPES, Code, cast, literal, spell, typed
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.products.matrix_units import input_precision, on_matrix_units
+from fusion.codegen.triton.rewrites.totals import Total, total_of
+from fusion.codegen.triton.rewrites.vectors import NARROW
+from fusion.lowering.expr import Cast, Expr, Load, loads, make_cast, rewrite
+from fusion.lowering.hoist import Hoisted, hoist
+from fusion.lowering.indexing import ZERO, substitute_all
+from fusion.lowering.kernel import Fold
+from fusion.lowering.scalar_ops import accumulator
 
 SHORT = 16
 """Terms of a sum of float32 up to which splitting gains nothing: the least depth of a block.

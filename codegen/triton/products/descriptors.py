@@ -23,18 +23,18 @@ from dataclasses import replace
 
 import sympy
 
-from codegen.triton.architecture import capability
-from codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, programs
-from codegen.triton.expressions.indices import Layout
-from codegen.triton.expressions.matrices import Hosted, Matrix, Stack
-from codegen.triton.expressions.scopes import Tile, Transfer
-from codegen.triton.expressions.spell import PRODUCT, Code
-from codegen.triton.expressions.values import Values
-from codegen.triton.products.place import as_int32, place
-from lowering.expr import Expr, Load, loads
-from lowering.indexing import coefficient
-from lowering.kernel import Fold, Loop, Role, Store, statements, values_of
-from lowering.scalar_ops import HALVES
+from fusion.codegen.triton.architecture import capability
+from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, programs
+from fusion.codegen.triton.expressions.indices import Layout
+from fusion.codegen.triton.expressions.matrices import Hosted, Matrix, Stack
+from fusion.codegen.triton.expressions.scopes import Tile, Transfer
+from fusion.codegen.triton.expressions.spell import PRODUCT, Code
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.products.place import as_int32, place
+from fusion.lowering.expr import Expr, Load, loads
+from fusion.lowering.indexing import coefficient
+from fusion.lowering.kernel import Fold, Loop, Role, Store, statements, values_of
+from fusion.lowering.scalar_ops import HALVES
 
 NARROWEST = Config((("m", 64), ("k", 64), ("n", 128)), num_stages=4, persistent=True, per_processor=2)
 """The configuration with the smallest blocks."""

@@ -16,9 +16,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from codegen.triton.expressions.scopes import Tile
-from codegen.triton.expressions.spell import SUM, Code
-from codegen.triton.expressions.values import Values
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import SUM, Code
+from fusion.codegen.triton.expressions.values import Values
 
 
 @contextmanager

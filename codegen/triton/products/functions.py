@@ -11,7 +11,7 @@ import ast
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from codegen.triton.expressions.values import Values
+from fusion.codegen.triton.expressions.values import Values
 
 
 @dataclass(frozen=True, slots=True)

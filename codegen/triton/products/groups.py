@@ -21,9 +21,9 @@ from typing import Protocol
 
 import triton
 
-from codegen.triton.blocks import Dim
-from codegen.triton.expressions.indices import Layout
-from codegen.triton.expressions.values import Values
+from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.expressions.indices import Layout
+from fusion.codegen.triton.expressions.values import Values
 
 GROUP = "group"
 ROWS = 64

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from codegen.triton.architecture import capability
+from fusion.codegen.triton.architecture import capability
 
 SHARED_MEMORY = {"sm_80": 163_840, "sm_86": 101_376, "sm_89": 101_376, "gfx942": 65_536}
 """Bytes of shared memory that one program may use; newer NVIDIA architectures have `_SHARED_MEMORY_NEW`."""

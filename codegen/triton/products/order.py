@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from codegen.triton.blocks import Dim
-from codegen.triton.expressions.scopes import Tile
-from codegen.triton.expressions.spell import SUM, Code
-from codegen.triton.expressions.values import Values
-from codegen.triton.loops import skips
-from lowering.kernel import Loop
+from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import SUM, Code
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.loops import skips
+from fusion.lowering.kernel import Loop
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,11 @@ that neighbours share operands in the L2 cache, and that the longest walks come 
 
 from __future__ import annotations
 
-from codegen.triton.blocks import Dim, extent
-from codegen.triton.expressions.scopes import Tile
-from codegen.triton.expressions.spell import ATOM, PRODUCT, Code
-from codegen.triton.expressions.values import Values
-from codegen.triton.loops.skips import longer_for_later_rows
+from fusion.codegen.triton.blocks import Dim, extent
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import ATOM, PRODUCT, Code
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.loops.skips import longer_for_later_rows
 
 
 def place(values: Values, number: str) -> None:

@@ -20,13 +20,13 @@ from dataclasses import replace
 
 import torch
 
-from codegen.triton.expressions.matrices import Stack
-from codegen.triton.expressions.scopes import Tile, Transfer
-from codegen.triton.expressions.spell import TYPES, Code, cast
-from codegen.triton.expressions.values import Values
-from codegen.triton.products.contract import operand
-from codegen.triton.products.descriptors import stack_of
-from lowering.expr import Load
+from fusion.codegen.triton.expressions.matrices import Stack
+from fusion.codegen.triton.expressions.scopes import Tile, Transfer
+from fusion.codegen.triton.expressions.spell import TYPES, Code, cast
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.products.contract import operand
+from fusion.codegen.triton.products.descriptors import stack_of
+from fusion.lowering.expr import Load
 
 NEAR = 1 << 40
 """Bytes between two tensors from which on one descriptor cannot hold both."""

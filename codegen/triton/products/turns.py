@@ -13,11 +13,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from codegen.triton.blocks import Blocked, Config, Dim, extent
-from codegen.triton.expressions.scopes import Tile
-from codegen.triton.expressions.spell import ATOM, PRODUCT, SUM, Code
-from codegen.triton.expressions.values import Values
-from codegen.triton.products.place import place
+from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import ATOM, PRODUCT, SUM, Code
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.products.place import place
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,10 +16,10 @@ from dataclasses import replace
 
 import sympy
 
-from codegen.triton.rewrites.places import at_places
-from lowering.expr import Expr, Index, index_of, loads, postorder
-from lowering.indexing import coefficient, over_symbol, split_points
-from lowering.kernel import (
+from fusion.codegen.triton.rewrites.places import at_places
+from fusion.lowering.expr import Expr, Index, index_of, loads, postorder
+from fusion.lowering.indexing import coefficient, over_symbol, split_points
+from fusion.lowering.kernel import (
     Fold,
     Kernel,
     KernelAxis,

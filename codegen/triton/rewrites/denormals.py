@@ -8,8 +8,8 @@ summands.
 
 from __future__ import annotations
 
-from lowering.expr import Expr, Op, postorder
-from lowering.kernel import Fold, Kernel, Loop, statements, values_of
+from fusion.lowering.expr import Expr, Op, postorder
+from fusion.lowering.kernel import Fold, Kernel, Loop, statements, values_of
 
 _PLAIN = frozenset(
     ("add", "sub", "mul", "truediv", "neg", "where", "and", "or", "not", "eq", "ne", "lt", "le", "gt", "ge")

@@ -26,9 +26,9 @@ from dataclasses import replace
 
 import torch
 
-from codegen.triton.rewrites.denormals import is_below
-from lowering.expr import Const, Expr, Load, Op, TileRef, make_op, postorder, rewrite
-from lowering.kernel import Fold, Loop, Prefix, Stmt, map_values, statements, values_of, with_values
+from fusion.codegen.triton.rewrites.denormals import is_below
+from fusion.lowering.expr import Const, Expr, Load, Op, TileRef, make_op, postorder, rewrite
+from fusion.lowering.kernel import Fold, Loop, Prefix, Stmt, map_values, statements, values_of, with_values
 
 _LOG2E = math.log2(math.e)
 

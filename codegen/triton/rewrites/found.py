@@ -19,8 +19,8 @@ from dataclasses import replace
 import sympy
 import torch
 
-from lowering.checks import CHECKED
-from lowering.expr import (
+from fusion.lowering.checks import CHECKED
+from fusion.lowering.expr import (
     Cast,
     Const,
     Expr,
@@ -35,8 +35,8 @@ from lowering.expr import (
     make_op,
     postorder,
 )
-from lowering.indexing import substitute
-from lowering.kernel import Fold, Kernel, Loop, Stmt, running
+from fusion.lowering.indexing import substitute
+from fusion.lowering.kernel import Fold, Kernel, Loop, Stmt, running
 
 
 def loaded_terms(kernel: Kernel) -> Kernel:

@@ -18,10 +18,10 @@ from dataclasses import replace
 
 import sympy
 
-from lowering.expr import index_of, loads, postorder
-from lowering.hoist import hoist
-from lowering.indexing import coefficient, over_symbol, split_points, substitute_all
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
+from fusion.lowering.expr import index_of, loads, postorder
+from fusion.lowering.hoist import hoist
+from fusion.lowering.indexing import coefficient, over_symbol, split_points, substitute_all
+from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, statements
 
 LEAST, MOST = 16, 1024
 """The shortest and longest group that is held whole."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from lowering.conditions import given
-from lowering.kernel import Loop, map_values, statements, values_of
+from fusion.lowering.conditions import given
+from fusion.lowering.kernel import Loop, map_values, statements, values_of
 
 
 def unconditional(loop: Loop) -> Loop:

@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from lowering.conditions import plain
-from lowering.expr import Expr, IndexValue, Op, TileRef, index_of, postorder, rewrite
-from lowering.indexing import split_points, substitute_all
-from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of, with_values
+from fusion.lowering.conditions import plain
+from fusion.lowering.expr import Expr, IndexValue, Op, TileRef, index_of, postorder, rewrite
+from fusion.lowering.indexing import split_points, substitute_all
+from fusion.lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of, with_values
 
 MOST = 8
 """The most positions in a stored element: bits of a byte."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import sympy
 
-from lowering.expr import Expr
-from lowering.indexing import simplify, substitute_all
-from lowering.kernel import Loop, Stmt, Store, map_values, statements, values_of
+from fusion.lowering.expr import Expr
+from fusion.lowering.indexing import simplify, substitute_all
+from fusion.lowering.kernel import Loop, Stmt, Store, map_values, statements, values_of
 
 
 def at_places(

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from lowering.expr import Cast, Expr, Op, postorder
-from lowering.kernel import Fold, Kernel, Stmt, Store, statements, values_of
-from lowering.scalar_ops import HALVES
+from fusion.lowering.expr import Cast, Expr, Op, postorder
+from fusion.lowering.kernel import Fold, Kernel, Stmt, Store, statements, values_of
+from fusion.lowering.scalar_ops import HALVES
 
 _TO_INTEGERS = {"floor", "ceil", "trunc", "round", "floordiv", "truncdiv", "remainder", "fmod"}
 

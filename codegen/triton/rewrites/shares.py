@@ -21,11 +21,11 @@ from dataclasses import replace
 
 import sympy
 
-from codegen.triton.rewrites.totals import total_of
-from codegen.triton.rewrites.vectors import is_narrow
-from lowering.expr import index_of, postorder, rewrite
-from lowering.indexing import FloorDiv, over_symbol, split_points, substitute_all
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, statements, values_of, with_values
+from fusion.codegen.triton.rewrites.totals import total_of
+from fusion.codegen.triton.rewrites.vectors import is_narrow
+from fusion.lowering.expr import index_of, postorder, rewrite
+from fusion.lowering.indexing import FloorDiv, over_symbol, split_points, substitute_all
+from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Stmt, Store, statements, values_of, with_values
 
 LINE = 128
 """Bytes that memory brings best at once."""

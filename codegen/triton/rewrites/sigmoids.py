@@ -20,8 +20,8 @@ from dataclasses import replace
 
 import torch
 
-from lowering.expr import Const, Expr, Op, const, postorder, rewrite
-from lowering.kernel import Stmt, Store, statements, values_of
+from fusion.lowering.expr import Const, Expr, Op, const, postorder, rewrite
+from fusion.lowering.kernel import Stmt, Store, statements, values_of
 
 _ONE, _TWO = const(1.0, torch.float32), const(2.0, torch.float32)
 

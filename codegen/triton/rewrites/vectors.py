@@ -27,11 +27,11 @@ from dataclasses import replace
 import sympy
 import torch
 
-from codegen.triton.rewrites.packed import MOST
-from lowering.expr import Cast, Expr, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
-from lowering.indexing import FloorDiv, coefficient, simplify, split_points, substitute_all
-from lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements
-from lowering.scalar_ops import HALVES
+from fusion.codegen.triton.rewrites.packed import MOST
+from fusion.lowering.expr import Cast, Expr, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
+from fusion.lowering.indexing import FloorDiv, coefficient, simplify, split_points, substitute_all
+from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements
+from fusion.lowering.scalar_ops import HALVES
 
 FEW = 4
 """The most rows for which every thread holds a sum of its own."""

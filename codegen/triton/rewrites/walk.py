@@ -13,9 +13,9 @@ from dataclasses import replace
 
 import sympy
 
-from lowering.expr import Load, index_of, postorder
-from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of
-from lowering.prefixes import named, placed
+from fusion.lowering.expr import Load, index_of, postorder
+from fusion.lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of
+from fusion.lowering.prefixes import named, placed
 
 
 def walked(kernel: Kernel, over: tuple[sympy.Symbol, ...] = ()) -> Kernel:

@@ -17,16 +17,16 @@ from dataclasses import replace
 
 import torch
 
-from codegen.triton.blocks import Lanes
-from codegen.triton.blocks.dims import WORD
-from codegen.triton.expressions.scopes import Tile
-from codegen.triton.expressions.spell import TYPES, Code, cast, literal, typed
-from codegen.triton.expressions.values import Values
-from codegen.triton.products import contract
-from codegen.triton.statements import reduce
-from lowering.expr import Expr, TileRef, free_axes, loads, postorder
-from lowering.kernel import Fold, Loop, Role, running, statements, values_of
-from lowering.scalar_ops import identity
+from fusion.codegen.triton.blocks import Lanes
+from fusion.codegen.triton.blocks.dims import WORD
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import TYPES, Code, cast, literal, typed
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.products import contract
+from fusion.codegen.triton.statements import reduce
+from fusion.lowering.expr import Expr, TileRef, free_axes, loads, postorder
+from fusion.lowering.kernel import Fold, Loop, Role, running, statements, values_of
+from fusion.lowering.scalar_ops import identity
 
 
 def named_before(loop: Loop) -> frozenset[str]:

@@ -15,14 +15,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from codegen.triton.blocks import Dim
-from codegen.triton.expressions.indices import expand
-from codegen.triton.expressions.scopes import Tile
-from codegen.triton.expressions.spell import COMPARE, PRODUCT, SUM, TYPES, Code, literal, spell, typed
-from codegen.triton.expressions.values import Values
-from lowering.expr import IndexValue, Scalar
-from lowering.kernel import Loop, Prefix, Role, Stmt
-from lowering.scalar_ops import identity, keeps_position
+from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.expressions.indices import expand
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import COMPARE, PRODUCT, SUM, TYPES, Code, literal, spell, typed
+from fusion.codegen.triton.expressions.values import Values
+from fusion.lowering.expr import IndexValue, Scalar
+from fusion.lowering.kernel import Loop, Prefix, Role, Stmt
+from fusion.lowering.scalar_ops import identity, keeps_position
 
 _SIGNS = {"sum": ("+", SUM), "prod": ("*", PRODUCT)}
 _WHOLE = {"sum": "tl.cumsum", "prod": "tl.cumprod"}

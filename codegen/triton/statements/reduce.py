@@ -16,10 +16,10 @@ from dataclasses import replace
 
 import torch
 
-from codegen.triton.blocks import Dim, Lanes
-from codegen.triton.expressions.indices import expand
-from codegen.triton.expressions.scopes import Tile
-from codegen.triton.expressions.spell import (
+from fusion.codegen.triton.blocks import Dim, Lanes
+from fusion.codegen.triton.expressions.indices import expand
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import (
     AND,
     ATOM,
     COMPARE,
@@ -33,9 +33,9 @@ from codegen.triton.expressions.spell import (
     literal,
     typed,
 )
-from codegen.triton.expressions.values import Values
-from lowering.kernel import Fold
-from lowering.scalar_ops import HALVES, identity
+from fusion.codegen.triton.expressions.values import Values
+from fusion.lowering.kernel import Fold
+from fusion.lowering.scalar_ops import HALVES, identity
 
 _COMBINE = {"max": "_maximum", "min": "_minimum", "prod": "_multiply", "argmax": "_argmax", "argmin": "_argmin"}
 _SIGNS = {"sum": ("+", SUM), "prod": ("*", PRODUCT), "any": ("|", OR), "all": ("&", AND)}

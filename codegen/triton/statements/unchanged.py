@@ -15,10 +15,10 @@ from collections.abc import Sequence
 
 import torch
 
-from codegen.triton.expressions.spell import COMPARE
-from codegen.triton.expressions.values import Values
-from lowering.expr import Cast, Expr, Load, Op, free_axes, loads
-from lowering.kernel import Kernel, Stmt, Store, stored
+from fusion.codegen.triton.expressions.spell import COMPARE
+from fusion.codegen.triton.expressions.values import Values
+from fusion.lowering.expr import Cast, Expr, Load, Op, free_axes, loads
+from fusion.lowering.kernel import Kernel, Stmt, Store, stored
 
 
 def return_unchanged(values: Values) -> None:

@@ -7,11 +7,11 @@ their bits.
 
 from __future__ import annotations
 
-from codegen.triton.expressions.indices import expand
-from codegen.triton.expressions.scopes import Tile
-from codegen.triton.expressions.spell import Code, typed
-from codegen.triton.expressions.values import Values
-from lowering.kernel import Store
+from fusion.codegen.triton.expressions.indices import expand
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import Code, typed
+from fusion.codegen.triton.expressions.values import Values
+from fusion.lowering.kernel import Store
 
 ATOMIC = {"sum": "tl.atomic_add", "max": "tl.atomic_max", "min": "tl.atomic_min"}
 """Operation of a store → what Triton calls it."""

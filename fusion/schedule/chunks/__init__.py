@@ -22,16 +22,16 @@ import networkx as nx
 import sympy
 import torch
 
-from codegen.target import Capabilities
+from fusion.codegen.target import Capabilities
+from fusion.lowering.expr import Expr, Load, free_axes
+from fusion.lowering.printer import format_bytes
+from fusion.lowering.program import Buffer, BufferRef, Contract, Extern, Node, Program, axis_sizes, reads
+from fusion.lowering.sizes import given_by
 from fusion.schedule.chunks.body import POINTS, Cut, body_of, cut, symbols_in
 from fusion.schedule.chunks.collapse import collapse
 from fusion.schedule.chunks.matrices import Copies, strided_view, with_matrices
 from fusion.schedule.chunks.region import ADDED_UP, Region, find_region, is_short
 from fusion.schedule.graph import Dependences
-from lowering.expr import Expr, Load, free_axes
-from lowering.printer import format_bytes
-from lowering.program import Buffer, BufferRef, Contract, Extern, Node, Program, axis_sizes, reads
-from lowering.sizes import given_by
 
 ROWS = 16
 """Chunks start at multiples of this, so that slices are as aligned as what they are slices of."""

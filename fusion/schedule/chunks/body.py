@@ -13,15 +13,9 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
-from fusion.operations.products import add_aligned_product
-from fusion.schedule.axes import indices_of
-from fusion.schedule.chunks.matrices import Copies, aligned_strides, product_calls, with_matrices
-from fusion.schedule.chunks.pick import pick
-from fusion.schedule.chunks.region import Region
-from fusion.schedule.graph import Dependences
-from lowering.expr import Expr, IndexValue, Load, Random, rewrite
-from lowering.indexing import simplify
-from lowering.program import (
+from fusion.lowering.expr import Expr, IndexValue, Load, Random, rewrite
+from fusion.lowering.indexing import simplify
+from fusion.lowering.program import (
     Axis,
     Buffer,
     BufferRef,
@@ -38,6 +32,12 @@ from lowering.program import (
     reads,
     with_exprs,
 )
+from fusion.operations.products import add_aligned_product
+from fusion.schedule.axes import indices_of
+from fusion.schedule.chunks.matrices import Copies, aligned_strides, product_calls, with_matrices
+from fusion.schedule.chunks.pick import pick
+from fusion.schedule.chunks.region import Region
+from fusion.schedule.graph import Dependences
 
 START = sympy.Symbol("chunk_start", integer=True, nonnegative=True)
 """The first point of a chunk."""

@@ -16,9 +16,9 @@ from itertools import pairwise
 
 import sympy
 
-from lowering.expr import Expr, Load, loads, rewrite
-from lowering.indexing import FloorDiv, Mod, simplify, substitute_all
-from lowering.program import (
+from fusion.lowering.expr import Expr, Load, loads, rewrite
+from fusion.lowering.indexing import FloorDiv, Mod, simplify, substitute_all
+from fusion.lowering.program import (
     Axis,
     Buffer,
     Compute,

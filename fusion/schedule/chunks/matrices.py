@@ -13,13 +13,13 @@ from dataclasses import replace
 import sympy
 import torch
 
+from fusion.lowering.expr import Expr, Load, free_axes, loads
+from fusion.lowering.indexing import axis_symbol, coefficient, flatten, substitute
+from fusion.lowering.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, axis_sizes
+from fusion.lowering.sizes import estimate
+from fusion.lowering.value import contiguous_strides
 from fusion.operations.products import aligned_product
 from fusion.schedule.naming import unused
-from lowering.expr import Expr, Load, free_axes, loads
-from lowering.indexing import axis_symbol, coefficient, flatten, substitute
-from lowering.program import Axis, Buffer, BufferRef, Contract, Extern, Map, Node, axis_sizes
-from lowering.sizes import estimate
-from lowering.value import contiguous_strides
 
 LINE, LONG = 128, 1024
 """Bytes: what a row is padded to, where it is to be aligned, and how long it is at least."""

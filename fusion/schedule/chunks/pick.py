@@ -15,11 +15,11 @@ from dataclasses import replace
 import sympy
 import torch
 
+from fusion.lowering.expr import Expr, IndexValue, Load, Op, const, free_axes, make_cast, make_op, rewrite
+from fusion.lowering.indexing import axis_symbol, over_symbol, substitute
+from fusion.lowering.program import Axis, Buffer, Compute, Map, Reduce, axis_sizes
+from fusion.lowering.value import contiguous_strides
 from fusion.schedule.naming import unused
-from lowering.expr import Expr, IndexValue, Load, Op, const, free_axes, make_cast, make_op, rewrite
-from lowering.indexing import axis_symbol, over_symbol, substitute
-from lowering.program import Axis, Buffer, Compute, Map, Reduce, axis_sizes
-from lowering.value import contiguous_strides
 
 
 def pick(nodes: Sequence[Compute], rows: Collection[str], buffers: dict[str, Buffer]) -> list[Compute]:

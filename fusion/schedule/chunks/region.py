@@ -18,10 +18,10 @@ from dataclasses import dataclass
 import networkx as nx
 import sympy
 
+from fusion.lowering.expr import Expr, Load
+from fusion.lowering.program import Contract, Extern, Reduce, Scan, Scatter
 from fusion.schedule.graph import Dependences
 from fusion.schedule.streams.pull import HELD
-from lowering.expr import Expr, Load
-from lowering.program import Contract, Extern, Reduce, Scan, Scatter
 
 ADDED_UP = {"sum": "add", "max": "maximum", "min": "minimum"}
 """Reduction → what joins the results of two chunks."""

@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 import sympy
 
+from fusion.lowering.expr import Expr
+from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, values_of, with_values
+from fusion.lowering.prefixes import named, placed
+from fusion.lowering.program import Axis
 from fusion.schedule.axes import indices_of
 from fusion.schedule.expand import Expanded, Write
 from fusion.schedule.walks import follow, replaced
-from lowering.expr import Expr
-from lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, values_of, with_values
-from lowering.prefixes import named, placed
-from lowering.program import Axis
 
 
 def body_of(

@@ -8,15 +8,9 @@ from dataclasses import dataclass, field
 
 import sympy
 
-from fusion.schedule.axes import indices_of
-from fusion.schedule.expand import FLAT, Expanded
-from fusion.schedule.graph import Dependences
-from fusion.schedule.kernels.bodies import offset_symbols
-from fusion.schedule.legality import Cluster
-from fusion.schedule.profit import Prices
-from lowering.errors import Origin, by_place
-from lowering.expr import loads
-from lowering.kernel import (
+from fusion.lowering.errors import Origin, by_place
+from fusion.lowering.expr import loads
+from fusion.lowering.kernel import (
     Kernel,
     KernelAxis,
     Param,
@@ -26,8 +20,14 @@ from lowering.kernel import (
     statements,
     values_of,
 )
-from lowering.program import Buffer, Contract, Program, Scatter
-from lowering.sizes import given_by
+from fusion.lowering.program import Buffer, Contract, Program, Scatter
+from fusion.lowering.sizes import given_by
+from fusion.schedule.axes import indices_of
+from fusion.schedule.expand import FLAT, Expanded
+from fusion.schedule.graph import Dependences
+from fusion.schedule.kernels.bodies import offset_symbols
+from fusion.schedule.legality import Cluster
+from fusion.schedule.profit import Prices
 
 
 @dataclass(frozen=True, slots=True)

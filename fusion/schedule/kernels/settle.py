@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import sympy
 
-from codegen.target import Capabilities
+from fusion.codegen.target import Capabilities
+from fusion.lowering.expr import Expr
+from fusion.lowering.indexing import axis_symbol, over_symbol, simplify
+from fusion.lowering.kernel import Role
+from fusion.lowering.program import Axis
+from fusion.lowering.value import contiguous_strides
 from fusion.schedule.axes import accesses_of, drop_ones, indices_of, merge, order_by_stride, replace_in
 from fusion.schedule.expand import Expanded
 from fusion.schedule.legality import Cluster
-from lowering.expr import Expr
-from lowering.indexing import axis_symbol, over_symbol, simplify
-from lowering.kernel import Role
-from lowering.program import Axis
-from lowering.value import contiguous_strides
 
 
 def settled(cluster: Cluster, expanded: Expanded) -> tuple[tuple[Axis, ...], tuple[Axis, ...], Expanded]:

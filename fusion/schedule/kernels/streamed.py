@@ -7,15 +7,15 @@ from dataclasses import replace
 
 import sympy
 
+from fusion.lowering.expr import Expr, Index, Load, free_axes, postorder
+from fusion.lowering.kernel import KernelAxis, Role, Stmt
+from fusion.lowering.program import Axis
 from fusion.schedule.axes import drop_ones
 from fusion.schedule.expand import Expanded
 from fusion.schedule.kernels.settle import canonical, with_axes
 from fusion.schedule.legality import Cluster
 from fusion.schedule.streams.pull import HELD
 from fusion.schedule.walks import walk
-from lowering.expr import Expr, Index, Load, free_axes, postorder
-from lowering.kernel import KernelAxis, Role, Stmt
-from lowering.program import Axis
 
 
 def streamed_body(cluster: Cluster, expanded: Expanded) -> tuple[tuple[KernelAxis, ...], tuple[Stmt, ...]]:

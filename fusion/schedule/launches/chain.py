@@ -10,10 +10,10 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from fusion.lowering.kernel import Kernel, Role
+from fusion.lowering.program import Extern
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share
-from lowering.kernel import Kernel, Role
-from lowering.program import Extern
 
 SMALL = 1 << 14
 """Points above which one program alone would take longer than a launch."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from fusion.lowering.errors import by_place
+from fusion.lowering.kernel import Kernel, Param, rename
+from fusion.lowering.program import Extern, writes
 from fusion.schedule.kernels import KernelCall
-from lowering.errors import by_place
-from lowering.kernel import Kernel, Param, rename
-from lowering.program import Extern, writes
 
 
 def takes(step: KernelCall | Extern) -> tuple[str, ...]:

@@ -18,14 +18,14 @@ from dataclasses import dataclass, field, replace
 
 import networkx as nx
 
-from codegen.build import is_idle
-from codegen.target import Capabilities, Target
+from fusion.codegen.build import is_idle
+from fusion.codegen.target import Capabilities, Target
+from fusion.lowering.kernel import Fold, Kernel, statements
+from fusion.lowering.program import Extern, Program
 from fusion.schedule.graph import bytes_of
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import makes, share, takes
 from fusion.schedule.profit import EARLY
-from lowering.kernel import Fold, Kernel, statements
-from lowering.program import Extern, Program
 
 WINDOW = 64
 """How many steps apart kernels may be that make little: what is computed early takes memory until it is needed."""

@@ -24,14 +24,14 @@ from dataclasses import replace
 
 import sympy
 
+from fusion.lowering.expr import Cast, Const, Expr, Load, Op, make_op, postorder, rewrite
+from fusion.lowering.indexing import substitute
+from fusion.lowering.kernel import Fold, Kernel, Loop, Stmt, Store, folds, running, statements, values_of, with_values
+from fusion.lowering.program import Extern
+from fusion.lowering.rules.formula import literal
+from fusion.lowering.sizes import may_be_empty
 from fusion.schedule.inline import cost
 from fusion.schedule.kernels import KernelCall
-from lowering.expr import Cast, Const, Expr, Load, Op, make_op, postorder, rewrite
-from lowering.indexing import substitute
-from lowering.kernel import Fold, Kernel, Loop, Stmt, Store, folds, running, statements, values_of, with_values
-from lowering.program import Extern
-from lowering.rules.formula import literal
-from lowering.sizes import may_be_empty
 
 CHEAP = 8
 """Additions that one more element of a row may cost."""

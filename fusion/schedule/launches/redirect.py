@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from lowering.kernel import Kernel, Param, rename
+from fusion.lowering.kernel import Kernel, Param, rename
 
 
 def redirected(kernel: Kernel, new: str, old: str) -> Kernel:

@@ -17,15 +17,15 @@ from dataclasses import replace
 
 import torch
 
+from fusion.lowering.expr import loads
+from fusion.lowering.kernel import Fold, Kernel, Store, statements, values_of
+from fusion.lowering.program import Buffer, BufferRef, Extern, Program, writes
 from fusion.operations.ownership import take_over
 from fusion.operations.products import aligned_product
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.redirect import redirected
 from fusion.schedule.launches.updates import written_into
 from fusion.schedule.naming import unused
-from lowering.expr import loads
-from lowering.kernel import Fold, Kernel, Store, statements, values_of
-from lowering.program import Buffer, BufferRef, Extern, Program, writes
 
 FRESH = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, aligned_product, take_over)
 """Calls whose results are tensors of their own, of which nobody else has a view."""

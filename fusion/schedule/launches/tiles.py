@@ -16,14 +16,14 @@ from functools import reduce
 
 import sympy
 
-from codegen.target import Target
+from fusion.codegen.target import Target
+from fusion.lowering.expr import Expr, Load, Op, loads, rewrite
+from fusion.lowering.indexing import ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
+from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Role, Store, statements, values_of, with_values
+from fusion.lowering.program import Extern, Program, reads
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share
 from fusion.schedule.space import Placement, place
-from lowering.expr import Expr, Load, Op, loads, rewrite
-from lowering.indexing import ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
-from lowering.kernel import Fold, Kernel, KernelAxis, Role, Store, statements, values_of, with_values
-from lowering.program import Extern, Program, reads
 
 MOST = 16
 """Parts of a sum above which a program alone would add them up for too long."""

@@ -16,13 +16,13 @@ from dataclasses import replace
 import networkx as nx
 import torch
 
+from fusion.lowering.expr import Expr, loads
+from fusion.lowering.kernel import Kernel, Role, Stmt, Store, loaded, statements, stored, values_of
+from fusion.lowering.program import BufferRef, Extern, Program, memory_of, writes
+from fusion.lowering.updates import copied
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import takes
 from fusion.schedule.launches.redirect import params_without, redirected
-from lowering.expr import Expr, loads
-from lowering.kernel import Kernel, Role, Stmt, Store, loaded, statements, stored, values_of
-from lowering.program import BufferRef, Extern, Program, memory_of, writes
-from lowering.updates import copied
 
 aten = torch.ops.aten
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from codegen.target import Capabilities
+from fusion.codegen.target import Capabilities
+from fusion.lowering.program import Contract, Extern, Program, Scan, Scatter, writes
 from fusion.schedule import scattered
 from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space
-from lowering.program import Contract, Extern, Program, Scan, Scatter, writes
 
 
 @dataclass(frozen=True, slots=True)

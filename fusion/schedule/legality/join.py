@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from codegen.target import Capabilities
+from fusion.codegen.target import Capabilities
+from fusion.lowering.program import Map
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality.cluster import Cluster, Link, Refused
 from fusion.schedule.legality.joined import refusal_of
@@ -16,7 +17,6 @@ from fusion.schedule.legality.pairs import (
     stored_where_ranked,
 )
 from fusion.schedule.legality.placing import directions, moved_by, placed_in
-from lowering.program import Map
 
 
 def may_join(

@@ -6,14 +6,14 @@ from collections.abc import Collection, Mapping
 
 import sympy
 
-from codegen.target import Capabilities
+from fusion.codegen.target import Capabilities
+from fusion.lowering.expr import Expr, Index, Load
+from fusion.lowering.indexing import invert, replace_axes, within
+from fusion.lowering.program import Compute, Extern, Map, Reduce, Scan, Scatter
 from fusion.schedule import contractions, scattered
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality.cluster import Cluster
 from fusion.schedule.space import Placement, Space
-from lowering.expr import Expr, Index, Load
-from lowering.indexing import invert, replace_axes, within
-from lowering.program import Compute, Extern, Map, Reduce, Scan, Scatter
 
 
 def refusal_of(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from codegen.target import Capabilities
+from fusion.codegen.target import Capabilities
+from fusion.lowering.expr import Expr, Op, loads, postorder
+from fusion.lowering.last_bits import compared
+from fusion.lowering.program import Contract, Map
 from fusion.schedule import scattered
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality.cluster import Cluster
 from fusion.schedule.space import Space
-from lowering.expr import Expr, Op, loads, postorder
-from lowering.last_bits import compared
-from lowering.program import Contract, Map
 
 MAX_MEMBERS = 64
 """Nodes per kernel.  Longer chains gain little more and make register pressure and compile time grow."""

@@ -10,10 +10,10 @@ from collections.abc import Iterator, Mapping
 
 import sympy
 
+from fusion.lowering.expr import Expr, Index
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality.cluster import Cluster, Link
 from fusion.schedule.space import Placement, Space, join, place
-from lowering.expr import Expr, Index
 
 
 def directions(first: Cluster, second: Cluster, link: Link) -> Iterator[tuple[Cluster, Cluster, int, int]]:

@@ -23,6 +23,8 @@ from itertools import product
 
 import torch
 
+from fusion.lowering.expr import Cast, Expr, TileRef, const, make_cast, make_op, postorder
+from fusion.lowering.kernel import Fold
 from fusion.schedule.online.names import Names
 from fusion.schedule.online.split import Splitter
 from fusion.schedule.online.terms import (
@@ -39,8 +41,6 @@ from fusion.schedule.online.terms import (
 )
 from fusion.schedule.online.trial import Trial, rank_of
 from fusion.schedule.online.update import STARTS, Start, Update, refs_of
-from lowering.expr import Cast, Expr, TileRef, const, make_cast, make_op, postorder
-from lowering.kernel import Fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,9 @@ def online(fold: Fold, running: Mapping[str, Fold]) -> Online | str:
     Returns:
         The form, or the reason why there is none.
 
-    >>> from lowering.indexing import over_symbol
-    >>> from lowering.printer import format_expr
-    >>> from lowering.expr import Load
+    >>> from fusion.lowering.indexing import over_symbol
+    >>> from fusion.lowering.printer import format_expr
+    >>> from fusion.lowering.expr import Load
     >>> r, f32 = over_symbol(0), torch.float32
     >>> x = Load("x", (r,), f32)
     >>> top = Fold("top", "max", (x,), (r,), f32)

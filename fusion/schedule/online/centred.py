@@ -19,11 +19,11 @@ from dataclasses import replace
 
 import torch
 
+from fusion.lowering.expr import Const, Expr, Op, const, make_op
+from fusion.lowering.kernel import Fold
 from fusion.schedule.online import Online
 from fusion.schedule.online.split import Splitter
 from fusion.schedule.online.terms import Kind
-from lowering.expr import Const, Expr, Op, const, make_op
-from lowering.kernel import Fold
 
 
 def about_means(fold: Fold, running: Mapping[str, Fold], points: Expr) -> Online | None:

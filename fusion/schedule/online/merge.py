@@ -15,8 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lowering.expr import Expr, TileRef, rewrite
-from lowering.kernel import Fold
+from fusion.lowering.expr import Expr, TileRef, rewrite
+from fusion.lowering.kernel import Fold
 
 MERGEABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "dot"})
 """Folds of which those of parts are folded again; one that keeps a position is not."""
@@ -36,10 +36,10 @@ def brought(fold: Fold, part: Mapping[str, Expr], whole: Mapping[str, Expr]) -> 
 
     >>> import torch
     >>> from fusion.schedule.online import online
-    >>> from lowering.expr import make_op
-    >>> from lowering.expr import Load
-    >>> from lowering.indexing import over_symbol
-    >>> from lowering.printer import format_expr
+    >>> from fusion.lowering.expr import make_op
+    >>> from fusion.lowering.expr import Load
+    >>> from fusion.lowering.indexing import over_symbol
+    >>> from fusion.lowering.printer import format_expr
     >>> r, f32 = over_symbol(0), torch.float32
     >>> top = Fold("top", "max", (Load("x", (r,), f32),), (r,), f32)
     >>> total = Fold("total", "sum", (make_op("exp", make_op("sub", *top.args, top.ref)),), (r,), f32)

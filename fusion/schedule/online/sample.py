@@ -11,9 +11,9 @@ from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
-from lowering.expr import Cast, Const, Expr, Op, TileRef
-from lowering.kernel import Fold
-from lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.expr import Cast, Const, Expr, Op, TileRef
+from fusion.lowering.kernel import Fold
+from fusion.lowering.scalar_ops import SCALAR_OPS
 
 Values = dict[Expr, torch.Tensor]
 

@@ -13,6 +13,8 @@ from dataclasses import replace
 import sympy
 import torch
 
+from fusion.lowering.expr import Cast, Const, Expr, Op, TileRef, const, index_of, make_op, postorder
+from fusion.lowering.kernel import Fold
 from fusion.schedule.online.terms import (
     Kind,
     Part,
@@ -40,8 +42,6 @@ from fusion.schedule.online.terms import (
     signed_loop,
     step_under,
 )
-from lowering.expr import Cast, Const, Expr, Op, TileRef, const, index_of, make_op, postorder
-from lowering.kernel import Fold
 
 
 class Splitter:

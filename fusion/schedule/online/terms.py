@@ -15,8 +15,8 @@ from typing import TypeVar
 
 import torch
 
-from lowering.expr import Cast, Const, Expr, Load, Op, TileRef, const, make_cast, make_op, postorder, rewrite
-from lowering.kernel import Fold
+from fusion.lowering.expr import Cast, Const, Expr, Load, Op, TileRef, const, make_cast, make_op, postorder, rewrite
+from fusion.lowering.kernel import Fold
 
 
 class Refused(Exception):

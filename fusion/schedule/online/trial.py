@@ -14,12 +14,12 @@ from typing import Protocol
 
 import torch
 
+from fusion.lowering import folds
+from fusion.lowering.expr import Expr, Random, TileRef, postorder
+from fusion.lowering.kernel import Fold
+from fusion.lowering.scalar_ops import identity
 from fusion.schedule.online.sample import Source, Values, evaluate, leaves, rank, running_leaves, wide
 from fusion.schedule.online.terms import Refused, nonnegative
-from lowering import folds
-from lowering.expr import Expr, Random, TileRef, postorder
-from lowering.kernel import Fold
-from lowering.scalar_ops import identity
 
 _ROWS, _COLUMNS = 12, 8
 

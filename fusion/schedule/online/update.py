@@ -14,10 +14,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
 
+from fusion.lowering.expr import Expr, Op, TileRef, const, make_cast, make_op, rewrite
+from fusion.lowering.kernel import Fold
+from fusion.lowering.scalar_ops import identity
 from fusion.schedule.online.terms import Part, Range, add_all
-from lowering.expr import Expr, Op, TileRef, const, make_cast, make_op, rewrite
-from lowering.kernel import Fold
-from lowering.scalar_ops import identity
 
 
 @dataclass(frozen=True, slots=True)

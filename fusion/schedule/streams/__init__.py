@@ -23,7 +23,8 @@ from dataclasses import replace
 
 import sympy
 
-from codegen.target import Capabilities
+from fusion.codegen.target import Capabilities
+from fusion.lowering.program import Contract, Extern, Map, Program, Reduce, Scatter
 from fusion.schedule.expand import expand
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import inline_cheap_maps
@@ -36,7 +37,6 @@ from fusion.schedule.streams.rows import with_shared_columns
 from fusion.schedule.streams.tiles import tiles_of
 from fusion.schedule.streams.unite import united
 from fusion.schedule.walks import walk
-from lowering.program import Contract, Extern, Map, Program, Reduce, Scatter
 
 
 def stream(

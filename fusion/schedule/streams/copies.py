@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fusion.lowering.program import Extern, Node, Program, reading, without_library, writes
 from fusion.schedule.legality import Cluster, positions
 from fusion.schedule.naming import unused
 from fusion.schedule.streams.pull import Stream
-from lowering.program import Extern, Node, Program, reading, without_library, writes
 
 
 def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[Cluster, ...]]:

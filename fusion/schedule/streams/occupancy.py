@@ -11,15 +11,15 @@ import math
 
 import sympy
 
-from codegen.target import Capabilities, busy
+from fusion.codegen.target import Capabilities, busy
+from fusion.lowering.expr import free_axes
+from fusion.lowering.indexing import FloorDiv, substitute_all
+from fusion.lowering.program import Contract, Extern
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import cost
 from fusion.schedule.legality import Cluster
 from fusion.schedule.odd_rows import is_odd
 from fusion.schedule.streams.pull import Stream
-from lowering.expr import free_axes
-from lowering.indexing import FloorDiv, substitute_all
-from lowering.program import Contract, Extern
 
 BLOCK = 64
 """Elements of the walked axis that a program takes at once, and rows of a tile: parts end with a block."""

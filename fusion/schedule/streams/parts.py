@@ -14,12 +14,12 @@ from collections.abc import Mapping, Sequence
 
 import sympy
 
-from codegen.target import Capabilities
+from fusion.codegen.target import Capabilities
+from fusion.lowering.program import Program
 from fusion.schedule.cutting import Cut, cut, with_cuts
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster, positions
 from fusion.schedule.streams.occupancy import counts_of, length_of_part
-from lowering.program import Program
 
 
 def best_cut(dependences: Dependences, cluster: Cluster, capabilities: Capabilities) -> tuple[int, Cut | None]:

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 
 import sympy
 
+from fusion.lowering.expr import Expr, Load, free_axes, loads
+from fusion.lowering.indexing import replace_axes, substitute_all
+from fusion.lowering.program import Axis, Compute, Contract, Extern, Map, Reduce, Scatter
 from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space, fresh
-from lowering.expr import Expr, Load, free_axes, loads
-from lowering.indexing import replace_axes, substitute_all
-from lowering.program import Axis, Compute, Contract, Extern, Map, Reduce, Scatter
 
 HELD = 256
 """The longest axis that a program holds whole beside the tile: columns of a sink, and short axes of tiles.

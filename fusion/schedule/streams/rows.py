@@ -15,13 +15,13 @@ from itertools import pairwise
 
 import sympy
 
+from fusion.lowering.expr import Expr, loads
+from fusion.lowering.indexing import split_points, substitute_all
+from fusion.lowering.program import Axis, Contract
 from fusion.schedule.graph import Dependences
 from fusion.schedule.space import fresh, place
 from fusion.schedule.streams.occupancy import rows_of
 from fusion.schedule.streams.pull import Stream
-from lowering.expr import Expr, loads
-from lowering.indexing import split_points, substitute_all
-from lowering.program import Axis, Contract
 
 FEW = 16
 """Rows that the matrix units take at least: with fewer there is room for others."""

@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
+from fusion.lowering.program import Contract, Extern, Map, Scatter, reads
 from fusion.schedule.graph import Dependences
 from fusion.schedule.streams.pull import HELD
 from fusion.schedule.streams.rows import FEW
-from lowering.program import Contract, Extern, Map, Scatter, reads
 
 SMALL = 1 << 18
 """Elements of the tiles below which two launches and a trip through the cache cost too little to avoid."""

@@ -11,11 +11,11 @@ from dataclasses import replace
 
 import sympy
 
+from fusion.lowering.indexing import invert
+from fusion.lowering.program import Axis, Contract
 from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Space, fresh, place
 from fusion.schedule.streams.pull import Stream
-from lowering.indexing import invert
-from lowering.program import Axis, Contract
 
 
 def united(dependences: Dependences, first: Stream, second: Stream) -> Stream | None:

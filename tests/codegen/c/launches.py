@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from lowering.indexing import axis_symbol, over_symbol
-from lowering.kernel import Kernel
-from lowering.verify import verify_kernel
+from fusion.lowering.indexing import axis_symbol, over_symbol
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.verify import verify_kernel
 from tests.codegen.c.kernels import TARGET
 from tests.codegen.kernels.making import assert_same, expected, tensors
 

@@ -13,13 +13,13 @@ import pytest
 import torch
 
 import fusion
-from codegen.c.build import assembly, bind_openmp
-from codegen.c.text.library import vector_functions
-from codegen.cache import cache_dir, digest, publish
-from lowering.errors import BuildError
-from lowering.expr import const
-from lowering.expr import make_op as op
-from lowering.kernel import Fold, Kernel, Store
+from fusion.codegen.c.build import assembly, bind_openmp
+from fusion.codegen.c.text.library import vector_functions
+from fusion.codegen.cache import cache_dir, digest, publish
+from fusion.lowering.errors import BuildError
+from fusion.lowering.expr import const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.kernel import Fold, Kernel, Store
 from tests.codegen.c.kernels import F32, TARGET, WHOLE, ZERO, assert_close_to_exact, axis, i0, i1, kernel, r0
 from tests.codegen.kernels.making import load
 

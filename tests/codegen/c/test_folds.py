@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lowering.expr import Cast, IndexValue, const
-from lowering.expr import make_op as op
-from lowering.kernel import Fold, Loop, Store
+from fusion.lowering.expr import Cast, IndexValue, const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.kernel import Fold, Loop, Store
 from tests.codegen.c.kernels import (
     BF16,
     F16,

@@ -11,8 +11,8 @@ import torch
 import torch.nn.functional as F
 
 import fusion
-from codegen.c.build import FLAGS, find_compiler
-from codegen.c.text.library import vector_functions
+from fusion.codegen.c.build import FLAGS, find_compiler
+from fusion.codegen.c.text.library import vector_functions
 
 
 def told_of(source: str, what: str) -> str:

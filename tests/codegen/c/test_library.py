@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 import fusion
-from codegen.c.text.library import vector_functions
+from fusion.codegen.c.text.library import vector_functions
 
 FUNCTIONS = (
     *(torch.exp2, torch.expm1, torch.log, torch.log2, torch.log10, torch.log1p, torch.erfc),

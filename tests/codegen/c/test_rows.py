@@ -8,9 +8,9 @@ import pytest
 import sympy
 import torch
 
-from lowering.expr import const
-from lowering.expr import make_op as op
-from lowering.kernel import Fold, Loop, Role, Stmt, Store
+from fusion.lowering.expr import const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.kernel import Fold, Loop, Role, Stmt, Store
 from tests.codegen.c.kernels import (
     F32,
     LOOP,

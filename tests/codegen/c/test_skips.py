@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from codegen.c import CTarget
-from lowering.kernel import Kernel
+from fusion.codegen.c import CTarget
+from fusion.lowering.kernel import Kernel
 from tests.codegen.kernels.making import assert_same, expected
 from tests.codegen.kernels.masked import DOCUMENTS, MASKS, WALKS, given, masked
 

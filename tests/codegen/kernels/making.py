@@ -12,11 +12,11 @@ from dataclasses import replace
 import sympy
 import torch
 
-from lowering.expr import Cast, Expr, Load
-from lowering.indexing import axis_symbol, over_symbol
-from lowering.interpret import run_kernel
-from lowering.kernel import Kernel, KernelAxis, Param, Role, Stmt, rename
-from lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.expr import Cast, Expr, Load
+from fusion.lowering.indexing import axis_symbol, over_symbol
+from fusion.lowering.interpret import run_kernel
+from fusion.lowering.kernel import Kernel, KernelAxis, Param, Role, Stmt, rename
+from fusion.lowering.scalar_ops import SCALAR_OPS
 
 F16, BF16, F32, F64 = torch.float16, torch.bfloat16, torch.float32, torch.float64
 

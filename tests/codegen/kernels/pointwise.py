@@ -7,10 +7,10 @@ from dataclasses import replace
 import sympy
 import torch
 
-from lowering.expr import Cast, IndexValue, Random, const
-from lowering.expr import make_op as op
-from lowering.kernel import Kernel, Store
-from lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.expr import Cast, IndexValue, Random, const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.kernel import Kernel, Store
+from fusion.lowering.scalar_ops import SCALAR_OPS
 from tests.codegen.kernels.making import BF16, BOOL, F32, F64, GRID, I64, b, i, j, kernel, load, param
 
 

@@ -16,8 +16,8 @@ from typing import Any
 
 import torch
 
-from codegen.triton.expressions.copies import LOAD, STORE
-from lowering.kernel import Kernel
+from fusion.codegen.triton.expressions.copies import LOAD, STORE
+from fusion.lowering.kernel import Kernel
 
 PATIENCE = 10.0
 """Seconds after which a barrier is taken to be one that nobody completes."""

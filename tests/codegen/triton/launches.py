@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from codegen.triton.launch.direct import Binary
-from codegen.triton.launch.launchers import Wanted
+from fusion.codegen.triton.launch.direct import Binary
+from fusion.codegen.triton.launch.launchers import Wanted
 
 
 class At:

@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from codegen.triton import Config, TritonTarget
-from codegen.triton.architecture import Units
-from codegen.triton.blocks import block
-from codegen.triton.choices.chains import candidates
-from lowering.kernel import Kernel
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.codegen.triton.architecture import Units
+from fusion.codegen.triton.blocks import block
+from fusion.codegen.triton.choices.chains import candidates
+from fusion.lowering.kernel import Kernel
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import BF16
 

@@ -10,14 +10,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from codegen.numerics import Numerics
-from codegen.triton import Config, TritonTarget
-from codegen.triton.launch.aot import compile_for, target_of
-from codegen.triton.launch.load import load
-from codegen.triton.products.matrix_units import shared_memory
-from lowering.expr import Op, const
-from lowering.kernel import Kernel, Role, Store
-from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
+from fusion.codegen.numerics import Numerics
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.launch.load import load
+from fusion.codegen.triton.products.matrix_units import shared_memory
+from fusion.lowering.expr import Op, const
+from fusion.lowering.kernel import Kernel, Role, Store
+from fusion.lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
 from tests.codegen.kernels.making import BF16, F16, F32, F64, I8, i, kernel, param, special
 from tests.codegen.kernels.making import load as load_expr
 from tests.codegen.kernels.pointwise import add, bias_gelu, gather, normalised, scalar, transposed_add

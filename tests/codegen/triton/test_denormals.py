@@ -6,11 +6,11 @@ from dataclasses import replace
 
 import pytest
 
-from codegen.triton import TritonTarget
-from codegen.triton.rewrites.denormals import may_flush
-from lowering.expr import const
-from lowering.expr import make_op as op
-from lowering.kernel import Fold, Kernel, Loop, Role, Store
+from fusion.codegen.triton import TritonTarget
+from fusion.codegen.triton.rewrites.denormals import may_flush
+from fusion.lowering.expr import const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.attention import online_attention
 from tests.codegen.kernels.making import BF16, F32, b, i, param
 from tests.codegen.kernels.rows import softmax

@@ -13,12 +13,12 @@ import torch
 
 pytest.importorskip("triton")
 
-from codegen.triton.launch import direct
-from codegen.triton.launch.aot import compile_for, target_of
-from codegen.triton.launch.direct import Binary, run_of, stub
-from codegen.triton.launch.launchers import launcher
-from codegen.triton.launch.load import load, signature
-from lowering.kernel import Role
+from fusion.codegen.triton.launch import direct
+from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.launch.direct import Binary, run_of, stub
+from fusion.codegen.triton.launch.launchers import launcher
+from fusion.codegen.triton.launch.load import load, signature
+from fusion.lowering.kernel import Role
 from tests.codegen.kernels.pointwise import add
 from tests.codegen.kernels.rows import softmax, total
 from tests.codegen.triton.launches import At, Recorded

@@ -8,14 +8,14 @@ import torch
 
 pytest.importorskip("triton")
 
-from codegen.triton import TritonTarget
-from codegen.triton.expressions.fields import Field, field_of
-from codegen.triton.expressions.prelude import FUNCTIONS
-from codegen.triton.launch import ptx
-from lowering.evaluate import Scope, evaluate
-from lowering.expr import Cast, Expr, Load, Op, const
-from lowering.indexing import axis_symbol
-from lowering.kernel import Kernel, Role, Store
+from fusion.codegen.triton import TritonTarget
+from fusion.codegen.triton.expressions.fields import Field, field_of
+from fusion.codegen.triton.expressions.prelude import FUNCTIONS
+from fusion.codegen.triton.launch import ptx
+from fusion.lowering.evaluate import Scope, evaluate
+from fusion.lowering.expr import Cast, Expr, Load, Op, const
+from fusion.lowering.indexing import axis_symbol
+from fusion.lowering.kernel import Kernel, Role, Store
 from tests.codegen.kernels.making import kernel, param, tensors
 from tests.fusion.schedule.test_quantised import inputs, only_kernel, packed, packed_in_groups
 

@@ -11,13 +11,13 @@ import pytest
 import sympy
 import torch
 
-from codegen.target import GENERATED, GROUPED, Form
-from codegen.triton import Config, TritonTarget
-from codegen.triton.blocks import block
-from codegen.triton.products.boxes import box_of
-from codegen.triton.products.chained import Chain, chain_of
-from lowering.indexing import FloorDiv, Mod
-from lowering.kernel import Kernel, Store
+from fusion.codegen.target import GENERATED, GROUPED, Form
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.codegen.triton.blocks import block
+from fusion.codegen.triton.products.boxes import box_of
+from fusion.codegen.triton.products.chained import Chain, chain_of
+from fusion.lowering.indexing import FloorDiv, Mod
+from fusion.lowering.kernel import Kernel, Store
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import expected, tensors
 from tests.codegen.triton import gluon_threads

@@ -15,16 +15,16 @@ import torch
 
 pytest.importorskip("triton")
 
-from codegen.triton import TritonTarget
-from codegen.triton.launch import beginning, build, counters, direct
-from codegen.triton.launch.aot import compile_for, target_of
-from codegen.triton.launch.launchers import Either, Wanted, launcher, promise
-from codegen.triton.launch.load import load, signature
-from codegen.triton.launch.multiples import telling
-from codegen.triton.launch.passed import Kept
-from codegen.triton.launch.sources import Sources, unaligned
-from lowering.errors import BuildError
-from lowering.kernel import Kernel, Role
+from fusion.codegen.triton import TritonTarget
+from fusion.codegen.triton.launch import beginning, build, counters, direct
+from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.launch.launchers import Either, Wanted, launcher, promise
+from fusion.codegen.triton.launch.load import load, signature
+from fusion.codegen.triton.launch.multiples import telling
+from fusion.codegen.triton.launch.passed import Kept
+from fusion.codegen.triton.launch.sources import Sources, unaligned
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F32, param
 from tests.codegen.kernels.pointwise import add
 from tests.codegen.kernels.products import gated, matmul

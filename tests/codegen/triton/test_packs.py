@@ -13,13 +13,13 @@ import sympy
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
-from codegen.triton import Config
-from codegen.triton.launch.aot import compile_for, target_of
-from codegen.triton.launch.load import load as imported
-from codegen.triton.launch.sources import unaligned
+from fusion.codegen.triton import Config
+from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.launch.load import load as imported
+from fusion.codegen.triton.launch.sources import unaligned
+from fusion.lowering.errors import BuildError
+from fusion.lowering.kernel import Kernel, Role
 from fusion.schedule.kernels import KernelCall
-from lowering.errors import BuildError
-from lowering.kernel import Kernel, Role
 from tests.codegen.kernels.making import BF16, F16, packed
 from tests.codegen.kernels.pointwise import add, bias_gelu
 from tests.codegen.kernels.products import gated, matmul

@@ -10,14 +10,14 @@ pytest.importorskip("triton")
 
 import sympy
 
-from codegen.triton import TritonTarget
-from codegen.triton.blocks import block
-from codegen.triton.choices.persistent import reached, speed, work_of
-from codegen.triton.launch.aot import compile_for, target_of
-from codegen.triton.launch.load import load as imported
-from lowering.expr import Cast, Expr, const
-from lowering.expr import make_op as op
-from lowering.kernel import Fold, Kernel, Loop, Role, Store
+from fusion.codegen.triton import TritonTarget
+from fusion.codegen.triton.blocks import block
+from fusion.codegen.triton.choices.persistent import reached, speed, work_of
+from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.launch.load import load as imported
+from fusion.lowering.expr import Cast, Expr, const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.making import BF16, F32, GRID, LOOP, i, j, kernel, load, param, r
 from tests.codegen.kernels.products import gated, matmul, residual
 

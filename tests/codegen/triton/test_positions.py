@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from codegen.targets import TARGETS
-from lowering.expr import IndexValue, Load, const
-from lowering.expr import make_op as op
-from lowering.kernel import Fold, Loop, Role, Store
+from fusion.codegen.targets import TARGETS
+from fusion.lowering.expr import IndexValue, Load, const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.kernel import Fold, Loop, Role, Store
 from tests.lowering.building import I0, R0, kernel, param
 
 I64 = torch.int64

@@ -10,13 +10,13 @@ import pytest
 
 pytest.importorskip("triton")
 
-from codegen.triton import Config, TritonTarget
-from codegen.triton.blocks import block
-from codegen.triton.launch.aot import compile_for, target_of
-from codegen.triton.launch.load import load
-from lowering.errors import Unsupported
-from lowering.expr import Cast, Op
-from lowering.kernel import Fold, Kernel, Loop, Role, Store
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.codegen.triton.blocks import block
+from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.launch.load import load
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Cast, Op
+from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import BF16, F32, b, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr

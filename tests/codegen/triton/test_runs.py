@@ -6,14 +6,14 @@ import sympy
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from codegen.triton import TritonTarget
-from codegen.triton.blocks import block
-from codegen.triton.blocks.contiguous import within_run
+from fusion.codegen.triton import TritonTarget
+from fusion.codegen.triton.blocks import block
+from fusion.codegen.triton.blocks.contiguous import within_run
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.decompositions import decompositions
+from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol
 from fusion.schedule.kernels import KernelCall
-from lowering.decompositions import decompositions
-from lowering.indexing import FloorDiv, Mod, axis_symbol
 
 
 def heads_beside(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -12,15 +12,15 @@ import torch
 
 pytest.importorskip("triton")
 
-from codegen.triton import Config, TritonTarget
-from codegen.triton.arguments import POINTERS
-from codegen.triton.expressions.spell import SPELLING
-from lowering.builder import GENERATED_DTYPES
-from lowering.errors import BuildError
-from lowering.expr import Cast, Op, const
-from lowering.indexing import FloorDiv, Mod
-from lowering.kernel import Kernel, Role, Store, rename
-from lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.codegen.triton.arguments import POINTERS
+from fusion.codegen.triton.expressions.spell import SPELLING
+from fusion.lowering.builder import GENERATED_DTYPES
+from fusion.lowering.errors import BuildError
+from fusion.lowering.expr import Cast, Op, const
+from fusion.lowering.indexing import FloorDiv, Mod
+from fusion.lowering.kernel import Kernel, Role, Store, rename
+from fusion.lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
 from tests.codegen.kernels.making import BF16, F16, F32, I8, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr
 from tests.codegen.kernels.pointwise import add, bias_gelu, causal, convert, in_place, padded, permuted, transposed_add

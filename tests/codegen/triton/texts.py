@@ -9,8 +9,8 @@ import pytest
 
 pytest.importorskip("triton")
 
-from codegen.triton import Config, TritonTarget
-from lowering.kernel import Kernel
+from fusion.codegen.triton import Config, TritonTarget
+from fusion.lowering.kernel import Kernel
 
 TARGET = TritonTarget("sm_90")
 

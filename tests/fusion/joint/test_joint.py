@@ -19,8 +19,8 @@ from fusion.capture import aot_backend
 from fusion.joint import prepare
 from fusion.joint.factors import PRODUCTS, matrix_root, product_of, shape_of
 from fusion.joint.reassociate import reassociate
-from lowering.attention import attention
-from lowering.decompositions import decompositions
+from fusion.lowering.attention import attention
+from fusion.lowering.decompositions import decompositions
 from tests.fusion import attentions
 
 aten = torch.ops.aten

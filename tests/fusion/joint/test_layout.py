@@ -8,8 +8,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusion
-from codegen.triton import TritonTarget
 from fusion.capture import aot_backend
+from fusion.codegen.triton import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.runtime import Boxed

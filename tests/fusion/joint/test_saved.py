@@ -12,9 +12,9 @@ import fusion
 from fusion.capture import aot_backend
 from fusion.graphs import spare_inputs
 from fusion.joint.saved import mark_spare
-from lowering.expr import Cast, postorder
-from lowering.lower import lower
-from lowering.program import Map
+from fusion.lowering.expr import Cast, postorder
+from fusion.lowering.lower import lower
+from fusion.lowering.program import Map
 from tests.fusion.attentions import by_hand, normalised_last
 
 HALVES = (torch.bfloat16, torch.float16)

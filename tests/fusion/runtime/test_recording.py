@@ -16,7 +16,7 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 from torch.utils.checkpoint import CheckpointPolicy
 
 import fusion
-from codegen.triton.target import TritonTarget
+from fusion.codegen.triton.target import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.joint.seeds import share_seeds

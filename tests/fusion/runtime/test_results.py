@@ -9,10 +9,10 @@ from torch._ops import OpOverload
 
 import fusion
 from fusion.compile import compile_graph
+from fusion.lowering.errors import FusionError, Unsupported
+from fusion.lowering.lower import lower
 from fusion.options import Options
 from fusion.runtime.results import as_said
-from lowering.errors import FusionError, Unsupported
-from lowering.lower import lower
 from tests.lowering.lowered import single_call
 
 aten = torch.ops.aten

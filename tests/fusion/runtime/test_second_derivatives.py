@@ -13,7 +13,7 @@ from torch.autograd import forward_ad, functional
 from torch.utils.checkpoint import checkpoint
 
 import fusion
-from lowering.errors import FusionError
+from fusion.lowering.errors import FusionError
 from tests.fusion.agreement import STRICT
 
 Function = Callable[..., torch.Tensor]

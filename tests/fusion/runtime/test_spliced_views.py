@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 import fusion
+from fusion.lowering.program import Program
 from fusion.runtime import splice
-from lowering.program import Program
 
 STRICT = {"strict": True}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sympy
 import torch
 
-from lowering.expr import Expr, Load, const
-from lowering.expr import make_op as op
-from lowering.indexing import axis_symbol, over_symbol
-from lowering.kernel import Fold
+from fusion.lowering.expr import Expr, Load, const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.indexing import axis_symbol, over_symbol
+from fusion.lowering.kernel import Fold
 
 ROWS, COLUMNS, LENGTH = 6, 4, 12
 

@@ -7,13 +7,13 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusion
-from codegen.triton import TritonTarget
+from fusion.codegen.triton import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.decompositions import decompositions
+from fusion.lowering.program import Extern
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
-from lowering.decompositions import decompositions
-from lowering.program import Extern
 from tests.fusion.agreement import assert_as_eager
 
 ROWS, WORDS, WIDTH = 512, 1001, 256

@@ -13,24 +13,24 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from codegen.triton import TritonTarget
 from fusion.capture import aot_backend
+from fusion.codegen.triton import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.decompositions import decompositions
+from fusion.lowering.expr import Load
+from fusion.lowering.indexing import axis_symbol
+from fusion.lowering.interpret import run_kernel, run_program
+from fusion.lowering.kernel import Fold, Kernel, Loop, statements
+from fusion.lowering.lower import lower
+from fusion.lowering.program import Axis, Buffer, BufferRef, Extern, Map, Program
+from fusion.lowering.verify import verify_kernel
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.contractions import divided
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library_copies import merge_copies
-from lowering.decompositions import decompositions
-from lowering.expr import Load
-from lowering.indexing import axis_symbol
-from lowering.interpret import run_kernel, run_program
-from lowering.kernel import Fold, Kernel, Loop, statements
-from lowering.lower import lower
-from lowering.program import Axis, Buffer, BufferRef, Extern, Map, Program
-from lowering.verify import verify_kernel
 
 Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 BF16 = torch.bfloat16

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from codegen.triton import TritonTarget
+from fusion.codegen.triton import TritonTarget
 from tests.fusion.schedule.test_pack import kernel, launches
 
 TARGET = TritonTarget("sm_90")

@@ -12,7 +12,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import fusion
-from codegen.reference import ReferenceTarget
+from fusion.codegen.reference import ReferenceTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.schedule.kernels import KernelCall

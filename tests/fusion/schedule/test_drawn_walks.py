@@ -14,13 +14,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from codegen.triton import TritonTarget
+from fusion.codegen.triton import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.decompositions import decompositions
+from fusion.lowering.interpret import run_program
 from fusion.schedule import streams
 from fusion.schedule.streams import tiles
-from lowering.decompositions import decompositions
-from lowering.interpret import run_program
 
 BATCH, SIDE, WIDTH = 2, 4, 3
 POINTS = SIDE * SIDE

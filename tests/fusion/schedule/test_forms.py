@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from codegen.target import GENERATED, GROUPED
-from codegen.tuning import Tuning
+from fusion.codegen.target import GENERATED, GROUPED
+from fusion.codegen.tuning import Tuning
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.schedule.forms import kernel_time
@@ -18,7 +18,7 @@ from tests.fusion import attentions
 
 pytest.importorskip("triton")
 
-from codegen.triton import TritonTarget
+from fusion.codegen.triton import TritonTarget
 
 TARGET = TritonTarget("sm_90")
 HEADS = (2, 8, 2048, 128)

@@ -9,22 +9,22 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusion.schedule.long_sums
-from codegen.reference import ReferenceTarget
-from codegen.targets import TARGETS
-from codegen.tuning import Tuning
+from fusion.codegen.reference import ReferenceTarget
+from fusion.codegen.targets import TARGETS
+from fusion.codegen.tuning import Tuning
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.decompositions import decompositions
+from fusion.lowering.interpret import run_kernel
+from fusion.lowering.kernel import Fold, Kernel, Role, folds
+from fusion.lowering.lower import lower
+from fusion.lowering.program import Contract, Extern, Program
+from fusion.lowering.verify import verify_kernel
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.legality import Cluster
 from fusion.schedule.long_sums import parts_of
 from fusion.schedule.ways import Way, weighed
-from lowering.decompositions import decompositions
-from lowering.interpret import run_kernel
-from lowering.kernel import Fold, Kernel, Role, folds
-from lowering.lower import lower
-from lowering.program import Contract, Extern, Program
-from lowering.verify import verify_kernel
 
 Function = Callable[..., torch.Tensor]
 

@@ -7,11 +7,11 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from fusion.lowering.interpret import run_program
+from fusion.lowering.program import Map, Program
+from fusion.lowering.verify import verify_program
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.narrow import store_rounded
-from lowering.interpret import run_program
-from lowering.program import Map, Program
-from lowering.verify import verify_program
 from tests.lowering.lowered import lowered
 
 BF16, F16 = torch.bfloat16, torch.float16

@@ -11,13 +11,13 @@ from dataclasses import replace
 import pytest
 import torch
 
+from fusion.lowering.expr import Cast, IndexValue, Load, const
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.kernel import Fold, Loop
+from fusion.lowering.printer import format_expr
 from fusion.schedule.online import Online, online
 from fusion.schedule.online.names import Names
 from fusion.schedule.online.trial import Trial
-from lowering.expr import Cast, IndexValue, Load, const
-from lowering.expr import make_op as op
-from lowering.kernel import Fold, Loop
-from lowering.printer import format_expr
 from tests.fusion.schedule.folds import BF16, COLUMNS, F16, F32, F64, Body, Folds, S, add, div, mul, sub, where
 from tests.fusion.schedule.online_bodies import (
     added_mask,

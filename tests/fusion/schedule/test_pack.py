@@ -11,19 +11,19 @@ import torch.nn.functional as F  # the name everyone knows it by
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from codegen.build import is_idle
-from codegen.c import CTarget
-from codegen.reference import ReferenceTarget
-from codegen.target import Capabilities, Target
-from codegen.triton import TritonTarget
 from fusion import fuse, report
+from fusion.codegen.build import is_idle
+from fusion.codegen.c import CTarget
+from fusion.codegen.reference import ReferenceTarget
+from fusion.codegen.target import Capabilities, Target
+from fusion.codegen.triton import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.decompositions import decompositions
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.program import Extern
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
-from lowering.decompositions import decompositions
-from lowering.kernel import Kernel
-from lowering.program import Extern
 
 Function = Callable[..., tuple[torch.Tensor, ...]]
 GPU = TritonTarget("sm_90")

@@ -10,17 +10,17 @@ import sympy
 import torch
 
 import fusion
-from codegen.c import CTarget
-from codegen.triton import TritonTarget
-from codegen.triton.blocks import Blocked, block, programs
+from fusion.codegen.c import CTarget
+from fusion.codegen.triton import TritonTarget
+from fusion.codegen.triton.blocks import Blocked, block, programs
+from fusion.lowering.expr import Load
+from fusion.lowering.indexing import substitute_all
+from fusion.lowering.interpret import run_kernel
+from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Store
+from fusion.lowering.verify import verify_kernel
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.online.merge import brought, merged_op
 from fusion.schedule.streams.occupancy import length_of_part
-from lowering.expr import Load
-from lowering.indexing import substitute_all
-from lowering.interpret import run_kernel
-from lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Store
-from lowering.verify import verify_kernel
 from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, LENGTH, ROW, ROWS, Body, Folds, S
 from tests.fusion.schedule.online_bodies import attention

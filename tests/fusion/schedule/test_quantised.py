@@ -12,22 +12,22 @@ import torch.nn.functional as F  # the name everyone knows it by
 from torch import Tensor
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from codegen.triton import TritonTarget
-from codegen.triton.blocks import block
-from codegen.triton.rewrites.packed import unpacked
-from codegen.triton.rewrites.totals import total_of
 from fusion import fuse
+from fusion.codegen.triton import TritonTarget
+from fusion.codegen.triton.blocks import block
+from fusion.codegen.triton.rewrites.packed import unpacked
+from fusion.codegen.triton.rewrites.totals import total_of
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.decompositions import decompositions
+from fusion.lowering.expr import Cast, Expr, Load, Op, const, loads, make_cast
+from fusion.lowering.hoist import hoist
+from fusion.lowering.indexing import FloorDiv, axis_symbol, over_symbol
+from fusion.lowering.interpret import run_kernel
+from fusion.lowering.kernel import Fold, Kernel, Role, Store, statements
+from fusion.lowering.program import Extern
+from fusion.lowering.verify import verify_kernel
 from fusion.schedule.kernels import KernelCall
-from lowering.decompositions import decompositions
-from lowering.expr import Cast, Expr, Load, Op, const, loads, make_cast
-from lowering.hoist import hoist
-from lowering.indexing import FloorDiv, axis_symbol, over_symbol
-from lowering.interpret import run_kernel
-from lowering.kernel import Fold, Kernel, Role, Store, statements
-from lowering.program import Extern
-from lowering.verify import verify_kernel
 from tests.codegen.kernels.products import linear
 
 Linear = Callable[..., torch.Tensor]

@@ -11,18 +11,18 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils._pytree import tree_leaves
 
 import fusion
-from codegen.targets import TARGETS
+from fusion.codegen.targets import TARGETS
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.interpret import run_program
+from fusion.lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Store, statements
+from fusion.lowering.lower import lower
+from fusion.lowering.program import Program
+from fusion.lowering.verify import verify_program
 from fusion.schedule import Schedule
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.scans import split_scans
-from lowering.interpret import run_program
-from lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Store, statements
-from lowering.lower import lower
-from lowering.program import Program
-from lowering.verify import verify_program
 from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.test_schedule import GPU, schedule
 

@@ -8,15 +8,15 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from codegen.targets import TARGETS
 from fusion import fuse, report
 from fusion.capture import aot_backend
+from fusion.codegen.targets import TARGETS
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.kernel import Kernel, Store, statements
+from fusion.lowering.program import Extern
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
-from lowering.kernel import Kernel, Store, statements
-from lowering.program import Extern
 from tests.fusion.schedule.scatters import EXTREMES, FOLDED, GRADIENTS, STORED, SUMS, Function, arguments, inputs
 
 FORWARD = {"sums": SUMS, "folded": FOLDED, "extremes": EXTREMES, "stored": STORED}

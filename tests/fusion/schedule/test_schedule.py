@@ -12,21 +12,21 @@ import torch
 import torch.nn.functional as F  # the name everyone knows it by
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from codegen.reference import ReferenceTarget
-from codegen.target import Capabilities
+from fusion.codegen.reference import ReferenceTarget
+from fusion.codegen.target import Capabilities
+from fusion.lowering.decompositions import decompositions
+from fusion.lowering.expr import loads
+from fusion.lowering.indexing import FloorDiv, Mod
+from fusion.lowering.kernel import Loop, Role, Store, statements, values_of
+from fusion.lowering.lower import lower
+from fusion.lowering.program import Extern, writes
+from fusion.lowering.scalar_ops import FOLD_OPS
+from fusion.lowering.verify import verify_kernel, verify_program
 from fusion.schedule import Schedule, grow, plan
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library import prefer_library
 from fusion.schedule.split import split_reductions
-from lowering.decompositions import decompositions
-from lowering.expr import loads
-from lowering.indexing import FloorDiv, Mod
-from lowering.kernel import Loop, Role, Store, statements, values_of
-from lowering.lower import lower
-from lowering.program import Extern, writes
-from lowering.scalar_ops import FOLD_OPS
-from lowering.verify import verify_kernel, verify_program
 
 GPU = Capabilities(
     fold_ops=frozenset(FOLD_OPS),

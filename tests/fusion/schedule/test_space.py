@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import sympy
 
+from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol
+from fusion.lowering.program import Axis
 from fusion.schedule.space import Joined, Space, join
-from lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol
-from lowering.program import Axis
 
 P = [axis_symbol(k) for k in range(4)]
 R = [over_symbol(k) for k in range(2)]

@@ -8,13 +8,13 @@ import torch.nn.functional as F
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusion
-from codegen.reference import ReferenceTarget
-from codegen.triton import TritonTarget
+from fusion.codegen.reference import ReferenceTarget
+from fusion.codegen.triton import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.decompositions import decompositions
+from fusion.lowering.kernel import Fold, Kernel, statements
 from fusion.schedule import Schedule, streams
-from lowering.decompositions import decompositions
-from lowering.kernel import Fold, Kernel, statements
 from tests.fusion.agreement import assert_as_eager
 
 GPU = TritonTarget("sm_90")

@@ -17,8 +17,8 @@ from torch import Tensor, fx, nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
-from codegen.c import CTarget
-from codegen.numerics import Numerics
+from fusion.codegen.c import CTarget
+from fusion.codegen.numerics import Numerics
 from fusion.options import Options
 from fusion.warm import captured, key
 from fusion.warm.captured import key_of_region

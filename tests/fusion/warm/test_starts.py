@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from fusion.backend import Backend
+from fusion.lowering.errors import IndexOutOfRange
 from fusion.options import Options
-from lowering.errors import IndexOutOfRange
 from tests.fusion.warm.starts import fresh, no_compilation, notes, started
 
 

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from fusion import warm
+from fusion.lowering.errors import BuildError
 from fusion.warm import form, store
 from fusion.warm.form import Unwritten, read, write
-from lowering.errors import BuildError
 from tests.fusion.warm.starts import notes, started
 
 ROOT = Path(__file__).resolve().parents[3]

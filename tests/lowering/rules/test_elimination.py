@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lowering.lower import lower
-from lowering.rules.entries import LARGEST
+from fusion.lowering.lower import lower
+from fusion.lowering.rules.entries import LARGEST
 from tests.lowering.lowered import calls, check, lowered, traced
 
 aten = torch.ops.aten

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from lowering.interpret import run_program
-from lowering.rules.ordering import LONGEST, MOST_TESTED
+from fusion.lowering.interpret import run_program
+from fusion.lowering.rules.ordering import LONGEST, MOST_TESTED
 from tests.lowering.lowered import calls, check, lowered
 
 ODD = torch.tensor(

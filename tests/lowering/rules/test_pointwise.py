@@ -10,9 +10,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lowering.expr import Cast, postorder
-from lowering.program import Map
-from lowering.registry import RULES, lowers
+from fusion.lowering.expr import Cast, postorder
+from fusion.lowering.program import Map
+from fusion.lowering.registry import RULES, lowers
 from tests.lowering.lowered import check, lowered
 
 aten = torch.ops.aten

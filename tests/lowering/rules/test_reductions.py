@@ -9,10 +9,10 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lowering.interpret import run_program
-from lowering.lower import lower
-from lowering.program import Contract, Extern, Map, Reduce
-from lowering.verify import verify_program
+from fusion.lowering.interpret import run_program
+from fusion.lowering.lower import lower
+from fusion.lowering.program import Contract, Extern, Map, Reduce
+from fusion.lowering.verify import verify_program
 from tests.lowering.lowered import TOLERANCE, calls, check, lowered, single_call, traced
 
 aten = torch.ops.aten

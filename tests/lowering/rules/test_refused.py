@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from lowering.interpret import run_program
+from fusion.lowering.interpret import run_program
 from tests.lowering.lowered import lowered
 
 REFUSED: dict[str, Callable[[Tensor], Tensor]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lowering.interpret import run_program
+from fusion.lowering.interpret import run_program
 from tests.lowering.lowered import calls, check, lowered
 
 aten = torch.ops.aten

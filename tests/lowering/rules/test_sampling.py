@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from lowering.interpret import run_program
+from fusion.lowering.interpret import run_program
 from tests.lowering.lowered import calls, check, lowered
 
 aten = torch.ops.aten

@@ -8,10 +8,10 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from lowering.interpret import run_program
-from lowering.lower import lower
-from lowering.program import Scan
-from lowering.verify import verify_program
+from fusion.lowering.interpret import run_program
+from fusion.lowering.lower import lower
+from fusion.lowering.program import Scan
+from fusion.lowering.verify import verify_program
 from tests.lowering.lowered import calls, check, lowered, traced
 
 FLOATS = (torch.float32, torch.float64, torch.float16, torch.bfloat16)

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lowering.errors import IndexOutOfRange
-from lowering.interpret import run_program
-from lowering.lower import lower
-from lowering.rules import compared
+from fusion.lowering.errors import IndexOutOfRange
+from fusion.lowering.interpret import run_program
+from fusion.lowering.lower import lower
+from fusion.lowering.rules import compared
 from tests.lowering.lowered import calls, check, lowered, traced
 
 X = torch.arange(60, dtype=torch.float32).view(3, 4, 5) / 8

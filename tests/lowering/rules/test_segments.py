@@ -7,9 +7,9 @@ import math
 import pytest
 import torch
 
-from lowering.interpret import run_program
-from lowering.lower import lower
-from lowering.program import Scatter
+from fusion.lowering.interpret import run_program
+from fusion.lowering.lower import lower
+from fusion.lowering.program import Scatter
 from tests.lowering.lowered import calls, check, traced
 
 aten = torch.ops.aten

@@ -7,8 +7,8 @@ import math
 import pytest
 import torch
 
-from lowering.interpret import run_program
-from lowering.rules.ordering import LONGEST
+from fusion.lowering.interpret import run_program
+from fusion.lowering.rules.ordering import LONGEST
 from tests.lowering.lowered import check, lowered
 
 GENERATOR = torch.Generator().manual_seed(5)

@@ -10,7 +10,7 @@ import mpmath
 import pytest
 import torch
 
-from lowering.interpret import run_program
+from fusion.lowering.interpret import run_program
 from tests.lowering.lowered import calls, check, lowered
 
 S = torch.special

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from lowering.rules.entries import LARGEST
+from fusion.lowering.rules.entries import LARGEST
 from tests.lowering.lowered import calls, check, lowered
 
 pytestmark = pytest.mark.filterwarnings("ignore:torch.triangular_solve is deprecated")

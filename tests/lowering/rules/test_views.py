@@ -9,8 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch.utils._pytree import tree_leaves
 
-from lowering.interpret import run_program
-from lowering.program import Extern, Map
+from fusion.lowering.interpret import run_program
+from fusion.lowering.program import Extern, Map
 from tests.lowering.lowered import calls, check, lowered, traced
 
 aten = torch.ops.aten
