@@ -1,38 +1,43 @@
 """Ahead of time: the kernels of a program, generated without running it and without the device they are for.
 
 What enters is a function or module and example inputs, of which only shapes, strides and dtypes matter.  The program is
-traced over tensors that hold no data, on the target's device where there is one and else on the CPU.  What leaves are
-the kernels with every artefact the target's tools can make here.  Inference only; Python control flow is followed as it
-goes for the given inputs.
+captured by Dynamo over tensors that hold no data, on the target's device where there is one and else on the CPU, and
+goes through the stages of every compilation (`stages.py`).  What leaves are the kernels with every artefact the
+target's tools can make here.  Inference only; all graphs of a program that breaks are exported, in order.
 """
 
 from __future__ import annotations
 
-import os
-import sys
-from collections.abc import Callable, Mapping, Sequence
+import copy
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import FrameType
+from typing import cast
 
 import torch
-from torch._ops import OpOverload
+from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
-from torch.fx import GraphModule, Interpreter, traceback
-from torch.fx.experimental.proxy_tensor import make_fx
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from fusion.attention import Chooser
-from fusion.attention.export import ChosenAhead
+from fusion.bodies import compile_bodies
 from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import DEFAULTS, TARGETS
-from fusion.compile import schedule_graph
+from fusion.compile import prepare, schedule_graph
+from fusion.fallback import as_it_is, located
+from fusion.graph_compiler import GraphCompiler
+from fusion.graphs import holds_tensors, size_hints, spare_inputs
 from fusion.inspect.trace import SUFFIXES, Trace
-from fusion.lowering.decompositions import decompositions
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_kernel
+from fusion.options import Options
+from fusion.region import RegionCompiler, compile_anew
+from fusion.reports import Reports
+from fusion.runtime import Boxed
+from fusion.runtime.recording import Recorder
+from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 
 
@@ -102,90 +107,77 @@ def export_kernels(
     """
     if target not in TARGETS:
         raise ValueError(f"unknown target {target!r}; known: {', '.join(sorted(TARGETS))}")
-    machine = TARGETS[target](arch, current(strict=False))
+    ahead = _Ahead(TARGETS[target](arch, current(strict=False)))
     present = torch.cuda.is_available() and DEFAULTS["cuda"] == target
-    graph = _capture(program, args, kwargs, torch.device("cuda" if present else "cpu"), machine)
-    _, schedule = schedule_graph(graph, machine, Trace(None, "export", machine))
-    steps = [step.kernel.name if isinstance(step, KernelCall) else step.name for step in schedule.steps]
+    _run(program, args, kwargs, torch.device("cuda" if present else "cpu"), ahead)
+    steps: list[str] = []
     distinct: dict[Kernel, KernelCall] = {}
-    for call in schedule.launches():
-        distinct.setdefault(call.kernel, call)
-    return Export(tuple(steps), tuple(_export(machine, call) for call in distinct.values()))
+    for schedule in ahead.schedules:
+        steps += [step.kernel.name if isinstance(step, KernelCall) else step.name for step in schedule.steps]
+        for call in schedule.launches():
+            distinct.setdefault(call.kernel, call)
+    return Export(tuple(steps), tuple(_export(ahead.machine, call) for call in distinct.values()))
 
 
-def _capture(
+class _Ahead(GraphCompiler):
+    """Schedules graphs for a target that need not be there; they run as they are, over fake tensors."""
+
+    launched = False
+
+    def __init__(self, machine: Target) -> None:
+        super().__init__(Options(strict=True, graph_cache=False), Reports())
+        self.machine = machine
+        self.schedules: list[Schedule] = []
+
+    def target(self, device: torch.device) -> Target:
+        """The target that is generated for, whatever device the fake tensors are on."""
+        return self.machine
+
+    def compile(self, recorder: Recorder | None, graph: fx.GraphModule, label: str) -> Boxed:
+        """Schedule a graph, and give what runs its own operations."""
+        if not holds_tensors(graph):
+            return as_it_is(graph)
+        compile_bodies(graph, partial(self._compile_body, label))
+        trace = Trace(None, label)
+        prepare(graph, label, self.machine, self.options, trace.log)
+        hints, spare = size_hints(graph), spare_inputs(graph)
+        _, schedule = schedule_graph(graph, self.machine, trace, hints, self.options.workspace, None, spare)
+        self.schedules.append(schedule)
+        return as_it_is(graph)
+
+    def gave_up(self, graph: fx.GraphModule, label: str, failure: Exception) -> None:
+        """Raise: nothing runs eagerly where nothing runs."""
+        raise located(failure, graph)
+
+
+def _run(
     program: Callable[..., object],
     args: tuple[object, ...],
     kwargs: dict[str, object],
     device: torch.device,
-    machine: Target,
-) -> GraphModule:
-    """The functional ATen graph of one call, over fake tensors on `device`; parameters and buffers become inputs."""
-    attention = ChosenAhead(Chooser(lambda device: machine))
-    leaves, spec = pytree.tree_flatten((args, kwargs))
-    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, torch.Tensor)]
-    state: dict[str, torch.Tensor] = {}
-    if isinstance(program, torch.nn.Module):
-        state = {**dict(program.named_parameters()), **dict(program.named_buffers())}
+    ahead: _Ahead,
+) -> None:
+    """Run a program once over fake tensors on `device`, with every region that Dynamo captures given to `ahead`."""
+    regions = RegionCompiler(ahead, Chooser(ahead.target))
 
-    def call(state: dict[str, torch.Tensor], tensors: list[torch.Tensor]) -> object:
-        filled = list(leaves)
-        for place, tensor in zip(places, tensors, strict=True):
-            filled[place] = tensor
-        args, kwargs = pytree.tree_unflatten(filled, spec)
-        if isinstance(program, torch.nn.Module):
-            return torch.func.functional_call(program, state, args, kwargs)
-        return program(*args, **kwargs)
+    def backend(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        return regions.compile(graph, inputs, backend, alone=True)
 
-    with FakeTensorMode(), torch.no_grad(), traceback.preserve_node_meta():
+    with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
+        fakes: dict[int, object] = {}
 
         def fake(tensor: torch.Tensor) -> torch.Tensor:
-            return torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+            if id(tensor) not in fakes:
+                made = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype, device=device)
+                fakes[id(tensor)] = torch.nn.Parameter(made, False) if isinstance(tensor, torch.nn.Parameter) else made
+            return cast("torch.Tensor", fakes[id(tensor)])
 
-        inputs = {name: fake(tensor) for name, tensor in state.items()}, [fake(leaves[place]) for place in places]
-        with attention, _UserLines():  # the last one sees the user's frames
-            call(*inputs)
-        functional = torch.func.functionalize(call, remove="mutations")
-        with attention, _UserLines():
-            graph: GraphModule = make_fx(functional, decomposition_table=decompositions())(*inputs)
-        if any(isinstance(node.target, OpOverload) and node.target._schema.is_mutable for node in graph.graph.nodes):
-            # What PyTorch takes operations apart into may change in place what it has just made.
-            graph = make_fx(torch.func.functionalize(Interpreter(graph).run, remove="mutations"))(*inputs)
-    return graph
-
-
-class _UserLines(TorchFunctionMode):
-    """Notes, for each operation that is traced, the innermost line outside PyTorch that asked for it."""
-
-    def __torch_function__(
-        self,
-        func: Callable[..., object],
-        types: Sequence[type],
-        args: tuple[object, ...] = (),
-        kwargs: Mapping[str, object] | None = None,
-    ) -> object:
-        frame = _user_frame(sys._getframe(1))
-        if frame is not None:
-            code = frame.f_code
-            traceback.set_stack_trace([f'File "{code.co_filename}", line {frame.f_lineno}, in {code.co_name}\n'])
-        return func(*args, **(kwargs or {}))
-
-
-def _user_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost frame outside PyTorch; for modules that PyTorch calls itself, the innermost one of a module."""
-    module: FrameType | None = None
-    while frame is not None and frame.f_code.co_filename != __file__:
-        file = frame.f_code.co_filename
-        if not file.startswith(_PYTORCH):
-            return frame
-        if module is None and file.startswith(_MODULES):
-            module = frame
-        frame = frame.f_back
-    return module
-
-
-_PYTORCH = os.path.dirname(torch.__file__) + os.sep
-_MODULES = os.path.join(_PYTORCH, "nn", "modules") + os.sep
+        if isinstance(program, torch.nn.Module):
+            for tensor in (*program.parameters(), *program.buffers()):
+                fake(tensor)
+            program = copy.deepcopy(program, fakes)
+        given, named = pytree.tree_map_only(torch.Tensor, fake, (args, kwargs))
+        compile_anew(program, backend)(*given, **named)
 
 
 def _export(target: Target, call: KernelCall) -> ExportedKernel:

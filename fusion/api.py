@@ -21,6 +21,7 @@ from fusion.inspect.accuracy import Accuracy, LaunchError, watching
 from fusion.inspect.breaks import codes_of, other_breaks
 from fusion.inspect.report import Explanation
 from fusion.options import Options
+from fusion.region import compile_anew
 
 Params = ParamSpec("Params")
 Result = TypeVar("Result")
@@ -235,7 +236,7 @@ def explain(program: Callable[..., object], /, **settings: object) -> Callable[.
     def run(*args: object, **kwargs: object) -> Explanation:
         backend.reports.clear()
         start = time.time()
-        _compiled(program, backend, settings)(*args, **kwargs)
+        compile_anew(program, backend, dynamic=settings.get("dynamic"))(*args, **kwargs)
         return _explanation(backend, program, start)
 
     return run
@@ -266,7 +267,8 @@ def accuracy(program: Callable[..., object], /, **settings: object) -> Callable[
 
     def run(*args: object, **kwargs: object) -> Accuracy:
         found.clear()
-        _backward(_compiled(program, backend, settings)(*args, **kwargs), program, args, kwargs)
+        result = compile_anew(program, backend, dynamic=settings.get("dynamic"))(*args, **kwargs)
+        _backward(result, program, args, kwargs)
         return Accuracy(tuple(found))
 
     return run
@@ -298,15 +300,6 @@ def _options(caller: str, program: object, settings: Mapping[str, object]) -> Op
     if not callable(program) or isinstance(program, type):
         raise TypeError(f"{caller} takes an nn.Module or a function, got {program!r}")
     return Options.read(settings.get("mode"), settings.get("options"))  # type: ignore[arg-type]  # read checks
-
-
-def _compiled(
-    program: Callable[..., object], backend: Backend, settings: Mapping[str, object]
-) -> Callable[..., object]:
-    """`program`, which is compiled anew at its call, whatever was compiled before: Dynamo's limit is not for this."""
-    compiled = torch.compile(program, backend=backend, dynamic=settings.get("dynamic"))  # type: ignore[call-overload]
-    unlimited = torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)
-    return unlimited(compiled)  # type: ignore[no-any-return]
 
 
 def _explanation(backend: Backend, program: Callable[..., object], since: float) -> Explanation:

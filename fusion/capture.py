@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from typing import Any, TypeAlias, cast
 
 import torch
@@ -25,19 +24,15 @@ from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.captured.tangents import tangents_laid_out
 from fusion.graphs import main_device
-from fusion.joint import prepare
 from fusion.joint.dependence import dependence_of
-from fusion.joint.formats import prefer_channels_last
-from fusion.joint.layout import lay_out_gradients
-from fusion.joint.pairs import part_complex_numbers
-from fusion.joint.repeated import merge_repeated
-from fusion.joint.rows import prefer_rows
-from fusion.joint.saved import keep_unchanged, mark_spare, widen_statistics
-from fusion.joint.seeds import cover_undrawn, share_seeds, uncover
+from fusion.joint.results import change_results
 from fusion.lowering.decompositions import decompositions
 from fusion.options import WORKSPACE
+from fusion.passes import PassLog, run_stage
 from fusion.runtime import Boxed
 from fusion.runtime.draws import draws_of
+from fusion.stages import JOINT, PARTED
+from fusion.subjects import Deriving, Halves, Joint
 from fusion.warm.regions import KEY, Region, Told, kept_as
 
 Parted: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
@@ -46,6 +41,14 @@ Parted: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
 CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
 """Compiles one ATen graph; the label says which ("forward", "backward", "inference").  What is kept says under which
 key, in the attribute `KEY`."""
+
+LogOf: TypeAlias = Callable[[str, fx.GraphModule], PassLog]
+"""Gives the log of the passes over a graph with this label."""
+
+
+def no_log(label: str, graph: fx.GraphModule) -> PassLog:
+    """Log passes for nobody."""
+    return PassLog()
 
 
 def multiply_add(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> torch.Tensor:
@@ -65,6 +68,7 @@ def aot_backend(
     exact: bool = False,
     tell: Callable[[Told], None] = lambda told: None,
     region: Region | None = None,
+    log: LogOf = no_log,
 ) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
     """A Dynamo backend that gives every functional ATen graph to `compile_one`.
 
@@ -74,15 +78,21 @@ def aot_backend(
         exact: what is computed stays as eager computes it; forward and backward are only parted.
         tell: told of each joint graph what gradients depend on, and what is drawn.
         region: what is kept of the graph that Dynamo captured, if anything is to be.
+        log: gives the log of the passes over the joint graph.
     """
-    parting = _parted_exactly if exact else partial(_parted, streams=streams, workspace=workspace)
+
+    def part(joint: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any) -> Parted:
+        tell((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
+        at = Deriving(not exact and streams(main_device(joint)), workspace, exact)
+        return _parted(Joint(joint, num_fwd_outputs), joint_inputs, at, log("joint", joint), others)
+
     settings: dict[str, Any] = {
         "fw_compiler": _compiler(compile_one, "forward"),
         "bw_compiler": _compiler(compile_one, "backward"),
         "inference_compiler": _compiler(compile_one, "inference"),
         "keep_inference_input_mutations": True,
         "decompositions": MULTIPLY_ADD | decompositions(exact=exact),
-        "partition_fn": partial(parting, tell=tell),
+        "partition_fn": part,
     }
 
     def capture(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
@@ -128,58 +138,15 @@ def _keep_what_is_saved() -> None:
         context.fw_metadata.bw_donated_idxs = []
 
 
-def _parted(
-    joint: fx.GraphModule,
-    inputs: Sequence[object],
-    *,
-    num_fwd_outputs: int,
-    streams: Callable[[torch.device], bool],
-    workspace: int,
-    tell: Callable[[Told], None],
-    **others: Any,
-) -> Parted:
-    """Forward and backward, once `joint` is prepared: what may be computed otherwise than eager does is."""
-    tell((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
-    lay_out_gradients(joint, num_fwd_outputs)
-    part_complex_numbers(joint)
-    prefer_channels_last(joint)
-    prefer_rows(joint)
-    share_seeds(joint)
-    kept = prepare(joint, streams=streams(main_device(joint)), workspace=workspace)
-    returned = num_fwd_outputs + add_results(joint, kept, num_fwd_outputs)
-    parted = _cut(joint, inputs, num_fwd_outputs=returned, **others)
-    drop_results(parted[0], num_fwd_outputs, returned)
-    widen_statistics(*parted, num_fwd_outputs)
-    keep_unchanged(parted[0], num_fwd_outputs)
-    mark_spare(*parted, num_fwd_outputs)
-    return parted
-
-
-def _parted_exactly(
-    joint: fx.GraphModule,
-    inputs: Sequence[object],
-    *,
-    num_fwd_outputs: int,
-    tell: Callable[[Told], None],
-    **others: Any,
-) -> Parted:
-    """Forward and backward of what eager computes."""
-    tell((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
-    share_seeds(joint)
-    parted = _cut(joint, inputs, num_fwd_outputs=num_fwd_outputs, **others)
-    keep_unchanged(parted[0], num_fwd_outputs)
-    return parted
-
-
-def _cut(joint: fx.GraphModule, inputs: Sequence[object], **others: Any) -> Parted:
-    """Forward and backward, with as little as can be between them."""
-    merge_repeated(joint)
-    cover_undrawn(joint)
-    with functorch_config.patch(cse=False):
-        parted: Parted = min_cut_rematerialization_partition(joint, inputs, **others)
-    for graph in parted:
-        uncover(graph)
-    return parted
+def _parted(joint: Joint, inputs: Sequence[object], at: Deriving, log: PassLog, settings: Mapping[str, Any]) -> Parted:
+    """Part a joint graph: its passes, PyTorch's min-cut partition with its `settings`, the passes over both halves."""
+    joint = run_stage(JOINT, joint, at, log)
+    with functorch_config.patch(cse=False), log.timed("joint", "partition"):
+        cut: Parted = min_cut_rematerialization_partition(
+            joint.graph, inputs, num_fwd_outputs=joint.returned, **settings
+        )
+    halves = run_stage(PARTED, Halves(*cut, joint.results, joint.returned), at, log)
+    return halves.forward, halves.backward
 
 
 def _compiler(compile_one: CompileOne, label: str) -> Callable[[fx.GraphModule, Sequence[object]], Boxed]:
@@ -203,38 +170,6 @@ def boxed(compiled: Boxed) -> Boxed:
     return compiled
 
 
-def add_results(joint: fx.GraphModule, kept: Sequence[fx.Node], position: int) -> int:
-    """Have the graph return `kept`, too, before its result at `position`; returns how many they are.
-
-    A partition computes in forward what forward returns, whatever it would make of it otherwise.
-    """
-    if kept:
-        _results(joint, lambda results: [*results[:position], *kept, *results[position:]])
-        _described(joint, lambda found: [*found[:position], *(found[0] for _ in kept), *found[position:]])
-        joint.recompile()
-    return len(kept)
-
-
-def drop_results(graph: fx.GraphModule, start: int, stop: int) -> None:
-    """Have the graph not return its results from `start` to `stop`; what backward needs of them comes after these."""
-    if start < stop:
-        _results(graph, lambda results: [*results[:start], *results[stop:]])
-        _described(graph, lambda found: [*found[:start], *found[stop:]])
-        graph.recompile()
-
-
-def _results(graph: fx.GraphModule, change: Callable[[list[fx.Node | None]], list[fx.Node | None]]) -> None:
-    output = graph.graph.output_node()
-    output.args = (tuple(change(list(cast("Sequence[fx.Node | None]", output.args[0])))),)
-
-
-def _described(graph: fx.GraphModule, change: Callable[[list[object]], list[object]]) -> None:
-    """AOTAutograd says of each result what it is, where it does."""
-    output = graph.graph.output_node()
-    if "desc" in output.meta:
-        output.meta["desc"] = change(list(output.meta["desc"]))
-
-
 def pass_objects(graph: fx.GraphModule) -> dict[int, int]:
     """Have the graph return None where it returns what it was given and is no tensor or number (a device mesh).
 
@@ -250,7 +185,7 @@ def pass_objects(graph: fx.GraphModule) -> dict[int, int]:
         if isinstance(node, fx.Node) and node in places and not isinstance(node.meta.get("val"), known)
     }
     if passed:
-        _results(graph, lambda found: [None if k in passed else node for k, node in enumerate(found)])
+        change_results(graph, lambda results: [None if k in passed else node for k, node in enumerate(results)])
         graph.recompile()
     return passed
 

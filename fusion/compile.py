@@ -1,6 +1,6 @@
-"""The whole path on one page: an ATen graph becomes a module of generated kernels.
+"""How one ATen graph becomes a module of generated kernels; `stages.py` has the passes of each stage.
 
-    capture ── lower ── schedule ── generate ── build ── splice ── run
+    INFERENCE ── lower ── PROGRAM ── CLUSTERS ── LAUNCHES ── generate ── build ── splice ── run
 
 What enters is a functional ATen graph with fake tensors (`capture.py` makes it); what leaves is a callable that does
 the same with generated kernels, and a `Report` of what was done.  Anything that cannot be generated is an extern call
@@ -10,8 +10,8 @@ inside the result; a failure of the compiler itself is raised, and whoever calle
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from functools import partial
 
 import sympy
@@ -27,33 +27,19 @@ from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
-from fusion.lowering.program import Extern, Program
-from fusion.lowering.verify import Verified, verify_kernel, verify_program
+from fusion.lowering.program import Program
 from fusion.native import lower_for
 from fusion.options import WORKSPACE, Options
+from fusion.passes import PassLog, run_stage
 from fusion.runtime import Boxed
 from fusion.runtime.memory import on_device
 from fusion.runtime.recording import Recorder
 from fusion.runtime.splice import Watch, splice
-from fusion.schedule import Schedule, grow, plan
-from fusion.schedule.alignment import align_rows
-from fusion.schedule.chunks import Chunks, in_chunks
-from fusion.schedule.chunks.body import POINTS
-from fusion.schedule.destinations import own_destinations
-from fusion.schedule.differences import exact_differences
-from fusion.schedule.forms import weighed_forms
-from fusion.schedule.inline import inline_cheap_maps
-from fusion.schedule.kernels import KernelCall
-from fusion.schedule.legality import positions_in
-from fusion.schedule.library import leave_lone_products, prefer_library
-from fusion.schedule.narrow import store_rounded
-from fusion.schedule.scans import split_scans
-from fusion.schedule.select import select_terms
-from fusion.schedule.sources import own_sources
-from fusion.schedule.split import split_reductions
-from fusion.schedule.streams import stream
+from fusion.schedule import Schedule
 from fusion.schedule.ways import Measure
-from fusion.schedule.windows import unroll_windows
+from fusion.scheduling import schedule_program, streams
+from fusion.stages import INFERENCE
+from fusion.subjects import Deriving, Scheduling
 from fusion.trials import Trials
 from fusion.warm import FOUND, Finished, WarmStart
 from fusion.warm.interface import Interface
@@ -86,28 +72,40 @@ def compile_graph(
     """
     main = main_device(graph)
     builder = builder_for(main.type, options.target, current(strict=options.exact))
-    trace = Trace(options.dump, label, builder.target)
+    trace = Trace(options.dump, label)
     trace.graph(graph)
+    prepare(graph, label, builder.target, options, trace.log)
     interface = Interface.of(graph, label, main, kept_for_backward(graph))
-    warm = WarmStart(graph, interface, options, builder.target)
-    made = warm.find()
+    with trace.log.timed("cache", "find"):
+        warm = WarmStart(graph, interface, options, builder.target)
+        made = warm.find()
     building: Callable[[], Mapping[Kernel, Built]]
     if made is not None:
         building = builder.begin(list(made.sources), made.sources).wait
     else:
         made, building = _made(graph, options, interface, builder, trace)
-        warm.keep(made)  # while its kernels are being built
+        with trace.log.timed("cache", "keep"):
+            warm.keep(made)  # while its kernels are being built
     if warm.kept:
         kept(warm.kept)
 
-    compiled = _spliced(made, building(), trace, refused, watch)
+    with trace.log.timed("build", "wait"):
+        built = building()
+    with trace.log.timed("run", "splice"):
+        compiled = _spliced(made, built, trace, refused, watch)
     notes = _notes(made, builder, warm.note)
     if recorder is not None:
         compiled, note = recorder.record(compiled, graph, made.schedule, label)
         notes.append(note)
-    report = replace(made.report, notes=(*made.report.notes, *notes))
+    report = replace(made.report, notes=(*made.report.notes, *notes), passes=tuple(trace.log.times))
     trace.report(report)
     return compiled, report
+
+
+def prepare(graph: fx.GraphModule, label: str, target: Target, options: Options, log: PassLog) -> None:
+    """Run the passes that a graph without gradients needs; the halves of a joint graph have had them."""
+    if label == "inference":
+        run_stage(INFERENCE, graph, Deriving(streams(target), options.workspace, options.exact), log)
 
 
 def load_finished(
@@ -117,7 +115,7 @@ def load_finished(
     label, device = made.interface.label, made.interface.device
     builder = builder_for(device.type, options.target, current(strict=options.exact))
     building = builder.begin(list(made.sources), made.sources)
-    compiled = _spliced(made, building.wait(), Trace(None, label, builder.target), refused)
+    compiled = _spliced(made, building.wait(), Trace(None, label), refused)
     return compiled, replace(made.report, notes=(*made.report.notes, *_notes(made, builder, FOUND)))
 
 
@@ -155,13 +153,15 @@ def _made(
     kernels = list(dict.fromkeys(call.kernel for call in schedule.launches()))
     tunings: list[Tuning] = []
     if tuner is None:
-        building = builder.begin(kernels)
+        with trace.log.timed("build", "generate"):
+            building = builder.begin(kernels)
         sources, wait = building.sources, building.wait
     else:
-        found = tuner.build(kernels)
+        with trace.log.timed("build", "tune"):
+            found = tuner.build(kernels)
         built, tunings = {each.kernel: each for each, _ in found}, [tuning for _, tuning in found]
         sources, wait = {kernel: each.source for kernel, each in built.items()}, lambda: built
-    trace.kernels(sources)
+    trace.kernels(sources, target)
     report = Report.of(interface.label, lowered, schedule, sources, target.name, hints)
     report = replace(report, tunings=(*report.tunings, *tunings))
     return Finished(schedule, sources, report, interface), wait
@@ -186,77 +186,11 @@ def schedule_graph(
     Returns:
         The program as lowered, and the schedule of what became of it.
     """
-    program = lower_for(graph, target, hints, workspace)
-    lowered = trace.program("program", program)
+    with trace.log.timed("program", "lower"):
+        program = lower_for(graph, target, hints, workspace)
     limit = sys.maxsize if target.numerics.strict else workspace
     names = {name for k in spare if isinstance(name := program.inputs[k], str)}
-    return lowered, _Scheduler(target, hints, measure).schedule(program, trace, limit, names)
+    return program, schedule_program(program, Scheduling(target, hints, measure, limit, names), trace)
 
 
-@dataclass(frozen=True, slots=True)
-class _Scheduler:
-    """The passes, in their order, for the programs of one graph: its own, and those of what is done in chunks."""
-
-    target: Target
-    hints: Mapping[sympy.Symbol, int] | None
-    measure: Measure | None
-
-    def schedule(self, program: Program, trace: Trace, workspace: int, spare: Collection[str] = ()) -> Schedule:
-        """What is launched and called for a program, products of more than `workspace` bytes in chunks."""
-        capabilities, hints, verified = self.target.capabilities, self.hints, Verified()
-
-        def checked(name: str, program: Program) -> Program:
-            trace.program(name, program)
-            verify_program(program, verified)
-            return program
-
-        verify_program(program, verified)
-        for name, change in (
-            ("sources", own_sources),
-            *(() if self.target.numerics.strict else (("differences", exact_differences),)),
-            ("inlined", inline_cheap_maps),
-            ("destinations", own_destinations),
-            ("selected", select_terms),
-            ("chunks", partial(in_chunks, capabilities=capabilities, workspace=workspace, hints=hints)),
-            ("scans", partial(split_scans, capabilities=capabilities)),
-            ("windows", partial(unroll_windows, capabilities=capabilities)),
-        ):
-            program = checked(name, change(program))
-
-        program, walked = stream(program, capabilities, hints)
-        if not capabilities.lone_products:
-            program, walked = leave_lone_products(program, walked)
-        checked("streamed", program)
-
-        def passed(name: str, changed: Program) -> None:
-            nonlocal program, walked
-            program, walked = checked(name, changed), positions_in(changed, program, walked)
-
-        passed("narrow", store_rounded(program))
-        # after inlining, so that what feeds a split reduction is part of it; after streams, which have their own parts
-        passed("split", split_reductions(program, capabilities, walked, hints))
-        passed("aligned", align_rows(program, capabilities, hints))
-
-        clustering = grow(program, capabilities, hints, walked)
-        left, choices = prefer_library(program, clustering, self.target, self.measure)
-        if left is not program:
-            verify_program(left, verified)
-            program, clustering = left, grow(left, capabilities, hints, positions_in(left, program, walked))
-        schedule = plan(program, trace.clustering(program, clustering), self.target, spare)
-        launches = [step for step in schedule.steps if isinstance(step, KernelCall)]
-        for step in launches:
-            verify_kernel(step.kernel)
-        choices = (*choices, *weighed_forms(launches, self.target))
-        return replace(schedule, choices=choices, bodies=dict(self._bodies(program, trace)))
-
-    def _bodies(self, program: Program, trace: Trace) -> Iterator[tuple[Chunks, tuple[Schedule, ...]]]:
-        """What is called in chunks, with the schedules of its bodies, which have no chunks of their own."""
-        calls = [node.target for node in program.nodes if isinstance(node, Extern) and isinstance(node.target, Chunks)]
-        for number, chunks in enumerate(calls):
-            traces = [trace.within(f"chunks_{number}_{k}") for k in range(len(chunks.bodies))]
-            inner = replace(self, hints={**(self.hints or {}), POINTS: chunks.even(chunks.traced)})
-            bodies = zip(chunks.bodies, traces, strict=True)
-            yield chunks, tuple(inner.schedule(body, within, sys.maxsize) for body, within in bodies)
-
-
-__all__ = ["compile_graph", "load_finished", "schedule_graph"]
+__all__ = ["compile_graph", "load_finished", "prepare", "schedule_graph"]

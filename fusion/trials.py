@@ -28,11 +28,13 @@ from fusion.lowering.interpret import run_program
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import BufferRef, ExternArg, Program, reads, writes
 from fusion.runtime.splice import splice
-from fusion.schedule import Schedule, grow, plan
+from fusion.schedule import Schedule, grow
 from fusion.schedule.cutting import with_cuts
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.legality import Cluster, positions_in
 from fusion.schedule.ways import Way, alone, moved, weighed
+from fusion.scheduling import plan
+from fusion.subjects import Scheduling
 
 
 class Trials:
@@ -59,10 +61,10 @@ class Trials:
 
     def _whole(self, program: Program, cluster: Cluster, part: Program) -> Schedule:
         (given,) = positions_in(part, program, [cluster])
-        return plan(part, grow(part, self._target.capabilities, self._hints, [given]), self._target)
+        return plan(part, grow(part, self._target.capabilities, self._hints, [given]), Scheduling(self._target))
 
     def _apart(self, part: Program) -> Schedule:
-        return plan(part, grow(part, self._target.capabilities, self._hints), self._target)
+        return plan(part, grow(part, self._target.capabilities, self._hints), Scheduling(self._target))
 
     def _text(self, schedule: Schedule) -> str:
         """What a schedule does, for the key of the record; buffers go by their order, as names differ from layer to

@@ -1,8 +1,7 @@
 """`F.scaled_dot_product_attention`: the library's kernel, or its parts, from which kernels are generated.
 
-`call` reads a call in Dynamo's graph, `price` predicts what either would take, `choose` decides; `export` does so where
-there is no graph of Dynamo's.  The decision is taken before forward and backward are traced, so that backward is the
-gradient of what runs forward.
+`call` reads a call in Dynamo's graph, `price` predicts the time of either, `choose` decides.  The decision is taken
+before forward and backward are traced, so that backward is the gradient of what runs forward.
 """
 
 from fusion.attention.choose import Choice, Chooser

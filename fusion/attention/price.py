@@ -119,7 +119,7 @@ def generated_time(call: Call, target: Target) -> float:
     schedules: list[Schedule] = []
 
     def compile_one(graph: fx.GraphModule, label: str) -> Boxed:
-        _, schedule = schedule_graph(graph, target, Trace(None, label, target))
+        _, schedule = schedule_graph(graph, target, Trace(None, label))
         schedules.append(schedule)
         return _never_run
 

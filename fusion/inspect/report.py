@@ -15,6 +15,7 @@ from fusion.lowering.errors import Origin
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_bytes
 from fusion.lowering.program import Extern, Node, Program, reads, writes
+from fusion.passes import PassTime
 from fusion.schedule import Refusal, Schedule
 from fusion.schedule.chunks import Chunks
 from fusion.schedule.graph import bytes_of
@@ -71,6 +72,8 @@ class Report:
         graph_break: why the program's next operations are in another graph, or in none; None where the program ends.
         tunings: the ways to compute each product, as predicted; under `mode="max-autotune"` as measured, and the
             configurations that were tried for each kernel.
+        passes: the time of each pass of its compilation, in this process; of the first graph of a region also those
+            of the region, before autograd.
     """
 
     label: str
@@ -84,6 +87,7 @@ class Report:
     notes: tuple[str, ...] = ()
     tunings: tuple[Tuning, ...] = ()
     graph_break: Break | None = None
+    passes: tuple[PassTime, ...] = ()
 
     @classmethod
     def of(

@@ -1,9 +1,11 @@
-"""The trace of one compilation: what each stage made, written to `FUSION_DUMP` as it is made.
+"""The trace of one compilation: the subject of each stage after each pass, written to `FUSION_DUMP` as it is made.
 
-Files are numbered in the order of the path, so that reading a directory from top to bottom explains what happened:
+Files are numbered in the order of the path, so that reading a directory from top to bottom explains the compilation:
 
-    00_graph.py  01_program.txt  04_inlined.txt  …  14_clusters.txt  14_clusters.dot  20_<kernel>.txt  20_<kernel>.py|c
-    20_<kernel>.ptx …  90_module.py  99_report.txt
+    000_captured/  00_graph.py  01_inline_regions.py  …
+    001_joint/     00_graph.py  01_lay_out_gradients.py  …
+    002_forward/   00_graph.py  01_program.txt  04_inlined.txt  …  15_clusters.txt  15_clusters.dot  …
+                   30_<kernel>.txt  30_<kernel>.py|c  30_<kernel>.ptx  …  90_module.py  98_passes.txt  99_report.txt
 
 A pass that changed nothing has its number, but no file.
 """
@@ -11,7 +13,7 @@ A pass that changed nothing has its number, but no file.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -19,33 +21,37 @@ from torch import fx
 
 from fusion.codegen.target import Target
 from fusion.inspect.report import Report
+from fusion.inspect.text import graph_text, program_text
 from fusion.lowering.errors import FusionError
 from fusion.lowering.kernel import Kernel
-from fusion.lowering.printer import format_kernel, format_program
-from fusion.lowering.program import Program, reads, writes
-from fusion.schedule import Clustering
+from fusion.lowering.printer import format_kernel
+from fusion.lowering.program import Program
+from fusion.passes import PassLog, PassTime
 
-_numbers = itertools.count()  # graphs of one process get directories in the order of their compilation
+_numbers = itertools.count()  # compilations of one process get directories in their order
+
+FIRST_KERNEL = 30
+"""The number of the first kernel in the names of dumps."""
 
 
 class Trace:
-    """Writes the stages of one compilation below `root`, or nothing if it is None."""
+    """Writes the stages of one compilation below `root`, or nothing if it is None; `log` has the time of each pass."""
 
-    def __init__(self, root: Path | None, label: str, target: Target) -> None:
-        self.target = target
+    def __init__(self, root: Path | None, label: str, *, times: list[PassTime] | None = None) -> None:
         self.folder: Path | None = None
-        self.stage = itertools.count(1)
-        self.program_before: Program | None = None
+        self._before: tuple[tuple[str, str], ...] = ()
         if root is not None:
             self.folder = root / f"{next(_numbers):03d}_{label}"
             with _written(self.folder):
                 self.folder.mkdir(parents=True, exist_ok=True)
+        self.log = PassLog(None if root is None else self, [] if times is None else times)
 
     def within(self, name: str) -> Trace:
         """The trace of a part, in a directory of its own below this one."""
-        inner = Trace(None, name, self.target)
+        inner = Trace(None, name, times=self.log.times)
         if self.folder is not None:
             inner.folder = self.folder / name
+            inner.log.dumps = inner
             with _written(inner.folder):
                 inner.folder.mkdir(exist_ok=True)
         return inner
@@ -53,33 +59,32 @@ class Trace:
     def graph(self, graph: fx.GraphModule) -> None:
         """Write the captured graph."""
         if self.folder is not None:
-            self._write("00_graph.py", graph.print_readable(print_output=False))
+            self.passed(0, "graph", graph_text(graph))
 
-    def program(self, name: str, program: Program) -> Program:
-        """Write the program after the pass `name`, if that has changed it; returns it."""
-        stage = next(self.stage)
-        if self.folder is not None and program is not self.program_before:
-            self._write(f"{stage:02d}_{name}.txt", format_program(program))
-        self.program_before = program
-        return program
-
-    def clustering(self, program: Program, clustering: Clustering) -> Clustering:
-        """Write the clusters, as text and as a picture; returns them."""
-        stage = next(self.stage)
+    def program(self, number: int, name: str, program: Program) -> None:
+        """Write a program."""
         if self.folder is not None:
-            self._write(f"{stage:02d}_clusters.txt", _clusters_text(program, clustering))
-            self._write(f"{stage:02d}_clusters.dot", _clusters_dot(program, clustering))
-        return clustering
+            self.passed(number, name, program_text(program))
 
-    def kernels(self, sources: Mapping[Kernel, str]) -> None:
-        """Write each kernel: the block program, its source, and what the target's tools make of that."""
+    def passed(self, number: int, name: str, texts: Iterator[tuple[str, str]]) -> bool:
+        """Write the texts of the subject after a pass, if they differ from those before it; return whether they do."""
+        found = tuple(texts)
+        if found == self._before:
+            return False
+        self._before = found
+        for suffix, text in found:
+            self._write(f"{number:02d}_{name}.{suffix}", text)
+        return True
+
+    def kernels(self, sources: Mapping[Kernel, str], target: Target) -> None:
+        """Write each kernel: the block program, its source, and the artefacts that the target's tools make of that."""
         if self.folder is None:
             return
-        for number, (kernel, source) in enumerate(sources.items()):
-            stem = f"{20 + number:02d}_{kernel.name}"
+        for number, (kernel, source) in enumerate(sources.items(), FIRST_KERNEL):
+            stem = f"{number:02d}_{kernel.name}"
             self._write(f"{stem}.txt", format_kernel(kernel))
-            self._write(f"{stem}.{SUFFIXES.get(self.target.name, 'txt')}", source)
-            for suffix, content in self.target.stages(kernel, source):
+            self._write(f"{stem}.{SUFFIXES.get(target.name, 'txt')}", source)
+            for suffix, content in target.stages(kernel, source):
                 self._write(f"{stem}.{suffix}", content)
 
     def module(self, module: fx.GraphModule) -> fx.GraphModule:
@@ -89,8 +94,9 @@ class Trace:
         return module
 
     def report(self, report: Report) -> None:
-        """Write the report."""
+        """Write the report, and the passes with their times."""
         if self.folder is not None:
+            self._write("98_passes.txt", passes_text(report.passes))
             self._write("99_report.txt", str(report))
 
     def _write(self, name: str, content: str | bytes) -> None:
@@ -113,27 +119,15 @@ SUFFIXES = {"triton": "py", "c": "c"}
 """Target → file suffix of its source."""
 
 
-def _clusters_text(program: Program, clustering: Clustering) -> str:
-    lines: list[str] = []
-    for number, cluster in enumerate(clustering.clusters):
-        kind = "extern" if cluster.extern else "cluster"
-        lines.append(f"{kind} {number}: {', '.join(map(str, cluster.space.axes))}")
-        for member in cluster.members:
-            for name in writes(program.nodes[member]):
-                lines.append(f"    {name}  # {program.origins.get(name, '')}")
-    lines.append("")
-    lines.extend(f"not fused: {refusal}" for refusal in clustering.refusals)
-    return "\n".join(lines)
+def passes_text(passes: Sequence[PassTime]) -> str:
+    """Print the passes in the order in which they ended, with their milliseconds and whether they changed anything.
 
-
-def _clusters_dot(program: Program, clustering: Clustering) -> str:
-    lines = ["digraph clusters {", "  rankdir=TB; node [shape=box, fontname=monospace];"]
-    for number, cluster in enumerate(clustering.clusters):
-        lines.append(f'  subgraph cluster_{number} {{ label="{number}";')
-        for member in cluster.members:
-            lines.extend(f'    "{name}";' for name in writes(program.nodes[member]))
-        lines.append("  }")
-    for node in program.nodes:
-        lines.extend(f'  "{source}" -> "{out}";' for out in writes(node) for source in reads(node))
-    lines.append("}")
-    return "\n".join(lines)
+    >>> print(passes_text([PassTime("program", "inlined", 0.0123, changed=True)]))
+      12.3 ms  program/inlined
+      12.3 ms  in all
+    """
+    lines = [
+        f"{each.seconds * 1e3:6.1f} ms  {each.stage}/{each.name}{'' if each.changed is not False else '  (unchanged)'}"
+        for each in passes
+    ]
+    return "\n".join([*lines, f"{sum(each.seconds for each in passes) * 1e3:6.1f} ms  in all"])

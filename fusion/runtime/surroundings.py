@@ -11,7 +11,7 @@ refused.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 from torch import fx
@@ -68,15 +68,28 @@ def _within() -> str:
     return "forward-mode derivatives" if forward_ad._current_level >= 0 else "vmap"
 
 
-def refuse_odd_inputs(graph: fx.GraphModule) -> None:
-    """Refuse a graph that Dynamo captured from tensors whose numbers are not what lies in their memory.
+def refuse_fake_inputs(graph: fx.GraphModule) -> None:
+    """Refuse a graph that Dynamo captured from fake tensors.
 
     Raises:
-        Unsupported: an input is a fake tensor, or a real one that is negated where it is read.
+        Unsupported: an input is a fake tensor.
     """
+    if any(isinstance(given, FakeTensor) for given in _examples(graph)):
+        raise Unsupported("fake tensors have no memory", hint="called with real tensors, it is compiled")
+
+
+def refuse_negated_inputs(graph: fx.GraphModule) -> None:
+    """Refuse a graph that Dynamo captured from tensors whose numbers are negated where they are read.
+
+    Raises:
+        Unsupported: an input is such a tensor.
+    """
+    if any(isinstance(given, torch.Tensor) and given.is_neg() for given in _examples(graph)):
+        raise Unsupported(NEGATED, hint=RESOLVE)
+
+
+def _examples(graph: fx.GraphModule) -> Iterator[object]:
+    """The values of the inputs for which Dynamo captured the graph."""
     for node in graph.graph.find_nodes(op="placeholder"):
-        given = node.meta.get("grapharg")
-        if given is not None and isinstance(given.example, FakeTensor):
-            raise Unsupported("fake tensors have no memory", hint="called with real tensors, it is compiled")
-        if given is not None and isinstance(given.example, torch.Tensor) and given.example.is_neg():
-            raise Unsupported(NEGATED, hint=RESOLVE)
+        if (given := node.meta.get("grapharg")) is not None:
+            yield given.example

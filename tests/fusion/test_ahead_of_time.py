@@ -22,7 +22,7 @@ def kernels_of(name: str) -> dict[Kernel, None]:
     found: dict[Kernel, None] = {}
 
     def compile_one(graph: fx.GraphModule, label: str) -> Boxed:
-        _, schedule = schedule_graph(graph, target, Trace(None, label, target))
+        _, schedule = schedule_graph(graph, target, Trace(None, label))
         found.update(dict.fromkeys(step.kernel for step in schedule.steps if isinstance(step, KernelCall)))
 
         def run(args: list[object]) -> tuple[object, ...]:

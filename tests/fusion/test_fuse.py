@@ -16,7 +16,8 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import fusion
-import fusion.backend
+import fusion.graph_compiler
+import fusion.reports
 from fusion.codegen.build import Builder
 from fusion.codegen.targets import builder_for
 
@@ -226,7 +227,7 @@ def _broken(*args: object, **kwargs: object) -> None:
 
 
 def test_failure_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion.backend, "compile_graph", _broken)
+    monkeypatch.setattr(fusion.graph_compiler, "compile_graph", _broken)
     f = fusion.fuse(lambda x: x.exp() + 1)
     x = torch.randn(5)
     with warnings.catch_warnings(record=True) as caught:
@@ -238,14 +239,14 @@ def test_failure_runs_eagerly_with_one_warning(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_strict_raises_with_the_line_of_the_program(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion.backend, "compile_graph", _broken)
+    monkeypatch.setattr(fusion.graph_compiler, "compile_graph", _broken)
     monkeypatch.setenv("FUSION_STRICT", "1")
     with pytest.raises(Exception, match=r"a defect[\s\S]*test_fuse\.py:\d+"):
         fusion.fuse(lambda x: x.exp() + 1)(torch.randn(5))
 
 
 def test_reports_of_the_oldest_graphs_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fusion.backend, "MOST_REPORTS", 2)
+    monkeypatch.setattr(fusion.reports, "MOST_REPORTS", 2)
     fused = fusion.fuse(lambda x: x.exp() + 3)
     for dtype in (torch.float32, torch.float64, torch.bfloat16):
         fused(torch.ones(5, dtype=dtype))
@@ -276,13 +277,16 @@ def test_kernels_of_pytorchs_modules_name_these_and_no_line() -> None:
 
 def test_dump_tells_the_path(tmp_path: object) -> None:
     fusion.fuse(lambda x: torch.softmax(x, -1), options={"dump": str(tmp_path)})(torch.randn(4, 9))
-    (folder,) = tmp_path.iterdir()
+    captured, folder = sorted(tmp_path.iterdir())
+    assert captured.name.endswith("_captured") and (captured / "00_graph.py").exists()
     names = sorted(path.name for path in folder.iterdir())
-    for expected in ("00_graph.py", "01_program.txt", "14_clusters.dot", "14_clusters.txt", "90_module.py"):
+    for expected in ("00_graph.py", "01_program.txt", "15_clusters.dot", "15_clusters.txt", "17_kernels.txt"):
         assert expected in names
     texts = [path.read_text() for path in sorted(folder.glob("0*.txt"))]
     assert all(before != after for before, after in pairwise(texts)), "a pass that changed nothing has no file"
-    assert any(name.endswith(".c") for name in names) and names[-1] == "99_report.txt"
+    assert any(name.endswith(".c") for name in names) and names[-3:] == ["90_module.py", *names[-2:]]
+    assert names[-2:] == ["98_passes.txt", "99_report.txt"]
+    assert all(f"{stage}/" in (folder / "98_passes.txt").read_text() for stage in ("program", "clusters", "launches"))
     assert "amax_sub_exp_sum_div" in (folder / "90_module.py").read_text()
 
 
@@ -365,10 +369,10 @@ def test_the_target_of_an_accelerator_prepares_while_pytorch_traces(monkeypatch:
         asked.append(device)
         return builder_for("cpu", "reference")
 
-    monkeypatch.setattr("fusion.backend.builder_for", builder)
+    monkeypatch.setattr("fusion.graph_compiler.builder_for", builder)
     with FakeTensorMode():
         x = torch.empty(2, device="cuda")
-    compiling = fusion.Backend(fusion.Options.read())
+    compiling = fusion.Backend(fusion.Options.read())._regions
     compiling._begin([torch.ones(2), 3])
     assert not asked  # C needs nothing beforehand
     compiling._begin([torch.ones(2), x, x])

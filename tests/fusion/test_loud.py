@@ -14,7 +14,8 @@ from torch import Tensor
 from torch._dynamo import exc
 
 import fusion
-import fusion.capture
+import fusion.graph_compiler
+import fusion.stages
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.target import Launcher, Refused
 from fusion.codegen.targets import TARGETS
@@ -71,7 +72,7 @@ def test_exceptions_of_dynamo_inside_of_the_backend(kind: type[Exception], monke
     def refuse(*args: object) -> None:
         raise kind("no such thing")
 
-    monkeypatch.setattr(fusion.capture, "share_seeds", refuse)
+    monkeypatch.setattr(fusion.stages, "share_seeds", refuse)
     x = X.clone().requires_grad_()
     with pytest.raises(Exception, match=r"no such thing[\s\S]*test_loud\.py:\d+"):
         fusion.fuse(lambda x: x.exp() + 1, options={"strict": True})(x)
@@ -86,7 +87,7 @@ def test_a_refusal_names_lines_and_what_to_do(monkeypatch: pytest.MonkeyPatch):
     def refuse(*args: object) -> None:
         raise Unsupported("no such thing", hint="take another")
 
-    monkeypatch.setattr(fusion.capture, "share_seeds", refuse)
+    monkeypatch.setattr(fusion.stages, "share_seeds", refuse)
     x = X.clone().requires_grad_()
     with pytest.raises(Exception, match=r"no such thing\n  at: .*test_loud\.py:\d+\)\n  hint: take another"):
         fusion.fuse(lambda x: x.exp() + 1, options={"strict": True})(x)
@@ -324,7 +325,7 @@ def passed_on(f: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def test_a_region_that_failed_names_its_break(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(fusion.backend, "compile_graph", broken)
+    monkeypatch.setattr(fusion.graph_compiler, "compile_graph", broken)
     fused = fusion.fuse(lambda x: between(x))
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", fusion.FusionWarning)

@@ -367,7 +367,7 @@ def test_both_kernels_of_backward_skip() -> None:
     found: list[Kernel] = []
 
     def compile_one(graph: fx.GraphModule, label: str) -> Boxed:
-        _, schedule = schedule_graph(graph, target, Trace(None, label, target))
+        _, schedule = schedule_graph(graph, target, Trace(None, label))
         found.extend(step.kernel for step in schedule.steps if isinstance(step, KernelCall))
         return lambda args: ()
 

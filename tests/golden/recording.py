@@ -17,7 +17,8 @@ from torch import Tensor, fx, nn
 from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from torch.utils import _pytree as pytree
 
-import fusion.backend
+import fusion.graph_compiler
+import fusion.stages
 from fusion.attention.choose import Choice
 from fusion.backend import Backend
 from fusion.codegen.numerics import current
@@ -25,7 +26,7 @@ from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for
 from fusion.codegen.triton.blocks import describe
 from fusion.codegen.triton.target import TritonTarget
-from fusion.compile import schedule_graph
+from fusion.compile import prepare, schedule_graph
 from fusion.fallback import as_it_is
 from fusion.graphs import main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
@@ -50,19 +51,19 @@ THREADS = 2
 def decisions(program: Program | Model, target: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The text of one program, forward and backward."""
     recorder = _Recorder()
-    monkeypatch.setattr(fusion.backend, "compile_graph", recorder.compile_graph)
-    monkeypatch.setattr(fusion.backend, "refuse_odd_inputs", lambda graph: None)
-    monkeypatch.setattr(fusion.backend, "watch_surroundings", lambda run, *others: run)
+    monkeypatch.setattr(fusion.graph_compiler, "compile_graph", recorder.compile_graph)
+    monkeypatch.setattr(fusion.stages, "refuse_fake_inputs", lambda graph: None)
+    monkeypatch.setattr(fusion.graph_compiler, "watch_surroundings", lambda run, *others: run)
     monkeypatch.setattr(torch, "get_num_threads", lambda: THREADS)
     backend = Backend(Options(target=target, strict=True, graph_cache=False))
-    choose = backend._attention
+    choose = backend._regions.attention
 
     def noted(graph: fx.GraphModule) -> tuple[Choice, ...]:
         choices = choose(graph)
         recorder.lines += [str(choice) for choice in choices]
         return choices
 
-    monkeypatch.setattr(backend, "_attention", noted)
+    monkeypatch.setattr(backend._regions, "attention", noted)
     with FakeTensorMode(allow_non_fake_inputs=True):
         if isinstance(program, Model):
             _run_model(program, backend)
@@ -133,10 +134,10 @@ class _Recorder:
     ) -> tuple[Boxed, Report]:
         device = main_device(graph)
         target = builder_for(device.type, options.target, current(strict=options.exact)).target
+        trace = Trace(None, label)
+        prepare(graph, label, target, options, trace.log)
         hints = size_hints(graph)
-        lowered, schedule = schedule_graph(
-            graph, target, Trace(None, label, target), hints, options.workspace, None, spare_inputs(graph)
-        )
+        lowered, schedule = schedule_graph(graph, target, trace, hints, options.workspace, None, spare_inputs(graph))
         sources = {call.kernel: target.emit(call.kernel) for call in schedule.launches()}
         self.kernels |= sources
         self.lines += [f"{label}:", *_steps(schedule, target)]

@@ -27,7 +27,7 @@ def test_a_sum_over_rows_takes_neighbouring_columns_together() -> None:
     given = [torch.empty(4, 6, 512, 64, dtype=torch.bfloat16) for _ in range(2)]
     graph = make_fx(heads_beside, tracing_mode="fake", decomposition_table=decompositions())(*given)
     target = TritonTarget("sm_90")
-    steps = schedule_graph(graph, target, Trace(None, "graph", target))[1].steps
+    steps = schedule_graph(graph, target, Trace(None, "graph"))[1].steps
     first = next(step for step in steps if isinstance(step, KernelCall))
     assert [dim.name for dim in block(first.kernel).dims] == ["r", "x"]
     assert target.configs(first.kernel)[0].block("x") >= 32

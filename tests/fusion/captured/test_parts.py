@@ -297,7 +297,7 @@ def test_a_defect_of_the_parts_leaves_all_to_eager_and_is_named(monkeypatch: pyt
     def fails(*args: object) -> None:
         raise ZeroDivisionError("a defect")
 
-    monkeypatch.setattr("fusion.backend.in_parts", fails)
+    monkeypatch.setattr("fusion.region.in_parts", fails)
     fused = fusion.fuse(lambda *given: written(*given) * 3)
     with pytest.warns(fusion.FusionWarning, match="a defect"):
         fused(*(t.requires_grad_() for t in of_written(8)))

@@ -16,11 +16,13 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 import fusion
 from fusion.capture import aot_backend
-from fusion.joint import prepare
 from fusion.joint.factors import PRODUCTS, matrix_root, product_of, shape_of
 from fusion.joint.reassociate import reassociate
 from fusion.lowering.attention import attention
 from fusion.lowering.decompositions import decompositions
+from fusion.passes import PassLog, run_stage
+from fusion.stages import JOINT
+from fusion.subjects import Deriving, Joint
 from tests.fusion import attentions
 
 aten = torch.ops.aten
@@ -404,7 +406,7 @@ def test_what_heads_are_views_of_is_kept_and_not_their_copies() -> None:
 def test_backward_makes_again_what_is_large_only_where_products_can_be_in_kernels() -> None:
     for streams in (False, True):
         graph, _ = joint_graph(attentions.causal, inputs("causal"))
-        prepare(graph, streams=streams)
+        run_stage(JOINT, Joint(graph, results=1), Deriving(streams), PassLog())
         products = [node for node in graph.graph.nodes if node.target in PRODUCTS]
         marked = {node.meta.get("recompute") for node in products}
         assert (CheckpointPolicy.PREFER_RECOMPUTE in marked) is streams

@@ -69,7 +69,7 @@ def test_a_factor_of_a_walked_product_is_applied_after_the_walk() -> None:
     target = TritonTarget("sm_90")
 
     def compile_one(graph: fx.GraphModule, label: str) -> Boxed:
-        calls = schedule_graph(graph, target, Trace(None, label, target))[1].steps
+        calls = schedule_graph(graph, target, Trace(None, label))[1].steps
         if label == "backward":
             sources.extend(target.emit(call.kernel) for call in calls if isinstance(call, KernelCall))
         return lambda inputs: graph(*inputs)

@@ -31,7 +31,7 @@ def captured(function: Callable[..., object], *inputs: Callable[[], object]) -> 
 
 def why_not(graph: GraphModule, *, backward: bool = False) -> str:
     target = TritonTarget("sm_90")
-    return refusal(graph, schedule_graph(graph, target, Trace(None, "test", target))[1], backward=backward)
+    return refusal(graph, schedule_graph(graph, target, Trace(None, "test"))[1], backward=backward)
 
 
 def on_gpu() -> Tensor:

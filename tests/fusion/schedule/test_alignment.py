@@ -34,7 +34,7 @@ def inputs(dtype: torch.dtype = torch.bfloat16) -> list[torch.Tensor]:
 def scheduled(function: object, *given: torch.Tensor) -> Schedule:
     graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*given)
     target = TritonTarget("sm_90")
-    return schedule_graph(graph, target, Trace(None, "graph", target))[1]
+    return schedule_graph(graph, target, Trace(None, "graph"))[1]
 
 
 def made(schedule: Schedule) -> list[tuple[int, ...]]:

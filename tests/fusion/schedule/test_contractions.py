@@ -26,11 +26,13 @@ from fusion.lowering.lower import lower
 from fusion.lowering.program import Axis, Buffer, BufferRef, Extern, Map, Program
 from fusion.lowering.verify import verify_kernel
 from fusion.runtime import Boxed
-from fusion.schedule import Schedule, grow, plan
+from fusion.schedule import Schedule, grow
 from fusion.schedule.contractions import divided
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library_copies import merge_copies
+from fusion.scheduling import plan
+from fusion.subjects import Scheduling
 
 Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 BF16 = torch.bfloat16
@@ -87,7 +89,7 @@ def grown(function: Function, given: Sequence[torch.Tensor]) -> Schedule:
     """The schedule of a program of which no product is left to the library."""
     graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*given)
     program = inline_cheap_maps(lower(graph))
-    return plan(program, grow(program, TritonTarget("sm_90").capabilities))
+    return plan(program, grow(program, TritonTarget("sm_90").capabilities), Scheduling(None))
 
 
 def kernels(schedule: Schedule) -> list[Kernel]:
@@ -110,7 +112,7 @@ def scheduled(function: Function, *shapes: tuple[int, ...]) -> Schedule:
     with FakeTensorMode():
         given = [torch.empty(shape, dtype=BF16) for shape in shapes]
         graph = make_fx(function, decomposition_table=decompositions())(*given)
-    return schedule_graph(graph, target, Trace(None, "forward", target))[1]
+    return schedule_graph(graph, target, Trace(None, "forward"))[1]
 
 
 def launches(schedule: Schedule) -> list[KernelCall | Extern]:
@@ -262,7 +264,7 @@ def test_products_over_before_the_library_begins_are_generated(
         given = torch.empty(rows, length, dtype=dtype), torch.empty(length, columns, dtype=dtype)
         graph = make_fx(torch.matmul)(*given)
     target = TritonTarget("sm_90")
-    launched = launches(schedule_graph(graph, target, Trace(None, "forward", target))[1])
+    launched = launches(schedule_graph(graph, target, Trace(None, "forward"))[1])
     assert [isinstance(step, KernelCall) for step in launched] == [generated]
 
 
@@ -327,7 +329,7 @@ def forward_of(function: Function, *shapes: tuple[int, ...]) -> Schedule:
     target, found = TritonTarget("sm_90"), list[Schedule]()
 
     def compile_one(graph: GraphModule, label: str) -> Boxed:
-        found.append(schedule_graph(graph, target, Trace(None, label, target))[1])
+        found.append(schedule_graph(graph, target, Trace(None, label))[1])
         return lambda inputs: graph(*inputs)
 
     with FakeTensorMode(allow_non_fake_inputs=True):

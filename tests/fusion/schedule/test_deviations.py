@@ -160,5 +160,5 @@ def test_what_is_summed_up_is_made_in_the_same_pass(shape: tuple[int, ...]) -> N
         given = [torch.empty(shape, dtype=torch.bfloat16).to(memory_format=torch.channels_last) for _ in range(2)]
         graph = make_fx(both)(*given)
     target = ReferenceTarget()
-    _, schedule = schedule_graph(graph, target, Trace(None, "test", target))
+    _, schedule = schedule_graph(graph, target, Trace(None, "test"))
     assert [len(step.written) for step in schedule.steps if isinstance(step, KernelCall)] == [2, 1]

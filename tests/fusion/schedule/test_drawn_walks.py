@@ -94,7 +94,7 @@ def test_every_kernel_of_a_walk_is_written(parts: list[Callable[..., torch.Tenso
     shapes = [(BATCH, POINTS, WIDTH)] * 3 + [(POINTS, WIDTH), (BATCH, WIDTH), (2 * POINTS - 1, WIDTH)]
     inputs = [torch.randn(shape, generator=torch.Generator().manual_seed(k)) for k, shape in enumerate(shapes)]
     graph = make_fx(program, tracing_mode="fake", decomposition_table=decompositions())(*inputs)
-    schedule = schedule_graph(graph, GPU, Trace(None, "graph", GPU))[1]
+    schedule = schedule_graph(graph, GPU, Trace(None, "graph"))[1]
     assert all(GPU.emit(call.kernel) for call in schedule.launches())
     told = {refusal.reason for refusal in schedule.refusals}
     assert not {reason for reason in told if "more than a matrix" in reason or "spread other axes" in reason}

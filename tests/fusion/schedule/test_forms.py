@@ -32,7 +32,7 @@ def scheduled(
     """The kernel with the walk, and what was weighed for it."""
     given = [torch.empty(shape, dtype=torch.bfloat16) for _ in range(3)]
     graph = make_fx(program, tracing_mode="fake")(*given)
-    _, schedule = schedule_graph(graph, target, Trace(None, "forward", target))
+    _, schedule = schedule_graph(graph, target, Trace(None, "forward"))
     (call,) = (step for step in schedule.steps if isinstance(step, KernelCall))
     return call, [tuning for tuning in schedule.choices if tuning.subject == call.kernel.name]
 

@@ -66,7 +66,7 @@ def scheduled(function: Function, *given: torch.Tensor, target: str = "reference
     graph = make_fx(function, decomposition_table=decompositions(), tracing_mode="fake")(*given)
     machine = TARGETS[target]("sm_90" if target == "triton" else None)
     measure = in_parts if parts else None
-    return schedule_graph(graph, machine, Trace(None, "forward", machine), measure=measure)[1]
+    return schedule_graph(graph, machine, Trace(None, "forward"), measure=measure)[1]
 
 
 def run(found: Schedule, given: list[torch.Tensor]) -> torch.Tensor:

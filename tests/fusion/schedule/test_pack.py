@@ -35,7 +35,7 @@ def scheduled(function: Function, shapes: Sequence[tuple[int, ...]], target: Tar
     with FakeTensorMode():
         given = [torch.empty(shape, dtype=torch.bfloat16) for shape in shapes]
         graph = make_fx(function, decomposition_table=decompositions())(*given)
-    return schedule_graph(graph, target, Trace(None, "forward", target))[1]
+    return schedule_graph(graph, target, Trace(None, "forward"))[1]
 
 
 def launches(function: Function, *shapes: tuple[int, ...], target: Target | None = None) -> list[KernelCall | Extern]:

@@ -83,7 +83,7 @@ def calls(function: Linear, *given: torch.Tensor) -> list[KernelCall | Extern]:
     """The steps of a schedule for an H200."""
     graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*given)
     target = TritonTarget("sm_90")
-    steps = schedule_graph(graph, target, Trace(None, "graph", target))[1].steps
+    steps = schedule_graph(graph, target, Trace(None, "graph"))[1].steps
     return [step for step in steps if isinstance(step, KernelCall) or not step.is_view]
 
 

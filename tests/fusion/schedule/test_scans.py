@@ -215,7 +215,7 @@ def test_parts_take_three_launches_at_most() -> None:
     """The totals of parts, their scan by the last program of that launch, the parts with what came before."""
     target = TARGETS["triton"]("sm_90")
     graph = make_fx(SPLIT["cumsum"], tracing_mode="fake")(torch.empty(1, 1 << 22))
-    first, second = kernels(schedule_graph(graph, target, Trace(None, "x", target))[1])
+    first, second = kernels(schedule_graph(graph, target, Trace(None, "x"))[1])
     assert first.then is not None and first.then.then is None
     assert [type(stmt) for stmt in second.body] == [Prefix, Store]
     for kernel in (first, second):

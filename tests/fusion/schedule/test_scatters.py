@@ -111,7 +111,7 @@ def scheduled(function: Function, *tensors: torch.Tensor, target: str = "triton"
     found: list[KernelCall | Extern] = []
 
     def compile_one(graph: torch.fx.GraphModule, label: str) -> Boxed:
-        _, schedule = schedule_graph(graph, backend, Trace(None, label, backend))
+        _, schedule = schedule_graph(graph, backend, Trace(None, label))
         found.extend(step for step in schedule.steps if isinstance(step, KernelCall) or not step.is_view)
 
         def run(args: list[object]) -> tuple[object, ...]:

@@ -22,11 +22,13 @@ from fusion.lowering.lower import lower
 from fusion.lowering.program import Extern, writes
 from fusion.lowering.scalar_ops import FOLD_OPS
 from fusion.lowering.verify import verify_kernel, verify_program
-from fusion.schedule import Schedule, grow, plan
+from fusion.schedule import Schedule, grow
 from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library import prefer_library
 from fusion.schedule.split import split_reductions
+from fusion.scheduling import plan
+from fusion.subjects import Scheduling
 
 GPU = Capabilities(
     fold_ops=frozenset(FOLD_OPS),
@@ -46,7 +48,7 @@ def schedule(function: Callable[..., object], *inputs: torch.Tensor, capabilitie
     verify_program(program)
     clustering = grow(program, capabilities)
     left, _ = prefer_library(program, clustering, ReferenceTarget())
-    result = plan(left, clustering if left is program else grow(left, capabilities))
+    result = plan(left, clustering if left is program else grow(left, capabilities), Scheduling(None))
     for call in kernels(result):
         verify_kernel(call.kernel)
     return result

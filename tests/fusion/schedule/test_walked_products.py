@@ -44,7 +44,7 @@ def by_keys(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, each: torch.Tenso
 def scheduled(function: object, *given: torch.Tensor) -> Schedule:
     """What becomes of a program on a GPU."""
     graph = make_fx(function, tracing_mode="fake", decomposition_table=decompositions())(*given)
-    return schedule_graph(graph, GPU, Trace(None, "graph", GPU))[1]
+    return schedule_graph(graph, GPU, Trace(None, "graph"))[1]
 
 
 def products(kernel: Kernel) -> list[Fold]:

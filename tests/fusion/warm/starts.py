@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import fusion
-import fusion.backend
 import fusion.compile
+import fusion.graph_compiler
 from fusion.backend import Backend
 from fusion.inspect.report import Explanation
 from fusion.options import Options
@@ -45,7 +45,7 @@ def no_tracing(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*args: object, **kwargs: object) -> object:
         raise AssertionError("traced again")
 
-    monkeypatch.setattr(fusion.backend, "compile_graph", fail)
+    monkeypatch.setattr(fusion.graph_compiler, "compile_graph", fail)
 
 
 def no_compilation(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from torch.testing._internal.two_tensor import TwoTensor
 from torch.utils.checkpoint import checkpoint
 
-import fusion.backend
+import fusion.graph_compiler
 from fusion.attention import Choice, call, choose
 from fusion.backend import Backend, FusionWarning
 from fusion.options import Options
@@ -389,7 +389,7 @@ def test_what_cannot_be_loaded_is_traced_anew_and_says_so(monkeypatch):
     def fail(*args: object) -> object:
         raise RuntimeError("a defect")
 
-    monkeypatch.setattr(fusion.backend, "load_finished", fail)
+    monkeypatch.setattr(fusion.graph_compiler, "load_finished", fail)
     _, told, _ = run(torch.sigmoid, (leaf(4),))
     assert told == ["not taken from the cache: RuntimeError: a defect", *["from the cache"] * 2]
 

@@ -1,0 +1,132 @@
+"""Who runs one ATen graph: generated kernels, or eager where these cannot.
+
+What enters is a graph as AOTAutograd gives it; what leaves is a callable, and a report.  A defect of the compiler
+leaves the graph's own operations running, with one warning that names it; under `strict` the defect is raised.  Kernels
+that were built may still be refused at a call: where tensors carry more than their memory holds
+(`runtime/surroundings.py`), or where a binary cannot be launched.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import cache, partial
+from typing import ClassVar, TypeAlias
+
+import torch
+from torch import fx
+
+from fusion.bodies import compile_bodies
+from fusion.capture import boxed
+from fusion.codegen.interpreter import for_compiling
+from fusion.codegen.numerics import current
+from fusion.codegen.target import Target
+from fusion.codegen.targets import builder_for
+from fusion.compile import compile_graph, load_finished
+from fusion.fallback import as_it_is, evaluated, located, warn_once
+from fusion.graphs import holds_tensors
+from fusion.inspect.report import Report
+from fusion.joint.seeds import has_seeds
+from fusion.lowering.errors import BuildError
+from fusion.options import Options
+from fusion.reports import Reports
+from fusion.runtime import Boxed
+from fusion.runtime.recording import Recorder
+from fusion.runtime.splice import Watch
+from fusion.runtime.surroundings import watch_surroundings
+from fusion.warm import Finished, eager_graph
+from fusion.warm.interface import tangents_of
+from fusion.warm.regions import KEY
+
+Refused: TypeAlias = Callable[[BuildError], object]
+
+
+class GraphCompiler:
+    """Compiles ATen graphs under some options.  `watch` gives what is called instead of what launches a kernel."""
+
+    launched: ClassVar[bool] = True
+    """Do the kernels run in this process?"""
+
+    def __init__(self, options: Options, reports: Reports, watch: Watch | None = None) -> None:
+        self.options, self.reports, self._watch = options, reports, watch
+
+    def target(self, device: torch.device) -> Target:
+        """The target that serves a device, or the one that the options name."""
+        return builder_for(device.type, self.options.target, current(strict=self.options.exact)).target
+
+    def compile(self, recorder: Recorder | None, graph: fx.GraphModule, label: str) -> Boxed:
+        """Compile a graph; `recorder` records its launches as a CUDA graph.
+
+        Raises:
+            FusionError: under `strict`, with a line of the user's program.
+        """
+        if not holds_tensors(graph):  # sizes alone: nothing is computed on any device
+            return as_it_is(graph)
+        compile_bodies(graph, partial(self._compile_body, label))
+        keys: list[str] = []
+
+        def compiled(refused: Refused | None) -> tuple[Boxed, Report]:
+            return compile_graph(graph, self.options, label, recorder, refused, keys.append, self._watch)
+
+        try:
+            with for_compiling():
+                run, report = self._watched(label, tangents_of(graph), lambda: graph, compiled)
+        except Exception as failure:  # any defect of ours must leave the user's program running
+            if self.options.strict:
+                raised = located(failure, graph)
+                if raised is failure:
+                    raise
+                raise raised from failure
+            return self._eagerly(graph, label, failure)
+        self.reports.add(report)
+        if keys and not has_seeds(graph):  # to draw the same numbers eagerly takes more than its operations
+            setattr(run, KEY, keys[0])
+        return run
+
+    def load(self, graphs: Sequence[Finished]) -> list[Boxed]:
+        """Load graphs that an earlier process compiled."""
+        loaded: list[tuple[Boxed, Report]] = []
+        for made in graphs:
+            graph = cache(partial(eager_graph, made))
+            load = partial(load_finished, made, self.options)
+            loaded.append(self._watched(made.interface.label, made.interface.tangents, graph, load))
+        for _, report in loaded:
+            self.reports.add(report)
+        return [boxed(run) for run, _ in loaded]
+
+    def gave_up(self, graph: fx.GraphModule, label: str, failure: Exception) -> None:
+        """Warn, and report, that a graph runs eagerly."""
+        warn_once(f"running eagerly: {type(failure).__name__}: {failure}")
+        self.reports.add(Report.eager(label, graph, failure))
+
+    def _compile_body(self, label: str, body: fx.GraphModule) -> Boxed:
+        """Compile a graph that control flow calls in the graph with this label."""
+        with self.reports.nested():
+            return self.compile(None, body, f"{label}_body")
+
+    def _watched(
+        self,
+        label: str,
+        tangents: Sequence[int],
+        graph: Callable[[], fx.GraphModule],
+        compiled: Callable[[Refused | None], tuple[Boxed, Report]],
+    ) -> tuple[Boxed, Report]:
+        """Call `compiled`, and have its `graph` run eagerly at calls where that must be.
+
+        That is the caller's wish, also under strict; launches that are refused are raised there.
+        """
+        instead: list[Boxed] = []
+
+        def eagerly(reason: Exception) -> Boxed:
+            return self._eagerly(graph(), f"{label}, called", reason)
+
+        def refused(refusal: BuildError) -> None:
+            if not instead:
+                instead.append(eagerly(refusal))
+
+        run, report = compiled(None if self.options.strict else refused)
+        return watch_surroundings(run, tangents, eagerly, instead), report
+
+    def _eagerly(self, graph: fx.GraphModule, label: str, failure: Exception) -> Boxed:
+        """Run the operations of a graph as they are, once that is said."""
+        self.gave_up(graph, label, failure)
+        return evaluated(graph) if has_seeds(graph) else as_it_is(graph)

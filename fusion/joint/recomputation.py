@@ -1,0 +1,71 @@
+"""Recomputation: marks what backward makes again rather than forward saving it.
+
+What enters is a joint graph before its min-cut partition; nodes are marked with PyTorch's own checkpoint policy, which
+the partition obeys.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fusion.joint.copies import copies_for_products
+from fusion.joint.factors import PRODUCTS
+from fusion.joint.given import views_of_inputs
+from fusion.joint.tiles import grows, short
+from fusion.lowering.sizes import elements, size_of
+
+
+def prefer_views_of_inputs(joint: fx.GraphModule) -> None:
+    """Mark views of inputs: saved, they would keep what the input holds already."""
+    for view in views_of_inputs(joint):
+        _prefer(view)
+
+
+def prefer_recomputed_products(joint: fx.GraphModule) -> None:
+    """Mark what backward had better make again: large products, maps of them, copies that only such products read, and
+    what is made of constants (masks).
+
+    A product is large if it is larger than its operands.  What has to be saved stays so.
+    """
+    constant: set[fx.Node] = set()
+    tiles: set[fx.Node] = set()
+    for node in joint.graph.nodes:
+        if isinstance(node.meta.get("val"), torch.SymInt):
+            constant.add(node)  # sizes are there in any case
+            continue
+        if node.op != "call_function" or _is_random(node):
+            continue
+        if all(arg in constant for arg in node.all_input_nodes):
+            constant.add(node)
+        elif _grows(node) or (node.target not in PRODUCTS and _is_map_of(node, tiles)):
+            tiles.add(node)
+        else:
+            continue
+        _prefer(node)
+    for copy in copies_for_products(joint, tiles):
+        _prefer(copy)
+
+
+def _prefer(node: fx.Node) -> None:
+    if not any(user.op == "output" for user in node.users):
+        node.meta.setdefault("recompute", CheckpointPolicy.PREFER_RECOMPUTE)
+
+
+def _is_random(node: fx.Node) -> bool:
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _is_map_of(node: fx.Node, tiles: Collection[fx.Node]) -> bool:
+    """Is this an operation on a tile that gives one as large?"""
+    made = node.meta.get("val")
+    taken = [arg.meta["val"] for arg in node.all_input_nodes if arg in tiles]
+    return isinstance(made, torch.Tensor) and any(elements(made.shape) >= elements(val.shape) for val in taken)
+
+
+def _grows(node: fx.Node) -> bool:
+    """Is this a product over a short axis of known length, larger than its operands together?"""
+    return node.target in PRODUCTS and size_of(short(node)).is_Integer and grows(node)

@@ -1,0 +1,177 @@
+"""Passes: named steps of a stage, run in their order by one runner that checks, times and dumps each.
+
+A stage is a tuple of passes over one subject: an fx graph, a `Program`, the steps of a schedule.  What enters the
+runner is the subject and a context, which says what the passes may ask (target, sizes, options); what leaves is the
+subject after the last pass.  A pass returns the changed subject, the same object where it changes nothing, or None
+where it changes the subject in place.
+
+The runner keeps the time of each pass without that of the passes and builds inside it, so that the times of one
+compilation add up to its duration.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeVar
+
+S = TypeVar("S")
+C = TypeVar("C")
+C_contra = TypeVar("C_contra", contravariant=True)
+
+
+def always(context: object) -> bool:
+    """Hold in every context."""
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class Pass(Generic[S, C]):
+    """One step of a stage.
+
+    Attributes:
+        name: names the pass in dumps, in times and in errors of verification.
+        run: takes the subject and the context; returns the subject, or None if it was changed in place.
+        when: says whether the pass runs in a context.
+    """
+
+    name: str
+    run: Callable[[S, C], S | None]
+    when: Callable[[C], bool] = always
+
+
+def in_place(name: str, edit: Callable[[S, C], object], when: Callable[[C], bool] = always) -> Pass[S, C]:
+    """Make a pass of a function that changes its subject in place, whatever it returns."""
+
+    def run(subject: S, context: C) -> None:
+        edit(subject, context)
+
+    return Pass(name, run, when)
+
+
+@dataclass(frozen=True, slots=True)
+class Stage(Generic[S, C]):
+    """Passes over one subject, in order.
+
+    Attributes:
+        check: raises where a pass has left a subject that is not well formed.
+        text: prints the subject for dumps, as (file suffix, content) pairs.
+        first: the number of the first pass in the names of dumps.
+    """
+
+    name: str
+    passes: tuple[Pass[S, C], ...]
+    check: Callable[[S, C], object]
+    text: Callable[[S], Iterator[tuple[str, str]]]
+    first: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class PassTime:
+    """The duration of one pass.
+
+    Attributes:
+        seconds: without those of the passes and builds inside it.
+        changed: whether it changed the subject; None of a pass in place whose subject was not dumped.
+    """
+
+    stage: str
+    name: str
+    seconds: float
+    changed: bool | None = None
+
+
+class Dumps(Protocol):
+    """Takes the text of a stage's subject after each pass that changed it."""
+
+    def passed(self, number: int, name: str, texts: Iterator[tuple[str, str]]) -> bool:
+        """Write the texts after the pass `name`, if they differ from those before it; return whether they do."""
+
+
+def run_stage(stage: Stage[S, C], subject: S, context: C, log: PassLog) -> S:
+    """Run the passes of `stage` that apply in `context`, in order.
+
+    The subject is checked after each pass that changed it; after passes in place, which do not say so, once at the end
+    of the stage, or after each where dumps are written.
+
+    Raises:
+        Exception: what a pass or the stage's check raises.
+
+    >>> double = Pass("double", lambda x, by: x * by)
+    >>> odd = Pass("add one", lambda x, by: x + 1, when=lambda by: by % 2 == 1)
+    >>> stage = Stage("numbers", (double, odd), lambda x, by: None, lambda x: iter([("txt", str(x))]))
+    >>> log = PassLog()
+    >>> run_stage(stage, 5, 2, log), [each.name for each in log.times]
+    (10, ['double', 'check'])
+    """
+    unchecked, checking = False, 0.0
+    for number, each in enumerate(stage.passes, stage.first):
+        if not each.when(context):
+            continue
+        changed: bool | None = None
+        with _measured() as clock:
+            result = each.run(subject, context)
+            if result is not None:
+                changed, subject = result is not subject, result
+        if changed is None and log.dumps is None:
+            unchecked = True
+        elif changed is not False:
+            checking += _checked(stage, subject, context)
+        if log.dumps is not None:
+            changed = log.dumps.passed(number, each.name, stage.text(subject))
+        log.times.append(PassTime(stage.name, each.name, clock.seconds, changed))
+    if unchecked:
+        checking += _checked(stage, subject, context)
+    log.times.append(PassTime(stage.name, "check", checking))
+    return subject
+
+
+def _checked(stage: Stage[S, C], subject: S, context: C) -> float:
+    """Check a subject; return the seconds."""
+    with _measured() as clock:
+        stage.check(subject, context)
+    return clock.seconds
+
+
+@dataclass(slots=True)
+class _Clock:
+    """The time of what runs within; `inside` are the seconds of what is measured inside it."""
+
+    inside: float = 0.0
+    seconds: float = 0.0
+
+
+_running: ContextVar[_Clock | None] = ContextVar("running_clock", default=None)
+
+
+@contextmanager
+def _measured() -> Iterator[_Clock]:
+    """Measure what runs within, less what is measured inside it; `seconds` are there once it has ended."""
+    outer, clock = _running.get(), _Clock()
+    token, start = _running.set(clock), time.perf_counter()
+    try:
+        yield clock
+    finally:
+        seconds = time.perf_counter() - start
+        _running.reset(token)
+        clock.seconds = seconds - clock.inside
+        if outer is not None:
+            outer.inside += seconds
+
+
+@dataclass(slots=True)
+class PassLog:
+    """The times of the passes of one compilation, in order, and where their dumps go."""
+
+    dumps: Dumps | None = None
+    times: list[PassTime] = field(default_factory=list)
+
+    @contextmanager
+    def timed(self, stage: str, name: str) -> Iterator[None]:
+        """Log the time of a step that is no pass (a trace, a build), less what is timed inside it, in whatever log."""
+        with _measured() as clock:
+            yield
+        self.times.append(PassTime(stage, name, clock.seconds))

@@ -1,0 +1,219 @@
+"""What becomes of one region that Dynamo captured.
+
+    CAPTURED ── PREPARED ── AOTAutograd: one graph, or a joint graph in two halves ── what is looked at around each call
+
+What enters is Dynamo's graph with its inputs; what leaves is the callable that takes its place.  A region that has to
+run as it was captured does so, with one warning; one that holds operations that PyTorch cannot trace runs in parts
+around these.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
+
+from fusion.attention import Chooser
+from fusion.capture import aot_backend
+from fusion.captured.parts import can_part, in_parts
+from fusion.captured.untraceable import NEEDS_DATA, untraceable
+from fusion.codegen.interpreter import for_compiling
+from fusion.codegen.targets import DEFAULTS
+from fusion.fallback import as_captured, first_line, for_the_caller, warn_of_some
+from fusion.graph_compiler import GraphCompiler
+from fusion.inspect.breaks import break_after
+from fusion.inspect.report import Report
+from fusion.inspect.trace import Trace
+from fusion.lowering.errors import Unsupported
+from fusion.options import Options
+from fusion.passes import PassLog, PassTime, run_stage
+from fusion.runtime.checkpoints import with_checkpoints
+from fusion.runtime.overlaps import watch_overlaps
+from fusion.runtime.recording import Recorder
+from fusion.runtime.second_derivatives import watch_derivatives
+from fusion.scheduling import streams
+from fusion.stages import CAPTURED, PREPARED
+from fusion.subjects import Capturing
+from fusion.warm import keeps_graphs
+from fusion.warm.regions import Asked, Region, Told
+
+Run = Callable[..., object]
+
+
+@dataclass(slots=True)
+class RegionCompiler:
+    """Compiles the regions of the programs that share a backend.
+
+    Attributes:
+        graphs: compiles the ATen graphs of a region.
+        attention: chooses who computes attention.
+        settings: the floats of the program that its graphs were compiled for.
+    """
+
+    graphs: GraphCompiler
+    attention: Chooser
+    settings: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def options(self) -> Options:
+        """The options of the backend."""
+        return self.graphs.options
+
+    def compile(self, graph: fx.GraphModule, inputs: Sequence[object], part_backend: Any, *, alone: bool) -> Run:
+        """Compile a region.
+
+        Args:
+            part_backend: the backend of the parts of a region of which not all can be traced.
+            alone: whether it is no part of a region that Dynamo captured before.
+        """
+        with self.graphs.reports.region(break_after(graph)) as times, ExitStack() as within:
+            log = self._log(times, "captured", graph)
+            at = Capturing(
+                self.options, inputs, self._choose_attention, self.settings, within, launched=self.graphs.launched
+            )
+            try:
+                run_stage(CAPTURED, graph, at, log)
+            except Unsupported as refusal:  # also under strict: there is nothing to compute, or eager says what
+                self.graphs.gave_up(graph, "captured", refusal)
+                return as_captured(graph)
+            return self._traced(graph, at, part_backend, log, alone=alone)
+
+    def _traced(self, graph: fx.GraphModule, at: Capturing, part_backend: Any, log: PassLog, *, alone: bool) -> Run:
+        """Prepare a region, have AOTAutograd trace it, and look after each call of what is compiled of it."""
+        told: list[Told] = []
+        try:
+            run_stage(PREPARED, graph, at, log)
+            self._begin(at.inputs)
+            with _compiling(), for_compiling(), log.timed("autograd", "trace"):
+                compiled = self._aot(graph, at.inputs, told, log, alone)(graph, at.inputs)
+        except (RestartAnalysis, ShortenTraceback):  # Dynamo is asked to begin anew, or has it raised already
+            raise
+        except Exception as failure:  # AOTAutograd does not take all that Dynamo captures
+            if self.options.strict:
+                raised = for_the_caller(failure, graph)
+                if raised is failure:
+                    raise
+                raise raised from failure
+            return self._without_trace(graph, failure, part_backend)
+        if not self.graphs.launched:
+            return compiled
+        # What is asked of a result is the caller's wish, also under strict.
+        say = partial(self.graphs.gave_up, graph, "called")
+        dependence, draws = told[0] if told else (None, None)
+        captured = with_checkpoints(graph)
+        compiled = watch_derivatives(compiled, captured, at.inputs, dependence, draws, say)
+        return watch_overlaps(compiled, self._of_other_inputs(captured), at.inputs)
+
+    def _choose_attention(self, graph: fx.GraphModule) -> None:
+        for choice in self.attention(graph):
+            self.graphs.reports.note(str(choice))
+
+    def _without_trace(self, graph: fx.GraphModule, failure: Exception, part_backend: Any) -> Run:
+        """Run a region that AOTAutograd cannot trace: in parts, or as it was captured."""
+        reason = failure
+        if isinstance(failure, NEEDS_DATA):
+            try:
+                if (parts := self._in_parts(graph, part_backend)) is not None:
+                    return parts
+            except Exception as defect:  # of ours: the program runs on, as a whole, and the report names it
+                reason = defect
+        self.graphs.gave_up(graph, "captured", reason)
+        return as_captured(graph)
+
+    def _in_parts(self, graph: fx.GraphModule, part_backend: Any) -> Run | None:
+        """Run `graph` around operations that PyTorch cannot trace; None if there are none, or it cannot be parted."""
+        inputs = graph.graph.find_nodes(op="placeholder")
+        dynamic = any(isinstance(node.meta.get("example_value"), torch.SymInt) for node in inputs) or None
+        compile_part = partial(torch.compile, backend=part_backend, dynamic=dynamic)
+        if not can_part(graph) or not (apart := untraceable(graph)):
+            return None
+        parts = as_captured(in_parts(graph, apart, compile_part))
+        report = Report.in_parts(apart)
+        warn_of_some(report.externs)
+        self.graphs.reports.add(report)
+        return parts
+
+    def _begin(self, inputs: Sequence[object]) -> None:
+        """Have the target of an accelerator begin what its builds need, while PyTorch traces."""
+        devices = (given.device for given in inputs if isinstance(given, torch.Tensor))
+        accelerator = next((device for device in devices if device.type != "cpu" and device.type in DEFAULTS), None)
+        if accelerator is not None:
+            self.graphs.target(accelerator)
+
+    def _aot(
+        self, graph: fx.GraphModule, inputs: Sequence[object], told: list[Told], log: PassLog, alone: bool
+    ) -> Callable[[fx.GraphModule, Sequence[object]], Run]:
+        """Give the Dynamo backend that derives gradients and compiles each half."""
+        # To PyTorch each part is a call of its own, after which it plays over what earlier ones have recorded.
+        recorder = Recorder() if self.options.cudagraphs and alone else None
+        return aot_backend(
+            partial(self.graphs.compile, recorder),
+            lambda device: streams(self.graphs.target(device)),
+            self.options.workspace,
+            exact=self.options.exact,
+            tell=told.append,
+            region=self._kept(graph, inputs, told),
+            log=lambda label, joint: self._log(log.times, label, joint),
+        )
+
+    def _kept(self, graph: fx.GraphModule, inputs: Sequence[object], told: list[Told]) -> Region | None:
+        """Say what is kept of a region for the next process; None where nothing is to be."""
+        if not keeps_graphs(self.options) or self.options.cudagraphs:  # a recording asks what AOTAutograd knows
+            return None
+        asked, graphs = Asked(graph, inputs, self.options), self.graphs
+        return Region(asked, graphs.target, told, graphs.load, graphs.reports.note)
+
+    def _log(self, times: list[PassTime], label: str, graph: fx.GraphModule) -> PassLog:
+        """Give the log of the passes over a graph, with dumps where these are asked for."""
+        trace = Trace(self.options.dump, label, times=times)
+        trace.graph(graph)
+        return trace.log
+
+    def _of_other_inputs(self, graph: fx.GraphModule) -> Run:
+        """Give what runs at calls whose inputs lie over one another otherwise than at compilation."""
+        message = (
+            "the inputs overlap otherwise than those that this was compiled for, are views of no common tensor, or one"
+            " is changed that is part of other memory, and a result is a view of it"
+        )
+        refusal = Unsupported(message, hint="give it copies (clone) of what overlaps", origin=first_line(graph))
+        known = False
+
+        def run(*args: object) -> object:
+            nonlocal known
+            if self.options.strict:
+                raise refusal
+            if not known:
+                known = True
+                self.graphs.gave_up(graph, "called", refusal)
+            return graph(*args)
+
+        return run
+
+
+def compile_anew(program: Callable[..., object], backend: Any, **settings: Any) -> Run:
+    """Have Dynamo compile `program` at its call, whatever it compiled of it before: its limit is not for this."""
+    compiled = torch.compile(program, backend=backend, **settings)
+    unlimited = torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)
+    return unlimited(compiled)  # type: ignore[no-any-return]  # PyTorch does not say
+
+
+@contextlib.contextmanager
+def _compiling() -> Iterator[None]:
+    """Say that PyTorch compiles, as later releases do themselves.
+
+    While one thread traces, the call of a compiled function in another one is else taken for a part of what is traced,
+    and refused.  Dynamo has one thread compile at a time, so that what was said before can be restored.
+    """
+    before = torch.compiler._is_compiling_flag
+    torch.compiler._is_compiling_flag = True
+    try:
+        yield
+    finally:
+        torch.compiler._is_compiling_flag = before

@@ -1,0 +1,62 @@
+"""Kernels of clusters: each cluster becomes a launch, or the call of an extern.
+
+What enters are a program and its clusters; what leaves are steps in execution order, and a refusal for each edge inside
+a cluster that the target cannot generate as one kernel: its nodes become a kernel each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from fusion.codegen.target import Target
+from fusion.lowering.program import Extern, Program, writes
+from fusion.schedule.clusters import Clustering, Refusal, refusals_of
+from fusion.schedule.kernels import KernelCall, kernel_of
+from fusion.schedule.legality import Cluster, single
+from fusion.schedule.profit import Prices
+
+
+def kernels_of(
+    program: Program, clustering: Clustering, target: Target | None
+) -> tuple[tuple[KernelCall | Extern, ...], tuple[Refusal, ...]]:
+    """Build a launch or a call for each cluster, in order; return them with the edges that were not fused.
+
+    Args:
+        target: is asked whether it can generate each kernel; None generates anything.
+    """
+    steps: list[KernelCall | Extern] = []
+    refusals = [*clustering.refusals]
+    for cluster in clustering.clusters:
+        node = program.nodes[cluster.members[0]]
+        if isinstance(node, Extern):
+            steps.append(node)
+            continue
+        call = kernel_of(clustering.prices, cluster)
+        why = target.refuses(call.kernel) if target is not None else ""
+        steps.extend(_one_by_one(clustering.prices, cluster) if why else [call])
+        refusals.extend(_inside(clustering.prices, cluster, why) if why else ())
+    return tuple(steps), tuple(refusals)
+
+
+def refusals_of_steps(refusals: Sequence[Refusal], steps: Sequence[KernelCall | Extern]) -> tuple[Refusal, ...]:
+    """Keep the refusals of edges that flow through memory: those whose producer some step reads or writes."""
+    held = {
+        name
+        for step in steps
+        for name in (step.buffers if isinstance(step, KernelCall) else (*step.reads, *writes(step)))
+    }
+    return tuple(refusal for refusal in refusals if refusal.producer in held)
+
+
+def _one_by_one(prices: Prices, cluster: Cluster) -> Iterator[KernelCall]:
+    """The nodes of a cluster that cannot be generated as one kernel, each in a kernel of its own."""
+    for member in cluster.members:
+        yield kernel_of(prices, single(prices.dependences, prices.capabilities, member))
+
+
+def _inside(prices: Prices, cluster: Cluster, why: str) -> Iterator[Refusal]:
+    """A refusal for each edge inside a cluster that came apart."""
+    members = frozenset(cluster.members)
+    return refusals_of(
+        prices.dependences, prices.capabilities, lambda writer, reader: why if {writer, reader} <= members else None
+    )

@@ -1,0 +1,60 @@
+"""How a Program becomes a schedule: the stages PROGRAM, CLUSTERS and LAUNCHES of `stages.py`, one after the other.
+
+What enters is a lowered Program; what leaves is a `Schedule`, with a schedule for each body of what runs in chunks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fusion.codegen.target import Target
+from fusion.inspect.trace import Trace
+from fusion.lowering.program import Extern, Program
+from fusion.lowering.verify import verify_program
+from fusion.passes import PassLog, run_stage
+from fusion.schedule import Clustering, Schedule
+from fusion.schedule.chunks import Chunks
+from fusion.schedule.chunks.body import POINTS
+from fusion.schedule.forms import weighed_forms
+from fusion.schedule.kernels import KernelCall
+from fusion.stages import CLUSTERS, LAUNCHES, PROGRAM
+from fusion.subjects import Planned, Scheduled, Scheduling
+
+
+def schedule_program(program: Program, at: Scheduling, trace: Trace) -> Schedule:
+    """Take a program through its stages; calls in chunks have bodies, which are scheduled in the same way."""
+    trace.program(1, "program", program)
+    verify_program(program, at.verified)
+    clustered = run_stage(CLUSTERS, run_stage(PROGRAM, Scheduled(program), at, trace.log), at, trace.log)
+    assert clustered.clustering is not None
+    schedule = plan(clustered.program, clustered.clustering, at, trace.log)
+    launches = [step for step in schedule.steps if isinstance(step, KernelCall)]
+    choices = (*clustered.choices, *weighed_forms(launches, at.machine))
+    return replace(schedule, choices=choices, bodies=dict(_bodies(clustered.program, at, trace)))
+
+
+def _bodies(program: Program, at: Scheduling, trace: Trace) -> Iterator[tuple[Chunks, tuple[Schedule, ...]]]:
+    """Schedule the bodies of each call in chunks, which have no chunks of their own."""
+    calls = [node.target for node in program.nodes if isinstance(node, Extern) and isinstance(node.target, Chunks)]
+    for number, chunks in enumerate(calls):
+        traces = [trace.within(f"chunks_{number}_{k}") for k in range(len(chunks.bodies))]
+        hints = {**(at.hints or {}), POINTS: chunks.even(chunks.traced)}
+        inner = Scheduling(at.target, hints, at.measure)
+        bodies = zip(chunks.bodies, traces, strict=True)
+        yield chunks, tuple(schedule_program(body, inner, within) for body, within in bodies)
+
+
+def plan(program: Program, clustering: Clustering, at: Scheduling, log: PassLog | None = None) -> Schedule:
+    """Turn clusters into steps: a kernel each, or the call of an extern.
+
+    With a target, parts are added up in the launch that makes them, and independent kernels that can run side by side
+    share a launch, where it can do that.
+    """
+    planned = run_stage(LAUNCHES, Planned(program, clustering), at, log or PassLog())
+    return Schedule(planned.program, planned.steps, planned.refusals)
+
+
+def streams(target: Target) -> bool:
+    """Can contractions be part of a kernel generated for `target`?"""
+    return "dot" in target.capabilities.fold_ops

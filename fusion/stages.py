@@ -1,0 +1,349 @@
+"""The whole path: every pass of every stage, in order.
+
+    Dynamo's graph ── CAPTURED ── PREPARED ── AOTAutograd ─┬─ JOINT ── partition ── PARTED ── forward, backward
+                                                           └─ INFERENCE ── one graph
+    each ATen graph ── lower ── PROGRAM ── CLUSTERS ── LAUNCHES ── generate ── build ── splice ── run
+
+What stands here is the order and when a pass applies; `passes.py` runs, checks, times and dumps them.  Who begins each
+stage: `region.py` the first two, `capture.py` those of the joint graph, `compile.py` the rest.  The same tuples serve
+just-in-time compilation, export ahead of time (`aot.py`), trials of alternatives and the price of attention.
+
+Strict numerics (`Options.exact`) leave out every pass that computes anything in another order than eager does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
+
+from torch import fx
+
+from fusion.captured.autocast import widen_resized_images
+from fusion.captured.regions import inline_regions
+from fusion.captured.settings import settings_fixed
+from fusion.captured.shared_writes import refuse_shared_writes
+from fusion.captured.strides import keep_strides
+from fusion.captured.unread import skip_unread_rows
+from fusion.captured.windows import separate_written_windows
+from fusion.inspect.text import graph_text, launches_text, program_text
+from fusion.joint.ahead import compute_ahead
+from fusion.joint.comparisons import keep_comparisons
+from fusion.joint.copies import drop_copies
+from fusion.joint.detached import drop_detached
+from fusion.joint.formats import prefer_channels_last
+from fusion.joint.layout import lay_out_gradients
+from fusion.joint.maxima import drop_vanishing_gradients
+from fusion.joint.pairs import part_complex_numbers
+from fusion.joint.positions import narrow_positions
+from fusion.joint.reassociate import reassociate
+from fusion.joint.recomputation import prefer_recomputed_products, prefer_views_of_inputs
+from fusion.joint.repeated import merge_repeated
+from fusion.joint.results import add_results, drop_results
+from fusion.joint.rows import prefer_rows
+from fusion.joint.saved import keep_unchanged, mark_spare, widen_statistics
+from fusion.joint.seeds import cover_undrawn, share_seeds, uncover
+from fusion.joint.widths import fix_widths
+from fusion.lowering.program import Program
+from fusion.lowering.verify import verify_kernel, verify_program
+from fusion.passes import Pass, Stage, in_place
+from fusion.runtime.surroundings import refuse_fake_inputs, refuse_negated_inputs
+from fusion.schedule import Step
+from fusion.schedule.alignment import align_rows
+from fusion.schedule.chunks import in_chunks
+from fusion.schedule.clusters import grow
+from fusion.schedule.destinations import own_destinations
+from fusion.schedule.differences import exact_differences
+from fusion.schedule.inline import inline_cheap_maps
+from fusion.schedule.kernels import KernelCall
+from fusion.schedule.launches.chain import chain_last_steps
+from fusion.schedule.launches.generate import kernels_of, refusals_of_steps
+from fusion.schedule.launches.pack import pack_launches
+from fusion.schedule.launches.pivots import about_pivots
+from fusion.schedule.launches.reuse import reuse
+from fusion.schedule.launches.tiles import finish_tiles
+from fusion.schedule.launches.updates import update
+from fusion.schedule.library import leave_lone_products, prefer_library
+from fusion.schedule.narrow import store_rounded
+from fusion.schedule.scans import split_scans
+from fusion.schedule.select import select_terms
+from fusion.schedule.sources import own_sources
+from fusion.schedule.split import split_reductions
+from fusion.schedule.streams import stream
+from fusion.schedule.windows import unroll_windows
+from fusion.subjects import Capturing, Deriving, Halves, Joint, Planned, Scheduled, Scheduling
+
+# Dynamo's graph: a user's region before autograd is derived -----------------------------------------------------------
+
+
+def _fix_settings(graph: fx.GraphModule, at: Capturing) -> None:
+    at.inputs = at.within.enter_context(settings_fixed(graph, at.inputs, at.settings))
+
+
+def _lint(graph: fx.GraphModule, at: object) -> None:
+    graph.graph.lint()
+
+
+CAPTURED: Stage[fx.GraphModule, Capturing] = Stage(
+    "captured",
+    (
+        in_place("inline_regions", lambda graph, at: inline_regions(graph)),
+        in_place("refuse_fake_inputs", lambda graph, at: refuse_fake_inputs(graph), when=lambda at: at.launched),
+        in_place("refuse_negated_inputs", lambda graph, at: refuse_negated_inputs(graph)),
+        in_place("refuse_shared_writes", lambda graph, at: refuse_shared_writes(graph)),
+        in_place("separate_written_windows", lambda graph, at: separate_written_windows(graph)),
+        in_place("keep_strides", lambda graph, at: keep_strides(graph)),
+    ),
+    check=_lint,
+    text=graph_text,
+)
+"""Refuses (`Unsupported`) a region that has to run as it was captured, and repairs what AOTAutograd would get wrong."""
+
+
+def _relaxed(at: Capturing) -> bool:
+    return not at.options.exact
+
+
+PREPARED: Stage[fx.GraphModule, Capturing] = Stage(
+    "prepared",
+    (
+        in_place("fix_settings", _fix_settings),
+        in_place("widen_resized_images", lambda graph, at: widen_resized_images(graph)),
+        in_place("choose_attention", lambda graph, at: at.choose_attention(graph), when=_relaxed),
+        in_place("skip_unread_rows", lambda graph, at: skip_unread_rows(graph, at.options.workspace), when=_relaxed),
+    ),
+    check=_lint,
+    text=graph_text,
+    first=len(CAPTURED.passes) + 1,
+)
+"""Decides what has to be decided while operations are still those that the program calls."""
+
+# The joint graph of forward and backward ------------------------------------------------------------------------------
+
+
+def _inexact(at: Deriving) -> bool:
+    return not at.exact
+
+
+def _streams(at: Deriving) -> bool:
+    return at.streams and not at.exact
+
+
+def _keep(kept: Callable[[fx.GraphModule, Deriving], Collection[fx.Node]]) -> Callable[[Joint, Deriving], None]:
+    def run(joint: Joint, at: Deriving) -> None:
+        joint.kept += kept(joint.graph, at)
+
+    return run
+
+
+def _return_kept(joint: Joint, at: Deriving) -> None:
+    joint.returned = joint.results + add_results(joint.graph, joint.kept, joint.results)
+
+
+JOINT: Stage[Joint, Deriving] = Stage(
+    "joint",
+    (
+        in_place("lay_out_gradients", lambda joint, at: lay_out_gradients(joint.graph, joint.results), when=_inexact),
+        in_place("part_complex_numbers", lambda joint, at: part_complex_numbers(joint.graph), when=_inexact),
+        in_place("prefer_channels_last", lambda joint, at: prefer_channels_last(joint.graph), when=_inexact),
+        in_place("prefer_rows", lambda joint, at: prefer_rows(joint.graph), when=_inexact),
+        in_place("share_seeds", lambda joint, at: share_seeds(joint.graph)),
+        in_place("drop_detached", lambda joint, at: drop_detached(joint.graph), when=_inexact),
+        in_place("drop_copies", lambda joint, at: drop_copies(joint.graph), when=_inexact),
+        in_place("fix_widths", lambda joint, at: fix_widths(joint.graph), when=_streams),
+        in_place("drop_vanishing_gradients", lambda joint, at: drop_vanishing_gradients(joint.graph), when=_inexact),
+        in_place("compute_ahead", _keep(lambda graph, at: compute_ahead(graph, at.workspace)), when=_inexact),
+        in_place("reassociate", lambda joint, at: reassociate(joint.graph), when=_streams),
+        in_place("keep_comparisons", _keep(lambda graph, at: keep_comparisons(graph)), when=_inexact),
+        in_place("narrow_positions", _keep(lambda graph, at: narrow_positions(graph)), when=_inexact),
+        in_place("prefer_views_of_inputs", lambda joint, at: prefer_views_of_inputs(joint.graph), when=_inexact),
+        in_place(
+            "prefer_recomputed_products", lambda joint, at: prefer_recomputed_products(joint.graph), when=_streams
+        ),
+        in_place("return_kept", _return_kept),
+        in_place("merge_repeated", lambda joint, at: merge_repeated(joint.graph)),
+        in_place("cover_undrawn", lambda joint, at: cover_undrawn(joint.graph)),
+    ),
+    check=lambda joint, at: joint.graph.graph.lint(),
+    text=lambda joint: graph_text(joint.graph),
+)
+"""Readies the joint graph for the min-cut partition."""
+
+
+def _uncover(halves: Halves, at: Deriving) -> None:
+    uncover(halves.forward)
+    uncover(halves.backward)
+
+
+PARTED: Stage[Halves, Deriving] = Stage(
+    "parted",
+    (
+        in_place("uncover", _uncover),
+        in_place("drop_kept", lambda halves, at: drop_results(halves.forward, halves.results, halves.returned)),
+        in_place(
+            "widen_statistics",
+            lambda halves, at: widen_statistics(halves.forward, halves.backward, halves.results),
+            when=_inexact,
+        ),
+        in_place("keep_unchanged", lambda halves, at: keep_unchanged(halves.forward, halves.results)),
+        in_place(
+            "mark_spare", lambda halves, at: mark_spare(halves.forward, halves.backward, halves.results), when=_inexact
+        ),
+    ),
+    check=lambda halves, at: [half.graph.lint() for half in (halves.forward, halves.backward)],
+    text=lambda halves: graph_text(halves.forward, halves.backward),
+    first=len(JOINT.passes) + 1,
+)
+"""Settles what lies between the halves: what backward gets of forward, in which precision."""
+
+
+INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
+    "inference",
+    (
+        in_place("part_complex_numbers", lambda graph, at: part_complex_numbers(graph), when=_inexact),
+        in_place("prefer_channels_last", lambda graph, at: prefer_channels_last(graph), when=_inexact),
+        in_place("prefer_rows", lambda graph, at: prefer_rows(graph), when=_inexact),
+        in_place("fix_widths", lambda graph, at: fix_widths(graph), when=_streams),
+    ),
+    check=_lint,
+    text=graph_text,
+)
+"""The passes of the joint graph that a graph without gradients needs too."""
+
+# The Program ----------------------------------------------------------------------------------------------------------
+
+
+def _on_program(change: Callable[[Program, Scheduling], Program]) -> Callable[[Scheduled, Scheduling], Scheduled]:
+    return lambda scheduled, at: scheduled.changed(change(scheduled.program, at))
+
+
+def _stream(scheduled: Scheduled, at: Scheduling) -> Scheduled:
+    program, streams = stream(scheduled.program, at.capabilities, at.hints)
+    return scheduled if program is scheduled.program else replace(scheduled, program=program, streams=streams)
+
+
+def _leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
+    program, streams = leave_lone_products(scheduled.program, scheduled.streams)
+    return scheduled if program is scheduled.program else replace(scheduled, program=program, streams=streams)
+
+
+PROGRAM: Stage[Scheduled, Scheduling] = Stage(
+    "program",
+    (
+        Pass("sources", _on_program(lambda program, at: own_sources(program))),
+        Pass(
+            "differences",
+            _on_program(lambda program, at: exact_differences(program)),
+            when=lambda at: not at.machine.numerics.strict,
+        ),
+        Pass("inlined", _on_program(lambda program, at: inline_cheap_maps(program))),
+        Pass("destinations", _on_program(lambda program, at: own_destinations(program))),
+        Pass("selected", _on_program(lambda program, at: select_terms(program))),
+        Pass("chunks", _on_program(lambda program, at: in_chunks(program, at.capabilities, at.workspace, at.hints))),
+        Pass("scans", _on_program(lambda program, at: split_scans(program, at.capabilities))),
+        Pass("windows", _on_program(lambda program, at: unroll_windows(program, at.capabilities))),
+        Pass("streamed", _stream),
+        Pass("lone_products", _leave_lone_products, when=lambda at: not at.capabilities.lone_products),
+        Pass("narrow", _on_program(lambda program, at: store_rounded(program))),
+        # After inlining, so that what feeds a split reduction is part of it; after streams, which have their own parts.
+        Pass(
+            "split",
+            lambda scheduled, at: scheduled.changed(
+                split_reductions(scheduled.program, at.capabilities, scheduled.streams, at.hints)
+            ),
+        ),
+        Pass("aligned", _on_program(lambda program, at: align_rows(program, at.capabilities, at.hints))),
+    ),
+    check=lambda scheduled, at: verify_program(scheduled.program, at.verified),
+    text=lambda scheduled: program_text(scheduled.program),
+    first=2,
+)
+"""Program → Program: equal programs that fuse better."""
+
+
+def _grow(scheduled: Scheduled, at: Scheduling) -> Scheduled:
+    clustering = grow(scheduled.program, at.capabilities, at.hints, scheduled.streams)
+    return replace(scheduled, clustering=clustering)
+
+
+def _prefer_library(scheduled: Scheduled, at: Scheduling) -> Scheduled:
+    assert scheduled.clustering is not None
+    program, choices = prefer_library(scheduled.program, scheduled.clustering, at.machine, at.measure)
+    left = replace(scheduled.changed(program), choices=choices)
+    return left if program is scheduled.program else _grow(left, at)
+
+
+CLUSTERS: Stage[Scheduled, Scheduling] = Stage(
+    "clusters",
+    (Pass("clusters", _grow), Pass("library", _prefer_library)),
+    check=lambda scheduled, at: verify_program(scheduled.program, at.verified),
+    text=lambda scheduled: program_text(scheduled.program, scheduled.clustering),
+    first=PROGRAM.first + len(PROGRAM.passes),
+)
+"""Which nodes become one kernel, and which products stay the library's."""
+
+# Launches -------------------------------------------------------------------------------------------------------------
+
+
+def _generate(planned: Planned, at: Scheduling) -> Planned:
+    steps, refusals = kernels_of(planned.program, planned.clustering, at.target)
+    return replace(planned, steps=steps, refusals=refusals)
+
+
+def _update(planned: Planned, at: Scheduling) -> Planned:
+    steps, program = update(planned.steps, planned.program)
+    return replace(planned, program=program, steps=steps, refusals=refusals_of_steps(planned.refusals, steps))
+
+
+def _reuse(planned: Planned, at: Scheduling) -> Planned:
+    steps, program = reuse(planned.steps, planned.program, at.spare)
+    return replace(planned, program=program, steps=steps)
+
+
+def _on_steps(
+    change: Callable[[Planned, Scheduling], Sequence[Step]],
+) -> Callable[[Planned, Scheduling], Planned]:
+    def run(planned: Planned, at: Scheduling) -> Planned:
+        steps = tuple(change(planned, at))
+        return planned if steps == planned.steps else replace(planned, steps=steps)
+
+    return run
+
+
+def _has_target(at: Scheduling) -> bool:
+    return at.target is not None
+
+
+def _verify_kernels(planned: Planned, at: Scheduling) -> None:
+    for step in planned.steps:
+        if isinstance(step, KernelCall) and step.kernel not in at.kernels:
+            verify_kernel(step.kernel)
+            at.kernels.add(step.kernel)
+
+
+LAUNCHES: Stage[Planned, Scheduling] = Stage(
+    "launches",
+    (
+        Pass("kernels", _generate),
+        Pass(
+            "tiles",
+            _on_steps(lambda planned, at: finish_tiles(planned.steps, planned.program, at.machine)),
+            when=_has_target,
+        ),
+        Pass("chained", _on_steps(lambda planned, at: chain_last_steps(planned.steps))),
+        Pass(
+            "packed",
+            _on_steps(lambda planned, at: pack_launches(planned.steps, planned.program, at.machine)),
+            when=_has_target,
+        ),
+        Pass("pivots", _on_steps(lambda planned, at: about_pivots(planned.steps))),
+        Pass("updates", _update),
+        Pass("reused", _reuse),
+    ),
+    check=_verify_kernels,
+    text=lambda planned: launches_text(planned.steps),
+    first=CLUSTERS.first + len(CLUSTERS.passes),
+)
+"""Which kernels share a launch, and whose memory their results take."""
+
+STAGES = (CAPTURED, PREPARED, JOINT, PARTED, INFERENCE, PROGRAM, CLUSTERS, LAUNCHES)
+"""Every stage, in the order of the path."""
