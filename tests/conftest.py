@@ -24,9 +24,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     """Before any test module is imported: a cache for this session alone, and time for examples that are drawn."""
-    cache = tempfile.TemporaryDirectory(prefix="fusion-tests-", ignore_cleanup_errors=True)
-    config.add_cleanup(cache.cleanup)
-    os.environ["FUSION_CACHE_DIR"] = cache.name
+    if not hasattr(config, "workerinput"):  # a worker of pytest-xdist inherits the cache: what one builds, all load
+        cache = tempfile.TemporaryDirectory(prefix="fusion-tests-", ignore_cleanup_errors=True)
+        config.add_cleanup(cache.cleanup)
+        os.environ["FUSION_CACHE_DIR"] = cache.name
     os.environ["FUSION_GRAPH_CACHE"] = "0"  # each test sees its graphs compiled; `tests/fusion/warm/` asks for it
     torch.set_num_threads(2)
     if find_spec("hypothesis"):  # a machine for tests of a device may be without it
