@@ -11,6 +11,7 @@ ARGS ?=
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
+LINT := $(MAKE) --no-print-directory lint
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
@@ -38,15 +39,20 @@ lint: $(INSTALLED) ## ruff check, ruff format --check, mypy
 	@echo "==> mypy"
 	@$(BIN)/mypy
 
+# mypy has one process and would leave a core idle: lint runs beside the tests, and fails the target if it fails.
+# A worker keeps the tests of a file together, where they share what is compiled, and takes others' when it has none left.
 # Triton's interpreter has to be chosen before Triton is imported, hence a process of its own.
-test: lint ## lint, then the tests but for the slow ones (those that need a GPU are skipped without one)
-	@echo "==> pytest"
-	@$(BIN)/python -m pytest tests --ignore=tests/interpreter -n 2 -m "not slow"
-	@echo "==> pytest under Triton's interpreter"
-	@TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreter -n 2
+test: $(INSTALLED) ## lint, and the tests but for the slow ones (those that need a GPU are skipped without one)
+	@$(LINT) & lint=$$!; failed=0; \
+	echo "==> pytest"; \
+	$(BIN)/python -m pytest tests --ignore=tests/interpreter -n 2 --dist worksteal -m "not slow" || failed=1; \
+	echo "==> pytest under Triton's interpreter"; \
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest tests/interpreter -n 2 --dist worksteal || failed=1; \
+	wait $$lint || { echo "==> lint failed, see above"; failed=1; }; \
+	exit $$failed
 
 test-slow: $(INSTALLED) ## the slow tests: more architectures, and their kernels compiled for a GPU
-	@$(BIN)/python -m pytest tests --ignore=tests/interpreter -n 2 -m slow
+	@$(BIN)/python -m pytest tests --ignore=tests/interpreter -n 2 --dist worksteal -m slow
 
 format: $(INSTALLED) ## sort imports, apply safe fixes, format
 	@$(BIN)/ruff check --fix .
