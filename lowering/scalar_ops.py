@@ -1,13 +1,15 @@
 """The scalar operations of the IR: one table row each.
 
 A row gives the arity, the kind of result and the torch function that defines what the operation means (used by the
-reference evaluator).  Targets hold a table of the same keys that spells them; an operation that a target cannot
-spell makes the node an extern there.  Integer `floordiv` and `remainder` floor, as in Python; `truncdiv` truncates.
-`maximum` and `minimum` return NaN if either operand is NaN.
+reference evaluator).  The columns behind these are facts of algebra, from which passes decide where they would need
+names else; `tests/lowering/test_scalar_facts.py` compares each with numbers.  Targets hold a table of the same keys
+that spells them; an operation that a target cannot spell makes the node an extern there.  Integer `floordiv` and
+`remainder` floor, as in Python; `truncdiv` truncates.  `maximum` and `minimum` return NaN if either operand is NaN.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
@@ -23,12 +25,27 @@ Result = Literal["same", "bool"]
 
 @dataclass(frozen=True, slots=True)
 class ScalarOp:
-    """One scalar operation: its arity, result kind, defining torch function and relative cost (1 = an addition)."""
+    """One scalar operation: its arity, result kind, defining torch function and relative cost (1 = an addition).
+
+    Attributes:
+        linear: the groups of arguments in which it is linear together, while the others stay as they are.
+        of_nan: the result wherever an argument is NaN, if that decides it: NaN, true or false.
+        low: no result is less; for `rsqrt`, which is -∞ at -0.0, at all other operands.
+        high: no result is greater.
+        degree: k such that f(d·x, d·y) = d^k · f(x, y) for every d > 0; None if there is no such k.
+        logarithm: the inverse, of an exponential function: f(x + y) = f(x) · f(y).
+    """
 
     arity: int
     result: Result
     meaning: Callable[..., torch.Tensor]
     cost: int = 1
+    linear: tuple[tuple[int, ...], ...] = ()
+    of_nan: Literal["nan"] | bool | None = "nan"
+    low: float = -math.inf
+    high: float = math.inf
+    degree: float | None = None
+    logarithm: str | None = None
 
 
 def _truncdiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -46,73 +63,76 @@ def _checked(index: torch.Tensor, wrap: torch.Tensor, last: torch.Tensor, dim: t
     return torch.where((place >= 0) & (place <= last), place, 0)
 
 
+_QUARTER = math.pi / 2
+"""A quarter of a turn."""
+
 SCALAR_OPS: dict[str, ScalarOp] = {
     # arithmetic
-    "add": ScalarOp(2, "same", torch.add),
-    "sub": ScalarOp(2, "same", torch.sub),
-    "mul": ScalarOp(2, "same", torch.mul),
-    "truediv": ScalarOp(2, "same", torch.true_divide, 4),  # floats only
-    "floordiv": ScalarOp(2, "same", _floordiv, 8),
-    "truncdiv": ScalarOp(2, "same", _truncdiv, 8),
-    "remainder": ScalarOp(2, "same", torch.remainder, 8),
-    "fmod": ScalarOp(2, "same", torch.fmod, 8),
-    "pow": ScalarOp(2, "same", torch.pow, 20),
-    "neg": ScalarOp(1, "same", torch.neg),
-    "abs": ScalarOp(1, "same", torch.abs),
-    "sign": ScalarOp(1, "same", torch.sign),
-    "maximum": ScalarOp(2, "same", torch.maximum),
-    "minimum": ScalarOp(2, "same", torch.minimum),
+    "add": ScalarOp(2, "same", torch.add, linear=((0, 1),), degree=1),
+    "sub": ScalarOp(2, "same", torch.sub, linear=((0, 1),), degree=1),
+    "mul": ScalarOp(2, "same", torch.mul, linear=((0,), (1,)), degree=2),
+    "truediv": ScalarOp(2, "same", torch.true_divide, 4, linear=((0,),), degree=0),  # floats only
+    "floordiv": ScalarOp(2, "same", _floordiv, 8, degree=0),
+    "truncdiv": ScalarOp(2, "same", _truncdiv, 8, degree=0),
+    "remainder": ScalarOp(2, "same", torch.remainder, 8, degree=1),
+    "fmod": ScalarOp(2, "same", torch.fmod, 8, degree=1),
+    "pow": ScalarOp(2, "same", torch.pow, 20, of_nan=None),
+    "neg": ScalarOp(1, "same", torch.neg, linear=((0,),), degree=1),
+    "abs": ScalarOp(1, "same", torch.abs, low=0, degree=1),
+    "sign": ScalarOp(1, "same", torch.sign, of_nan=None, low=-1, high=1, degree=0),
+    "maximum": ScalarOp(2, "same", torch.maximum, degree=1),
+    "minimum": ScalarOp(2, "same", torch.minimum, degree=1),
     # floats
-    "sqrt": ScalarOp(1, "same", torch.sqrt, 4),
-    "rsqrt": ScalarOp(1, "same", torch.rsqrt, 4),
-    "exp": ScalarOp(1, "same", torch.exp, 6),
-    "exp2": ScalarOp(1, "same", torch.exp2, 4),
-    "expm1": ScalarOp(1, "same", torch.expm1, 10),
+    "sqrt": ScalarOp(1, "same", torch.sqrt, 4, low=0, degree=0.5),
+    "rsqrt": ScalarOp(1, "same", torch.rsqrt, 4, low=0, degree=-0.5),
+    "exp": ScalarOp(1, "same", torch.exp, 6, low=0, logarithm="log"),
+    "exp2": ScalarOp(1, "same", torch.exp2, 4, low=0, logarithm="log2"),
+    "expm1": ScalarOp(1, "same", torch.expm1, 10, low=-1),
     "log": ScalarOp(1, "same", torch.log, 6),
     "log2": ScalarOp(1, "same", torch.log2, 4),
     "log10": ScalarOp(1, "same", torch.log10, 6),
     "log1p": ScalarOp(1, "same", torch.log1p, 10),
-    "sin": ScalarOp(1, "same", torch.sin, 12),
-    "cos": ScalarOp(1, "same", torch.cos, 12),
+    "sin": ScalarOp(1, "same", torch.sin, 12, low=-1, high=1),
+    "cos": ScalarOp(1, "same", torch.cos, 12, low=-1, high=1),
     "tan": ScalarOp(1, "same", torch.tan, 16),
-    "asin": ScalarOp(1, "same", torch.asin, 16),
-    "acos": ScalarOp(1, "same", torch.acos, 16),
-    "atan": ScalarOp(1, "same", torch.atan, 16),
-    "atan2": ScalarOp(2, "same", torch.atan2, 20),
+    "asin": ScalarOp(1, "same", torch.asin, 16, low=-_QUARTER, high=_QUARTER),
+    "acos": ScalarOp(1, "same", torch.acos, 16, low=0, high=2 * _QUARTER),
+    "atan": ScalarOp(1, "same", torch.atan, 16, low=-_QUARTER, high=_QUARTER),
+    "atan2": ScalarOp(2, "same", torch.atan2, 20, low=-2 * _QUARTER, high=2 * _QUARTER, degree=0),
     "sinh": ScalarOp(1, "same", torch.sinh, 12),
-    "cosh": ScalarOp(1, "same", torch.cosh, 12),
-    "tanh": ScalarOp(1, "same", torch.tanh, 10),
+    "cosh": ScalarOp(1, "same", torch.cosh, 12, low=1),
+    "tanh": ScalarOp(1, "same", torch.tanh, 10, low=-1, high=1),
     "asinh": ScalarOp(1, "same", torch.asinh, 16),
-    "acosh": ScalarOp(1, "same", torch.acosh, 16),
+    "acosh": ScalarOp(1, "same", torch.acosh, 16, low=0),
     "atanh": ScalarOp(1, "same", torch.atanh, 16),
-    "erf": ScalarOp(1, "same", torch.erf, 12),
-    "erfc": ScalarOp(1, "same", torch.erfc, 14),
+    "erf": ScalarOp(1, "same", torch.erf, 12, low=-1, high=1),
+    "erfc": ScalarOp(1, "same", torch.erfc, 14, low=0, high=2),
     "lgamma": ScalarOp(1, "same", torch.lgamma, 30),
     "floor": ScalarOp(1, "same", torch.floor),
     "ceil": ScalarOp(1, "same", torch.ceil),
     "trunc": ScalarOp(1, "same", torch.trunc),
     "round": ScalarOp(1, "same", torch.round),  # half to even
-    "isnan": ScalarOp(1, "bool", torch.isnan),
-    "isinf": ScalarOp(1, "bool", torch.isinf),
+    "isnan": ScalarOp(1, "bool", torch.isnan, of_nan=True),
+    "isinf": ScalarOp(1, "bool", torch.isinf, of_nan=False),
     # comparisons
-    "eq": ScalarOp(2, "bool", torch.eq),
-    "ne": ScalarOp(2, "bool", torch.ne),
-    "lt": ScalarOp(2, "bool", torch.lt),
-    "le": ScalarOp(2, "bool", torch.le),
-    "gt": ScalarOp(2, "bool", torch.gt),
-    "ge": ScalarOp(2, "bool", torch.ge),
+    "eq": ScalarOp(2, "bool", torch.eq, of_nan=False),
+    "ne": ScalarOp(2, "bool", torch.ne, of_nan=True),
+    "lt": ScalarOp(2, "bool", torch.lt, of_nan=False),
+    "le": ScalarOp(2, "bool", torch.le, of_nan=False),
+    "gt": ScalarOp(2, "bool", torch.gt, of_nan=False),
+    "ge": ScalarOp(2, "bool", torch.ge, of_nan=False),
     # bool and integer bits; on bools `and`, `or`, `xor`, `not` are logical
-    "and": ScalarOp(2, "same", torch.bitwise_and),
-    "or": ScalarOp(2, "same", torch.bitwise_or),
-    "xor": ScalarOp(2, "same", torch.bitwise_xor),
-    "not": ScalarOp(1, "same", torch.bitwise_not),
-    "shl": ScalarOp(2, "same", torch.bitwise_left_shift),
-    "shr": ScalarOp(2, "same", torch.bitwise_right_shift),
+    "and": ScalarOp(2, "same", torch.bitwise_and, of_nan=None),
+    "or": ScalarOp(2, "same", torch.bitwise_or, of_nan=None),
+    "xor": ScalarOp(2, "same", torch.bitwise_xor, of_nan=None),
+    "not": ScalarOp(1, "same", torch.bitwise_not, of_nan=None),
+    "shl": ScalarOp(2, "same", torch.bitwise_left_shift, of_nan=None),
+    "shr": ScalarOp(2, "same", torch.bitwise_right_shift, of_nan=None),
     # selection: where(condition, a, b)
-    "where": ScalarOp(3, "same", torch.where),
+    "where": ScalarOp(3, "same", torch.where, linear=((1, 2),), of_nan=None),
     # checked(index, wrap, last, dim): the index, plus `wrap` where it is negative; where that is not in [0, last], a
     # failure and any number of these.  It costs nothing that decisions should follow: a comparison beside a load.
-    "checked": ScalarOp(4, "same", _checked, 0),
+    "checked": ScalarOp(4, "same", _checked, 0, of_nan=None),
 }
 
 
