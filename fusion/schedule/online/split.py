@@ -15,6 +15,7 @@ import torch
 
 from fusion.lowering.expr import Cast, Const, Expr, Op, TileRef, const, index_of, make_op, postorder
 from fusion.lowering.kernel import Fold
+from fusion.lowering.scalar_ops import SCALAR_OPS
 from fusion.schedule.online.terms import (
     Kind,
     Part,
@@ -128,11 +129,12 @@ class Splitter:
         if node.name == "truediv":
             inverse = (self._inverse(one_of(node.name, args[1]), node.dtype),)
             return product(self._beside(node.args[0], args[0], inverse), inverse)
-        if node.name in ("exp", "exp2"):
-            return (self._exponential(node, args[0]),)
+        row = SCALAR_OPS[node.name]
+        if row.logarithm is not None:
+            return (self._exponential(node, args[0], row.logarithm),)
         if node.name == "where":
             return self._choice(node, args)
-        if node.name in ("abs", "sqrt", "rsqrt", "pow", "maximum", "minimum"):
+        if (row.arity == 1 and row.degree) or node.name in ("pow", "maximum", "minimum"):
             return (self._scaled(node, args),)
         raise Refused(f"no factor: {node.name} of a running value and what is walked")
 
@@ -245,12 +247,11 @@ class Splitter:
 
     # Functions
 
-    def _exponential(self, node: Op, terms: Terms) -> Term:
+    def _exponential(self, node: Op, terms: Terms, logarithm: str) -> Term:
         """exp(a(x) + b(d)); a summand log(d) of the exponent is a factor that can wait."""
         inside: list[tuple[Expr, bool]] = []
         parts: list[Part] = []
         steps: list[Step] = []
-        logarithm = {"exp": "log", "exp2": "log2"}[node.name]
         for term in terms:
             if term.ranges or term.shift or (term.steps and not self.is_fixed(term)):
                 raise Refused(f"no factor: {node.name} of a product of a running value and what is walked")
@@ -273,7 +274,7 @@ class Splitter:
                 raise Refused(f"out of range: the exponent of {node.name} is shifted by {ref.name}, no extreme value")
 
     def _scaled(self, node: Op, args: list[Terms]) -> Term:
-        """Functions with f(x · d) = f(x) · f(d), at least for d that is not negative."""
+        """Functions with f(x · d) = f(x) · d^k, at least for d that is not negative: powers, and extremes with 0."""
         if node.name == "pow" and is_sum(args[0]):
             raise Refused("cancels: a power of a sum of walked and running values needs raw moments")
         term = one_of(node.name, args[0] if self.kind(node.args[0]) is Kind.MIXED else args[1])
@@ -291,9 +292,8 @@ class Splitter:
         rest = node.args[1:] if node.name == "pow" else ()
         if node.name in ("maximum", "minimum"):
             rest = (const(0, node.dtype),)
-        power = {"sqrt": 0.5, "rsqrt": -0.5}.get(node.name, 1)
-        if isinstance(exponent, Const):
-            power = exponent.value
+        power = exponent.value if isinstance(exponent, Const) else SCALAR_OPS[node.name].degree
+        assert power is not None, "what is scaled has a degree"
         steps = tuple(step_under(node.name, step, exponent) for step in term.steps)
         ranges = tuple(Range(r.function, multiplied(r.parts, power, node.dtype)) for r in term.ranges)
         return Term(make_op(node.name, signed, *rest), steps, ranges)

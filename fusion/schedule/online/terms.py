@@ -17,6 +17,7 @@ import torch
 
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, TileRef, const, make_cast, make_op, postorder, rewrite
 from fusion.lowering.kernel import Fold
+from fusion.lowering.scalar_ops import SCALAR_OPS
 
 
 class Refused(Exception):
@@ -91,7 +92,7 @@ def _is_nonnegative(node: Expr, known: Mapping[Expr, bool], running: Mapping[str
     if not isinstance(node, Op):
         return node.dtype in (torch.bool, torch.uint8)
     args = [known[arg] for arg in node.args]
-    if node.name in ("exp", "exp2", "abs", "sqrt", "rsqrt"):
+    if SCALAR_OPS[node.name].low >= 0:
         return True
     if node.name == "maximum":
         return any(args)
@@ -286,12 +287,16 @@ def cores(expr: Expr) -> set[Expr]:
     return found
 
 
-_BOUNDED = ("exp", "exp2", "tanh", "sin", "cos", "erf", "sign")
-"""Functions whose value is small; of an exponential, which stays in the loop, because of the shift that it keeps."""
+_SMALL = 100
+"""A number that products of a few like it do not take out of the range of float16."""
 
 
-def _is_bounded(node: Expr) -> bool:
-    return isinstance(node, Op) and node.name in _BOUNDED
+def _is_small(node: Expr) -> bool:
+    """Is a value small by its range, or, of an exponential, which stays in the loop, by the shift that it keeps?"""
+    if not isinstance(node, Op):
+        return False
+    row = SCALAR_OPS[node.name]
+    return row.logarithm is not None or max(-row.low, row.high) <= _SMALL
 
 
 def fits_half(expr: Expr) -> bool:
@@ -304,10 +309,10 @@ def fits_half(expr: Expr) -> bool:
         if isinstance(node, Op) and node.name in ("mul", "neg", "abs", "where"):
             stack.extend(node.args[1:] if node.name == "where" else node.args)
         elif isinstance(node, Const):
-            if abs(node.value) > 100:
+            if abs(node.value) > _SMALL:
                 return False
         elif isinstance(node, Cast) and node.arg.dtype.is_floating_point:
             stack.append(node.arg)
-        elif not ((isinstance(node, Cast) and node.arg.dtype is torch.bool) or _is_bounded(node)):
+        elif not ((isinstance(node, Cast) and node.arg.dtype is torch.bool) or _is_small(node)):
             return False
     return True
