@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import sympy
 import torch
@@ -26,7 +26,7 @@ from fusion.lowering.live import without_dead_buffers, without_dead_nodes
 from fusion.lowering.made_again import unrounded
 from fusion.lowering.overflow import refuse_overflow
 from fusion.lowering.positions import is_free, settled
-from fusion.lowering.program import BufferRef, Extern, Program, memory_of
+from fusion.lowering.program import BufferRef, Extern, Node, Program, memory_of
 from fusion.lowering.registry import RULES, Registered, Result
 from fusion.lowering.rules.formula import literal
 from fusion.lowering.rules.promotion import rounded
@@ -62,6 +62,36 @@ def lower(
     return Lowering(graph, device, Wanted(contractions, scatters, rounded, small)).run()
 
 
+@dataclass(frozen=True, slots=True)
+class LoweredCall:
+    """One call by itself: its result, over buffers named after its operands, and the nodes that the result loads."""
+
+    result: FxValue
+    nodes: tuple[Node, ...]
+
+
+def lower_call(node: fx.Node) -> LoweredCall:
+    """Lower one call of a graph by itself, as if its operands were the inputs of the graph.
+
+    A pass reads from the result what the call does, whatever it is called: a transpose is a load.
+
+    >>> from torch.fx.experimental.proxy_tensor import make_fx
+    >>> graph = make_fx(lambda x: x.t(), tracing_mode="fake")(torch.ones(2, 3)).graph
+    >>> (node,) = graph.find_nodes(op="call_function", target=torch.ops.aten.t.default)
+    >>> lower_call(node).result.expr.index
+    (i1, i0)
+
+    Raises:
+        Unsupported: the call cannot be represented.
+    """
+    module = node.graph.owning_module
+    assert module is not None, "lowered is what a module holds"
+    alone = Lowering(module, None, Wanted())
+    alone.builder.current = node
+    alone.calls.values |= {arg: alone.operand(arg) for arg in node.all_input_nodes}
+    return LoweredCall(alone.call(node), tuple(alone.builder.nodes))
+
+
 class Lowering:
     """One walk over an fx graph: what each fx node stands for, by a rule where there is one, and else by a call."""
 
@@ -83,7 +113,7 @@ class Lowering:
         for node in nodes:
             self.builder.current = node
             if node.op == "placeholder":
-                self.calls.values[node] = self._placeholder(node)
+                self.calls.values[node] = self.operand(node)
             elif node.op == "get_attr":
                 self.calls.values[node] = self._constant(node)
             elif node.op != "call_function":
@@ -91,7 +121,7 @@ class Lowering:
             elif _is_last_write(node):
                 self.last_writes.append(node)
             else:
-                self.calls.values[node] = self._call(node)
+                self.calls.values[node] = self.call(node)
         self.builder.current = end
         outputs = self._outputs(end.args[0])
         self._write_last()
@@ -104,7 +134,8 @@ class Lowering:
 
     # fx nodes -------------------------------------------------------------------------------------------------------
 
-    def _placeholder(self, node: fx.Node) -> FxValue:
+    def operand(self, node: fx.Node) -> FxValue:
+        """What a node stands for that is given: a tensor in a buffer of its name, a size, or nothing that is known."""
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor):
             value = self._tensor_buffer(node, val)
@@ -144,7 +175,8 @@ class Lowering:
         self.calls.realised[node] = buffer.name
         return load_of(buffer)
 
-    def _call(self, node: fx.Node) -> FxValue:
+    def call(self, node: fx.Node) -> FxValue:
+        """What a call stands for: by its rule, or by the call itself."""
         val, reason = node.meta.get("val"), self.calls.of_mistraced(node)
         if node.target is operator.getitem:
             whole, position = node.args

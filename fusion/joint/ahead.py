@@ -23,35 +23,13 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusion.joint.factors import PRODUCTS, constant_of, value_of
+from fusion.joint.factors import PRODUCTS, value_of
 from fusion.joint.given import is_tangent
+from fusion.joint.linearity import is_gradient, is_linear
 from fusion.lowering.sizes import elements
 from fusion.operations.ownership import take_over
 
 aten = torch.ops.aten
-
-EACH = frozenset(
-    {
-        *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.expand.default),
-        *(aten.permute.default, aten.t.default, aten.transpose.int, aten.unsqueeze.default, aten.clone.default),
-        *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.slice.Tensor, aten.select.int),
-        *(aten.detach.default, aten.alias.default, aten._to_copy.default, aten.neg.default, aten.mul.Scalar),
-        *(aten.div.Scalar, aten.sum.default, aten.sum.dim_IntList, aten.mean.default, aten.mean.dim),
-        *(aten.new_zeros.default, aten.zeros_like.default),
-    }
-)
-"""Linear in their one tensor."""
-EITHER = frozenset({aten.mul.Tensor, *PRODUCTS})
-"""Linear in either of two tensors, not in both."""
-FIRST = frozenset({aten.div.Tensor, aten.masked_fill.Scalar})
-"""Linear in their first tensor, as are all operations that say they are gradients."""
-TOGETHER = frozenset(
-    {
-        *(aten.add.Tensor, aten.sub.Tensor, aten.where.self, aten.cat.default, aten.scatter_add.default),
-        *(aten.scatter.src, aten.slice_scatter.default, aten.select_scatter.default),
-    }
-)
-"""Linear in all their tensors of numbers at once: none may stand still, unless it is zero."""
 
 
 def compute_ahead(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
@@ -154,33 +132,17 @@ def _holds_numbers(node: fx.Node) -> bool:
 
 def _is_linear(node: fx.Node, inside: set[fx.Node]) -> bool:
     """Is a node linear in those of its arguments that are `inside`?"""
-    args = _tensors(node)
-    linear = [arg in inside for arg in args]
-    if node.target in EACH:
+    gradient, *others = _tensors(node)
+    if is_gradient(node) and gradient in inside and inside.isdisjoint(others):
         return True
-    if node.target in EITHER:
-        return linear.count(True) == 1
-    if node.target in FIRST or _is_gradient(node):
-        fills = node.target is aten.masked_fill.Scalar and node.args[2] != 0
-        return linear[0] and not any(linear[1:]) and not fills
-    if node.target in TOGETHER:
-        if node.target in (aten.add.Tensor, aten.sub.Tensor) and len(args) < 2:
-            return False  # something and a number
-        return all(arg in inside or constant_of(arg) == 0 or not _holds_numbers(arg) for arg in args)
-    return False
+    return is_linear(node, inside)
 
 
 def _tensors(node: fx.Node) -> list[fx.Node]:
     """The arguments of a node, one that is given twice twice."""
-    found: list[fx.Node] = []
-    fx.node.map_arg((node.args, node.kwargs), found.append)
-    return found
-
-
-def _is_gradient(node: fx.Node) -> bool:
-    """Does an operation give a gradient from one?  (The first argument is what comes back; in it, it is linear.)"""
-    schema = getattr(node.target, "_schema", None)
-    return schema is not None and "_backward" in schema.name and schema.arguments[0].name.startswith("grad")
+    tensors: list[fx.Node] = []
+    fx.node.map_arg((node.args, node.kwargs), tensors.append)
+    return tensors
 
 
 def _move(ends: list[fx.Node], path: list[fx.Node], number: fx.Node) -> list[fx.Node]:

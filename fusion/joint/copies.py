@@ -17,7 +17,8 @@ from operator import getitem
 import torch
 from torch import fx
 
-from fusion.joint.factors import PERMUTATIONS, PRODUCTS, VIEWS, value_of
+from fusion.joint.factors import PRODUCTS, value_of
+from fusion.joint.facts import is_rearranged, memories
 from fusion.lowering.sizes import elements, size_of
 
 aten = torch.ops.aten
@@ -50,9 +51,11 @@ def _is_returned(node: fx.Node) -> bool:
 
 def _shares_memory(node: fx.Node) -> bool:
     """May results of this operation lie in the memory of what it is given?"""
-    if not isinstance(node.target, torch._ops.OpOverload) or node.target in (*VIEWS, *PERMUTATIONS):
+    if not isinstance(node.target, torch._ops.OpOverload):
         return True
-    return any(result.alias_info is not None for result in node.target._schema.returns)
+    taken = {memory for arg in node.all_input_nodes for memory in memories(arg)}
+    declared = any(result.alias_info is not None for result in node.target._schema.returns)
+    return declared or not taken.isdisjoint(memories(node))
 
 
 def copies_for_products(joint: fx.GraphModule, tiles: Collection[fx.Node]) -> list[fx.Node]:
@@ -82,7 +85,7 @@ def _read_by_products(copy: fx.Node, tiles: Collection[fx.Node]) -> list[fx.Node
         for user in todo.pop().users:
             if user.target in PRODUCTS and (user in tiles or any(arg in tiles for arg in user.all_input_nodes)):
                 continue
-            if user.target not in (*VIEWS, *PERMUTATIONS):
+            if not is_rearranged(user):
                 return []
             if user not in made:
                 made[user] = None

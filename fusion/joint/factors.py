@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from operator import getitem
 from typing import TypeAlias, cast
@@ -17,6 +17,7 @@ import sympy
 import torch
 from torch import fx
 
+from fusion.joint.facts import axis_order, constant_of, keeps_elements
 from fusion.lowering.sizes import sizes_of
 from fusion.lowering.value import Shape
 
@@ -25,17 +26,7 @@ aten = torch.ops.aten
 Runs: TypeAlias = tuple[tuple[bool, sympy.Expr], ...]
 """A shape as lengths in row-major order, each with whether a tensor varies along it: how it is repeated."""
 
-VIEWS = (
-    *(aten.view.default, aten.reshape.default, aten._unsafe_view.default, aten.unsqueeze.default),
-    *(aten.squeeze.default, aten.squeeze.dim, aten.squeeze.dims, aten.expand.default),
-    *(aten.detach.default, aten.alias.default, aten.clone.default),
-)
-"""Give the elements of their argument in the same order, where they give as many."""
-CONSTANTS = (aten.scalar_tensor.default, aten.full.default)
-"""Give the number that is their last argument."""
-ZEROS = (aten.zeros.default, aten.zeros_like.default, aten.new_zeros.default)
 PRODUCTS = (aten.mm.default, aten.bmm.default)
-PERMUTATIONS = (aten.permute.default, aten.transpose.int, aten.t.default)
 
 
 @dataclass(frozen=True)
@@ -128,14 +119,6 @@ def operands(product: fx.Node) -> tuple[fx.Node, fx.Node]:
     return cast(fx.Node, left), cast(fx.Node, right)
 
 
-def constant_of(part: object) -> int | float | None:
-    """The number that a part is everywhere; None if it is not known to be one."""
-    if isinstance(part, fx.Node) and part.target in ZEROS:
-        return 0
-    made_of = part.args[-1] if isinstance(part, fx.Node) and part.target in CONSTANTS else part
-    return made_of if isinstance(made_of, (int, float)) else None
-
-
 # Where elements come from ---------------------------------------------------------------------------------------------
 
 
@@ -143,47 +126,19 @@ def root(node: fx.Node) -> fx.Node:
     """Where the elements of a tensor come from, in the same order and number, converted to another float at most."""
     while node.args and is_tensor(node.args[0]):
         source = cast(fx.Node, node.args[0])
-        if not _keeps_elements(node, source):
+        if count(shape_of(node)) != count(shape_of(source)) or not keeps_elements(node, source):
             break
         node = source
     return node
-
-
-def _keeps_elements(node: fx.Node, source: fx.Node) -> bool:
-    if node.target in VIEWS:
-        return bool(count(shape_of(node)) == count(shape_of(source)))
-    if node.target in PERMUTATIONS:
-        order = _axis_order(node, source)
-        return order == sorted(order)
-    if node.target is not aten._to_copy.default or value_of(node).device != value_of(source).device:
-        return False
-    given, made = value_of(source).dtype, value_of(node).dtype
-    # A float narrower than a half is a quantisation, which is meant.
-    return made.is_floating_point and made.itemsize > 1 and (given.is_floating_point or given is torch.bool)
-
-
-def _axis_order(node: fx.Node, source: fx.Node) -> list[int]:
-    """The axes of the source of a permutation, as they follow in its result; those of size 1 are left out."""
-    sizes = shape_of(source)
-    order = list(range(len(sizes)))
-    if node.target is aten.permute.default:
-        order = [axis % len(order) for axis in cast(Sequence[int], node.args[1])]
-    elif node.target is aten.transpose.int:
-        first, second = (cast(int, axis) % len(order) for axis in node.args[1:3])
-        order[first], order[second] = order[second], order[first]
-    else:
-        order.reverse()
-    return [axis for axis in order if sizes[axis] != 1]
 
 
 def matrix_root(operand: fx.Node) -> tuple[fx.Node, bool]:
     """The tensor whose matrices an operand of a matrix product is a view of, and whether it is transposed."""
     wanted = list(shape_of(operand)[-2:])
     node, transposed = root(operand), False
-    while node.target in PERMUTATIONS:
+    while (order := axis_order(node)) is not None:
         source = cast(fx.Node, node.args[0])
-        order, sizes = _axis_order(node, source), [size for size in shape_of(node) if size != 1]
-        ordered = sorted(order)
+        ordered, sizes = sorted(order), [size for size in shape_of(node) if size != 1]
         if sizes[-2:] != wanted or order != [*ordered[:-2], *reversed(ordered[-2:])]:
             break
         node, transposed = root(source), not transposed

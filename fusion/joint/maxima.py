@@ -14,7 +14,7 @@ finite, eager has NaN at the maximum, and here there may be an infinity.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from operator import getitem
 from typing import cast
 
@@ -22,9 +22,7 @@ import torch
 from torch import fx
 
 from fusion.joint.factors import (
-    VIEWS,
     Factor,
-    constant_of,
     count,
     factor_of,
     is_tensor,
@@ -34,24 +32,15 @@ from fusion.joint.factors import (
     shape_of,
     value_of,
 )
+from fusion.joint.facts import constant_of, fold_of
 from fusion.joint.normal_forms import Forms
+from fusion.joint.special_numbers import is_zero_of_zero, spreading
 from fusion.lowering.sizes import sizes_of
 
 aten = torch.ops.aten
 
-VALUES = (aten.amax.default, aten.amin.default)
-WITH_INDEX = (aten.max.dim, aten.min.dim)
-LINEAR = frozenset({*VIEWS, aten._to_copy.default, aten.neg.default})
-"""Operations of one tensor that give 0 for 0."""
-SCALINGS = (aten.mul.Tensor, aten.div.Tensor, aten.mul.Scalar, aten.div.Scalar)
-SPREADING = LINEAR | {
-    *(aten.add.Tensor, aten.sub.Tensor, aten.mul.Tensor, aten.div.Tensor, aten.maximum.default),
-    *(aten.add.Scalar, aten.sub.Scalar, aten.mul.Scalar, aten.div.Scalar),
-    *(aten.exp.default, aten.exp2.default, aten.log.default, aten.reciprocal.default, aten.abs.default),
-    *(aten.clamp.default, aten.clamp_min.default, aten.clamp_max.default),
-}
-"""Operations whose result is NaN wherever one of their tensors is."""
-FALSE_OF_NAN = (aten.eq.Scalar, aten.lt.Scalar, aten.le.Scalar, aten.gt.Scalar, aten.ge.Scalar, aten.isinf.default)
+EXTREMES, PLACES = ("max", "min"), ("argmax", "argmin")
+"""Folds that give the largest or the least element of a row, and where it is."""
 
 
 def drop_vanishing_gradients(joint: fx.GraphModule) -> None:
@@ -98,7 +87,7 @@ def _compared(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
             continue
         for side in mask.args:
             maximum = root(cast(fx.Node, side))
-            if maximum.target in VALUES or _result_of(maximum, 0) is not None:
+            if _is_fold(maximum, EXTREMES):
                 return node, maximum
     return None
 
@@ -108,19 +97,17 @@ def _scattered(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
     if node.target is not aten.scatter.src:
         return None
     zeros, _, index, gradient = (cast(fx.Node, arg) for arg in node.args)
-    source = _result_of(root(index), 1)
-    values = [] if source is None else [user for user in source.users if user.args[1] == 0]
-    if not values or constant_of(zeros) != 0:
+    place = root(index)
+    if place.target is not getitem or not _is_fold(place, PLACES) or constant_of(zeros) != 0:
         return None
-    return gradient, values[0]
+    values = [user for user in place.all_input_nodes[0].users if _is_fold(user, EXTREMES)]
+    return (gradient, values[0]) if values else None
 
 
-def _result_of(node: fx.Node, place: int) -> fx.Node | None:
-    """The maximum along a dimension that a node is a result of; None of anything else."""
-    if node.target is not getitem or node.args[1] != place:
-        return None
-    source = cast(fx.Node, node.args[0])
-    return source if source.target in WITH_INDEX else None
+def _is_fold(node: fx.Node, ops: Collection[str]) -> bool:
+    """Is a tensor such a fold of another one?"""
+    fold = fold_of(node)
+    return fold is not None and fold.op in ops
 
 
 # What it is added to --------------------------------------------------------------------------------------------------
@@ -144,15 +131,9 @@ def _sums(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
                 return
             first = False
             yield user, cast(fx.Node, other)
-        elif not (user.target in LINEAR or _is_scaled(user, node)):
+        elif not is_zero_of_zero(user, node):
             return
         node = user
-
-
-def _is_scaled(user: fx.Node, node: fx.Node) -> bool:
-    """Is this a tensor times or by a number?"""
-    by_number = user.target in SCALINGS and isinstance(user.args[1], (int, float)) and user.args[1] != 0
-    return by_number and user.args[0] is node
 
 
 def _alike(one: fx.Node, other: fx.Node) -> bool:
@@ -170,23 +151,9 @@ def _follows(node: fx.Node, maximum: fx.Node) -> bool:
         shape = shape_of(node)
         if node is maximum and rows == factor_of(node, shape).runs:
             return True
-        for part in _spreading(node):
+        for part in spreading(node):
             whole = count(shape_of(part)) == count(shape)
             if part not in seen and (whole or factor_of(part, shape).runs == rows):
                 todo.append((part, rows if whole else factor_of(part, shape_of(part)).runs))
                 seen.add(part)
     return False
-
-
-def _spreading(node: fx.Node) -> list[fx.Node]:
-    """The tensors where one of which is NaN a tensor that is made of them is too."""
-    if node.target in SPREADING:
-        return [cast(fx.Node, arg) for arg in node.args if is_tensor(arg)]
-    if node.target is not aten.where.self:
-        return []
-    condition, _, other = (cast(fx.Node, arg) for arg in node.args)
-    if condition.target not in FALSE_OF_NAN:
-        return []
-    compared = root(cast(fx.Node, condition.args[0]))
-    compared = root(cast(fx.Node, compared.args[0])) if compared.target is aten.abs.default else compared
-    return [other] if compared is root(other) else []

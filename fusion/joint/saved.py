@@ -31,20 +31,14 @@ import torch
 from torch import fx
 from torch._functorch._aot_autograd.descriptors import InputMutationAOTOutput
 
-from fusion.joint.factors import VIEWS, is_tensor, value_of
+from fusion.joint.factors import is_tensor, value_of
+from fusion.joint.facts import folds, value_of_call
 from fusion.joint.writing import convert, write
 from fusion.lowering.rules.conversion import ONLY_STORED
 from fusion.lowering.scalar_ops import HALVES
 from fusion.lowering.sizes import elements
 
 aten = torch.ops.aten
-
-REDUCTIONS = (
-    *(aten.amax.default, aten.amin.default, aten.max.dim, aten.min.dim, aten.logsumexp.default),
-    *(aten.sum.dim_IntList, aten.mean.dim, aten.var.correction, aten.linalg_vector_norm.default),
-)
-NORMS = (aten.native_layer_norm.default, aten.native_group_norm.default, aten._fused_rms_norm.default)
-"""Operations whose first result is as large as their input, and whose others are statistics of its rows."""
 
 RUNNING = aten.logcumsumexp.default
 """The operation whose result is at each point the statistic of the row up to there."""
@@ -179,19 +173,29 @@ def _is_statistic(node: fx.Node) -> bool:
         return False
     if node.target is RUNNING:
         return True
-    if node.target is getitem and cast(fx.Node, node.args[0]).target in NORMS:
-        return cast(int, node.args[1]) > 0
+    if node.target is getitem and _stands_beside(node):
+        return True
     size = elements(value_of(node).shape)
     todo, seen = [node], {node}
     while todo:
         node = todo.pop()
         source = cast(fx.Node, node.args[0]) if node.target is getitem else node
-        if source.target in REDUCTIONS:
-            row = cast(fx.Node, source.args[0])
-            if row.op != "placeholder" and elements(value_of(row).shape) >= MIN_ROW * size:
+        if folds(source):
+            row = next(filter(is_tensor, source.all_input_nodes))
+            small = elements(value_of(row).shape) >= MIN_ROW * max(size, elements(value_of(node).shape))
+            if small and row.op != "placeholder" and value_of(row).dtype.is_floating_point:
                 return True
-        elif node.target in VIEWS or torch.Tag.pointwise in getattr(node.target, "tags", ()):
+        elif value_of_call(node) is not None:
             fresh = [arg for arg in node.all_input_nodes if is_tensor(arg) and arg not in seen]
             seen.update(fresh)
             todo += fresh
     return False
+
+
+def _stands_beside(statistic: fx.Node) -> bool:
+    """Is this a fold that a call gives beside a first result as large as its operand, as norms do?"""
+    norm, place = cast("tuple[fx.Node, int]", statistic.args)
+    first = norm.meta["val"][0]
+    row = next(filter(is_tensor, norm.all_input_nodes))
+    whole = isinstance(first, torch.Tensor) and elements(first.shape) == elements(value_of(row).shape)
+    return whole and place > 0 and bool(folds(norm))

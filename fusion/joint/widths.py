@@ -18,13 +18,10 @@ import torch
 from torch import fx
 
 from fusion.joint.factors import PRODUCTS, operands, value_of
+from fusion.joint.facts import folds
 from fusion.joint.tiles import grows, short
 from fusion.lowering.sizes import elements, hint_of, size_of
 from fusion.schedule.streams.pull import HELD
-
-aten = torch.ops.aten
-
-MAXIMA = (aten.amax.default, aten.max.dim, aten._softmax.default, aten._safe_softmax.default, aten.logsumexp.default)
 
 
 def fix_widths(graph: fx.GraphModule) -> None:
@@ -34,7 +31,7 @@ def fix_widths(graph: fx.GraphModule) -> None:
         if node.target not in PRODUCTS or not grows(node):
             continue
         scores = _made_of(node)
-        if not any(user.target in MAXIMA for score in scores for user in score.users):
+        if not any(fold.op == "max" for score in scores for user in score.users for fold in folds(user)):
             continue
         for width in (short(node), *_columns(scores)):
             for symbol in size_of(width).free_symbols:

@@ -1,0 +1,207 @@
+"""Facts: what a call of an ATen graph computes, read from its lowered form, whatever it is called.
+
+A pass over a joint graph asks whether a call is a view, which number it is everywhere, and which folds it takes.  The
+rules in `lowering/rules/` answer that for every operation that has one: lowered by itself (`lower_call`), a call is an
+expression over its operands.  `linearity.py` and `special_numbers.py` read more from it, by the algebra of
+`lowering/scalar_ops.py`.
+
+What enters is an fx node whose operands have fake tensors as `val`; what leaves is an answer that holds for all
+numbers, up to rounding.  Where nothing is known, as of a call without a rule, the answer is no.
+"""
+
+from __future__ import annotations
+
+from operator import getitem
+from typing import TypeAlias, cast
+from weakref import WeakKeyDictionary
+
+import sympy
+import torch
+from torch import fx
+from torch._ops import OpOverload
+from torch.utils import _pytree as pytree
+
+from fusion.lowering.errors import Unsupported
+from fusion.lowering.expr import Cast, Const, Expr, Index, Load
+from fusion.lowering.indexing import ZERO, substitute
+from fusion.lowering.lower import LoweredCall, lower_call
+from fusion.lowering.program import Map, Reduce
+from fusion.lowering.registry import RULES
+from fusion.lowering.sizes import elements, sizes_of
+from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_to, reshape
+
+Operands: TypeAlias = tuple[object, ...]
+
+_LOWERED: WeakKeyDictionary[fx.Node, tuple[str, Operands, LoweredCall | None]] = WeakKeyDictionary()
+"""Each node with the call that it was when it was lowered: passes ask several times, and change nodes in between."""
+
+
+def lowered(node: fx.Node) -> LoweredCall | None:
+    """A call of an ATen operation, lowered by itself; None where nothing can be said of it."""
+    if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target not in RULES:
+        return None
+    if any("val" not in arg.meta for arg in node.all_input_nodes):
+        return None
+    text, values = f"{node.target}{node.args}{node.kwargs}", _values(node)
+    known = _LOWERED.get(node)
+    if known is None or known[0] != text or any(a is not b for a, b in zip(known[1], values, strict=True)):
+        known = _LOWERED[node] = text, values, _lowered(node)
+    return known[2]
+
+
+def _values(node: fx.Node) -> Operands:
+    return tuple(each.meta.get("val") for each in (node, *node.all_input_nodes))
+
+
+def _lowered(node: fx.Node) -> LoweredCall | None:
+    try:
+        return lower_call(node)
+    except Unsupported:
+        return None
+
+
+def value_of_call(node: fx.Node) -> Value | None:
+    """What each element of a call's one result is of elements of its operands; None if that takes folds or calls."""
+    call = lowered(node)
+    if call is None or not isinstance(call.result, Value):
+        return None
+    if not call.nodes:
+        return call.result
+    stored = call.nodes[0]
+    if len(call.nodes) == 1 and isinstance(stored, Map) and call.result.buffer() == stored.out:
+        return Value(call.result.shape, call.result.dtype, call.result.device, stored.expr)
+    return None
+
+
+# Views and constants --------------------------------------------------------------------------------------------------
+
+
+def constant_of(part: object) -> int | float | None:
+    """The number that a part of an expression is everywhere; None if it is not known to be one.
+
+    >>> constant_of(2), constant_of("text")
+    (2, None)
+    """
+    if isinstance(part, fx.Node) and part.target in RULES and RULES[cast(OpOverload, part.target)].lazy:
+        value = value_of_call(part)
+        return value.expr.value if value is not None and isinstance(value.expr, Const) else None
+    return part if isinstance(part, (int, float)) else None
+
+
+def keeps_elements(node: fx.Node, source: fx.Node) -> bool:
+    """Has a call the elements of its operand `source`, in their row-major order, converted to another float at most?"""
+    value = value_of_call(node)
+    if value is None or value.device != source.meta["val"].device:
+        return False
+    return _is_at(unrounded(value.expr), source, value.shape)
+
+
+def unrounded(expr: Expr) -> Expr:
+    """What an expression is converted from, to another float at most, that is not as narrow as a quantised one is."""
+    while isinstance(expr, Cast) and expr.dtype.is_floating_point and expr.dtype.itemsize > 1:
+        if not (expr.arg.dtype.is_floating_point or expr.arg.dtype is torch.bool):
+            break
+        expr = expr.arg
+    return expr
+
+
+def is_rearranged(node: fx.Node) -> bool:
+    """Is a call a load of one operand, all of whose elements it has, in any order and as often as it likes?"""
+    source, _ = _viewed(node) or (None, ())
+    return source is not None and bool(elements(node.meta["val"].shape) >= elements(source.meta["val"].shape))
+
+
+def memories(node: fx.Node) -> set[int]:
+    """The memory of the tensors that a node gives, as it was traced."""
+    values = pytree.tree_leaves(node.meta.get("val"))
+    tensors = (value for value in values if isinstance(value, torch.Tensor) and value.layout is torch.strided)
+    return {tensor.untyped_storage()._cdata for tensor in tensors}
+
+
+def axis_order(node: fx.Node) -> list[int] | None:
+    """The axes of the operand of a call as they follow in its result, without those of size 1.
+
+    None if the call is no permutation, which is a load of which each index is another axis.
+    """
+    source, index = _viewed(node) or (None, ())
+    if source is None:
+        return None
+    places = {at: k for k, (at, size) in enumerate(zip(index, given(source).shape, strict=True)) if size != 1}
+    shape = sizes_of(node.meta["val"].shape)
+    long = [axis for axis, size in zip(axes_of(shape), shape, strict=True) if size != 1]
+    return [places[axis] for axis in long] if set(places) == set(long) else None
+
+
+def _viewed(node: fx.Node) -> tuple[fx.Node, tuple[Index, ...]] | None:
+    """The operand that a call loads, and at which index, if it does nothing else and the index is no data."""
+    value = value_of_call(node)
+    if value is None or not isinstance(value.expr, Load) or value.expr.children():
+        return None
+    load = value.expr
+    return next(arg for arg in node.all_input_nodes if arg.name == load.buffer), load.index
+
+
+def _is_at(expr: Expr, source: fx.Node, shape: Shape) -> bool:
+    """Is an expression over axes of `shape` the element of `source` at the same place in row-major order?"""
+    tensor = given(source)
+    if not isinstance(expr, Load) or expr.buffer != source.name or _count(tensor.shape) != _count(shape):
+        return False
+    return without_units(expr, shape) is without_units(reshape(tensor, shape).expr, shape)
+
+
+def place_of(source: fx.Node, shape: Shape) -> Expr | None:
+    """The element of a tensor that belongs to each of a result of `shape`: in the same order, or broadcast."""
+    tensor = given(source)
+    if _count(tensor.shape) == _count(shape):
+        return without_units(reshape(tensor, shape).expr, shape)
+    ends = shape[len(shape) - tensor.rank :]
+    fits = tensor.rank <= len(shape) and all(size in (1, end) for size, end in zip(tensor.shape, ends, strict=True))
+    return without_units(broadcast_to(tensor, shape).expr, shape) if fits else None
+
+
+def without_units(expr: Expr, shape: Shape) -> Expr:
+    """An expression in which axes of one element are 0."""
+    units = {axis: ZERO for axis, size in zip(axes_of(shape), shape, strict=True) if size == 1}
+    return substitute(expr, units, axis_bounds(shape)) if units else expr
+
+
+def given(node: fx.Node) -> Value:
+    """A tensor as it is given to a call."""
+    val = node.meta["val"]
+    shape = sizes_of(val.shape)
+    return Value(shape, val.dtype, val.device, Load(node.name, axes_of(shape), val.dtype))
+
+
+def _count(shape: Shape) -> sympy.Expr:
+    return sympy.Mul(*shape)
+
+
+# Folds ----------------------------------------------------------------------------------------------------------------
+
+
+def folds(node: fx.Node) -> list[Reduce]:
+    """The folds over axes that a call takes of its operands."""
+    call = lowered(node)
+    return [] if call is None else [step for step in call.nodes if isinstance(step, Reduce)]
+
+
+def fold_of(node: fx.Node) -> Reduce | None:
+    """The fold of the elements of a tensor that a node is; None where anything else is computed, too.
+
+    Roundings are seen through.  A result of several is told by its place.
+    """
+    source, place = cast("tuple[fx.Node, int]", node.args) if node.target is getitem else (node, None)
+    call = lowered(source)
+    result = None if call is None else call.result
+    if isinstance(result, tuple) and place is not None:
+        result = result[place]
+    if call is None or not isinstance(result, Value):
+        return None
+    stored = {step.out: step for step in call.nodes if isinstance(step, (Map, Reduce))}
+    expr = unrounded(result.expr)
+    while isinstance(expr, Load) and expr.buffer in stored:
+        step = stored[expr.buffer]
+        if isinstance(step, Reduce):
+            return step if isinstance(unrounded(step.args[0]), Load) else None
+        expr = unrounded(step.expr)
+    return None

@@ -1,0 +1,101 @@
+"""Linearity: whether a call of an ATen graph is linear in some of its operands.
+
+What enters is an fx node; its lowered form (`facts.py`) is walked from the operands on, and each element is 0, fixed,
+linear or anything else.  Which operations keep that is a column of `lowering/scalar_ops.py`; sums, products of matrices
+and scatters that add up are linear as the scalar operations are that they repeat.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from enum import Enum, auto
+
+from torch import fx
+
+from fusion.joint.facts import constant_of, lowered
+from fusion.lowering.expr import Cast, Const, Expr, Load, Op, postorder
+from fusion.lowering.program import Contract, Extern, Map, Node, Scatter, writes
+from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.value import Value
+
+
+class _Kind(Enum):
+    """What an element depends on."""
+
+    ZERO = auto()
+    FIXED = auto()
+    LINEAR = auto()
+    OTHER = auto()
+
+
+_STILL = (_Kind.ZERO, _Kind.FIXED)
+_HOMOGENEOUS = (_Kind.ZERO, _Kind.LINEAR)
+
+
+def is_linear(node: fx.Node, inside: Collection[fx.Node]) -> bool:
+    """Is a call's one result linear in those of its operands that are `inside`, together, while the others stay?
+
+    Up to rounding; what is 0 whatever it is given is linear, too.
+    """
+    call = lowered(node)
+    if call is None or not isinstance(call.result, Value):
+        return False
+    kinds = {arg.name: _operand(arg, inside) for arg in node.all_input_nodes}
+    for step in call.nodes:
+        kinds.update(dict.fromkeys(writes(step), _kind_of_node(step, kinds)))
+    return _kind(call.result.expr, kinds) in _HOMOGENEOUS
+
+
+def _operand(arg: fx.Node, inside: Collection[fx.Node]) -> _Kind:
+    if arg in inside:
+        return _Kind.LINEAR
+    return _Kind.ZERO if constant_of(arg) == 0 else _Kind.FIXED
+
+
+def _kind_of_node(step: Node, kinds: Mapping[str, _Kind]) -> _Kind:
+    if isinstance(step, Extern):
+        return _Kind.FIXED if all(kinds[name] in _STILL for name in step.reads) else _Kind.OTHER
+    exprs = [_kind(expr, kinds) for expr in step.exprs]
+    if isinstance(step, Map):
+        return exprs[0]
+    if isinstance(step, Contract):
+        return _of_operation(exprs, SCALAR_OPS["mul"].linear)
+    if isinstance(step, Scatter):
+        start, value, *others = kinds[step.start], *exprs
+        adds_up = step.op in ("sum", "store") and all(kind in _STILL for kind in others)
+        return _of_operation([start, value], ((0, 1),) if adds_up else ())
+    return _of_operation(exprs, ((0,),) if step.op == "sum" else ())
+
+
+def _kind(root: Expr, kinds: Mapping[str, _Kind]) -> _Kind:
+    known: dict[Expr, _Kind] = {}
+    for expr in postorder(root):
+        below = [known[child] for child in expr.children()]
+        if isinstance(expr, Const):
+            known[expr] = _Kind.ZERO if expr.value == 0 else _Kind.FIXED
+        elif isinstance(expr, Load):
+            known[expr] = kinds[expr.buffer] if all(kind in _STILL for kind in below) else _Kind.OTHER
+        elif isinstance(expr, Op):
+            known[expr] = _of_operation(below, SCALAR_OPS[expr.name].linear)
+        elif isinstance(expr, Cast):
+            floats = expr.dtype.is_floating_point and expr.arg.dtype.is_floating_point
+            known[expr] = _of_operation(below, ((0,),) if floats else ())
+        else:
+            known[expr] = _of_operation(below, ())
+    return known[root]
+
+
+def _of_operation(args: Sequence[_Kind], linear: Sequence[Sequence[int]]) -> _Kind:
+    """The kind of an operation that is linear in these groups of its arguments."""
+    for group in linear:
+        moving = [args[k] for k in group]
+        rest = [kind for k, kind in enumerate(args) if k not in group]
+        if all(kind in _HOMOGENEOUS for kind in moving) and all(kind in _STILL for kind in rest):
+            return _Kind.LINEAR if _Kind.LINEAR in moving else _Kind.ZERO
+    return _Kind.FIXED if all(kind in _STILL for kind in args) else _Kind.OTHER
+
+
+def is_gradient(node: fx.Node) -> bool:
+    """Is an operation by its schema a derivative, which is linear in the gradient that it is given first?"""
+    schema = getattr(node.target, "_schema", None)
+    return schema is not None and "_backward" in schema.name and schema.arguments[0].name.startswith("grad")
