@@ -10,13 +10,15 @@ import operator
 
 from torch import Tensor, fx, strided
 
-OPERATORS = frozenset(
-    (
-        *(operator.iadd, operator.isub, operator.imul, operator.itruediv, operator.ifloordiv, operator.imod),
-        *(operator.ipow, operator.iand, operator.ior, operator.ixor, operator.ilshift, operator.irshift),
-        operator.setitem,
-    )
-)
+OPERATORS = {
+    operator.setitem,
+    *(
+        change
+        for name, change in vars(operator).items()
+        if name.startswith("__i") and f"__{name[3:]}" in vars(operator)
+    ),
+}
+"""Python's operators that write: `x[i] = y`, and each whose name is `i` before that of another one (`iadd`, `add`)."""
 
 
 def changes_first(node: fx.Node) -> bool:

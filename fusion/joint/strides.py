@@ -27,8 +27,6 @@ CONVOLUTIONS = {aten.convolution.default: 2, aten.convolution_backward.default: 
 """Convolution → how many of its first arguments are images or weights."""
 LAUNCH = 8e6
 """Bytes that could be moved while a kernel begins and ends."""
-OF_STRIDES = frozenset({aten.as_strided.default, aten.as_strided_scatter.default})
-"""What reads memory by strides, whatever it is given."""
 
 
 class Refused(Exception):
@@ -130,8 +128,13 @@ def takes_any_strides(node: fx.Node) -> bool:
     """May operands lie otherwise, with the same numbers as the result, and nothing else changed?"""
     if node.target is operator.getitem:
         return True
-    known = isinstance(node.target, OpOverload) and not node.target._schema.is_mutable
-    return known and node.target not in OF_STRIDES and all(map(is_known, tensors_of(node.meta.get("val"))))
+    if not isinstance(node.target, OpOverload):
+        return False
+    schema = node.target._schema
+    by_address = any(
+        argument.name == "storage_offset" for argument in schema.arguments
+    )  # it reads memory, not elements
+    return not (schema.is_mutable or by_address) and all(map(is_known, tensors_of(node.meta.get("val"))))
 
 
 def is_generated(node: fx.Node) -> bool:
