@@ -2,13 +2,15 @@
 
     linear(x, w)[:, :-1]      becomes      linear(x[:, :-1], w)
 
-A causal language model makes logits for every token, of which its loss leaves out the last one, and generation all but
-the last one.  What enters is Dynamo's graph, before autograd is derived from it, so that backward makes no more rows
-than forward does; it is changed in place.
+Two laws say so, for any product in any program: a row of a product is the product of that row, (x · w)[i] = x[i] · w,
+and what is computed for each element by itself is computed for those that are read.  (Logits are made for every token,
+of which a loss leaves out the last one, and generation all but the last one.)  The functions are known by name, since
+Dynamo's graph calls the program's own: there are no ATen operations yet whose lowered form would tell.
 
-Left alone is a product that anything else reads, also after operations on each element; one of which rows are read that
-are not known before it is made; and one whose rows are returned as they are, because a caller sees how they lie in
-memory.
+What enters is Dynamo's graph, before autograd is derived from it, so that backward makes no more rows than forward
+does; it is changed in place.  Left alone is a product that anything else reads, also after operations on each element;
+one of which rows are read that are not known before it is made; and one whose rows are returned as they are, because a
+caller sees how they lie in memory.
 """
 
 from __future__ import annotations

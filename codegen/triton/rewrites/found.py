@@ -2,6 +2,10 @@
 
     for r:  s += where(r == e, x[n*i + r], 0)      becomes      s = x[n*i + e],  before the walk
 
+This is the law of the Kronecker delta, Σ_r δ(r, e)·x[r] = x[e], for sums of any elements, in whichever program: a
+comparison of the position with what does not change along the walk is true once at most.  A cross-entropy picks its
+logit so, a one-hot product its row.
+
 What enters is a kernel; what leaves is an equal one in which sums with a single term that is not zero, at a place that
 does not change along the walk, are folds over nothing.  A place outside of the row gives 0.  (H200, bfloat16, loss and
 gradient of 2048 rows of 128256 logits: comparing takes 490 µs, loading 420.)

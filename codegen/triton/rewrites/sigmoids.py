@@ -1,4 +1,4 @@
-"""Sigmoids: 1 + tanh(x) and 1 + erf(x), the factors of GELU, as one function each.
+"""Sigmoids: 1 + tanh(x) and 1 + erf(x) as one function each.
 
 What enters is a body whose results are rounded so much that the last bits of these cannot be seen; what leaves is an
 equal one that takes fewer operations for each element of a tile, and that does not cancel where x is far below 0:
@@ -7,6 +7,10 @@ equal one that takes fewer operations for each element of a tile, and that does 
     1 - tanh(x)²       →  s · (2 - s)
     ½ · y · (2 / d)    →  y / d
     1 + erf(x)         →  erfc(-x)
+
+These are identities of the functions, of any operand and in any program: tanh(x) = 2 / (1 + exp(-2x)) - 1, with its
+complement 1 - tanh² = (1 + tanh)·(1 - tanh) = s·(2 - s), erfc(x) = 1 - erf(x) with erf odd, and the associativity of a
+product with a quotient.  (GELU is ½·x·(1 + erf(x/√2)), or that with tanh; a logistic function is ½·(1 + tanh(x/2)).)
 
 Only where nothing else needs the tanh or erf: by itself tanh is wanted to the last bits near 0 as well.
 """

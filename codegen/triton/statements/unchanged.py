@@ -2,8 +2,10 @@
 
     x[i] = x[i] * s      becomes      if s == 1: return;  x[i] = x[i] * s
 
-Gradients that are computed ahead of their loss wait for the number that comes back for it, which is 1 unless the loss
-was scaled: the start of a launch's programs is then all that is left of reading and writing the gradients.
+1 is the neutral element of multiplication, exactly: x · 1 is x for every float, infinities, NaN and -0.0 included.
+So a kernel that writes nothing but such products, each over its own factor, leaves memory as it is, whatever it
+computes.  Gradients that are computed ahead of their loss wait for the number that comes back for it, which is 1 unless
+the loss was scaled: the start of a launch's programs is then all that is left of reading and writing the gradients.
 
 What enters are the statements of a kernel that shares its launch with nothing; what leaves is a line before them, or
 none where anything else is stored, or is rounded to less than it was stored in.
