@@ -13,6 +13,7 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import sympy
 
+from fusion.codegen.attention import GENERATED, AttentionSpeed
 from fusion.codegen.numerics import Numerics
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
@@ -62,45 +63,23 @@ class Alternative:
     speed: float = 1.0
 
 
-Shares: TypeAlias = Mapping[int, tuple[float, float]]
-"""Width of a head, at most → (forward, backward), as shares of the speed of the library's plain products of the same
-dtype.  Wider heads run as fast as the widest.
-"""
-
-
 @dataclass(frozen=True, slots=True)
-class AttentionSpeed:
-    """How fast a kernel for attention runs, in the arithmetic of the blocks that it does not skip.
+class OddRows:
+    """Products of halves whose rows do not start at multiples of 16 bytes, against aligned ones.
 
     Attributes:
-        plain: without a mask.
-        skipping: where blocks are left out, of which more and less falls to a program: `is_causal`, a window.
-        masked: where an element of a mask is read for every score.
-        begins: columns that forward could walk in the time that a block of rows takes before and after its walk.
+        product: the speed of a product, generated or the library's.
+        walked: the speed of a walk that multiplies such rows.
+        library: bytes of which all rows of operands and result start at multiples → the speed of the library's product.
     """
 
-    plain: Shares
-    skipping: Shares
-    masked: Shares
-    begins: float = 0.0
-
-    def scaled(self, factor: float) -> AttentionSpeed:
-        """The same speed as a share of products that are so much slower."""
-        kinds = (self.plain, self.skipping, self.masked)
-        plain, skipping, masked = ({w: (f * factor, b * factor) for w, (f, b) in kind.items()} for kind in kinds)
-        return AttentionSpeed(plain, skipping, masked, self.begins)
-
-    def forward(self, share: float, walk: float) -> float:
-        """What is left of a forward share in walks of so many columns.
-
-        >>> AttentionSpeed({}, {}, {}, begins=256.0).forward(0.9, 256.0)
-        0.45
-        """
-        return share * walk / (walk + self.begins)
+    product: float
+    walked: float
+    library: Mapping[int, float] = field(hash=False)
 
 
-GENERATED, GROUPED = "generated", "generated in groups"
-"""The forms of a kernel whose walk has several products: as most are, and in groups of warps."""
+ALIGNED = OddRows(1.0, 1.0, {2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})
+"""Of a device on which it does not matter where rows start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +114,7 @@ class Capabilities:
         lone_products: is a contraction generated where nothing walks its result?  Else it is the library's.
         attention: (the name of a form or of the library's kernel, bytes of an element) → how fast it is; what was not
             measured is not there.  Generated kernels of backward make the scores twice, which counts as arithmetic.
+        forms: the names of the forms that generated kernels of several products may have.
         follows: may a fold follow the running value of another one over the same axis, at the price of other
             roundings (the online rule)?
         crowding: the share of its time that a kernel may lose to others in its launch, whose needs it has to meet.
@@ -142,6 +122,12 @@ class Capabilities:
         scatters: operations of `program.SCATTER_OPS` with which elements are updated at which sources may meet.
         ordered: are sources that meet taken in the order of a loop, so that the result is always the same?  Else each
             update is atomic.
+        odd_rows: products of rows at odd addresses; asked only where `alignment` is more than 1.
+        narrow_tiles: tiles of a product with few rows or columns that share a processor, where its sum is cut into
+            parts: it waits for memory, not for matrix units.
+        narrow_share: of the speed of memory, what such a product reaches in parts, whatever makes its operands.
+        waiting: of a launch, what it costs that the last program of each tile adds up its parts.
+        part: elements of a contiguous part of a reduction above which more parts are better, within bounds.
     """
 
     fold_ops: frozenset[str]
@@ -164,12 +150,19 @@ class Capabilities:
     max_params: int = 64
     scatters: frozenset[str] = frozenset()
     ordered: bool = True
+    forms: tuple[str, ...] = (GENERATED,)
+    odd_rows: OddRows = ALIGNED
+    narrow_tiles: int = 2
+    narrow_share: float = 0.5
+    waiting: float = 0.25
+    part: int = 1 << 13
 
 
 class Target(Protocol):
-    """One way to run kernels."""
+    """One way to run kernels; `suffix` is that of a file of its source."""
 
     name: str
+    suffix: str
     numerics: Numerics
 
     @property

@@ -29,7 +29,7 @@ from fusion.compile import prepare, schedule_graph
 from fusion.fallback import as_it_is, located
 from fusion.graph_compiler import GraphCompiler
 from fusion.graphs import holds_tensors, size_hints, spare_inputs
-from fusion.inspect.trace import SUFFIXES, Trace
+from fusion.inspect.trace import Trace
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_kernel
 from fusion.options import Options
@@ -85,7 +85,7 @@ class Export:
 def export_kernels(
     program: Callable[..., object],
     *args: object,
-    target: str = "triton",
+    target: str = DEFAULTS["cuda"],
     arch: str | None = None,
     **kwargs: object,
 ) -> Export:
@@ -94,7 +94,7 @@ def export_kernels(
     Args:
         program: a function or `nn.Module`, in the state (train or eval) it is to be exported in.
         args, kwargs: example inputs; their values are not used.
-        target: "triton" or "c".
+        target: the name of a target; by default that of CUDA devices.
         arch: the architecture to build for where a target knows several, such as "sm_90".
 
     Raises:
@@ -183,6 +183,5 @@ def _run(
 def _export(target: Target, call: KernelCall) -> ExportedKernel:
     kernel = call.kernel
     source = target.emit(kernel)
-    artefacts = dict(target.stages(kernel, source))
-    suffix = SUFFIXES.get(target.name, "txt")
-    return ExportedKernel(kernel.name, format_kernel(kernel), source, suffix, artefacts, tuple(map(str, call.origins)))
+    artefacts, origins = dict(target.stages(kernel, source)), tuple(map(str, call.origins))
+    return ExportedKernel(kernel.name, format_kernel(kernel), source, target.suffix, artefacts, origins)

@@ -17,12 +17,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import sympy
-import torch
 
+from fusion.codegen.attention import GENERATED
 from fusion.codegen.c.build import assembly, build_kernel, cpu_identity
+from fusion.codegen.c.device import Cpu, present
 from fusion.codegen.c.emit import emit_kernel
 from fusion.codegen.numerics import DEFAULT, Numerics
-from fusion.codegen.target import GENERATED, Alternative, AttentionSpeed, Capabilities, Form, Launcher, Stage
+from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
 from fusion.lowering.kernel import Fold, Kernel, statements
 from fusion.lowering.program import SCATTER_OPS
 from fusion.lowering.scalar_ops import FOLD_OPS
@@ -30,24 +31,20 @@ from fusion.lowering.scalar_ops import FOLD_OPS
 ONE_FOLD, SEVERAL_FOLDS = 0.05, 0.6
 """Shares of a library's speed: so low that it keeps every single product; and what is left of it beside other folds."""
 
-# Measured on a core of an EPYC with 8 heads of 2048 rows, 64 wide, and torch 2.13; skipping is between a causal mask
-# (1.4) and a window of 256 (0.7).  What is generated for backward are products of the library's, not attention in one
-# walk: it is refused whatever its number is here.
-_ATTENTION = {
-    ("flash", 4): AttentionSpeed(plain={64: (0.75, 0.71)}, skipping={64: (0.60, 0.60)}, masked={64: (0.60, 0.62)}),
-    ("flash", 2): AttentionSpeed(plain={64: (0.74, 1.28)}, skipping={64: (0.60, 0.80)}, masked={64: (0.60, 1.10)}),
-    (GENERATED, 4): AttentionSpeed(plain={64: (1.4, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.1, 0.5)}),
-    (GENERATED, 2): AttentionSpeed(plain={64: (1.5, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.2, 0.5)}),
-}
-
 
 class CTarget:
     """Runs kernels on the CPU (see `fusion.codegen.target.Target`)."""
 
     name = "c"
+    suffix = "c"
 
     def __init__(self, numerics: Numerics = DEFAULT) -> None:
         self.numerics = numerics
+
+    @property
+    def device(self) -> Cpu:
+        """The CPU, with as many threads as PyTorch uses of it now."""
+        return present()
 
     @property
     def identity(self) -> str:
@@ -56,21 +53,21 @@ class CTarget:
 
     @property
     def capabilities(self) -> Capabilities:
-        """What can be written in C; the rates are per core times the threads PyTorch uses."""
-        threads = torch.get_num_threads()
+        """What can be written in C, and what it costs on the threads that PyTorch uses."""
+        device = self.device
         return Capabilities(
             fold_ops=frozenset(FOLD_OPS),
             whole_limit=1 << 18,
             window_limit=1,
-            parallelism=threads,
-            launch_us=2.0,
-            bandwidth=20_000.0 * min(threads, 10),  # then the memory is busy, not the cores
-            flops=20_000.0 * threads,
-            matrix_flops=100_000.0 * threads,
-            matrix_share={1: 0.5, 2: 1.0, 4: 1.0, 8: 0.5},
+            parallelism=device.threads,
+            launch_us=device.launch_us,
+            bandwidth=device.bandwidth,
+            flops=device.flops,
+            matrix_flops=device.matrix_flops,
+            matrix_share=device.matrix_share,
             streamed=1.0,
             lone_products=False,
-            attention=_ATTENTION,
+            attention=device.attention,
             follows=not self.numerics.strict,
             scatters=frozenset(SCATTER_OPS),
         )

@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 import sympy
 import torch
 
+from fusion.codegen.attention import GENERATED
 from fusion.codegen.numerics import DEFAULT, Numerics
-from fusion.codegen.target import GENERATED, Alternative, Capabilities, Form, Launcher, Stage
+from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
 from fusion.lowering.errors import BuildError
 from fusion.lowering.interpret import run_kernel
 from fusion.lowering.kernel import Kernel
@@ -31,6 +32,7 @@ class ReferenceTarget:
     """
 
     name = "reference"
+    suffix = "txt"
 
     def __init__(self, numerics: Numerics = DEFAULT) -> None:
         self.numerics = numerics

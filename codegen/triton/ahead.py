@@ -162,7 +162,7 @@ class Ahead:
 
     # Groups compute ---------------------------------------------------------------------------------------------------
 
-    def compute(self, values: Values, arch: str) -> list[Function]:
+    def compute(self, values: Values) -> list[Function]:
         """What a group does for a block, and all that it does."""
         plan = self.plan
         for name, columns in ((_SCORES, plan.n), (_SUMS, plan.e)):
@@ -177,7 +177,7 @@ class Ahead:
         values.starts[plan.m] = values.name("m1", Tile(start, depth=values.depth)).code.text
         values.layout = replace(self.layout, parted=(plan.m,), config=replace(self.layout.config, parts=self.groups))
         values.row_layout = f"gl.SliceLayout(1, {_SCORES})"
-        body = Body(values, arch)
+        body = Body(values)
         values.line(f"hopper.mbarrier.wait(left_filled.index({GROUP}), begun)")
         values.line("begun ^= 1")
         later = self._walk(values, body, order)

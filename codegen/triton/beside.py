@@ -21,10 +21,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fusion.codegen.triton.architecture import Units
+from fusion.codegen.numerics import Numerics
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, block, extent, power_of_two
 from fusion.codegen.triton.call import call_of
 from fusion.codegen.triton.choices import contractions, narrow, persistent, rows, vectors
+from fusion.codegen.triton.choices.limits import within
+from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions.indices import Layout, index_code, lay_out
 from fusion.codegen.triton.expressions.spell import PRODUCT, UNARY
 from fusion.codegen.triton.products import descriptors
@@ -63,7 +65,8 @@ class Part:
 def parts_of(
     kernels: Sequence[Kernel],
     launched: str,
-    units: Units,
+    device: Device,
+    numerics: Numerics,
     *,
     joined: bool = False,
     within_limit: bool = False,
@@ -74,8 +77,8 @@ def parts_of(
     """
     found: list[Part] = []
     taken = {launched}
-    blocked = [block(kernel, units.arch) for kernel in kernels]
-    picked = persistent.together(blocked, joined=True) if joined else _configs(blocked, units)
+    blocked = [block(kernel, device) for kernel in kernels]
+    picked = persistent.together(blocked, joined=True) if joined else _configs(blocked, numerics)
     warps, stages = max(config.num_warps for config in picked), min(config.num_stages for config in picked)
     for number, (part, config) in enumerate(zip(blocked, picked, strict=True)):
         config = replace(config, num_warps=warps, num_stages=stages)
@@ -104,14 +107,14 @@ def dispatch(parts: Sequence[Part]) -> list[str]:
     return lines
 
 
-def alike(a: Blocked, b: Blocked, units: Units) -> bool:
+def alike(a: Blocked, b: Blocked, numerics: Numerics) -> bool:
     """May two kernels share a launch without one of them losing registers or warps to the other?"""
     if a.contraction != b.contraction or a.chained or b.chained:
         return False
-    if a.contraction and descriptors.applies(a, units.arch) is not descriptors.applies(b, units.arch):
+    if a.contraction and descriptors.applies(a) is not descriptors.applies(b):
         return False
     if a.contraction:
-        return len({_family(config) for config in _configs([a, b], units)}) == 1
+        return len({_family(config) for config in _configs([a, b], numerics)}) == 1
     ours, theirs = (_default(blocked) for blocked in (a, b))
     most, least = max(ours.num_warps, theirs.num_warps), min(ours.num_warps, theirs.num_warps)
     walked = {any(dim.role is not Role.GRID for dim in blocked.dims) for blocked in (a, b)}
@@ -121,19 +124,19 @@ def alike(a: Blocked, b: Blocked, units: Units) -> bool:
 # Configurations -------------------------------------------------------------------------------------------------------
 
 
-def _configs(parts: Sequence[Blocked], units: Units) -> list[Config]:
+def _configs(parts: Sequence[Blocked], numerics: Numerics) -> list[Config]:
     """A configuration for each of `parts`, as good as there is on the same warps and stages."""
-    if all(descriptors.applies(part, units.arch) for part in parts):
+    if all(descriptors.applies(part) for part in parts):
         return persistent.together(parts)
     if parts[0].contraction:
-        return [(*narrow.candidates(part), *contractions.candidates(part, units))[0] for part in parts]
+        return [within(part, (*narrow.candidates(part), *contractions.candidates(part, numerics)))[0] for part in parts]
     found = [_default(part) for part in parts]
     warps = max(config.num_warps for config in found)
     return [_widened(part, config, warps) for part, config in zip(parts, found, strict=True)]
 
 
 def _default(blocked: Blocked) -> Config:
-    return (*vectors.candidates(blocked), rows.configure(blocked))[0]
+    return within(blocked, (*vectors.candidates(blocked), rows.configure(blocked)))[0]
 
 
 def _family(config: Config) -> tuple[int, int, bool, int]:

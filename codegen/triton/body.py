@@ -23,9 +23,6 @@ from fusion.codegen.triton.statements.updates import update
 from fusion.lowering.expr import Load, index_of, loads
 from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, running, statements, values_of
 
-_CACHE = 50 << 20
-"""Bytes of an H200's second-level cache: of what is longer, nothing is left there for who reads it next."""
-
 
 class _Walk:
     """A loop being walked.
@@ -51,10 +48,10 @@ class _Walk:
 class Body:
     """Writes the lines of one kernel."""
 
-    def __init__(self, values: Values, arch: str) -> None:
-        self.values, self.layout, self.arch = values, values.layout, arch
+    def __init__(self, values: Values) -> None:
+        self.values, self.layout = values, values.layout
         interleaved.join_loads(values)
-        fields.convert(values, arch)
+        fields.convert(values)
         self._policies = iter(list(_policies(self.layout.blocked)))
         self._walk: _Walk | None = None
 
@@ -87,7 +84,7 @@ class Body:
             if not values.starts:
                 self._place()
             if self.layout.config.descriptors:
-                descriptors.describe_operands(values, self.arch)
+                descriptors.describe_operands(values)
             self._run(self.layout.blocked.body)
         return values.scopes[0].lines
 
@@ -166,7 +163,7 @@ class Body:
         """Add the lines of one part of a loop, `backwards` from its last block; returns what completes its folds."""
         values = self.values
         self._walk = _Walk(part.loop)
-        self._walk.lanes = follow.lanes_of(values, part.loop, self.arch)
+        self._walk.lanes = follow.lanes_of(values, part.loop)
         values.full = frozenset({dim}) if part.full else frozenset()
         step = start = values.open(f"{dim.name}_step" if backwards or part.gap is not None else f"{dim.name}0")
 
@@ -194,7 +191,7 @@ class Body:
         if walk is not None and walk.takes_in(fold):
             kept = fold.name in walk.needed
             depth, lanes = values.depth - walked, walk.lanes if walked else None
-            finish, ends = follow.take_in(values, fold, self.arch, depth=depth, kept=kept, lanes=lanes)
+            finish, ends = follow.take_in(values, fold, depth=depth, kept=kept, lanes=lanes)
             walk.ends.extend(ends)
             yield finish
         elif values.stack is not None and fold in values.stack.folds:
@@ -202,9 +199,9 @@ class Body:
                 yield stacked.dot_in_loop(values, values.stack)
         elif fold.op == "dot":
             if walked:
-                yield contract.dot_in_loop(values, fold, self.arch)
+                yield contract.dot_in_loop(values, fold)
             else:
-                contract.dot_now(values, fold, self.arch)
+                contract.dot_now(values, fold)
         elif walked:
             yield reduce.fold_in_loop(values, fold, over)
         else:
@@ -247,9 +244,9 @@ class Body:
         values.stored(stmt.param)
 
     def _passes_cache(self, name: str) -> bool:
-        """Would what is stored only take the place of what is still to be walked again?"""
+        """Does a result exceed the cache, so that storing it there would only evict what is walked again?"""
         param = self.layout.blocked.kernel.param(name)
-        return extent(param.extent) * param.dtype.itemsize > _CACHE
+        return extent(param.extent) * param.dtype.itemsize > self.values.device.cache
 
 
 def _is_plain(stmt: Stmt) -> bool:

@@ -16,12 +16,12 @@ import sympy
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.triton import beside, joined, tail
 from fusion.codegen.triton.ahead import Ahead
-from fusion.codegen.triton.architecture import Units
 from fusion.codegen.triton.arguments import argument
 from fusion.codegen.triton.beside import Part
 from fusion.codegen.triton.blocks import Config, block
 from fusion.codegen.triton.body import Body
 from fusion.codegen.triton.choices import candidates
+from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.indices import Layout, lay_out
 from fusion.codegen.triton.expressions.limits import limit_of
@@ -44,16 +44,16 @@ def emit(
     kernel: Kernel,
     config: Config | None = None,
     *,
-    arch: str = "sm_90",
+    device: Device,
     numerics: Numerics = DEFAULT,
     wide: bool = False,
 ) -> str:
-    """The source of `kernel` for `arch`, in `config` or in the default configuration.
+    """The source of `kernel` for `device`, in `config` or in the default configuration.
 
     Of symbolic sizes it takes those with which all indices fit into 32 bits, as its function `fits` says of them; it
     takes any where `wide` is asked for, or where there is no such limit (`limits`).
     """
-    writer = _Writer(Units(arch, numerics.tf32), numerics.strict, within_limit=bool(kernel.sizes) and not wide)
+    writer = _Writer(device, numerics, within_limit=bool(kernel.sizes) and not wide)
     text = writer.text(kernel, config)
     if text is None:  # no sizes are within a limit
         text = replace(writer, within_limit=False).text(kernel, config)
@@ -66,26 +66,22 @@ class _Writer:
     """Writes kernels for one machine.
 
     Attributes:
-        strict: nothing is rounded otherwise than eager does (`Numerics`).
         within_limit: for sizes with which all indices fit into 32 bits, or else for any.
     """
 
-    units: Units
-    strict: bool
+    device: Device
+    numerics: Numerics
     within_limit: bool
 
     def text(self, kernel: Kernel, config: Config | None) -> str | None:
         """The source; None where it is to be for sizes within a limit, and there is none."""
         if kernel.beside:
             return self._side_by_side(kernel)
-        blocked = block(kernel, self.units.arch)
-        chosen = config or tail.with_room(candidates(blocked, self.units)[0], kernel)
+        blocked = block(kernel, self.device)
+        chosen = config or tail.with_room(candidates(blocked, self.numerics)[0], kernel, self.device)
         loops = turns.depth(blocked, chosen) if chosen.groups else int(chosen.persistent)
         layout = lay_out(blocked, chosen, loops, within_limit=self.within_limit)
-        if kernel.awaited:
-            steps = [tail.of_tile(kernel, layout)]
-        else:
-            steps = tail.followers(kernel, chosen.num_warps, self.units, within_limit=self.within_limit)
+        steps = [tail.of_tile(kernel, layout)] if kernel.awaited else self._followers(kernel, chosen.num_warps)
         limit = self._limit([layout, *(step.layout for step in steps)])
         if self.within_limit and limit is None:
             return None
@@ -100,8 +96,12 @@ class _Writer:
         grid = layout.blocked.grid()
         count = " * ".join(blocks_of(layout, dim) for dim in grid) or "1"
         tiles = " * ".join(blocks_of(layout, dim) for dim in grid if dim.name != "b" and kernel.awaited)
-        launch = Launch(kernel, layout.config, layout.constants, count, limit, tiles, hosted)
-        return file_of(launch, functions, strict=self.strict)
+        launch = Launch(kernel, self.device, layout.config, layout.constants, count, limit, tiles, hosted)
+        return file_of(launch, functions, strict=self.numerics.strict)
+
+    def _followers(self, kernel: Kernel, warps: int) -> list[Follower]:
+        """The kernels that follow one in its launch, laid out for its warps."""
+        return tail.followers(kernel, warps, self.device, self.numerics, within_limit=self.within_limit)
 
     def _limit(self, layouts: Sequence[Layout]) -> str | None:
         """What has to be below 2³¹, where the source is to be for sizes with which it is."""
@@ -109,9 +109,11 @@ class _Writer:
 
     def _side_by_side(self, kernel: Kernel) -> str | None:
         """The source of a kernel with others beside it."""
-        products = joined.products_of(kernel.parts, self.units.arch)
+        products = joined.products_of(kernel.parts, self.device)
         taken, joint = products or kernel.parts, bool(products)
-        parts = beside.parts_of(taken, kernel.name, self.units, joined=joint, within_limit=self.within_limit)
+        parts = beside.parts_of(
+            taken, kernel.name, self.device, self.numerics, joined=joint, within_limit=self.within_limit
+        )
         limit = self._limit([part.layout for part in parts])
         if self.within_limit and limit is None:
             return None
@@ -123,7 +125,11 @@ class _Writer:
         lines = beside.dispatch(parts)
         functions.append("\n".join([*signature(kernel, kernel.name, {}, []), *(INDENT + line for line in lines)]))
         count = " + ".join(part.blocks for part in parts)
-        return file_of(Launch(kernel, parts[0].layout.config, {}, count, limit), functions, strict=self.strict)
+        return file_of(
+            Launch(kernel, self.device, parts[0].layout.config, {}, count, limit),
+            functions,
+            strict=self.numerics.strict,
+        )
 
     def _joined(self, kernel: Kernel, parts: Sequence[Part], limit: str | None) -> str:
         """The source of products that are one walk."""
@@ -133,7 +139,7 @@ class _Writer:
         values = self._values(layouts[0], Names([*taken, kernel.name, *prelude.FUNCTIONS]))
         hosted: dict[str, Hosted] = {}
         values.hosted = hosted
-        lines = joined.lines(values, layouts, self.units.arch)
+        lines = joined.lines(values, layouts)
         head = signature(kernel, kernel.name, passed(hosted), list(constants))
         function = "\n".join([*head, *(INDENT + line for line in lines)])
 
@@ -141,8 +147,8 @@ class _Writer:
             return [blocks_of(layout, dim) for layout in layouts for dim in layout.blocked.grid() if dim.name == name]
 
         count = f"{blocks('m')[0]} * ({' + '.join(blocks('n'))})"
-        launch = Launch(kernel, layouts[0].config, constants, count, limit, hosted=hosted)
-        return file_of(launch, [function], strict=self.strict)
+        launch = Launch(kernel, self.device, layouts[0].config, constants, count, limit, hosted=hosted)
+        return file_of(launch, [function], strict=self.numerics.strict)
 
     def _function(
         self,
@@ -168,7 +174,7 @@ class _Writer:
         values = self._values(layout, Names([*taken, name, *prelude.FUNCTIONS]), behind)
         values.program, values.hosted = beside.PROGRAM if part else values.program, hosted
         values.starts.update(starts)
-        written = Body(values, self.units.arch)
+        written = Body(values)
         if not steps and not part:
             return_unchanged(values)
         lines = written.lines()
@@ -182,16 +188,16 @@ class _Writer:
 
     def _values(self, layout: Layout, names: Names, behind: frozenset[str] = frozenset()) -> Values:
         """What writes the expressions of one function."""
-        fast, zero_fill = is_rounded(layout.blocked.kernel) and not self.strict, layout.blocked.contraction
+        fast, zero_fill = is_rounded(layout.blocked.kernel) and not self.numerics.strict, layout.blocked.contraction
         body = layout.blocked.body
         if fast:
             body = as_sigmoids(body)
-        if not self.strict:
+        if not self.numerics.strict:
             quick = rounded_parts(body)
             body = shares_in_powers_of_two(body, lambda node: fast or node in quick)
             layout = replace(layout, blocked=replace(layout.blocked, body=body))
         values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
-        values.quick = frozenset() if self.strict else rounded_parts(body)
+        values.quick = frozenset() if self.numerics.strict else rounded_parts(body)
         return values
 
     def _in_groups(self, layout: Layout, name: str) -> list[str]:
@@ -213,6 +219,6 @@ class _Writer:
         launched = ["@gluon.jit", *signature(kernel, name, {}, constants)[1:]]
         return [
             *map(text, form.fetch(values())),
-            *map(text, form.compute(values(), self.units.arch)),
+            *map(text, form.compute(values())),
             "\n".join([*launched, *(INDENT + line for line in form.launched(values()))]),
         ]

@@ -10,7 +10,8 @@ from dataclasses import dataclass, field
 
 from fusion.codegen.triton import tail
 from fusion.codegen.triton.arguments import argument, on_device, type_of
-from fusion.codegen.triton.blocks import PROGRAMS, Config, Dim
+from fusion.codegen.triton.blocks import Config, Dim
+from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.indices import Layout, index_code
 from fusion.codegen.triton.expressions.matrices import Hosted
@@ -39,6 +40,7 @@ class Launch:
     """
 
     kernel: Kernel
+    device: Device
     config: Config
     constants: Mapping[str, int]
     count: str
@@ -166,7 +168,7 @@ def _grid(launch: Launch) -> list[str]:
     given = sizes
     if launch.config.persistent:
         each = launch.config.per_processor
-        given = [*sizes, f"processors={PROGRAMS}"]
+        given = [*sizes, f"processors={launch.device.multiprocessors}"]
         most = f", at most {'one' if each == 1 else each} per multiprocessor"
         count = f"min({'' if each == 1 else f'{each} * '}processors, {count})"
     found = [_function("grid", given, f"How many programs to launch{most}.", f"({count},)")]

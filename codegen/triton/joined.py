@@ -33,6 +33,7 @@ from dataclasses import dataclass, replace
 
 from fusion.codegen.triton.blocks import Blocked, block
 from fusion.codegen.triton.body import Body
+from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.matrices import Matrix
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
@@ -60,13 +61,13 @@ class _Moves:
     of_result: Matrix
 
 
-def products_of(kernels: Sequence[Kernel], arch: str) -> tuple[Kernel, ...]:
+def products_of(kernels: Sequence[Kernel], device: Device) -> tuple[Kernel, ...]:
     """The products of several kernels of one launch, each as a kernel, if they are one walk; else none."""
-    if not all(descriptors.applies(block(kernel), arch) for kernel in kernels):
+    if not all(descriptors.applies(block(kernel, device)) for kernel in kernels):
         return ()
     products = tuple(product for kernel in kernels for product in _apart(kernel))
-    found = [block(product) for product in products]
-    if not all(len(each.dots) == 1 and descriptors.allows(each, arch) for each in found):
+    found = [block(product, device) for product in products]
+    if not all(len(each.dots) == 1 and descriptors.allows(each) for each in found):
         return ()
     common = {_common(each) for each in found}
     return products if len(common) == 1 and None not in common else ()
@@ -127,7 +128,7 @@ def _common(blocked: Blocked) -> object:
 # Lines ----------------------------------------------------------------------------------------------------------------
 
 
-def lines(values: Values, layouts: Sequence[Layout], arch: str) -> list[str]:
+def lines(values: Values, layouts: Sequence[Layout]) -> list[str]:
     """The lines of one function that computes these products; `values` writes the expressions of the first."""
     products = [moves for layout in layouts if (moves := _moves(layout.blocked)) is not None]
     assert len(products) == len(layouts), "asked of products that `products_of` refuses"
@@ -151,7 +152,7 @@ def lines(values: Values, layouts: Sequence[Layout], arch: str) -> list[str]:
     values.store_through[own.store.param] = replace(choices[0][-1], name=result)
     begin(values, m, Code(m_block))
     begin(values, n, Code(f"{n_block} - {first}", SUM))
-    Body(values, arch).block()
+    Body(values).block()
     values.close(descriptors.walk_over(values, number, f"{m_blocks} * {limits[-1]}"))
     return values.scopes[0].lines
 

@@ -17,11 +17,12 @@ from dataclasses import dataclass, replace
 
 import sympy
 
-from fusion.codegen.triton.architecture import Units
+from fusion.codegen.numerics import Numerics
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, block, block_as, extent, power_of_two
 from fusion.codegen.triton.call import call_of
 from fusion.codegen.triton.choices import contractions
 from fusion.codegen.triton.choices.rows import configure
+from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions.indices import Layout, lay_out
 from fusion.codegen.triton.rewrites.walk import walked
 from fusion.lowering.kernel import Kernel, KernelAxis, Role, folds, stored
@@ -29,7 +30,7 @@ from fusion.lowering.kernel import Kernel, KernelAxis, Role, folds, stored
 COUNTER = "counter"
 """The parameter, after tensors and sizes, that points to the number of finished programs."""
 
-_PER_WARP = 32 * 16  # elements of a block: 16 per thread, so that the tail does not need more registers than the grid
+_PER_THREAD = 16  # elements of a block, so that the tail does not need more registers than the grid
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,14 +54,16 @@ class Follower:
         return call_of(self.name, self.layout, *self.starts)
 
 
-def followers(kernel: Kernel, warps: int, units: Units, *, within_limit: bool = False) -> list[Follower]:
+def followers(
+    kernel: Kernel, warps: int, device: Device, numerics: Numerics, *, within_limit: bool = False
+) -> list[Follower]:
     """The kernels that follow `kernel` in its launch, in order, laid out for `warps` warps."""
     found: list[Follower] = []
     taken, behind = {kernel.name}, stored(kernel)
     for number, step in enumerate(_chain(kernel), 1):
         name = step.name if step.name not in taken else f"{step.name}_{number}"
         taken.add(name)
-        blocked, config = _fitted(step, warps, units)
+        blocked, config = _fitted(step, warps, device, numerics)
         found.append(Follower(name, lay_out(blocked, config, within_limit=within_limit), behind))
         behind |= stored(step)
     return found
@@ -72,7 +75,7 @@ def of_tile(kernel: Kernel, first: Layout) -> Follower:
     name = kernel.then.name if kernel.then.name != kernel.name else f"{kernel.name}_1"
     kept = {axis.symbol for axis in kernel.then.axes}
     dims = [dim for dim in first.blocked.dims if any(axis.symbol in kept for axis in dim.axes)]
-    layout = lay_out(block_as(kernel.then, dims), first.config)
+    layout = lay_out(block_as(kernel.then, dims, first.blocked.device), first.config)
     return Follower(name, layout, stored(kernel), tuple(start_of(dim) for dim in layout.blocked.grid()))
 
 
@@ -87,12 +90,12 @@ def follows_by_tile(blocked: Blocked, awaited: Sequence[KernelAxis]) -> bool:
     return blocked.contraction and not blocked.chained and [dim.axes for dim in batch] == [tuple(awaited)]
 
 
-def with_room(config: Config, kernel: Kernel) -> Config:
+def with_room(config: Config, kernel: Kernel, device: Device) -> Config:
     """`config` with up to four warps where fewer would walk the tail of `kernel` in many steps."""
     if kernel.awaited:
         return config
     points = [math.prod(extent(axis.size) for axis in step.axes) for step in _chain(kernel)]
-    wanted = min(4, power_of_two(-(-max(points, default=0) // _PER_WARP)))
+    wanted = min(4, power_of_two(-(-max(points, default=0) // (device.warp * _PER_THREAD))))
     return replace(config, num_warps=max(config.num_warps, wanted))
 
 
@@ -134,16 +137,16 @@ def _chain(kernel: Kernel) -> list[Kernel]:
     return found
 
 
-def _fitted(step: Kernel, warps: int, units: Units) -> tuple[Blocked, Config]:
+def _fitted(step: Kernel, warps: int, device: Device, numerics: Numerics) -> tuple[Blocked, Config]:
     """Blocks that the registers of `warps` warps hold, where axes can be walked."""
-    blocked = block(step, units.arch)
+    blocked = block(step, device)
     if blocked.contraction:
-        return blocked, contractions.candidates(blocked, units)[0]
-    room, config = warps * _PER_WARP, configure(blocked)
+        return blocked, contractions.candidates(blocked, numerics)[0]
+    room, config = warps * device.warp * _PER_THREAD, configure(blocked)
     sets = {frozenset(fold.over) for fold in folds(step).values()}
     if _elements(config) > room and len(sets) <= 1 and all(axis.role is Role.WHOLE for axis in step.axes):
         folded = next(iter(sets), frozenset())
-        blocked = block(walked(step, tuple(axis.symbol for axis in step.axes if axis.symbol in folded)))
+        blocked = block(walked(step, tuple(axis.symbol for axis in step.axes if axis.symbol in folded)), device)
         config = configure(blocked)
     blocks = dict(config.blocks)
     for dim in blocked.dims:

@@ -16,7 +16,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.attention.call import Call
 from fusion.capture import aot_backend
-from fusion.codegen.target import GENERATED, GROUPED, Capabilities, Target
+from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.targets import DEFAULTS
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
@@ -76,8 +76,8 @@ def least_time(call: Call, capabilities: Capabilities) -> float:
     Raises:
         Unsupported: the target does not say how fast they are.
     """
-    known = [form for form in (GENERATED, GROUPED) if (form, call.query.dtype.itemsize) in capabilities.attention]
-    shares = [_shares(call, form, capabilities) for form in known or [GENERATED]]
+    known = [form for form in capabilities.forms if (form, call.query.dtype.itemsize) in capabilities.attention]
+    shares = [_shares(call, form, capabilities) for form in known or capabilities.forms[:1]]
     forward, backward = max(share for share, _ in shares), max(share for _, share in shares)
     if call.computes_mask:
         return 0.0

@@ -83,7 +83,7 @@ class Trace:
         for number, (kernel, source) in enumerate(sources.items(), FIRST_KERNEL):
             stem = f"{number:02d}_{kernel.name}"
             self._write(f"{stem}.txt", format_kernel(kernel))
-            self._write(f"{stem}.{SUFFIXES.get(target.name, 'txt')}", source)
+            self._write(f"{stem}.{target.suffix}", source)
             for suffix, content in target.stages(kernel, source):
                 self._write(f"{stem}.{suffix}", content)
 
@@ -113,10 +113,6 @@ def _written(path: Path) -> Iterator[None]:
     except OSError as error:
         hint = "FUSION_DUMP or options['dump'] says where dumps go"
         raise FusionError(f"the dump {path} cannot be written: {error.strerror}", hint=hint) from error
-
-
-SUFFIXES = {"triton": "py", "c": "c"}
-"""Target → file suffix of its source."""
 
 
 def passes_text(passes: Sequence[PassTime]) -> str:

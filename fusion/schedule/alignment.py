@@ -26,7 +26,7 @@ from fusion.lowering.program import Axis, Buffer, Contract, Extern, Map, Node, P
 from fusion.lowering.sizes import estimate
 from fusion.schedule.chunks.matrices import product_calls
 from fusion.schedule.naming import unused
-from fusion.schedule.odd_rows import BYTES, ODD, is_odd, padded_strides
+from fusion.schedule.odd_rows import BYTES, is_odd, padded_strides
 
 
 def align_rows(
@@ -66,7 +66,7 @@ def _pays(name: str, program: Program, capabilities: Capabilities, hints: Mappin
         if isinstance(node, Contract) and name in reads(node):
             points = math.prod(estimate(axis.size, hints) for axis in (*node.axes, *node.over))
             multiplied, memory = 2 * points / capabilities.matrix_flops, moved({node.out, *reads(node)})
-            lost += max(multiplied / ODD, memory) - max(multiplied, memory)
+            lost += max(multiplied / capabilities.odd_rows.product, memory) - max(multiplied, memory)
     return lost > 2 * moved([name]) + capabilities.launch_us
 
 

@@ -12,7 +12,8 @@ from dataclasses import replace
 
 import torch
 
-from fusion.codegen.target import Capabilities, Shares, Target
+from fusion.codegen.attention import Shares
+from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.tuning import Trial, Tuning
 from fusion.lowering.evaluate import Scope, evaluate
 from fusion.lowering.expr import Expr, free_axes, loads

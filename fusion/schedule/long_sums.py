@@ -37,18 +37,6 @@ weights of 4096 × 14336 in groups, with the launch: 23.8 µs as sums, 20.9 on t
 """
 SUMMED = 4
 """Rows or columns up to which a product may be summed up so by itself."""
-NARROW_TOGETHER = 2
-"""Tiles of a product with few rows or columns that share a processor: it waits for memory, not for matrix units.
-
-(H200, 16 rows and int4 weights of 4096 × 14336: 39 µs in one kernel of 64 tiles, 16 µs in 4 parts; int8 31 and 23 µs.
-With the launch, in groups and added up in it: 22.9 µs in 4 parts, 28.0 in 7.)
-"""
-WAITING = 0.25
-"""Of a launch, what it costs that the last program of each tile adds up its parts.  (16 rows, with the launch: int4
-weights of 4096 × 14336 in groups 22.9 µs, 24.4 with one more launch; int8 27.4 and 28.8.)
-"""
-NARROW_SHARE = 0.5
-"""Of the speed of memory, what a product with few rows or columns reaches in parts, whatever makes its operands."""
 
 
 def in_parts(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> Way | None:
@@ -83,7 +71,7 @@ def parts_of(product: Contract, capabilities: Capabilities) -> int:
     batch = results // (rows * columns)
     counts = [count for count in range(1, length // SHORTEST + 1) if count == 1 or length % (count * BLOCK) == 0]
     if min(rows, columns) < BLOCK:
-        room = NARROW_TOGETHER * capabilities.parallelism // 2
+        room = capabilities.narrow_tiles * capabilities.parallelism // 2
         tiles = batch * math.ceil(max(rows, columns) / BLOCK)
         return max((count for count in counts if count * tiles <= room and count <= MOST), default=1)
     tiles = batch * math.ceil(rows / ROWS) * math.ceil(columns / COLUMNS)
@@ -127,11 +115,11 @@ def _price(prices: Prices, cluster: Cluster, product: Contract, way: Way, target
     sums = 4 * math.prod(int(axis.size) for axis in (*total.axes, *total.over))
     multiplied, share = prices.contraction(cluster, product), target.efficiency(kernel)
     if min(_sides(product)) < BLOCK:
-        share = min(share, NARROW_SHARE)
+        share = min(share, capabilities.narrow_share)
     first = max(multiplied, (sum(prices.traffic(cluster)) + sums) / capabilities.bandwidth) / share
     axis = part_axis(kernel)
     # What takes packed numbers apart is not in that kernel yet: with it, few rows are on the matrix units too.
     packed = min(_sides(product)) <= SUMMED and _is_packed(prices, cluster, product)
     joined = axis is not None and (packed or target.finishes(kernel, axis.symbol))
-    adding = WAITING if joined else 1
+    adding = capabilities.waiting if joined else 1
     return (1 + adding) * capabilities.launch_us + first + sums / capabilities.bandwidth

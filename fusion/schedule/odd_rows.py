@@ -12,13 +12,6 @@ from fusion.lowering.program import Buffer, Extern, Node, reads, writes
 BYTES = 16
 SHORTEST = 8 * BYTES
 """Bytes of the shortest row that is aligned."""
-ODD = 0.33
-"""The speed of products of halves whose rows start at odd addresses, generated or the library's.  (H200, bf16,
-8192 × 768 × 50257: 2.2 and 3.3 ms against 0.8 to 0.9.)"""
-BY_LIBRARY = {2: 0.2, 4: 0.39, 8: 0.39, BYTES: 1.0}
-"""Bytes of which all rows of operands and result start at multiples → the speed of the library's product of halves.
-(H200, bf16, µs: 8192 × 1024 × 1021 133 to 193, × 1022 and × 1020 74 to 80, × 1024 30; 49152 × 384 × 197 81 to 120, ×
-198 and × 196 50 to 72, × 200 27 to 33; whichever of the three is odd.)"""
 
 
 def is_odd(buffer: Buffer) -> bool:
@@ -26,11 +19,11 @@ def is_odd(buffer: Buffer) -> bool:
     return buffer.dtype.itemsize == 2 and padded_strides(buffer) is not None
 
 
-def share_of_library(calls: Iterable[Node], buffers: Mapping[str, Buffer]) -> float:
-    """The speed of the library's calls of a product against that of operands whose rows are all aligned."""
+def share_of_library(calls: Iterable[Node], buffers: Mapping[str, Buffer], speeds: Mapping[int, float]) -> float:
+    """Returns the speed of the library's calls of a product against aligned ones, from `OddRows.library`."""
     products = [call for call in calls if isinstance(call, Extern) and not call.is_view]
     touched = [buffers[name] for call in products for name in (*reads(call), *writes(call))]
-    return min((BY_LIBRARY[_word(buffer)] for buffer in touched if buffer.dtype.itemsize == 2), default=1.0)
+    return min((speeds[_word(buffer)] for buffer in touched if buffer.dtype.itemsize == 2), default=1.0)
 
 
 def _word(buffer: Buffer) -> int:

@@ -17,7 +17,7 @@ from fusion.schedule.contractions import slowdown
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import cost
 from fusion.schedule.legality import Cluster
-from fusion.schedule.odd_rows import ODD, is_odd, share_of_library
+from fusion.schedule.odd_rows import is_odd, share_of_library
 
 CONTRACTION_TILE = 128
 """Rows and columns of a contraction's tile: an operand is evaluated once per tile of the other side."""
@@ -105,7 +105,7 @@ class Prices:
             node = self.dependences.compute(member)
             if isinstance(node, Contract):
                 odd = not cluster.space.streamed and self._odd(cluster, node)
-                total += self.contraction(cluster, node) / (ODD if odd else 1.0) * shared
+                total += self.contraction(cluster, node) / (self.capabilities.odd_rows.product if odd else 1.0) * shared
                 continue
             repeat = self._tiles(cluster) if cluster.space.rigid and self._operand(cluster, member) else 1
             total += self.work[member] * points[member] * repeat / self.capabilities.flops
@@ -126,7 +126,8 @@ class Prices:
         """Microseconds that the matrix units take for the library's product."""
         share = 1.0
         if self.capabilities.alignment > 1:
-            share = share_of_library(node.library, self.dependences.program.buffers)
+            library = self.capabilities.odd_rows.library
+            share = share_of_library(node.library, self.dependences.program.buffers, library)
         return self.contraction(cluster, node) / share
 
     def _odd(self, cluster: Cluster, node: Contract) -> bool:

@@ -29,9 +29,6 @@ from fusion.schedule.legality import Cluster
 from fusion.schedule.online.merge import MERGEABLE
 from fusion.schedule.space import Placement, Space
 
-LONG = 1 << 13
-"""Elements of a contiguous part above which more parts are better, within bounds (measured on an H200)."""
-
 SMALL = 1 << 17
 """Elements below which a second launch costs more than an idle device."""
 
@@ -237,7 +234,7 @@ def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguo
         return 1
     wanted = -(-2 * enough // programs)
     if contiguous:  # long parts are held by so many threads that few share a processor
-        wanted = max(wanted, min(length // LONG, 4 * wanted))
+        wanted = max(wanted, min(length // capabilities.part, 4 * wanted))
     return min(wanted, length // shortest or 1)
 
 

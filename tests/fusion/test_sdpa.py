@@ -19,8 +19,9 @@ from fusion.attention import Choice, Chooser, choose
 from fusion.attention.call import Call
 from fusion.backend import Backend
 from fusion.capture import aot_backend
+from fusion.codegen.attention import AttentionSpeed
 from fusion.codegen.c import CTarget
-from fusion.codegen.target import AttentionSpeed, Capabilities, Target
+from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.targets import TARGETS
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace

@@ -21,6 +21,7 @@ import fusion.graph_compiler
 import fusion.stages
 from fusion.attention.choose import Choice
 from fusion.backend import Backend
+from fusion.codegen import targets
 from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for
@@ -50,6 +51,19 @@ THREADS = 2
 
 def decisions(program: Program | Model, target: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """The text of one program, forward and backward."""
+    recorder = _recorded(program, target, monkeypatch)
+    assert recorder.kernels, "nothing was generated: there is no decision to record"
+    return "\n".join([*recorder.lines, ""])
+
+
+def kernels_for(program: Program | Model, arch: str, monkeypatch: pytest.MonkeyPatch) -> Mapping[Kernel, str]:
+    """The kernels of one program, forward and backward, with their sources for an architecture."""
+    monkeypatch.setattr(targets, "_builders", {})
+    monkeypatch.setitem(targets.TARGETS, "triton", lambda _, numerics: TritonTarget(arch, numerics))
+    return _recorded(program, "triton", monkeypatch).kernels
+
+
+def _recorded(program: Program | Model, target: str, monkeypatch: pytest.MonkeyPatch) -> _Recorder:
     recorder = _Recorder()
     monkeypatch.setattr(fusion.graph_compiler, "compile_graph", recorder.compile_graph)
     monkeypatch.setattr(fusion.stages, "refuse_fake_inputs", lambda graph: None)
@@ -69,8 +83,7 @@ def decisions(program: Program | Model, target: str, monkeypatch: pytest.MonkeyP
             _run_model(program, backend)
         else:
             _run_program(program, backend)
-    assert recorder.kernels, "nothing was generated: there is no decision to record"
-    return "\n".join([*recorder.lines, ""])
+    return recorder
 
 
 def _run_program(program: Program, backend: Backend) -> None:

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
 from fusion.codegen.triton import Config, TritonTarget
-from fusion.codegen.triton.blocks import block
 from fusion.lowering.kernel import Kernel
 from fusion.schedule import long_sums
 from tests.codegen.kernels.making import BF16
 from tests.codegen.kernels.products import matmul
+from tests.codegen.triton.blocking import block
 from tests.fusion.schedule.test_quantised import LINEARS, error, inputs, only_kernel
 
 TARGET = TritonTarget("sm_90")

@@ -16,13 +16,20 @@ offsets of loads and stores.  How large the blocks are is a `Config`, which `cho
 
 from __future__ import annotations
 
-from fusion.codegen.triton.blocks.config import PROGRAMS, Config, describe, extent, full_rounds, power_of_two, programs
+from fusion.codegen.triton.blocks.config import (
+    Config,
+    describe,
+    extent,
+    full_rounds,
+    keeps_busy,
+    power_of_two,
+    programs,
+)
 from fusion.codegen.triton.blocks.dims import Blocked, Dim, Lanes
 from fusion.codegen.triton.blocks.rewrite import block, block_as
 from fusion.codegen.triton.blocks.rows import row_block
 
 __all__ = [
-    "PROGRAMS",
     "Blocked",
     "Config",
     "Dim",
@@ -32,6 +39,7 @@ __all__ = [
     "describe",
     "extent",
     "full_rounds",
+    "keeps_busy",
     "power_of_two",
     "programs",
     "row_block",

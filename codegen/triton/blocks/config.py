@@ -15,7 +15,6 @@ import sympy
 from fusion.codegen.triton.blocks.dims import Blocked
 from fusion.lowering.sizes import with_values
 
-PROGRAMS = 132  # streaming multiprocessors of an H100 or H200: with fewer programs some are idle
 _UNKNOWN = 1 << 20  # stands for a symbolic size: most are large
 
 
@@ -97,6 +96,11 @@ def full_rounds(blocks: int, slots: int) -> float:
     (1.0, 0.75)
     """
     return blocks / (slots * -(-blocks // slots)) if blocks else 1.0
+
+
+def keeps_busy(blocked: Blocked, config: Config) -> bool:
+    """Are there blocks for seven of ten multiprocessors?"""
+    return programs(blocked, config) * 10 >= blocked.device.multiprocessors * 7
 
 
 def programs(blocked: Blocked, config: Config, known: Mapping[sympy.Symbol, int] = MappingProxyType({})) -> int:

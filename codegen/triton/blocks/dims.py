@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import sympy
 
+from fusion.codegen.triton.devices.device import Device
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod
 from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Role, Stmt, statements
 
@@ -77,7 +78,7 @@ class Lanes(Dim):
 
 @dataclass(frozen=True, slots=True)
 class Blocked:
-    """A kernel over block dimensions.
+    """A kernel over block dimensions, for a device.
 
     Attributes:
         dims: in the order in which tiles are laid out.
@@ -88,6 +89,7 @@ class Blocked:
     kernel: Kernel
     dims: tuple[Dim, ...]
     body: tuple[Stmt, ...]
+    device: Device
 
     def sizes(self) -> dict[sympy.Symbol, sympy.Expr]:
         """The bounds of the linear indices."""

@@ -8,11 +8,12 @@ from dataclasses import replace
 import sympy
 import torch
 
-from fusion.codegen.triton.blocks.config import PROGRAMS, extent
+from fusion.codegen.triton.blocks.config import extent
 from fusion.codegen.triton.blocks.contraction import contraction_dims, only_matrices
 from fusion.codegen.triton.blocks.dims import Blocked, Dim, dots_of
 from fusion.codegen.triton.blocks.rows import row_dims, row_values, too_tall
 from fusion.codegen.triton.blocks.shifted import shifted
+from fusion.codegen.triton.devices import Device, Feature
 from fusion.codegen.triton.rewrites.batches import batched
 from fusion.codegen.triton.rewrites.exponentials import in_powers_of_two
 from fusion.codegen.triton.rewrites.found import loaded_terms
@@ -32,11 +33,11 @@ MANY = 4
 """Rows per multiprocessor that keep it busy, if each is walked by a program of its own."""
 
 
-def block(kernel: Kernel, arch: str = "sm_90") -> Blocked:
-    """The kernel over block dimensions, for `arch`."""
-    sums = unrolled(kernel)
+def block(kernel: Kernel, device: Device) -> Blocked:
+    """Lays a kernel out over block dimensions for `device`."""
+    sums = unrolled(kernel, device)
     kernel = unpacked(kernel) if sums is kernel else grouped(unpacked(sums))
-    kernel = shared(kernel) if arch.startswith("sm_") else kernel  # Triton 3.6 breaks over such products for AMD
+    kernel = shared(kernel) if device.has(Feature.PTX) else kernel  # Triton 3.6 breaks over such products for AMD
     kernel = batched(kernel, dots_of(kernel.body))
     dots = dots_of(kernel.body)
     dims = contraction_dims(kernel, dots) if dots else row_dims(kernel)
@@ -44,7 +45,7 @@ def block(kernel: Kernel, arch: str = "sm_90") -> Blocked:
         kernel = walked(kernel)
         dims = row_dims(kernel)
     if not dots:
-        kernel, dims = shifted(*_walked_along_rows(loaded_terms(kernel), dims))
+        kernel, dims = shifted(*_walked_along_rows(loaded_terms(kernel), dims, device))
     digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes}  # of size 1, if in no dim
     for dim in dims:
         digits.update(dim.digits())
@@ -52,26 +53,27 @@ def block(kernel: Kernel, arch: str = "sm_90") -> Blocked:
     dims = tuple(replace(dim, shift=simplify(dim.shift.xreplace(digits), sizes)) for dim in dims)
     body = at_places(_with_narrow_factors(kernel.body), digits, sizes)
     if not dots:
-        return Blocked(kernel, dims, body)
-    return only_matrices(Blocked(kernel, dims, in_powers_of_two(body) if is_rounded(kernel) else body))
+        return Blocked(kernel, dims, body, device)
+    return only_matrices(Blocked(kernel, dims, in_powers_of_two(body) if is_rounded(kernel) else body, device))
 
 
-def block_as(kernel: Kernel, dims: Sequence[Dim]) -> Blocked:
+def block_as(kernel: Kernel, dims: Sequence[Dim], device: Device) -> Blocked:
     """`kernel`, which has no reduced axes, over the dimensions of another one that hold all of its own."""
     digits: dict[sympy.Symbol, sympy.Expr] = {axis.symbol: ZERO for axis in kernel.axes}
     for dim in dims:
         digits.update(dim.digits())
     sizes = {dim.symbol: dim.reach for dim in dims}
-    return Blocked(kernel, tuple(dims), at_places(_with_narrow_factors(kernel.body), digits, sizes))
+    body = at_places(_with_narrow_factors(kernel.body), digits, sizes)
+    return Blocked(kernel, tuple(dims), body, device)
 
 
-def _walked_along_rows(kernel: Kernel, dims: tuple[Dim, ...]) -> tuple[Kernel, tuple[Dim, ...]]:
+def _walked_along_rows(kernel: Kernel, dims: tuple[Dim, ...], device: Device) -> tuple[Kernel, tuple[Dim, ...]]:
     """A map of many long rows, of which numbers are read, as a walk per row, if that is shifted then; else as it is."""
     axes = [axis for dim in dims for axis in dim.axes]
     rows = sympy.Mul(*(axis.size for axis in axes[:-1]))
     if len(axes) < 2 or any(dim.role is not Role.GRID or dim.name == "y" for dim in dims):
         return kernel, dims
-    if extent(rows) < MANY * PROGRAMS or not row_values(kernel, axes):
+    if extent(rows) < MANY * device.multiprocessors or not row_values(kernel, axes):
         return kernel, dims
     changed = walked(kernel, (axes[-1].symbol,))
     moved = row_dims(changed)

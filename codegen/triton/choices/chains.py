@@ -14,10 +14,12 @@ from typing import TypeAlias
 
 import torch
 
-from fusion.codegen.target import GENERATED, GROUPED, Form
-from fusion.codegen.triton.architecture import Units
-from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, power_of_two, programs
+from fusion.codegen.attention import GENERATED
+from fusion.codegen.numerics import Numerics
+from fusion.codegen.target import Form
+from fusion.codegen.triton.blocks import Blocked, Config, extent, keeps_busy, power_of_two, programs
 from fusion.codegen.triton.choices import grouped, walks
+from fusion.codegen.triton.devices import GROUPED, Feature
 from fusion.codegen.triton.products import descriptors, groups
 from fusion.codegen.triton.products.matrix_units import on_matrix_units
 from fusion.lowering.kernel import Role
@@ -90,37 +92,39 @@ _EXACT: _Table = {  # operands of 32 or 64 bits; more than two products take as 
 _WIDER = (_walk(32, 32, 8, 1), _walk(16, 16, 8, 1))
 
 
-def candidates(blocked: Blocked, units: Units) -> tuple[Config, ...]:
+def candidates(blocked: Blocked, numerics: Numerics) -> tuple[Config, ...]:
     """Configurations worth timing, the default first: the first that keeps the device busy."""
-    described = bool(descriptors.matrices(blocked, units.arch))
+    described = bool(descriptors.matrices(blocked))
     found, together = [], walks.together(blocked) if walks.skips(blocked) else 1
-    in_groups = grouped.candidates(blocked, units.arch, together)
-    for config in _listed(blocked, units.arch):
+    in_groups = grouped.candidates(blocked, together)
+    for config in _listed(blocked):
         fitted = _fitted(blocked, config)
         ragged = not config.descriptors and walks.is_ragged(blocked, fitted)
         through = config.descriptors and described
         group = 1 if through else together
-        found.append(replace(fitted, tf32=units.tf32, descriptors=through, split=config.split or ragged, group=group))
-    busy = [config for config in found if programs(blocked, config) * 10 >= PROGRAMS * 7]
+        found.append(
+            replace(fitted, tf32=numerics.tf32, descriptors=through, split=config.split or ragged, group=group)
+        )
+    busy = [config for config in found if keeps_busy(blocked, config)]
     quick = [config for config in busy if not config.descriptors] if walks.steps(blocked) <= walks.SHORT else []
-    first = in_groups if in_groups and not grouped.refused(blocked, units.arch) else ()
+    first = in_groups if in_groups and not grouped.refused(blocked) else ()
     default = (first or quick or busy or sorted(found, key=lambda config: -programs(blocked, config)))[0]
     return tuple(dict.fromkeys((default, *in_groups, *found)))
 
 
-def forms(blocked: Blocked, arch: str) -> tuple[Form, ...]:
+def forms(blocked: Blocked) -> tuple[Form, ...]:
     """The forms of a kernel whose walk has several products, the one that it takes first."""
-    if len(blocked.dots) < 2 or not blocked.chained or not groups.run_on(arch):
+    if len(blocked.dots) < 2 or not blocked.chained or not groups.run_on(blocked.device):
         return (Form(GENERATED),)
-    why = grouped.refused(blocked, arch)
+    why = grouped.refused(blocked)
     return (Form(GENERATED), Form(GROUPED, why)) if why else (Form(GROUPED), Form(GENERATED))
 
 
-def _listed(blocked: Blocked, arch: str) -> tuple[Config, ...]:
+def _listed(blocked: Blocked) -> tuple[Config, ...]:
     dtypes = {arg.dtype for dot in blocked.dots for arg in dot.args}
     products = len(blocked.dots)
     width = max((power_of_two(extent(dim.size)) for dim in blocked.dims if dim.role is Role.WHOLE), default=0)
-    if not dtypes <= {*HALVES, torch.int8} or not all(on_matrix_units(dtype, arch) for dtype in dtypes):
+    if not dtypes <= {*HALVES, torch.int8} or not all(on_matrix_units(dtype, blocked.device) for dtype in dtypes):
         table, width = _EXACT, width * (1 if products <= 2 else 2)
     elif products == 1 and not width:
         return _ONE
@@ -129,7 +133,7 @@ def _listed(blocked: Blocked, arch: str) -> tuple[Config, ...]:
     else:
         three, four = (_THREE, _THREE_SKIPPING, _THREE_SCANNED), (_FOUR, _FOUR_SKIPPING, _FOUR_SCANNED)
         table = _kind(blocked, *(three if products == 3 else four))
-        if not descriptors.on_tensor_memory(arch):
+        if not blocked.device.has(Feature.TENSOR_COPIES):
             width *= 2  # operands are held in registers too
     return next((configs for held, configs in table.items() if width <= held), _WIDER)
 

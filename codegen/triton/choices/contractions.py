@@ -13,10 +13,11 @@ from dataclasses import replace
 
 import torch
 
-from fusion.codegen.triton.architecture import Units
-from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, extent, full_rounds, power_of_two, programs
+from fusion.codegen.numerics import Numerics
+from fusion.codegen.triton.blocks import Blocked, Config, extent, full_rounds, keeps_busy, power_of_two, programs
+from fusion.codegen.triton.choices.limits import shortest_pipeline, stages_within
 from fusion.codegen.triton.products.descriptors import tile_loads
-from fusion.codegen.triton.products.matrix_units import input_precision, on_matrix_units, shared_memory
+from fusion.codegen.triton.products.matrix_units import input_precision, on_matrix_units
 from fusion.lowering.kernel import Role, Store, values_of
 
 # (m, n, k) blocks, warps, stages, for operands of 16 bits; k counts bytes / 2, so that it doubles for int8.
@@ -36,20 +37,20 @@ _FULL = 0.9
 """Blocks that the result fills this much less than others are as fast: larger ones fetch operands less often."""
 
 
-def candidates(blocked: Blocked, units: Units) -> tuple[Config, ...]:
+def candidates(blocked: Blocked, numerics: Numerics) -> tuple[Config, ...]:
     """Configurations worth timing, the default first: the largest blocks that still keep the device busy."""
     dots = blocked.dots
     dtype = dots[0].args[0].dtype
-    if not on_matrix_units(dtype, units.arch):
-        return (_fitted(blocked, (16, 16, 16, 4, 1), dtype, units),)
-    shapes = _with_room(_shapes(dtype, units), len(dots))
-    room = shared_memory(units.arch)
-    fitted = [_fitted(blocked, shape, dtype, units) for shape in shapes]
-    possible = list(dict.fromkeys(_shallower(config, dtype, len(dots), room) for config in fitted))
-    widest = _widest_beside(blocked)
+    if not on_matrix_units(dtype, blocked.device):
+        return (_fitted(blocked, (16, 16, 16, 4, 1), dtype, numerics),)
+    shapes = _with_room(_shapes(blocked, dtype, numerics), len(dots))
+    room = blocked.device.shared_per_program
+    fitted = [_fitted(blocked, shape, dtype, numerics) for shape in shapes]
+    possible = list(dict.fromkeys(_shallower(blocked, config, dtype, len(dots)) for config in fitted))
+    widest, least = _widest_beside(blocked), shortest_pipeline(blocked.device)
     possible = [each for each in possible if each.block("m") * each.block("n") * widest <= room] or possible[-1:]
-    deep = [config for config in possible if config.num_stages > 1] or possible
-    busy = [config for config in deep if programs(blocked, config) * 10 >= PROGRAMS * 7]
+    deep = [config for config in possible if config.num_stages >= least] or possible
+    busy = [config for config in deep if keeps_busy(blocked, config)]
     filled = max((_used(blocked, config) for config in busy), default=0.0)
     full = [config for config in busy if _used(blocked, config) >= _FULL * filled]
     default = full[0] if full else max(deep, key=lambda config: programs(blocked, config))
@@ -65,9 +66,9 @@ def _used(blocked: Blocked, config: Config) -> float:
     return share
 
 
-def _shapes(dtype: torch.dtype, units: Units) -> tuple[tuple[int, ...], ...]:
+def _shapes(blocked: Blocked, dtype: torch.dtype, numerics: Numerics) -> tuple[tuple[int, ...], ...]:
     if dtype is torch.float32:
-        precision = input_precision(units.arch, units.tf32)
+        precision = input_precision(blocked.device, numerics.tf32)
         return {"tf32": _SHAPES, "tf32x3": _SPLIT_SHAPES, "ieee": _EXACT_SHAPES}[precision]
     return _EXACT_SHAPES if dtype is torch.float64 else _SHAPES
 
@@ -80,7 +81,7 @@ def _with_room(shapes: Sequence[tuple[int, ...]], count: int) -> Sequence[tuple[
     return [shape for shape in shapes if count * shape[0] * shape[1] // shape[3] <= room] or shapes[-1:]
 
 
-def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, units: Units) -> Config:
+def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, numerics: Numerics) -> Config:
     """A shape cut down to the sizes of the kernel, whole dimensions held whole, and no block below 16."""
     m, n, k, warps, stages = shape
     least_k = 32 if dtype.itemsize == 1 else 16
@@ -97,7 +98,7 @@ def _fitted(blocked: Blocked, shape: tuple[int, ...], dtype: torch.dtype, units:
     if blocks["n"] > n and blocks["m"] * blocks["n"] > 128 * 256:  # a whole row in the epilogue
         blocks["m"] = max(16, 128 * 256 // blocks["n"])
         warps = 8
-    return Config(tuple(blocks.items()), num_warps=warps, num_stages=stages, tf32=units.tf32)
+    return Config(tuple(blocks.items()), num_warps=warps, num_stages=stages, tf32=numerics.tf32)
 
 
 def _widest_beside(blocked: Blocked) -> int:
@@ -113,7 +114,7 @@ def _widest_beside(blocked: Blocked) -> int:
     return max(widths)
 
 
-def _shallower(config: Config, dtype: torch.dtype, dots: int, room: int) -> Config:
+def _shallower(blocked: Blocked, config: Config, dtype: torch.dtype, dots: int) -> Config:
     """`config` with as many stages as shared memory holds."""
     per_stage = (config.block("m") + dots * config.block("n")) * config.block("k") * dtype.itemsize
-    return replace(config, num_stages=max(1, min(config.num_stages, room // max(1, per_stage))))
+    return replace(config, num_stages=min(config.num_stages, stages_within(blocked.device, per_stage)))

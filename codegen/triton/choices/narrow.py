@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two, programs
+from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, keeps_busy, power_of_two, programs
 from fusion.codegen.triton.choices.vectors import itemsize
 from fusion.codegen.triton.rewrites.vectors import NARROW
 from fusion.lowering.expr import Expr, Load, index_of, loads, postorder
@@ -79,7 +79,7 @@ def _along(blocked: Blocked, dims: Mapping[str, Dim]) -> tuple[Config, ...]:
         if matrices == 1 and 2 * k * size <= _LINE and 2 * k <= along:
             config = replace(config, num_stages=stages // 2 + 1, unrolled=2)
         found.append(config)
-    if len(blocked.dots) == 1 and programs(blocked, found[0]) < 2 * PROGRAMS:
+    if len(blocked.dots) == 1 and programs(blocked, found[0]) < 2 * blocked.device.multiprocessors:
         found[:2] = found[1::-1]  # alone on its multiprocessor, a program needs more warps and more under way
     return tuple(dict.fromkeys(found))
 
@@ -93,7 +93,7 @@ def _across(blocked: Blocked, dims: Mapping[str, Dim]) -> tuple[Config, ...]:
         k = max(16, min(rows // power_of_two(len(blocked.dots)), along, group))
         blocks = (("m", m), ("k", k), ("n", max(16, power_of_two(columns))))
         found.append(Config(blocks, num_warps=warps, num_stages=stages))
-    return tuple(dict.fromkeys(sorted(found, key=lambda config: programs(blocked, config) * 10 < PROGRAMS * 7)))
+    return tuple(dict.fromkeys(sorted(found, key=lambda config: not keeps_busy(blocked, config))))
 
 
 def _in_shares(blocked: Blocked, dims: Mapping[str, Dim]) -> tuple[Config, ...]:

@@ -12,7 +12,7 @@ import math
 from collections import Counter
 from dataclasses import replace
 
-from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two, row_block
+from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two, row_block
 from fusion.codegen.triton.blocks.dims import WORD
 from fusion.lowering.expr import Load, postorder
 from fusion.lowering.kernel import Fold, Loop, Param, Prefix, Role, Store, statements, values_of
@@ -103,7 +103,7 @@ def _line(blocked: Blocked, size: int, tensors: int) -> tuple[int, int]:
     per_thread = min(16, 32 // _itemsize(blocked)) if tensors <= 6 else 8
     per_thread = max(per_thread, 4)
     block = 128 * per_thread
-    while block > 256 and -(-size // block) < 4 * PROGRAMS:
+    while block > 256 and -(-size // block) < 4 * blocked.device.multiprocessors:
         block //= 2
     each = 4 if block <= 512 else min(per_thread, 8)  # little to do: as many threads as there are 16-byte words
     block = min(block, power_of_two(size))
@@ -128,8 +128,8 @@ _LEAST_SPLIT = 4
 _ROW_WARPS = {1024: 2, 2048: 2, 4096: 8, 8192: 8, 16384: 16}  # padded length of a row held whole → warps; above: 32
 
 
-_MANY_ROWS = 4 * PROGRAMS
-"""Rows from which on those that are walked again are measured to be walked best one to a multiprocessor."""
+_MANY_ROWS = 4
+"""From so many rows per multiprocessor on, rows that are walked again are fastest one to a multiprocessor."""
 
 _ALONE = (16384, 32)
 """Elements and warps of a step where a program has a multiprocessor to itself: no more rows are under way than the
@@ -152,11 +152,11 @@ def _rows(blocked: Blocked, r: Dim, x: Dim | None) -> Config:
         return Config((("r", min(length, block)),), num_warps=warps, split=_is_split(blocked, r, block))
     if length <= 128:  # several rows per warp
         block = max(1, min(2048 // length, power_of_two(rows)))
-        while block > 1 and -(-rows // block) < 2 * PROGRAMS:
+        while block > 1 and -(-rows // block) < 2 * blocked.device.multiprocessors:
             block //= 2
         return Config((("x", block), ("r", length)), num_warps=min(4, _warps(block * length, 8)))
     warps = 1 if length <= 512 else _ROW_WARPS.get(length, 32)
-    if rows < 4 * PROGRAMS:  # too few rows to hide latency behind other programs
+    if rows < 4 * blocked.device.multiprocessors:  # too few rows to hide latency behind other programs
         warps = max(warps, min(16, _warps(length, 8)))
     return Config((("r", length),), num_warps=warps)
 
@@ -191,9 +191,9 @@ def _steps(blocked: Blocked, length: int, rows: int) -> tuple[int, int]:
     warps = 16 if length >= 16384 else 8
     if _scans(blocked):
         return warps * 1024, warps  # the blocks of a scan wait for each other
-    if rows >= _MANY_ROWS and length >= 4 * _ALONE[0] and _is_walked_again(blocked):
+    if rows >= _MANY_ROWS * blocked.device.multiprocessors and length >= 4 * _ALONE[0] and _is_walked_again(blocked):
         return _IN_PLACE if all(param.written and param.dtype in HALVES for param in _streams(blocked)) else _ALONE
-    if rows < 8 * PROGRAMS:
+    if rows < 8 * blocked.device.multiprocessors:
         return warps * 512, warps
     running = any(isinstance(stmt, Fold) and stmt.carry is not None for stmt in statements(blocked.body))
     return (4096, 4) if running else (2048, 8)
@@ -219,9 +219,12 @@ def _columns(blocked: Blocked, r: Dim, x: Dim, times: int) -> Config:
     wanted = min(1024, 4096 // length) if r.role is Role.WHOLE else 256 // _itemsize(blocked)
     least = 32 if r.role is not Role.WHOLE or length <= 512 else SECTOR // _itemsize(blocked, least=True)
     block = min(max(least, wanted), power_of_two(columns))
-    while block > 32 and -(-columns // block) * times < 2 * PROGRAMS:
+    while block > 32 and -(-columns // block) * times < 2 * blocked.device.multiprocessors:
         block //= 2
-    while block > SECTOR // _itemsize(blocked, least=True) and -(-columns // block) * times < PROGRAMS // 4:
+    while (
+        block > SECTOR // _itemsize(blocked, least=True)
+        and -(-columns // block) * times < blocked.device.multiprocessors // 4
+    ):
         block //= 2
     steps = length if r.role is Role.WHOLE else min(length, max(1, 4096 // block))
     return Config((("r", steps), ("x", block)), num_warps=min(16, _warps(steps * block, 16)))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, power_of_two
+from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two
 from fusion.codegen.triton.rewrites.groups import WORD
 from fusion.lowering.expr import Expr, Op, TileRef, loads, postorder
 from fusion.lowering.indexing import coefficient
@@ -31,7 +31,7 @@ def candidates(blocked: Blocked) -> tuple[Config, ...]:
     """
     dims = {dim.name: dim for dim in blocked.dims}
     if list(dims) == ["r", "x"] and dims["r"].role is Role.LOOP and _is_product(blocked):
-        return _columns(dims["r"], dims["x"], itemsize(blocked))
+        return _columns(blocked, dims["r"], dims["x"])
     if list(dims) not in (["x", "r"], ["r", "x", "q"]) or dims["r"].role is not Role.LOOP or not _is_product(blocked):
         return ()
     size = itemsize(blocked)
@@ -40,7 +40,9 @@ def candidates(blocked: Blocked) -> tuple[Config, ...]:
     found = []
     for rows, along, words in shapes:
         rows = min(rows, power_of_two(extent(dims["x"].size)))
-        while rows > 1 and (extent(dims["x"].size) < rows * PROGRAMS or blocked.single(dims["x"])):
+        while rows > 1 and (
+            extent(dims["x"].size) < rows * blocked.device.multiprocessors or blocked.single(dims["x"])
+        ):
             rows //= 2
         steps = max(1, min(along // size // held, power_of_two(extent(dims["r"].size))))
         blocks = {"x": rows, "r": steps, "q": held}
@@ -73,16 +75,16 @@ def _shapes(sums: Sequence[Fold], size: int, *, grouped: bool) -> tuple[tuple[in
 _COLUMNS = ((128, 32, 8), (256, 16, 8), (512, 32, 16))
 
 
-def _columns(r: Dim, x: Dim, size: int) -> tuple[Config, ...]:
+def _columns(blocked: Blocked, r: Dim, x: Dim) -> tuple[Config, ...]:
     """Neighbouring threads take neighbouring columns, a word each; narrow blocks where there are few programs."""
-    found = []
+    found, size = [], itemsize(blocked)
     for rows, along, warps in _COLUMNS:
         blocks = (
             ("r", min(rows, power_of_two(extent(r.size)))),
             ("x", min(along // size, power_of_two(extent(x.size)))),
         )
         found.append(Config(blocks, num_warps=warps))
-    if extent(x.size) < 2 * PROGRAMS * found[0].block("x"):
+    if extent(x.size) < 2 * blocked.device.multiprocessors * found[0].block("x"):
         found[:2] = found[1::-1]
     return tuple(dict.fromkeys(found))
 

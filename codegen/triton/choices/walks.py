@@ -12,7 +12,7 @@ from fusion.lowering.sizes import with_values
 SHORT = 1024
 """Steps of a walk that is over before descriptors have paid for being made."""
 
-_CACHE = 32 << 20  # bytes of what programs that run at once may walk, so that it stays in the L2 cache
+_CACHED = 0.64  # of the L2 cache, how much programs that run at once may walk, so that it stays there
 
 
 def together(blocked: Blocked) -> int:
@@ -32,7 +32,7 @@ def together(blocked: Blocked) -> int:
                 sizes = (extent(with_values(dim.size, known)) for dim in dims)
                 walked += load.dtype.itemsize * math.prod(sizes)
     batch = next((extent(with_values(dim.size, known)) for dim in blocked.grid() if dim.name == "b"), 1)
-    groups = -(-batch // max(1, _CACHE // max(1, walked)))
+    groups = -(-batch // max(1, int(_CACHED * blocked.device.cache) // max(1, walked)))
     return -(-batch // groups)
 
 

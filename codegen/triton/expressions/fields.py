@@ -21,7 +21,7 @@ from functools import partial
 
 import torch
 
-from fusion.codegen.triton.architecture import capability
+from fusion.codegen.triton.devices import Feature
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.spell import TYPES, Code
 from fusion.codegen.triton.expressions.values import Values
@@ -170,11 +170,11 @@ def _counts(dtype: torch.dtype) -> bool:
 # Lines ----------------------------------------------------------------------------------------------------------------
 
 
-def convert(values: Values, arch: str, roots: Sequence[Expr] | None = None) -> None:
-    """From here on, the kernel of `values`, or these expressions, have fields converted by bit patterns, where `arch`
-    has the operations.
+def convert(values: Values, roots: Sequence[Expr] | None = None) -> None:
+    """From here on, the kernel of `values`, or these expressions, have fields converted by bit patterns, where the
+    device has the operations.
     """
-    if capability(arch) < 80:
+    if not values.device.has(Feature.HALF_PAIRS):
         return
     if roots is None:
         stmts = statements(values.layout.blocked.body)

@@ -16,6 +16,7 @@ import torch
 
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.blocks.words import in_words
+from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions.indices import Layout, expand
 from fusion.codegen.triton.expressions.matrices import Hosted, Stack
 from fusion.codegen.triton.expressions.points import Points
@@ -68,6 +69,11 @@ class Values(Points):
         self._mutable &= {load.buffer for load in loads(*roots)}
         self.written: set[str] = set()  # parameters that have been stored to so far
         self._numbers = frozenset(param.name for param in layout.blocked.kernel.params if param.number)
+
+    @property
+    def device(self) -> Device:
+        """The device that is generated for."""
+        return self.layout.blocked.device
 
     def stored(self, param: str) -> None:
         """Forget what was loaded from `param`: it has just been written."""

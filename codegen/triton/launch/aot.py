@@ -16,10 +16,9 @@ from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
 from fusion.codegen.target import Stage
-from fusion.codegen.triton.architecture import capability
+from fusion.codegen.triton.devices import Device, capability
 from fusion.codegen.triton.launch.beginning import begin
 from fusion.codegen.triton.launch.load import Generated, alignment, load, signature
-from fusion.codegen.triton.products.matrix_units import shared_memory
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.scalar_ops import HALVES
@@ -27,32 +26,22 @@ from fusion.lowering.scalar_ops import HALVES
 _LADDERS = {"cuda": ("ttir", "ttgir", "llir", "ptx", "cubin"), "hip": ("ttir", "ttgir", "llir", "amdgcn", "hsaco")}
 
 
-def target_of(arch: str) -> Any:
-    """Triton's name for an architecture.
+def target_of(device: Device) -> Any:
+    """Triton's name for a device.
 
-    >>> target_of("sm_90").arch, target_of("gfx942").warp_size
+    >>> from fusion.codegen.triton.devices import device_of
+    >>> target_of(device_of("sm_90")).arch, target_of(device_of("gfx942")).warp_size
     (90, 64)
-
-    Raises:
-        BuildError: no such architecture.
     """
-    if capability(arch):
-        return GPUTarget("cuda", capability(arch), 32)
-    if arch.startswith("gfx"):
-        return GPUTarget("hip", arch, 64 if arch.startswith("gfx9") else 32)
-    raise BuildError(f"unknown architecture {arch!r}", hint='name one like "sm_90" or "gfx942"')
+    number = capability(device.arch)
+    return GPUTarget("cuda", number, device.warp) if number else GPUTarget("hip", device.arch, device.warp)
 
 
-def arch_of(target: Any) -> str:
-    """Our name for one of Triton's targets."""
-    return f"sm_{target.arch}" if target.backend == "cuda" else str(target.arch)
-
-
-def compile_for(generated: Generated, target: Any, multiples: tuple[bool, ...] = (), *, aligned: bool = True) -> Any:
-    """Triton's `CompiledKernel` for one of its targets.
+def compile_for(generated: Generated, device: Device, multiples: tuple[bool, ...] = (), *, aligned: bool = True) -> Any:
+    """Triton's `CompiledKernel` for a device.
 
     `multiples` says of each size whether it is a multiple of 16, `aligned` whether pointers are as promised.  Where a
-    kernel needs more shared memory than the target has, it is compiled again with a shorter pipeline.
+    kernel needs more shared memory than the device has, it is compiled again with a shorter pipeline.
 
     Raises:
         BuildError: with Triton's own message.
@@ -64,7 +53,7 @@ def compile_for(generated: Generated, target: Any, multiples: tuple[bool, ...] =
         )
     known = alignment(generated, multiples, aligned=aligned)
     source = _language(generated)(generated.function, signature(generated), generated.constants, known)
-    options = dict(generated.options)
+    options, target = dict(generated.options), target_of(device)
     begin().hashing.join()
     if any(param.written and param.dtype not in HALVES for param in generated.kernel.params):
         options.setdefault("enable_reflect_ftz", False)  # the math library keeps denormals, as it does in eager
@@ -73,12 +62,12 @@ def compile_for(generated: Generated, target: Any, multiples: tuple[bool, ...] =
             compiled = triton.compile(source, target=target, options=options)
         except Exception as error:
             raise BuildError(f"Triton cannot compile {name}: {_message(error)}") from error
-        limit = shared_memory(arch_of(target))
+        limit = device.shared_per_program
         if compiled.metadata.shared <= limit:
             return compiled
         if options.get("num_stages", 1) <= 1:
             raise BuildError(
-                f"{name} needs {compiled.metadata.shared} bytes of shared memory, {arch_of(target)} has {limit}",
+                f"{name} needs {compiled.metadata.shared} bytes of shared memory, {device.arch} has {limit}",
                 hint="take smaller blocks in CONFIG",
             )
         options["num_stages"] -= 1
@@ -103,14 +92,13 @@ def _message(error: BaseException) -> str:
     return "\n".join(dict.fromkeys(causes))
 
 
-def stages(kernel: Kernel, source: str, arch: str) -> Iterator[Stage]:
-    """The artefacts on the way from `source` to a binary for `arch`, in order.
+def stages(kernel: Kernel, source: str, device: Device) -> Iterator[Stage]:
+    """Yields the artefacts on the way from `source` to a binary for a device, in order.
 
     Raises:
         BuildError: Triton cannot compile it.
     """
-    target = target_of(arch)
-    compiled = compile_for(load(kernel, source), target)
-    for name in _LADDERS[target.backend]:
+    compiled = compile_for(load(kernel, source), device)
+    for name in _LADDERS[target_of(device).backend]:
         if name in compiled.asm:  # Gluon has no stage before the layouts are known
             yield name, compiled.asm[name]

@@ -24,14 +24,14 @@ from triton.runtime.driver import driver
 from triton.runtime.jit import JITFunction
 
 from fusion.codegen.target import Launcher
+from fusion.codegen.triton.devices import device_at
 from fusion.codegen.triton.launch import interpreted, passed
-from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.beginning import begin
 from fusion.codegen.triton.launch.counters import Run, counted
 from fusion.codegen.triton.launch.direct import Binary, loaded, run_of
 from fusion.codegen.triton.launch.launchers import Either, Wanted, launcher
 from fusion.codegen.triton.launch.load import Generated, load, signature
-from fusion.codegen.triton.launch.present import arch_at
 from fusion.codegen.triton.launch.sources import Sources
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
@@ -82,8 +82,8 @@ class _Ready:
         """The binary for a device, which need not be the current one."""
         with self._lock:
             if wanted not in self._compiled:
-                source, target = self.sources.of(wanted.aligned, wanted.wide), target_of(arch_at(wanted.device))
-                self._compiled[wanted] = compile_for(source, target, wanted.multiples, aligned=wanted.aligned)
+                source, device = self.sources.of(wanted.aligned, wanted.wide), device_at(wanted.device)
+                self._compiled[wanted] = compile_for(source, device, wanted.multiples, aligned=wanted.aligned)
             return self._compiled[wanted]
 
     def run(self, wanted: Wanted) -> tuple[Run, Binary | None]:

@@ -88,7 +88,7 @@ class Product:
         return f"tl.dot({', '.join(inputs)})"
 
 
-def product(values: Values, fold: Fold, arch: str) -> Product:
+def product(values: Values, fold: Fold) -> Product:
     """The product of the current blocks, after adding the lines that compute its factors.
 
     The result comes in tile order: where the rows come after the columns, the operands change places, transposed.
@@ -100,7 +100,7 @@ def product(values: Values, fold: Fold, arch: str) -> Product:
     if dims[0] is columns:
         rows, columns, lhs, rhs = columns, rows, rhs, lhs
     sums = accumulator("dot", dtype) if dtype.is_floating_point or dtype is torch.int8 else fold.dtype
-    matrix = on_matrix_units(dtype, arch)
+    matrix = on_matrix_units(dtype, values.device)
     shares = tuple(dim for dim in values.layout.blocked.dims if dim.name == "s")
     left, right, dims = (*shares, rows, over), (*shares, over, columns), (*shares, *dims)
     if not matrix:
@@ -108,20 +108,20 @@ def product(values: Values, fold: Fold, arch: str) -> Product:
     a, b = operand(values, lhs, left, over, "lhs"), operand(values, rhs, right, over, "rhs")
     if not matrix:
         a, b = cast(a, dtype, sums), cast(b, dtype, sums)
-    precision = _precision(values, arch) if matrix and dtype is torch.float32 else ""
+    precision = _precision(values) if matrix and dtype is torch.float32 else ""
     return Product((a, b), (left, right), over, dims, sums, matrix, precision)
 
 
-def _precision(values: Values, arch: str) -> str:
+def _precision(values: Values) -> str:
     """How float32 is multiplied: not split in kernels of nothing but short sums, none of which is made in a walk."""
     blocked = values.layout.blocked
-    precision = input_precision(arch, values.layout.config.tf32)
+    precision = input_precision(values.device, values.layout.config.tf32)
     sizes = [blocked.sides(dot)[2].size for dot in blocked.dots]
     short = not blocked.chained and all(size.is_Integer and size <= SHORT for size in sizes)
     return "ieee" if precision == "tf32x3" and short else precision
 
 
-def dot_in_loop(values: Values, fold: Fold, arch: str) -> Callable[[], None]:
+def dot_in_loop(values: Values, fold: Fold) -> Callable[[], None]:
     """Accumulate over the current loop; the function returned makes the result known after it.
 
     Products of which only the sum is needed have one accumulator, and if they are scaled, the last one scales them all.
@@ -129,8 +129,8 @@ def dot_in_loop(values: Values, fold: Fold, arch: str) -> Callable[[], None]:
     hoisted = _hoisted(values, fold)
     if any(dim.name == "s" for dim in values.layout.blocked.dims):
         _ask_ahead(values, hoisted.scales, values.layout.blocked.sides(fold)[2])
-    fields.convert(values, arch, hoisted.operands)
-    found = product(values, replace(fold, args=hoisted.operands), arch)
+    fields.convert(values, hoisted.operands)
+    found = product(values, replace(fold, args=hoisted.operands))
     total = total_of(values.layout.blocked.body, fold)
     if total is None or not found.matrix or found.sums is not fold.dtype or not _scaled_alike(values, total):
         total = Total(fold.ref, (fold,))
@@ -207,9 +207,9 @@ def _scaled(values: Values, found: Product, text: str, scales: Sequence[tuple[st
     return code.text
 
 
-def dot_now(values: Values, fold: Fold, arch: str) -> None:
+def dot_now(values: Values, fold: Fold) -> None:
     """A contraction over a dimension that is held whole, or of the current block alone."""
-    found = product(values, fold, arch)
+    found = product(values, fold)
     result = values.name(fold.name, Tile(Code(found.text(values)), found.dims, values.depth))
     bind(values, fold.ref, fold.dtype, found, result)
 

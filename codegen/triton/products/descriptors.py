@@ -23,8 +23,8 @@ from dataclasses import replace
 
 import sympy
 
-from fusion.codegen.triton.architecture import capability
-from fusion.codegen.triton.blocks import PROGRAMS, Blocked, Config, Dim, extent, programs
+from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, programs
+from fusion.codegen.triton.devices import Feature
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.matrices import Hosted, Matrix, Stack
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
@@ -36,8 +36,8 @@ from fusion.lowering.indexing import coefficient
 from fusion.lowering.kernel import Fold, Loop, Role, Store, statements, values_of
 from fusion.lowering.scalar_ops import HALVES
 
-NARROWEST = Config((("m", 64), ("k", 64), ("n", 128)), num_stages=4, persistent=True, per_processor=2)
-"""The configuration with the smallest blocks."""
+NARROWEST = Config((("m", 64), ("k", 64), ("n", 128)), persistent=True)
+"""The smallest blocks."""
 
 
 LONG_ROW = 256
@@ -70,14 +70,18 @@ def loaded_tiles(blocked: Blocked) -> dict[Load, Matrix]:
     return found
 
 
-def applies(blocked: Blocked, arch: str) -> bool:
+def applies(blocked: Blocked) -> bool:
     """Does the persistent form compute this kernel, and is it worth it?"""
-    return allows(blocked, arch) and programs(blocked, divided(NARROWEST, len(blocked.dots))) * 2 >= PROGRAMS
+    if not allows(blocked):
+        return False
+    return programs(blocked, divided(NARROWEST, len(blocked.dots))) * 2 >= blocked.device.multiprocessors
 
 
-def allows(blocked: Blocked, arch: str) -> bool:
+def allows(blocked: Blocked) -> bool:
     """Can the persistent form compute this kernel?"""
-    if not on_tensor_memory(arch) or blocked.kernel.awaited:  # what goes through tensor memory is stored later
+    if (
+        not blocked.device.has(Feature.TENSOR_COPIES) or blocked.kernel.awaited
+    ):  # what goes through tensor memory is stored later
         return False
     return _walks_products(blocked) and all(_is_fetched(blocked, *factor) for factor in factors(blocked))
 
@@ -177,9 +181,9 @@ def _starts_aligned(base: sympy.Expr, size: int) -> bool:
     return all(int(term.as_coeff_Mul()[0]) * size % 16 == 0 for term in sympy.Add.make_args(base))
 
 
-def matrices(blocked: Blocked, arch: str) -> dict[Load, Matrix]:
+def matrices(blocked: Blocked) -> dict[Load, Matrix]:
     """The operands that can come through descriptors in a kernel that walks rows or columns of a contraction."""
-    if not on_tensor_memory(arch) or not blocked.chained:
+    if not blocked.device.has(Feature.TENSOR_COPIES) or not blocked.chained:
         return {}
     found: dict[Load, Matrix] = {}
     for dot in blocked.dots:
@@ -205,11 +209,6 @@ def _steps_evenly(blocked: Blocked, matrix: Matrix) -> bool:
     if batch is None:
         return True
     return batch[1] is not None and bool(batch[1].is_positive) and _starts_aligned(batch[1], size)
-
-
-def on_tensor_memory(arch: str) -> bool:
-    """Has this architecture a tensor memory accelerator?"""
-    return capability(arch) >= 90
 
 
 def target_of(blocked: Blocked, stmt: Store) -> Matrix | None:
@@ -269,10 +268,10 @@ def walk_over(values: Values, number: str, blocks: str) -> str:
     return f"for {number} in tl.range({values.program}, {blocks}, tl.num_programs(0), flatten=True):"
 
 
-def describe_operands(values: Values, arch: str) -> None:
+def describe_operands(values: Values) -> None:
     """Add the descriptors of every operand that allows it; from here on these are loaded through them."""
     made = _Described(values)
-    for load, matrix in matrices(values.layout.blocked, arch).items():
+    for load, matrix in matrices(values.layout.blocked).items():
         values.load_through[load] = made.of(matrix, values.layout)
 
 

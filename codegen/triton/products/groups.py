@@ -22,6 +22,7 @@ from typing import Protocol
 import triton
 
 from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.devices import Device, Feature
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.values import Values
 
@@ -45,9 +46,9 @@ def in_gluon(lines: Sequence[str]) -> list[str]:
     return found
 
 
-def run_on(arch: str) -> bool:
-    """Does this architecture multiply in groups of warps?  Triton's interpreter has no Gluon."""
-    return arch in ("sm_90", "sm_90a") and not triton.knobs.runtime.interpret
+def run_on(device: Device) -> bool:
+    """Does this device multiply in groups of warps?  Triton's interpreter has no Gluon."""
+    return device.has(Feature.WARP_GROUPS) and not triton.knobs.runtime.interpret
 
 
 @dataclass(frozen=True, slots=True)

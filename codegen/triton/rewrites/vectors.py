@@ -27,6 +27,7 @@ from dataclasses import replace
 import sympy
 import torch
 
+from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.rewrites.packed import MOST
 from fusion.lowering.expr import Cast, Expr, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
 from fusion.lowering.indexing import FloorDiv, coefficient, simplify, split_points, substitute_all
@@ -36,8 +37,8 @@ from fusion.lowering.scalar_ops import HALVES
 FEW = 4
 """The most rows for which every thread holds a sum of its own."""
 
-FILLED = 64 * 132
-"""The rows of a matrix from which on each multiprocessor of an H200 has a block of 64 of them."""
+FILLED = 64
+"""Rows of a matrix for each multiprocessor from which on all of them have a block of the matrix units."""
 
 NARROW = 32
 """The most rows that are the narrow side of the matrix units: 64 rows by 8, 16, 24 or 32 columns at a time."""
@@ -45,10 +46,10 @@ NARROW = 32
 _BYTES = (torch.bool, torch.int8, torch.uint8)  # any float type holds them exactly
 
 
-def unrolled(kernel: Kernel) -> Kernel:
+def unrolled(kernel: Kernel, device: Device) -> Kernel:
     """`kernel` with its contractions as sums, one for each of the few rows; the same object where there are none."""
     folds = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold)]
-    sides = {_few(kernel, fold) for fold in folds}
+    sides = {_few(kernel, fold, device) for fold in folds}
     few = next(iter(sides), None)
     if few is None or len(sides) > 1 or len({fold.over for fold in folds}) > 1 or kernel.then is not None:
         return kernel
@@ -73,7 +74,7 @@ def is_narrow(kernel: Kernel, rows: Collection[sympy.Symbol], columns: Collectio
     return bool(count.is_Integer and count <= NARROW and (not longer.is_Integer or longer >= 2 * NARROW))
 
 
-def _few(kernel: Kernel, fold: Fold) -> frozenset[sympy.Symbol] | None:
+def _few(kernel: Kernel, fold: Fold, device: Device) -> frozenset[sympy.Symbol] | None:
     """The axes of the side of a `dot` that has few rows, if sums of products of the other operand are fast."""
     if fold.op != "dot":
         return None
@@ -86,7 +87,8 @@ def _few(kernel: Kernel, fold: Fold) -> frozenset[sympy.Symbol] | None:
         most = FEW
         if fold.args[0].dtype in HALVES and _of_bytes(operand, set(other)):
             alone = sum(isinstance(stmt, Fold) for stmt in statements(kernel.body)) == 1
-            filled = longer.is_Integer and longer >= FILLED and (alone or not _in_groups(fold, kernel.axis_sizes()))
+            filled = longer.is_Integer and longer >= FILLED * device.multiprocessors
+            filled = filled and (alone or not _in_groups(fold, kernel.axis_sizes()))
             most = 0 if filled and _shared(operand, fold.over, set(other)) else 1
         if not 0 < count <= most or longer == 0:
             continue

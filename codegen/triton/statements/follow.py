@@ -19,6 +19,7 @@ import torch
 
 from fusion.codegen.triton.blocks import Lanes
 from fusion.codegen.triton.blocks.dims import WORD
+from fusion.codegen.triton.devices import Feature
 from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.spell import TYPES, Code, cast, literal, typed
 from fusion.codegen.triton.expressions.values import Values
@@ -38,11 +39,11 @@ def named_before(loop: Loop) -> frozenset[str]:
     return frozenset(found)
 
 
-def lanes_of(values: Values, loop: Loop, arch: str) -> Lanes | None:
+def lanes_of(values: Values, loop: Loop) -> Lanes | None:
     """The threads that follow the folds of `loop` each by itself; None where all follow them together."""
     layout, folds = values.layout, [stmt for stmt in loop.body if isinstance(stmt, Fold)]
     dims = layout.blocked.of(loop.axes)
-    if not arch.startswith("sm_") or len(dims) != 1 or layout.tiled != dims or not running(loop):
+    if not values.device.has(Feature.PTX) or len(dims) != 1 or layout.tiled != dims or not running(loop):
         return None
     if len(folds) < len(loop.body) or not all(_is_followed_by_lane(fold, loop) for fold in folds):
         return None
@@ -57,7 +58,7 @@ def _is_followed_by_lane(fold: Fold, loop: Loop) -> bool:
 
 
 def take_in(
-    values: Values, fold: Fold, arch: str, *, depth: int, kept: bool, lanes: Lanes | None = None
+    values: Values, fold: Fold, *, depth: int, kept: bool, lanes: Lanes | None = None
 ) -> tuple[Callable[[], None], tuple[str, ...]]:
     """Take the current block into a running fold, which `lanes` follow each by itself.
 
@@ -65,7 +66,7 @@ def take_in(
     Returns what makes the result known after the loop, and the lines that end the loop's body.
     """
     inside = values.depth
-    product = contract.product(values, fold, arch) if fold.op == "dot" else None
+    product = contract.product(values, fold) if fold.op == "dot" else None
     if product is not None:
         carried, block, start = product.sums, None, contract.zeros(values, product, depth)
     else:

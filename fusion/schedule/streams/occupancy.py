@@ -28,11 +28,6 @@ SHORTEST = 4 * BLOCK
 """The shortest part: below it, filling the pipeline of a walk takes longer than the walk."""
 
 
-THROUGH_POINTERS = 0.45
-"""The speed of a walk that multiplies rows at odd addresses.  (H200, bf16: two products of 49152 × 384 × 196 with GELU
-between them, 123 µs.)"""
-
-
 def programs(dependences: Dependences, made: Stream | Cluster) -> int:
     """How many programs the walk of a stream has, uncut: blocks of rows, for each point of the other axes."""
     spread = [axis for axis in made.space.parallel if axis.symbol not in made.space.held]
@@ -121,7 +116,7 @@ def walk_time(dependences: Dependences, made: Stream | Cluster, capabilities: Ca
     products /= capabilities.streamed
     multiplied = {load.buffer for p in made.places if _is_product(dependences, p) for load in dependences.loads[p]}
     if capabilities.alignment > 1 and any(is_odd(dependences.program.buffers[name]) for name in multiplied & taken):
-        products /= THROUGH_POINTERS
+        products /= capabilities.odd_rows.walked
     return max(products + sum(_work(dependences, p, capabilities) for p in made.places), moved / capabilities.bandwidth)
 
 

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 
+from fusion.codegen.numerics import DEFAULT
 from fusion.codegen.triton import Config, TritonTarget
-from fusion.codegen.triton.architecture import Units
-from fusion.codegen.triton.blocks import block
 from fusion.codegen.triton.choices.chains import candidates
 from fusion.lowering.kernel import Kernel
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import BF16
+from tests.codegen.triton.blocking import block
 
 TARGET = TritonTarget("sm_90")
 
@@ -44,12 +44,12 @@ def test_longer_walks_share_the_cache_in_groups_of_one_size() -> None:
     assert config.group == 8  # 8, 8, 8 and 6
     lines = TARGET.emit(kernel, config)
     assert "batch, block = tl.swizzle2d(pid // m_blocks, pid % m_blocks, 30, m_blocks, 8)" in lines
-    assert {c.group for c in candidates(block(kernel), Units("sm_90")) if c.descriptors} == {1}
+    assert {c.group for c in candidates(block(kernel), DEFAULT) if c.descriptors} == {1}
 
 
 def test_walks_of_one_length_come_head_by_head() -> None:
     kernel = online_attention(32, 1024, 1024, 64)
-    assert {c.group for c in candidates(block(kernel), Units("sm_90"))} == {1}
+    assert {c.group for c in candidates(block(kernel), DEFAULT)} == {1}
     assert "bi = pid // m_blocks" in TARGET.emit(kernel, pipelined(kernel))
 
 

@@ -12,9 +12,9 @@ pytest.importorskip("triton")
 
 from fusion.codegen.numerics import Numerics
 from fusion.codegen.triton import Config, TritonTarget
-from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.devices import H200
+from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load
-from fusion.codegen.triton.products.matrix_units import shared_memory
 from fusion.lowering.expr import Op, const
 from fusion.lowering.kernel import Kernel, Role, Store
 from fusion.lowering.scalar_ops import FOLD_OPS, SCALAR_OPS
@@ -118,7 +118,7 @@ def test_unaligned_memory_does_not() -> None:
 @compiles
 def test_without_the_promise_accesses_are_narrow() -> None:
     made = add(1 << 20)
-    ptx = compile_for(load(made, TARGET.emit(made)), target_of("sm_90"), aligned=False).asm["ptx"]
+    ptx = compile_for(load(made, TARGET.emit(made)), H200, aligned=False).asm["ptx"]
     assert "ld.global.b32" in ptx and ".v4" not in ptx and ".v2" not in ptx
 
 
@@ -128,7 +128,7 @@ def test_symbolic_sizes_that_are_multiples_of_16_move_16_bytes_at_a_time() -> No
     made = softmax(rows, columns, Role.LOOP)
     generated = load(made, TARGET.emit(made))
     for multiples, wide in (((True, True), True), ((True, False), False)):
-        ptx = compile_for(generated, target_of("sm_90"), multiples).asm["ptx"]
+        ptx = compile_for(generated, H200, multiples).asm["ptx"]
         assert ("v4.b32" in ptx) is wide
 
 
@@ -162,9 +162,9 @@ def test_tiles_of_wide_numbers_beside_a_product_fit_into_shared_memory() -> None
     """On their way out they take as much of it as a block has elements, and no shorter pipeline helps."""
     made = matmul(4096, 4099, 515, BF16, out=torch.int64)  # rows of odd length: through pointers
     default = TARGET.configs(made)[0]
-    room = shared_memory("sm_90")
+    room = H200.shared_per_program
     assert not default.persistent and 8 * default.block("m") * default.block("n") <= room
-    assert compile_for(load(made, TARGET.emit(made)), target_of("sm_90")).metadata.shared <= room
+    assert compile_for(load(made, TARGET.emit(made)), H200).metadata.shared <= room
     narrow = TARGET.configs(matmul(4096, 4099, 515, BF16))[0]
     assert 8 * narrow.block("m") * narrow.block("n") > room
 

@@ -13,8 +13,9 @@ import torch
 
 pytest.importorskip("triton")
 
+from fusion.codegen.triton.devices import H200
 from fusion.codegen.triton.launch import direct
-from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.direct import Binary, run_of, stub
 from fusion.codegen.triton.launch.launchers import launcher
 from fusion.codegen.triton.launch.load import load, signature
@@ -118,7 +119,7 @@ def test_only_kernels_that_take_what_a_direct_launch_gives_are_launched_so(monke
     rows = sympy.Symbol("s0", integer=True, positive=True)
     for kernel, given in ((add(64), 3), (softmax(rows, 768, Role.WHOLE), 3), (total(1 << 16, 64), 4)):
         generated = load(kernel, TARGET.emit(kernel))
-        compiled = compile_for(generated, target_of("sm_90"), (False,) * len(kernel.sizes))
+        compiled = compile_for(generated, H200, (False,) * len(kernel.sizes))
         assert given == len(signature(generated)) - len(generated.constants)
         binary = direct.loaded(compiled, 0, given)
         assert binary is not None and (binary.function, binary.entry) == (1234, 99)

@@ -11,9 +11,10 @@ import pytest
 import sympy
 import torch
 
-from fusion.codegen.target import GENERATED, GROUPED, Form
+from fusion.codegen.attention import GENERATED
+from fusion.codegen.target import Form
 from fusion.codegen.triton import Config, TritonTarget
-from fusion.codegen.triton.blocks import block
+from fusion.codegen.triton.devices import GROUPED
 from fusion.codegen.triton.products.boxes import box_of
 from fusion.codegen.triton.products.chained import Chain, chain_of
 from fusion.lowering.indexing import FloorDiv, Mod
@@ -21,6 +22,7 @@ from fusion.lowering.kernel import Kernel, Store
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import expected, tensors
 from tests.codegen.triton import gluon_threads
+from tests.codegen.triton.blocking import block
 
 TARGET = TritonTarget("sm_90")
 BF16 = torch.bfloat16

@@ -16,8 +16,9 @@ import torch
 pytest.importorskip("triton")
 
 from fusion.codegen.triton import TritonTarget
+from fusion.codegen.triton.devices import H200
 from fusion.codegen.triton.launch import beginning, build, counters, direct
-from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.launchers import Either, Wanted, launcher, promise
 from fusion.codegen.triton.launch.load import load, signature
 from fusion.codegen.triton.launch.multiples import telling
@@ -140,7 +141,7 @@ def test_builds_wait_for_the_threads_in_which_triton_begins(monkeypatch: pytest.
             raise RuntimeError("no device")
 
     def build() -> None:
-        compile_for(load(add(64), TARGET.emit(add(64))), target_of("sm_90"))
+        compile_for(load(add(64), TARGET.emit(add(64))), H200)
         compiled.set()
 
     monkeypatch.setattr(beginning, "triton_key", triton_key)
@@ -179,7 +180,7 @@ def test_what_passes_descriptors_is_compiled_with_the_kernel(monkeypatch: pytest
     active = SimpleNamespace(launcher_cls=lambda src, metadata: stubs.append((src, metadata)))
     monkeypatch.setattr(build, "driver", SimpleNamespace(active=active))
     monkeypatch.setattr(build, "compile_for", lambda source, *_, **__: SimpleNamespace(src=source.kernel, metadata=1))
-    monkeypatch.setattr(build, "arch_at", lambda device: "sm_90")
+    monkeypatch.setattr(build, "device_at", lambda device: H200)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
     for made in (add(64), matmul(2048, 2048, 2048, BF16)):

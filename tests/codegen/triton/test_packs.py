@@ -14,7 +14,8 @@ import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
 from fusion.codegen.triton import Config
-from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.devices import H200
+from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load as imported
 from fusion.codegen.triton.launch.sources import unaligned
 from fusion.lowering.errors import BuildError
@@ -106,7 +107,7 @@ def test_products_of_the_same_rows_are_one_walk(columns: tuple[int, int, int]) -
     assert made.beside
     text = TARGET.emit(made)
     assert text.count("tl.range(") == text.count("tl.dot(") == 1 and text.count(" TensorDescriptor(") == 7
-    compiled = compile_for(imported(made, text), target_of("sm_90"))
+    compiled = compile_for(imported(made, text), H200)
     assert compiled.metadata.num_stages == 4
     ptx = compiled.asm["ptx"]
     assert ptx.count("wgmma.mma_async") == 4 and "st.local" not in ptx
@@ -128,7 +129,7 @@ def test_the_rows_of_one_walk_may_be_of_any_number() -> None:
     made = of_any_rows(launched(linears, (8192, 1024), (2048, 1024), (512, 1024), (512, 1024)), 8192)
     text = TARGET.emit(made)
     assert text.count("tl.range(") == 1 and "def grid(s0, processors=132):" in text
-    assert compile_for(imported(made, text), target_of("sm_90"), (False,)).metadata.num_stages >= 3
+    assert compile_for(imported(made, text), H200, (False,)).metadata.num_stages >= 3
 
 
 @pytest.mark.parametrize("function", [gated_beside, biased, ending_apart], ids=lambda f: f.__name__)

@@ -11,15 +11,16 @@ pytest.importorskip("triton")
 import sympy
 
 from fusion.codegen.triton import TritonTarget
-from fusion.codegen.triton.blocks import block
 from fusion.codegen.triton.choices.persistent import reached, speed, work_of
-from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.devices import H200
+from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load as imported
 from fusion.lowering.expr import Cast, Expr, const
 from fusion.lowering.expr import make_op as op
 from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Store
 from tests.codegen.kernels.making import BF16, F32, GRID, LOOP, i, j, kernel, load, param, r
 from tests.codegen.kernels.products import gated, matmul, residual
+from tests.codegen.triton.blocking import block
 
 TARGET = TritonTarget("sm_90")
 PROCESSOR, RESERVED = 233_472, 1024
@@ -127,7 +128,7 @@ def test_every_configuration_is_priced() -> None:
 )
 def test_what_is_chosen_fits_with_all_its_stages(made: Kernel) -> None:
     config = TARGET.configs(made)[0]
-    compiled = compile_for(imported(made, TARGET.emit(made)), target_of("sm_90"))
+    compiled = compile_for(imported(made, TARGET.emit(made)), H200)
     assert compiled.metadata.num_stages == config.num_stages
     assert config.per_processor * (compiled.metadata.shared + RESERVED) <= PROCESSOR
     assert "wgmma.mma_async" in compiled.asm["ptx"] and "st.local" not in compiled.asm["ptx"]
@@ -140,14 +141,14 @@ def test_programs_are_passed_their_descriptors(rows: int | sympy.Symbol) -> None
     text = TARGET.emit(made)
     generated = imported(made, text)
     assert list(generated.passed) == ["a_desc", "b_desc", "c_desc", "out_desc"]
-    compiled = compile_for(generated, target_of("sm_90"), (False,) if made.sizes else ())
+    compiled = compile_for(generated, H200, (False,) if made.sizes else ())
     assert "tensormap" not in compiled.asm["ptx"] and compiled.metadata.global_scratch_size == 0
 
 
 def test_gelu_divides_without_minding_the_ends_of_the_range() -> None:
     """What it divides by is 1 or more: seven operations less for each element."""
     made = activated(8192, 4096, 1024, smooth=True)
-    ptx = compile_for(imported(made, TARGET.emit(made)), target_of("sm_90")).asm["ptx"]
+    ptx = compile_for(imported(made, TARGET.emit(made)), H200).asm["ptx"]
     assert "div.approx.ftz.f32" in ptx and "div.full.f32" not in ptx
 
 
@@ -156,7 +157,7 @@ def test_sizes_that_are_not_known_come_through_descriptors(side: str) -> None:
     batch, length = sympy.symbols("s0 s1", integer=True, positive=True)
     rows = batch * length
     made = residual(rows, 768, 3072, BF16) if side == "rows" else matmul(768, 3072, rows, BF16, turned=(True, False))
-    compiled = compile_for(imported(made, TARGET.emit(made)), target_of("sm_90"), (False, False))
+    compiled = compile_for(imported(made, TARGET.emit(made)), H200, (False, False))
     assert "cp.async.bulk.tensor" in compiled.asm["ptx"] and "wgmma.mma_async" in compiled.asm["ptx"]
     assert compiled.metadata.num_stages == TARGET.configs(made)[0].num_stages
 

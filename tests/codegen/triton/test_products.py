@@ -11,8 +11,8 @@ import pytest
 pytest.importorskip("triton")
 
 from fusion.codegen.triton import Config, TritonTarget
-from fusion.codegen.triton.blocks import block
-from fusion.codegen.triton.launch.aot import compile_for, target_of
+from fusion.codegen.triton.devices import H200
+from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Cast, Op
@@ -21,6 +21,7 @@ from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_
 from tests.codegen.kernels.making import BF16, F32, b, i, j, kernel, param, r
 from tests.codegen.kernels.making import load as load_expr
 from tests.codegen.kernels.products import matmul, transposed
+from tests.codegen.triton.blocking import block
 from tests.codegen.triton.texts import TARGET, body
 
 # Text -----------------------------------------------------------------------------------------------------------------
@@ -58,7 +59,7 @@ def test_three_products_of_one_tall_matrix_take_blocks_that_exist(along: str) ->
     made = kernel("three", params, axes, Loop((r,), tuple(dots)), *stores)
     configs = TARGET.configs(made)
     assert all(size & (size - 1) == 0 for config in configs for _, size in config.blocks)
-    assert "mma" in compile_for(load(made, TARGET.emit(made, configs[0])), target_of("sm_90")).asm["ptx"]
+    assert "mma" in compile_for(load(made, TARGET.emit(made, configs[0])), H200).asm["ptx"]
 
 
 def test_contractions_over_other_axes_of_the_grid_are_refused() -> None:
@@ -185,7 +186,7 @@ def test_rows_of_transposed_matrices_are_walked_matrix_by_matrix() -> None:
     made = transposed(64, 768, 384, 200, back=True)
     assert TARGET.configs(made)[0].persistent
     assert [(dim.name, dim.size) for dim in block(made).dims] == [("b", 64), ("m", 768), ("k", 200), ("n", 384)]
-    ptx = compile_for(load(made, TARGET.emit(made)), target_of("sm_90")).asm["ptx"]
+    ptx = compile_for(load(made, TARGET.emit(made)), H200).asm["ptx"]
     assert "cp.async.bulk.tensor" in ptx and "wgmma.mma_async" in ptx
 
 

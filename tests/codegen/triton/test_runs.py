@@ -7,13 +7,13 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.codegen.triton import TritonTarget
-from fusion.codegen.triton.blocks import block
 from fusion.codegen.triton.blocks.contiguous import within_run
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol
 from fusion.schedule.kernels import KernelCall
+from tests.codegen.triton.blocking import block
 
 
 def heads_beside(q: torch.Tensor, k: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

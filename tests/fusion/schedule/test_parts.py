@@ -12,7 +12,7 @@ import torch
 import fusion
 from fusion.codegen.c import CTarget
 from fusion.codegen.triton import TritonTarget
-from fusion.codegen.triton.blocks import Blocked, block, programs
+from fusion.codegen.triton.blocks import Blocked, programs
 from fusion.lowering.expr import Load
 from fusion.lowering.indexing import substitute_all
 from fusion.lowering.interpret import run_kernel
@@ -21,6 +21,7 @@ from fusion.lowering.verify import verify_kernel
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.online.merge import brought, merged_op
 from fusion.schedule.streams.occupancy import length_of_part
+from tests.codegen.triton.blocking import block
 from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, LENGTH, ROW, ROWS, Body, Folds, S
 from tests.fusion.schedule.online_bodies import attention

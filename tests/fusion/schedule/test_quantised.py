@@ -14,7 +14,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion import fuse
 from fusion.codegen.triton import TritonTarget
-from fusion.codegen.triton.blocks import block
+from fusion.codegen.triton.devices import device_of
 from fusion.codegen.triton.rewrites.packed import unpacked
 from fusion.codegen.triton.rewrites.totals import total_of
 from fusion.compile import schedule_graph
@@ -29,6 +29,7 @@ from fusion.lowering.program import Extern
 from fusion.lowering.verify import verify_kernel
 from fusion.schedule.kernels import KernelCall
 from tests.codegen.kernels.products import linear
+from tests.codegen.triton.blocking import block
 
 Linear = Callable[..., torch.Tensor]
 BF16, F16, F32 = torch.bfloat16, torch.float16, torch.float32
@@ -351,7 +352,7 @@ def test_groups_of_packed_weights_that_are_parts_of_a_line_are_shares(
     assert shares == 1 or config.num_warps == shares
     # What a group is scaled by is asked for a step before it is needed.
     assert ("in2_next = tl.load(in2_at + k_next" in source) == (shares > 1)
-    assert all(dim.name != "s" for dim in block(kernel, "gfx942").dims)
+    assert all(dim.name != "s" for dim in block(kernel, device_of("gfx942")).dims)
 
 
 @pytest.mark.parametrize("name", LINEARS)

@@ -1,0 +1,84 @@
+"""Device: a CPU as a value, what its cores and its memory reach.
+
+All CPUs are taken for the one that was measured, with as many threads as PyTorch uses; compilers are asked for what the
+machine's own instructions are (`build.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+
+from fusion.codegen.attention import GENERATED, AttentionSpeed
+
+
+@dataclass(frozen=True, slots=True)
+class Cpu:
+    """A CPU.
+
+    Attributes:
+        threads: that run kernels, one to a core.
+        launch_us: microseconds of one launch.
+        core_bandwidth: bytes per microsecond to memory, of one core.
+        memory_cores: so many cores keep the memory busy.
+        core_flops: float32 operations per microsecond of one core, in loops that compilers make vectors of.
+        core_matrix_flops: the same of the library's products.
+        matrix_share: bytes of an operand's element → rate of the library's products against that.
+        attention: (form, or kernel of the library, bytes of an element) → its speed.
+
+    >>> replace(EPYC, threads=4).flops / EPYC.flops
+    4.0
+    """
+
+    name: str
+    threads: int
+    launch_us: float
+    core_bandwidth: float
+    memory_cores: int
+    core_flops: float
+    core_matrix_flops: float
+    matrix_share: Mapping[int, float] = field(hash=False)
+    attention: Mapping[tuple[str, int], AttentionSpeed] = field(hash=False)
+
+    @property
+    def bandwidth(self) -> float:
+        """Bytes per microsecond to memory."""
+        return self.core_bandwidth * min(self.threads, self.memory_cores)
+
+    @property
+    def flops(self) -> float:
+        """Float32 operations per microsecond in generated loops."""
+        return self.core_flops * self.threads
+
+    @property
+    def matrix_flops(self) -> float:
+        """Operations per microsecond of the library's products."""
+        return self.core_matrix_flops * self.threads
+
+
+EPYC = Cpu(
+    name="AMD EPYC",  # a core of one, torch 2.13
+    threads=1,
+    launch_us=2.0,
+    core_bandwidth=20_000.0,
+    memory_cores=10,
+    core_flops=20_000.0,
+    core_matrix_flops=100_000.0,
+    matrix_share={1: 0.5, 2: 1.0, 4: 1.0, 8: 0.5},
+    # 8 heads of 2048 rows, 64 wide; skipping is between a causal mask (1.4) and a window of 256 (0.7).  What is
+    # generated for backward are products of the library's, not attention in one walk: it is refused whatever its
+    # number is here.
+    attention={
+        ("flash", 4): AttentionSpeed(plain={64: (0.75, 0.71)}, skipping={64: (0.60, 0.60)}, masked={64: (0.60, 0.62)}),
+        ("flash", 2): AttentionSpeed(plain={64: (0.74, 1.28)}, skipping={64: (0.60, 0.80)}, masked={64: (0.60, 1.10)}),
+        (GENERATED, 4): AttentionSpeed(plain={64: (1.4, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.1, 0.5)}),
+        (GENERATED, 2): AttentionSpeed(plain={64: (1.5, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.2, 0.5)}),
+    },
+)
+
+
+def present() -> Cpu:
+    """The CPU of this machine, on the threads that PyTorch uses."""
+    return replace(EPYC, threads=torch.get_num_threads())

@@ -1,0 +1,167 @@
+"""Devices: the GPUs that are generated for, each a value, and which of them an architecture or a machine has.
+
+One file per known device.  An architecture that has none takes after the known one of the nearest compute capability,
+within the limits that are published of its own.  A device at hand that is another model than the known one of its
+architecture has its own properties, and the known one's speeds per multiprocessor.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from fusion.codegen.triton.devices.a100 import A100
+from fusion.codegen.triton.devices.b200 import B200
+from fusion.codegen.triton.devices.derived import speeds
+from fusion.codegen.triton.devices.device import GROUPED, Device, Feature, PersistentShape, Speeds
+from fusion.codegen.triton.devices.h200 import H200
+from fusion.codegen.triton.devices.mi300 import MI300
+from fusion.codegen.triton.devices.rtx30 import RTX30
+from fusion.codegen.triton.devices.rtx40 import RTX40
+from fusion.codegen.triton.devices.rtx50 import RTX50
+from fusion.lowering.errors import BuildError
+
+KNOWN = {device.arch: device for device in (A100, RTX30, RTX40, H200, B200, RTX50, MI300)}
+"""Architecture → the device that stands for it."""
+
+_LIMITS = {70: (96, 96, 2048), 75: (64, 64, 1024), 87: (163, 164, 1536), 103: (227, 228, 2048), 110: (227, 228, 1536)}
+"""Compute capability, times ten → KiB of shared memory of a program and of a multiprocessor, threads of one: CUDA C++
+Programming Guide, "Technical Specifications per Compute Capability"."""
+
+_LDS = {"gfx950": 160}
+"""AMD architecture → KiB of LDS of a compute unit, where that is not 64: AMD CDNA 4 white paper."""
+
+_SINCE = {
+    75: frozenset({Feature.PTX}),
+    80: frozenset({Feature.PTX, Feature.HALF_PAIRS, Feature.TF32, Feature.FLOAT64_UNITS}),
+}
+"""Compute capability, times ten → the features of architectures up to it that have no known device before them."""
+
+_SAME = 0.05
+"""By how much the bandwidth of the same model may differ from what is published."""
+
+
+def capability(arch: str) -> int:
+    """The compute capability of an NVIDIA architecture, times ten; 0 of any other.
+
+    >>> capability("sm_90a"), capability("sm_120"), capability("gfx942")
+    (90, 120, 0)
+    """
+    named = re.fullmatch(r"sm_(\d+)[af]?", arch)
+    return int(named[1]) if named else 0
+
+
+@lru_cache
+def device_of(arch: str) -> Device:
+    """The device that stands for an architecture.
+
+    >>> device_of("sm_120").shared_per_program, device_of("sm_75").shared_per_program, device_of("gfx1100").warp
+    (101376, 65536, 32)
+
+    Raises:
+        BuildError: no such architecture.
+    """
+    if arch in KNOWN:
+        return KNOWN[arch]
+    if arch.startswith("gfx"):
+        room = _LDS.get(arch, 64) << 10
+        warp = 64 if arch.startswith("gfx9") else 32
+        return replace(MI300, arch=arch, name=arch, shared_per_program=room, shared_per_multiprocessor=room, warp=warp)
+    number = capability(arch)
+    if number < min(_LIMITS):
+        raise BuildError(f"unknown architecture {arch!r}", hint='name one like "sm_90" or "gfx942"')
+    known = {capability(device.arch): device for device in KNOWN.values() if capability(device.arch)}
+    nearest = known[max((each for each in known if each <= number), default=min(known))]
+    if capability(nearest.arch) == number:  # sm_90a
+        return replace(nearest, arch=arch)
+    found = replace(nearest, arch=arch, name=arch)
+    if number in _LIMITS:
+        room, shared, threads = _LIMITS[number]
+        found = replace(
+            found,
+            shared_per_program=room << 10,
+            shared_per_multiprocessor=shared << 10,
+            threads_per_multiprocessor=threads,
+        )
+    features = next((features for most, features in _SINCE.items() if number <= most), found.features)
+    return replace(found, features=features, measured=None)
+
+
+@lru_cache
+def device_at(index: int) -> Device:
+    """The CUDA or ROCm device of that number."""
+    has: Any = torch.cuda.get_device_properties(index)  # its stub lacks the shared memory that programs may opt for
+    bandwidth = 2 * has.memory_clock_rate * 1e3 * has.memory_bus_width / 8 / 1e6
+    return like(
+        device_of(arch_at(index)),
+        name=has.name,
+        multiprocessors=has.multi_processor_count,
+        shared=has.shared_memory_per_block_optin if torch.version.hip is None else has.shared_memory_per_block,
+        cache=has.L2_cache_size,
+        bandwidth=bandwidth,
+    )
+
+
+def like(known: Device, *, name: str, multiprocessors: int, shared: int, cache: int, bandwidth: float) -> Device:
+    """A device of the architecture of `known` with these properties: itself, where they are its own.
+
+    The speed of its multiprocessors is that of `known`'s; 0 stands for a property that the driver does not tell.
+    """
+    bandwidth, shared = bandwidth or known.bandwidth, shared or known.shared_per_program
+    same = abs(bandwidth / known.bandwidth - 1) < _SAME and shared == known.shared_per_program
+    if same and multiprocessors == known.multiprocessors:
+        return known
+    share, moved = multiprocessors / known.multiprocessors, bandwidth / known.bandwidth
+    measured = None if known.measured is None else _scaled(known.measured, share, moved)
+    return replace(
+        known,
+        name=name,
+        multiprocessors=multiprocessors,
+        shared_per_program=shared,
+        shared_per_multiprocessor=max(shared, known.shared_per_multiprocessor),
+        cache=cache or known.cache,
+        bandwidth=bandwidth,
+        flops=known.flops * share,
+        matrix={size: rate * share for size, rate in known.matrix.items()},
+        measured=measured,
+    )
+
+
+def _scaled(known: Speeds, share: float, moved: float) -> Speeds:
+    """The speeds of so many times the multiprocessors, and as much of the bandwidth."""
+    return replace(
+        known,
+        bandwidth=known.bandwidth * moved,
+        cache_bandwidth=known.cache_bandwidth * share,
+        flops=known.flops * share,
+        matrix_flops=known.matrix_flops * share,
+    )
+
+
+def arch_at(index: int) -> str:
+    """The architecture of the CUDA or ROCm device of that number, without Triton's driver."""
+    if torch.version.hip is not None:
+        name: str = torch.cuda.get_device_properties(index).gcnArchName
+        return name.partition(":")[0]
+    major, minor = torch.cuda.get_device_capability(index)
+    return f"sm_{major}{minor}"
+
+
+__all__ = [
+    "GROUPED",
+    "H200",
+    "KNOWN",
+    "Device",
+    "Feature",
+    "PersistentShape",
+    "arch_at",
+    "capability",
+    "device_at",
+    "device_of",
+    "like",
+    "speeds",
+]

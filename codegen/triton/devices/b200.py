@@ -1,0 +1,35 @@
+"""B200 (SXM, sm_100).
+
+Specifications: NVIDIA HGX B200 data sheet, one GPU of eight, dense; limits of compute capability 10.0: CUDA C++
+Programming Guide.  Nothing is measured.
+"""
+
+from __future__ import annotations
+
+from fusion.codegen.triton.devices.device import Device, Feature
+
+B200 = Device(
+    arch="sm_100",
+    name="NVIDIA B200",
+    multiprocessors=148,
+    shared_per_program=227 << 10,
+    shared_per_multiprocessor=228 << 10,
+    registers=65_536,
+    threads_per_program=1024,
+    threads_per_multiprocessor=2048,
+    warp=32,
+    cache=126 << 20,
+    bandwidth=7.7e6,
+    flops=7.5e7,
+    matrix={1: 4.5e9, 2: 2.25e9, 4: 1.1e9, 8: 3.7e7},
+    features=frozenset(
+        {
+            Feature.HALF_PAIRS,
+            Feature.TF32,
+            Feature.FLOAT64_UNITS,
+            Feature.TENSOR_COPIES,
+            Feature.ASYNC_UNITS,
+            Feature.PTX,
+        }
+    ),
+)

@@ -1,0 +1,153 @@
+"""H200 (SXM, sm_90), the device on which this compiler was measured.
+
+Specifications: NVIDIA H200 data sheet (rates dense, at boost clock); limits of compute capability 9.0: CUDA C++
+Programming Guide, "Technical Specifications per Compute Capability".  What is measured says how; torch 2.11, triton 3.6
+unless it says otherwise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusion.codegen.attention import GENERATED, AttentionSpeed
+from fusion.codegen.target import OddRows
+from fusion.codegen.triton.devices.device import (
+    GROUPED,
+    Device,
+    Feature,
+    PersistentShape,
+    PersistentSpeeds,
+    ProductSpeeds,
+    Speeds,
+)
+
+# Measured with 2 × 16 heads of 4096 (bfloat16) or 2048 (float32) rows; forward in bfloat16, with and without a causal
+# mask, with 16384 tokens of 16 heads in lengths of 512 to 16384. Narrow windows take up to 1.6 times as long as
+# predicted. The library takes cuDNN's kernel for bfloat16, also with a mask, and the memory-efficient one for float32
+# and for masks of three dimensions. Backward of heads wider than 128 was not measured: it is taken to be as fast.
+_ATTENTION = {
+    ("cudnn", 2): AttentionSpeed(
+        plain={64: (0.62, 0.59), 128: (0.87, 0.75), 256: (0.97, 0.75)},
+        skipping={64: (0.59, 0.46), 128: (0.78, 0.60), 256: (0.80, 0.60)},
+        masked={64: (0.35, 0.34), 128: (0.46, 0.40)},
+        begins=160,
+    ),
+    ("efficient", 2): AttentionSpeed(
+        plain={64: (0.30, 0.25)},  # not measured; as a rule below the other two
+        skipping={64: (0.30, 0.25)},
+        masked={64: (0.06, 0.12), 128: (0.10, 0.16)},
+    ),
+    ("efficient", 4): AttentionSpeed(
+        plain={64: (0.58, 0.68), 128: (0.84, 0.69)},
+        skipping={64: (0.48, 0.52), 128: (0.72, 0.58)},
+        masked={64: (0.52, 0.63), 128: (0.72, 0.66)},
+    ),
+    (GENERATED, 2): AttentionSpeed(
+        plain={64: (0.64, 0.65), 128: (0.67, 0.69), 256: (0.51, 0.69)},
+        skipping={64: (0.64, 0.51), 128: (0.73, 0.57), 256: (0.49, 0.57)},
+        masked={64: (0.41, 0.40), 128: (0.47, 0.57)},
+        begins=230,
+    ),
+    (GENERATED, 4): AttentionSpeed(
+        plain={64: (0.75, 0.77), 128: (0.47, 0.34)},
+        skipping={64: (0.58, 0.48), 128: (0.41, 0.33)},
+        masked={64: (0.71, 0.70), 128: (0.45, 0.33)},  # backward not measured
+    ),
+}
+_ATTENTION[GROUPED, 2] = replace(  # kernels of backward, and those that read a mask, have the other form
+    _ATTENTION[GENERATED, 2],
+    plain={64: (0.71, 0.65), 128: (0.95, 0.69), 256: (1.07, 0.69)},
+    skipping={64: (0.66, 0.51), 128: (1.0, 0.57), 256: (1.04, 0.57)},
+    begins=300,
+)
+_ATTENTION["flash", 2] = _ATTENTION["cudnn", 2]  # not measured: taken to be as fast
+
+_FLOAT32, _TF32 = 0.07, 0.5
+"""The library's products of float32 against those of halves, in full and rounded to 19 bits."""
+
+_PRODUCTS = ProductSpeeds(  # against cuBLAS, over the shapes of transformer layers, bfloat16 unless said
+    pointers=0.6,
+    misaligned=0.38,  # an odd vocabulary
+    several=0.8,
+    few_rows=1.03,
+    few_long_rows=0.93,
+    long_row=16_384,
+    packed_sums=0.4,
+    chained=0.6,
+    chained_pointers=0.5,
+    narrow_together=3,  # not `narrow_tiles`: that one counts the tiles of parts, which are added up afterwards
+    float32=1.4,  # by three TF32 products, against cuBLAS in full float32
+    float64=0.25,
+    int8=0.6,
+    tf32=0.25,  # against cuBLAS in TF32, where descriptors are for halves only
+    tf32_chained=0.37,
+)
+
+_PERSISTENT = PersistentSpeeds(  # fitted over the shapes of transformer layers, with ReLU, both GELUs, and a residual
+    shapes=(
+        PersistentShape(128, 256, 8, 3, 0.958, 0.958, loading=2000),  # with tiles, memory is left for two stages
+        PersistentShape(128, 256, 8, 3, 0.98, 0.0, parts=2, end=200, slope=16.0, loading=357),
+        PersistentShape(128, 256, 8, 4, 0.95, 0.0, parts=2, joined=0.972, loading=2000),
+        PersistentShape(256, 128, 8, 4, 0.945, 0.0, parts=2, loading=2000),
+        PersistentShape(128, 128, 8, 3, 0.904, 0.0, each=2, parts=2, end=91, slope=8.0, loading=2000),
+        PersistentShape(128, 128, 4, 3, 0.942, 0.0, each=2, parts=2, end=118, slope=10.7, loading=2000),
+        PersistentShape(128, 128, 8, 4, 0.89, 0.66),
+        PersistentShape(64, 256, 4, 4, 0.88, 0.62),
+        PersistentShape(64, 128, 4, 4, 0.81, 0.70, each=2, slope=9.0),
+    ),
+    library_end=215,
+    # 512 to 8192 rows times 32000 to 128256 columns, the library's time over ours: 0.93 to 0.98 for sums of 768, 0.94
+    # to 0.99 of 1024, 0.97 to 1.01 of 2048.
+    end=137,
+    streamed_end=300,
+    streamed=1.096,
+)
+
+_ODD_ROWS = OddRows(
+    product=0.33,  # 8192 × 768 × 50257: 2.2 and 3.3 ms against 0.8 to 0.9
+    walked=0.45,  # two products of 49152 × 384 × 196 with GELU between them, 123 µs
+    # µs: 8192 × 1024 × 1021 133 to 193, × 1022 and × 1020 74 to 80, × 1024 30; 49152 × 384 × 197 81 to 120, × 198 and
+    # × 196 50 to 72, × 200 27 to 33; whichever of the three is odd.
+    library={2: 0.2, 4: 0.39, 8: 0.39, 16: 1.0},
+)
+
+H200 = Device(
+    arch="sm_90",
+    name="NVIDIA H200",
+    multiprocessors=132,
+    shared_per_program=232_448,
+    shared_per_multiprocessor=233_472,
+    registers=65_536,
+    threads_per_program=1024,
+    threads_per_multiprocessor=2048,
+    warp=32,
+    cache=50 << 20,
+    bandwidth=4.8e6,
+    flops=6.7e7,
+    matrix={1: 1.979e9, 2: 9.89e8, 4: 4.94e8, 8: 6.7e7},
+    features=frozenset(Feature),
+    measured=Speeds(
+        launch_us=4.0,
+        product_us=0.7,  # cuBLAS of 5 by 10 by 5 takes 1.9 to 2.0 on the device, the generated kernel 1.0 to 1.3
+        bandwidth=4.3e6,  # a copy
+        cache_bandwidth=7e6,  # 384 × 196 × 49152 in blocks of 16 × 64, bfloat16: 170 µs for 0.76 GB
+        flops=6.7e7,
+        matrix_flops=7.5e8,  # cuBLAS, bfloat16
+        matrix_share={1: 2.0, 2: 1.0, 4: _FLOAT32, 8: 0.08},
+        tf32_share=_TF32,
+        attention=_ATTENTION,
+        tf32_attention={  # generated, 2.4 times as fast as with three products; the library's keeps its precision
+            (GENERATED, 4): _ATTENTION[GENERATED, 2].scaled(0.37),
+            ("efficient", 4): _ATTENTION["efficient", 4].scaled(_FLOAT32 / _TF32),
+        },
+        products=_PRODUCTS,
+        persistent=_PERSISTENT,
+        odd_rows=_ODD_ROWS,
+        # 16 rows and int4 weights of 4096 × 14336: 39 µs in one kernel of 64 tiles, 16 µs in 4 parts; int8 31 and 23.
+        # With the launch, in groups and added up in it: 22.9 µs in 4 parts, 28.0 in 7.
+        narrow_tiles=2,
+        narrow_share=0.5,
+        waiting=0.25,  # 16 rows, int4 weights of 4096 × 14336 in groups: 22.9 µs, 24.4 with a launch more
+        part=1 << 13,
+    ),
+)
