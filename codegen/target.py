@@ -78,6 +78,20 @@ class OddRows:
     library: Mapping[int, float] = field(hash=False)
 
 
+@dataclass(frozen=True, slots=True)
+class Layouts:
+    """What it costs to have tensors lie in memory otherwise, in bytes that could be moved meanwhile.
+
+    Attributes:
+        begins: that the kernel of a copy begins and ends.
+        multiplication: forward and backward, what the library's convolution of one channel each takes longer for a
+            multiplication where channels come first.
+    """
+
+    begins: float
+    multiplication: tuple[float, float]
+
+
 ALIGNED = OddRows(1.0, 1.0, {2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0})
 """Of a device on which it does not matter where rows start."""
 
@@ -127,6 +141,7 @@ class Capabilities:
             parts: it waits for memory, not for matrix units.
         narrow_share: of the speed of memory, what such a product reaches in parts, whatever makes its operands.
         waiting: of a launch, what it costs that the last program of each tile adds up its parts.
+        layouts: what it costs to have tensors lie otherwise.
         part: elements of a contiguous part of a reduction above which more parts are better, within bounds.
     """
 
@@ -156,6 +171,7 @@ class Capabilities:
     narrow_share: float = 0.5
     waiting: float = 0.25
     part: int = 1 << 13
+    layouts: Layouts = Layouts(0.0, (0.0, 0.0))
 
 
 class Target(Protocol):

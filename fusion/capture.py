@@ -23,6 +23,7 @@ from torch._inductor import inductor_prims
 from torch._subclasses.fake_tensor import unset_fake_temporarily
 
 from fusion.captured.tangents import tangents_laid_out
+from fusion.codegen.target import Capabilities
 from fusion.graphs import main_device
 from fusion.joint.dependence import dependence_of
 from fusion.joint.results import change_results
@@ -62,7 +63,7 @@ MULTIPLY_ADD = {inductor_prims.fma: multiply_add} if hasattr(inductor_prims, "fm
 
 def aot_backend(
     compile_one: CompileOne,
-    streams: Callable[[torch.device], bool],
+    able: Callable[[torch.device], Capabilities],
     workspace: int = WORKSPACE,
     *,
     exact: bool = False,
@@ -73,7 +74,7 @@ def aot_backend(
     """A Dynamo backend that gives every functional ATen graph to `compile_one`.
 
     Args:
-        streams: can contractions be part of generated kernels on a device?
+        able: what can be generated for a device, and what it costs there.
         workspace: bytes above which a product is made in chunks, where that can be done.
         exact: what is computed stays as eager computes it; forward and backward are only parted.
         tell: told of each joint graph what gradients depend on, and what is drawn.
@@ -83,7 +84,7 @@ def aot_backend(
 
     def part(joint: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any) -> Parted:
         tell((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
-        at = Deriving(not exact and streams(main_device(joint)), workspace, exact)
+        at = Deriving(able(main_device(joint)), workspace, exact)
         return _parted(Joint(joint, num_fwd_outputs), joint_inputs, at, log("joint", joint), others)
 
     settings: dict[str, Any] = {

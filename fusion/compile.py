@@ -37,7 +37,7 @@ from fusion.runtime.recording import Recorder
 from fusion.runtime.splice import Watch, splice
 from fusion.schedule import Schedule
 from fusion.schedule.ways import Measure
-from fusion.scheduling import schedule_program, streams
+from fusion.scheduling import schedule_program
 from fusion.stages import INFERENCE
 from fusion.subjects import Deriving, Scheduling
 from fusion.trials import Trials
@@ -105,7 +105,7 @@ def compile_graph(
 def prepare(graph: fx.GraphModule, label: str, target: Target, options: Options, log: PassLog) -> None:
     """Run the passes that a graph without gradients needs; the halves of a joint graph have had them."""
     if label == "inference":
-        run_stage(INFERENCE, graph, Deriving(streams(target), options.workspace, options.exact), log)
+        run_stage(INFERENCE, graph, Deriving(target.capabilities, options.workspace, options.exact), log)
 
 
 def load_finished(

@@ -38,7 +38,6 @@ from fusion.runtime.checkpoints import with_checkpoints
 from fusion.runtime.overlaps import watch_overlaps
 from fusion.runtime.recording import Recorder
 from fusion.runtime.second_derivatives import watch_derivatives
-from fusion.scheduling import streams
 from fusion.stages import CAPTURED, PREPARED
 from fusion.subjects import Capturing
 from fusion.warm import keeps_graphs
@@ -155,7 +154,7 @@ class RegionCompiler:
         recorder = Recorder() if self.options.cudagraphs and alone else None
         return aot_backend(
             partial(self.graphs.compile, recorder),
-            lambda device: streams(self.graphs.target(device)),
+            lambda device: self.graphs.target(device).capabilities,
             self.options.workspace,
             exact=self.options.exact,
             tell=told.append,

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
-from fusion.codegen.target import Target
 from fusion.inspect.trace import Trace
 from fusion.lowering.program import Extern, Program
 from fusion.lowering.verify import verify_program
@@ -53,8 +52,3 @@ def plan(program: Program, clustering: Clustering, at: Scheduling, log: PassLog 
     """
     planned = run_stage(LAUNCHES, Planned(program, clustering), at, log or PassLog())
     return Schedule(planned.program, planned.steps, planned.refusals)
-
-
-def streams(target: Target) -> bool:
-    """Can contractions be part of a kernel generated for `target`?"""
-    return "dot" in target.capabilities.fold_ops

@@ -144,8 +144,12 @@ JOINT: Stage[Joint, Deriving] = Stage(
     (
         in_place("lay_out_gradients", lambda joint, at: lay_out_gradients(joint.graph, joint.results), when=_inexact),
         in_place("part_complex_numbers", lambda joint, at: part_complex_numbers(joint.graph), when=_inexact),
-        in_place("prefer_channels_last", lambda joint, at: prefer_channels_last(joint.graph), when=_inexact),
-        in_place("prefer_rows", lambda joint, at: prefer_rows(joint.graph), when=_inexact),
+        in_place(
+            "prefer_channels_last",
+            lambda joint, at: prefer_channels_last(joint.graph, at.layouts),
+            when=_inexact,
+        ),
+        in_place("prefer_rows", lambda joint, at: prefer_rows(joint.graph, at.layouts), when=_inexact),
         in_place("share_seeds", lambda joint, at: share_seeds(joint.graph)),
         in_place("drop_detached", lambda joint, at: drop_detached(joint.graph), when=_inexact),
         in_place("drop_copies", lambda joint, at: drop_copies(joint.graph), when=_inexact),
@@ -200,8 +204,12 @@ INFERENCE: Stage[fx.GraphModule, Deriving] = Stage(
     "inference",
     (
         in_place("part_complex_numbers", lambda graph, at: part_complex_numbers(graph), when=_inexact),
-        in_place("prefer_channels_last", lambda graph, at: prefer_channels_last(graph), when=_inexact),
-        in_place("prefer_rows", lambda graph, at: prefer_rows(graph), when=_inexact),
+        in_place(
+            "prefer_channels_last",
+            lambda graph, at: prefer_channels_last(graph, at.layouts),
+            when=_inexact,
+        ),
+        in_place("prefer_rows", lambda graph, at: prefer_rows(graph, at.layouts), when=_inexact),
         in_place("fix_widths", lambda graph, at: fix_widths(graph), when=_streams),
     ),
     check=_lint,

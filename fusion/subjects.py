@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 import sympy
 from torch import fx
 
-from fusion.codegen.target import Capabilities, Target
+from fusion.codegen.target import Capabilities, Layouts, Target
 from fusion.codegen.tuning import Tuning
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Program
@@ -74,14 +74,24 @@ class Deriving:
     """What the passes over ATen graphs may ask.
 
     Attributes:
-        streams: whether contractions can be part of generated kernels, and so be made again where they are needed.
+        capabilities: what can be generated for the device of the graph, and what it costs there.
         workspace: bytes above which a product is made in chunks.
         exact: compute as eager does.
     """
 
-    streams: bool
+    capabilities: Capabilities
     workspace: int = WORKSPACE
     exact: bool = False
+
+    @property
+    def layouts(self) -> Layouts:
+        """What it costs to have tensors lie in memory otherwise."""
+        return self.capabilities.layouts
+
+    @property
+    def streams(self) -> bool:
+        """Can contractions be part of generated kernels, and so be made again where they are needed?"""
+        return "dot" in self.capabilities.fold_ops
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,6 +68,7 @@ class CTarget:
             streamed=1.0,
             lone_products=False,
             attention=device.attention,
+            layouts=device.layouts,
             follows=not self.numerics.strict,
             scatters=frozenset(SCATTER_OPS),
         )

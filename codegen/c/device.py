@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 import torch
 
 from fusion.codegen.attention import GENERATED, AttentionSpeed
+from fusion.codegen.target import Layouts
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +28,7 @@ class Cpu:
         core_matrix_flops: the same of the library's products.
         matrix_share: bytes of an operand's element → rate of the library's products against that.
         attention: (form, or kernel of the library, bytes of an element) → its speed.
+        layouts: what it costs to have tensors lie otherwise.
 
     >>> replace(EPYC, threads=4).flops / EPYC.flops
     4.0
@@ -41,6 +43,7 @@ class Cpu:
     core_matrix_flops: float
     matrix_share: Mapping[int, float] = field(hash=False)
     attention: Mapping[tuple[str, int], AttentionSpeed] = field(hash=False)
+    layouts: Layouts
 
     @property
     def bandwidth(self) -> float:
@@ -76,6 +79,7 @@ EPYC = Cpu(
         (GENERATED, 4): AttentionSpeed(plain={64: (1.4, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.1, 0.5)}),
         (GENERATED, 2): AttentionSpeed(plain={64: (1.5, 0.5)}, skipping={64: (1.0, 0.5)}, masked={64: (1.2, 0.5)}),
     },
+    layouts=Layouts(begins=8e6, multiplication=(1.5, 8.0)),  # an H200's: not measured
 )
 
 

@@ -43,4 +43,5 @@ def capabilities(device: Device, numerics: Numerics) -> Capabilities:
         narrow_share=known.narrow_share,
         waiting=known.waiting,
         part=known.part,
+        layouts=known.layouts,
     )

@@ -127,7 +127,7 @@ def generated_time(call: Call, target: Target) -> float:
     apart = functorch_config.patch(force_non_lazy_backward_lowering=True)  # backward now, not when it is called
     plainly = torch.autocast(call.query.device.type, enabled=False)
     with tracing(None), apart, plainly, torch.set_grad_enabled(call.training):
-        aot_backend(compile_one, lambda device: True)(call.graph, inputs)
+        aot_backend(compile_one, lambda device: target.capabilities)(call.graph, inputs)
     return sum(_time(schedule, target, call.scores) for schedule in schedules)
 
 

@@ -19,27 +19,31 @@ from typing import cast
 import torch
 from torch import fx
 
+from fusion.codegen.target import Layouts
 from fusion.joint.factors import value_of
-from fusion.joint.strides import CONVOLUTIONS, LAUNCH, Plan, Refused, Strides, bytes_of, is_known
+from fusion.joint.strides import CONVOLUTIONS, Plan, Refused, Strides, bytes_of, is_known
 
 aten = torch.ops.aten
 
 
-def prefer_channels_last(graph: fx.GraphModule, worth: Callable[[fx.Node], float] | None = None) -> bool:
-    """Run the convolutions of a graph with channels last, if that pays; was it done?
+def prefer_channels_last(
+    graph: fx.GraphModule, layouts: Layouts, worth: Callable[[fx.Node], float] | None = None
+) -> bool:
+    """Runs the convolutions of a graph with channels last, if that pays; returns whether it was done.
 
     Args:
+        layouts: what copies cost, and the library's convolutions.
         worth: what a convolution gains with channels last, in bytes; `saved_bytes` if not given.
     """
     calls = [node for node in graph.graph.nodes if node.target in CONVOLUTIONS]
     if not calls or not all(map(_takes_images, calls)):
         return False
-    gains = {call: (worth or saved_bytes)(call) for call in calls}
+    gains = {call: worth(call) if worth else saved_bytes(call, layouts) for call in calls}
     gained = sum(gain for gain in gains.values() if gain > 0)
     if gained == 0:
         return False
     chosen = {call for call, gain in gains.items() if gain >= 0}
-    plan = Plan(partial(_wanted, chosen), lambda node: node.target in CONVOLUTIONS)
+    plan = Plan(partial(_wanted, chosen), layouts.begins, lambda node: node.target in CONVOLUTIONS)
     try:
         plan.walk(graph.graph)
     except Refused:
@@ -57,10 +61,10 @@ def _wanted(calls: Collection[fx.Node], plan: Plan, node: fx.Node) -> dict[fx.No
     return {arg: _channels_last_strides(arg.meta["val"]) for arg in others}
 
 
-def saved_bytes(call: fx.Node) -> float:
+def saved_bytes(call: fx.Node, layouts: Layouts) -> float:
     """What a convolution gains with channels last, as the bytes that could be moved meanwhile; less than 0 if it loses.
 
-    As measured on an H200 with cuDNN 9.  With channels first, a dense one with a window moves its operands and results
+    With channels first, a dense one with a window moves its operands and results
     by kernels of its own; one without a window is a product as it is.  One of a channel each runs elsewhere, by a
     kernel that takes its time for each multiplication.  Groups of several channels take twice as long with them last.
     """
@@ -70,12 +74,12 @@ def saved_bytes(call: fx.Node) -> float:
     window = prod(weight.shape[2:])
     if weight.shape[1] == 1 and _groups(call) > 1:
         multiplications = images[0].numel() if _is_backward(call) else sum(made.numel() for made in _made(call))
-        return multiplications * window * (8.0 if _is_backward(call) else 1.5)
+        return multiplications * window * layouts.multiplication[_is_backward(call)]
     if _groups(call) > 1:
         return -1.0
     if window == 1:
         return 0.0
-    return 2.0 * sum(map(bytes_of, (*images, weight, *_made(call)))) + 2 * LAUNCH
+    return 2.0 * sum(map(bytes_of, (*images, weight, *_made(call)))) + 2 * layouts.begins
 
 
 def _takes_images(call: fx.Node) -> bool:

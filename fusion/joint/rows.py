@@ -18,6 +18,7 @@ from typing import cast
 import torch
 from torch import fx
 
+from fusion.codegen.target import Layouts
 from fusion.joint.strides import Plan, Refused, Strides, bytes_of, is_generated, is_known, takes_any_strides
 
 aten = torch.ops.aten
@@ -33,20 +34,20 @@ MEANS = frozenset({aten.mean.dim, aten.var.correction, aten.var_mean.correction}
 """What norms that are written out read rows by; dimensions are the second argument."""
 
 
-def prefer_rows(graph: fx.GraphModule) -> bool:
-    """Write what is normalized with contiguous rows, where that pays; was it done?"""
+def prefer_rows(graph: fx.GraphModule, layouts: Layouts) -> bool:
+    """Writes what is normalized with contiguous rows, where that pays; returns whether it was done."""
     tried, done = set[fx.Node](), False
     for norm in list(graph.graph.nodes):
         for start in map(_start, _across(norm, lambda node: node.meta.get("val"))):
             if start not in tried and _may_move(start):
                 tried.add(start)
-                done |= _move(graph, start)
+                done |= _move(graph, start, layouts)
     return done
 
 
-def _move(graph: fx.GraphModule, start: fx.Node) -> bool:
+def _move(graph: fx.GraphModule, start: fx.Node, layouts: Layouts) -> bool:
     """Let all readers of `start` read it contiguous, if that pays; was it done?"""
-    plan = Plan(partial(_wanted, start))
+    plan = Plan(partial(_wanted, start), layouts.begins)
     try:
         plan.walk(graph.graph)
     except Refused:

@@ -25,8 +25,6 @@ Strides: TypeAlias = tuple[int, ...]
 
 CONVOLUTIONS = {aten.convolution.default: 2, aten.convolution_backward.default: 3}
 """Convolution → how many of its first arguments are images or weights."""
-LAUNCH = 8e6
-"""Bytes that could be moved while a kernel begins and ends."""
 
 
 class Refused(Exception):
@@ -39,15 +37,17 @@ class Plan:
     Args:
         wanted: the strides that operands of a node are to have, from the plan so far; `Refused` if the node gives
             nothing for these.
+        begins: bytes that could be moved while the kernel of a copy begins and ends.
         fixed: whose operands keep their strides, where none are wanted.
     """
 
     def __init__(
         self,
         wanted: Callable[[Plan, fx.Node], Mapping[fx.Node, Strides]],
+        begins: float,
         fixed: Callable[[fx.Node], bool] = lambda node: False,
     ) -> None:
-        self._wanted, self._fixed = wanted, fixed
+        self._wanted, self._begins, self._fixed = wanted, begins, fixed
         self._values: dict[fx.Node, object] = {}  # what becomes of each node that changes
         self.copies: dict[tuple[fx.Node, Strides], torch.Tensor] = {}  # (of what, with which strides) → the copy
         self._read: dict[fx.Node, list[tuple[fx.Node, Strides]]] = {}  # reader → which copies it reads instead
@@ -76,7 +76,7 @@ class Plan:
     def cost(self) -> float:
         """Bytes that the copies move.  What a kernel makes anyway is written once more, or only there."""
         made = [(copy, is_generated(node)) for (node, _), copy in self.copies.items()]
-        return sum(bytes_of(copy) if generated else 2 * bytes_of(copy) + LAUNCH for copy, generated in made)
+        return sum(bytes_of(copy) if generated else 2 * bytes_of(copy) + self._begins for copy, generated in made)
 
     def apply(self, graph: fx.GraphModule) -> None:
         """Make the copies, and say of all nodes which strides they have."""

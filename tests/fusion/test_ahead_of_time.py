@@ -14,6 +14,7 @@ from fusion.lowering.kernel import Kernel
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.architectures import ARCHITECTURES, build
+from tests.fusion.capable import of_everything
 
 
 def kernels_of(name: str) -> dict[Kernel, None]:
@@ -33,7 +34,7 @@ def kernels_of(name: str) -> dict[Kernel, None]:
         return run
 
     model, inputs = build(name)
-    torch.compile(model, backend=aot_backend(compile_one, lambda device: True))(**inputs)[0].sum().backward()
+    torch.compile(model, backend=aot_backend(compile_one, of_everything))(**inputs)[0].sum().backward()
     return found
 
 

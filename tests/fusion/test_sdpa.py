@@ -31,6 +31,7 @@ from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
 from tests.fusion.agreement import assert_as_eager, error
+from tests.fusion.capable import of_everything
 
 Program = Callable[..., torch.Tensor]
 STRICT = {"target": "c", "strict": True}
@@ -376,7 +377,7 @@ def test_both_kernels_of_backward_skip() -> None:
     graph.output((graph.call_function(attention, tuple(map(graph.placeholder, "qkv")), {"is_causal": True}),))
     module = fx.GraphModule({}, graph)
     with config.patch(force_non_lazy_backward_lowering=True):
-        aot_backend(compile_one, lambda device: True)(module, large(training=True))
+        aot_backend(compile_one, of_everything)(module, large(training=True))
     loops = [stmt for kernel in found for stmt in kernel.body if isinstance(stmt, Loop)]
     assert len(loops) == 3 and all(loop.where is not None for loop in loops)
 

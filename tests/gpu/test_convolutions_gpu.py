@@ -14,7 +14,7 @@ from torch.nn import functional as F
 import fusion
 from fusion.joint import formats
 from fusion.joint.formats import prefer_channels_last
-from tests.fusion.joint.test_formats import Residual, Views, outcome
+from tests.fusion.joint.test_formats import LAYOUTS, Residual, Views, outcome
 
 pytestmark = pytest.mark.gpu
 
@@ -40,7 +40,7 @@ def test_errors_and_strides_are_those_of_eager(
     kind: type[nn.Module], shape: tuple[int, ...], half: torch.dtype | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if half:
-        monkeypatch.setattr(formats, "saved_bytes", lambda call: 1e12)
+        monkeypatch.setattr(formats, "saved_bytes", lambda call, layouts: 1e12)
     module, x = kind().cuda(), torch.randn(shape, device="cuda", requires_grad=True)
     fused = fusion.fuse(copy.deepcopy(module), options={"strict": True})
     with torch.autocast("cuda", half or torch.float16, enabled=half is not None):
@@ -57,4 +57,4 @@ def test_those_of_halves_with_a_window_gain() -> None:
     with FakeTensorMode():
         given = [torch.empty(shape, device="cuda", dtype=torch.bfloat16) for shape in ((8, 64, 28, 28), (64, 64, 3, 3))]
         graph = make_fx(lambda x, weight: F.conv2d(x, weight).relu())(*given)
-    assert prefer_channels_last(graph)
+    assert prefer_channels_last(graph, LAYOUTS)

@@ -13,7 +13,7 @@ from enum import Enum
 import torch
 
 from fusion.codegen.attention import AttentionSpeed
-from fusion.codegen.target import OddRows
+from fusion.codegen.target import Layouts, OddRows
 
 GROUPED = "generated in groups"
 """The form of attention whose warps do different things (`products/groups.py`), by name."""
@@ -135,6 +135,7 @@ class Speeds:
         narrow_share: of the speed of memory, what such a product reaches in parts.
         waiting: of a launch, what it costs that the last program of each tile adds up its parts.
         part: elements of a contiguous part of a reduction above which more parts are better.
+        layouts: what it costs to have tensors lie otherwise.
     """
 
     launch_us: float
@@ -154,6 +155,7 @@ class Speeds:
     narrow_share: float
     waiting: float
     part: int
+    layouts: Layouts
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fusion.codegen.attention import GENERATED, AttentionSpeed
-from fusion.codegen.target import OddRows
+from fusion.codegen.target import Layouts, OddRows
 from fusion.codegen.triton.devices.device import (
     GROUPED,
     Device,
@@ -149,5 +149,8 @@ H200 = Device(
         narrow_share=0.5,
         waiting=0.25,  # 16 rows, int4 weights of 4096 × 14336 in groups: 22.9 µs, 24.4 with a launch more
         part=1 << 13,
+        # Not `launch_us * bandwidth`, which is 17 MB: beside other kernels, half of a copy's launch is hidden.  The
+        # convolutions are cuDNN 9's.
+        layouts=Layouts(begins=8e6, multiplication=(1.5, 8.0)),
     ),
 )

@@ -13,10 +13,13 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import fusion
+from fusion.codegen.target import Layouts
 from fusion.joint import formats
 from fusion.joint.formats import prefer_channels_last
 
 aten = torch.ops.aten
+
+LAYOUTS = Layouts(begins=8e6, multiplication=(1.5, 8.0))
 
 
 class Residual(nn.Module):
@@ -66,7 +69,7 @@ def outcome(run: Callable[..., object], module: nn.Module, x: Tensor) -> list[Te
 def test_numbers_and_strides_are_those_of_eager(
     kind: type[nn.Module], shape: tuple[int, ...], training: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(formats, "saved_bytes", lambda call: 1e9)
+    monkeypatch.setattr(formats, "saved_bytes", lambda call, layouts: 1e9)
     module = kind().double().train(training)
     x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
     fused = fusion.fuse(module, options={"strict": True})
@@ -91,7 +94,7 @@ SHAPES = (2, 3, 8, 9), (4, 3, 3, 3), (5, 4, 3, 3)
 
 def test_copies_are_made_at_the_edges_alone() -> None:
     graph = traced(two, *SHAPES)
-    assert prefer_channels_last(graph, lambda call: 1e9)
+    assert prefer_channels_last(graph, LAYOUTS, lambda call: 1e9)
     copies = [node for node in graph.graph.nodes if node.target is aten.clone.default]
     assert len(copies) == 4  # the image, two weights, and the result, which is returned as before
     given = [torch.randn(shape) for shape in SHAPES]
@@ -103,13 +106,13 @@ def test_copies_are_made_at_the_edges_alone() -> None:
 def test_nothing_is_done_that_does_not_pay(worth: float) -> None:
     graph = traced(two, *SHAPES)
     code = graph.code
-    assert not prefer_channels_last(graph, lambda call: worth) and graph.code == code
+    assert not prefer_channels_last(graph, LAYOUTS, lambda call: worth) and graph.code == code
 
 
 def test_a_convolution_that_loses_keeps_its_strides() -> None:
     graph = traced(two, *SHAPES)
     first = next(node for node in graph.graph.nodes if node.target in formats.CONVOLUTIONS)
-    assert prefer_channels_last(graph, lambda call: -1.0 if call is first else 1e9)
+    assert prefer_channels_last(graph, LAYOUTS, lambda call: -1.0 if call is first else 1e9)
     image = first.args[0]
     assert isinstance(image, torch.fx.Node) and image.op == "placeholder" and first.meta["val"].is_contiguous()
     given = [torch.randn(shape) for shape in SHAPES]
@@ -128,7 +131,7 @@ def gains(dtype: torch.dtype, channels: int, groups: int, window: int, device: s
     with FakeTensorMode():
         shapes = (8, channels, 14, 14), (channels, channels // groups, window, window)
         graph = make_fx(both)(*(torch.empty(shape, dtype=dtype, device=device) for shape in shapes))
-    return [formats.saved_bytes(node) for node in graph.graph.nodes if node.target in formats.CONVOLUTIONS]
+    return [formats.saved_bytes(node, LAYOUTS) for node in graph.graph.nodes if node.target in formats.CONVOLUTIONS]
 
 
 def test_what_convolutions_gain(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -136,8 +139,8 @@ def test_what_convolutions_gain(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(formats, "_on_matrix_units", lambda image: True)
     image, weight = 8 * 64 * 14 * 14 * 2, 64 * 64 * 9 * 2
     assert gains(torch.bfloat16, 64, 1, 3) == [
-        2 * (2 * image + weight) + 2 * formats.LAUNCH,
-        2 * (3 * image + weight) + 2 * formats.LAUNCH,
+        2 * (2 * image + weight) + 2 * LAYOUTS.begins,
+        2 * (3 * image + weight) + 2 * LAYOUTS.begins,
     ]
     assert gains(torch.bfloat16, 64, 1, 1) == [0, 0]
     assert gains(torch.bfloat16, 64, 4, 3) == [-1, -1]
@@ -158,9 +161,9 @@ def test_images_that_lie_so_already_are_left() -> None:
 
     graph = traced(last, (2, 8, 9, 3), (4, 3, 3, 3))
     code = graph.code
-    assert not prefer_channels_last(graph, lambda call: 1e9) and graph.code == code
+    assert not prefer_channels_last(graph, LAYOUTS, lambda call: 1e9) and graph.code == code
 
 
 def test_other_convolutions_are_left() -> None:
-    assert not prefer_channels_last(traced(F.conv1d, (2, 3, 8), (4, 3, 3)), lambda call: 1e9)
-    assert not prefer_channels_last(traced(lambda x: x + 1, (2, 3, 8, 8)), lambda call: 1e9)
+    assert not prefer_channels_last(traced(F.conv1d, (2, 3, 8), (4, 3, 3)), LAYOUTS, lambda call: 1e9)
+    assert not prefer_channels_last(traced(lambda x: x + 1, (2, 3, 8, 8)), LAYOUTS, lambda call: 1e9)

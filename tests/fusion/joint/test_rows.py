@@ -12,9 +12,12 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import fusion
+from fusion.codegen.target import Layouts
 from fusion.joint.rows import prefer_rows
 
 aten = torch.ops.aten
+
+LAYOUTS = Layouts(begins=8e6, multiplication=(1.5, 8.0))
 
 
 def layer_norm(x: Tensor) -> Tensor:
@@ -87,26 +90,26 @@ def test_one_copy_does_for_a_stream(norm: Callable[[Tensor], Tensor]) -> None:
     given = torch.randn(2, 16, 40), torch.randn(16, 16)
     graph = traced(stream(norm), *given)
     before = len(copies(graph))
-    assert prefer_rows(graph)
+    assert prefer_rows(graph, LAYOUTS)
     assert len(copies(graph)) == before + 1
     sums = [
         node for node in graph.graph.nodes if node.target is aten.add.Tensor and node.meta["val"].shape[1:] == (40, 16)
     ]
     assert len(sums) == 3 and all(node.meta["val"].is_contiguous() for node in sums)
     torch.testing.assert_close(graph(*given), stream(norm)(*given))
-    assert not prefer_rows(graph)
+    assert not prefer_rows(graph, LAYOUTS)
 
 
 def test_a_norm_alone_is_not_worth_a_copy() -> None:
     """It reads across memory once either way."""
     graph = traced(lambda x: layer_norm(x.transpose(1, 2).sin()), torch.randn(2, 16, 40))
     code = graph.code
-    assert not prefer_rows(graph) and graph.code == code
+    assert not prefer_rows(graph, LAYOUTS) and graph.code == code
 
 
 def test_columns_that_are_summed_are_no_rows() -> None:
     graph = traced(lambda x: [(x + k).mean((0, 1)) for k in range(5)], torch.randn(2, 16, 40))
-    assert not prefer_rows(graph)
+    assert not prefer_rows(graph, LAYOUTS)
 
 
 def test_what_is_read_as_it_lies_stays() -> None:
@@ -118,7 +121,7 @@ def test_what_is_read_as_it_lies_stays() -> None:
 
     given = torch.randn(2, 16, 40), torch.randn(16, 16)
     graph = traced(both, *given)
-    assert prefer_rows(graph)
+    assert prefer_rows(graph, LAYOUTS)
     lies = {node.target: node.meta["val"].stride(-1) == 1 for node in graph.graph.nodes if node.name in ("sin", "add")}
     assert lies == {aten.sin.default: False, aten.add.Tensor: True}
     for ours, theirs in zip(graph(*given), both(*given), strict=True):
@@ -129,7 +132,7 @@ def test_what_is_read_as_it_lies_stays() -> None:
 def test_symbolic_sizes_are_left() -> None:
     graph = traced(stream(layer_norm), torch.randn(2, 16, 40), torch.randn(16, 16), symbolic=True)
     code = graph.code
-    assert not prefer_rows(graph) and graph.code == code
+    assert not prefer_rows(graph, LAYOUTS) and graph.code == code
 
 
 def test_a_number_without_dimensions_has_no_rows() -> None:

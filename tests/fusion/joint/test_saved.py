@@ -16,6 +16,7 @@ from fusion.lowering.expr import Cast, postorder
 from fusion.lowering.lower import lower
 from fusion.lowering.program import Map
 from tests.fusion.attentions import by_hand, normalised_last
+from tests.fusion.capable import of_everything
 
 HALVES = (torch.bfloat16, torch.float16)
 OPTIONS = {"target": "reference", "strict": True}
@@ -81,7 +82,7 @@ def test_backward_reads_the_statistic_unrounded() -> None:
 
     torch._dynamo.reset()
     given = torch.randn(6, 50).bfloat16().requires_grad_(), torch.rand(50).bfloat16().requires_grad_()
-    result = torch.compile(normalised_rows, backend=aot_backend(compile_one, lambda device: True))(*given)
+    result = torch.compile(normalised_rows, backend=aot_backend(compile_one, of_everything))(*given)
     result.sum().backward()
     wide = [node for node in graphs["backward"].graph.nodes if node.op == "placeholder"]
     assert any(node.meta["val"].dtype is torch.float32 for node in wide)

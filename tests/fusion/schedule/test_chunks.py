@@ -19,6 +19,7 @@ from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.runtime.chunks import Body, InChunks
 from fusion.schedule.chunks import Chunks
+from tests.fusion.capable import of_everything
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 BATCH, LENGTH, WIDTH, WORDS = 4, 70, 260, 1003
@@ -262,7 +263,7 @@ def test_gradients_are_ahead_and_right_without_chunks_too() -> None:
     def as_batches(x: torch.Tensor, w: torch.Tensor, t: torch.Tensor) -> torch.Tensor:
         return F.cross_entropy(F.linear(x, w).float().view(-1, WORDS), t.view(-1))
 
-    backend = aot_backend(compile_one, lambda device: True, WORKSPACE)
+    backend = aot_backend(compile_one, of_everything, WORKSPACE)
     check(as_batches, torch.compile(as_batches, backend=backend, dynamic=False), torch.bfloat16)
     assert labels == ["forward", "backward"]
 

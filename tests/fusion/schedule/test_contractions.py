@@ -33,6 +33,7 @@ from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library_copies import merge_copies
 from fusion.scheduling import plan
 from fusion.subjects import Scheduling
+from tests.fusion.capable import of_everything
 
 Function = Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]
 BF16 = torch.bfloat16
@@ -334,7 +335,7 @@ def forward_of(function: Function, *shapes: tuple[int, ...]) -> Schedule:
 
     with FakeTensorMode(allow_non_fake_inputs=True):
         given = [torch.empty(shape, dtype=BF16, requires_grad=True) for shape in shapes]
-        torch.compile(function, backend=aot_backend(compile_one, lambda device: True))(*given)
+        torch.compile(function, backend=aot_backend(compile_one, of_everything))(*given)
     return found[0]
 
 

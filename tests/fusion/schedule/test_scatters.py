@@ -17,6 +17,7 @@ from fusion.lowering.kernel import Kernel, Store, statements
 from fusion.lowering.program import Extern
 from fusion.runtime import Boxed
 from fusion.schedule.kernels import KernelCall
+from tests.fusion.capable import of_everything
 from tests.fusion.schedule.scatters import EXTREMES, FOLDED, GRADIENTS, STORED, SUMS, Function, arguments, inputs
 
 FORWARD = {"sums": SUMS, "folded": FOLDED, "extremes": EXTREMES, "stored": STORED}
@@ -122,7 +123,7 @@ def scheduled(function: Function, *tensors: torch.Tensor, target: str = "triton"
         return run
 
     torch._dynamo.reset()
-    result = torch.compile(function, backend=aot_backend(compile_one, lambda device: True))(*tensors)
+    result = torch.compile(function, backend=aot_backend(compile_one, of_everything))(*tensors)
     if result.requires_grad:
         result.sum().backward()
     return found
