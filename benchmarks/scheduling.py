@@ -8,7 +8,6 @@ graph of the kind, and the exponent of the growth (1 is linear).
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable
 
 import torch
@@ -16,11 +15,8 @@ from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fusion.codegen.targets import builder_for
-from fusion.lowering.lower import lower
-from fusion.lowering.verify import verify_program
-from fusion.schedule import grow, plan
-from fusion.schedule.inline import inline_cheap_maps
-from fusion.schedule.split import split_reductions
+from fusion.compile import schedule_graph
+from fusion.inspect.trace import Trace
 
 aten = torch.ops.aten
 
@@ -90,30 +86,16 @@ def siblings(size: int) -> fx.GraphModule:
 
 
 KINDS: tuple[Callable[[int], fx.GraphModule], ...] = (chain, layers, siblings)
-STAGES = ("lower", "verify", "passes", "cluster", "plan")
+STAGES = ("lower", "program", "clusters", "launches")
 
 
 def timed(graph: fx.GraphModule) -> tuple[dict[str, float], int]:
-    """Seconds of each stage, and the number of kernels planned."""
-    capabilities = builder_for("cpu").target.capabilities
-    seconds: dict[str, float] = {}
-    start = time.perf_counter()
-
-    def lap(stage: str) -> None:
-        nonlocal start
-        now = time.perf_counter()
-        seconds[stage], start = now - start, now
-
-    program = lower(graph, contractions=False)
-    lap("lower")
-    verify_program(program)
-    lap("verify")
-    program = split_reductions(inline_cheap_maps(program), capabilities)
-    lap("passes")
-    clustering = grow(program, capabilities)
-    lap("cluster")
-    schedule = plan(program, clustering)
-    lap("plan")
+    """Seconds of each stage, with the checks of its passes, and the number of kernels planned."""
+    trace = Trace(None, "scheduling")
+    _, schedule = schedule_graph(graph, builder_for("cpu").target, trace)
+    seconds = dict.fromkeys(STAGES, 0.0)
+    for each in trace.log.times:
+        seconds["lower" if each.name == "lower" else each.stage] += each.seconds
     return seconds, len(schedule.steps)
 
 

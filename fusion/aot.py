@@ -177,7 +177,7 @@ def _run(
                 fake(tensor)
             program = copy.deepcopy(program, fakes)
         given, named = pytree.tree_map_only(torch.Tensor, fake, (args, kwargs))
-        compile_anew(program, backend)(*given, **named)
+        compile_anew(program, backend, dynamic=False)(*given, **named)
 
 
 def _export(target: Target, call: KernelCall) -> ExportedKernel:

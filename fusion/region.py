@@ -73,15 +73,17 @@ class RegionCompiler:
             alone: whether it is no part of a region that Dynamo captured before.
         """
         with self.graphs.reports.region(break_after(graph)) as times, ExitStack() as within:
-            log = self._log(times, "captured", graph)
             at = Capturing(
                 self.options, inputs, self._choose_attention, self.settings, within, launched=self.graphs.launched
             )
             try:
+                log = self._log(times, "captured", graph)
                 run_stage(CAPTURED, graph, at, log)
             except Unsupported as refusal:  # also under strict: there is nothing to compute, or eager says what
                 self.graphs.gave_up(graph, "captured", refusal)
                 return as_captured(graph)
+            except Exception as failure:
+                return self._without_trace(graph, failure, part_backend)
             return self._traced(graph, at, part_backend, log, alone=alone)
 
     def _traced(self, graph: fx.GraphModule, at: Capturing, part_backend: Any, log: PassLog, *, alone: bool) -> Run:
@@ -92,14 +94,7 @@ class RegionCompiler:
             self._begin(at.inputs)
             with _compiling(), for_compiling(), log.timed("autograd", "trace"):
                 compiled = self._aot(graph, at.inputs, told, log, alone)(graph, at.inputs)
-        except (RestartAnalysis, ShortenTraceback):  # Dynamo is asked to begin anew, or has it raised already
-            raise
         except Exception as failure:  # AOTAutograd does not take all that Dynamo captures
-            if self.options.strict:
-                raised = for_the_caller(failure, graph)
-                if raised is failure:
-                    raise
-                raise raised from failure
             return self._without_trace(graph, failure, part_backend)
         if not self.graphs.launched:
             return compiled
@@ -115,7 +110,18 @@ class RegionCompiler:
             self.graphs.reports.note(str(choice))
 
     def _without_trace(self, graph: fx.GraphModule, failure: Exception, part_backend: Any) -> Run:
-        """Run a region that AOTAutograd cannot trace: in parts, or as it was captured."""
+        """Run a region that AOTAutograd cannot trace: in parts, or as it was captured.
+
+        Raises:
+            Exception: the failure, under `strict`, and where Dynamo is asked to begin anew or has raised it already.
+        """
+        if isinstance(failure, (RestartAnalysis, ShortenTraceback)):
+            raise failure
+        if self.options.strict:
+            raised = for_the_caller(failure, graph)
+            if raised is failure:
+                raise failure
+            raise raised from failure
         reason = failure
         if isinstance(failure, NEEDS_DATA):
             try:

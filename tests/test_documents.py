@@ -21,7 +21,7 @@ from fusion.options import Options
 ROOT = Path(__file__).resolve().parents[1]
 DOCUMENTS = ("README.md", "CHANGELOG.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")))
 FOLDERS = ("lowering", "codegen", "fusion", "tests", "benchmarks", "examples", "docs")
-ELSEWHERE = {"tour.py", "00_graph.py", "90_module.py"}
+ELSEWHERE = {"tour.py", "00_graph.py", "01_inline_regions.py", "90_module.py"}
 """Files that a reader is asked to write, or that the compiler writes."""
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import sympy
 from torch import fx
@@ -87,7 +87,7 @@ class Report:
     notes: tuple[str, ...] = ()
     tunings: tuple[Tuning, ...] = ()
     graph_break: Break | None = None
-    passes: tuple[PassTime, ...] = ()
+    passes: tuple[PassTime, ...] = field(default=(), compare=False)
 
     @classmethod
     def of(
