@@ -9,8 +9,10 @@ import pytest
 import torch
 
 import fusion
+from fusion.cli import TARGETS as NAMED
 from fusion.cli import main
 from fusion.codegen.cache import FOLDERS
+from fusion.codegen.targets import TARGETS
 
 PROGRAM = """
 import torch
@@ -131,6 +133,10 @@ def test_errors_name_the_line_of_the_program(program, tmp_path, capsys):
     broken.write_text("import torch\n\nnumber = torch.ones(2) @ torch.ones(3)\n")
     assert main(["explain", f"{broken}:number"]) == 2
     assert "at: <module> (broken.py:3)" in capsys.readouterr().err
+
+
+def test_every_target_can_be_asked_for():
+    assert sorted(TARGETS) == sorted(NAMED)
 
 
 def test_an_unknown_command_is_refused_with_code_2(capsys):

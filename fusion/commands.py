@@ -1,0 +1,205 @@
+"""What each command of the command line does, and how it finds the program and the inputs that it is given.
+
+What enters are the words of the command, parsed (`cli.py`); what leaves is text on standard output and an exit code.
+What cannot be carried out is a `CommandError`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+
+import fusion
+from fusion.codegen.cache import FOLDERS, cache_dir, kept
+from fusion.lowering.errors import FusionError, Origin, brief
+from fusion.lowering.printer import format_bytes
+
+DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        *(torch.float32, torch.float64, torch.float16, torch.bfloat16),
+        *(torch.int64, torch.int32, torch.int16, torch.int8, torch.uint8, torch.bool),
+    )
+}
+
+
+class CommandError(FusionError):
+    """The command cannot be carried out as it was given."""
+
+
+def demo(arguments: argparse.Namespace) -> int:
+    """Compile GPT-2, compare it with eager, show what was fused."""
+    from fusion.demo import run  # it needs transformers, which the other commands do not
+
+    return run(quick=arguments.quick, device=arguments.device, dump=arguments.dump)
+
+
+@torch.no_grad()
+def explain(arguments: argparse.Namespace) -> int:
+    """Print the kernels of a program, and what was not fused and why."""
+    program, inputs = _prepared(arguments)
+    options = {} if arguments.dump is None else {"dump": arguments.dump}
+    print(fusion.explain(program, options=options)(*inputs))
+    if arguments.dump is not None:
+        print(f"\nEvery stage is in {arguments.dump}; read each folder from 00_ to 99_.")
+    return 0
+
+
+@torch.no_grad()
+def accuracy(arguments: argparse.Namespace) -> int:
+    """Print the error of each kernel of a program against float64."""
+    program, inputs = _prepared(arguments)
+    print(fusion.accuracy(program)(*inputs))
+    return 0
+
+
+@torch.no_grad()
+def kernels(arguments: argparse.Namespace) -> int:
+    """Print the sources generated for a program."""
+    program, inputs = _prepared(arguments)
+    if arguments.target is None:
+        sources = {kernel.source: kernel.name for kernel in fusion.explain(program)(*inputs).kernels}
+    else:
+        exported = fusion.export_kernels(program, *inputs, target=arguments.target)
+        sources = {kernel.source: kernel.name for kernel in exported.kernels}
+    if not sources:
+        print("fusion: no kernel was generated; `fusion explain` says why", file=sys.stderr)
+        return 1
+    for number, (source, name) in enumerate(sources.items(), 1):
+        print(f"{'' if number == 1 else chr(10)}=== kernel {number} of {len(sources)}: {name} ===\n{source.rstrip()}")
+    return 0
+
+
+def cache(arguments: argparse.Namespace) -> int:
+    """Print what the cache directory holds, and clear it if asked."""
+    print(cache_dir())
+    for folder, what in FOLDERS.items():
+        sizes = {path: path.stat().st_size for path in kept(folder)}
+        print(f"  {folder}/  {len(sizes)} kept, {format_bytes(sum(sizes.values()))}: {what}")
+        for path in sizes if arguments.clear else ():
+            path.unlink(missing_ok=True)
+    if arguments.clear:
+        print("cleared")
+    return 0
+
+
+# Programs and inputs ----------------------------------------------------------------------------------------
+
+
+def _prepared(arguments: argparse.Namespace) -> tuple[Callable[..., object], list[torch.Tensor]]:
+    """The program and its inputs, which are known to fit: it was run on them once, eagerly.
+
+    Raises:
+        CommandError: there is no such program, or it fails on these inputs.
+    """
+    program, inputs = load_program(arguments.program), make_inputs(arguments)
+    try:
+        program(*inputs)
+    except Exception as error:
+        shapes = ", ".join(f"{tuple(tensor.shape)} {tensor.dtype}" for tensor in inputs) or "no inputs"
+        raise CommandError(
+            f"the program failed on {shapes}: {type(error).__name__}: {brief(error)}",
+            hint="give one --shape per input, in order, and --dtype where float32 is wrong",
+            origin=_origin(error),
+        ) from error
+    return program, inputs
+
+
+def load_program(spec: str) -> Callable[..., object]:
+    """The function or module that `FILE.py:NAME` names; a module class is instantiated without arguments.
+
+    Raises:
+        CommandError: no such file or name, or importing it fails.
+    """
+    file, separator, name = spec.rpartition(":")
+    path = Path(file)
+    if not separator or not file or not name:
+        raise CommandError(f"{spec!r} names no program", hint="write FILE.py:NAME, for example model.py:forward")
+    if not path.is_file():
+        raise CommandError(f"there is no file {file!r}", hint=f"looked in {Path.cwd()}")
+    source = importlib.util.spec_from_file_location(path.stem, path)
+    if source is None or source.loader is None:
+        raise CommandError(f"{file!r} is no Python file", hint="its name must end in .py")
+    module = importlib.util.module_from_spec(source)
+    sys.modules[path.stem] = module
+    sys.path.insert(0, str(path.resolve().parent))  # what the file itself imports may lie beside it
+    try:
+        source.loader.exec_module(module)
+    except Exception as error:
+        message = f"{file} cannot be imported: {type(error).__name__}: {brief(error)}"
+        raise CommandError(message, hint="it is run as Python runs it", origin=_origin(error)) from error
+    found = getattr(module, name, None)
+    if not callable(found):
+        names = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        what = "has nothing" if found is None else f"has a {type(found).__name__}"
+        cannot = "" if found is None else ", which cannot be run"
+        raise CommandError(f"{file} {what} called {name!r}{cannot}", hint=f"it has: {', '.join(names) or '-'}")
+    return _instance(found, spec) if isinstance(found, type) else found
+
+
+def _instance(found: type, spec: str) -> Callable[..., object]:
+    """An instance of the class that `spec` names."""
+    hint = "a class must be an nn.Module that takes no arguments; else name an instance or a function"
+    try:
+        made: object = found()
+    except Exception as error:
+        message = f"{spec} cannot be instantiated: {type(error).__name__}: {brief(error)}"
+        raise CommandError(message, hint=hint, origin=_origin(error)) from error
+    if not callable(made):
+        raise CommandError(f"an instance of {spec} cannot be called", hint=hint)
+    return made
+
+
+def make_inputs(arguments: argparse.Namespace) -> list[torch.Tensor]:
+    """Random inputs of the shapes and dtypes asked for: normal, or integers in [0, 8), or booleans.
+
+    Raises:
+        CommandError: a shape or dtype that cannot be read.
+    """
+    shapes = [_shape(text) for text in arguments.shape]
+    names: list[str] = arguments.dtype or ["float32"]
+    if len(names) == 1:
+        names = names * len(shapes)
+    if len(names) != len(shapes):
+        raise CommandError(f"{len(names)} dtypes for {len(shapes)} shapes", hint="give one --dtype, or one per --shape")
+    generator = torch.Generator().manual_seed(arguments.seed)
+    made = [_random(shape, name, generator) for shape, name in zip(shapes, names, strict=True)]
+    try:
+        return [tensor.to(arguments.device) for tensor in made]
+    except (RuntimeError, AssertionError) as error:  # PyTorch asserts that it was built with CUDA
+        message = f"the device {arguments.device!r} cannot be used: {brief(error)}"
+        raise CommandError(message, hint="`fusion kernels --target triton` needs no GPU") from error
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    try:
+        shape = tuple(int(part) for part in text.split(",") if part.strip())
+    except ValueError:
+        shape = (-1,)
+    if any(size < 0 for size in shape):
+        raise CommandError(f"{text!r} is no shape", hint="sizes with commas between them, for example --shape 8,128")
+    return shape
+
+
+def _random(shape: tuple[int, ...], name: str, generator: torch.Generator) -> torch.Tensor:
+    if name not in DTYPES:
+        raise CommandError(f"unknown dtype {name!r}", hint=f"known: {', '.join(DTYPES)}")
+    dtype = DTYPES[name]
+    if dtype.is_floating_point:
+        return torch.randn(shape, generator=generator).to(dtype)
+    return torch.randint(0, 2 if dtype is torch.bool else 8, shape, generator=generator).to(dtype)
+
+
+def _origin(error: Exception) -> Origin | None:
+    """The innermost line outside PyTorch and this file that `error` came through."""
+    within = os.path.dirname(torch.__file__) + os.sep
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if frame.filename != __file__ and not frame.filename.startswith((within, "<"))]
+    return Origin(own[-1].name, line=f"{os.path.basename(own[-1].filename)}:{own[-1].lineno}") if own else None
