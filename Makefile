@@ -24,7 +24,7 @@ $(INSTALLED): pyproject.toml $(CONSTRAINTS)
 	@echo "==> Creating $(VENV) with $(PYTHON)"
 	$(PYTHON) -m venv $(VENV)
 	@echo "==> Installing Fusion and its tools into $(VENV) (the first time takes a few minutes)"
-	$(BIN)/python -m pip install --progress-bar on $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[dev,report]'
+	$(BIN)/python -m pip install --progress-bar on $(if $(CONSTRAINTS),-c $(CONSTRAINTS)) -e '.[dev,demo]'
 	@touch $@
 	@echo "==> Installed"
 

@@ -107,7 +107,7 @@ def _gpt2(quick: bool) -> torch.nn.Module:
         from transformers import GPT2Config, GPT2LMHeadModel
     except ImportError as error:
         raise FusionError(
-            "the demonstration needs transformers, which is not installed", hint="pip install 'fusion-compiler[dev]'"
+            "the demonstration needs transformers, which is not installed", hint="pip install 'fusion-compiler[demo]'"
         ) from error
     config = GPT2Config(use_cache=False, attn_implementation="eager")  # type: ignore[call-arg]  # its base takes it
     if quick:
