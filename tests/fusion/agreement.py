@@ -24,7 +24,7 @@ def agree(
     rtol: float | None = None,
     atol: float | None = None,
     **kwargs: object,
-) -> fusion.inspect.report.Explanation:
+) -> fusion.Explanation:
     """Run `f` and `fuse(f)` on equal inputs, `calls` times, and compare all that a caller can see.
 
     Args:

@@ -22,9 +22,7 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 BATCH, HEADS, ROWS, WIDTH = 2, 4, 7, 8
 
 
-def as_near_as_eager(
-    program: Callable[..., object], *inputs: Tensor, numerics: str = "default"
-) -> fusion.inspect.report.Explanation:
+def as_near_as_eager(program: Callable[..., object], *inputs: Tensor, numerics: str = "default") -> fusion.Explanation:
     """Results and gradients are no further from float64 than twice eager's; gives the report."""
     fused = fusion.fuse(program, options={"strict": True, "numerics": numerics})
     exact, eager, ours = (
