@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from fusion.attention import Chooser
+from fusion.beginning import ours
 from fusion.bodies import compile_bodies
 from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
@@ -31,6 +32,7 @@ from fusion.graph_compiler import GraphCompiler
 from fusion.graphs import holds_tensors, size_hints, spare_inputs
 from fusion.inspect.trace import Trace
 from fusion.lowering.kernel import Kernel
+from fusion.lowering.mistraced import traced_as_eager
 from fusion.lowering.printer import format_kernel
 from fusion.options import Options
 from fusion.region import RegionCompiler, compile_anew
@@ -150,6 +152,18 @@ class _Ahead(GraphCompiler):
         raise located(failure, graph)
 
 
+@ours
+@dataclass(frozen=True, slots=True)
+class _Backend:
+    """The Dynamo backend of a program that is exported."""
+
+    regions: RegionCompiler
+
+    @traced_as_eager()
+    def __call__(self, graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        return self.regions.compile(graph, inputs, self, alone=True)
+
+
 def _run(
     program: Callable[..., object],
     args: tuple[object, ...],
@@ -158,11 +172,7 @@ def _run(
     ahead: _Ahead,
 ) -> None:
     """Run a program once over fake tensors on `device`, with every region that Dynamo captures given to `ahead`."""
-    regions = RegionCompiler(ahead, Chooser(ahead.target))
-
-    def backend(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
-        return regions.compile(graph, inputs, backend, alone=True)
-
+    backend = _Backend(RegionCompiler(ahead, Chooser(ahead.target)))
     with FakeTensorMode(allow_non_fake_inputs=True), torch.no_grad():
         fakes: dict[int, object] = {}
 

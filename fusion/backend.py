@@ -16,12 +16,12 @@ from weakref import WeakValueDictionary
 
 from torch import fx
 
-import fusion.beginning  # Dynamo is to know before it traces, of this and of what follows
-import fusion.captured.hints  # noqa: F401
 from fusion.attention import Chooser
+from fusion.beginning import ours
 from fusion.fallback import FusionWarning
 from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.report import Report
+from fusion.lowering.mistraced import traced_as_eager
 from fusion.options import Options
 from fusion.region import RegionCompiler
 from fusion.reports import Reports
@@ -29,6 +29,7 @@ from fusion.runtime.recording import forget_recordings
 from fusion.runtime.splice import Watch
 
 
+@ours
 class Backend:
     """A Dynamo backend with its options, begun at `since`.
     `watch` gives what is called instead of what launches a kernel.
@@ -70,6 +71,7 @@ class Backend:
         if self.options.cudagraphs:
             forget_recordings()
 
+    @traced_as_eager()
     def __call__(
         self, graph: fx.GraphModule, example_inputs: Sequence[object], *, alone: bool = True
     ) -> Callable[..., object]:
@@ -77,6 +79,7 @@ class Backend:
         return self._regions.compile(graph, example_inputs, partial(self, alone=False), alone=alone)
 
 
+@ours
 def fusion_backend(
     graph: fx.GraphModule,
     example_inputs: Sequence[object],

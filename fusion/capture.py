@@ -28,6 +28,7 @@ from fusion.graphs import main_device
 from fusion.joint.dependence import dependence_of
 from fusion.joint.results import change_results
 from fusion.lowering.decompositions import decompositions
+from fusion.lowering.mistraced import traced_as_eager
 from fusion.options import WORKSPACE
 from fusion.passes import PassLog, run_stage
 from fusion.runtime import Boxed
@@ -97,7 +98,7 @@ def aot_backend(
     }
 
     def capture(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
-        with tangents_laid_out(graph), kept_as(region):
+        with traced_as_eager(), tangents_laid_out(graph), kept_as(region):
             compiled = _captured(graph, inputs, settings)
         _keep_what_is_saved()
         return compiled
@@ -156,7 +157,7 @@ def _compiler(compile_one: CompileOne, label: str) -> Callable[[fx.GraphModule, 
     def compiler(graph: fx.GraphModule, example_inputs: Sequence[object]) -> Boxed:
         passed = pass_objects(graph)
         # What the compiler computes while it compiles is real, and nothing of it is to be taken apart in Python.
-        with unset_fake_temporarily(), no_python_dispatcher():
+        with traced_as_eager(), unset_fake_temporarily(), no_python_dispatcher():
             compiled = compile_one(graph, label)
         if passed:
             compiled = _passing(compiled, passed)

@@ -25,7 +25,6 @@ from torch._prims_common import (
 )
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
-import fusion.lowering.mistraced  # noqa: F401  # whatever traces is to be right
 from fusion.lowering import rules
 from fusion.lowering.foreach import foreach_decompositions
 from fusion.lowering.registry import RULES

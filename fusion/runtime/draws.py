@@ -26,6 +26,7 @@ from fusion.lowering.builder import origin_of
 from fusion.lowering.errors import Origin, Unsupported
 from fusion.lowering.interpret import run_program
 from fusion.lowering.lower import lower
+from fusion.lowering.mistraced import traced_as_eager
 from fusion.lowering.seeded import draws
 
 
@@ -57,7 +58,8 @@ class Draws:
             for device, state in zip(self.devices, states, strict=True):
                 _set_state(device, state)
             mode = _AsKernels()  # type: ignore[no-untyped-call]  # PyTorch's own
-            with mode, enable_python_dispatcher():  # which parts compositions as AOTAutograd does
+            # The dispatcher in Python parts compositions as AOTAutograd does.
+            with mode, traced_as_eager(), enable_python_dispatcher():
                 yield
 
 

@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import pytest
+import torch
 
-PROGRAM = """
-import torch, fusion, fusion.beginning
-from torch import fx
-
-order = []
-
-def prepare(device_type):
-    order.append(device_type)
-    raise RuntimeError("no such device")
-
-def backend(graph: fx.GraphModule, inputs: list[object]):
-    order.append("traced")
-    return graph.forward
-
-torch.cuda.is_initialized = lambda: {initialized}
-fusion.beginning.prepare = prepare
-assert torch.compile(torch.exp, backend=backend)(torch.zeros(2)).sum() == 2
-assert order == {order}, order
-"""
+import fusion
+import fusion.beginning
 
 
-def run(**how: object) -> None:
-    """In a process whose Dynamo nobody has reset, which forgets whom to tell."""
-    subprocess.run([sys.executable, "-c", PROGRAM.format(**how)], check=True)
+@pytest.fixture
+def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What happens, in its order, where a device's target fails to begin."""
+    order: list[str] = []
+
+    def prepare(device_type: str) -> None:
+        order.append(device_type)
+        raise RuntimeError("no such device")
+
+    def captured(backend: fusion.Backend, graph: object, inputs: object, **_: object) -> object:
+        order.append("traced")
+        return graph
+
+    monkeypatch.setattr(fusion.beginning, "prepare", prepare)
+    monkeypatch.setattr(fusion.Backend, "__call__", captured)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    return order
 
 
-def test_it_begins_with_dynamo_where_an_accelerator_is_in_use() -> None:
+def test_it_begins_with_dynamo_where_an_accelerator_is_in_use(order: list[str]) -> None:
     """What fails then is no reason for Dynamo to fail."""
-    run(initialized=True, order=["cuda", "traced"])
+    for _ in range(2):
+        assert torch.compile(torch.exp, backend="fusion")(torch.zeros(2)).sum() == 2
+        torch._dynamo.reset()
+    assert order == ["cuda", "traced"] * 2
 
 
-def test_it_does_not_begin_where_none_is() -> None:
-    run(initialized=False, order=["traced"])
+def test_it_does_not_begin_where_none_is(order: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: False)
+    assert fusion.fuse(torch.exp)(torch.zeros(2)).sum() == 2
+    assert order == ["traced"]
+
+
+def test_it_does_not_begin_for_other_backends(order: list[str]) -> None:
+    assert torch.compile(torch.exp, backend="eager")(torch.zeros(2)).sum() == 2
+    assert not order

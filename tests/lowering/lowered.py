@@ -15,6 +15,7 @@ from torch.utils._pytree import tree_leaves
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.interpret import run_program
 from fusion.lowering.lower import lower
+from fusion.lowering.mistraced import traced_as_eager
 from fusion.lowering.program import Extern, Program
 from fusion.lowering.verify import verify_program
 
@@ -30,7 +31,8 @@ def traced(
     def call(*args: torch.Tensor) -> object:
         return tree_leaves(function(*args))
 
-    return make_fx(call, decomposition_table={} if whole else decompositions(), tracing_mode=mode)(*inputs)
+    with traced_as_eager():
+        return make_fx(call, decomposition_table={} if whole else decompositions(), tracing_mode=mode)(*inputs)
 
 
 def lowered(

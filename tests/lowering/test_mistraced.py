@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+from threading import Event
+
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._dispatch.python import enable_python_dispatcher
 from torch._subclasses import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
 import fusion
 from fusion.lowering.decompositions import decompositions
+from fusion.lowering.mistraced import traced_as_eager
+
+aten = torch.ops.aten
 
 
 @pytest.mark.parametrize("shape", [(1,), (3, 1), (1, 3), (3, 5), ()])
@@ -22,7 +29,8 @@ def test_norms_have_the_shape_of_eager(shape: tuple[int, ...], keepdim: bool) ->
         return torch.linalg.vector_norm(x, 2, dims, keepdim)
 
     x = torch.randn(shape)
-    graph = make_fx(norm, decomposition_table=decompositions(), tracing_mode="fake")(x)
+    with traced_as_eager():
+        graph = make_fx(norm, decomposition_table=decompositions(), tracing_mode="fake")(x)
     (result,) = graph.graph.output_node().all_input_nodes
     assert result.meta["val"].shape == norm(x).shape
     assert torch.equal(graph(x), norm(x))
@@ -34,7 +42,7 @@ def test_norms_of_fake_tensors_have_the_shape_of_eager(dim: int | tuple[int, ...
     x = torch.randn(7, 1, 1)
     mode = FakeTensorMode(shape_env=sizes and sizes())
     for keepdim in (False, True):
-        with mode:
+        with mode, traced_as_eager():
             fake = mode.from_tensor(x, symbolic_context=sizes and StatelessSymbolicContext([DimDynamic.DYNAMIC] * 3))
             found = torch.linalg.vector_norm(fake, 3, dim, keepdim, dtype=torch.float64)
         expected = torch.linalg.vector_norm(x, 3, dim, keepdim, dtype=torch.float64)
@@ -42,7 +50,7 @@ def test_norms_of_fake_tensors_have_the_shape_of_eager(dim: int | tuple[int, ...
 
 
 def test_a_norm_of_fake_tensors_refuses_the_dimensions_that_eager_refuses() -> None:
-    with FakeTensorMode() as mode, pytest.raises(IndexError):
+    with FakeTensorMode() as mode, traced_as_eager(), pytest.raises(IndexError):
         torch.linalg.vector_norm(mode.from_tensor(torch.randn(3, 1)), 2, -3)
 
 
@@ -78,3 +86,29 @@ def test_the_gradient_of_edges_of_symbolic_widths_lies_as_in_eager() -> None:
     x = torch.randn(3, 5, requires_grad=True)
     for n in (2, 0, -1):
         assert fusion.fuse(cropped, dynamic=True)(x, n).stride() == cropped(x, n).stride()
+
+
+def test_only_the_thread_that_is_within_traces_otherwise() -> None:
+    def shares() -> bool:
+        """Is what dropout gives of the memory that it is given?"""
+        x = torch.ones(3)
+        with enable_python_dispatcher():
+            return F.dropout(x, 0.0).data_ptr() == x.data_ptr()
+
+    kernels = dict(aten.dropout.default.py_kernels)
+    within, outside = Event(), Event()
+
+    def enter() -> bool:
+        with traced_as_eager(), traced_as_eager():
+            within.set()
+            assert outside.wait(60)
+            return shares()
+
+    with ThreadPoolExecutor(1) as pool:
+        entered = pool.submit(enter)
+        assert within.wait(60)
+        assert dict(aten.dropout.default.py_kernels) != kernels and not shares()
+        with traced_as_eager():
+            outside.set()
+            assert shares() and entered.result()
+        assert dict(aten.dropout.default.py_kernels) == kernels and not shares()

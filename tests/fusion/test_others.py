@@ -1,0 +1,61 @@
+"""What other backends of a process see: what they would see without Fusion, also once it has compiled something."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from functools import cache, partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx
+from torch._dynamo.backends.distributed import DDPOptimizer
+from torch._dynamo.eval_frame import get_compiler_fn
+
+from fusion.backend import Backend, fusion_backend
+from fusion.beginning import is_ours
+from fusion.options import Options
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@cache
+def seen(*steps: str) -> str:
+    """What another backend traces after some steps, in a process of its own, which also looks at PyTorch's tables."""
+    command = [sys.executable, "-m", "tests.fusion.seen_by_others", *steps]
+    return subprocess.run(command, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def test_without_fusion_a_mask_breaks_the_graph_and_dropout_is_a_copy() -> None:
+    """Else there would be nothing to see."""
+    alone = seen()
+    assert alone.startswith("1 breaks: ['Unsupported Tensor.item()")
+    assert "aten.clone.default" in alone
+
+
+def test_other_backends_see_what_they_see_without_fusion() -> None:
+    """And Fusion what it sees without them, whatever Dynamo was told to forget."""
+    assert seen("imported", "seen", "reset", "compiled", "reset", "compiled") == seen()
+
+
+def other(graph: fx.GraphModule, inputs: object) -> fx.GraphModule:
+    return graph
+
+
+OWN = Backend(Options())
+
+
+@pytest.mark.parametrize("backend", ["fusion", fusion_backend, OWN, partial(OWN, alone=False)])
+def test_a_backend_of_ours_is_known_however_pytorch_wraps_it(backend: object) -> None:
+    assert is_ours(wrapped(backend)) and is_ours(DDPOptimizer(1 << 20, wrapped(backend)).compile_fn)
+
+
+@pytest.mark.parametrize("backend", ["aot_eager", "inductor", other, partial(other), None])
+def test_another_backend_is_not_taken_for_ours(backend: object) -> None:
+    assert not is_ours(wrapped(backend)) and not is_ours(DDPOptimizer(1 << 20, wrapped(backend)).compile_fn)
+
+
+def wrapped(backend: object) -> object:
+    """A backend as `torch.compile` gives it to Dynamo."""
+    return backend and get_compiler_fn(torch._TorchCompileWrapper(backend, None, None, None))  # type: ignore[no-untyped-call]
