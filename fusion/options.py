@@ -7,6 +7,8 @@ environment:
     FUSION_STRICT=1        raise where a region would otherwise fall back to eager
     FUSION_CACHE_DIR=dir   where built kernels are kept (default: `$XDG_CACHE_HOME/fusion` or `~/.cache/fusion`)
     FUSION_GRAPH_CACHE=0   compile each graph anew, whatever an earlier process made of it
+
+The second and the last one are switches: 1, true, yes, on; 0, false, no, off, or nothing.
 """
 
 from __future__ import annotations
@@ -25,6 +27,9 @@ MODES = ("default", "reduce-overhead", "max-autotune")
 
 NUMERICS = ("default", "strict")
 """How results are rounded: see docs/numerics.md."""
+
+SWITCHES = {"1": True, "true": True, "yes": True, "on": True, "0": False, "false": False, "no": False, "off": False}
+"""How a variable of the environment says yes or no.  One that is empty says no."""
 
 WORKSPACE = 1 << 29
 """Bytes: a larger product that nobody needs whole is made a few rows at a time."""
@@ -53,7 +58,7 @@ class Options:
     workspace: int = WORKSPACE
     numerics: str = "default"
     cudagraphs: bool = False
-    graph_cache: bool = field(default_factory=lambda: os.environ.get("FUSION_GRAPH_CACHE", "1") not in ("", "0"))
+    graph_cache: bool = field(default_factory=lambda: _switch("FUSION_GRAPH_CACHE", default=True))
 
     @property
     def exact(self) -> bool:
@@ -65,13 +70,12 @@ class Options:
         """Options from a call, the environment filling in what the call leaves open.
 
         Raises:
-            ValueError: an unknown mode, key or value, with the known ones; a file where dumps would go.
+            ValueError: an unknown mode, key or value, also of a variable, with the known ones; a file where dumps
+                would go.
             TypeError: a value of the wrong type.
         """
         dump = os.environ.get("FUSION_DUMP")
-        result = cls(
-            dump=_folder(Path(dump)) if dump else None, strict=os.environ.get("FUSION_STRICT", "0") not in ("", "0")
-        )
+        result = cls(dump=_folder(Path(dump)) if dump else None, strict=_switch("FUSION_STRICT", default=False))
         if mode is not None:
             result = replace(result, mode=_known("mode", mode, MODES), cudagraphs=mode == "reduce-overhead")
         if options is None:
@@ -83,6 +87,21 @@ class Options:
             name = _known("option", key, known)
             result = replace(result, **{name: _checked(name, value)})  # type: ignore[arg-type]  # _checked has looked
         return result
+
+
+def _switch(variable: str, *, default: bool) -> bool:
+    """What a variable of the environment says; `default` where there is none.
+
+    Raises:
+        ValueError: it says neither yes nor no.
+    """
+    said = os.environ.get(variable)
+    if said is None:
+        return default
+    word = said.strip().lower()
+    if word and word not in SWITCHES:
+        raise ValueError(f"unknown {variable}={said!r}; known: {', '.join(SWITCHES)}, or nothing for off")
+    return bool(word) and SWITCHES[word]
 
 
 def _known(what: str, name: object, names: Iterable[str]) -> str:

@@ -80,8 +80,9 @@ def test_the_table_of_the_environment_is_complete() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "fusion").rglob("*.py"))
     sources += "".join(path.read_text(encoding="utf-8") for path in (ROOT / "codegen").rglob("*.py"))
-    read = set(re.findall(r"environ(?:\.get\(|\[)\"(FUSION_\w+)\"", sources))
-    assert read and read <= set(re.findall(r"`(FUSION_\w+)", text))
+    read = set(re.findall(r"(?:environ(?:\.get\(|\[)|_switch\()\"(FUSION_\w+)\"", sources))
+    assert read >= {"FUSION_DUMP", "FUSION_STRICT", "FUSION_CACHE_DIR"}
+    assert read <= set(re.findall(r"`(FUSION_\w+)", text))
 
 
 def test_the_counts_of_operations_are_those_of_today() -> None:

@@ -35,3 +35,25 @@ def test_what_is_wrong_is_named(case: str) -> None:
     mode, options, kind, message = WRONG[case]
     with pytest.raises(kind, match=message):
         Options.read(mode, options)
+
+
+@pytest.mark.parametrize("variable", ["FUSION_STRICT", "FUSION_GRAPH_CACHE"])
+@pytest.mark.parametrize("word", ["1", "true", "Yes", "ON", "0", "false", "False", "no", "off", " off ", "", None])
+def test_a_switch_of_the_environment_is_on_or_off(
+    monkeypatch: pytest.MonkeyPatch, variable: str, word: str | None
+) -> None:
+    name = variable.removeprefix("FUSION_").lower()
+    monkeypatch.delenv(variable, raising=False)
+    expected = name == "graph_cache"
+    if word is not None:
+        monkeypatch.setenv(variable, word)
+        expected = word.lower() in ("1", "true", "yes", "on")
+    assert getattr(Options.read(), name) is expected
+    assert getattr(Options.read(None, {name: not expected}), name) is not expected
+
+
+@pytest.mark.parametrize("variable", ["FUSION_STRICT", "FUSION_GRAPH_CACHE"])
+def test_a_switch_that_says_neither_is_refused(monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
+    monkeypatch.setenv(variable, "maybe")
+    with pytest.raises(ValueError, match=f"unknown {variable}='maybe'; known: 1, true, yes, on, 0, false, no, off"):
+        Options.read()
