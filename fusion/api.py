@@ -35,6 +35,7 @@ def fuse(
     *,
     mode: str | None = None,
     dynamic: bool | None = None,
+    fullgraph: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> Module: ...
 @overload
@@ -44,6 +45,7 @@ def fuse(
     *,
     mode: str | None = None,
     dynamic: bool | None = None,
+    fullgraph: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> Callable[Params, Result]: ...
 @overload
@@ -53,6 +55,7 @@ def fuse(
     *,
     mode: str | None = None,
     dynamic: bool | None = None,
+    fullgraph: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> Callable[[Callable[Params, Result]], Callable[Params, Result]]: ...
 def fuse(
@@ -61,6 +64,7 @@ def fuse(
     *,
     mode: str | None = None,
     dynamic: bool | None = None,
+    fullgraph: bool = False,
     options: Mapping[str, object] | None = None,
 ) -> object:
     """The same module or function, run on generated kernels.
@@ -71,6 +75,7 @@ def fuse(
         mode: "default"; "reduce-overhead" records launches as CUDA graphs; "max-autotune" times several configurations
             of each kernel and keeps the fastest.
         dynamic: True compiles once for all sizes, False once per size; None lets sizes that change become dynamic.
+        fullgraph: raise where a graph breaks, and Python would go on between the parts.
         options: see `fusion.options.Options`.
 
     Returns:
@@ -89,9 +94,11 @@ def fuse(
     """
     if dynamic is not None and not isinstance(dynamic, bool):
         raise TypeError(f"dynamic must be True, False or None, got {dynamic!r}")
+    if not isinstance(fullgraph, bool):
+        raise TypeError(f"fullgraph must be True or False, got {fullgraph!r}")
     read = Options.read(mode, options)
     if program is None:
-        return functools.partial(fuse, mode=mode, dynamic=dynamic, options=options)
+        return functools.partial(fuse, mode=mode, dynamic=dynamic, fullgraph=fullgraph, options=options)
     if isinstance(program, type):
         raise TypeError(f"fuse takes an instance or a function, not the class {program.__name__}; fuse its instance")
     if isinstance(program, torch.export.ExportedProgram):
@@ -99,11 +106,11 @@ def fuse(
     if isinstance(program, (torch.jit.ScriptModule, torch.jit.ScriptFunction)):
         raise TypeError("fuse takes no TorchScript, which is compiled already; fuse what it was made from")
     if isinstance(program, torch.nn.Module):
-        return _fuse_module(program, read, dynamic)
+        return _fuse_module(program, read, dynamic, fullgraph)
     if not callable(program):
         raise TypeError(f"fuse takes an nn.Module or a function, got {type(program).__name__}")
-    backend = Backend.shared(_code_of(program), read)
-    compiled = torch.compile(program, backend=backend, dynamic=dynamic)
+    backend = Backend.shared(_code_of(program), read, fullgraph)
+    compiled = torch.compile(program, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     compiled._fusion_backend = backend  # type: ignore[attr-defined]  # for `report`
     return compiled
 
@@ -120,9 +127,11 @@ class _Duplicate:
     module: torch.nn.Module
     options: Options
     dynamic: bool | None
+    fullgraph: bool
 
     def __call__(self, memo: dict[int, object]) -> torch.nn.Module:
-        duplicate = _fuse_module(copy.deepcopy(_plain(self.module), memo), self.options, self.dynamic)
+        copied = copy.deepcopy(_plain(self.module), memo)
+        duplicate = _fuse_module(copied, self.options, self.dynamic, self.fullgraph)
         memo[id(self.module)] = duplicate
         return duplicate
 
@@ -134,9 +143,10 @@ class _Saved:
     module: torch.nn.Module
     options: Options
     dynamic: bool | None
+    fullgraph: bool
 
     def __call__(self, protocol: int) -> tuple[Callable[..., torch.nn.Module], tuple[object, ...]]:
-        return _fuse_module, (_plain(self.module), self.options, self.dynamic)
+        return _fuse_module, (_plain(self.module), self.options, self.dynamic, self.fullgraph)
 
 
 def _plain(module: Module) -> Module:
@@ -147,18 +157,19 @@ def _plain(module: Module) -> Module:
     return plain
 
 
-def _fuse_module(module: Module, options: Options, dynamic: bool | None) -> Module:
+def _fuse_module(module: Module, options: Options, dynamic: bool | None, fullgraph: bool = False) -> Module:
     fused = _plain(module)  # parameters, buffers, submodules and hooks are shared; only the call differs
-    fused.__dict__["__deepcopy__"] = _Duplicate(fused, options, dynamic)
-    fused.__dict__["__reduce_ex__"] = _Saved(fused, options, dynamic)
+    fused.__dict__["__deepcopy__"] = _Duplicate(fused, options, dynamic, fullgraph)
+    fused.__dict__["__reduce_ex__"] = _Saved(fused, options, dynamic, fullgraph)
     forward, others = module.forward, trace_rules.check(module.forward)
-    backend = Backend(options) if others or _has_hooks(module) else Backend.shared(_code_of(forward), options)
+    alone = others or _has_hooks(module)
+    backend = Backend(options) if alone else Backend.shared(_code_of(forward), options, fullgraph)
     fused.__dict__["_fusion_backend"] = backend
     if others or inspect.unwrap(forward) is not forward:
         call = _frame_of(fused, None if others else type(module))
-        fused._compiled_call_impl = torch.compile(call, backend=backend, dynamic=dynamic)
+        fused._compiled_call_impl = torch.compile(call, backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     else:
-        fused.compile(backend=backend, dynamic=dynamic)
+        fused.compile(backend=backend, dynamic=dynamic, fullgraph=fullgraph)
     return fused
 
 
@@ -211,7 +222,10 @@ def report(fused: Callable[..., object]) -> Explanation:
     """
     backend = getattr(fused, "_fusion_backend", None)
     if not isinstance(backend, Backend):
-        raise TypeError(f"report takes what fuse returned, got {type(fused).__name__}")
+        raise TypeError(
+            f"report takes what fuse returned, got {type(fused).__name__}; what torch.compile returns keeps none:"
+            " give the program to fusion.fuse in its place, or call fusion.explain(program)(*args)"
+        )
     return _explanation(backend, inspect.unwrap(fused), backend.since)
 
 
@@ -220,7 +234,7 @@ def explain(program: Callable[..., object], /, **settings: object) -> Callable[.
 
     Args:
         program: an `nn.Module` or a function.
-        settings: `mode`, `dynamic` and `options` as for `fuse`.
+        settings: `mode`, `dynamic`, `fullgraph` and `options` as for `fuse`.
 
     Returns:
         A function that takes the arguments of `program` and returns an `Explanation`: `kernels`, `externs`, `refusals`,
@@ -236,7 +250,7 @@ def explain(program: Callable[..., object], /, **settings: object) -> Callable[.
     def run(*args: object, **kwargs: object) -> Explanation:
         backend.reports.clear()
         start = time.time()
-        compile_anew(program, backend, dynamic=settings.get("dynamic"))(*args, **kwargs)
+        compile_anew(program, backend, **_wished(settings))(*args, **kwargs)
         return _explanation(backend, program, start)
 
     return run
@@ -250,7 +264,7 @@ def accuracy(program: Callable[..., object], /, **settings: object) -> Callable[
 
     Args:
         program: an `nn.Module` or a function.
-        settings: `mode`, `dynamic` and `options` as for `fuse`; launches are not recorded, nor graphs kept.
+        settings: as for `explain`; launches are not recorded, nor graphs kept.
 
     Returns:
         A function that takes the arguments of `program` and returns an `Accuracy`: `launches`, in their order, `worst`,
@@ -267,7 +281,7 @@ def accuracy(program: Callable[..., object], /, **settings: object) -> Callable[
 
     def run(*args: object, **kwargs: object) -> Accuracy:
         found.clear()
-        result = compile_anew(program, backend, dynamic=settings.get("dynamic"))(*args, **kwargs)
+        result = compile_anew(program, backend, **_wished(settings))(*args, **kwargs)
         _backward(result, program, args, kwargs)
         return Accuracy(tuple(found))
 
@@ -294,12 +308,17 @@ def _cotangent(result: torch.Tensor) -> torch.Tensor:
 
 def _options(caller: str, program: object, settings: Mapping[str, object]) -> Options:
     """The options of a call that runs `program` once, which is refused where it cannot be run."""
-    unknown = set(settings) - {"mode", "dynamic", "options"}
+    unknown = set(settings) - {"mode", "dynamic", "fullgraph", "options"}
     if unknown:
-        raise TypeError(f"{caller} takes mode, dynamic and options, got {sorted(unknown)}")
+        raise TypeError(f"{caller} takes mode, dynamic, fullgraph and options, got {sorted(unknown)}")
     if not callable(program) or isinstance(program, type):
         raise TypeError(f"{caller} takes an nn.Module or a function, got {program!r}")
     return Options.read(settings.get("mode"), settings.get("options"))  # type: ignore[arg-type]  # read checks
+
+
+def _wished(settings: Mapping[str, object]) -> dict[str, object]:
+    """Pick the settings that `torch.compile` takes."""
+    return {name: settings[name] for name in ("dynamic", "fullgraph") if name in settings}
 
 
 def _explanation(backend: Backend, program: Callable[..., object], since: float) -> Explanation:

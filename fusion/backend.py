@@ -38,16 +38,19 @@ class Backend:
     so everything fused from the same code under the same options shares one backend, and what it has compiled.
     """
 
-    _shared: ClassVar[WeakValueDictionary[tuple[CodeType, Options], Backend]] = WeakValueDictionary()
+    _shared: ClassVar[WeakValueDictionary[tuple[CodeType, Options, bool], Backend]] = WeakValueDictionary()
     _sharing: ClassVar[threading.Lock] = threading.Lock()
 
     @classmethod
-    def shared(cls, code: CodeType | None, options: Options) -> Backend:
-        """The backend of everything fused from `code` under `options`; a new one where there is no Python code."""
+    def shared(cls, code: CodeType | None, options: Options, fullgraph: bool = False) -> Backend:
+        """The backend of everything fused from `code` under `options`; a new one where there is no Python code.
+
+        What was compiled with breaks is not for who asked for a `fullgraph`.
+        """
         if code is None:
             return cls(options)
         with cls._sharing:
-            return cls._shared.setdefault((code, options), cls(options))
+            return cls._shared.setdefault((code, options, fullgraph), cls(options))
 
     def __init__(self, options: Options, watch: Watch | None = None) -> None:
         self.__name__ = "fusion"  # what Dynamo calls a backend in its messages

@@ -97,7 +97,7 @@ def test_symbolic_sizes_and_products_in_chunks() -> None:
 def test_what_cannot_be_run_is_refused() -> None:
     with pytest.raises(TypeError, match=r"accuracy takes an nn.Module or a function"):
         fusion.accuracy(torch.nn.Linear)
-    with pytest.raises(TypeError, match="accuracy takes mode, dynamic and options"):
+    with pytest.raises(TypeError, match="accuracy takes mode, dynamic, fullgraph and options"):
         fusion.accuracy(torch.relu, target="c")
 
 

@@ -151,12 +151,52 @@ def test_wrong_settings_name_the_right_ones() -> None:
         fusion.fuse(torch.relu, options={"strict": 1})
     with pytest.raises(TypeError, match="dynamic"):
         fusion.fuse(torch.relu, dynamic="yes")
+    with pytest.raises(TypeError, match="fullgraph must be True or False, got 1"):
+        fusion.fuse(torch.relu, fullgraph=1)
     with pytest.raises(TypeError, match="unexpected keyword argument 'target'"):
         fusion.fuse(torch.relu, target="c")
-    with pytest.raises(TypeError, match=r"takes mode, dynamic and options, got \['target'\]"):
+    with pytest.raises(TypeError, match=r"takes mode, dynamic, fullgraph and options, got \['target'\]"):
         fusion.explain(torch.relu, target="c")
     with pytest.raises(TypeError, match="fuse returned"):
         fusion.report(torch.relu)
+
+
+@pytest.mark.parametrize("program", [torch.relu, torch.nn.ReLU()])
+def test_a_report_of_what_torch_compile_returned_says_what_to_do(program: Callable[..., object]) -> None:
+    with pytest.raises(TypeError, match=r"torch\.compile returns keeps none: give the program to fusion\.fuse"):
+        fusion.report(torch.compile(program, backend="fusion"))
+
+
+class Breaking(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x * 2
+        torch._dynamo.graph_break()
+        return y + 1
+
+
+def broken(x: torch.Tensor) -> torch.Tensor:
+    y = x * 2
+    torch._dynamo.graph_break()
+    return y + 1
+
+
+@pytest.mark.parametrize("program", [broken, Breaking()], ids=["function", "module"])
+def test_a_graph_that_is_wanted_whole_may_not_break(program: Callable[..., torch.Tensor]) -> None:
+    x = torch.randn(5)
+    expected = x * 2 + 1
+    torch.testing.assert_close(fusion.fuse(program)(x), expected)  # what this compiled is not for the next one
+    whole = fusion.fuse(program, fullgraph=True)
+    runs = [whole, fusion.explain(program, fullgraph=True), fusion.accuracy(program, fullgraph=True)]
+    if isinstance(whole, torch.nn.Module):
+        saved = io.BytesIO()
+        torch.save(whole, saved)
+        saved.seek(0)
+        runs += [copy.deepcopy(whole), torch.load(saved, weights_only=False)]
+    for run in runs:
+        with pytest.raises(torch._dynamo.exc.Unsupported, match="graph_break"):
+            run(x)
+    torch.testing.assert_close(fusion.fuse(fullgraph=True)(lambda x: x * 2 + 1)(x), expected)
+    assert fusion.explain(program)(x).graph_breaks and not fusion.explain(torch.relu, fullgraph=True)(x).graph_breaks
 
 
 def test_unknown_operations_are_called_and_named() -> None:
