@@ -15,10 +15,24 @@ from functools import reduce
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from fusion.lowering import philox
 from fusion.lowering.errors import DivisionByZero, IndexOutOfRange, VerifyError
-from fusion.lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, const, postorder
+from fusion.lowering.expr import (
+    Cast,
+    Const,
+    Expr,
+    Index,
+    IndexValue,
+    Load,
+    Op,
+    Random,
+    TileRef,
+    concrete,
+    const,
+    postorder,
+)
 from fusion.lowering.folds import fold, scan
 from fusion.lowering.indexing import FloorDiv, Mod
 from fusion.lowering.scalar_ops import SCALAR_OPS, accumulator, identity, keeps_position
@@ -109,25 +123,32 @@ class _Point:
     def value(self, node: Expr, children: list[torch.Tensor]) -> torch.Tensor:
         """What `node` is at every point, in a shape that broadcasts over the box."""
         scope = self.scope
-        if isinstance(node, Load):
-            return self.load(node, children)
-        if isinstance(node, Const):
-            return torch.tensor(node.value, dtype=scope.dtype(node.dtype), device=scope.device)
-        if isinstance(node, IndexValue):
-            return self.index(node.index).to(scope.dtype(node.dtype))
-        if isinstance(node, Cast):
-            return children[0].to(scope.dtype(node.dtype))
-        if isinstance(node, Random):
-            draw = philox.uniform if node.kind == "uniform" else philox.normal
-            return draw(children[0], self.index(node.offset)).to(scope.dtype(node.dtype))
-        if isinstance(node, TileRef):
-            return scope.tiles[tile_name(node)]
-        assert isinstance(node, Op)
-        if node.name == "checked":
-            check_range(*children)
-        result = SCALAR_OPS[node.name].meaning(*children)
-        if result.dtype is not scope.dtype(node.dtype):
-            raise VerifyError(f"{node.name} of {children[-1].dtype} gives {result.dtype}, not {node.dtype}")
+        match concrete(node):
+            case Load() as load:
+                return self.load(load, children)
+            case Const(value, dtype):
+                return torch.tensor(value, dtype=scope.dtype(dtype), device=scope.device)
+            case IndexValue(index, dtype):
+                return self.index(index).to(scope.dtype(dtype))
+            case Cast(dtype=dtype):
+                return children[0].to(scope.dtype(dtype))
+            case Random(kind, _, offset, dtype):
+                draw = philox.uniform if kind == "uniform" else philox.normal
+                return draw(children[0], self.index(offset)).to(scope.dtype(dtype))
+            case TileRef() as tile:
+                return scope.tiles[tile_name(tile)]
+            case Op() as op:
+                return self._applied(op, children)
+            case unknown:
+                assert_never(unknown)
+
+    def _applied(self, op: Op, args: list[torch.Tensor]) -> torch.Tensor:
+        """A scalar operation on the values of its operands."""
+        if op.name == "checked":
+            check_range(*args)
+        result = SCALAR_OPS[op.name].meaning(*args)
+        if result.dtype is not self.scope.dtype(op.dtype):
+            raise VerifyError(f"{op.name} of {args[-1].dtype} gives {result.dtype}, not {op.dtype}")
         return result
 
     def index(self, expr: sympy.Expr) -> torch.Tensor:

@@ -24,6 +24,7 @@ from weakref import WeakValueDictionary
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from fusion.lowering.scalar_ops import result_dtype
 
@@ -188,6 +189,14 @@ class TileRef(Expr):
         return (self.name, self.dtype, self.before)
 
 
+ConcreteExpr: TypeAlias = "Load | Const | IndexValue | Op | Cast | Random | TileRef"
+
+
+def concrete(expr: Expr) -> ConcreteExpr:
+    """The expression itself, typed as one of the kinds that exist: a `match` over it is checked to name them all."""
+    return cast("ConcreteExpr", expr)
+
+
 # Construction -------------------------------------------------------------------------------------------------------
 
 
@@ -347,13 +356,15 @@ def loads(*roots: Expr) -> Iterator[Load]:
 
 def index_of(node: Expr) -> tuple[sympy.Expr, ...]:
     """The index expressions held by this node itself (not by its children)."""
-    if isinstance(node, Load):
-        return tuple(i for i in node.index if not isinstance(i, Expr))
-    if isinstance(node, IndexValue):
-        return (node.index,)
-    if isinstance(node, Random):
-        return (node.offset,)
-    return ()
+    match concrete(node):
+        case Load() as load:
+            return tuple(i for i in load.index if not isinstance(i, Expr))
+        case IndexValue(index=index) | Random(offset=index):
+            return (index,)
+        case Op() | Const() | Cast() | TileRef():
+            return ()
+        case unknown:
+            assert_never(unknown)
 
 
 def free_axes(*roots: Expr) -> frozenset[sympy.Symbol]:

@@ -44,6 +44,7 @@ from typing import TypeAlias, TypeVar
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from fusion.lowering.expr import Expr, Index, TileRef, index_of, loads, postorder, renamed
 from fusion.lowering.indexing import extent_of
@@ -255,14 +256,18 @@ def folds(kernel: Kernel) -> dict[str, Fold]:
 
 def values_of(stmt: Stmt) -> tuple[Expr, ...]:
     """The expressions that a statement evaluates itself, not those of the statements in a loop."""
-    if isinstance(stmt, Prefix):
-        return stmt.args
-    if isinstance(stmt, Fold):
-        return stmt.args if stmt.carry is None else (*stmt.args, stmt.carry)
-    if isinstance(stmt, Store):
-        values = (stmt.value, stmt.offset) if isinstance(stmt.offset, Expr) else (stmt.value,)
-        return values if stmt.where is None else (*values, stmt.where)
-    return () if stmt.where is None else (stmt.where,)
+    match stmt:
+        case Fold():
+            return stmt.args if stmt.carry is None else (*stmt.args, stmt.carry)
+        case Prefix():
+            return stmt.args
+        case Loop():
+            return () if stmt.where is None else (stmt.where,)
+        case Store():
+            values = (stmt.value, stmt.offset) if isinstance(stmt.offset, Expr) else (stmt.value,)
+            return values if stmt.where is None else (*values, stmt.where)
+        case _:
+            assert_never(stmt)
 
 
 def with_values(stmt: AnyStmt, values: Sequence[Expr]) -> AnyStmt:
@@ -333,11 +338,20 @@ def spans(kernel: Kernel) -> Spans:
                 own |= found[child]
             found[expr] = own
 
+    def joined(args: Sequence[Expr]) -> frozenset[sympy.Symbol]:
+        return frozenset().union(*(found[arg] for arg in args))
+
     for stmt in statements(kernel.body):
-        add(stmt.args if isinstance(stmt, Fold) else values_of(stmt))
-        if isinstance(stmt, (Fold, Prefix)):
-            joined: frozenset[sympy.Symbol] = frozenset().union(*(found[arg] for arg in stmt.args))
-            walked = joined - frozenset(stmt.over) if isinstance(stmt, Fold) else joined | {stmt.along}
-            fold_spans[stmt.name] = walked
-            add(values_of(stmt))  # what it carries names the fold itself
+        match stmt:
+            case Fold():
+                add(stmt.args)
+                fold_spans[stmt.name] = joined(stmt.args) - frozenset(stmt.over)
+                add(values_of(stmt))  # what it carries names the fold itself
+            case Prefix():
+                add(stmt.args)
+                fold_spans[stmt.name] = joined(stmt.args) | {stmt.along}
+            case Loop() | Store():
+                add(values_of(stmt))
+            case _:
+                assert_never(stmt)
     return found

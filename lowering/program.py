@@ -24,6 +24,7 @@ from typing import Any, TypeAlias
 import sympy
 import torch
 from torch._ops import OpOverload
+from typing_extensions import assert_never
 
 from fusion.lowering.errors import Origin
 from fusion.lowering.expr import Expr, IndexValue, loads, renamed
@@ -326,10 +327,15 @@ class Program:
 
 def reads(node: Node) -> tuple[str, ...]:
     """The buffers a node reads, each once, in order of appearance."""
-    if isinstance(node, Extern):
-        return node.reads
-    loaded = _loaded(node.exprs)
-    return tuple(dict.fromkeys((node.start, *loaded))) if isinstance(node, Scatter) else loaded
+    match node:
+        case Extern():
+            return node.reads
+        case Scatter():
+            return tuple(dict.fromkeys((node.start, *_loaded(node.exprs))))
+        case Map() | Reduce() | Scan() | Contract():
+            return _loaded(node.exprs)
+        case _:
+            assert_never(node)
 
 
 @lru_cache(maxsize=1 << 14)
@@ -340,9 +346,13 @@ def _loaded(exprs: tuple[Expr, ...]) -> tuple[str, ...]:
 
 def writes(node: Node) -> tuple[str, ...]:
     """The buffers a node produces."""
-    if isinstance(node, Extern):
-        return tuple(out for out in node.outs if out is not None)
-    return (node.out,)
+    match node:
+        case Extern():
+            return tuple(out for out in node.outs if out is not None)
+        case Map() | Reduce() | Scan() | Contract() | Scatter():
+            return (node.out,)
+        case _:
+            assert_never(node)
 
 
 def memory_of(nodes: Sequence[Node]) -> dict[str, str]:
@@ -357,22 +367,26 @@ def memory_of(nodes: Sequence[Node]) -> dict[str, str]:
 
 def with_exprs(node: Compute, exprs: Sequence[Expr]) -> Compute:
     """`node` with other expressions in the place of its own, in the order of `node.exprs`."""
-    if isinstance(node, Map):
-        return replace(node, expr=exprs[0])
-    if isinstance(node, (Reduce, Scan)):
-        return replace(node, args=tuple(exprs))
-    if isinstance(node, Scatter):
-        index, where = exprs[1 : 1 + len(node.index)], exprs[1 + len(node.index) :]
-        return replace(node, value=exprs[0], index=tuple(index), where=where[0] if where else None)
-    return replace(node, lhs=exprs[0], rhs=exprs[1])
+    match node:
+        case Map():
+            return replace(node, expr=exprs[0])
+        case Reduce() | Scan():
+            return replace(node, args=tuple(exprs))
+        case Contract():
+            return replace(node, lhs=exprs[0], rhs=exprs[1])
+        case Scatter():
+            index, where = exprs[1 : 1 + len(node.index)], exprs[1 + len(node.index) :]
+            return replace(node, value=exprs[0], index=tuple(index), where=where[0] if where else None)
+        case _:
+            assert_never(node)
 
 
 def reading(node: Compute, names: Mapping[str, str]) -> Compute:
     """`node` with other names for what it reads; the node itself where it reads nothing of that."""
     if not any(name in names for name in reads(node)):
         return node
-    found = with_exprs(node, renamed(node.exprs, names))
-    return replace(found, start=names.get(found.start, found.start)) if isinstance(found, Scatter) else found
+    changed = with_exprs(node, renamed(node.exprs, names))
+    return replace(changed, start=names.get(changed.start, changed.start)) if isinstance(changed, Scatter) else changed
 
 
 def without_library(node: Compute) -> Compute:

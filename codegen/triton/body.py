@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
+from typing_extensions import assert_never
+
 from fusion.codegen.triton.blocks import Blocked, Dim, Lanes, extent
 from fusion.codegen.triton.expressions import fields, interleaved
 from fusion.codegen.triton.expressions.indices import expand
@@ -121,14 +123,17 @@ class Body:
         """Add the lines of `body`; returns what completes its folds after the loop it stands in."""
         later: list[Callable[[], None]] = []
         for stmt in body:
-            if isinstance(stmt, Loop):
-                self._loop(stmt)
-            elif isinstance(stmt, Store):
-                self._store(stmt)
-            elif isinstance(stmt, Prefix):
-                prefix.scan_now(self.values, stmt)
-            else:
-                later.extend(self._fold(stmt))
+            match stmt:
+                case Loop():
+                    self._loop(stmt)
+                case Store():
+                    self._store(stmt)
+                case Prefix():
+                    prefix.scan_now(self.values, stmt)
+                case Fold():
+                    later.extend(self._fold(stmt))
+                case _:
+                    assert_never(stmt)
         return later
 
     def _loop(self, loop: Loop) -> None:

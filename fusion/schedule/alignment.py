@@ -18,11 +18,25 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 
 import sympy
+from typing_extensions import assert_never
 
 from fusion.codegen.target import Capabilities
 from fusion.lowering.expr import Load, loads, renamed
 from fusion.lowering.indexing import axis_symbol
-from fusion.lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Program, Scatter, reads, writes
+from fusion.lowering.program import (
+    Axis,
+    Buffer,
+    Contract,
+    Extern,
+    Map,
+    Node,
+    Program,
+    Reduce,
+    Scan,
+    Scatter,
+    reads,
+    writes,
+)
 from fusion.lowering.sizes import estimate
 from fusion.schedule.chunks.matrices import product_calls
 from fusion.schedule.naming import unused
@@ -129,7 +143,12 @@ def _fixed(program: Program) -> Iterator[str]:
     made = {name for node in program.nodes if not isinstance(node, (Extern, Scatter)) for name in writes(node)}
     yield from program.buffers.keys() - made
     for node in program.nodes:
-        if isinstance(node, Extern):
-            yield from reads(node)
-        elif isinstance(node, Scatter):
-            yield node.out
+        match node:
+            case Extern():
+                yield from reads(node)
+            case Scatter():
+                yield node.out
+            case Map() | Reduce() | Scan() | Contract():
+                pass
+            case _:
+                assert_never(node)

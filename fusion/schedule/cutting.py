@@ -37,7 +37,7 @@ from fusion.lowering.expr import (
 )
 from fusion.lowering.indexing import axis_symbol, invert, over_symbol, substitute_all
 from fusion.lowering.kernel import Fold
-from fusion.lowering.program import Axis, Buffer, Contract, Map, Node, Program, Reduce, writes
+from fusion.lowering.program import Axis, Buffer, Contract, Map, Node, Program, Reduce, with_exprs, writes
 from fusion.lowering.scalar_ops import identity
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.expand import values_of
@@ -224,10 +224,7 @@ class _Cutting:
         size = self.length * self.part.size
         axes = tuple(Axis(axis.symbol, size) if axis is long[0] else axis for axis in node.axes)
         exprs = [_guarded(e, inside, self._made()) if long[0].symbol in free_axes(e) else e for e in node.exprs]
-        if isinstance(node, Map):
-            self._put(member, replace(node, axes=axes, expr=exprs[0]))
-        else:
-            self._put(member, replace(node, axes=axes, lhs=exprs[0], rhs=exprs[1]))
+        self._put(member, replace(with_exprs(node, exprs), axes=axes))
         old, shape = self.dependences.program.buffers[node.out], tuple(axis.size for axis in axes)
         self.buffers.append((replace(old, shape=shape, strides=contiguous_strides(shape)), node.out))
         return True

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import sympy
+from typing_extensions import assert_never
 
 from fusion.lowering.expr import (
     Expr,
@@ -156,16 +157,24 @@ class _Expansion:
 
     def _value(self, node: Map | Reduce | Scan | Contract, exprs: tuple[Expr, ...], placement: Placement) -> Expr:
         """What `node` is at a point of the cluster, after adding the fold or prefix that it is made by."""
-        if isinstance(node, Map):
-            return exprs[0]
-        if isinstance(node, Contract):
-            return self._contracted(node, exprs, placement)
-        if isinstance(node, Scan):
-            along = placement[node.along]
-            prefix = Prefix(f"running_{node.op}{len(self.prefixes)}", node.op, exprs, along, node.dtype)
-            self.prefixes.append(prefix)
-            self.spans[prefix.name] = self._spanned(*exprs) | {along}
-            return prefix.ref
+        match node:
+            case Map():
+                return exprs[0]
+            case Contract():
+                return self._contracted(node, exprs, placement)
+            case Scan():
+                along = placement[node.along]
+                prefix = Prefix(f"running_{node.op}{len(self.prefixes)}", node.op, exprs, along, node.dtype)
+                self.prefixes.append(prefix)
+                self.spans[prefix.name] = self._spanned(*exprs) | {along}
+                return prefix.ref
+            case Reduce():
+                return self._reduced(node, exprs)
+            case _:
+                assert_never(node)
+
+    def _reduced(self, node: Reduce, exprs: tuple[Expr, ...]) -> Expr:
+        """The fold of a reduction over what the cluster reduces."""
         over = tuple(axis.symbol for axis in self.cluster.space.reduced)
         if not over:  # of one element
             return make_cast(exprs[-1], node.dtype)

@@ -6,9 +6,24 @@ from collections.abc import Sequence
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from fusion.lowering.division import FloorDiv, Mod
-from fusion.lowering.expr import AxisMap, Expr, Index, IndexValue, Load, Op, Random, make_cast, rewrite
+from fusion.lowering.expr import (
+    AxisMap,
+    Cast,
+    Const,
+    Expr,
+    Index,
+    IndexValue,
+    Load,
+    Op,
+    Random,
+    TileRef,
+    concrete,
+    make_cast,
+    rewrite,
+)
 from fusion.lowering.indexing.intervals import Sizes, symbols_of
 from fusion.lowering.indexing.laws import simplify
 
@@ -33,19 +48,23 @@ def substitute_all(roots: Sequence[Expr], axes: AxisMap, sizes: Sizes) -> list[E
         return memo[index]
 
     def rule(node: Expr) -> Expr | None:
-        if isinstance(node, Load):
-            index = tuple(i if isinstance(i, Expr) else replace(i) for i in node.index)
-            if all(new is old for new, old in zip(index, node.index, strict=True)):
+        match concrete(node):
+            case Load(buffer, old, dtype, mask):
+                index = tuple(i if isinstance(i, Expr) else replace(i) for i in old)
+                if all(new is place for new, place in zip(index, old, strict=True)):
+                    return None
+                return Load(buffer, index, dtype, mask)
+            case IndexValue(place, dtype):
+                value = replace(place)
+                return make_cast(value, dtype) if isinstance(value, Expr) else IndexValue(value, dtype)
+            case Random(kind, seed, offset):
+                counter = replace(offset)
+                assert not isinstance(counter, Expr), "a random number cannot be read at a gathered position"
+                return Random(kind, seed, counter)
+            case Op() | Const() | Cast() | TileRef():
                 return None
-            return Load(node.buffer, index, node.dtype, node.mask)
-        if isinstance(node, IndexValue):
-            found = replace(node.index)
-            return make_cast(found, node.dtype) if isinstance(found, Expr) else IndexValue(found, node.dtype)
-        if isinstance(node, Random):
-            found = replace(node.offset)
-            assert not isinstance(found, Expr), "a random number cannot be read at a gathered position"
-            return Random(node.kind, node.seed, found)
-        return None
+            case unknown:
+                assert_never(unknown)
 
     return rewrite(roots, rule)
 

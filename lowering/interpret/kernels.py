@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from fusion.lowering.errors import VerifyError
 from fusion.lowering.evaluate import (
@@ -105,26 +106,30 @@ def _run_body(
     tiles = dict(scope.tiles)
     scope = replace(scope, tiles=tiles)
     for stmt in body:
-        if isinstance(stmt, Loop):
-            if not running(stmt):
-                tiles.update(_run_body(kernel, stmt.body, axes, scope, varies))
-                continue
-            own = {fold.name: fold for fold in walked_folds(stmt)}
-            tiles.update({name: _identity_of(fold, len(axes), scope) for name, fold in own.items()})
-            for part in boxes({stmt.axes[0]: axes[stmt.axes[0]]}, _RUNNING_BLOCKS):
-                tiles.update({f"{name}'": tiles[name] for name in own})
-                tiles.update(_run_body(kernel, stmt.body, {**axes, **part}, scope, varies, frozenset(own)))
-        elif isinstance(stmt, Fold):
-            value = fold_over(stmt.op, stmt.args, stmt.over, axes, scope, points_of(varies[stmt], axes))
-            if stmt.name in walked:
-                old = evaluate([stmt.carry or stmt.before], axes, scope)[0]
-                both = torch.stack([old.expand(value.shape), value.to(scope.dtype(stmt.dtype))])
-                value = fold("sum" if stmt.op == "dot" else stmt.op, [both], [0])[0][0]
-            tiles[stmt.name] = value.to(scope.dtype(stmt.dtype))
-        elif isinstance(stmt, Prefix):
-            tiles[stmt.name] = scan_along(stmt.op, stmt.args, stmt.along, axes, scope)
-        elif points_of(varies[stmt], axes):
-            _store(kernel, stmt, axes, scope)
+        match stmt:
+            case Loop():
+                if not running(stmt):
+                    tiles.update(_run_body(kernel, stmt.body, axes, scope, varies))
+                    continue
+                own = {fold.name: fold for fold in walked_folds(stmt)}
+                tiles.update({name: _identity_of(fold, len(axes), scope) for name, fold in own.items()})
+                for part in boxes({stmt.axes[0]: axes[stmt.axes[0]]}, _RUNNING_BLOCKS):
+                    tiles.update({f"{name}'": tiles[name] for name in own})
+                    tiles.update(_run_body(kernel, stmt.body, {**axes, **part}, scope, varies, frozenset(own)))
+            case Fold():
+                value = fold_over(stmt.op, stmt.args, stmt.over, axes, scope, points_of(varies[stmt], axes))
+                if stmt.name in walked:
+                    old = evaluate([stmt.carry or stmt.before], axes, scope)[0]
+                    both = torch.stack([old.expand(value.shape), value.to(scope.dtype(stmt.dtype))])
+                    value = fold("sum" if stmt.op == "dot" else stmt.op, [both], [0])[0][0]
+                tiles[stmt.name] = value.to(scope.dtype(stmt.dtype))
+            case Prefix():
+                tiles[stmt.name] = scan_along(stmt.op, stmt.args, stmt.along, axes, scope)
+            case Store():
+                if points_of(varies[stmt], axes):
+                    _store(kernel, stmt, axes, scope)
+            case _:
+                assert_never(stmt)
     return tiles
 
 
@@ -162,19 +167,22 @@ def _kernel_sizes(
     return known
 
 
-def _varies(stmt: Stmt, found: Spans) -> list[frozenset[sympy.Symbol]]:
+def _varies(stmt: Fold | Prefix | Store, found: Spans) -> list[frozenset[sympy.Symbol]]:
     """The axes of the values that a statement holds at once: the operands of a product are never joined."""
     each = [found[value] for value in values_of(stmt)]
-    if isinstance(stmt, Fold):
-        each = [axes.union(stmt.over) for axes in each]
-        return each if stmt.op == "dot" else [frozenset().union(*each)]
-    if isinstance(stmt, Prefix):
-        return [frozenset({stmt.along}).union(*each)]
-    assert isinstance(stmt, Store)
-    each.append(frozenset(stmt.axes or ()))
-    if not isinstance(stmt.offset, Expr):
-        each.append(frozenset(stmt.offset.free_symbols))
-    return [frozenset().union(*each)]
+    match stmt:
+        case Fold():
+            each = [axes.union(stmt.over) for axes in each]
+            return each if stmt.op == "dot" else [frozenset().union(*each)]
+        case Prefix():
+            return [frozenset({stmt.along}).union(*each)]
+        case Store():
+            each.append(frozenset(stmt.axes or ()))
+            if not isinstance(stmt.offset, Expr):
+                each.append(frozenset(stmt.offset.free_symbols))
+            return [frozenset().union(*each)]
+        case _:
+            assert_never(stmt)
 
 
 def _store(kernel: Kernel, stmt: Store, axes: Ranges, scope: Scope) -> None:

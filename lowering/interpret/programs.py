@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from fusion.lowering.errors import VerifyError
 from fusion.lowering.evaluate import (
@@ -23,7 +24,7 @@ from fusion.lowering.evaluate import (
 )
 from fusion.lowering.expr import free_axes
 from fusion.lowering.interpret.calls import as_double, call
-from fusion.lowering.program import Buffer, BufferRef, Compute, Contract, Extern, Map, Program, Reduce, Scan, Scatter
+from fusion.lowering.program import Buffer, BufferRef, Contract, Extern, Map, Program, Reduce, Scan, Scatter
 
 
 def run_program(
@@ -49,16 +50,17 @@ def run_program(
         values[name] = tensor if exact else as_double(tensor)
     with torch.no_grad():
         for node in program.nodes:
-            if isinstance(node, Extern):
-                values.update(call(program, node, values, sizes, exact))
-            else:
-                out = program.buffers[node.out]
-                scope = Scope(values, sizes, {}, exact, out.device)
-                values[node.out] = (
-                    _scattered(node, scope, own=node.start in given)
-                    if isinstance(node, Scatter)
-                    else _compute(node, out, scope)
-                )
+            match node:
+                case Extern():
+                    values.update(call(program, node, values, sizes, exact))
+                case Scatter():
+                    scope = Scope(values, sizes, {}, exact, program.buffers[node.out].device)
+                    values[node.out] = _scattered(node, scope, own=node.start in given)
+                case Map() | Reduce() | Scan() | Contract():
+                    out = program.buffers[node.out]
+                    values[node.out] = _compute(node, out, Scope(values, sizes, {}, exact, out.device))
+                case _:
+                    assert_never(node)
     results: list[torch.Tensor | int | None] = []
     for output in program.outputs:
         if output is None or isinstance(output, BufferRef):
@@ -98,7 +100,7 @@ def bind_sizes(program: Program, inputs: Sequence[torch.Tensor | int | None]) ->
     return sizes
 
 
-def _compute(node: Compute, out: Buffer, scope: Scope) -> torch.Tensor:
+def _compute(node: Map | Reduce | Scan | Contract, out: Buffer, scope: Scope) -> torch.Tensor:
     shape = [size_value(size, scope.sizes) for size in out.shape]
     strides = [size_value(stride, scope.sizes) for stride in out.strides]
     result = torch.empty_strided(shape, strides, dtype=scope.dtype(out.dtype), device=out.device)
@@ -112,21 +114,31 @@ def _compute(node: Compute, out: Buffer, scope: Scope) -> torch.Tensor:
     if not isinstance(node, Contract):
         varies = [frozenset().union(*varies)]
     varies.append(frozenset(axes))
-    made = node.dtype if isinstance(node, (Reduce, Scan)) else out.dtype
-    stated = node.expr.dtype if isinstance(node, Map) else made
+    match node:
+        case Map():
+            stated = node.expr.dtype
+        case Reduce() | Scan():
+            stated = node.dtype
+        case Contract():
+            stated = out.dtype
+        case _:
+            assert_never(node)
     if stated is not out.dtype:
         raise VerifyError(f"{node.out} holds {out.dtype}, its node gives {stated}")
     cut = {axis: span for axis, span in axes.items() if not isinstance(node, Scan) or axis != node.along}
     for cut_box in boxes(cut, pieces(points_of(varies, {**axes, **over}))):
         box = {axis: cut_box.get(axis, span) for axis, span in axes.items()}
-        if isinstance(node, Map):
-            value = evaluate([node.expr], box, scope)[0]
-        elif isinstance(node, Scan):
-            value = scan_along(node.op, node.args, node.along, box, scope)
-        else:
-            op, inside = "dot" if isinstance(node, Contract) else node.op, {**box, **over}
-            value = fold_over(op, node.exprs, list(over), inside, scope, points_of(varies, inside))
-            value = value.reshape(value.shape[: len(box)])
+        match node:
+            case Map():
+                value = evaluate([node.expr], box, scope)[0]
+            case Scan():
+                value = scan_along(node.op, node.args, node.along, box, scope)
+            case Reduce() | Contract():
+                op, inside = "dot" if isinstance(node, Contract) else node.op, {**box, **over}
+                value = fold_over(op, node.exprs, list(over), inside, scope, points_of(varies, inside))
+                value = value.reshape(value.shape[: len(box)])
+            case _:
+                assert_never(node)
         part = result[tuple(slice(span.start, span.stop) for span in box.values())]
         part.copy_(value.expand(part.shape))
     return result

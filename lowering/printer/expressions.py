@@ -7,8 +7,9 @@ from functools import lru_cache
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
-from fusion.lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, postorder
+from fusion.lowering.expr import Cast, Const, Expr, Index, IndexValue, Load, Op, Random, TileRef, concrete, postorder
 from fusion.lowering.indexing import FloorDiv, Mod
 
 SHORT = 16
@@ -142,23 +143,26 @@ class Names:
         return text if precedence >= above else f"({text})"
 
     def _compose(self, node: Expr) -> tuple[str, int]:
-        if isinstance(node, Load):
-            mask = "" if node.mask is None else f" if {self._operand(node.mask, 0)}"
-            return f"{node.buffer}[{', '.join(map(self.index, node.index))}{mask}]", _ATOM
-        if isinstance(node, Const):
-            text = format_const(node)
-            return text, _UNARY if text.startswith("-") else _ATOM
-        if isinstance(node, IndexValue):
-            suffix = "" if node.dtype is torch.int64 else f"_{format_dtype(node.dtype)}"
-            return f"index{suffix}({format_index(node.index)})", _ATOM
-        if isinstance(node, Cast):
-            return f"{'~' if node.implicit else ''}{format_dtype(node.dtype)}({self._operand(node.arg, 0)})", _ATOM
-        if isinstance(node, Random):
-            return f"{node.kind}({self._operand(node.seed, 0)}, {format_index(node.offset)})", _ATOM
-        if isinstance(node, TileRef):
-            return f"{node.name}'" if node.before else node.name, _ATOM
-        assert isinstance(node, Op)
-        return self._compose_op(node)
+        match concrete(node):
+            case Load(buffer, index, _, mask):
+                condition = "" if mask is None else f" if {self._operand(mask, 0)}"
+                return f"{buffer}[{', '.join(map(self.index, index))}{condition}]", _ATOM
+            case Const() as constant:
+                text = format_const(constant)
+                return text, _UNARY if text.startswith("-") else _ATOM
+            case IndexValue(place, dtype):
+                suffix = "" if dtype is torch.int64 else f"_{format_dtype(dtype)}"
+                return f"index{suffix}({format_index(place)})", _ATOM
+            case Cast(arg, dtype, implicit):
+                return f"{'~' if implicit else ''}{format_dtype(dtype)}({self._operand(arg, 0)})", _ATOM
+            case Random(kind, seed, offset):
+                return f"{kind}({self._operand(seed, 0)}, {format_index(offset)})", _ATOM
+            case TileRef(name, _, before):
+                return f"{name}'" if before else name, _ATOM
+            case Op() as op:
+                return self._compose_op(op)
+            case unknown:
+                assert_never(unknown)
 
     def _compose_op(self, node: Op) -> tuple[str, int]:
         if node.name in INFIX and len(node.args) == 2:

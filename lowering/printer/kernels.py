@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
+from typing_extensions import assert_never
 
-from fusion.lowering.kernel import Fold, Kernel, Loop, Param, Prefix, Stmt, statements, values_of
+from fusion.lowering.kernel import Fold, Kernel, Loop, Param, Prefix, Stmt, Store, statements, values_of
 from fusion.lowering.printer.expressions import Names, format_dtype, format_index
 from fusion.lowering.printer.programs import assign_text, symbols_text, tensor_text
 from fusion.lowering.scalar_ops import accumulator, keeps_position
@@ -66,16 +67,19 @@ def _body_lines(body: Sequence[Stmt], names: Names, indent: str) -> list[str]:
             lines.extend(_body_lines(stmt.body, names, indent + "  "))
             continue
         values = [names.text(value) for value in values_of(stmt)]
-        if isinstance(stmt, Prefix):
-            text = f"{stmt.name} = running {stmt.op} along {stmt.along} of {', '.join(values)}"
-        elif isinstance(stmt, Fold):
-            text = f"{stmt.name} = {stmt.op} over {symbols_text(stmt.over)} of {', '.join(values[: len(stmt.args)])}"
-            text += _fold_notes(stmt)
-            text += "" if stmt.carry is None else f"   carrying {values[-1]}"
-        else:
-            text = f"store {stmt.param}[{names.index(stmt.offset)}] {assign_text(stmt.op)} {values[0]}"
-            text += "" if stmt.axes is None else f"   at each {symbols_text(stmt.axes)}"
-            text += "" if stmt.where is None else f" where {values[-1]}"
+        match stmt:
+            case Fold():
+                args = ", ".join(values[: len(stmt.args)])
+                text = f"{stmt.name} = {stmt.op} over {symbols_text(stmt.over)} of {args}{_fold_notes(stmt)}"
+                text += "" if stmt.carry is None else f"   carrying {values[-1]}"
+            case Prefix():
+                text = f"{stmt.name} = running {stmt.op} along {stmt.along} of {', '.join(values)}"
+            case Store():
+                text = f"store {stmt.param}[{names.index(stmt.offset)}] {assign_text(stmt.op)} {values[0]}"
+                text += "" if stmt.axes is None else f"   at each {symbols_text(stmt.axes)}"
+                text += "" if stmt.where is None else f" where {values[-1]}"
+            case _:
+                assert_never(stmt)
         lines.extend(indent + line for line in names.lines)
         names.lines.clear()
         lines.append(indent + text)

@@ -9,6 +9,7 @@ import sympy
 import torch
 from torch import fx
 from torch._ops import OpOverload
+from typing_extensions import assert_never
 
 from fusion.lowering.printer.expressions import Names, format_dtype, format_index, sizes_text
 from fusion.lowering.program import (
@@ -16,6 +17,7 @@ from fusion.lowering.program import (
     Buffer,
     BufferRef,
     Compute,
+    Contract,
     Extern,
     Map,
     Node,
@@ -73,22 +75,28 @@ def tensor_text(dtype: torch.dtype, shape: Sequence[sympy.Expr], strides: Sequen
 
 
 def _node_lines(node: Node, program: Program, described: Mapping[str, str]) -> list[str]:
-    if isinstance(node, Extern):
-        outs = ", ".join("_" if name is None else described[name] for name in node.outs)
-        arguments = [_argument(arg) for arg in node.args]
-        arguments += [f"{key}={_argument(arg)}" for key, arg in node.kwargs.items()]
-        notes = [note for note, on in (("view", node.is_view), ("impure", node.impure)) if on]
-        notes += [node.reason] if node.reason else []
-        body = f"{outs} = {node.name}({', '.join(arguments)})" + (f"  ({'; '.join(notes)})" if notes else "")
-        names = Names([])
-    else:
-        names = Names(node.exprs)
-        texts = [names.text(expr) for expr in node.exprs]
-        values = _update(node, texts) if isinstance(node, Scatter) else ", ".join(texts)
-        body = f"{described[node.out]} = {_head(node)} {values}"
+    match node:
+        case Extern():
+            names, body = Names([]), _call(node, described)
+        case Map() | Reduce() | Scan() | Contract() | Scatter():
+            names = Names(node.exprs)
+            texts = [names.text(expr) for expr in node.exprs]
+            values = _update(node, texts) if isinstance(node, Scatter) else ", ".join(texts)
+            body = f"{described[node.out]} = {_head(node)} {values}"
+        case _:
+            assert_never(node)
     origin = next((program.origins[name] for name in writes(node) if name in program.origins), None)
     lines = [f"  {line}" for line in names.lines]
     return [*lines, f"{body}   # {origin}" if origin else body]
+
+
+def _call(node: Extern, described: Mapping[str, str]) -> str:
+    outs = ", ".join("_" if name is None else described[name] for name in node.outs)
+    arguments = [_argument(arg) for arg in node.args]
+    arguments += [f"{key}={_argument(arg)}" for key, arg in node.kwargs.items()]
+    notes = [note for note, on in (("view", node.is_view), ("impure", node.impure)) if on]
+    notes += [node.reason] if node.reason else []
+    return f"{outs} = {node.name}({', '.join(arguments)})" + (f"  ({'; '.join(notes)})" if notes else "")
 
 
 def _head(node: Compute) -> str:
@@ -96,16 +104,20 @@ def _head(node: Compute) -> str:
     if node.over:
         spaces.append(f"over {', '.join(map(axis_text, node.over))}")
     inside = " ".join(spaces)
-    if isinstance(node, Map):
-        return f"map({inside})"
-    if isinstance(node, Reduce):
-        return f"{node.op}({inside})"
-    if isinstance(node, Scatter):
-        return f"scatter({inside}; into {node.start})"
-    if isinstance(node, Scan):
-        return f"running {node.op}({inside} along {node.along})"
-    sides = f"rows {symbols_text(node.rows)}, columns {symbols_text(node.columns)}"
-    return f"contract({inside}; {sides}; in {format_dtype(node.accumulate)})"
+    match node:
+        case Map():
+            return f"map({inside})"
+        case Reduce():
+            return f"{node.op}({inside})"
+        case Scan():
+            return f"running {node.op}({inside} along {node.along})"
+        case Contract():
+            sides = f"rows {symbols_text(node.rows)}, columns {symbols_text(node.columns)}"
+            return f"contract({inside}; {sides}; in {format_dtype(node.accumulate)})"
+        case Scatter():
+            return f"scatter({inside}; into {node.start})"
+        case _:
+            assert_never(node)
 
 
 def _update(node: Scatter, texts: Sequence[str]) -> str:

@@ -11,8 +11,22 @@ from functools import lru_cache
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
-from fusion.lowering.expr import Const, Expr, Index, Load, Op, Random, TileRef, index_of, postorder
+from fusion.lowering.expr import (
+    Cast,
+    Const,
+    Expr,
+    Index,
+    IndexValue,
+    Load,
+    Op,
+    Random,
+    TileRef,
+    concrete,
+    index_of,
+    postorder,
+)
 from fusion.lowering.indexing import FloorDiv, Mod, Sizes, bounds, symbols_of
 from fusion.lowering.scalar_ops import (
     FOLD_OPS,
@@ -64,18 +78,23 @@ class ExpressionRules:
 
     def _alone(self, node: Expr) -> None:
         """The rules that do not depend on where an expression stands."""
-        if isinstance(node, Op):
-            _check_op(node)
-        elif isinstance(node, Load):
-            self._check_load(node)
-        elif isinstance(node, Const):
-            kind = bool if node.dtype is torch.bool else float if node.dtype.is_floating_point else int
-            require(type(node.value) is kind, "the constant {!r} has dtype {}", node.value, node.dtype)
-        elif isinstance(node, Random):
-            require(node.kind in ("uniform", "normal"), "no random distribution {!r}", node.kind)
-            require(node.seed.dtype is torch.int64, "a seed is int64, not {}", node.seed.dtype)
-        elif isinstance(node, TileRef):
-            require(self.tiles, "{} names a tile, outside of any kernel", node.name)
+        match concrete(node):
+            case Op() as op:
+                _check_op(op)
+            case Load() as load:
+                self._check_load(load)
+            case Const(value, dtype):
+                kind = bool if dtype is torch.bool else float if dtype.is_floating_point else int
+                require(type(value) is kind, "the constant {!r} has dtype {}", value, dtype)
+            case Random(kind=distribution, seed=seed):
+                require(distribution in ("uniform", "normal"), "no random distribution {!r}", distribution)
+                require(seed.dtype is torch.int64, "a seed is int64, not {}", seed.dtype)
+            case TileRef(name=name):
+                require(self.tiles, "{} names a tile, outside of any kernel", name)
+            case IndexValue() | Cast():
+                pass
+            case unknown:
+                assert_never(unknown)
         for index in index_of(node):
             _foreign_parts(index)
 

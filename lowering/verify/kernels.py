@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from fusion.lowering.expr import Expr, TileRef, loads, postorder
 from fusion.lowering.indexing import ZERO, symbols_of
@@ -145,28 +146,34 @@ class _KernelRules:
                 self.check_body(stmt.body, stmt.axes)
                 continue
             self.place = _place_of(stmt)
-            if isinstance(stmt, Prefix):
-                self._check_prefix(stmt, loop)
-                self._check_values(stmt)
-                self.folds[stmt.name] = stmt
-                if loop:
-                    scanned.add(stmt.name)
-            elif isinstance(stmt, Fold):
-                self._check_fold(stmt, loop)
-                self._check_values(replace(stmt, carry=None))
-                self.folds[stmt.name] = stmt
-                if self._is_walked(stmt):
-                    self.running.add(stmt.name)
-                    walked.add(stmt.name)
-                if stmt.carry is not None:
-                    require(stmt.name in self.running, "it carries, but stands in no loop of its own axes")
-                    require(stmt.carry.dtype is stmt.dtype, "it is {}, it carries {}", stmt.dtype, stmt.carry.dtype)
+            match stmt:
+                case Prefix():
+                    self._check_prefix(stmt, loop)
                     self._check_values(stmt)
-            else:
-                self._check_values(stmt)
-                self._check_store(stmt)
+                    self.folds[stmt.name] = stmt
+                    if loop:
+                        scanned.add(stmt.name)
+                case Fold():
+                    self._check_fold(stmt, loop)
+                    self._check_values(replace(stmt, carry=None))
+                    self.folds[stmt.name] = stmt
+                    if self._is_walked(stmt):
+                        self.running.add(stmt.name)
+                        walked.add(stmt.name)
+                    self._check_carry(stmt)
+                case Store():
+                    self._check_values(stmt)
+                    self._check_store(stmt)
+                case _:
+                    assert_never(stmt)
         self.running -= walked
         self.closed |= scanned
+
+    def _check_carry(self, fold: Fold) -> None:
+        if fold.carry is not None:
+            require(fold.name in self.running, "it carries, but stands in no loop of its own axes")
+            require(fold.carry.dtype is fold.dtype, "it is {}, it carries {}", fold.dtype, fold.carry.dtype)
+            self._check_values(fold)
 
     def check_overwritten(self) -> None:
         """What is stored over something that is loaded: each element where it is loaded, and none is loaded later."""
@@ -269,30 +276,44 @@ class _KernelRules:
                 continue
             self.place = _place_of(stmt)
             used = frozenset().union(*(found[value] for value in values_of(stmt)))
-            if isinstance(stmt, Fold):
-                if stmt.op == "dot":
-                    left, right = (found[arg] for arg in stmt.args)
-                    check_sides(
-                        stmt.rows, stmt.columns, [axis for axis in self.roles if axis not in stmt.over], left, right
-                    )
-            elif isinstance(stmt, Store):
-                offset = stmt.offset
-                target = found[offset] if isinstance(offset, Expr) else self.sizes.keys() & symbols_of(offset)
-                varies = {axis for axis in found[stmt.value] if self.sizes[axis] != 1}
-                if stmt.axes is not None:
-                    where = found[stmt.where] if stmt.where is not None else frozenset[sympy.Symbol]()
-                    varies |= {axis for axis in target | where if self.sizes[axis] != 1}
-                    target = frozenset(stmt.axes)
-                stored = all(size != 0 for size in self.sizes.values())  # strides of no elements say nothing
-                require(varies <= target or not stored, "the value varies along an axis that the offset does not")
-                used |= target
+            match stmt:
+                case Fold():
+                    if stmt.op == "dot":
+                        left, right = (found[arg] for arg in stmt.args)
+                        kept = [axis for axis in self.roles if axis not in stmt.over]
+                        check_sides(stmt.rows, stmt.columns, kept, left, right)
+                case Store():
+                    used |= self._stored_over(stmt, found)
+                case Prefix():
+                    pass
+                case _:
+                    assert_never(stmt)
             for axis in used:
                 outside = self.roles[axis] is Role.LOOP and axis not in walked
                 require(not outside, "it varies along {}, which is walked only inside a loop", axis)
 
+    def _stored_over(self, stmt: Store, found: Spans) -> frozenset[sympy.Symbol]:
+        """The axes over which a store writes, along which alone its value varies."""
+        offset = stmt.offset
+        target = found[offset] if isinstance(offset, Expr) else frozenset(self.sizes.keys() & symbols_of(offset))
+        varies = {axis for axis in found[stmt.value] if self.sizes[axis] != 1}
+        if stmt.axes is not None:
+            where = found[stmt.where] if stmt.where is not None else frozenset[sympy.Symbol]()
+            varies |= {axis for axis in target | where if self.sizes[axis] != 1}
+            target = frozenset(stmt.axes)
+        stored = all(size != 0 for size in self.sizes.values())  # strides of no elements say nothing
+        require(varies <= target or not stored, "the value varies along an axis that the offset does not")
+        return target
+
 
 def _place_of(stmt: Fold | Prefix | Store) -> str:
     """What a message calls a statement."""
-    if isinstance(stmt, Store):
-        return f"store to {stmt.param}"
-    return f"{'fold' if isinstance(stmt, Fold) else 'scan'} {stmt.name}"
+    match stmt:
+        case Fold():
+            return f"fold {stmt.name}"
+        case Prefix():
+            return f"scan {stmt.name}"
+        case Store():
+            return f"store to {stmt.param}"
+        case _:
+            assert_never(stmt)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from fusion.lowering.expr import free_axes
 from fusion.lowering.indexing import symbols_of
@@ -112,17 +113,26 @@ class _ProgramRules:
                 self._learn_sizes(self.program.buffers[entry])
 
     def check_node(self, node: Node) -> None:
-        if isinstance(node, Extern):
-            self._check_extern(node)
-            return
+        match node:
+            case Extern():
+                self._check_extern(node)
+            case Scatter():
+                self._check_scatter(node, self._out(node), _sizes_of(node.axes))
+            case Map() | Reduce() | Scan():
+                self._check_pure(node)
+            case Contract():
+                self._check_library(node)
+                self._check_pure(node)
+            case _:
+                assert_never(node)
+
+    def _out(self, node: Compute) -> Buffer:
         require(node.out in self.program.buffers, "{} is not among the buffers", node.out)
-        out = self.program.buffers[node.out]
-        sizes = _sizes_of((*node.axes, *node.over))
-        if isinstance(node, Scatter):
-            self._check_scatter(node, out, sizes)
-            return
-        if isinstance(node, Contract):
-            self._check_library(node)
+        return self.program.buffers[node.out]
+
+    def _check_pure(self, node: Map | Reduce | Scan | Contract) -> None:
+        """A node that only its expressions and the buffers that it touches can break: each is checked once."""
+        out, sizes = self._out(node), _sizes_of((*node.axes, *node.over))
         known = self.known_symbols()
         loaded = self.before.loads(node, self.program.buffers, known)
         if loaded is None:
@@ -144,20 +154,23 @@ class _ProgramRules:
         """What depends on the node and the buffers that it touches alone; returns the names of those that it loads."""
         _check_shape([axis.size for axis in node.axes], out)
         loaded = self.expressions.check(node.exprs, sizes, self.symbols)
-        if isinstance(node, Map):
-            require(node.expr.dtype is out.dtype, "{} is written to a buffer of {}", node.expr.dtype, out.dtype)
-        elif isinstance(node, Reduce):
-            require(node.op != "dot", "a dot is a Contract, not a Reduce")
-            check_fold(node.op, node.args, node.dtype)
-            require(node.dtype is out.dtype, "{} is written to a buffer of {}", node.dtype, out.dtype)
-        elif isinstance(node, Scan):
-            check_scan(node.op, node.args, node.dtype)
-            require(node.dtype is out.dtype, "{} is written to a buffer of {}", node.dtype, out.dtype)
-            require(node.along in sizes, "it runs along {}, which is no axis of it", node.along)
-        else:
-            check_fold("dot", (node.lhs, node.rhs), node.accumulate)
-            parallel = [axis.symbol for axis in node.axes]
-            check_sides(node.rows, node.columns, parallel, free_axes(node.lhs), free_axes(node.rhs))
+        match node:
+            case Map():
+                require(node.expr.dtype is out.dtype, "{} is written to a buffer of {}", node.expr.dtype, out.dtype)
+            case Reduce():
+                require(node.op != "dot", "a dot is a Contract, not a Reduce")
+                check_fold(node.op, node.args, node.dtype)
+                require(node.dtype is out.dtype, "{} is written to a buffer of {}", node.dtype, out.dtype)
+            case Scan():
+                check_scan(node.op, node.args, node.dtype)
+                require(node.dtype is out.dtype, "{} is written to a buffer of {}", node.dtype, out.dtype)
+                require(node.along in sizes, "it runs along {}, which is no axis of it", node.along)
+            case Contract():
+                check_fold("dot", (node.lhs, node.rhs), node.accumulate)
+                parallel = [axis.symbol for axis in node.axes]
+                check_sides(node.rows, node.columns, parallel, free_axes(node.lhs), free_axes(node.rhs))
+            case _:
+                assert_never(node)
         return loaded
 
     def _check_scatter(self, node: Scatter, out: Buffer, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> None:

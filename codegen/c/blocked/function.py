@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 import sympy
+from typing_extensions import assert_never
 
 from fusion.codegen.c.blocked.factors import Factors
 from fusion.codegen.c.blocked.held import Tile, product_tile, tile_over
@@ -30,7 +31,19 @@ from fusion.codegen.c.walks.scratch import outermost
 from fusion.codegen.c.walks.sweeps import extend_spans, with_plain_folds
 from fusion.codegen.c.walks.threads import ENOUGH
 from fusion.lowering.expr import Expr, Load, TileRef, make_cast, postorder
-from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, running, statements, values_of, walked_folds
+from fusion.lowering.kernel import (
+    Fold,
+    Kernel,
+    Loop,
+    Prefix,
+    Role,
+    Stmt,
+    Store,
+    running,
+    statements,
+    values_of,
+    walked_folds,
+)
 from fusion.lowering.scalar_ops import identity, keeps_position
 
 _COMBINED = {"sum": "{0} + {1}", "prod": "{0} * {1}", "any": "{0} | {1}", "all": "{0} & {1}"}
@@ -110,13 +123,17 @@ class _Blocked:
         self.scope.shared = self.scope.shared | self._shared_in(body)
         lines: list[str] = []
         for stmt in body:
-            if isinstance(stmt, Loop):
-                lines += self._loop(stmt)
-            elif isinstance(stmt, Store):
-                lines += self._store(stmt)
-            else:
-                assert isinstance(stmt, Fold), "no scan stands beside products and running values"
-                lines += self._fold(stmt)
+            match stmt:
+                case Loop():
+                    lines += self._loop(stmt)
+                case Store():
+                    lines += self._store(stmt)
+                case Fold():
+                    lines += self._fold(stmt)
+                case Prefix():
+                    raise AssertionError("no scan stands beside products and running values")
+                case _:
+                    assert_never(stmt)
         results: dict[Expr, Tile] = {node: tile for node, tile in self.scope.known.items() if isinstance(node, TileRef)}
         self.scope.shared, self.scope.known, self.products.packed = outside
         self.scope.known.update(results)

@@ -14,13 +14,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from fusion.codegen.c.text.indices import affine, index_text
 from fusion.codegen.c.text.nest import NONE, WRONG, YES, Level, Namespace
 from fusion.codegen.c.text.spell import spell
 from fusion.codegen.c.text.storage import COMPARE, HELD, constant, converted, loaded, operand
 from fusion.lowering.checks import CHECKED
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, const, postorder
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, const, postorder
 from fusion.lowering.indexing import coefficient
 from fusion.lowering.kernel import Spans
 
@@ -139,32 +140,39 @@ class Speller:
     # Texts -------------------------------------------------------------------------------------------------------
 
     def _text(self, node: Expr) -> str:
-        if isinstance(node, Const):
-            return constant(node.value, node.dtype)
-        if isinstance(node, IndexValue):
-            return converted(torch.int64, node.dtype, self._index(node.index))
-        if isinstance(node, Load):
-            index = node.index[0]
-            position = self._get(index) if isinstance(index, Expr) else self._index(index)
-            if node.mask is not None and self._may_be_grouped(node, node.mask):
-                position = _hidden(position)
-            element = loaded(node.dtype, f"{self._params[node.buffer]}[{position}]")
-            if node.mask is None:
-                return element
-            mask = operand(self._get(node.mask), COMPARE)
-            varies = self._depth_of(node.mask) == len(self._levels) - 1
-            return f"({mask} & {YES}) ? {element} : 0" if varies else f"{mask} ? {element} : 0"
-        if isinstance(node, Op):
-            texts = [self._get(arg) for arg in node.args]
-            text = spell(node.name, node.args[-1].dtype, node.dtype, texts)
-            return _hidden(text, node.dtype) if node in self._chosen else text
-        if isinstance(node, Cast):
-            text = converted(node.arg.dtype, node.dtype, self._get(node.arg))
-            return _hidden(text, node.dtype) if node in self._chosen else text
-        if isinstance(node, Random):
-            return f"random_{node.kind}({self._get(node.seed)}, {self._index(node.offset)})"
-        assert not isinstance(node, TileRef), f"{node} is read before its fold is complete"
-        raise AssertionError(node)
+        match concrete(node):
+            case Const(value, dtype):
+                return constant(value, dtype)
+            case IndexValue(index, dtype):
+                return converted(torch.int64, dtype, self._index(index))
+            case Load() as load:
+                return self._element(load)
+            case Op(name, args, dtype):
+                texts = [self._get(arg) for arg in args]
+                text = spell(name, args[-1].dtype, dtype, texts)
+                return _hidden(text, dtype) if node in self._chosen else text
+            case Cast(arg, dtype):
+                text = converted(arg.dtype, dtype, self._get(arg))
+                return _hidden(text, dtype) if node in self._chosen else text
+            case Random(kind, seed, offset):
+                return f"random_{kind}({self._get(seed)}, {self._index(offset)})"
+            case TileRef(name):
+                raise AssertionError(f"{name} is read before its fold is complete")
+            case unknown:
+                assert_never(unknown)
+
+    def _element(self, load: Load) -> str:
+        """The element that a load reads; 0 where its mask is false."""
+        index = load.index[0]
+        position = self._get(index) if isinstance(index, Expr) else self._index(index)
+        if load.mask is not None and self._may_be_grouped(load, load.mask):
+            position = _hidden(position)
+        element = loaded(load.dtype, f"{self._params[load.buffer]}[{position}]")
+        if load.mask is None:
+            return element
+        mask = operand(self._get(load.mask), COMPARE)
+        varies = self._depth_of(load.mask) == len(self._levels) - 1
+        return f"({mask} & {YES}) ? {element} : 0" if varies else f"{mask} ? {element} : 0"
 
     def _may_be_grouped(self, node: Load, mask: Expr) -> bool:
         """May lanes read neighbours of this element under the same mask, each lane some elements after the one before?

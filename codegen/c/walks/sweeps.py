@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from fusion.codegen.c.text.storage import NARROW_FLOATS
 from fusion.lowering.expr import Cast, Expr, Index, Load, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
@@ -132,23 +133,28 @@ def sweeps_of(kernel: Kernel) -> tuple[Sweep, ...]:
     last_read: dict[str, int] = {}  # by a statement before: no store to it may move ahead of that
     scans = {stmt.name: stmt for stmt in statements(kernel.body) if isinstance(stmt, Prefix)}
     for stmt in kernel.body:
-        if isinstance(stmt, Loop):
-            start = len(done)
-            for inner in stmt.body:
-                assert not isinstance(inner, Loop), "blocked writes loops inside loops"
-                if isinstance(inner, Prefix):
-                    continue
-                axes = _inner(kernel, where, inner) | frozenset(stmt.axes)
-                _join(done, start, Sweep(_ordered(kernel, axes), resident=False), inner, producer)
-        elif not isinstance(stmt, Prefix):
-            axes = _inner(kernel, where, stmt)
-            needs = [producer[name] for name in named(values_of(stmt), scans) if name not in scans]
-            start = max(needs, default=-1) + 1 if may_move else len(done)
-            if isinstance(stmt, Store):
-                start = max(start, last_read.get(stmt.param, 0))
-            found = _join(done, start, Sweep(_ordered(kernel, axes)), stmt, producer)
-            for load in loads(*values_of(stmt)):
-                last_read[load.buffer] = max(found, last_read.get(load.buffer, 0))
+        match stmt:
+            case Loop():
+                start = len(done)
+                for inner in stmt.body:
+                    assert not isinstance(inner, Loop), "blocked writes loops inside loops"
+                    if isinstance(inner, Prefix):
+                        continue
+                    axes = _inner(kernel, where, inner) | frozenset(stmt.axes)
+                    _join(done, start, Sweep(_ordered(kernel, axes), resident=False), inner, producer)
+            case Fold() | Store():
+                axes = _inner(kernel, where, stmt)
+                needs = [producer[name] for name in named(values_of(stmt), scans) if name not in scans]
+                start = max(needs, default=-1) + 1 if may_move else len(done)
+                if isinstance(stmt, Store):
+                    start = max(start, last_read.get(stmt.param, 0))
+                position = _join(done, start, Sweep(_ordered(kernel, axes)), stmt, producer)
+                for load in loads(*values_of(stmt)):
+                    last_read[load.buffer] = max(position, last_read.get(load.buffer, 0))
+            case Prefix():
+                pass  # each sweep that names it carries it
+            case _:
+                assert_never(stmt)
     return tuple(_with_scans(sweep, scans) for sweep in done)
 
 
@@ -177,11 +183,14 @@ def _join(done: list[Sweep], start: int, fresh: Sweep, stmt: Fold | Store, produ
     else:
         k = len(done)
         done.append(fresh)
-    if isinstance(stmt, Fold):
-        done[k] = replace(done[k], folds=(*done[k].folds, stmt))
-        producer[stmt.name] = k
-    else:
-        done[k] = replace(done[k], stores=(*done[k].stores, stmt))
+    match stmt:
+        case Fold():
+            done[k] = replace(done[k], folds=(*done[k].folds, stmt))
+            producer[stmt.name] = k
+        case Store():
+            done[k] = replace(done[k], stores=(*done[k].stores, stmt))
+        case _:
+            assert_never(stmt)
     return k
 
 
@@ -190,11 +199,14 @@ def _inner(kernel: Kernel, where: Spans, stmt: Fold | Store) -> Symbols:
     symbols: set[sympy.Symbol] = set()
     for value in values_of(stmt):
         symbols |= where[value]
-    if isinstance(stmt, Fold):
-        symbols |= set(stmt.over)
-    else:
-        symbols |= set(stmt.axes or ())
-        symbols |= stmt.offset.free_symbols if isinstance(stmt.offset, sympy.Expr) else set()
+    match stmt:
+        case Fold():
+            symbols |= set(stmt.over)
+        case Store():
+            symbols |= set(stmt.axes or ())
+            symbols |= stmt.offset.free_symbols if isinstance(stmt.offset, sympy.Expr) else set()
+        case _:
+            assert_never(stmt)
     return frozenset(a.symbol for a in kernel.axes if a.role is not Role.GRID and a.symbol in symbols)
 
 

@@ -10,10 +10,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import sympy
+from typing_extensions import assert_never
 
 from fusion.codegen.c.text.indices import Names, index_text
 from fusion.codegen.c.walks.sweeps import Sweep
-from fusion.lowering.expr import Expr, Load, Op, Random, postorder
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, postorder
 from fusion.lowering.kernel import Kernel, Role
 from fusion.lowering.scalar_ops import SCALAR_OPS
 
@@ -25,11 +26,17 @@ RANDOM_COST = 40
 
 def cost_of(node: Expr) -> int:
     """What evaluating `node` itself costs, in additions."""
-    if isinstance(node, Op):
-        return SCALAR_OPS[node.name].cost
-    if isinstance(node, Random):
-        return RANDOM_COST
-    return 1 if isinstance(node, Load) else 0
+    match concrete(node):
+        case Op(name):
+            return SCALAR_OPS[name].cost
+        case Random():
+            return RANDOM_COST
+        case Load():
+            return 1
+        case Const() | IndexValue() | Cast() | TileRef():
+            return 0
+        case unknown:
+            assert_never(unknown)
 
 
 def work(kernel: Kernel, sweeps: Sequence[Sweep]) -> sympy.Expr:

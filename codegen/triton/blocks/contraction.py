@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import sympy
+from typing_extensions import assert_never
 
 from fusion.codegen.triton.blocks.dims import Blocked, Dim, sides_of
 from fusion.codegen.triton.blocks.rows import reduced_dims
@@ -17,7 +18,7 @@ from fusion.codegen.triton.rewrites.batches import outside
 from fusion.codegen.triton.rewrites.vectors import is_narrow
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Expr, TileRef, index_of, postorder
-from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Prefix, Role, spans, statements
+from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Prefix, Role, Store, spans, statements
 
 
 def contraction_dims(kernel: Kernel, dots: Sequence[Fold]) -> tuple[Dim, ...]:
@@ -137,14 +138,19 @@ def only_matrices(blocked: Blocked) -> Blocked:
         return found
 
     for stmt in statements(blocked.body):
-        if isinstance(stmt, Prefix):
-            over[stmt.name] = dims_of(*stmt.args) | {*blocked.of((stmt.along,))}
-        elif isinstance(stmt, Fold) and stmt.op != "dot":
-            over[stmt.name] = dims_of(*stmt.args) - {*blocked.of(stmt.over)}
-        elif isinstance(stmt, Fold):
-            rows, columns, summed = blocked.sides(stmt)
-            over[stmt.name] = frozenset((rows, columns))
-            for operand, side in zip(stmt.args, (rows, columns), strict=True):
-                if not dims_of(operand) <= {side, summed}:
-                    raise Unsupported(f"{blocked.kernel.name}: an operand of {stmt.name} is more than a matrix")
+        match stmt:
+            case Prefix():
+                over[stmt.name] = dims_of(*stmt.args) | {*blocked.of((stmt.along,))}
+            case Fold(op="dot"):
+                rows, columns, summed = blocked.sides(stmt)
+                over[stmt.name] = frozenset((rows, columns))
+                for operand, side in zip(stmt.args, (rows, columns), strict=True):
+                    if not dims_of(operand) <= {side, summed}:
+                        raise Unsupported(f"{blocked.kernel.name}: an operand of {stmt.name} is more than a matrix")
+            case Fold():
+                over[stmt.name] = dims_of(*stmt.args) - {*blocked.of(stmt.over)}
+            case Loop() | Store():
+                pass
+            case _:
+                assert_never(stmt)
     return blocked

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 
 import sympy
+from typing_extensions import assert_never
 
 from fusion.codegen.triton.blocks.contiguous import (
     at_least,
@@ -180,12 +181,17 @@ def reduced_dims(
 
 def _memberships(kernel: Kernel, symbol: sympy.Symbol) -> Iterator[bool]:
     for stmt in statements(kernel.body):
-        if isinstance(stmt, Fold):
-            yield from (symbol in stmt.over, symbol in stmt.rows, symbol in stmt.columns)
-        elif isinstance(stmt, Prefix):
-            yield symbol == stmt.along
-        elif isinstance(stmt, Loop):
-            yield symbol in stmt.axes
+        match stmt:
+            case Fold():
+                yield from (symbol in stmt.over, symbol in stmt.rows, symbol in stmt.columns)
+            case Prefix():
+                yield symbol == stmt.along
+            case Loop():
+                yield symbol in stmt.axes
+            case Store():
+                pass
+            case _:
+                assert_never(stmt)
 
 
 def _crossing_axis(kernel: Kernel, grid: Sequence[KernelAxis]) -> KernelAxis | None:

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
 from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.blocks.words import in_words
@@ -25,7 +26,7 @@ from fusion.codegen.triton.expressions.spell import ATOM, SUM, UNARY, Code, cast
 from fusion.codegen.triton.expressions.widths import int32_ranges
 from fusion.codegen.triton.rewrites.interior import unconditional
 from fusion.lowering.checks import CHECKED
-from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, loads, postorder
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, loads, postorder
 from fusion.lowering.kernel import Loop, Store, statements, values_of
 from fusion.lowering.scalar_ops import SCALAR_OPS
 
@@ -232,21 +233,26 @@ class Values(Points):
     def _tile(self, node: Expr) -> Tile:
         if node in self.made_by:
             return self.made_by[node]()
-        if isinstance(node, Const):
-            return Tile(literal(node.value, node.dtype), narrow=node in self._ranges)
-        if isinstance(node, IndexValue):
-            return self._index_value(node)
-        if isinstance(node, Load):
-            return self._load(node)
-        if isinstance(node, Random):
-            seed, offset = self.value(node.seed), self._index_value(IndexValue(node.offset))
-            function = {"uniform": "tl.rand", "normal": "tl.randn"}[node.kind]
-            text = f"{function}({seed.code.text}, {typed(offset.code, torch.int64).text})"
-            return Tile(Code(text), offset.dims, max(seed.depth, offset.depth))
-        if isinstance(node, Cast):
-            return self._cast(node)
-        assert isinstance(node, Op), f"no text for {type(node).__name__}"
-        return self._op(node)
+        match concrete(node):
+            case Const(value, dtype):
+                return Tile(literal(value, dtype), narrow=node in self._ranges)
+            case IndexValue() as position:
+                return self._index_value(position)
+            case Load() as load:
+                return self._load(load)
+            case Random(kind, key, counter):
+                seed, offset = self.value(key), self._index_value(IndexValue(counter))
+                function = {"uniform": "tl.rand", "normal": "tl.randn"}[kind]
+                text = f"{function}({seed.code.text}, {typed(offset.code, torch.int64).text})"
+                return Tile(Code(text), offset.dims, max(seed.depth, offset.depth))
+            case Cast() as cast:
+                return self._cast(cast)
+            case Op() as op:
+                return self._op(op)
+            case TileRef(name):
+                raise AssertionError(f"{name} is read before its fold is complete")
+            case unknown:
+                assert_never(unknown)
 
     def _index_value(self, node: Expr) -> Tile:
         assert isinstance(node, IndexValue)

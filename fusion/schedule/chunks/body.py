@@ -12,8 +12,9 @@ from dataclasses import dataclass, replace
 
 import sympy
 import torch
+from typing_extensions import assert_never
 
-from fusion.lowering.expr import Expr, IndexValue, Load, Random, rewrite
+from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, rewrite
 from fusion.lowering.indexing import simplify
 from fusion.lowering.program import (
     Axis,
@@ -191,24 +192,35 @@ class _Body:
             return simplify(index.xreplace(moved), sizes) if axis in index.free_symbols else index
 
         def rule(expr: Expr) -> Expr | None:
-            if isinstance(expr, Load):
-                kept = self.cut.get(expr.buffer)
-                index = tuple(i if k == kept or isinstance(i, Expr) else at(i) for k, i in enumerate(expr.index))
-                return Load(expr.buffer, index, expr.dtype, expr.mask)
-            if isinstance(expr, IndexValue):
-                return IndexValue(at(expr.index), expr.dtype)
-            return Random(expr.kind, expr.seed, at(expr.offset)) if isinstance(expr, Random) else None
+            match concrete(expr):
+                case Load(buffer, old, dtype, mask):
+                    kept = self.cut.get(buffer)
+                    index = tuple(i if k == kept or isinstance(i, Expr) else at(i) for k, i in enumerate(old))
+                    return Load(buffer, index, dtype, mask)
+                case IndexValue(place, dtype):
+                    return IndexValue(at(place), dtype)
+                case Random(kind, seed, offset):
+                    return Random(kind, seed, at(offset))
+                case Op() | Const() | Cast() | TileRef():
+                    return None
+                case unknown:
+                    assert_never(unknown)
 
         def shorter(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
             return tuple(replace(each, size=sizes[each.symbol]) for each in axes)
 
         node = with_exprs(node, rewrite(node.exprs, rule))
-        assert not isinstance(node, (Scan, Scatter)), "regions hold no scans and no scatters"
-        if isinstance(node, Map):
-            return replace(node, axes=shorter(node.axes))
-        if isinstance(node, Contract):
-            node = replace(node, library=())
-        return replace(node, axes=shorter(node.axes), over=shorter(node.over))
+        match node:
+            case Map():
+                return replace(node, axes=shorter(node.axes))
+            case Reduce():
+                return replace(node, axes=shorter(node.axes), over=shorter(node.over))
+            case Contract():
+                return replace(node, axes=shorter(node.axes), over=shorter(node.over), library=())
+            case Scan() | Scatter():
+                raise AssertionError("regions hold no scans and no scatters")
+            case _:
+                assert_never(node)
 
 
 def _added(call: Extern, out: str) -> Extern:

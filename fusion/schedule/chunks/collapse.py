@@ -15,6 +15,7 @@ from dataclasses import replace
 from itertools import pairwise
 
 import sympy
+from typing_extensions import assert_never
 
 from fusion.lowering.expr import Expr, Load, loads, rewrite
 from fusion.lowering.indexing import FloorDiv, Mod, simplify, substitute_all
@@ -22,10 +23,12 @@ from fusion.lowering.program import (
     Axis,
     Buffer,
     Compute,
+    Contract,
     Extern,
     Map,
     Node,
     Program,
+    Reduce,
     Scan,
     Scatter,
     axis_sizes,
@@ -91,10 +94,15 @@ def _collapsed(node: Compute, pair: tuple[Axis, Axis]) -> Compute:
 
     sizes = {**axis_sizes(node), whole.symbol: whole.size}
     node = without_library(with_exprs(node, substitute_all(node.exprs, at, sizes)))
-    assert not isinstance(node, (Scan, Scatter))
-    if isinstance(node, Map):
-        return replace(node, axes=merged(node.axes))
-    return replace(node, axes=merged(node.axes), over=merged(node.over))
+    match node:
+        case Map():
+            return replace(node, axes=merged(node.axes))
+        case Reduce() | Contract():
+            return replace(node, axes=merged(node.axes), over=merged(node.over))
+        case Scan() | Scatter():
+            raise AssertionError("the order of a scan and the points of a scatter keep their axes")
+        case _:
+            assert_never(node)
 
 
 def _reading(node: Compute, merged: Mapping[str, tuple[int, sympy.Expr]]) -> Compute:

@@ -19,7 +19,7 @@ import networkx as nx
 import sympy
 
 from fusion.lowering.expr import Expr, Load
-from fusion.lowering.program import Contract, Extern, Reduce, Scan, Scatter
+from fusion.lowering.program import Contract, Extern, Map, Reduce
 from fusion.schedule.graph import Dependences
 from fusion.schedule.streams.pull import HELD
 
@@ -125,7 +125,7 @@ class _Growth:
     def _add(self, position: int) -> bool:
         """Take a node in, with the axis at which it reads, or is read by, what the region has."""
         node = self.dependences.node(position)
-        if isinstance(node, (Extern, Scan, Scatter)):
+        if not isinstance(node, (Map, Reduce, Contract)):
             return False
         found = {index for load in self.dependences.loads[position] for index in self._cut_at(load)}
         for reader in self.dependences.readers.get(node.out, ()):

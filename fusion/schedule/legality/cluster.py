@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+from typing_extensions import assert_never
+
 from fusion.codegen.target import Capabilities
-from fusion.lowering.program import Contract, Extern, Program, Scan, Scatter, writes
+from fusion.lowering.program import Contract, Extern, Map, Program, Reduce, Scan, Scatter, writes
 from fusion.schedule import scattered
 from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space
@@ -74,11 +76,17 @@ def positions(program: Program) -> dict[str, int]:
 def single(dependences: Dependences, capabilities: Capabilities, position: int) -> Cluster:
     """The cluster of one node."""
     node = dependences.node(position)
-    if isinstance(node, Extern):
-        return Cluster((position,), Space((), ()), {}, extern=True)
-    space = Space(node.axes, node.over, rigid=isinstance(node, Contract))
-    if isinstance(node, Scatter):
-        space = scattered.space_of(node, ordered=capabilities.ordered)
-    if isinstance(node, Scan):  # its axis is walked as that of a row reduction is
-        space = Space(tuple(axis for axis in node.axes if axis.symbol != node.along), (node.walked,))
+    match node:
+        case Extern():
+            return Cluster((position,), Space((), ()), {}, extern=True)
+        case Map() | Reduce():
+            space = Space(node.axes, node.over)
+        case Contract():
+            space = Space(node.axes, node.over, rigid=True)
+        case Scatter():
+            space = scattered.space_of(node, ordered=capabilities.ordered)
+        case Scan():  # its axis is walked as that of a row reduction is
+            space = Space(tuple(axis for axis in node.axes if axis.symbol != node.along), (node.walked,))
+        case _:
+            assert_never(node)
     return Cluster((position,), space, {position: {axis.symbol: axis.symbol for axis in space.axes}})

@@ -24,7 +24,7 @@ from dataclasses import replace
 import sympy
 
 from fusion.codegen.target import Capabilities
-from fusion.lowering.program import Contract, Extern, Map, Program, Reduce, Scatter
+from fusion.lowering.program import Contract, Map, Program, Reduce, Scan
 from fusion.schedule.expand import expand
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import inline_cheap_maps
@@ -94,7 +94,7 @@ class _Finder:
 
     def _is_sink(self, position: int) -> bool:
         node = self.program.nodes[position]
-        if isinstance(node, (Map, Scatter, Extern)) or position in self.tiles:
+        if not isinstance(node, (Reduce, Scan, Contract)) or position in self.tiles:
             return False
         return any(p in self.tiles for p in self.dependences.producers(position))
 

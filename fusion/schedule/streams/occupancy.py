@@ -10,11 +10,12 @@ from __future__ import annotations
 import math
 
 import sympy
+from typing_extensions import assert_never
 
 from fusion.codegen.target import Capabilities, busy
 from fusion.lowering.expr import free_axes
 from fusion.lowering.indexing import FloorDiv, substitute_all
-from fusion.lowering.program import Contract, Extern
+from fusion.lowering.program import Contract, Extern, Map, Reduce, Scan, Scatter
 from fusion.schedule.graph import Dependences
 from fusion.schedule.inline import cost
 from fusion.schedule.legality import Cluster
@@ -147,7 +148,11 @@ def _is_product(dependences: Dependences, position: int) -> bool:
 
 def _work(dependences: Dependences, position: int, capabilities: Capabilities) -> float:
     node = dependences.node(position)
-    if isinstance(node, (Contract, Extern)):
-        return 0.0
-    points = math.prod(dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
-    return cost(*node.exprs) * points / capabilities.flops
+    match node:
+        case Contract() | Extern():
+            return 0.0
+        case Map() | Reduce() | Scan() | Scatter():
+            points = math.prod(dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
+            return cost(*node.exprs) * points / capabilities.flops
+        case _:
+            assert_never(node)

@@ -16,7 +16,7 @@ import sympy
 
 from fusion.lowering.expr import Expr, Load, free_axes, loads
 from fusion.lowering.indexing import replace_axes, substitute_all
-from fusion.lowering.program import Axis, Compute, Contract, Extern, Map, Reduce, Scatter
+from fusion.lowering.program import Axis, Compute, Contract, Map, Reduce, Scan
 from fusion.schedule.graph import Dependences
 from fusion.schedule.space import Placement, Space, fresh
 
@@ -117,7 +117,7 @@ class Pull:
         if producer in self.tiles:
             return True
         node = self.dependences.node(producer)
-        if isinstance(node, (Extern, Contract, Scatter)):
+        if not isinstance(node, (Map, Reduce, Scan)):
             return False
         return any(p in self.tiles or self._wanted_row(p) for p in self.dependences.producers(producer))
 

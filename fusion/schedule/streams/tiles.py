@@ -10,7 +10,9 @@ from __future__ import annotations
 import math
 from collections.abc import Collection
 
-from fusion.lowering.program import Contract, Extern, Map, Scatter, reads
+from typing_extensions import assert_never
+
+from fusion.lowering.program import Contract, Extern, Map, Reduce, Scan, Scatter, reads
 from fusion.schedule.graph import Dependences
 from fusion.schedule.streams.pull import HELD
 from fusion.schedule.streams.rows import FEW
@@ -49,5 +51,12 @@ def _is_worth_making_again(dependences: Dependences, node: Contract) -> bool:
 
 
 def _needs_whole(dependences: Dependences, reader: int, tiles: Collection[int]) -> bool:
-    node = dependences.node(reader)
-    return isinstance(node, (Extern, Scatter)) or (isinstance(node, Map) and reader not in tiles)
+    match dependences.node(reader):
+        case Extern() | Scatter():
+            return True
+        case Map():
+            return reader not in tiles
+        case Reduce() | Scan() | Contract():
+            return False
+        case unknown:
+            assert_never(unknown)

@@ -1,0 +1,57 @@
+"""Every function over a union of kinds names them all: what it does not know raises, and is not taken for another."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import pytest
+import torch
+
+from fusion.lowering.expr import ConcreteExpr, Const, Expr, index_of
+from fusion.lowering.kernel import values_of
+from fusion.lowering.printer import format_program
+from fusion.lowering.program import Axis, Program, reads, with_exprs, writes
+from fusion.lowering.verify import verify_program
+
+ONE = Const(1.0, torch.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Novel:
+    """A node, or a statement, of a kind that nothing knows."""
+
+    out: str = "y"
+    axes: tuple[Axis, ...] = ()
+    over: tuple[Axis, ...] = ()
+    exprs: tuple[Expr, ...] = (ONE,)
+    lhs: Expr = ONE
+    rhs: Expr = ONE
+    where: Expr | None = None
+
+
+def test_each_class_of_expressions_is_a_concrete_one() -> None:
+    named = {part.strip() for part in ConcreteExpr.split("|")}  # type: ignore[attr-defined]  # an alias is its text
+    assert named == {kind.__name__ for kind in Expr.__subclasses__()}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [reads, writes, lambda node: with_exprs(node, node.exprs), values_of],
+    ids=["reads", "writes", "with_exprs", "values_of"],
+)
+def test_an_unknown_kind_is_refused(function) -> None:
+    with pytest.raises(AssertionError, match="Novel"):
+        function(Novel())
+
+
+def test_an_unknown_node_is_neither_verified_nor_printed() -> None:
+    whole = Program((), {}, (Novel(),), ())
+    with pytest.raises(AssertionError, match="Novel"):
+        verify_program(whole)
+    with pytest.raises(AssertionError, match="Novel"):
+        format_program(whole)
+
+
+def test_an_unknown_expression_has_no_index() -> None:
+    with pytest.raises(AssertionError, match="Novel"):
+        index_of(Novel())
