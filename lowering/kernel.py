@@ -33,6 +33,8 @@ where the prime, `TileRef(…, before=True)`, is the value before the current bl
 from the axis bounds: a code generator guards every load and store whose block can reach past the end of an axis, and a
 fold sees its identity there.  Sub-expressions are shared objects; a generator computes each once per scope, and
 computes outside a loop what does not depend on the loop's axes.
+
+`statements` walks a body, `map_statements` and `map_values` rebuild it; nothing else descends into loops to do so.
 """
 
 from __future__ import annotations
@@ -40,7 +42,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from typing import TypeAlias, TypeVar
+from typing import TypeAlias, TypeVar, cast, overload
 
 import sympy
 import torch
@@ -229,29 +231,42 @@ class Kernel:
         return (*self.parts, *(() if self.then is None else self.then.launched))
 
 
-def statements(body: Sequence[Stmt]) -> Iterator[Stmt]:
-    """Every statement, loops before what they hold."""
+@overload
+def statements(body: Sequence[Stmt]) -> Iterator[Stmt]: ...
+
+
+@overload
+def statements(body: Sequence[Stmt], kind: type[AnyStmt]) -> Iterator[AnyStmt]: ...
+
+
+def statements(body: Sequence[Stmt], kind: type[AnyStmt] | None = None) -> Iterator[Stmt]:
+    """Walks every statement, or those of one kind, loops before what they hold."""
+    every = _walk(body)
+    return every if kind is None else (stmt for stmt in every if isinstance(stmt, kind))
+
+
+def _walk(body: Sequence[Stmt]) -> Iterator[Stmt]:
     for stmt in body:
         yield stmt
         if isinstance(stmt, Loop):
-            yield from statements(stmt.body)
+            yield from _walk(stmt.body)
 
 
 def loaded(kernel: Kernel) -> frozenset[str]:
     """The parameters that the statements of a kernel read, or update."""
-    updated = (stmt.param for stmt in statements(kernel.body) if isinstance(stmt, Store) and stmt.axes is not None)
+    updated = (stmt.param for stmt in statements(kernel.body, Store) if stmt.axes is not None)
     read = (load.buffer for stmt in statements(kernel.body) for load in loads(*values_of(stmt)))
     return frozenset((*updated, *read))
 
 
 def stored(kernel: Kernel) -> frozenset[str]:
     """The parameters that the statements of a kernel write."""
-    return frozenset(stmt.param for stmt in statements(kernel.body) if isinstance(stmt, Store))
+    return frozenset(stmt.param for stmt in statements(kernel.body, Store))
 
 
 def folds(kernel: Kernel) -> dict[str, Fold]:
     """Every fold by name."""
-    return {stmt.name: stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold)}
+    return {stmt.name: stmt for stmt in statements(kernel.body, Fold)}
 
 
 def values_of(stmt: Stmt) -> tuple[Expr, ...]:
@@ -271,37 +286,73 @@ def values_of(stmt: Stmt) -> tuple[Expr, ...]:
 
 
 def with_values(stmt: AnyStmt, values: Sequence[Expr]) -> AnyStmt:
-    """A statement of other expressions, in the order of `values_of`; the statements that a loop holds stay."""
-    if isinstance(stmt, Prefix):
-        return replace(stmt, args=tuple(values))
-    if isinstance(stmt, Fold):
-        args, carry = values[: len(stmt.args)], None if stmt.carry is None else values[-1]
-        return replace(stmt, args=tuple(args), carry=carry)
-    where = None if stmt.where is None else values[-1]
-    if isinstance(stmt, Loop):
-        return replace(stmt, where=where)
-    offset = values[1] if isinstance(stmt.offset, Expr) else stmt.offset
-    return replace(stmt, value=values[0], offset=offset, where=where)
+    """Returns a statement of other expressions, in the order of `values_of`; the same object where they are the same.
+
+    The statements that a loop holds stay.
+    """
+    if all(new is old for new, old in zip(values, values_of(stmt), strict=True)):
+        return stmt
+    return cast("AnyStmt", _of_values(stmt, values))
+
+
+def _of_values(stmt: Stmt, values: Sequence[Expr]) -> Stmt:
+    match stmt:
+        case Fold():
+            args, carry = values[: len(stmt.args)], None if stmt.carry is None else values[-1]
+            return replace(stmt, args=tuple(args), carry=carry)
+        case Prefix():
+            return replace(stmt, args=tuple(values))
+        case Loop():
+            return replace(stmt, where=None if stmt.where is None else values[-1])
+        case Store():
+            offset = values[1] if isinstance(stmt.offset, Expr) else stmt.offset
+            return replace(stmt, value=values[0], offset=offset, where=None if stmt.where is None else values[-1])
+        case _:
+            assert_never(stmt)
+
+
+def map_statements(body: Sequence[Stmt], change: Callable[[Stmt], Stmt | tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
+    """Rebuilds a body, loops before what they hold; the same object where `change` returns each statement as it is.
+
+    `change` gives a statement, or several, for a statement.  Of a loop it decides all but the body: that of the loop
+    that it gives is rebuilt next.
+
+    >>> keep = Store("out", sympy.Integer(0), TileRef("total", torch.float32))
+    >>> body = (Loop((sympy.Symbol("r0"),), (keep,)),)
+    >>> map_statements(body, lambda stmt: stmt) is body
+    True
+    >>> twice = map_statements(body, lambda stmt: (stmt, stmt) if isinstance(stmt, Store) else stmt)
+    >>> [stmt.param for stmt in statements(twice, Store)]
+    ['out', 'out']
+    """
+    rebuilt: list[Stmt] = []
+    for stmt in body:
+        changed = change(stmt)
+        for part in changed if isinstance(changed, tuple) else (changed,):
+            if isinstance(part, Loop):
+                inner = map_statements(part.body, change)
+                rebuilt.append(part if inner is part.body else replace(part, body=inner))
+            else:
+                rebuilt.append(part)
+    same = len(rebuilt) == len(body) and all(new is old for new, old in zip(rebuilt, body, strict=True))
+    return body if same and isinstance(body, tuple) else tuple(rebuilt)
 
 
 def map_values(body: Sequence[Stmt], change: Callable[[Sequence[Expr]], Sequence[Expr]]) -> tuple[Stmt, ...]:
-    """The statements, also those in loops, each of what `change` makes of its expressions."""
-    found: list[Stmt] = []
-    for stmt in body:
-        changed = with_values(stmt, change(values_of(stmt)))
-        found.append(replace(changed, body=map_values(changed.body, change)) if isinstance(changed, Loop) else changed)
-    return tuple(found)
+    """Rebuilds a body of what `change` makes of the expressions of each statement, also of those in loops."""
+    return map_statements(body, lambda stmt: with_values(stmt, change(values_of(stmt))))
 
 
 def rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
-    """The statements with other names of parameters."""
+    """Rebuilds a body over other names of parameters."""
 
-    def stored(stmt: Stmt) -> Stmt:
-        if isinstance(stmt, Loop):
-            return replace(stmt, body=tuple(map(stored, stmt.body)))
-        return replace(stmt, param=names[stmt.param]) if isinstance(stmt, Store) else stmt
+    def renaming(stmt: Stmt) -> Stmt:
+        stmt = with_values(stmt, renamed(values_of(stmt), names))
+        if not isinstance(stmt, Store) or names[stmt.param] == stmt.param:
+            return stmt
+        return replace(stmt, param=names[stmt.param])
 
-    return tuple(map(stored, map_values(body, lambda values: renamed(values, names))))
+    return map_statements(body, renaming)
 
 
 def running(loop: Loop) -> frozenset[str]:

@@ -98,7 +98,7 @@ class CTarget:
 
     def efficiency(self, kernel: Kernel) -> float:
         """Several folds in one kernel pay for themselves; a product alone is what the library is for."""
-        found = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold)]
+        found = list(statements(kernel.body, Fold))
         return SEVERAL_FOLDS if len(found) > 1 else ONE_FOLD
 
     def waits(self, kernel: Kernel) -> bool:

@@ -265,7 +265,7 @@ def _policies(blocked: Blocked) -> Iterator[dict[Load, str]]:
     Data that is walked again is kept (evict_last); on its last walk it may go (evict_first).
     """
     walks: list[list[Load]] = []
-    for loop in (stmt for stmt in statements(blocked.body) if isinstance(stmt, Loop)):
+    for loop in statements(blocked.body, Loop):
         walked = {dim.symbol for dim in blocked.of(loop.axes)}
         own = loads(*(value for stmt in loop.body for value in values_of(stmt)))
         walks.append([load for load in own if any(walked & index.free_symbols for index in index_of(load))])

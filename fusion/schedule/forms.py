@@ -39,7 +39,7 @@ def kernel_time(call: KernelCall, target: Target, form: str = "") -> float:
     dots = _dots(kernel)
     if not dots:
         return capabilities.launch_us + max(moved, call.flops / capabilities.flops)
-    counted = {loop: _counted(kernel, loop) for loop in statements(kernel.body) if isinstance(loop, Loop)}
+    counted = {loop: _counted(kernel, loop) for loop in statements(kernel.body, Loop)}
     share = _share(kernel, dots, capabilities, form or target.forms(call.kernel)[0].name, _walk(kernel, counted))
     products = _products(kernel, counted, capabilities) / share
     return capabilities.launch_us + max(moved, products / _busy(kernel, capabilities))
@@ -56,7 +56,7 @@ def weighed_forms(calls: Iterable[KernelCall], target: Target) -> Iterator[Tunin
 
 
 def _dots(kernel: Kernel) -> list[Fold]:
-    return [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
+    return [stmt for stmt in statements(kernel.body, Fold) if stmt.op == "dot"]
 
 
 def _as_traced(kernel: Kernel) -> Kernel:
@@ -68,7 +68,7 @@ def _share(kernel: Kernel, dots: Sequence[Fold], capabilities: Capabilities, for
     """The share of the library's speed at which the products of one kernel run, whose rows walk so many columns."""
     speed = capabilities.attention[form, dots[0].args[0].dtype.itemsize]
     rows, columns = (frozenset(axis for dot in dots for axis in getattr(dot, side)) for side in ("rows", "columns"))
-    walked = {axis for stmt in statements(kernel.body) if isinstance(stmt, Loop) for axis in stmt.axes}
+    walked = {axis for stmt in statements(kernel.body, Loop) for axis in stmt.axes}
     asked = [
         frozenset(index.free_symbols)
         for dot in dots

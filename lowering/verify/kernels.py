@@ -106,7 +106,7 @@ class _KernelRules:
         require(set(grid) < set(first.with_role(Role.GRID)), "its grid axes are not some of those of what it follows")
         single = {axis.symbol: ZERO for axis in first.axes if axis.size == 1}
         awaited = {**single, **{axis.symbol: ZERO for axis in first.awaited}}
-        stores = [stmt for stmt in statements(first.body) if isinstance(stmt, Store)]
+        stores = list(statements(first.body, Store))
         read = loads(*(value for stmt in statements(self.kernel.body) for value in values_of(stmt)))
         for load in read:
             for store in (stmt for stmt in stores if stmt.param == load.buffer):

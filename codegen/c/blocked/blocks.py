@@ -91,9 +91,9 @@ def length(size: sympy.Expr) -> int:
 def choose_blocks(kernel: Kernel, names: Names) -> Blocks:
     """The blocks of `kernel`, whose axes and sizes are called `names` in C."""
     spread = _spread(kernel)
-    held = max((_held(kernel, stmt) for stmt in statements(kernel.body) if isinstance(stmt, Fold)), default=1)
+    held = max((_held(kernel, stmt) for stmt in statements(kernel.body, Fold)), default=1)
     most = min(ROWS, max(2 * ROW_BLOCK, FOOTPRINT // held // ROW_BLOCK * ROW_BLOCK))
-    blocked_loops = {_longest(kernel, stmt.axes) for stmt in statements(kernel.body) if isinstance(stmt, Loop)}
+    blocked_loops = {_longest(kernel, stmt.axes) for stmt in statements(kernel.body, Loop)}
     before: list[str] = []
     found: dict[sympy.Symbol, Block] = {}
     for axis in kernel.axes:
@@ -116,7 +116,7 @@ def _spread(kernel: Kernel) -> list[sympy.Symbol]:
     """The GRID axes to be cut: at most one that products take as rows, and one that they take as columns."""
     grid = {axis.symbol: axis for axis in kernel.with_role(Role.GRID)}
     chosen: list[sympy.Symbol] = []
-    dots = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
+    dots = [stmt for stmt in statements(kernel.body, Fold) if stmt.op == "dot"]
     for dot in dots:
         for side in (dot.rows, dot.columns):
             own = [symbol for symbol in side if symbol in grid]

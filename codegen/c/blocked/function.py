@@ -174,7 +174,7 @@ class _Blocked:
 
     def _ahead(self, loop: Loop) -> list[str]:
         """What the loop does not change, computed before it: packed factors, and values that cost something."""
-        made = {stmt.name for stmt in statements(loop.body) if isinstance(stmt, Fold)}
+        made = {stmt.name for stmt in statements(loop.body, Fold)}
         closed = {axis.symbol for axis in self.kernel.with_role(Role.LOOP)} - self.open
         fixed: dict[Expr, bool] = {}
 

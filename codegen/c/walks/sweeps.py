@@ -27,6 +27,7 @@ from fusion.lowering.kernel import (
     Spans,
     Stmt,
     Store,
+    map_statements,
     spans,
     statements,
     values_of,
@@ -83,13 +84,9 @@ def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> K
     `dot` become of its own type; unless that is one of `products`, it becomes the sum of products that it means.  A
     factor that is stored too stays rounded as it is stored: who reads it multiplies by the same number.
     """
-    narrow = {
-        stmt.name: stmt.dtype
-        for stmt in statements(kernel.body)
-        if isinstance(stmt, Fold) and stmt.dtype in NARROW_FLOATS
-    }
+    narrow = {stmt.name: stmt.dtype for stmt in statements(kernel.body, Fold) if stmt.dtype in NARROW_FLOATS}
 
-    stored = {stmt.value for stmt in statements(kernel.body) if isinstance(stmt, Store)}
+    stored = {stmt.value for stmt in statements(kernel.body, Store)}
 
     def widen(node: Expr) -> Expr | None:
         if isinstance(node, TileRef) and node.name in narrow:
@@ -101,8 +98,7 @@ def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> K
 
     def rewritten(stmt: Stmt) -> Stmt:
         if not isinstance(stmt, Fold):
-            changed = with_values(stmt, rewrite(values_of(stmt), widen))
-            return replace(changed, body=tuple(map(rewritten, changed.body))) if isinstance(changed, Loop) else changed
+            return with_values(stmt, rewrite(values_of(stmt), widen))
         dtype = torch.float32 if stmt.name in narrow else stmt.dtype
         carry = None if stmt.carry is None else make_cast(rewrite([stmt.carry], widen)[0], dtype)
         args = rewrite([*map(rounded, stmt.args)], widen)
@@ -113,7 +109,7 @@ def with_plain_folds(kernel: Kernel, products: Container[torch.dtype] = ()) -> K
         op = "sum" if stmt.op == "dot" and dtype not in products else stmt.op
         return replace(stmt, op=op, args=tuple(args), dtype=dtype, carry=carry)
 
-    return replace(kernel, body=tuple(map(rewritten, kernel.body)))
+    return replace(kernel, body=map_statements(kernel.body, rewritten))
 
 
 def extend_spans(where: dict[Expr, Symbols], roots: Sequence[Expr]) -> None:
@@ -131,7 +127,7 @@ def sweeps_of(kernel: Kernel) -> tuple[Sweep, ...]:
     done: list[Sweep] = []
     producer: dict[str, int] = {}
     last_read: dict[str, int] = {}  # by a statement before: no store to it may move ahead of that
-    scans = {stmt.name: stmt for stmt in statements(kernel.body) if isinstance(stmt, Prefix)}
+    scans = {stmt.name: stmt for stmt in statements(kernel.body, Prefix)}
     for stmt in kernel.body:
         match stmt:
             case Loop():

@@ -29,7 +29,7 @@ def direct_loads(kernel: Kernel) -> list[tuple[str, sympy.Expr]]:
 
 def store_offsets(kernel: Kernel) -> list[sympy.Expr]:
     """The offsets of all direct stores."""
-    stores = [stmt.offset for stmt in statements(kernel.body) if isinstance(stmt, Store)]
+    stores = [stmt.offset for stmt in statements(kernel.body, Store)]
     return [offset for offset in stores if not isinstance(offset, Expr)]
 
 

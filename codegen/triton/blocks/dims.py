@@ -146,7 +146,7 @@ class Blocked:
 
 def dots_of(body: Sequence[Stmt]) -> tuple[Fold, ...]:
     """The contractions of a body, in order."""
-    return tuple(stmt for stmt in statements(body) if isinstance(stmt, Fold) and stmt.op == "dot")
+    return tuple(stmt for stmt in statements(body, Fold) if stmt.op == "dot")
 
 
 def sides_of(dot: Fold) -> tuple[tuple[sympy.Symbol, ...], ...]:

@@ -26,7 +26,7 @@ from fusion.codegen.triton.rewrites.vectors import unrolled
 from fusion.codegen.triton.rewrites.walk import walked
 from fusion.lowering.expr import Cast
 from fusion.lowering.indexing import ZERO, simplify
-from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt
+from fusion.lowering.kernel import Fold, Kernel, Role, Stmt, map_statements
 from fusion.lowering.scalar_ops import HALVES
 
 MANY = 4
@@ -88,12 +88,10 @@ def _with_narrow_factors(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """
 
     def narrowed(stmt: Stmt) -> Stmt:
-        if isinstance(stmt, Loop):
-            return replace(stmt, body=tuple(narrowed(inner) for inner in stmt.body))
         if not isinstance(stmt, Fold) or stmt.op != "dot":
             return stmt
         factors = tuple(arg.arg for arg in stmt.args if isinstance(arg, Cast) and arg.dtype is torch.float32)
         dtypes = {factor.dtype for factor in factors}
         return replace(stmt, args=factors) if len(factors) == 2 and len(dtypes) == 1 and dtypes <= set(HALVES) else stmt
 
-    return tuple(narrowed(stmt) for stmt in body)
+    return map_statements(body, narrowed)

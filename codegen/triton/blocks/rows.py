@@ -87,7 +87,7 @@ def _by_rows(kernel: Kernel, grid: Sequence[KernelAxis]) -> bool:
     if len(grid) < 2 or not row_block(grid[-1].size, _LEAST_ROW):
         return False
     last, outer = grid[-1].symbol, {axis.symbol for axis in grid[:-1]}
-    stores = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Store)]
+    stores = list(statements(kernel.body, Store))
     if any(isinstance(store.offset, Expr) or coefficient(store.offset, last) != 1 for store in stores):
         return False
     if not grid[-1].size.is_Integer:

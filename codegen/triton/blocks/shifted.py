@@ -21,7 +21,19 @@ import sympy
 from fusion.codegen.triton.blocks.dims import WORD, Dim
 from fusion.lowering.expr import Expr, Load, index_of, loads, postorder, rewrite
 from fusion.lowering.indexing import FloorDiv, Mod, coefficient, simplify, substitute_all
-from fusion.lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of, with_values
+from fusion.lowering.kernel import (
+    Fold,
+    Kernel,
+    Loop,
+    Prefix,
+    Role,
+    Stmt,
+    Store,
+    map_statements,
+    statements,
+    values_of,
+    with_values,
+)
 
 _LEAST = 1 << 13
 """The shortest rows that are worth three loops in the place of one."""
@@ -129,12 +141,10 @@ def _from_aligned(
         return list(substitute_all(found, {_PLACE: axis}, dict(sizes)))
 
     def rebuilt(stmt: Stmt) -> Stmt:
-        if isinstance(stmt, Loop):
-            return replace(stmt, body=tuple(rebuilt(inner) for inner in stmt.body))
         assert not isinstance(stmt, Prefix)
         stmt = with_values(stmt, moved(values_of(stmt)))
-        if isinstance(stmt, Fold) or isinstance(stmt.offset, Expr):
+        if not isinstance(stmt, Store) or isinstance(stmt.offset, Expr):
             return stmt
         return replace(stmt, offset=simplify(rounded(stmt.offset).xreplace({_PLACE: axis}), dict(sizes)))
 
-    return tuple(rebuilt(stmt) for stmt in body)
+    return map_statements(body, rebuilt)

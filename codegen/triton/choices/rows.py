@@ -176,7 +176,7 @@ def _is_split(blocked: Blocked, r: Dim, block: int) -> bool:
 
 def _ends_within_word(blocked: Blocked, r: Dim) -> bool:
     """Is a row stored that ends within 16 bytes?"""
-    loops = [stmt for stmt in statements(blocked.body) if isinstance(stmt, Loop) and blocked.of(stmt.axes) == (r,)]
+    loops = [stmt for stmt in statements(blocked.body, Loop) if blocked.of(stmt.axes) == (r,)]
     stored = [blocked.kernel.param(stmt.param) for loop in loops for stmt in loop.body if isinstance(stmt, Store)]
     return any(r.size.is_Integer and int(r.size) * param.dtype.itemsize % WORD for param in stored)
 

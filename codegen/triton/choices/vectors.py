@@ -112,7 +112,7 @@ def _is_product(blocked: Blocked) -> bool:
 
 def _sums(blocked: Blocked) -> list[Fold]:
     """The folds that are not over the results of others."""
-    found = [stmt for stmt in statements(blocked.body) if isinstance(stmt, Fold)]
+    found = list(statements(blocked.body, Fold))
     return [fold for fold in found if not any(isinstance(node, TileRef) for node in postorder(*fold.args))]
 
 

@@ -23,10 +23,10 @@ from fusion.lowering.kernel import (
     Fold,
     Kernel,
     KernelAxis,
-    Loop,
     Role,
     Stmt,
     Store,
+    map_statements,
     statements,
     values_of,
 )
@@ -77,12 +77,10 @@ def _split(kernel: Kernel, axis: KernelAxis) -> Kernel:
         return tuple(s for symbol in symbols for s in ((outer.symbol, symbol) if symbol == axis.symbol else (symbol,)))
 
     def with_sides(stmt: Stmt) -> Stmt:
-        if isinstance(stmt, Loop):
-            return replace(stmt, body=tuple(map(with_sides, stmt.body)))
         return replace(stmt, rows=sides(stmt.rows), columns=sides(stmt.columns)) if isinstance(stmt, Fold) else stmt
 
-    changed = replace(kernel, axes=axes, body=tuple(map(with_sides, at_places(kernel.body, place, sizes))))
-    dots = [stmt for stmt in statements(changed.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
+    changed = replace(kernel, axes=axes, body=map_statements(at_places(kernel.body, place, sizes), with_sides))
+    dots = [stmt for stmt in statements(changed.body, Fold) if stmt.op == "dot"]
     return changed if outside(changed, dots, (outer, inner)) else kernel
 
 

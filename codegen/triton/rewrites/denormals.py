@@ -22,7 +22,7 @@ def may_flush(kernel: Kernel) -> bool:
 
     Attention that stores the maxima and sums of its rows for backward is such a kernel; a stored softmax is not.
     """
-    loops = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Loop)]
+    loops = list(statements(kernel.body, Loop))
     if len(loops) != 1 or kernel.then is not None or kernel.beside:
         return False
     (loop,) = loops

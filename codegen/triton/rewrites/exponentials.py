@@ -28,7 +28,16 @@ import torch
 
 from fusion.codegen.triton.rewrites.denormals import is_below
 from fusion.lowering.expr import Const, Expr, Load, Op, TileRef, make_op, postorder, rewrite
-from fusion.lowering.kernel import Fold, Loop, Prefix, Stmt, map_values, statements, values_of, with_values
+from fusion.lowering.kernel import (
+    Fold,
+    Prefix,
+    Stmt,
+    map_statements,
+    map_values,
+    statements,
+    values_of,
+    with_values,
+)
 
 _LOG2E = math.log2(math.e)
 
@@ -39,7 +48,7 @@ _HUGE = 2.0**127
 def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     """`body` with every float32 exponential as a power of 2, and factors moved past the extremes they scale."""
     factors: dict[str, float] = {}
-    products = {stmt.name for stmt in statements(body) if isinstance(stmt, Fold) and stmt.op == "dot"}
+    products = {stmt.name for stmt in statements(body, Fold) if stmt.op == "dot"}
 
     def is_tile(value: Expr) -> bool:
         return any(isinstance(node, TileRef) and node.name in products for node in postorder(value))
@@ -57,8 +66,6 @@ def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
     def rebuilt(stmt: Stmt) -> Stmt:
         assert not isinstance(stmt, Prefix), "no scan stands beside a contraction"
         stmt = with_values(stmt, rewrite(values_of(stmt), rule))
-        if isinstance(stmt, Loop):
-            return replace(stmt, body=tuple(map(rebuilt, stmt.body)))
         if not isinstance(stmt, Fold) or stmt.op not in ("max", "min") or stmt.carry is not None:
             return stmt
         scaled = _scaled(stmt.args[0])
@@ -67,12 +74,12 @@ def in_powers_of_two(body: Sequence[Stmt]) -> tuple[Stmt, ...]:
         factors[stmt.name] = scaled[1]
         return replace(stmt, args=(scaled[0],))
 
-    return tuple(map(rebuilt, body))
+    return map_statements(body, rebuilt)
 
 
 def shares_in_powers_of_two(body: Sequence[Stmt], is_rounded: Callable[[Expr], bool]) -> tuple[Stmt, ...]:
     """`body` with what is rounded of the shares that the elements of rows have, exp(x - max(x)), as powers of 2."""
-    maxima = [stmt for stmt in statements(body) if isinstance(stmt, Fold) and stmt.op == "max"]
+    maxima = [stmt for stmt in statements(body, Fold) if stmt.op == "max"]
 
     def rule(node: Expr) -> Expr | None:
         if not isinstance(node, Op) or node.name != "exp" or node.dtype is not torch.float32 or not is_rounded(node):

@@ -33,7 +33,7 @@ WORD = 16
 def grouped(kernel: Kernel) -> Kernel:
     """`kernel` with its walked axis as groups; the same object where there are none, or where it does anything else."""
     walked = kernel.with_role(Role.LOOP)
-    found = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold)]
+    found = list(statements(kernel.body, Fold))
     loops = [stmt for stmt in kernel.body if isinstance(stmt, Loop)]
     if len(walked) != 1 or len(loops) != 1 or kernel.with_role(Role.WHOLE) or kernel.then is not None:
         return kernel

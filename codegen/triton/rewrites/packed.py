@@ -19,7 +19,19 @@ import sympy
 from fusion.lowering.conditions import plain
 from fusion.lowering.expr import Expr, IndexValue, Op, TileRef, index_of, postorder, rewrite
 from fusion.lowering.indexing import split_points, substitute_all
-from fusion.lowering.kernel import Fold, Kernel, Loop, Prefix, Role, Stmt, Store, statements, values_of, with_values
+from fusion.lowering.kernel import (
+    Fold,
+    Kernel,
+    Loop,
+    Prefix,
+    Role,
+    Stmt,
+    Store,
+    map_statements,
+    statements,
+    values_of,
+    with_values,
+)
 
 MOST = 8
 """The most positions in a stored element: bits of a byte."""
@@ -50,7 +62,7 @@ def unpacked(kernel: Kernel) -> Kernel:
 
 def _packing(kernel: Kernel) -> _Packing | None:
     """The first axis of the folds along which neighbours are told apart within one element; None if there is none."""
-    folds = tuple(stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold))
+    folds = tuple(statements(kernel.body, Fold))
     nodes = postorder(*(arg for fold in folds for arg in fold.args))
     if not _is_one_walk(kernel, folds) or any(isinstance(node, TileRef) for node in nodes):
         return None
@@ -77,7 +89,7 @@ def _is_one_walk(kernel: Kernel, folds: Sequence[Fold]) -> bool:
 
 def _stored_along(kernel: Kernel, axis: sympy.Symbol) -> bool:
     """Does a store depend on the folded axis too, as that of a normalised row does?"""
-    stores = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Store)]
+    stores = list(statements(kernel.body, Store))
     nodes = postorder(*(value for stmt in stores for value in values_of(stmt)))
     plain = [stmt.offset for stmt in stores if not isinstance(stmt.offset, Expr)]
     return any(axis in index.free_symbols for index in (*plain, *(i for node in nodes for i in index_of(node))))
@@ -111,13 +123,8 @@ def _rebuilt(body: Sequence[Stmt], parts: Mapping[str, tuple[Fold, ...]]) -> tup
             total = Op("add", (total, term), node.dtype)
         return total
 
-    found: list[Stmt] = []
-    for stmt in body:
-        if isinstance(stmt, Fold):
-            found.extend(parts[stmt.name])
-        elif isinstance(stmt, Loop):
-            found.append(replace(stmt, body=_rebuilt(stmt.body, parts)))
-        else:
-            assert isinstance(stmt, Store)
-            found.append(with_values(stmt, rewrite(values_of(stmt), rule)))
-    return tuple(found)
+    def rebuilt(stmt: Stmt) -> Stmt | tuple[Stmt, ...]:
+        assert not isinstance(stmt, Prefix), "no scan stands beside a contraction"
+        return parts[stmt.name] if isinstance(stmt, Fold) else with_values(stmt, rewrite(values_of(stmt), rule))
+
+    return map_statements(body, rebuilt)

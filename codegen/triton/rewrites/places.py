@@ -9,7 +9,7 @@ import sympy
 
 from fusion.lowering.expr import Expr
 from fusion.lowering.indexing import simplify, substitute_all
-from fusion.lowering.kernel import Loop, Stmt, Store, map_values, statements, values_of
+from fusion.lowering.kernel import Stmt, Store, map_statements, statements, values_of, with_values
 
 
 def at_places(
@@ -22,14 +22,13 @@ def at_places(
     roots = [value for stmt in statements(body) for value in values_of(stmt)]
     moved = dict(zip(roots, substitute_all(roots, places, sizes), strict=True))
 
-    def stored(stmt: Stmt) -> Stmt:
-        if isinstance(stmt, Loop):
-            return replace(stmt, body=tuple(map(stored, stmt.body)))
+    def placed(stmt: Stmt) -> Stmt:
+        stmt = with_values(stmt, [moved[value] for value in values_of(stmt)])
         if not isinstance(stmt, Store) or isinstance(stmt.offset, Expr):
             return stmt
         return replace(stmt, offset=simplify(stmt.offset.xreplace(dict(places)), sizes))
 
-    return tuple(map(stored, map_values(body, lambda values: [moved[value] for value in values])))
+    return map_statements(body, placed)
 
 
 __all__ = ["at_places"]

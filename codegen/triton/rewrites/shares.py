@@ -39,7 +39,7 @@ MOST = 4
 
 def shared(kernel: Kernel) -> Kernel:
     """`kernel`, whose contractions are those of one product, in shares; the same object where it does anything else."""
-    folds = tuple(stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold))
+    folds = tuple(statements(kernel.body, Fold))
     walked, loops = kernel.with_role(Role.LOOP), [stmt for stmt in kernel.body if isinstance(stmt, Loop)]
     if len(folds) < 2 or len(walked) != 1 or len(loops) != 1 or kernel.with_role(Role.WHOLE):
         return kernel

@@ -31,7 +31,7 @@ from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.rewrites.packed import MOST
 from fusion.lowering.expr import Cast, Expr, Op, TileRef, index_of, loads, make_cast, postorder, rewrite
 from fusion.lowering.indexing import FloorDiv, coefficient, simplify, split_points, substitute_all
-from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, statements
+from fusion.lowering.kernel import Fold, Kernel, Loop, Role, Stmt, Store, map_statements, statements
 from fusion.lowering.scalar_ops import HALVES
 
 FEW = 4
@@ -48,7 +48,7 @@ _BYTES = (torch.bool, torch.int8, torch.uint8)  # any float type holds them exac
 
 def unrolled(kernel: Kernel, device: Device) -> Kernel:
     """`kernel` with its contractions as sums, one for each of the few rows; the same object where there are none."""
-    folds = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold)]
+    folds = list(statements(kernel.body, Fold))
     sides = {_few(kernel, fold, device) for fold in folds}
     few = next(iter(sides), None)
     if few is None or len(sides) > 1 or len({fold.over for fold in folds}) > 1 or kernel.then is not None:
@@ -59,7 +59,7 @@ def unrolled(kernel: Kernel, device: Device) -> Kernel:
     if len(points) * len(folds) > 2 * FEW:
         return kernel
     axes = tuple(axis for axis in kernel.axes if axis.symbol not in few)
-    return replace(kernel, axes=axes, body=_unroll(kernel, kernel.body, folds, points))
+    return replace(kernel, axes=axes, body=_unroll(kernel, folds, points))
 
 
 def _names(fold: Fold) -> bool:
@@ -144,28 +144,23 @@ def _points(kernel: Kernel, few: frozenset[sympy.Symbol]) -> Iterator[dict[sympy
 
 
 def _unroll(
-    kernel: Kernel,
-    body: Sequence[Stmt],
-    folds: Sequence[Fold],
-    points: Sequence[Mapping[sympy.Symbol, sympy.Expr]],
+    kernel: Kernel, folds: Sequence[Fold], points: Sequence[Mapping[sympy.Symbol, sympy.Expr]]
 ) -> tuple[Stmt, ...]:
     sizes = kernel.axis_sizes()
-    found: list[Stmt] = []
-    for stmt in body:
-        if isinstance(stmt, Loop):
-            found.append(replace(stmt, body=_unroll(kernel, stmt.body, folds, points)))
-            continue
-        for number, point in enumerate(points):
-            if isinstance(stmt, Store):
-                names = {fold.ref: _sum(folds, fold, number, len(points)) for fold in folds}
-                found.append(_stored(stmt, names, point, sizes))
-            else:
-                assert isinstance(stmt, Fold), "no scan stands beside a contraction"
-                lhs, rhs = (widened(arg, stmt.dtype) for arg in substitute_all(stmt.args, point, sizes))
-                product = Op("mul", (lhs, rhs), stmt.dtype)
-                name = _sum(folds, stmt, number, len(points))
-                found.append(Fold(name, "sum", (product,), stmt.over, stmt.dtype))
-    return tuple(found)
+
+    def at(stmt: Stmt, number: int, point: Mapping[sympy.Symbol, sympy.Expr]) -> Stmt:
+        if isinstance(stmt, Store):
+            names = {fold.ref: _sum(folds, fold, number, len(points)) for fold in folds}
+            return _stored(stmt, names, point, sizes)
+        assert isinstance(stmt, Fold), "no scan stands beside a contraction"
+        lhs, rhs = (widened(arg, stmt.dtype) for arg in substitute_all(stmt.args, point, sizes))
+        name = _sum(folds, stmt, number, len(points))
+        return Fold(name, "sum", (Op("mul", (lhs, rhs), stmt.dtype),), stmt.over, stmt.dtype)
+
+    def at_points(stmt: Stmt) -> Stmt | tuple[Stmt, ...]:
+        return stmt if isinstance(stmt, Loop) else tuple(at(stmt, *numbered) for numbered in enumerate(points))
+
+    return map_statements(kernel.body, at_points)
 
 
 def _sum(folds: Sequence[Fold], fold: Fold, point: int, points: int) -> str:

@@ -61,5 +61,5 @@ def _varies(stmt: Store, over: frozenset[object]) -> bool:
 
 def _needs(stmt: Stmt, loop: Loop, prefixes: Sequence[Prefix]) -> bool:
     """Does `stmt` use the result of a fold of `loop`, itself or by way of scans?"""
-    made = {inner.name for inner in statements(loop.body) if isinstance(inner, Fold)}
+    made = {inner.name for inner in statements(loop.body, Fold)}
     return not made.isdisjoint(named(values_of(stmt), {prefix.name: prefix for prefix in prefixes}))

@@ -93,7 +93,7 @@ def _sizes(axes: Sequence[KernelAxis], body: Sequence[Stmt]) -> tuple[sympy.Symb
     """The size symbols that a kernel is told, by name: those of its axes and its indices."""
     roots = [value for stmt in statements(body) for value in values_of(stmt)]
     used = {symbol for index in indices_of(roots) for symbol in index.free_symbols}
-    used |= {symbol for stmt in statements(body) if isinstance(stmt, Store) for symbol in offset_symbols(stmt.offset)}
+    used |= {symbol for stmt in statements(body, Store) for symbol in offset_symbols(stmt.offset)}
     used |= {symbol for axis in axes for symbol in axis.size.free_symbols}
     return tuple(sorted(used - {axis.symbol for axis in axes}, key=str))
 

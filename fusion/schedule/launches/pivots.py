@@ -26,7 +26,19 @@ import sympy
 
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, make_op, postorder, rewrite
 from fusion.lowering.indexing import substitute
-from fusion.lowering.kernel import Fold, Kernel, Loop, Stmt, Store, folds, running, statements, values_of, with_values
+from fusion.lowering.kernel import (
+    Fold,
+    Kernel,
+    Loop,
+    Stmt,
+    Store,
+    folds,
+    map_statements,
+    running,
+    statements,
+    values_of,
+    with_values,
+)
 from fusion.lowering.program import Extern
 from fusion.lowering.rules.formula import literal
 from fusion.lowering.sizes import may_be_empty
@@ -97,17 +109,12 @@ def _is_loaded(row: Expr, updated: set[str]) -> bool:
 def _with(body: Sequence[Stmt], old: Fold, new: Fold, mean: Expr, centre: Expr) -> tuple[Stmt, ...]:
     """`body` with one fold in the place of another, and the mean of that about the pivot."""
 
-    def moved(values: Sequence[Expr]) -> tuple[Expr, ...]:
-        return tuple(rewrite(values, lambda node: centre if node is mean else None))
-
-    found: list[Stmt] = []
-    for stmt in body:
+    def centred(stmt: Stmt) -> Stmt:
         if stmt == old:
-            found.append(new)
-            continue
-        stmt = with_values(stmt, moved(values_of(stmt)))
-        found.append(replace(stmt, body=_with(stmt.body, old, new, mean, centre)) if isinstance(stmt, Loop) else stmt)
-    return tuple(found)
+            return new
+        return with_values(stmt, rewrite(values_of(stmt), lambda node: centre if node is mean else None))
+
+    return map_statements(body, centred)
 
 
 __all__ = ["about_pivots"]

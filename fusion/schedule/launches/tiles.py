@@ -46,7 +46,7 @@ def finish_tiles(steps: Sequence[KernelCall | Extern], program: Program, target:
 
 def part_axis(kernel: Kernel) -> KernelAxis | None:
     """The GRID axis along which a product lies in parts: both its operands span it."""
-    dots = [stmt for stmt in statements(kernel.body) if isinstance(stmt, Fold) and stmt.op == "dot"]
+    dots = [stmt for stmt in statements(kernel.body, Fold) if stmt.op == "dot"]
     sides = {symbol for dot in dots for symbol in (*dot.rows, *dot.columns)}
     found = [axis for axis in kernel.with_role(Role.GRID) if axis.symbol not in sides and axis.size != 1]
     return found[0] if len(dots) == 1 and len(found) == 1 else None
@@ -73,7 +73,7 @@ def _joined(host: KernelCall, last: KernelCall, program: Program, target: Target
 
 def _tile_by_tile(first: Kernel, last: Kernel, axis: KernelAxis, made: str) -> Kernel | None:
     """`last`, which folds what `first` has `made` at each point of `axis`, over the other axes of `first`."""
-    stores = [stmt for stmt in statements(first.body) if isinstance(stmt, Store)]
+    stores = list(statements(first.body, Store))
     folds = [stmt for stmt in last.body if isinstance(stmt, Fold)]
     plain = all(isinstance(stmt, Fold) or (isinstance(stmt, Store) and stmt.axes is None) for stmt in last.body)
     if len(stores) != 1 or len(folds) != 1 or not plain or first.sizes or last.sizes:

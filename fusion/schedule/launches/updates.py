@@ -121,7 +121,7 @@ def written_into(call: KernelCall, target: str, source: str) -> KernelCall | Non
 
 def _part_into(part: Kernel, old: str, new: str) -> Kernel | None:
     """One kernel that writes to the parameter `old` instead of `new`, after all that reads it."""
-    writing = [stmt for stmt in statements(part.body) if isinstance(stmt, Store) and stmt.param == new]
+    writing = [stmt for stmt in statements(part.body, Store) if stmt.param == new]
     if len(writing) != 1 or writing[0] not in part.body or isinstance(writing[0].offset, Expr):
         return None
     offset = writing[0].offset
