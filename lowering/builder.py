@@ -21,7 +21,7 @@ from fusion.lowering.expr import Expr, Index, IndexValue, Load, const
 from fusion.lowering.indexing import axis_symbol, over_symbol
 from fusion.lowering.positions import settled
 from fusion.lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Reduce, Scan, Scatter
-from fusion.lowering.scalar_ops import FOLD_OPS, accumulator, identity, keeps_position
+from fusion.lowering.scalar_ops import FOLD_OPS, FoldName, ScanName, ScatterName, accumulator, identity, keeps_position
 from fusion.lowering.seeded import LIMITS
 from fusion.lowering.sizes import sizes_of
 from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, contiguous_strides
@@ -84,7 +84,7 @@ class Builder:
         self.nodes.append(Map(out.name, axes, *settled([value.expr], axis_bounds(value.shape))))
         return load_of(out)
 
-    def reduce(self, op: str, args: Sequence[Value], dims: Sequence[int]) -> Value:
+    def reduce(self, op: FoldName, args: Sequence[Value], dims: Sequence[int]) -> Value:
         """Fold dimensions `dims` of `args` (all of one shape) away; the result lacks these dimensions.
 
         Where there is nothing to fold, it is what the fold begins with.
@@ -108,7 +108,7 @@ class Builder:
         self.nodes.append(Reduce(out.name, axes, over, op, exprs, dtype))
         return load_of(out)
 
-    def scan(self, op: str, args: Sequence[Value], dim: int) -> Value:
+    def scan(self, op: ScanName, args: Sequence[Value], dim: int) -> Value:
         """Fold `args` (all of one shape) up to each point of dimension `dim`."""
         shape = args[0].shape
         assert all(arg.shape == shape for arg in args)
@@ -121,7 +121,7 @@ class Builder:
         return load_of(out)
 
     def scatter(
-        self, op: str, start: Value, shape: Shape, index: Sequence[Index], value: Expr, where: Expr | None
+        self, op: ScatterName, start: Value, shape: Shape, index: Sequence[Index], value: Expr, where: Expr | None
     ) -> Value:
         """`start`, to which each point of `shape` at which `where` holds does `op` with `value` at `index`.
 

@@ -14,6 +14,7 @@ of the kernel over its inputs.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Final
 
 import sympy
 import torch
@@ -36,7 +37,7 @@ from fusion.lowering.kernel import Kernel, spans, statements, values_of
 from fusion.lowering.sizes import may_be_empty
 from fusion.lowering.value import Shape, axis_bounds
 
-CHECKED = "checked"
+CHECKED: Final = "checked"
 
 
 def checked(index: Expr, size: sympy.Expr, dim: int, *, wrap: bool) -> Op:

@@ -8,13 +8,15 @@ change, and choices of which the condition is known.  What is never chosen disap
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from typing import Literal
 
 import torch
 
 from fusion.lowering.expr import Const, Expr, IndexValue, Load, Op, const, make_op, rewrite
+from fusion.lowering.scalar_ops import ScalarName
 
 _TRUE, _FALSE = Const(True, torch.bool), Const(False, torch.bool)
-_OPPOSITE = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
+_OPPOSITE: dict[ScalarName, ScalarName] = {"lt": "ge", "ge": "lt", "le": "gt", "gt": "le", "eq": "ne", "ne": "eq"}
 _COMPARE: dict[str, Callable[[int, int], bool]] = {
     "lt": int.__lt__,
     "le": int.__le__,
@@ -68,7 +70,7 @@ def negated(condition: Expr) -> Expr:
         if condition.name in _OPPOSITE and not condition.args[0].dtype.is_floating_point:
             return Op(_OPPOSITE[condition.name], condition.args, torch.bool)
         if condition.name in ("and", "or"):
-            other = "or" if condition.name == "and" else "and"
+            other: Literal["and", "or"] = "or" if condition.name == "and" else "and"
             return _joined(other, *map(negated, condition.args))
     return make_op("not", condition)
 
@@ -106,7 +108,7 @@ def _chosen(node: Op) -> Expr | None:
     return None
 
 
-def _joined(name: str, a: Expr, b: Expr) -> Expr:
+def _joined(name: Literal["and", "or"], a: Expr, b: Expr) -> Expr:
     """Both (`and`) or either (`or`) of two conditions."""
     for known, other in ((a, b), (b, a)):
         if isinstance(known, Const):

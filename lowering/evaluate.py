@@ -35,7 +35,15 @@ from fusion.lowering.expr import (
 )
 from fusion.lowering.folds import fold, scan
 from fusion.lowering.indexing import FloorDiv, Mod
-from fusion.lowering.scalar_ops import SCALAR_OPS, accumulator, identity, keeps_position
+from fusion.lowering.scalar_ops import (
+    SCALAR_OPS,
+    FoldName,
+    ScanName,
+    ScatterName,
+    accumulator,
+    identity,
+    keeps_position,
+)
 from fusion.lowering.sizes import with_values
 
 Ranges = dict[sympy.Symbol, range]
@@ -263,11 +271,11 @@ def scatter(flat: torch.Tensor, offset: torch.Tensor, value: torch.Tensor) -> No
     flat[offset] = value
 
 
-_UPDATES = {"sum": "sum", "prod": "prod", "max": "amax", "min": "amin"}
+_UPDATES: dict[ScatterName, str] = {"sum": "sum", "prod": "prod", "max": "amax", "min": "amin"}
 
 
 def update(
-    op: str, flat: torch.Tensor, offset: torch.Tensor, value: torch.Tensor, where: torch.Tensor | None = None
+    op: ScatterName, flat: torch.Tensor, offset: torch.Tensor, value: torch.Tensor, where: torch.Tensor | None = None
 ) -> None:
     """`flat[offset] op= value` at every point of `offset` at which `where` holds, one after the other.
 
@@ -296,7 +304,7 @@ def flat_view(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def fold_over(
-    op: str, exprs: Sequence[Expr], over: Sequence[sympy.Symbol], axes: Ranges, scope: Scope, cost: int
+    op: FoldName, exprs: Sequence[Expr], over: Sequence[sympy.Symbol], axes: Ranges, scope: Scope, cost: int
 ) -> torch.Tensor:
     """`op` of `exprs` over the axes `over` of a box, which keep size 1, in boxes if `cost` points are too many."""
     dims = [list(axes).index(axis) for axis in over]
@@ -320,7 +328,7 @@ def fold_over(
     return fold("sum" if op == "dot" else op, joined, dims)[-1]
 
 
-def scan_along(op: str, exprs: Sequence[Expr], along: sympy.Symbol, axes: Ranges, scope: Scope) -> torch.Tensor:
+def scan_along(op: ScanName, exprs: Sequence[Expr], along: sympy.Symbol, axes: Ranges, scope: Scope) -> torch.Tensor:
     """`op` of `exprs` up to each point of `along`, all of which `axes` holds."""
     args = torch.broadcast_tensors(*evaluate(exprs, axes, scope))  # type: ignore[no-untyped-call]  # as in torch
     dim = list(axes).index(along)

@@ -26,7 +26,7 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
-from fusion.lowering.scalar_ops import result_dtype
+from fusion.lowering.scalar_ops import Distribution, ScalarName, result_dtype
 
 Scalar: TypeAlias = "bool | int | float"
 
@@ -120,7 +120,7 @@ class IndexValue(Expr):
 class Op(Expr):
     """A scalar operation of `scalar_ops.SCALAR_OPS` on operands of equal dtype (`where` takes a bool first)."""
 
-    name: str
+    name: ScalarName
     args: tuple[Expr, ...]
     dtype: torch.dtype
 
@@ -159,7 +159,7 @@ class Random(Expr):
     `kind` is "uniform" ([0, 1), 24 bits... of the first output word) or "normal" (Box-Muller on the first two words).
     """
 
-    kind: str
+    kind: Distribution
     seed: Expr
     offset: sympy.Expr
     dtype: torch.dtype = torch.float32
@@ -218,7 +218,7 @@ def const(value: Scalar, dtype: torch.dtype) -> Const:
     return Const(int(value), dtype)
 
 
-def make_op(name: str, *args: Expr) -> Op:
+def make_op(name: ScalarName, *args: Expr) -> Op:
     """A scalar operation of operands of one dtype (but for the condition of `where`).
 
     >>> x, y = Load("x", (), torch.float32), Load("y", (), torch.float32)

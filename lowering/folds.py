@@ -11,10 +11,10 @@ from functools import reduce
 
 import torch
 
-from fusion.lowering.scalar_ops import accumulator
+from fusion.lowering.scalar_ops import FoldName, ScanName, accumulator
 
 
-def fold(op: str, args: Sequence[torch.Tensor], dims: Sequence[int]) -> list[torch.Tensor]:
+def fold(op: FoldName, args: Sequence[torch.Tensor], dims: Sequence[int]) -> list[torch.Tensor]:
     """`args` (broadcast to a common shape along `dims`, which are not empty) reduced over `dims`, which keep size 1.
 
     Sums and products of types narrower than 32 bits are kept in float32 or int64.  For argmax and argmin the result is
@@ -68,7 +68,7 @@ def _dot(lhs: torch.Tensor, rhs: torch.Tensor, dims: Sequence[int]) -> torch.Ten
     return total.reshape(shape).to(result)
 
 
-def scan(op: str, args: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
+def scan(op: ScanName, args: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
     """`args` (of one shape) folded up to each point of `dim`.
 
     >>> scan("argmax", [torch.tensor([1.0, 3.0, 3.0]), torch.tensor([0, 1, 2])], 0)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import sympy
 import torch
@@ -26,15 +27,19 @@ _NARROW = (torch.float16, torch.bool, torch.int8, torch.uint8, torch.int16)
 """Types whose every value float16 can hold, rounded."""
 
 
+Scale: TypeAlias = "tuple[Literal['mul', 'truediv'], Expr]"
+"""A scalar operation and its second operand."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hoisted:
     """Operands of a contraction without what was taken out, and what the sum is to be scaled by, in order.
 
-    `scales` are pairs of a scalar operation ("mul" or "truediv") and its second operand.
+    `scales` are pairs of a scalar operation and its second operand.
     """
 
     operands: tuple[Expr, ...]
-    scales: tuple[tuple[str, Expr], ...] = ()
+    scales: tuple[Scale, ...] = ()
 
     def scaled(self, total: Expr) -> Expr:
         """A part of the contraction as it was, from the sum over the operands that are left."""
@@ -57,7 +62,7 @@ def hoist(operands: Sequence[Expr], over: Iterable[sympy.Symbol]) -> Hoisted:
     """
     axes = frozenset(over)
     kept: list[Expr] = []
-    scales: list[tuple[str, Expr]] = []
+    scales: list[Scale] = []
     for operand in operands:
         rest, found = _peel(operand, axes) if _varies(operand, axes) else (operand, [])
         kept.append(rest)
@@ -69,7 +74,7 @@ def _varies(expr: Expr, axes: frozenset[sympy.Symbol]) -> bool:
     return bool(free_axes(expr) & axes)
 
 
-def _peel(expr: Expr, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[tuple[str, Expr]]]:
+def _peel(expr: Expr, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[Scale]]:
     """`expr`, which varies along `axes`, as something that varies along them, and scales that do not."""
     if isinstance(expr, Cast):
         return _peel_cast(expr, axes)
@@ -92,7 +97,7 @@ def _peel(expr: Expr, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[tuple[s
     return (expr.rebuild((left, right)), scales) if scales else (expr, [])
 
 
-def _peel_terms(expr: Op, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[tuple[str, Expr]]]:
+def _peel_terms(expr: Op, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[Scale]]:
     """What both terms of a sum are scaled by."""
     if not all(_varies(arg, axes) for arg in expr.args):
         return expr, []
@@ -100,7 +105,7 @@ def _peel_terms(expr: Op, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[tup
     return (expr.rebuild((left, right)), of_left) if of_left and of_left == of_right else (expr, [])
 
 
-def _peel_cast(expr: Cast, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[tuple[str, Expr]]]:
+def _peel_cast(expr: Cast, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[Scale]]:
     if not expr.dtype.is_floating_point or not expr.arg.dtype.is_floating_point:
         return expr, []
     rest, scales = _peel(expr.arg, axes)

@@ -50,6 +50,7 @@ from typing_extensions import assert_never
 
 from fusion.lowering.expr import Expr, Index, TileRef, index_of, loads, postorder, renamed
 from fusion.lowering.indexing import extent_of
+from fusion.lowering.scalar_ops import FoldName, ScanName, ScatterName
 
 
 class Role(Enum):
@@ -101,7 +102,7 @@ class Fold:
     """
 
     name: str
-    op: str
+    op: FoldName
     args: tuple[Expr, ...]
     over: tuple[sympy.Symbol, ...]
     dtype: torch.dtype
@@ -129,7 +130,7 @@ class Prefix:
     """
 
     name: str
-    op: str
+    op: ScanName
     args: tuple[Expr, ...]
     along: sympy.Symbol
     dtype: torch.dtype
@@ -152,7 +153,7 @@ class Store:
     param: str
     offset: Index
     value: Expr
-    op: str = "store"
+    op: ScatterName = "store"
     axes: tuple[sympy.Symbol, ...] | None = None
     where: Expr | None = None
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, get_args
 
 import sympy
 import torch
@@ -29,6 +29,7 @@ from typing_extensions import assert_never
 from fusion.lowering.errors import Origin
 from fusion.lowering.expr import Expr, IndexValue, loads, renamed
 from fusion.lowering.indexing import coefficient, extent_of
+from fusion.lowering.scalar_ops import FoldName, ScanName, ScatterName
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class Reduce:
     out: str
     axes: tuple[Axis, ...]
     over: tuple[Axis, ...]
-    op: str
+    op: FoldName
     args: tuple[Expr, ...]
     dtype: torch.dtype  # of the result; the out buffer holds it as it is
 
@@ -119,7 +120,7 @@ class Scan:
     out: str
     axes: tuple[Axis, ...]
     along: sympy.Symbol
-    op: str
+    op: ScanName
     args: tuple[Expr, ...]
     dtype: torch.dtype  # of the result; the out buffer holds it as it is
 
@@ -178,7 +179,7 @@ class Scatter:
     out: str
     axes: tuple[Axis, ...]
     start: str
-    op: str
+    op: ScatterName
     index: tuple[Expr, ...]
     value: Expr
     where: Expr | None = None
@@ -207,7 +208,7 @@ class Scatter:
         return tuple(axis for axis in self.axes if axis.symbol not in apart)
 
 
-SCATTER_OPS = ("store", "sum", "prod", "max", "min")
+SCATTER_OPS: tuple[ScatterName, ...] = get_args(ScatterName)
 """What a scatter may do at an element."""
 
 

@@ -3,23 +3,102 @@
 A row gives the arity, the kind of result and the torch function that defines what the operation means (used by the
 reference evaluator).  The columns behind these are facts of algebra, from which passes decide where they would need
 names else; `tests/lowering/test_scalar_facts.py` compares each with numbers.  Targets hold a table of the same keys
-that spells them; an operation that a target cannot spell makes the node an extern there.  Integer `floordiv` and
-`remainder` floor, as in Python; `truncdiv` truncates.  `maximum` and `minimum` return NaN if either operand is NaN.
+that spells them; an operation that a target cannot spell makes the node an extern there.  The names are literal types,
+so that a misspelt one fails mypy.  Integer `floordiv` and `remainder` floor, as in Python; `truncdiv` truncates.
+`maximum` and `minimum` return NaN if either operand is NaN.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import torch
 
 HALVES = (torch.float16, torch.bfloat16)
 INTEGERS = (torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 
-Result = Literal["same", "bool"]
+ScalarName: TypeAlias = Literal[
+    "add",
+    "sub",
+    "mul",
+    "truediv",
+    "floordiv",
+    "truncdiv",
+    "remainder",
+    "fmod",
+    "pow",
+    "neg",
+    "abs",
+    "sign",
+    "maximum",
+    "minimum",
+    "sqrt",
+    "rsqrt",
+    "exp",
+    "exp2",
+    "expm1",
+    "log",
+    "log2",
+    "log10",
+    "log1p",
+    "sin",
+    "cos",
+    "tan",
+    "asin",
+    "acos",
+    "atan",
+    "atan2",
+    "sinh",
+    "cosh",
+    "tanh",
+    "asinh",
+    "acosh",
+    "atanh",
+    "erf",
+    "erfc",
+    "lgamma",
+    "floor",
+    "ceil",
+    "trunc",
+    "round",
+    "isnan",
+    "isinf",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "and",
+    "or",
+    "xor",
+    "not",
+    "shl",
+    "shr",
+    "where",
+    "checked",
+]
+"""The name of a scalar operation."""
+
+JoinName: TypeAlias = Literal["sum", "prod", "max", "min"]
+"""A fold that reductions, scans and scatters have."""
+
+FoldName: TypeAlias = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "dot"]
+"""The name of a fold."""
+
+ScanName: TypeAlias = Literal["sum", "prod", "max", "min", "argmax", "argmin", "logsumexp"]
+"""The name of a scan."""
+
+ScatterName: TypeAlias = Literal["store", "sum", "prod", "max", "min"]
+"""What a scatter does at an element; `store` keeps any one of the values that meet."""
+
+Distribution: TypeAlias = Literal["uniform", "normal"]
+"""What random numbers are drawn from."""
+
+Result: TypeAlias = Literal["same", "bool"]
 """`same`: the operands' dtype (of the last operand for `where`); `bool`: torch.bool."""
 
 
@@ -45,7 +124,7 @@ class ScalarOp:
     low: float = -math.inf
     high: float = math.inf
     degree: float | None = None
-    logarithm: str | None = None
+    logarithm: ScalarName | None = None
 
 
 def _truncdiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
@@ -66,7 +145,7 @@ def _checked(index: torch.Tensor, wrap: torch.Tensor, last: torch.Tensor, dim: t
 _QUARTER = math.pi / 2
 """A quarter of a turn."""
 
-SCALAR_OPS: dict[str, ScalarOp] = {
+SCALAR_OPS: dict[ScalarName, ScalarOp] = {
     # arithmetic
     "add": ScalarOp(2, "same", torch.add, linear=((0, 1),), degree=1),
     "sub": ScalarOp(2, "same", torch.sub, linear=((0, 1),), degree=1),
@@ -147,7 +226,7 @@ class FoldOp:
     result: Literal["value", "position", "sum"]
 
 
-FOLD_OPS: dict[str, FoldOp] = {
+FOLD_OPS: dict[FoldName, FoldOp] = {
     # The identity of each is what its element-wise form leaves unchanged; `identity` below gives it.
     "sum": FoldOp(1, "value"),
     "prod": FoldOp(1, "value"),
@@ -161,7 +240,7 @@ FOLD_OPS: dict[str, FoldOp] = {
     "dot": FoldOp(2, "sum"),
 }
 
-SCAN_OPS: dict[str, FoldOp] = {
+SCAN_OPS: dict[ScanName, FoldOp] = {
     # Folds of all that came so far and the current value.
     "sum": FoldOp(1, "value"),
     "prod": FoldOp(1, "value"),
@@ -172,20 +251,23 @@ SCAN_OPS: dict[str, FoldOp] = {
     "logsumexp": FoldOp(1, "value"),  # log Σ exp, of floats
 }
 
+EXTREMES: Mapping[FoldName | ScanName, JoinName] = {"argmax": "max", "argmin": "min"}
+"""Folds and scans of positions, with the extremes that these are the positions of."""
+
 SCANNED = (torch.float32, torch.float64, torch.int32, torch.int64)
 """The dtypes of what is scanned: what is narrower is widened before and rounded after."""
 
 
-def keeps_position(op: str) -> bool:
+def keeps_position(op: FoldName | ScanName) -> bool:
     """Does a fold or scan give where something is, rather than what it is?
 
     >>> keeps_position("argmax"), keeps_position("max")
     (True, False)
     """
-    return (FOLD_OPS[op] if op in FOLD_OPS else SCAN_OPS[op]).result == "position"
+    return op in EXTREMES
 
 
-def identity(op: str, dtype: torch.dtype) -> bool | int | float:
+def identity(op: FoldName | ScanName, dtype: torch.dtype) -> bool | int | float:
     """The value that leaves a fold unchanged, in `dtype`.
 
     >>> identity("max", torch.float32), identity("sum", torch.int64), identity("all", torch.bool)
@@ -206,7 +288,7 @@ def identity(op: str, dtype: torch.dtype) -> bool | int | float:
     return info.min if largest else info.max
 
 
-def accumulator(op: str, lhs: torch.dtype) -> torch.dtype:
+def accumulator(op: FoldName, lhs: torch.dtype) -> torch.dtype:
     """The dtype in which `dot` accumulates operands of dtype `lhs`, and in which every fold keeps its running value."""
     if op == "dot":
         if lhs is torch.float64:
@@ -215,6 +297,6 @@ def accumulator(op: str, lhs: torch.dtype) -> torch.dtype:
     return lhs
 
 
-def result_dtype(name: str, operand: torch.dtype) -> torch.dtype:
+def result_dtype(name: ScalarName, operand: torch.dtype) -> torch.dtype:
     """The dtype that scalar operation `name` gives for operands of `operand`."""
     return torch.bool if SCALAR_OPS[name].result == "bool" else operand

@@ -31,6 +31,7 @@ from fusion.lowering.hoist import Hoisted, hoist
 from fusion.lowering.indexing import flatten, substitute, substitute_all
 from fusion.lowering.kernel import Fold, Prefix
 from fusion.lowering.program import Contract, Map, Reduce, Scan, Scatter, with_exprs
+from fusion.lowering.scalar_ops import ScatterName
 from fusion.schedule.graph import Dependences
 from fusion.schedule.legality import Cluster
 from fusion.schedule.space import Placement
@@ -48,7 +49,7 @@ class Write:
     buffer: str
     offset: Index
     value: Expr
-    op: str = "store"
+    op: ScatterName = "store"
     points: tuple[sympy.Expr, ...] | None = None
     where: Expr | None = None
 

@@ -24,7 +24,7 @@ from fusion.codegen.target import Capabilities
 from fusion.lowering.expr import Expr, IndexValue, Load, const, make_cast, make_op
 from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol, substitute_all
 from fusion.lowering.program import Axis, Buffer, Map, Node, Program, Reduce, Scan
-from fusion.lowering.scalar_ops import identity, keeps_position
+from fusion.lowering.scalar_ops import EXTREMES, FoldName, ScanName, identity, keeps_position
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.naming import unused
 from fusion.schedule.split import near_divisor, walks_contiguously, wanted_parts
@@ -93,8 +93,7 @@ class _Split:
     def nodes(self) -> tuple[Node, ...]:
         """The nodes in the place of the scan; the last one gives what it gave."""
         node = self.node
-        place = node.op.startswith("arg")
-        ops = (node.op.removeprefix("arg"), node.op) if place else (node.op,)
+        ops = (EXTREMES[node.op], node.op) if node.op in EXTREMES else (node.op,)
         totals = self._totals()
         pairs = [(self._before(op, totals), self._block(op)) for op in ops]
         expr = self._joined(*(side for pair in pairs for side in pair))
@@ -113,14 +112,14 @@ class _Split:
             return (make_op("add", make_op("log", total), shift),)
         if not keeps_position(op):
             return (self._reduced(op, make_cast(args[0], self._carried(op)), over),)
-        extreme = self._reduced(op.removeprefix("arg"), args[0], over)
+        extreme = self._reduced(EXTREMES[op], args[0], over)
         is_it = make_op("eq", args[0], extreme)
         if extreme.dtype.is_floating_point:
             is_it = make_op("or", is_it, make_op("isnan", args[0]))  # then the extreme is NaN and equals nothing
         last = self._reduced("max", make_op("where", is_it, args[1], const(-1, torch.int64)), over)
         return extreme, last
 
-    def _reduced(self, op: str, arg: Expr, over: Axis) -> Load:
+    def _reduced(self, op: FoldName, arg: Expr, over: Axis) -> Load:
         axes = (*self.others, self.part)
         return self._load(Reduce("", axes, (over,), op, (arg,), arg.dtype), axes, "part")
 
@@ -133,7 +132,7 @@ class _Split:
 
     # Scans ------------------------------------------------------------------------------------------------------------
 
-    def _before(self, op: str, totals: Sequence[Expr]) -> Expr:
+    def _before(self, op: ScanName, totals: Sequence[Expr]) -> Expr:
         """What all parts before that of the current point come to, over the axes of the scan."""
         axes = (*self.others, self.part)
         args = tuple(totals) if op.startswith("arg") else tuple(totals[:1])
@@ -145,7 +144,7 @@ class _Split:
         start = 0 if op.startswith("arg") else identity(op, dtype)
         return found if start == 0 else make_op("where", later, found, const(start, dtype))
 
-    def _block(self, op: str) -> Expr:
+    def _block(self, op: ScanName) -> Expr:
         """The scan of each part by itself, over the axes of the scan."""
         inner = Axis(axis_symbol(len(self.others) + 1), self.length)
         axes = (*self.others, self.part, inner)
@@ -156,10 +155,10 @@ class _Split:
         index = (*self.old, FloorDiv(point, self.length), Mod(point, self.length))
         return Load(load.buffer, index, load.dtype)
 
-    def _dtype(self, op: str) -> torch.dtype:
+    def _dtype(self, op: ScanName) -> torch.dtype:
         return torch.int64 if keeps_position(op) else self.node.args[0].dtype
 
-    def _carried(self, op: str) -> torch.dtype:
+    def _carried(self, op: ScanName) -> torch.dtype:
         """The dtype in which `op` goes from part to part."""
         dtype = self._dtype(op)
         return torch.float64 if op in ("sum", "prod") and dtype.is_floating_point else dtype

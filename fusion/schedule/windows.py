@@ -26,10 +26,11 @@ from fusion.lowering.indexing import Sizes, substitute_all
 from fusion.lowering.live import without_dead_nodes
 from fusion.lowering.positions import settled
 from fusion.lowering.program import Map, Node, Program, Reduce
+from fusion.lowering.scalar_ops import FoldName, ScalarName
 
-COMBINED = {"sum": "add", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
+COMBINED: dict[FoldName, ScalarName] = {"sum": "add", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 """Fold → the operation on two of its values."""
-RANKED = {"argmax": ("maximum", "gt"), "argmin": ("minimum", "lt")}
+RANKED: dict[FoldName, tuple[ScalarName, ScalarName]] = {"argmax": ("maximum", "gt"), "argmin": ("minimum", "lt")}
 """Fold that gives a position → the operation on two values, and the comparison by which one is taken."""
 
 
@@ -78,7 +79,7 @@ def _at(args: Sequence[Expr], point: Mapping[sympy.Symbol, sympy.Expr], sizes: S
     return tuple(settled(substitute_all(args, point, sizes), sizes))
 
 
-def _ranked(name: str) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]:
+def _ranked(name: FoldName) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]:
     """Of two values with their positions, the one that the fold takes: NaN wins, then the lowest position."""
     operation, before = RANKED[name]
 
@@ -95,7 +96,7 @@ def _ranked(name: str) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[E
     return pick
 
 
-def _boolean(name: str, *args: Expr) -> Expr:
+def _boolean(name: ScalarName, *args: Expr) -> Expr:
     return Op(name, args, torch.bool)
 
 

@@ -26,6 +26,7 @@ from fusion.lowering.expr import (
 )
 from fusion.lowering.indexing.intervals import Sizes, symbols_of
 from fusion.lowering.indexing.laws import simplify
+from fusion.lowering.scalar_ops import ScalarName
 
 
 def substitute(root: Expr, axes: AxisMap, sizes: Sizes) -> Expr:
@@ -88,7 +89,13 @@ def _lift(index: sympy.Expr, axes: AxisMap, sizes: Sizes) -> Expr:
         return as_expr(axes.get(index, index))
     if not any(isinstance(axes.get(s), Expr) for s in symbols_of(index)):
         return as_expr(replace_axes(index, axes, sizes))
-    names = {sympy.Add: "add", sympy.Mul: "mul", sympy.Pow: "mul", FloorDiv: "floordiv", Mod: "remainder"}
+    names: dict[type, ScalarName] = {
+        sympy.Add: "add",
+        sympy.Mul: "mul",
+        sympy.Pow: "mul",
+        FloorDiv: "floordiv",
+        Mod: "remainder",
+    }
     name = names[index.func]
     args = (index.base,) * int(index.exp) if index.is_Pow else index.args
     result, *others = (_lift(arg, axes, sizes) for arg in args)

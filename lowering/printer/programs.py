@@ -27,6 +27,7 @@ from fusion.lowering.program import (
     Scatter,
     writes,
 )
+from fusion.lowering.scalar_ops import ScatterName
 
 
 def format_program(program: Program) -> str:
@@ -127,7 +128,7 @@ def _update(node: Scatter, texts: Sequence[str]) -> str:
     return f"[{index}] {assign_text(node.op)} {texts[0]}{condition}"
 
 
-def assign_text(op: str) -> str:
+def assign_text(op: ScatterName) -> str:
     """The sign of an update: `+=`; by their names those that have no sign: `max=`."""
     return {"store": "=", "sum": "+=", "prod": "*="}.get(op, f"{op}=")
 

@@ -42,6 +42,7 @@ from fusion.lowering.rules.promotion import (
     term_of,
     widened,
 )
+from fusion.lowering.scalar_ops import ScalarName
 from fusion.lowering.value import Value, reshape
 
 aten = torch.ops.aten
@@ -105,12 +106,15 @@ def div(ctx: Builder, a: Argument, b: Argument) -> Value:
     return pointwise("truediv", a, b, kind=Kind.INT_TO_FLOAT)
 
 
+_QUOTIENTS: dict[str, ScalarName] = {"trunc": "truncdiv", "floor": "floordiv"}
+
+
 @lowers(aten.div.Tensor_mode, aten.div.Scalar_mode)
 def div_mode(ctx: Builder, a: Argument, b: Argument, *, rounding_mode: str | None) -> Value:
     """a / b rounded towards zero ("trunc"), down ("floor") or not (None)."""
     if rounding_mode is None:
         return div(ctx, a, b)
-    return _rounded_quotient({"trunc": "truncdiv", "floor": "floordiv"}[rounding_mode], a, b)
+    return _rounded_quotient(_QUOTIENTS[rounding_mode], a, b)
 
 
 @lowers(aten.floor_divide.default, aten.floor_divide.Scalar)
@@ -119,7 +123,7 @@ def floor_divide(ctx: Builder, a: Argument, b: Argument) -> Value:
     return _rounded_quotient("floordiv", a, b)
 
 
-def _rounded_quotient(name: str, a: Argument, b: Argument) -> Value:
+def _rounded_quotient(name: ScalarName, a: Argument, b: Argument) -> Value:
     if promote((a, b), Kind.DEFAULT)[1] is torch.bool:
         raise Unsupported("rounded division of bools")
     return _divided(name, a, b)
@@ -137,7 +141,7 @@ def fmod(ctx: Builder, a: Argument, b: Argument) -> Value:
     return _divided("fmod", a, b)
 
 
-def _divided(name: str, a: Argument, b: Argument) -> Value:
+def _divided(name: ScalarName, a: Argument, b: Argument) -> Value:
     """A division of two numbers.  Eager refuses to divide integers by zero, but on a GPU."""
     compute, _ = promote((a, b), Kind.DEFAULT)
     _, device = common_place((a, b))

@@ -16,7 +16,7 @@ from fusion.lowering.expr import IndexValue
 from fusion.lowering.indexing import ONE, ZERO, axis_symbol
 from fusion.lowering.rules.assembly import placed
 from fusion.lowering.rules.formula import Term, both, eq, literal
-from fusion.lowering.scalar_ops import identity
+from fusion.lowering.scalar_ops import FoldName, identity
 from fusion.lowering.value import Value, axes_of, reshape
 
 MOST = 1 << 20
@@ -83,7 +83,7 @@ def sources_of_each(x: Value, dim: int, index: Value, src: Value | None) -> tupl
     return named, Value(shape, src.dtype, x.device, placed(src, shape, place, hit if inside is not None else None).expr)
 
 
-def folded_sources(ctx: Builder, op: str, value: Value, x: Value) -> Value:
+def folded_sources(ctx: Builder, op: FoldName, value: Value, x: Value) -> Value:
     """The fold `op` of `value`, which has the sources of each element of x along one more, last dimension."""
     if value.shape[-1] == 0:
         return Value(x.shape, value.dtype, x.device, literal(identity(op, value.dtype), value.dtype))

@@ -16,7 +16,7 @@ from torch.utils._sympy import functions as torch_sympy
 
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Expr, IndexValue, Op, const, make_cast
-from fusion.lowering.scalar_ops import result_dtype
+from fusion.lowering.scalar_ops import ScalarName, result_dtype
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -87,10 +87,17 @@ Operand: TypeAlias = "Term | sympy.Expr | bool | int | float"
 """What an operator takes: a term, a number, or an index expression that stands for a size."""
 
 _ORDERED = frozenset({"lt", "le", "gt", "ge"})
-_LOGICAL = {"add": "or", "mul": "and", "maximum": "or", "minimum": "and", "eq": "eq", "ne": "xor"}
+_LOGICAL: dict[ScalarName, ScalarName] = {
+    "add": "or",
+    "mul": "and",
+    "maximum": "or",
+    "minimum": "and",
+    "eq": "eq",
+    "ne": "xor",
+}
 
 
-def call(name: str, *args: Operand) -> Term:
+def call(name: ScalarName, *args: Operand) -> Term:
     """The scalar operation `name` on operands of one dtype.
 
     On bools arithmetic becomes logic, and an ordering is taken of integers: targets need only know `and`, `or`, `xor`,
@@ -124,7 +131,7 @@ def literal(operand: Operand, dtype: torch.dtype) -> Expr:
     return const((int(operand) - info.min) % (info.max - info.min + 1) + info.min, dtype)
 
 
-_REAL: dict[type, str] = {
+_REAL: dict[type, ScalarName] = {
     torch_sympy.FloatTrueDiv: "truediv",
     torch_sympy.IntTrueDiv: "truediv",
     torch_sympy.FloatPow: "pow",

@@ -8,7 +8,7 @@ check where eager looks.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import fx
@@ -18,13 +18,18 @@ from fusion.lowering.checks import CHECKED, is_within, wrapped
 from fusion.lowering.expr import Expr, Index, IndexValue, Op, const
 from fusion.lowering.rules.formula import Term, both, eq, literal, maximum, minimum, where
 from fusion.lowering.rules.promotion import combine, convert, rounded
-from fusion.lowering.scalar_ops import identity
+from fusion.lowering.scalar_ops import JoinName, ScatterName, identity
 from fusion.lowering.updates import COPY
 from fusion.lowering.value import Shape, Value
 
 aten = torch.ops.aten
 
-JOINS = {"sum": Term.__add__, "prod": Term.__mul__, "max": maximum, "min": minimum}
+JOINS: dict[JoinName, Callable[[Term, Term], Term]] = {
+    "sum": Term.__add__,
+    "prod": Term.__mul__,
+    "max": maximum,
+    "min": minimum,
+}
 
 
 def updates_input(ctx: Builder) -> bool:
@@ -54,7 +59,7 @@ def written(ctx: Builder, x: Value, place: Sequence[Index], source: Value, held:
 
 def folded(
     ctx: Builder,
-    op: str,
+    op: JoinName,
     x: Value,
     place: Sequence[Index],
     source: Value,
@@ -73,7 +78,7 @@ def folded(
     compute = _accumulator(x.dtype)
     place, inside = _inside(x.shape, place, source.shape, held)
 
-    def met(op: str, start: Value, each: Expr) -> Value:
+    def met(op: ScatterName, start: Value, each: Expr) -> Value:
         return ctx.scatter(op, start, source.shape, place, each, None if inside is None else inside.expr)
 
     old = convert(x, compute)

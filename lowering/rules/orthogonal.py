@@ -16,6 +16,7 @@ from fusion.lowering.builder import Builder
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.formula import Term, absolute, call, eq, exp, literal, log, maximum, minimum, ne, sqrt, where
 from fusion.lowering.rules.promotion import Argument, Kind, compose, overloads
+from fusion.lowering.scalar_ops import ScalarName
 from fusion.lowering.value import Value
 
 aten = torch.ops.aten
@@ -62,7 +63,7 @@ def _by_angle(family: Family, x: Term, n: Term) -> Term:
     """Of orders above `LOW`."""
     inside = absolute(x) < 1
     theta = call("acos", maximum(minimum(x, 1), -1))
-    wave = "cos" if family.even else "sin"
+    wave: ScalarName = "cos" if family.even else "sin"
     turns = n + family.above
     value = call(wave, turns * theta)
     if family.half is not None:

@@ -24,11 +24,12 @@ from fusion.lowering.rules.promotion import (
     promote,
     term_of,
 )
+from fusion.lowering.scalar_ops import ScalarName
 from fusion.lowering.value import Value
 
 aten = torch.ops.aten
 
-TABLE: tuple[tuple[OpOverloadPacket, str, Kind], ...] = (
+TABLE: tuple[tuple[OpOverloadPacket, ScalarName, Kind], ...] = (
     (aten.neg, "neg", Kind.DEFAULT),
     (aten.mul, "mul", Kind.DEFAULT),
     (aten.maximum, "maximum", Kind.DEFAULT),
@@ -72,7 +73,7 @@ TABLE: tuple[tuple[OpOverloadPacket, str, Kind], ...] = (
 BITWISE = frozenset({"and", "or", "xor", "not", "shl", "shr"})
 """The scalar operations that floats do not have."""
 
-COMPARISONS: tuple[tuple[OpOverloadPacket, str], ...] = (
+COMPARISONS: tuple[tuple[OpOverloadPacket, ScalarName], ...] = (
     (aten.eq, "eq"),
     (aten.ne, "ne"),
     (aten.lt, "lt"),
@@ -80,13 +81,13 @@ COMPARISONS: tuple[tuple[OpOverloadPacket, str], ...] = (
     (aten.gt, "gt"),
     (aten.ge, "ge"),
 )
-IDENTITY_ON_INTEGERS: tuple[tuple[OpOverloadPacket, str], ...] = (
+IDENTITY_ON_INTEGERS: tuple[tuple[OpOverloadPacket, ScalarName], ...] = (
     (aten.floor, "floor"),
     (aten.ceil, "ceil"),
     (aten.trunc, "trunc"),
     (aten.round, "round"),
 )
-IDENTITY_ON_BOOLS: tuple[tuple[OpOverloadPacket, str], ...] = (
+IDENTITY_ON_BOOLS: tuple[tuple[OpOverloadPacket, ScalarName], ...] = (
     (aten.abs, "abs"),
     (aten.sign, "sign"),
     (aten.sgn, "sign"),
@@ -94,7 +95,7 @@ IDENTITY_ON_BOOLS: tuple[tuple[OpOverloadPacket, str], ...] = (
 PREDICATES: tuple[OpOverloadPacket, ...] = (aten.isnan, aten.isinf)
 
 
-def _register(packet: OpOverloadPacket, name: str, kind: Kind) -> None:
+def _register(packet: OpOverloadPacket, name: ScalarName, kind: Kind) -> None:
     @lowers(*overloads(packet))
     def rule(ctx: Builder, *args: Argument) -> Value:
         result = pointwise(name, *args, kind=kind)
@@ -103,7 +104,7 @@ def _register(packet: OpOverloadPacket, name: str, kind: Kind) -> None:
         return result
 
 
-def _register_comparison(packet: OpOverloadPacket, name: str) -> None:
+def _register_comparison(packet: OpOverloadPacket, name: ScalarName) -> None:
     @lowers(*overloads(packet))
     def rule(ctx: Builder, *args: Argument) -> Value:
         """In the operands' own dtype: a half that is compared with what was stored is rounded as that was."""
@@ -113,7 +114,7 @@ def _register_comparison(packet: OpOverloadPacket, name: str) -> None:
         return Value(shape, torch.bool, device, formula.call(name, *terms).expr)
 
 
-def _register_identity(packet: OpOverloadPacket, name: str, on_integers: bool) -> None:
+def _register_identity(packet: OpOverloadPacket, name: ScalarName, on_integers: bool) -> None:
     @lowers(packet.default)
     def rule(ctx: Builder, x: Value) -> Value:
         is_identity = not x.dtype.is_floating_point if on_integers else x.dtype is torch.bool

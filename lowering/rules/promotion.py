@@ -20,7 +20,7 @@ from fusion.lowering.builder import GENERATED_DTYPES
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import make_cast
 from fusion.lowering.rules.formula import Term, call, literal
-from fusion.lowering.scalar_ops import HALVES
+from fusion.lowering.scalar_ops import HALVES, ScalarName
 from fusion.lowering.sizes import is_condition
 from fusion.lowering.value import Shape, Value, broadcast_shapes, broadcast_to
 
@@ -29,7 +29,7 @@ Argument: TypeAlias = "Value | sympy.Expr | bool | int | float"
 Kind = ELEMENTWISE_TYPE_PROMOTION_KIND
 
 
-def pointwise(name: str, *args: Argument, kind: Kind = Kind.DEFAULT) -> Value:
+def pointwise(name: ScalarName, *args: Argument, kind: Kind = Kind.DEFAULT) -> Value:
     """The scalar operation `name` on broadcast operands under promotion `kind`."""
     return compose(lambda *terms: call(name, *terms), *args, kind=kind)
 

@@ -20,6 +20,7 @@ from fusion.lowering.rules.creation import made
 from fusion.lowering.rules.formula import Term, call, exp, literal, log1p, maximum, minimum, sqrt, where
 from fusion.lowering.rules.promotion import Argument, compose, term_of, widened
 from fusion.lowering.rules.view import result_shape
+from fusion.lowering.scalar_ops import Distribution
 from fusion.lowering.value import Shape, Value, axes_of, contiguous_strides
 
 aten = torch.ops.aten
@@ -28,7 +29,7 @@ DIGITS = {torch.float16: 11, torch.bfloat16: 8}
 """Binary digits of a number in [0, 1), as eager draws them: halves are cut, not rounded, so that 1 never comes out."""
 
 
-def draw(kind: str, seed: Expr, shape: Shape, part: int = 0, parts: int = 1) -> Term:
+def draw(kind: Distribution, seed: Expr, shape: Shape, part: int = 0, parts: int = 1) -> Term:
     """A float32 number for each element of `shape`: the `part`-th of `parts` independent ones under `seed`."""
     position = sympy.Add(*(i * s for i, s in zip(axes_of(shape), contiguous_strides(shape), strict=True)))
     return Term(Random(kind, seed, position * parts + part))

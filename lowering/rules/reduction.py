@@ -20,6 +20,7 @@ from fusion.lowering.indexing import ONE, ZERO, axis_symbol
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.formula import Term, absolute, call, exp, isinf, literal, log, maximum, ne, sqrt, where
 from fusion.lowering.rules.promotion import combine, convert, rounded, widen
+from fusion.lowering.scalar_ops import FoldName
 from fusion.lowering.value import Value, contiguous_strides
 
 aten = torch.ops.aten
@@ -37,7 +38,7 @@ def reduced_dims(x: Value, dims: Sequence[int] | int | None) -> list[int]:
     return sorted({d % x.rank for d in ([dims] if isinstance(dims, int) else dims)})
 
 
-def fold(ctx: Builder, op: str, args: Sequence[Value], dims: Sequence[int], keepdim: bool = False) -> Value:
+def fold(ctx: Builder, op: FoldName, args: Sequence[Value], dims: Sequence[int], keepdim: bool = False) -> Value:
     """`ctx.reduce`, with the reduced dimensions kept at size 1 on request; over no dimension it is the value itself.
 
     A sum begins with 0, to which a -0.0 adds nothing: it is 0.0, over no dimension too.
@@ -93,7 +94,7 @@ def prod(
 
 
 def _accumulated(
-    ctx: Builder, op: str, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dtype: torch.dtype | None
+    ctx: Builder, op: FoldName, x: Value, dims: Sequence[int] | int | None, keepdim: bool, dtype: torch.dtype | None
 ) -> Value:
     out = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
     if out is torch.bool:
@@ -138,7 +139,7 @@ def all_(ctx: Builder, x: Value, dims: Sequence[int] | int | None = None, keepdi
     return _logical(ctx, "all", x, dims, keepdim)
 
 
-def _logical(ctx: Builder, op: str, x: Value, dims: Sequence[int] | int | None, keepdim: bool) -> Value:
+def _logical(ctx: Builder, op: FoldName, x: Value, dims: Sequence[int] | int | None, keepdim: bool) -> Value:
     over = [] if dims == [] else reduced_dims(x, dims)
     result = fold(ctx, op, [convert(x, torch.bool)], over, keepdim)
     return convert(result, torch.uint8) if x.dtype is torch.uint8 else result
@@ -147,13 +148,13 @@ def _logical(ctx: Builder, op: str, x: Value, dims: Sequence[int] | int | None, 
 # Extremes -----------------------------------------------------------------------------------------------------------
 
 
-def _extreme(ctx: Builder, op: str, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
+def _extreme(ctx: Builder, op: FoldName, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
     if x.dtype is torch.bool:
-        return fold(ctx, {"max": "any", "min": "all"}[op], [x], dims, keepdim)
+        return fold(ctx, "any" if op == "max" else "all", [x], dims, keepdim)
     return rounded(fold(ctx, op, [widen(x)], dims, keepdim), x.dtype)
 
 
-def _place(ctx: Builder, op: str, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
+def _place(ctx: Builder, op: FoldName, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
     """The position of an extreme over `dims`, counted in row-major order.  Eager raises where there is none."""
     if any(x.shape[k] == 0 for k in dims):
         raise Unsupported("the extreme of no elements")
@@ -190,7 +191,7 @@ def min_all(ctx: Builder, x: Value) -> Value:
     return _extreme_of_all(ctx, "min", x)
 
 
-def _extreme_of_all(ctx: Builder, op: str, x: Value) -> Value:
+def _extreme_of_all(ctx: Builder, op: FoldName, x: Value) -> Value:
     if 0 in x.shape:
         raise Unsupported("the extreme of no elements")
     return _extreme(ctx, op, x, reduced_dims(x, None), False)

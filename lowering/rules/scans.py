@@ -16,7 +16,7 @@ from fusion.lowering.indexing import ONE, ZERO, axis_symbol
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.formula import literal
 from fusion.lowering.rules.promotion import convert, rounded, widen
-from fusion.lowering.scalar_ops import SCANNED
+from fusion.lowering.scalar_ops import SCANNED, ScanName
 from fusion.lowering.value import Value
 
 aten = torch.ops.aten
@@ -33,14 +33,14 @@ def _is_trivial(x: Value, dim: int) -> bool:
     return x.rank == 0 or x.shape[dim] in (ZERO, ONE) or sympy.Mul(*x.shape) == 0
 
 
-def _scan(ctx: Builder, op: str, x: Value, dim: int) -> Value:
+def _scan(ctx: Builder, op: ScanName, x: Value, dim: int) -> Value:
     """`op` of x up to each point of `dim`, in the dtype of x."""
     if _is_trivial(x, dim):
         return x
     return rounded(ctx.scan(op, [_scanned(x)], dim % x.rank), x.dtype)
 
 
-def _accumulated(ctx: Builder, op: str, x: Value, dim: int, dtype: torch.dtype | None) -> Value:
+def _accumulated(ctx: Builder, op: ScanName, x: Value, dim: int, dtype: torch.dtype | None) -> Value:
     out = dtype or (x.dtype if x.dtype.is_floating_point else torch.int64)
     if out is torch.bool:
         raise Unsupported(f"running {op} as bool")
@@ -81,7 +81,7 @@ def cummin(ctx: Builder, x: Value, dim: int) -> tuple[Value, ...]:
     return _scan(ctx, "min", x, dim), _place(ctx, "argmin", x, dim)
 
 
-def _place(ctx: Builder, op: str, x: Value, dim: int) -> Value:
+def _place(ctx: Builder, op: ScanName, x: Value, dim: int) -> Value:
     if _is_trivial(x, dim):
         return Value(x.shape, torch.int64, x.device, literal(0, torch.int64))
     positions = Value(x.shape, torch.int64, x.device, IndexValue(axis_symbol(dim % x.rank)))

@@ -21,7 +21,7 @@ from fusion.lowering.rules.formula import Term, eq, literal, maximum, where
 from fusion.lowering.rules.meeting import JOINS, folded, written
 from fusion.lowering.rules.places import along, laid_flat, named_along, positions, sources_at
 from fusion.lowering.rules.promotion import Argument, combine, convert, term_of, widened
-from fusion.lowering.scalar_ops import identity
+from fusion.lowering.scalar_ops import JoinName, identity
 from fusion.lowering.value import Value, axes_of, reshape
 
 aten = torch.ops.aten
@@ -130,7 +130,7 @@ def scatter_by(ctx: Builder, x: Value, dim: int, index: Value, src: Argument, *,
     return scatter_reduce(ctx, x, dim, index, source, "sum" if reduce == "add" else "prod")
 
 
-FOLDS = {"sum": "sum", "prod": "prod", "mean": "sum", "amax": "max", "amin": "min"}
+FOLDS: dict[str, JoinName] = {"sum": "sum", "prod": "prod", "mean": "sum", "amax": "max", "amin": "min"}
 
 
 @lowers(aten.scatter_reduce.two)

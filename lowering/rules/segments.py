@@ -23,7 +23,7 @@ from fusion.lowering.rules.ordering import apart, spread
 from fusion.lowering.rules.promotion import combine, convert, rounded, shaped_as, widen
 from fusion.lowering.rules.scans import cumsum
 from fusion.lowering.rules.search import searchsorted
-from fusion.lowering.scalar_ops import identity
+from fusion.lowering.scalar_ops import JoinName, identity
 from fusion.lowering.value import Shape, Value, axes_of, reshape
 
 aten = torch.ops.aten
@@ -31,7 +31,7 @@ aten = torch.ops.aten
 MOST_TESTED = 4096
 """Pairs of a segment and an element that may be looked at where elements cannot be folded into their segments."""
 
-FOLDS = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"}
+FOLDS: dict[str, JoinName] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +65,7 @@ class Segments:
         """Something known of each segment along `dim`, for all that is behind that."""
         return value.view(self.shape, [axis_symbol(k) for k in range(self.dim + 1)])
 
-    def fold(self, ctx: Builder, op: str, source: Value, start: float) -> Value:
+    def fold(self, ctx: Builder, op: JoinName, source: Value, start: float) -> Value:
         """`op` of the sources of each segment and `start`."""
         pairs = self.shape[self.dim] * source.shape[self.dim]
         may_meet = ctx.wanted.scatters is None or op in ctx.wanted.scatters
@@ -74,7 +74,7 @@ class Segments:
         begin = Value(self.shape, source.dtype, source.device, literal(start, source.dtype))
         return folded(ctx, op, begin, self.place(source), source, self.inside)
 
-    def _gathered(self, ctx: Builder, op: str, source: Value, start: float) -> Value:
+    def _gathered(self, ctx: Builder, op: JoinName, source: Value, start: float) -> Value:
         """The same where sources cannot meet in memory: each segment looks at all of them."""
         behind = (ONE,) * (source.rank - self.dim - 1)
         owned = combine(lambda own, inside: where(inside, own, -1), self.own, shaped_as(self.own, self.inside))

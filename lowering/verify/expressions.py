@@ -33,6 +33,9 @@ from fusion.lowering.scalar_ops import (
     SCALAR_OPS,
     SCAN_OPS,
     SCANNED,
+    FoldName,
+    ScalarName,
+    ScanName,
     accumulator,
     keeps_position,
     result_dtype,
@@ -129,7 +132,7 @@ def _check_op(node: Op) -> None:
 
 
 @lru_cache(maxsize=4096)
-def _gives(name: str, operand: torch.dtype) -> torch.dtype | None:
+def _gives(name: ScalarName, operand: torch.dtype) -> torch.dtype | None:
     """What the defining function makes of operands of this dtype; None if it does not take them."""
     args = [torch.ones((), dtype=operand)] * SCALAR_OPS[name].arity
     if name == "where":
@@ -191,7 +194,7 @@ def _reaches_its_bounds(index: sympy.Expr) -> bool:
 # Folds ----------------------------------------------------------------------------------------------------------------
 
 
-def check_fold(op: str, args: Sequence[Expr], dtype: torch.dtype) -> None:
+def check_fold(op: FoldName, args: Sequence[Expr], dtype: torch.dtype) -> None:
     """A fold takes the operands its operation asks for, and gives what that makes of them."""
     fold = FOLD_OPS.get(op)
     if fold is None:
@@ -209,7 +212,7 @@ def check_fold(op: str, args: Sequence[Expr], dtype: torch.dtype) -> None:
     require(dtype is expected, "{} of {} gives {}, not {}", op, first, expected, dtype)
 
 
-def check_scan(op: str, args: Sequence[Expr], dtype: torch.dtype) -> None:
+def check_scan(op: ScanName, args: Sequence[Expr], dtype: torch.dtype) -> None:
     """A scan takes the operands its operation asks for, in a dtype that is scanned, and gives what they make."""
     scan = SCAN_OPS.get(op)
     if scan is None:

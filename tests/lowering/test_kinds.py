@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import get_args
 
 import pytest
 import torch
@@ -11,6 +13,17 @@ from fusion.lowering.expr import ConcreteExpr, Const, Expr, index_of
 from fusion.lowering.kernel import values_of
 from fusion.lowering.printer import format_program
 from fusion.lowering.program import Axis, Program, reads, with_exprs, writes
+from fusion.lowering.scalar_ops import (
+    EXTREMES,
+    FOLD_OPS,
+    SCALAR_OPS,
+    SCAN_OPS,
+    FoldName,
+    JoinName,
+    ScalarName,
+    ScanName,
+    ScatterName,
+)
 from fusion.lowering.verify import verify_program
 
 ONE = Const(1.0, torch.float32)
@@ -55,3 +68,19 @@ def test_an_unknown_node_is_neither_verified_nor_printed() -> None:
 def test_an_unknown_expression_has_no_index() -> None:
     with pytest.raises(AssertionError, match="Novel"):
         index_of(Novel())
+
+
+@pytest.mark.parametrize(
+    ("names", "table"),
+    [(ScalarName, SCALAR_OPS), (FoldName, FOLD_OPS), (ScanName, SCAN_OPS)],
+    ids=["op", "fold", "scan"],
+)
+def test_each_operation_has_its_name(names: object, table: Mapping[str, object]) -> None:
+    assert get_args(names) == tuple(table)
+
+
+def test_joins_are_folds_scans_and_scatters() -> None:
+    joins = {*get_args(JoinName)}
+    assert joins == {*get_args(ScatterName)} - {"store"}
+    assert joins < {*FOLD_OPS} & {*SCAN_OPS} and {*EXTREMES.values()} < joins
+    assert {name for name, op in (*FOLD_OPS.items(), *SCAN_OPS.items()) if op.result == "position"} == {*EXTREMES}

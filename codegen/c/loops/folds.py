@@ -25,7 +25,7 @@ from fusion.codegen.c.walks.lanes import FEW, FEWER
 from fusion.codegen.c.walks.sweeps import Sweep
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Fold, KernelAxis
-from fusion.lowering.scalar_ops import identity, keeps_position
+from fusion.lowering.scalar_ops import FoldName, identity, keeps_position
 
 SHARES = 128
 """Shares of a fold across lanes: eight registers of float32, which are added to while others wait."""
@@ -189,7 +189,7 @@ def _start(held: str, name: str, first: str, place: Place, level: Level) -> str:
     return element
 
 
-def _combined(op: str, held: str, name: str, place: Place) -> str:
+def _combined(op: FoldName, held: str, name: str, place: Place) -> str:
     """What the accumulators `name` of lanes along a folded axis have together."""
     if place.shares is not None:
         return f"{op}_of_{held}({name}, {place.shares})"

@@ -16,6 +16,7 @@ from fusion.codegen.c.walks.sweeps import Sweep
 from fusion.lowering.conditions import simpler
 from fusion.lowering.expr import Const, Expr, IndexValue, Op, const, postorder, rewrite
 from fusion.lowering.kernel import KernelAxis, Store, values_of, with_values
+from fusion.lowering.scalar_ops import ScalarName
 
 SHORTEST = 64
 """Points of the least axis that is cut: the pieces have to fill registers."""
@@ -26,7 +27,7 @@ MOST_CUTS = 7
 MOST_NODES = 200
 """Size of the largest sweep that is repeated."""
 
-_MIRRORED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
+_MIRRORED: dict[ScalarName, ScalarName] = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from typing import TypeAlias
 import torch
 
 from fusion.lowering.expr import Scalar
-from fusion.lowering.scalar_ops import HALVES, SCALAR_OPS
+from fusion.lowering.scalar_ops import HALVES, SCALAR_OPS, ScalarName
 
 # How tightly Python binds an expression, loosest first.
 COMPARE, OR, XOR, AND, SHIFT, SUM, PRODUCT, UNARY, ATOM = range(9)
@@ -101,7 +101,7 @@ def cast(code: Code, source: torch.dtype, target: torch.dtype) -> Code:
     return Code(f"{code.at(ATOM)}.to({TYPES[target]})")
 
 
-def spell(name: str, operands: Sequence[Code], dtype: torch.dtype, fast: bool = False) -> Code:
+def spell(name: ScalarName, operands: Sequence[Code], dtype: torch.dtype, fast: bool = False) -> Code:
     """Scalar operation `name` on operands of `dtype` (`where` is a matter of shapes: see `values`).
 
     >>> spell("mul", [Code("a + b", SUM), Code("c")], torch.float32).text

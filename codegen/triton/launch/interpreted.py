@@ -28,15 +28,18 @@ from fusion.lowering.checks import failure
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.scalar_ops import SCALAR_OPS
 
-_ELSEWHERE: dict[str, Callable[..., torch.Tensor]] = {"nearbyint": torch.round, "fast_dividef": torch.true_divide}
-"""Names that differ from those of `SCALAR_OPS`."""
+_MEANINGS: dict[str, Callable[..., torch.Tensor]] = {
+    **{name: op.meaning for name, op in SCALAR_OPS.items()},
+    "nearbyint": torch.round,  # under names of their own
+    "fast_dividef": torch.true_divide,
+}
 
 
 class Libdevice:
     """Stands in for `triton.language.extra.libdevice`: each function has its meaning from `SCALAR_OPS`."""
 
     def __getattr__(self, name: str) -> Any:
-        meaning = _ELSEWHERE.get(name) or SCALAR_OPS[name].meaning
+        meaning = _MEANINGS[name]
 
         def function(*args: Any) -> Any:
             tiles = [interpreter.interpreter_semantic.to_tensor(arg) for arg in args]

@@ -35,7 +35,7 @@ from fusion.codegen.triton.products.matrix_units import input_precision, on_matr
 from fusion.codegen.triton.rewrites.totals import Total, total_of
 from fusion.codegen.triton.rewrites.vectors import NARROW
 from fusion.lowering.expr import Cast, Expr, Load, loads, make_cast, rewrite
-from fusion.lowering.hoist import Hoisted, hoist
+from fusion.lowering.hoist import Hoisted, Scale, hoist
 from fusion.lowering.indexing import ZERO, substitute_all
 from fusion.lowering.kernel import Fold
 from fusion.lowering.scalar_ops import accumulator
@@ -150,7 +150,7 @@ def dot_in_loop(values: Values, fold: Fold) -> Callable[[], None]:
     return lambda: bind(values, total.value, fold.dtype, found, running) if fold is total.folds[-1] else None
 
 
-def _ask_ahead(values: Values, scales: Sequence[tuple[str, Expr]], over: Dim) -> None:
+def _ask_ahead(values: Values, scales: Sequence[Scale], over: Dim) -> None:
     """Ask for what the next step is scaled by before this one is multiplied: nothing else would wait for it so long."""
     layout, depth = values.layout, values.depth
     for load in loads(*(factor for _, factor in scales)):
@@ -198,7 +198,7 @@ def _hoisted(values: Values, fold: Fold) -> Hoisted:
     return Hoisted(tuple(operands), tuple(zip((name for name, _ in found.scales), factors, strict=True)))
 
 
-def _scaled(values: Values, found: Product, text: str, scales: Sequence[tuple[str, Expr]]) -> str:
+def _scaled(values: Values, found: Product, text: str, scales: Sequence[Scale]) -> str:
     """The product of one pair of blocks, `text`, times what it is scaled by."""
     code = Code(text, ATOM if found.matrix else SUM)
     for name, factor in scales:

@@ -25,6 +25,7 @@ import torch
 
 from fusion.lowering.expr import Cast, Expr, TileRef, const, make_cast, make_op, postorder
 from fusion.lowering.kernel import Fold
+from fusion.lowering.scalar_ops import FoldName
 from fusion.schedule.online.names import Names
 from fusion.schedule.online.split import Splitter
 from fusion.schedule.online.terms import (
@@ -102,7 +103,7 @@ def _followed(fold: Fold, folds: tuple[Fold, ...]) -> Online | str:
     return reason
 
 
-_Key = tuple[str, tuple[Expr, ...]]
+_Key = tuple[FoldName, tuple[Expr, ...]]
 """What an accumulator sums up: the operation and its arguments."""
 
 

@@ -17,12 +17,13 @@ from collections.abc import Mapping
 
 from fusion.lowering.expr import Expr, TileRef, rewrite
 from fusion.lowering.kernel import Fold
+from fusion.lowering.scalar_ops import FoldName
 
 MERGEABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "dot"})
 """Folds of which those of parts are folded again; one that keeps a position is not."""
 
 
-def merged_op(fold: Fold) -> str:
+def merged_op(fold: Fold) -> FoldName:
     """The operation that folds what parts of `fold` add: products of parts are summed."""
     return "sum" if fold.op == "dot" else fold.op
 

@@ -15,7 +15,7 @@ import torch
 
 from fusion.lowering.expr import Cast, Const, Expr, Op, TileRef, const, index_of, make_op, postorder
 from fusion.lowering.kernel import Fold
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
 from fusion.schedule.online.terms import (
     Kind,
     Part,
@@ -239,15 +239,14 @@ class Splitter:
         """1 / term."""
         if any(step.name == "where" for step in term.steps):
             raise Refused("no factor: a division by what a running value switches off")
-        other = {"mul": "truediv", "truediv": "mul"}
-        steps = tuple(Step(other[step.name], step.value) for step in term.steps)
+        steps = tuple(Step("truediv" if step.name == "mul" else "mul", step.value) for step in term.steps)
         loop = None if term.loop is None else make_op("truediv", const(1, dtype), term.loop)
         ranges = tuple(Range(r.function, negated(r.parts)) for r in term.ranges)
         return Term(loop, steps, ranges, term.negative)
 
     # Functions
 
-    def _exponential(self, node: Op, terms: Terms, logarithm: str) -> Term:
+    def _exponential(self, node: Op, terms: Terms, logarithm: ScalarName) -> Term:
         """exp(a(x) + b(d)); a summand log(d) of the exponent is a factor that can wait."""
         inside: list[tuple[Expr, bool]] = []
         parts: list[Part] = []

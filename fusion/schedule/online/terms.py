@@ -11,13 +11,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import IntFlag
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 import torch
 
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, TileRef, const, make_cast, make_op, postorder, rewrite
 from fusion.lowering.kernel import Fold
-from fusion.lowering.scalar_ops import SCALAR_OPS
+from fusion.lowering.scalar_ops import SCALAR_OPS, ScalarName
 
 
 class Refused(Exception):
@@ -37,7 +37,7 @@ class Kind(IntFlag):
 class Step:
     """A factor that can wait: `mul` or `truediv` by `value`, or `where`: 0 where `value` is true."""
 
-    name: str
+    name: Literal["mul", "truediv", "where"]
     value: Expr
 
 
@@ -54,7 +54,7 @@ class Part:
 class Range:
     """A factor exp(… + Σ parts) or exp2(… + Σ parts) inside of `loop`."""
 
-    function: str
+    function: ScalarName
     parts: tuple[Part, ...]
 
 
@@ -227,7 +227,7 @@ def apply(value: Expr | None, steps: tuple[Step, ...], dtype: torch.dtype) -> Ex
     return const(1, dtype) if value is None else value
 
 
-def step_under(name: str, step: Step, exponent: Expr | None) -> Step:
+def step_under(name: ScalarName, step: Step, exponent: Expr | None) -> Step:
     """The factor f(d) that f(x · d) has, for the functions of `Splitter._scaled`."""
     if step.name == "where" or name in ("maximum", "minimum"):
         return step

@@ -18,6 +18,7 @@ from fusion.lowering import folds
 from fusion.lowering.expr import Expr, Random, TileRef, postorder
 from fusion.lowering.kernel import Fold
 from fusion.lowering.scalar_ops import identity
+from fusion.schedule.online.merge import merged_op
 from fusion.schedule.online.sample import Source, Values, evaluate, leaves, rank, running_leaves, wide
 from fusion.schedule.online.terms import Refused, nonnegative
 
@@ -260,11 +261,11 @@ class Trial:
 
 def _folded(fold: Fold, given: Values) -> torch.Tensor:
     """A fold over the two elements of each row."""
-    op, args = ("sum", [element(fold, given)]) if fold.op == "dot" else (fold.op, evaluate(fold.args, given))
+    args = [element(fold, given)] if fold.op == "dot" else evaluate(fold.args, given)
     sizes = [(1, 2), *(arg.shape for arg in args)]
     shape = torch.broadcast_shapes(*sizes)  # type: ignore[no-untyped-call]  # torch has no annotation
     pairs = [arg.expand(shape) for arg in args]
-    return folds.fold(op, pairs, [1])[-1].to(wide(fold.dtype))
+    return folds.fold(merged_op(fold), pairs, [1])[-1].to(wide(fold.dtype))
 
 
 def _at_identity(fold: Fold) -> torch.Tensor:
