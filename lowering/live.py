@@ -23,15 +23,12 @@ def without_dead_nodes(program: Program) -> Program:
             live.update(reads(node))
             if isinstance(node, Contract):
                 live.update(name for call in node.library for name in reads(call))
-    return program if len(kept) == len(program.nodes) else replace(program, nodes=tuple(reversed(kept)))
+    return program.edited(reversed(kept))
 
 
 def without_dead_buffers(program: Program) -> Program:
     """The program without buffers of no node, nor of a library's call instead of one."""
-    calls = [call for node in program.nodes if isinstance(node, Contract) for call in node.library]
-    used = {name for node in (*program.nodes, *calls) for name in (*reads(node), *writes(node))}
-    used.update(name for name in program.inputs if isinstance(name, str))
-    used.update(program.output_names())
+    used = named_buffers(program)
     if used.issuperset(program.buffers):
         return program
     return replace(
@@ -42,4 +39,12 @@ def without_dead_buffers(program: Program) -> Program:
     )
 
 
-__all__ = ["without_dead_buffers", "without_dead_nodes"]
+def named_buffers(program: Program) -> set[str]:
+    """The buffers of nodes and of library's calls instead of them, of inputs and of outputs."""
+    calls = [call for node in program.nodes if isinstance(node, Contract) for call in node.library]
+    used = {name for node in (*program.nodes, *calls) for name in (*reads(node), *writes(node))}
+    used.update(name for name in program.inputs if isinstance(name, str))
+    return used | program.output_names()
+
+
+__all__ = ["named_buffers", "without_dead_buffers", "without_dead_nodes"]

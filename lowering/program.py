@@ -11,12 +11,13 @@
 A node is a value over named axes.  Its axes are `i0, i1, …` in the order of the dimensions of its output buffer and
 `r0, r1, …` for those it reduces over, so equal nodes read alike.  Views are never nodes: they are the index of the
 load that reads through them.  Buffers carry the strides that eager would have given, so an extern or the user gets
-exactly the tensor eager would have made.  Origins are kept beside the nodes.
+exactly the tensor eager would have made.  Origins are kept beside the nodes.  A pass makes another Program by `edited`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, TypeAlias, get_args
@@ -316,6 +317,43 @@ class Program:
     origins: Mapping[str, Origin] = field(default_factory=dict)
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     inlined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def edited(
+        self,
+        nodes: Iterable[Node] | None = None,
+        *,
+        buffers: Iterable[Buffer] = (),
+        origins: Mapping[str, str] | None = None,
+        inlined: Mapping[str, tuple[str, ...]] | None = None,
+        outputs: Iterable[BufferRef | sympy.Expr | None] | None = None,
+    ) -> Program:
+        """Returns a changed Program, which keeps all that is not given; the same object where nothing changes.
+
+        Args:
+            nodes: in the place of all nodes.
+            buffers: new ones, and others in the place of those of their names.
+            origins: buffer → the buffer whose origin it shares; chains are followed in their order.
+            inlined: output buffer → the nodes that its expression has taken in; what is known of others stays.
+            outputs: in the place of all outputs.
+
+        >>> empty = Program((), {}, (), ())
+        >>> empty.edited(outputs=[sympy.Integer(2)]).outputs, empty.edited([], outputs=()) is empty
+        ((2,), True)
+        """
+        known = dict(self.origins)
+        for name, source in (origins or {}).items():
+            known[name] = known[source]
+        changed = replace(
+            self,
+            nodes=self.nodes if nodes is None else tuple(nodes),
+            buffers={**self.buffers, **{buffer.name: buffer for buffer in buffers}},
+            origins=known,
+            inlined={**self.inlined, **(inlined or {})},
+            outputs=self.outputs if outputs is None else tuple(outputs),
+        )
+        kept = len(changed.nodes) == len(self.nodes) and all(map(operator.is_, changed.nodes, self.nodes))
+        tables = (changed.buffers, changed.origins, changed.inlined, changed.outputs)
+        return self if kept and tables == (self.buffers, self.origins, self.inlined, self.outputs) else changed
 
     def made_of(self, out: str) -> tuple[str, ...]:
         """The operations that a node computes, by their buffers' names: those inlined into it, then its own."""

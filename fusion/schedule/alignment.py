@@ -59,13 +59,14 @@ def align_rows(
     if not found:
         return program
     buffers = {name: replace(b, strides=found.get(name, b.strides)) for name, b in program.buffers.items()}
-    origins, nodes = dict(program.origins), list(program.nodes)
+    origins: dict[str, str] = {}
+    nodes = list(program.nodes)
     for position, node in enumerate(program.nodes):
         if isinstance(node, Contract) and node.library and not found.keys().isdisjoint(reads(node)):
             calls = product_calls(node, buffers, BYTES)
             nodes[position] = replace(node, library=calls or node.library)
-            origins.update((name, origins[node.out]) for call in calls for name in writes(call))
-    return replace(program, buffers=buffers, nodes=tuple(nodes), origins=origins)
+            origins.update((name, node.out) for call in calls for name in writes(call))
+    return program.edited(nodes, buffers=buffers.values(), origins=origins)
 
 
 def _pays(name: str, program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]) -> bool:
@@ -86,8 +87,9 @@ def _pays(name: str, program: Program, capabilities: Capabilities, hints: Mappin
 
 def _with_copies(program: Program, odd: Collection[str]) -> Program:
     """The program with products that read copies of `odd` matrices."""
-    buffers, origins = dict(program.buffers), dict(program.origins)
+    buffers = dict(program.buffers)
     copies: dict[str, str] = {}
+    origins: dict[str, str] = {}
     nodes: list[Node] = []
     for name in sorted(set(odd) - {name for node in program.nodes for name in writes(node)}):
         nodes.append(_copy(name, buffers, copies))
@@ -95,10 +97,10 @@ def _with_copies(program: Program, odd: Collection[str]) -> Program:
         if isinstance(node, Contract):
             node = _reading(node, copies, buffers)
             made = (*reads(node), *(name for call in node.library for name in writes(call)))
-            origins.update((name, origins[node.out]) for name in made if name not in origins)
+            origins.update((name, node.out) for name in made if name not in program.origins and name not in origins)
         nodes.append(node)
         nodes.extend(_copy(name, buffers, copies) for name in writes(node) if name in odd)
-    return replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins)
+    return program.edited(nodes, buffers=buffers.values(), origins=origins)
 
 
 def _copy(name: str, buffers: dict[str, Buffer], copies: dict[str, str]) -> Map:

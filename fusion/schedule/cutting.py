@@ -83,16 +83,15 @@ def cut(
 
 def with_cuts(program: Program, cuts: Sequence[Cut | Way]) -> Program:
     """`program` with other nodes in the place of those of cut clusters, or as ways to compute them say."""
-    buffers, origins, inlined = dict(program.buffers), dict(program.origins), dict(program.inlined)
-    instead: dict[int, tuple[Node, ...]] = {}
-    for made in cuts:
-        instead.update(made.instead)
-        for buffer, original in made.buffers:
-            buffers[buffer.name] = buffer
-            origins[buffer.name] = program.origins[original]
-        inlined.update(made.took)
-    nodes = tuple(new for position, node in enumerate(program.nodes) for new in instead.get(position, (node,)))
-    return replace(program, nodes=nodes, buffers=buffers, origins=origins, inlined=inlined)
+    instead = {position: nodes for each in cuts for position, nodes in each.instead.items()}
+    nodes = [new for position, node in enumerate(program.nodes) for new in instead.get(position, (node,))]
+    buffers = [pair for each in cuts for pair in each.buffers]
+    return program.edited(
+        nodes,
+        buffers=[buffer for buffer, _ in buffers],
+        origins={buffer.name: original for buffer, original in buffers},
+        inlined={out: names for each in cuts for out, names in each.took.items()},
+    )
 
 
 class _Cutting:

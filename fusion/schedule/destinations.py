@@ -113,8 +113,7 @@ def _added_up(program: Program) -> Program:
         sums.made[next(iter(writes(node)), f"call {position}")] = node
     if not changed:
         return program
-    program = replace(program, outputs=tuple(sums.result(out) for out in program.outputs))
-    return without_dead_nodes(replace(program, nodes=tuple(sums.made.values())))
+    return without_dead_nodes(program.edited(sums.made.values(), outputs=map(sums.result, program.outputs)))
 
 
 # Copies ---------------------------------------------------------------------------------------------------------------
@@ -142,7 +141,7 @@ def _without_copies(program: Program) -> Program:
         for node in program.nodes
         if id(node) not in dropped
     ]
-    return replace(program, nodes=tuple(nodes))
+    return program.edited(nodes)
 
 
 def _copied(program: Program, node: Node | None) -> str | None:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 
 import torch
 
@@ -42,7 +41,7 @@ def exact_differences(program: Program) -> Program:
         nodes.append(node)
     if all(new is old for new, old in zip(nodes, program.nodes, strict=True)):
         return program
-    return without_dead_nodes(replace(program, nodes=tuple(nodes), inlined=taken_in))
+    return without_dead_nodes(program.edited(nodes, inlined=taken_in))
 
 
 def _subtracted(node: Map, powers: Mapping[str, Map]) -> tuple[str, ...]:

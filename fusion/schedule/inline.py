@@ -65,7 +65,7 @@ def inline_cheap_maps(program: Program) -> Program:
         nodes.append(node)
     if not changed:
         return program
-    return without_dead_nodes(replace(program, nodes=tuple(nodes), inlined=taken_in))
+    return without_dead_nodes(program.edited(nodes, inlined=taken_in))
 
 
 def _compared_back(program: Program) -> frozenset[str]:

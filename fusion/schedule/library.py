@@ -87,7 +87,7 @@ def leave_lone_products(program: Program, walked: Sequence[Cluster]) -> tuple[Pr
         nodes.extend(node.library if alone and isinstance(node, Contract) else [node])
     if len(nodes) == len(program.nodes):
         return program, tuple(walked)
-    left = replace(program, nodes=tuple(nodes))
+    left = program.edited(nodes)
     return left, positions_in(left, program, walked)
 
 

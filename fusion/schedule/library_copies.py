@@ -45,7 +45,7 @@ def merge_copies(program: Program, made: Collection[str]) -> Program:
                 instead[node.out] = same
                 continue
         nodes.append(node)
-    return replace(program, nodes=tuple(nodes)) if instead else program
+    return program.edited(nodes) if instead else program
 
 
 def _calling(node: Extern, names: Mapping[str, str]) -> Extern:

@@ -41,8 +41,7 @@ def store_rounded(program: Program) -> Program:
         if isinstance(node, Map) and node.out in narrow:
             node = replace(node, expr=make_cast(node.expr, narrow[node.out]))
         nodes.append(node)
-    buffers = {name: replace(b, dtype=narrow.get(name, b.dtype)) for name, b in program.buffers.items()}
-    return replace(program, nodes=tuple(nodes), buffers=buffers)
+    return program.edited(nodes, buffers=(replace(program.buffers[name], dtype=narrow[name]) for name in narrow))
 
 
 def _read_as(program: Program) -> dict[str, set[torch.dtype | None]]:

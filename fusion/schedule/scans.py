@@ -46,9 +46,8 @@ def split_scans(program: Program, capabilities: Capabilities) -> Program:
         nodes.extend(_Split(made, node, count).nodes() if isinstance(node, Scan) and count > 1 else [node])
     if not made.buffers:
         return program
-    buffers = {**program.buffers, **{buffer.name: buffer for buffer, _ in made.buffers}}
-    origins = {**program.origins, **{buffer.name: program.origins[out] for buffer, out in made.buffers}}
-    return replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins)
+    origins = {buffer.name: out for buffer, out in made.buffers}
+    return program.edited(nodes, buffers=(buffer for buffer, _ in made.buffers), origins=origins)
 
 
 def _parts(program: Program, node: Scan, capabilities: Capabilities) -> int:

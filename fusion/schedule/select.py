@@ -9,21 +9,16 @@ conversions, signs, factors and divisors without r.  An infinite c gives an infi
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import sympy
 import torch
 
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Op, const, free_axes, make_cast, make_op
-from fusion.lowering.program import Map, Node, Program, Reduce
+from fusion.lowering.program import Map, Program, Reduce
 
 
 def select_terms(program: Program) -> Program:
     """The program with sums of one term as maps; the same object if there are none."""
-    nodes: list[Node] = [_selected(node) if isinstance(node, Reduce) else node for node in program.nodes]
-    if all(new is old for new, old in zip(nodes, program.nodes, strict=True)):
-        return program
-    return replace(program, nodes=tuple(nodes))
+    return program.edited(_selected(node) if isinstance(node, Reduce) else node for node in program.nodes)
 
 
 def _selected(node: Reduce) -> Map | Reduce:

@@ -39,7 +39,8 @@ def own_sources(program: Program) -> Program:
     made = {name: node for node in program.nodes if not isinstance(node, Extern) for name in writes(node)}
     private = made.keys() - program.output_names()
     by_library = {name for name, node in made.items() if isinstance(node, Contract) and node.library}
-    buffers, origins = dict(program.buffers), dict(program.origins)
+    buffers = dict(program.buffers)
+    origins: dict[str, str] = {}
     nodes: list[Node] = []
     for node in program.nodes:
         target, source = copied(node, program) or (None, None)
@@ -56,14 +57,14 @@ def own_sources(program: Program) -> Program:
             continue
         own = unused(f"{source}_stored", buffers)
         buffers[own] = replace(old, name=own)
-        origins[own] = origins[next(out for out in writes(node))]
+        origins[own] = next(iter(writes(node)))
         axes = tuple(Axis(axis_symbol(k), size) for k, size in enumerate(old.shape))
         value = make_cast(Load(source, tuple(axis.symbol for axis in axes), new.dtype), old.dtype)
         assert isinstance(node, Extern)
         nodes += [Map(own, axes, value), replace(node, args=(BufferRef(target), BufferRef(own)))]
     if buffers == program.buffers:
         return program
-    return replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins)
+    return program.edited(nodes, buffers=buffers.values(), origins=origins)
 
 
 def _place(name: str, made: Mapping[str, Node]) -> list[str]:

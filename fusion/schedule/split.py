@@ -60,7 +60,7 @@ def split_reductions(
                 chunks[position], along[position] = count, axis
     if not chunks:
         return program
-    dependences = Dependences(replace(program, nodes=tuple(nodes)), known)
+    dependences = Dependences(program.edited(nodes), known)
     cuts: list[Cut] = []
     done: set[int] = set()
     for position in sorted(chunks, reverse=True):  # those that need the results of others come last

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import reduce
 
 import sympy
@@ -42,7 +41,7 @@ def unroll_windows(program: Program, capabilities: Capabilities) -> Program:
     )
     if nodes == program.nodes:
         return program
-    return without_dead_nodes(replace(program, nodes=nodes))  # a position among one needs no values
+    return without_dead_nodes(program.edited(nodes))  # a position among one needs no values
 
 
 def _is_window(node: Reduce, most: int) -> bool:

@@ -15,7 +15,7 @@ a long axis cannot be one: made again in each tile it would cost more than memor
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import networkx as nx
@@ -24,8 +24,9 @@ import torch
 
 from fusion.codegen.target import Capabilities
 from fusion.lowering.expr import Expr, Load, free_axes
+from fusion.lowering.live import named_buffers
 from fusion.lowering.printer import format_bytes
-from fusion.lowering.program import Buffer, BufferRef, Contract, Extern, Node, Program, axis_sizes, reads
+from fusion.lowering.program import Buffer, BufferRef, Contract, Extern, Node, Program, axis_sizes
 from fusion.lowering.sizes import given_by
 from fusion.schedule.chunks.body import POINTS, Cut, body_of, cut, symbols_in
 from fusion.schedule.chunks.collapse import collapse
@@ -160,7 +161,7 @@ def _replaced(dependences: Dependences, region: Region, workspace: int, alignmen
     call = Extern(outs, chunks, (*map(BufferRef, parts.sliced), sizes), multiple=True, reason=reason)
     first = [node for position, node in enumerate(program.nodes) if position in before]
     last = [node for position, node in enumerate(program.nodes) if position not in before and position not in members]
-    return _without_unread(replace(program, nodes=(*first, *views, call, *last)))
+    return _without_unread(program.edited((*first, *views, call, *last)))
 
 
 def _with_views(dependences: Dependences, region: Region, alignment: int) -> tuple[Dependences, list[Node]]:
@@ -171,7 +172,8 @@ def _with_views(dependences: Dependences, region: Region, alignment: int) -> tup
         The program in which the region's contractions read these, and the nodes that make them.
     """
     program = dependences.program
-    nodes, buffers, origins = list(program.nodes), dict(program.buffers), dict(program.origins)
+    nodes, buffers = list(program.nodes), dict(program.buffers)
+    origins: dict[str, str] = {}
     inside = {dependences.compute(position).out for position in region.axes}
     views: list[Node] = []
     copies: Copies = {}
@@ -191,33 +193,23 @@ def _with_views(dependences: Dependences, region: Region, alignment: int) -> tup
             (name,) = view.outs
             assert isinstance(operand, Load) and name is not None
             views.append(view)
-            origins[name] = origins[operand.buffer]
+            origins[name] = operand.buffer
             operands.append(Load(name, inner, operand.dtype))
         node = replace(node, lhs=operands[0], rhs=operands[1])
         nodes[position], made = with_matrices(node, buffers, copies, alignment, later=inside)
-        origins.update((copy.out, origins[node.out]) for copy in made)
+        origins.update((copy.out, node.out) for copy in made)
         views += made
     if not views:
         return dependences, []
-    changed = replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins)
+    changed = program.edited(nodes, buffers=buffers.values(), origins=origins)
     return Dependences(changed, dependences.hints), views
 
 
 def _without_unread(program: Program) -> Program:
     """The program with the buffers that its nodes, inputs and outputs name."""
-    used = {name for node in program.nodes for name in reads(node)}
-    used |= {name for node in program.nodes for name in _made(node)}
-    used |= {name for name in program.inputs if isinstance(name, str)}
-    used |= {*program.constants, *program.output_names()}
-    for node in program.nodes:
-        if isinstance(node, Contract):
-            used |= {name for call in node.library for name in (*reads(call), *_made(call))}
+    used = named_buffers(program) | program.constants.keys()
     buffers = {name: buffer for name, buffer in program.buffers.items() if name in used}
     return replace(program, buffers=buffers)
-
-
-def _made(node: Node) -> Sequence[str]:
-    return [out for out in node.outs if out is not None] if isinstance(node, Extern) else [node.out]
 
 
 __all__ = ["ADDED_UP", "Chunks", "in_chunks"]

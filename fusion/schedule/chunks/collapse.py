@@ -68,7 +68,7 @@ def collapse(program: Program, buffer: str) -> Program:
         nodes.append(node)
     if all(new is old for new, old in zip(nodes, program.nodes, strict=True)):
         return program
-    return replace(program, nodes=tuple(nodes), buffers=buffers)
+    return program.edited(nodes, buffers=buffers.values())
 
 
 def _pair(node: Compute, rows: set[str]) -> tuple[Axis, Axis] | None:

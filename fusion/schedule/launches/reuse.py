@@ -64,10 +64,10 @@ def reuse(
             dying = {name for name in _read(step) if last[name] == position}
             step = _over(buffers, step, (dying & made) - kept)
             step, taken = _taking_over(buffers, _over(buffers, step, dying & given), given)
-            buffers.update({out: buffers[name] for out, name in taken.items()})
+            buffers.update({out: replace(buffers[name], name=out) for out, name in taken.items()})
             result += [Extern((out,), take_over, (BufferRef(name),)) for out, name in taken.items()]
         result.append(step)
-    return tuple(result), replace(program, buffers=buffers)
+    return tuple(result), program.edited(buffers=buffers.values())
 
 
 def _taking_over(

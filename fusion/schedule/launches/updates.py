@@ -48,7 +48,7 @@ def update(steps: Sequence[KernelCall | Extern], program: Program) -> tuple[tupl
 def _returning(program: Program, copy: Extern, target: str) -> Program:
     """`program` with `target` in the place of the result of `copy`, which is the same tensor."""
     results = set(map(BufferRef, writes(copy)))
-    return replace(program, outputs=tuple(BufferRef(target) if out in results else out for out in program.outputs))
+    return program.edited(outputs=(BufferRef(target) if out in results else out for out in program.outputs))
 
 
 def _is_copy(step: KernelCall | Extern, program: Program) -> bool:

@@ -19,7 +19,9 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
     """The program with tiles that several streams make copied, and each stream as a cluster of its own nodes."""
     owner: dict[int, int] = {}
     copies: dict[int, list[Node]] = {}  # position → copies that stand behind it
-    buffers, origins, inlined = dict(program.buffers), dict(program.origins), dict(program.inlined)
+    buffers = dict(program.buffers)
+    origins: dict[str, str] = {}
+    inlined: dict[str, tuple[str, ...]] = {}
     renamed: list[dict[str, str]] = []
     for number, made in enumerate(streams):
         names: dict[str, str] = {}
@@ -31,8 +33,8 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
                 continue
             names[node.out] = name = unused(f"{node.out}_{number}", buffers)
             buffers[name] = replace(buffers[node.out], name=name)
-            origins[name] = origins[node.out]
-            inlined[name] = (*inlined.get(node.out, ()), node.out)
+            origins[name] = node.out
+            inlined[name] = program.made_of(node.out)
             copies.setdefault(member, []).append(replace(reading(without_library(node), names), out=name))
         renamed.append(names)
     nodes: list[Node] = []
@@ -40,7 +42,7 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
         if position in owner and not isinstance(node, Extern):
             node = reading(without_library(node), renamed[owner[position]])
         nodes += [node, *copies.get(position, ())]
-    changed = replace(program, nodes=tuple(nodes), buffers=buffers, origins=origins, inlined=inlined)
+    changed = program.edited(nodes, buffers=buffers.values(), origins=origins, inlined=inlined)
     position_of = positions(changed)
     clusters = []
     for made, names in zip(streams, renamed, strict=True):

@@ -1,0 +1,75 @@
+"""Programs made of others: what is not given is kept, and what changes nothing is the same object."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from fusion.lowering.errors import Origin
+from fusion.lowering.expr import Load
+from fusion.lowering.expr import make_op as op
+from fusion.lowering.interpret import run_program
+from fusion.lowering.program import BufferRef, Map, Program
+from fusion.lowering.verify import verify_program
+from tests.lowering.building import F32, I0, axis, buffer, program
+
+AXES = (axis(I0, 5),)
+HALF = torch.full((5,), 0.5)
+
+
+def chain() -> Program:
+    """z = exp(x · half) + 1, in two nodes; half is a constant."""
+    scaled = op("mul", Load("x", (I0,), F32), Load("half", (I0,), F32))
+    made = program(
+        [buffer(name, (5,)) for name in ("x", "half", "y", "z")],
+        [Map("y", AXES, op("exp", scaled)), Map("z", AXES, op("add", Load("y", (I0,), F32), Load("y", (I0,), F32)))],
+        ["x"],
+        "z",
+    )
+    origins = {"y": Origin("exp"), "z": Origin("add")}
+    return replace(made, constants={"half": HALF}, origins=origins, inlined={"y": ("mul",)})
+
+
+def run(made: Program) -> torch.Tensor:
+    verify_program(made)
+    (result,) = run_program(made, [torch.arange(5.0)])
+    assert isinstance(result, torch.Tensor)
+    return result
+
+
+def test_what_is_not_given_is_kept() -> None:
+    made = chain()
+    copy = Map("w", AXES, Load("y", (I0,), F32))
+    last = Map("z", AXES, op("add", Load("w", (I0,), F32), Load("y", (I0,), F32)))
+    changed = made.edited(
+        [made.nodes[0], copy, last],
+        buffers=[replace(made.buffers["y"], name="w")],
+        origins={"w": "y"},
+        inlined={"w": made.made_of("y")},
+    )
+    assert list(changed.buffers) == ["x", "half", "y", "z", "w"] and changed.constants is made.constants
+    assert changed.origins == {**made.origins, "w": made.origins["y"]}
+    assert changed.made_of("w") == ("mul", "y", "w") and changed.made_of("y") == ("mul", "y")
+    assert (changed.inputs, changed.outputs) == (made.inputs, made.outputs)
+    torch.testing.assert_close(run(changed), run(made))
+
+
+def test_outputs_in_the_place_of_others() -> None:
+    made = chain()
+    changed = made.edited(outputs=[BufferRef("y")])
+    torch.testing.assert_close(run(changed), torch.exp(torch.arange(5.0) / 2))
+
+
+def test_nothing_changed_is_the_same_object() -> None:
+    made = chain()
+    assert made.edited() is made
+    assert made.edited(list(made.nodes), buffers=made.buffers.values(), outputs=made.outputs) is made
+    assert made.edited(origins={"y": "y"}, inlined=made.inlined) is made
+    assert made.edited([replace(node) for node in made.nodes]) is not made  # nodes of their own are meant
+
+
+def test_an_origin_that_is_not_known_is_a_defect() -> None:
+    with pytest.raises(KeyError, match="missing"):
+        chain().edited(origins={"w": "missing"})
