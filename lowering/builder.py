@@ -74,6 +74,7 @@ class Builder:
         self.wanted, self.library = wanted, library
         self.buffers: dict[str, Buffer] = {}
         self.nodes: list[Node] = []
+        self.calls: dict[str, tuple[Node, ...]] = {}  # what the library would compute products by
         self.origins: dict[str, Origin] = {}
         self.given_seed: Value | None = None
 
@@ -168,9 +169,9 @@ class Builder:
                 (names[-2],),
                 (names[-1],),
                 accumulator("dot", lhs.dtype),
-                self.library(out, lhs, rhs),
             )
         )
+        self.calls[out.name] = self.library(out, lhs, rhs)
         return load_of(out)
 
     def check_contraction(self) -> None:

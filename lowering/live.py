@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fusion.lowering.program import Contract, Extern, Node, Program, reads, writes
+from fusion.lowering.program import Extern, Node, Program, reads, writes
 
 
 def without_dead_nodes(program: Program) -> Program:
@@ -21,8 +21,7 @@ def without_dead_nodes(program: Program) -> Program:
         if live.intersection(writes(node)) or (isinstance(node, Extern) and node.impure):
             kept.append(node)
             live.update(reads(node))
-            if isinstance(node, Contract):
-                live.update(name for call in node.library for name in reads(call))
+            live.update(name for out in writes(node) for call in program.library.get(out, ()) for name in reads(call))
     return program.edited(reversed(kept))
 
 
@@ -41,7 +40,7 @@ def without_dead_buffers(program: Program) -> Program:
 
 def named_buffers(program: Program) -> set[str]:
     """The buffers of nodes and of library's calls instead of them, of inputs and of outputs."""
-    calls = [call for node in program.nodes if isinstance(node, Contract) for call in node.library]
+    calls = [call for steps in program.library.values() for call in steps]
     used = {name for node in (*program.nodes, *calls) for name in (*reads(node), *writes(node))}
     used.update(name for name in program.inputs if isinstance(name, str))
     return used | program.output_names()

@@ -130,6 +130,7 @@ class Lowering:
             for size in (*buffer.shape, *buffer.strides):
                 self.calls.known(size, origins[name])
         program = Program(tuple(self.inputs), buffers, tuple(self.builder.nodes), outputs, origins, self.constants)
+        program = program.edited(library=self.builder.calls)
         return without_dead_buffers(without_dead_nodes(program))
 
     # fx nodes -------------------------------------------------------------------------------------------------------

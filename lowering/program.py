@@ -11,7 +11,8 @@
 A node is a value over named axes.  Its axes are `i0, i1, …` in the order of the dimensions of its output buffer and
 `r0, r1, …` for those it reduces over, so equal nodes read alike.  Views are never nodes: they are the index of the
 load that reads through them.  Buffers carry the strides that eager would have given, so an extern or the user gets
-exactly the tensor eager would have made.  Origins are kept beside the nodes.  A pass makes another Program by `edited`.
+exactly the tensor eager would have made.  Origins, and the library's calls for products, are kept beside the nodes.
+A pass makes another Program by `edited`.
 """
 
 from __future__ import annotations
@@ -146,8 +147,6 @@ class Contract:
     """`out[axes] = Σ_over lhs·rhs`, accumulated in `accumulate` and converted to the out buffer's dtype.
 
     `rows` and `columns` are the axes that only lhs and only rhs spans; axes in neither are batch axes, spanned by both.
-    `library` is the same result as nodes that call a library (views of the operands, then the call): the alternative
-    against which generating a kernel is priced.  Empty where there is none.
     """
 
     out: str
@@ -158,7 +157,6 @@ class Contract:
     rows: tuple[sympy.Symbol, ...]
     columns: tuple[sympy.Symbol, ...]
     accumulate: torch.dtype
-    library: tuple[Node, ...] = ()
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
@@ -308,6 +306,8 @@ class Program:
         origins: output buffer name → where it comes from.
         constants: buffers that hold tensors known at compile time.
         inlined: output buffer name → the nodes that its expression has taken in and that may be gone, by their name.
+        library: output buffer name of a Contract → nodes that compute the same by a call of a library (views of the
+            operands, then the call): the alternative against which generating a kernel is priced, where there is one.
     """
 
     inputs: tuple[str | sympy.Symbol | None, ...]
@@ -317,6 +317,7 @@ class Program:
     origins: Mapping[str, Origin] = field(default_factory=dict)
     constants: Mapping[str, torch.Tensor] = field(default_factory=dict)
     inlined: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    library: Mapping[str, tuple[Node, ...]] = field(default_factory=dict)
 
     def edited(
         self,
@@ -325,6 +326,7 @@ class Program:
         buffers: Iterable[Buffer] = (),
         origins: Mapping[str, str] | None = None,
         inlined: Mapping[str, tuple[str, ...]] | None = None,
+        library: Mapping[str, tuple[Node, ...]] | None = None,
         outputs: Iterable[BufferRef | sympy.Expr | None] | None = None,
     ) -> Program:
         """Returns a changed Program, which keeps all that is not given; the same object where nothing changes.
@@ -334,6 +336,8 @@ class Program:
             buffers: new ones, and others in the place of those of their names.
             origins: buffer → the buffer whose origin it shares; chains are followed in their order.
             inlined: output buffer → the nodes that its expression has taken in; what is known of others stays.
+            library: output buffer → nodes that call a library, none of them to take those known away; what is known of
+                others stays, as long as there is a Contract that makes them.
             outputs: in the place of all outputs.
 
         >>> empty = Program((), {}, (), ())
@@ -343,17 +347,23 @@ class Program:
         known = dict(self.origins)
         for name, source in (origins or {}).items():
             known[name] = known[source]
+        order = self.nodes if nodes is None else tuple(nodes)
+        calls = {**self.library, **(library or {})}
+        products = {node.out for node in order if isinstance(node, Contract)} if calls else set()
         changed = replace(
             self,
-            nodes=self.nodes if nodes is None else tuple(nodes),
+            nodes=order,
             buffers={**self.buffers, **{buffer.name: buffer for buffer in buffers}},
             origins=known,
             inlined={**self.inlined, **(inlined or {})},
+            library={out: steps for out, steps in calls.items() if steps and out in products},
             outputs=self.outputs if outputs is None else tuple(outputs),
         )
-        kept = len(changed.nodes) == len(self.nodes) and all(map(operator.is_, changed.nodes, self.nodes))
-        tables = (changed.buffers, changed.origins, changed.inlined, changed.outputs)
-        return self if kept and tables == (self.buffers, self.origins, self.inlined, self.outputs) else changed
+        kept = len(order) == len(self.nodes) and all(map(operator.is_, order, self.nodes))
+        return self if kept and changed._tables() == self._tables() else changed
+
+    def _tables(self) -> tuple[object, ...]:
+        return (self.buffers, self.origins, self.inlined, self.library, self.outputs)
 
     def made_of(self, out: str) -> tuple[str, ...]:
         """The operations that a node computes, by their buffers' names: those inlined into it, then its own."""
@@ -426,11 +436,6 @@ def reading(node: Compute, names: Mapping[str, str]) -> Compute:
         return node
     changed = with_exprs(node, renamed(node.exprs, names))
     return replace(changed, start=names.get(changed.start, changed.start)) if isinstance(changed, Scatter) else changed
-
-
-def without_library(node: Compute) -> Compute:
-    """`node` without the library's form, which reads tensors as they were."""
-    return replace(node, library=()) if isinstance(node, Contract) else node
 
 
 def axis_sizes(node: Compute) -> dict[sympy.Symbol, sympy.Expr]:

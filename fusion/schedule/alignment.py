@@ -60,13 +60,13 @@ def align_rows(
         return program
     buffers = {name: replace(b, strides=found.get(name, b.strides)) for name, b in program.buffers.items()}
     origins: dict[str, str] = {}
-    nodes = list(program.nodes)
-    for position, node in enumerate(program.nodes):
-        if isinstance(node, Contract) and node.library and not found.keys().isdisjoint(reads(node)):
+    library: dict[str, tuple[Node, ...]] = {}
+    for node in program.nodes:
+        if isinstance(node, Contract) and node.out in program.library and not found.keys().isdisjoint(reads(node)):
             calls = product_calls(node, buffers, BYTES)
-            nodes[position] = replace(node, library=calls or node.library)
+            library[node.out] = calls or program.library[node.out]
             origins.update((name, node.out) for call in calls for name in writes(call))
-    return program.edited(nodes, buffers=buffers.values(), origins=origins)
+    return program.edited(buffers=buffers.values(), origins=origins, library=library)
 
 
 def _pays(name: str, program: Program, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]) -> bool:
@@ -90,17 +90,22 @@ def _with_copies(program: Program, odd: Collection[str]) -> Program:
     buffers = dict(program.buffers)
     copies: dict[str, str] = {}
     origins: dict[str, str] = {}
+    library = dict(program.library)
     nodes: list[Node] = []
     for name in sorted(set(odd) - {name for node in program.nodes for name in writes(node)}):
         nodes.append(_copy(name, buffers, copies))
     for node in program.nodes:
         if isinstance(node, Contract):
-            node = _reading(node, copies, buffers)
-            made = (*reads(node), *(name for call in node.library for name in writes(call)))
+            lhs, rhs = renamed(node.exprs, copies)
+            if (lhs, rhs) != node.exprs:
+                node = replace(node, lhs=lhs, rhs=rhs)
+                if node.out in library:  # its calls read copies where they take matrices as they lie
+                    library[node.out] = product_calls(node, buffers, BYTES) or library[node.out]
+            made = (*reads(node), *(name for call in library.get(node.out, ()) for name in writes(call)))
             origins.update((name, node.out) for name in made if name not in program.origins and name not in origins)
         nodes.append(node)
         nodes.extend(_copy(name, buffers, copies) for name in writes(node) if name in odd)
-    return program.edited(nodes, buffers=buffers.values(), origins=origins)
+    return program.edited(nodes, buffers=buffers.values(), origins=origins, library=library)
 
 
 def _copy(name: str, buffers: dict[str, Buffer], copies: dict[str, str]) -> Map:
@@ -112,20 +117,11 @@ def _copy(name: str, buffers: dict[str, Buffer], copies: dict[str, str]) -> Map:
     return Map(copies[name], axes, Load(name, tuple(axis.symbol for axis in axes), given.dtype))
 
 
-def _reading(node: Contract, copies: Mapping[str, str], buffers: dict[str, Buffer]) -> Contract:
-    """A product that reads the copies, and whose library calls do where they take matrices as they lie."""
-    lhs, rhs = renamed(node.exprs, copies)
-    if (lhs, rhs) == node.exprs:
-        return node
-    read = replace(node, lhs=lhs, rhs=rhs)
-    return replace(read, library=(product_calls(read, buffers, BYTES) if node.library else ()) or node.library)
-
-
 def _otherwise(program: Program) -> Iterator[str]:
     """What is read by the library's calls of products, where they do not take matrices as they are stored."""
     for node in program.nodes:
         if isinstance(node, Contract) and not product_calls(node, dict(program.buffers), BYTES):
-            for call in node.library:
+            for call in program.library.get(node.out, ()):
                 yield from reads(call)
 
 

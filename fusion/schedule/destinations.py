@@ -15,7 +15,7 @@ import sympy
 
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, postorder, rewrite
 from fusion.lowering.live import without_dead_nodes
-from fusion.lowering.program import Buffer, BufferRef, Contract, Extern, Map, Node, Program, Scatter, reads, writes
+from fusion.lowering.program import Buffer, BufferRef, Extern, Map, Node, Program, Scatter, reads, writes
 from fusion.lowering.updates import copied
 from fusion.schedule.inline import inline
 
@@ -98,7 +98,7 @@ def _added_up(program: Program) -> Program:
     sums = _Sums(program)
     changed = False
     for position, node in enumerate(program.nodes):
-        if not isinstance(node, Extern) and not (isinstance(node, Contract) and node.library):
+        if not isinstance(node, Extern) and node.out not in program.library:
             node = inline(node, sums.plain)
         if isinstance(node, Map):
             joined = sums.joined(node)

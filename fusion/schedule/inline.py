@@ -47,7 +47,7 @@ def inline_cheap_maps(program: Program) -> Program:
     stays = program.output_names().union(*(reads(node) for node in program.nodes if isinstance(node, Extern)))
     stored, compared_back = _Stored(program, stays), _compared_back(program)
     for node in program.nodes:
-        if not isinstance(node, Extern) and not (isinstance(node, Contract) and node.library):
+        if not isinstance(node, Extern) and node.out not in program.library:
             while (inlined := inline(node, known := {**cheap, **_seen_at_few_points(node, maps, stored)})) is not node:
                 changed = True
                 read = [load.buffer for load in loads(*node.exprs) if load.buffer in known]

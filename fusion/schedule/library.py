@@ -62,7 +62,7 @@ def prefer_library(
         if not cluster.space.rigid or cluster.space.streamed:
             continue
         products = {m: node for m in cluster.members if isinstance(node := program.nodes[m], Contract)}
-        if all(contract.library for contract in products.values()):
+        if all(contract.out in program.library for contract in products.values()):
             offers.append(_offer(prices, cluster, products, target, measure))
     kept = {offer.cluster.members for group in _groups(prices, offers, target) for offer in group}
     taken: list[Way] = []
@@ -83,8 +83,8 @@ def leave_lone_products(program: Program, walked: Sequence[Cluster]) -> tuple[Pr
     inside = {member for cluster in walked for member in cluster.members}
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
-        alone = isinstance(node, Contract) and node.library and position not in inside
-        nodes.extend(node.library if alone and isinstance(node, Contract) else [node])
+        alone = isinstance(node, Contract) and position not in inside
+        nodes.extend(program.library.get(node.out, [node]) if alone and isinstance(node, Contract) else [node])
     if len(nodes) == len(program.nodes):
         return program, tuple(walked)
     left = program.edited(nodes)
@@ -137,7 +137,8 @@ def _offer(
     generated = prices.capabilities.launch_us + max(multiplied, moved) / target.efficiency(kernel)
     if target.waits(kernel):
         generated += _behind(prices, cluster, products)
-    library = {position: contract.library for position, contract in products.items()}
+    calls = prices.dependences.program.library
+    library = {position: calls[contract.out] for position, contract in products.items()}
     parts = in_parts(prices, cluster, products, target)
     ways = (
         Way("one kernel", generated),

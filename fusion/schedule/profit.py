@@ -124,10 +124,10 @@ class Prices:
 
     def by_library(self, cluster: Cluster, node: Contract) -> float:
         """Microseconds that the matrix units take for the library's product."""
-        share = 1.0
+        share, program = 1.0, self.dependences.program
         if self.capabilities.alignment > 1:
-            library = self.capabilities.odd_rows.library
-            share = share_of_library(node.library, self.dependences.program.buffers, library)
+            calls, shares = program.library.get(node.out, ()), self.capabilities.odd_rows.library
+            share = share_of_library(calls, program.buffers, shares)
         return self.contraction(cluster, node) / share
 
     def _odd(self, cluster: Cluster, node: Contract) -> bool:

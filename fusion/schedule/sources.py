@@ -20,7 +20,6 @@ from fusion.lowering.program import (
     Axis,
     Buffer,
     BufferRef,
-    Contract,
     Extern,
     Map,
     Node,
@@ -38,7 +37,6 @@ def own_sources(program: Program) -> Program:
     calls = Counter(name for node in program.nodes if isinstance(node, Extern) for name in reads(node))
     made = {name: node for node in program.nodes if not isinstance(node, Extern) for name in writes(node)}
     private = made.keys() - program.output_names()
-    by_library = {name for name, node in made.items() if isinstance(node, Contract) and node.library}
     buffers = dict(program.buffers)
     origins: dict[str, str] = {}
     nodes: list[Node] = []
@@ -50,7 +48,7 @@ def own_sources(program: Program) -> Program:
         old, new = buffers[target], buffers[source]
         place = _place(source, made)
         apart = private.issuperset(place) and sum(calls[name] for name in place) == 1
-        movable = new.strides == old.strides or by_library.isdisjoint(place)
+        movable = new.strides == old.strides or program.library.keys().isdisjoint(place)
         if new.dtype is old.dtype and apart and movable:
             buffers.update((name, replace(buffers[name], strides=old.strides)) for name in place)
             nodes.append(replace(node))  # a call of its own, as what it reads lies otherwise

@@ -47,7 +47,8 @@ def alone(program: Program, cluster: Cluster) -> Program:
     needed |= program.output_names()
     inputs = tuple(dict.fromkeys(name for node in nodes for name in reads(node) if name not in made))
     outputs = tuple(BufferRef(name) for name in made if name in needed)
-    return replace(program, inputs=inputs, constants={}, nodes=nodes, outputs=outputs)
+    library = {out: calls for out, calls in program.library.items() if out in made}
+    return replace(program, inputs=inputs, constants={}, nodes=nodes, outputs=outputs, library=library)
 
 
 def moved(cluster: Cluster, way: Way) -> Way:

@@ -189,9 +189,9 @@ class _ProgramRules:
         self._make(node.out)
 
     def _check_library(self, node: Contract) -> None:
-        if node.library:
+        if calls := self.program.library.get(node.out, ()):
             made: set[str] = set()
-            for step in node.library:
+            for step in calls:
                 for name in reads(step):
                     require(name in self.available or name in made, "its library form reads {} too early", name)
                 made.update(writes(step))
@@ -216,6 +216,9 @@ class _ProgramRules:
         require(changed is None, "{} is not laid out as where the call was made", changed)
 
     def check_outputs(self) -> None:
+        products = {node.out for node in self.program.nodes if isinstance(node, Contract)}
+        strays = self.program.library.keys() - products
+        require(not strays, "a library form stands beside no product: {}", ", ".join(sorted(strays)))
         for output in self.program.outputs:
             if isinstance(output, BufferRef):
                 self._read([output.name])

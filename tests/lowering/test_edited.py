@@ -11,9 +11,9 @@ from fusion.lowering.errors import Origin
 from fusion.lowering.expr import Load
 from fusion.lowering.expr import make_op as op
 from fusion.lowering.interpret import run_program
-from fusion.lowering.program import BufferRef, Map, Program
+from fusion.lowering.program import BufferRef, Contract, Extern, Map, Program
 from fusion.lowering.verify import verify_program
-from tests.lowering.building import F32, I0, axis, buffer, program
+from tests.lowering.building import F32, I0, I1, R0, axis, buffer, program
 
 AXES = (axis(I0, 5),)
 HALF = torch.full((5,), 0.5)
@@ -73,3 +73,33 @@ def test_nothing_changed_is_the_same_object() -> None:
 def test_an_origin_that_is_not_known_is_a_defect() -> None:
     with pytest.raises(KeyError, match="missing"):
         chain().edited(origins={"w": "missing"})
+
+
+def product() -> Program:
+    """z = x · x of 3 by 3, with the library's call beside it."""
+    calls = (Extern(("z",), torch.ops.aten.mm.default, (BufferRef("x"), BufferRef("x"))),)
+    lhs, rhs = Load("x", (I0, R0), F32), Load("x", (R0, I1), F32)
+    node = Contract("z", (axis(I0, 3), axis(I1, 3)), (axis(R0, 3),), lhs, rhs, (I0,), (I1,), F32)
+    made = program([buffer("x", (3, 3)), buffer("z", (3, 3))], [node], ["x"], "z")
+    return made.edited(library={"z": calls})
+
+
+def test_the_librarys_calls_stand_beside_equal_contracts() -> None:
+    made = product()
+    verify_program(made)
+    (node,) = made.nodes
+    assert isinstance(node, Contract) and replace(node) == node and hash(replace(node)) == hash(node)
+    assert made.edited([replace(node)]).library == made.library
+    (called,) = made.library.values()
+    x = torch.randn(3, 3)
+    for form in (made, made.edited(called)):
+        verify_program(form)
+        torch.testing.assert_close(run_program(form, [x])[0], x @ x)
+
+
+def test_the_librarys_calls_go_with_their_contract() -> None:
+    made = product()
+    (called,) = made.library.values()
+    assert made.edited(called).library == {}
+    assert made.edited(library={"z": ()}).library == {}
+    assert made.edited(library={"x": called}).library == made.library

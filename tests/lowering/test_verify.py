@@ -76,6 +76,10 @@ def changed(position: int, **fields: object) -> Program:
     return with_node(position, lambda node: replace(node, **fields))  # type: ignore[arg-type]
 
 
+def beside(**calls: Node) -> Program:
+    return replace(two_step(), library={out: (call,) for out, call in calls.items()})
+
+
 def refused(made: Program, rule: str) -> VerifyError:
     with pytest.raises(VerifyError, match=re.escape(rule)) as caught:
         verify_program(made)
@@ -196,11 +200,9 @@ def test_a_whole_program_passes() -> None:
         (changed(1, rows=(I1,), columns=(I0,)), "i1 is a row axis of a product, but its right side varies along it"),
         (changed(1, rows=(), columns=(I0,)), "i0 is a column axis of a product, but its left side varies along it"),
         (changed(1, rows=(R0,)), "r0 is no parallel axis, it cannot be a row or column of a product"),
-        (changed(1, library=(Extern(("t",), aten.t.default, (BufferRef("y"),)),)), "its library form gives other"),
-        (
-            changed(1, library=(Extern(("z",), aten.t.default, (BufferRef("t"),)),)),
-            "its library form reads t too early",
-        ),
+        (beside(z=Extern(("t",), aten.t.default, (BufferRef("y"),))), "its library form gives other"),
+        (beside(z=Extern(("z",), aten.t.default, (BufferRef("t"),))), "its library form reads t too early"),
+        (beside(total=Extern(("total",), aten.t.default, (BufferRef("z"),))), "stands beside no product: total"),
         (changed(2, op="mean"), "no reduction 'mean'"),
         (changed(2, op="dot"), "a dot is a Contract, not a Reduce"),
         (changed(2, op="any"), "any takes bools, not torch.float32"),

@@ -141,6 +141,7 @@ class _Body:
             self.cut[node.out] = symbols.index(axis) if axis in symbols else None
         self.buffers: dict[str, Buffer] = {}
         self.nodes: list[Node] = []
+        self.library: dict[str, tuple[Node, ...]] = {}
 
     def run(self) -> Program | None:
         for name in self.parts.sliced:
@@ -169,10 +170,12 @@ class _Body:
                 assert isinstance(call, Extern)
                 self.nodes += [*views, _added(call, node.out)]
             else:
-                self.nodes.append(replace(node, library=library))
+                self.nodes.append(node)
+                self.library[node.out] = library
         outputs = tuple(BufferRef(name) for name in (*self.parts.rows, *self.parts.folds))
         inputs = (START, BETA, POINTS, *symbols_in(self.dependences, self.region), *self.parts.sliced, *self.parts.sums)
-        return Program(inputs, self.buffers, tuple(self.nodes), outputs, origins, inlined=self.program.inlined)
+        inlined = self.program.inlined
+        return Program(inputs, self.buffers, tuple(self.nodes), outputs, origins, inlined=inlined, library=self.library)
 
     def _sliced(self, buffer: Buffer, *, dense: bool) -> Buffer:
         """A buffer with as many points along its cut dimension as a chunk has; `dense` where it is made here."""
@@ -216,7 +219,7 @@ class _Body:
             case Reduce():
                 return replace(node, axes=shorter(node.axes), over=shorter(node.over))
             case Contract():
-                return replace(node, axes=shorter(node.axes), over=shorter(node.over), library=())
+                return replace(node, axes=shorter(node.axes), over=shorter(node.over))
             case Scan() | Scatter():
                 raise AssertionError("regions hold no scans and no scatters")
             case _:

@@ -34,7 +34,7 @@ from fusion.lowering.program import (
     axis_sizes,
     reads,
     with_exprs,
-    without_library,
+    writes,
 )
 
 
@@ -66,9 +66,9 @@ def collapse(program: Program, buffer: str) -> Program:
         if any(name in rows for name in reads(node)):
             rows.add(node.out)
         nodes.append(node)
-    if all(new is old for new, old in zip(nodes, program.nodes, strict=True)):
-        return program
-    return program.edited(nodes, buffers=buffers.values())
+    changed = (new for new, old in zip(nodes, program.nodes, strict=True) if new is not old)
+    library = {name: () for node in changed for name in writes(node)}  # which reads tensors as they were
+    return program.edited(nodes, buffers=buffers.values(), library=library)
 
 
 def _pair(node: Compute, rows: set[str]) -> tuple[Axis, Axis] | None:
@@ -93,7 +93,7 @@ def _collapsed(node: Compute, pair: tuple[Axis, Axis]) -> Compute:
         return tuple(whole if axis == first else axis for axis in axes if axis != second)
 
     sizes = {**axis_sizes(node), whole.symbol: whole.size}
-    node = without_library(with_exprs(node, substitute_all(node.exprs, at, sizes)))
+    node = with_exprs(node, substitute_all(node.exprs, at, sizes))
     match node:
         case Map():
             return replace(node, axes=merged(node.axes))
@@ -121,7 +121,7 @@ def _reading(node: Compute, merged: Mapping[str, tuple[int, sympy.Expr]]) -> Com
         index = (*expr.index[:position], simplify(first * size + second, sizes), *expr.index[position + 2 :])
         return Load(expr.buffer, index, expr.dtype, expr.mask)
 
-    return without_library(with_exprs(node, rewrite(node.exprs, rule)))
+    return with_exprs(node, rewrite(node.exprs, rule))
 
 
 def _without(buffer: Buffer, position: int) -> Buffer | None:

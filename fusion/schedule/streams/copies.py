@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusion.lowering.program import Extern, Node, Program, reading, without_library, writes
+from fusion.lowering.program import Extern, Node, Program, reading, writes
 from fusion.schedule.legality import Cluster, positions
 from fusion.schedule.naming import unused
 from fusion.schedule.streams.pull import Stream
@@ -35,14 +35,15 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
             buffers[name] = replace(buffers[node.out], name=name)
             origins[name] = node.out
             inlined[name] = program.made_of(node.out)
-            copies.setdefault(member, []).append(replace(reading(without_library(node), names), out=name))
+            copies.setdefault(member, []).append(replace(reading(node, names), out=name))
         renamed.append(names)
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
         if position in owner and not isinstance(node, Extern):
-            node = reading(without_library(node), renamed[owner[position]])
+            node = reading(node, renamed[owner[position]])
         nodes += [node, *copies.get(position, ())]
-    changed = program.edited(nodes, buffers=buffers.values(), origins=origins, inlined=inlined)
+    library = {name: () for position in owner for name in writes(program.nodes[position])}  # they stay in their kernels
+    changed = program.edited(nodes, buffers=buffers.values(), origins=origins, inlined=inlined, library=library)
     position_of = positions(changed)
     clusters = []
     for made, names in zip(streams, renamed, strict=True):
