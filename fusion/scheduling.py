@@ -9,12 +9,11 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 from fusion.inspect.trace import Trace
-from fusion.lowering.program import Extern, Program
+from fusion.lowering.chunks import POINTS, Chunked
+from fusion.lowering.program import Program
 from fusion.lowering.verify import verify_program
 from fusion.passes import PassLog, run_stage
 from fusion.schedule import Clustering, Schedule
-from fusion.schedule.chunks import Chunks
-from fusion.schedule.chunks.body import POINTS
 from fusion.schedule.forms import weighed_forms
 from fusion.schedule.kernels import KernelCall
 from fusion.stages import CLUSTERS, LAUNCHES, PROGRAM
@@ -33,9 +32,9 @@ def schedule_program(program: Program, at: Scheduling, trace: Trace) -> Schedule
     return replace(schedule, choices=choices, bodies=dict(_bodies(clustered.program, at, trace)))
 
 
-def _bodies(program: Program, at: Scheduling, trace: Trace) -> Iterator[tuple[Chunks, tuple[Schedule, ...]]]:
+def _bodies(program: Program, at: Scheduling, trace: Trace) -> Iterator[tuple[Chunked[Program], tuple[Schedule, ...]]]:
     """Schedule the bodies of each call in chunks, which have no chunks of their own."""
-    calls = [node.target for node in program.nodes if isinstance(node, Extern) and isinstance(node.target, Chunks)]
+    calls = [node for node in program.nodes if isinstance(node, Chunked)]
     for number, chunks in enumerate(calls):
         traces = [trace.within(f"chunks_{number}_{k}") for k in range(len(chunks.bodies))]
         hints = {**(at.hints or {}), POINTS: chunks.even(chunks.traced)}

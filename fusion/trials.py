@@ -23,6 +23,7 @@ from fusion.codegen.tuning import Tuner, Tuning, record
 from fusion.codegen.tuning.check import wrong_tensor
 from fusion.codegen.tuning.inputs import drawn, limits
 from fusion.codegen.tuning.timing import medians
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import CheckFailed, FusionError, VerifyError, brief
 from fusion.lowering.interpret import run_program
 from fusion.lowering.kernel import Kernel
@@ -82,7 +83,8 @@ class Trials:
                 lines.append(_numbered([BufferRef(name) for name in step.buffers], order))
             else:
                 outs = [None if name is None else BufferRef(name) for name in step.outs]
-                lines.append(f"{step.name} {_numbered([step.args, step.kwargs, outs], order)}")
+                given = [*map(BufferRef, step.reads)] if isinstance(step, Chunked) else [step.args, step.kwargs]
+                lines.append(f"{step.name} {_numbered([*given, outs], order)}")
         return "\n".join(lines)
 
     def _tried(self, part: Program, kernel: Kernel, ways: Sequence[Way], schedules: Sequence[Schedule]) -> Tuning:

@@ -16,11 +16,12 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
+from fusion.lowering.arguments import map_leaves
 from fusion.lowering.builder import Builder, Wanted, load_of, origin_of
 from fusion.lowering.errors import Origin, Unsupported
 from fusion.lowering.expr import Expr, Load, loads
 from fusion.lowering.indexing import ONE
-from fusion.lowering.program import Buffer, BufferRef, Extern, ExternArg, Map, Node, map_leaves, reads, writes
+from fusion.lowering.program import Buffer, BufferRef, Extern, ExternArg, Map, Node, reads, writes
 from fusion.lowering.sizes import given_by, size_of, sizes_of
 from fusion.lowering.value import Shape, Value, axes_of
 

@@ -7,6 +7,7 @@
             | Contract(out, axes, over, lhs, rhs)     out[axes] = Σ_over lhs·rhs            matrix units where they fit
             | Scatter(out, axes, start, op, …)        out = start, then out[index] op= value at every point of axes
             | Extern(outs, target, args, kwargs)      any operation without a rule: called as it is
+            | Chunked(bodies, length, sliced, …)      Programs, each run for some points of one axis at a time
 
 A node is a value over named axes.  Its axes are `i0, i1, …` in the order of the dimensions of its output buffer and
 `r0, r1, …` for those it reduces over, so equal nodes read alike.  Views are never nodes: they are the index of the
@@ -18,16 +19,18 @@ A pass makes another Program by `edited`.
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from typing import Any, TypeAlias, get_args
+from typing import TypeAlias, get_args
 
 import sympy
 import torch
 from torch._ops import OpOverload
 from typing_extensions import assert_never
 
+from fusion.lowering.arguments import leaves
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
 from fusion.lowering.expr import Expr, IndexValue, loads, renamed
 from fusion.lowering.indexing import coefficient, extent_of
@@ -218,32 +221,6 @@ class BufferRef:
     name: str
 
 
-def leaves(arg: object) -> Iterator[object]:
-    """What the containers of an argument hold."""
-    if isinstance(arg, (list, tuple)):
-        for part in arg:
-            yield from leaves(part)
-    elif isinstance(arg, Mapping):
-        yield from leaves(list(arg.values()))
-    else:
-        yield arg
-
-
-def map_leaves(arg: object, change: Callable[[Any], object]) -> Any:
-    """An argument with what `change` makes of what its containers hold.
-
-    >>> map_leaves([1, (2, {"three": 3})], lambda number: -number)
-    [-1, (-2, {'three': -3})]
-    """
-    if isinstance(arg, tuple):
-        return tuple(map_leaves(part, change) for part in arg)
-    if isinstance(arg, list):
-        return [map_leaves(part, change) for part in arg]
-    if isinstance(arg, Mapping):
-        return {key: map_leaves(part, change) for key, part in arg.items()}
-    return change(arg)
-
-
 ExternArg: TypeAlias = "BufferRef | sympy.Expr | object"
 """An argument of an extern: buffers as `BufferRef`, symbolic sizes as sympy, else as it is; containers nest."""
 
@@ -291,7 +268,9 @@ class Extern:
 
 
 Compute: TypeAlias = "Map | Reduce | Scan | Contract | Scatter"
-Node: TypeAlias = "Map | Reduce | Scan | Contract | Scatter | Extern"
+Call: TypeAlias = "Extern | Chunked[Program]"
+"""What is called as it stands; no kernel is generated for it."""
+Node: TypeAlias = "Map | Reduce | Scan | Contract | Scatter | Extern | Chunked[Program]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -377,7 +356,7 @@ class Program:
 def reads(node: Node) -> tuple[str, ...]:
     """The buffers a node reads, each once, in order of appearance."""
     match node:
-        case Extern():
+        case Extern() | Chunked():
             return node.reads
         case Scatter():
             return tuple(dict.fromkeys((node.start, *_loaded(node.exprs))))
@@ -398,6 +377,8 @@ def writes(node: Node) -> tuple[str, ...]:
     match node:
         case Extern():
             return tuple(out for out in node.outs if out is not None)
+        case Chunked():
+            return node.outs
         case Map() | Reduce() | Scan() | Contract() | Scatter():
             return (node.out,)
         case _:

@@ -20,6 +20,7 @@ from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.targets import DEFAULTS
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.program import writes
 from fusion.runtime import Boxed
@@ -141,9 +142,9 @@ def _time(schedule: Schedule, target: Target, scores: int) -> float:
         if isinstance(step, KernelCall):
             total += kernel_time(step, target)
             touched, who = step.written, "what is generated would write"
-        elif not step.is_view:
+        elif isinstance(step, Chunked) or not step.is_view:
             total += target.capabilities.launch_us
-            touched, who = (*step.reads, *writes(step)), f"{step.target} would take"
+            touched, who = (*step.reads, *writes(step)), f"{step.name} would take"
         else:
             continue
         if any(buffers[name].numel >= scores for name in touched):

@@ -11,13 +11,13 @@ from torch import fx
 from fusion.codegen.tuning import Tuning
 from fusion.inspect.breaks import Break
 from fusion.lowering.builder import origin_of
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.printer import format_bytes
-from fusion.lowering.program import Extern, Node, Program, reads, writes
+from fusion.lowering.program import Call, Extern, Node, Program, reads, writes
 from fusion.passes import PassTime
 from fusion.schedule import Refusal, Schedule
-from fusion.schedule.chunks import Chunks
 from fusion.schedule.graph import bytes_of
 from fusion.schedule.kernels import KernelCall
 
@@ -111,17 +111,17 @@ class Report:
                 kernels.append(KernelReport(step.kernel.name, source, target, step.origins, *moved, step.flops * runs))
                 after += Traffic(*moved)
                 continue
-            out = next((name for name in step.outs if name is not None), "")
-            if isinstance(step.target, Chunks):
+            if isinstance(step, Chunked):
                 notes.append(f"in chunks: {step.reason}")
                 continue
             traffic = _traffic(part.program, step, hints)
             after += Traffic(traffic.read * runs, traffic.written * runs)
             if not step.is_view:
+                out = next((name for name in step.outs if name is not None), "")
                 origin = part.program.origins.get(out, lowered.origins.get(out, Origin(out)))
                 externs.append(ExternReport(step.name, step.reason, origin))
         before = sum((_traffic(lowered, node, hints) for node in lowered.nodes), Traffic(0, 0))
-        operations = sum(not isinstance(node, Extern) for node in lowered.nodes)
+        operations = sum(not isinstance(node, (Extern, Chunked)) for node in lowered.nodes)
         refusals = tuple(refusal for part in _schedules(schedule) for refusal in part.refusals)
         choices = dict.fromkeys(choice for part in _schedules(schedule) for choice in part.choices)
         found = tuple(kernels), tuple(externs), refusals, before, after
@@ -231,13 +231,13 @@ def _schedules(schedule: Schedule) -> Iterator[Schedule]:
             yield from _schedules(body)
 
 
-def _steps(schedule: Schedule, runs: int = 1) -> Iterator[tuple[Schedule, KernelCall | Extern, int]]:
+def _steps(schedule: Schedule, runs: int = 1) -> Iterator[tuple[Schedule, KernelCall | Call, int]]:
     """Every step with the schedule it belongs to and how often it runs."""
     for step in schedule.steps:
         yield schedule, step, runs
-        if isinstance(step, Extern) and isinstance(step.target, Chunks):
-            which = [body for _, _, body in step.target.starts(step.target.traced)]
-            for number, body in enumerate(schedule.bodies[step.target]):
+        if isinstance(step, Chunked):
+            which = [body for _, _, body in step.starts(step.traced)]
+            for number, body in enumerate(schedule.bodies[step]):
                 yield from _steps(body, runs * which.count(number))
 
 

@@ -11,10 +11,12 @@ from collections.abc import Collection, Mapping, Sequence
 from enum import Enum, auto
 
 from torch import fx
+from typing_extensions import assert_never
 
 from fusion.joint.facts import constant_of, lowered
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, postorder
-from fusion.lowering.program import Contract, Extern, Map, Node, Scatter, writes
+from fusion.lowering.program import Contract, Extern, Map, Node, Reduce, Scan, Scatter, writes
 from fusion.lowering.scalar_ops import SCALAR_OPS
 from fusion.lowering.value import Value
 
@@ -53,18 +55,21 @@ def _operand(arg: fx.Node, inside: Collection[fx.Node]) -> _Kind:
 
 
 def _kind_of_node(step: Node, kinds: Mapping[str, _Kind]) -> _Kind:
-    if isinstance(step, Extern):
-        return _Kind.FIXED if all(kinds[name] in _STILL for name in step.reads) else _Kind.OTHER
-    exprs = [_kind(expr, kinds) for expr in step.exprs]
-    if isinstance(step, Map):
-        return exprs[0]
-    if isinstance(step, Contract):
-        return _of_operation(exprs, SCALAR_OPS["mul"].linear)
-    if isinstance(step, Scatter):
-        start, value, *others = kinds[step.start], *exprs
-        adds_up = step.op in ("sum", "store") and all(kind in _STILL for kind in others)
-        return _of_operation([start, value], ((0, 1),) if adds_up else ())
-    return _of_operation(exprs, ((0,),) if step.op == "sum" else ())
+    match step:
+        case Extern() | Chunked():
+            return _Kind.FIXED if all(kinds[name] in _STILL for name in step.reads) else _Kind.OTHER
+        case Map():
+            return _kind(step.expr, kinds)
+        case Reduce() | Scan():
+            return _of_operation([_kind(arg, kinds) for arg in step.args], ((0,),) if step.op == "sum" else ())
+        case Contract():
+            return _of_operation([_kind(expr, kinds) for expr in step.exprs], SCALAR_OPS["mul"].linear)
+        case Scatter():
+            start, value, *others = kinds[step.start], *(_kind(expr, kinds) for expr in step.exprs)
+            adds_up = step.op in ("sum", "store") and all(kind in _STILL for kind in others)
+            return _of_operation([start, value], ((0, 1),) if adds_up else ())
+        case _:
+            assert_never(step)
 
 
 def _kind(root: Expr, kinds: Mapping[str, _Kind]) -> _Kind:

@@ -16,13 +16,16 @@ from typing import TypeAlias
 import sympy
 import torch
 from torch import fx
+from typing_extensions import assert_never
 
 from fusion.codegen.build import Built
 from fusion.codegen.target import Launcher
+from fusion.lowering.arguments import map_leaves
 from fusion.lowering.checks import has_checks
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import BuildError, CheckFailed
 from fusion.lowering.kernel import Kernel
-from fusion.lowering.program import BufferRef, Extern, ExternArg, Program, map_leaves
+from fusion.lowering.program import Buffer, BufferRef, Call, Extern, ExternArg, Program
 from fusion.runtime.chunks import InChunks
 from fusion.runtime.memory import allocator, in_memory_of
 from fusion.runtime.names import identifier, named
@@ -31,7 +34,6 @@ from fusion.runtime.results import as_said
 from fusion.runtime.sizes import Sizes
 from fusion.runtime.views import only_reads, starts, unseen_results
 from fusion.schedule import Schedule
-from fusion.schedule.chunks import Chunks
 from fusion.schedule.kernels import KernelCall
 
 aten = torch.ops.aten
@@ -107,10 +109,11 @@ def splice(
     """
     built = {k: replace(each, launch=or_evaluated(each.launch, k, refused)) for k, each in built.items()}
     modules: dict[str, fx.GraphModule] = {}
-    calls: dict[Chunks, Callable[..., object]] = {}
+    calls: dict[Chunked[Program], Callable[..., object]] = {}
     for number, (chunks, bodies) in enumerate(schedule.bodies.items()):
         made = {f"chunks_{number}_{k}": splice(body, built, main, watch=watch) for k, body in enumerate(bodies)}
-        calls[chunks] = named(InChunks(chunks, [module.forward for module in made.values()]), "in_chunks")
+        results = [schedule.program.buffers[name] for name in chunks.outs]
+        calls[chunks] = named(InChunks(chunks, results, [module.forward for module in made.values()]), chunks.name)
         modules.update(made)
     result = _Splicer(schedule.program, calls, main, watch).run(schedule.steps, built, kept)
     for name, module in modules.items():
@@ -124,7 +127,7 @@ class _Splicer:
     def __init__(
         self,
         program: Program,
-        calls: Mapping[Chunks, Callable[..., object]],
+        calls: Mapping[Chunked[Program], Callable[..., object]],
         main: torch.device | None,
         watch: Watch | None,
     ) -> None:
@@ -143,7 +146,7 @@ class _Splicer:
         self.root = torch.nn.Module()
 
     def run(
-        self, steps: Sequence[KernelCall | Extern], built: Mapping[Kernel, Built], kept: Collection[int]
+        self, steps: Sequence[KernelCall | Call], built: Mapping[Kernel, Built], kept: Collection[int]
     ) -> fx.GraphModule:
         for position, name in enumerate(self.program.inputs):
             node = self.graph.placeholder(identifier(str(name)) if name is not None else f"unused_{position}")
@@ -158,10 +161,15 @@ class _Splicer:
         self.lone, self.kept = unseen_results(self.program, steps, PRODUCTS | ATTENTION.keys(), kept)
         self.seen = self.program.output_names() - self.lone - self.kept
         for step in steps:
-            if isinstance(step, Extern):
-                self._extern(step)
-            else:
-                self._launch(step, self._launcher(step, built[step.kernel].launch))
+            match step:
+                case Extern():
+                    self._extern(step)
+                case Chunked():
+                    self._chunked(step)
+                case KernelCall():
+                    self._launch(step, self._launcher(step, built[step.kernel].launch))
+                case _:
+                    assert_never(step)
         self.graph.output(tuple(self._output(out) for out in self.program.outputs))
         self.graph.set_codegen(_Boxed())
         return fx.GraphModule(self.root, self.graph)
@@ -189,6 +197,18 @@ class _Splicer:
         self.graph.call_function(launch, (*(self._laid(name) for name in call.buffers), *sizes))
         self.tensors.update({name: self._tensor(operand) for name, operand in call.over.items()})
 
+    def _chunked(self, call: Chunked[Program]) -> None:
+        tensors = tuple(self._tensor(name) for name, _ in call.sliced)
+        sizes = [self.sizes.of(call.length), [self.sizes.of(size) for size in call.symbols]]
+        layouts = [[[self.sizes.of(size) for size in of] for of in (b.shape, b.strides)] for b in self._made_by(call)]
+        node = self.graph.call_function(self.calls[call], (*tensors, [*sizes, *layouts]))
+        for position, name in enumerate(call.outs):
+            self.tensors[name] = self.graph.call_function(operator.getitem, (node, position))
+            self.given[name] = call.name
+
+    def _made_by(self, call: Chunked[Program]) -> list[Buffer]:
+        return [self.program.buffers[name] for name in call.outs]
+
     def _extern(self, call: Extern) -> None:
         begins = starts(call, self.program.buffers)
         if begins and self._can_wait(call):
@@ -203,8 +223,7 @@ class _Splicer:
     def _call(self, call: Extern) -> None:
         held = self._read if only_reads(call) else self._tensor
         args, kwargs = (map_leaves(given, partial(self._argument, held=held)) for given in (call.args, call.kwargs))
-        target = self.calls[call.target] if isinstance(call.target, Chunks) else CHEAPER.get(call.target, call.target)
-        node = self.graph.call_function(target, args, kwargs)
+        node = self.graph.call_function(CHEAPER.get(call.target, call.target), args, kwargs)
         for symbol, place, dim in call.sizes:
             result = self.graph.call_function(operator.getitem, (node, place)) if call.multiple else node
             self.sizes.found[symbol] = result if dim is None else self.graph.call_method("size", (result, dim))

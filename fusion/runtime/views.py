@@ -15,7 +15,7 @@ import sympy
 import torch
 from torch._ops import OpOverload
 
-from fusion.lowering.program import Buffer, BufferRef, Extern, Program, memory_of
+from fusion.lowering.program import Buffer, BufferRef, Call, Extern, Program, memory_of
 from fusion.schedule.kernels import KernelCall
 
 aten = torch.ops.aten
@@ -78,7 +78,7 @@ def only_reads(call: Extern) -> bool:
 
 
 def unseen_results(
-    program: Program, steps: Sequence[KernelCall | Extern], fresh: Collection[object], kept: Collection[int]
+    program: Program, steps: Sequence[KernelCall | Call], fresh: Collection[object], kept: Collection[int]
 ) -> tuple[frozenset[str], frozenset[str]]:
     """The results of which nobody sees whether they are views: made here, in memory of which no other is a part, and
     those that backward alone gets, in memory of which none is a part that the caller gets and may change.

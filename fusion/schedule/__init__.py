@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fusion.codegen.tuning import Tuning
-from fusion.lowering.program import Extern, Program
-from fusion.schedule.chunks import Chunks
+from fusion.lowering.chunks import Chunked
+from fusion.lowering.program import Call, Program
 from fusion.schedule.clusters import Clustering, Refusal, grow
 from fusion.schedule.kernels import KernelCall
 
-Step: TypeAlias = "KernelCall | Extern"
+Step: TypeAlias = "KernelCall | Call"
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Schedule:
     steps: tuple[Step, ...]
     refusals: tuple[Refusal, ...]
     choices: tuple[Tuning, ...] = ()
-    bodies: Mapping[Chunks, tuple[Schedule, ...]] = field(default_factory=dict)
+    bodies: Mapping[Chunked[Program], tuple[Schedule, ...]] = field(default_factory=dict)
 
     def launches(self) -> Iterator[KernelCall]:
         """Every kernel call, also those inside chunks."""

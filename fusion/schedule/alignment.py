@@ -21,6 +21,7 @@ import sympy
 from typing_extensions import assert_never
 
 from fusion.codegen.target import Capabilities
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Load, loads, renamed
 from fusion.lowering.indexing import axis_symbol
 from fusion.lowering.program import (
@@ -138,11 +139,11 @@ def _multiplied(program: Program) -> Iterator[str]:
 def _fixed(program: Program) -> Iterator[str]:
     """The buffers whose strides are seen outside generated kernels."""
     yield from program.output_names()
-    made = {name for node in program.nodes if not isinstance(node, (Extern, Scatter)) for name in writes(node)}
+    made = {name for node in program.nodes if not isinstance(node, (Extern, Chunked, Scatter)) for name in writes(node)}
     yield from program.buffers.keys() - made
     for node in program.nodes:
         match node:
-            case Extern():
+            case Extern() | Chunked():
                 yield from reads(node)
             case Scatter():
                 yield node.out

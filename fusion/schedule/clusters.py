@@ -15,6 +15,7 @@ import networkx as nx
 import sympy
 
 from fusion.codegen.target import Capabilities
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
 from fusion.lowering.printer import format_bytes
 from fusion.lowering.program import Contract, Extern, Program, writes
@@ -160,9 +161,9 @@ class _Growth:
         node = self.dependences.node(position)
         for name in writes(node):
             for reader in self.dependences.readers.get(name, ()):
-                if not isinstance(node, Extern):
+                if not isinstance(node, (Extern, Chunked)):
                     yield Link(name, position, reader, vertical=True)
-        if isinstance(node, Extern):
+        if isinstance(node, (Extern, Chunked)):
             return
         for name in self.dependences.reads[position]:
             readers = self.dependences.readers[name]
@@ -331,9 +332,9 @@ class _Growth:
         if self.owner[writer] == self.owner[reader]:
             return None
         ends = (self.dependences.program.nodes[position] for position in (writer, reader))
-        extern = next((node for node in ends if isinstance(node, Extern)), None)
+        extern = next((node for node in ends if isinstance(node, (Extern, Chunked))), None)
         if extern is None:
             return self.reasons.get((writer, reader), "no candidate")
-        if extern.is_view:
+        if isinstance(extern, Extern) and extern.is_view:
             return None
         return f"{extern.name} is an extern" + (f" ({extern.reason})" if extern.reason else "")

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import sympy
 
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, postorder, rewrite
 from fusion.lowering.live import without_dead_nodes
 from fusion.lowering.program import Buffer, BufferRef, Extern, Map, Node, Program, Scatter, reads, writes
@@ -98,7 +99,7 @@ def _added_up(program: Program) -> Program:
     sums = _Sums(program)
     changed = False
     for position, node in enumerate(program.nodes):
-        if not isinstance(node, Extern) and node.out not in program.library:
+        if not isinstance(node, (Extern, Chunked)) and node.out not in program.library:
             node = inline(node, sums.plain)
         if isinstance(node, Map):
             joined = sums.joined(node)
@@ -130,7 +131,7 @@ def _without_copies(program: Program) -> Program:
             continue
         assert isinstance(node, Scatter)
         back = _copied_back(program, source, node.out) if source in program.inputs else None
-        own = source in made and not isinstance(made[source], Extern) and readers[source] == 1
+        own = source in made and not isinstance(made[source], (Extern, Chunked)) and readers[source] == 1
         if own or (back is not None and readers[source] == 2):
             begun[node.start] = source
             dropped |= {id(made[node.start])} if back is None else {id(made[node.start]), id(back)}

@@ -11,8 +11,20 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import networkx as nx
 import sympy
 
+from fusion.lowering.arguments import leaves
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Load, index_of, loads, postorder
-from fusion.lowering.program import Buffer, Compute, Extern, Node, Program, axis_sizes, leaves, memory_of, reads, writes
+from fusion.lowering.program import (
+    Buffer,
+    Compute,
+    Extern,
+    Node,
+    Program,
+    axis_sizes,
+    memory_of,
+    reads,
+    writes,
+)
 from fusion.lowering.sizes import estimate, given_by
 
 
@@ -31,14 +43,14 @@ class Dependences:
         self.reads: list[tuple[str, ...]] = []  # buffers that a node takes, in their order
         self.outs: list[str] = []  # what a node makes; of an extern nothing
         self._bytes: dict[str, int] = {}
-        self.generated = frozenset(k for k, node in enumerate(program.nodes) if not isinstance(node, Extern))
+        self.generated = frozenset(k for k, node in enumerate(program.nodes) if not isinstance(node, (Extern, Chunked)))
         order = _Order(program)
         for position, node in enumerate(program.nodes):
             self.graph.add_node(position)
-            self.loads.append(() if isinstance(node, Extern) else tuple(loads(*node.exprs)))
+            self.loads.append(() if isinstance(node, (Extern, Chunked)) else tuple(loads(*node.exprs)))
             self.read.append(frozenset(load.buffer for load in self.loads[-1]))
             self.reads.append(tuple(reads(node)))
-            self.outs.append("" if isinstance(node, Extern) else node.out)
+            self.outs.append("" if isinstance(node, (Extern, Chunked)) else node.out)
             for name in self.reads[-1]:
                 self.readers.setdefault(name, []).append(position)
                 if name in self.writer:
@@ -53,7 +65,7 @@ class Dependences:
     def compute(self, position: int) -> Compute:
         """The node at `position`, which is known not to be an extern."""
         node = self.program.nodes[position]
-        assert not isinstance(node, Extern)
+        assert not isinstance(node, (Extern, Chunked))
         return node
 
     def producers(self, position: int) -> Iterator[int]:
@@ -124,7 +136,9 @@ def _sizes(program: Program, node: Node) -> set[sympy.Symbol]:
     """The size symbols that have to be known for a node to run."""
     buffers = (program.buffers[name] for name in writes(node))
     found = [size for buffer in buffers for size in (*buffer.shape, *buffer.strides)]
-    if isinstance(node, Extern):
+    if isinstance(node, Chunked):
+        found += [node.length, *node.symbols]
+    elif isinstance(node, Extern):
         found += [arg for arg in leaves((node.args, node.kwargs)) if isinstance(arg, sympy.Expr)]
     else:
         found += [*axis_sizes(node).values()]

@@ -19,12 +19,24 @@ from dataclasses import replace
 
 import sympy
 
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Cast, Expr, Load, Op, Random, as_stored, free_axes, guarded, loads, postorder, rewrite
 from fusion.lowering.indexing import substitute
 from fusion.lowering.last_bits import compared, may_differ
 from fusion.lowering.live import without_dead_nodes
 from fusion.lowering.positions import settle
-from fusion.lowering.program import Compute, Contract, Extern, Map, Node, Program, axis_sizes, reads, with_exprs, writes
+from fusion.lowering.program import (
+    Compute,
+    Contract,
+    Extern,
+    Map,
+    Node,
+    Program,
+    axis_sizes,
+    reads,
+    with_exprs,
+    writes,
+)
 from fusion.lowering.scalar_ops import SCALAR_OPS
 
 FREE_LOADLESS, FREE_SINGLE = 40, 4
@@ -44,10 +56,12 @@ def inline_cheap_maps(program: Program) -> Program:
     nodes: list[Node] = []
     taken_in: dict[str, tuple[str, ...]] = dict(program.inlined)
     changed = False
-    stays = program.output_names().union(*(reads(node) for node in program.nodes if isinstance(node, Extern)))
+    stays = program.output_names().union(
+        *(reads(node) for node in program.nodes if isinstance(node, (Extern, Chunked)))
+    )
     stored, compared_back = _Stored(program, stays), _compared_back(program)
     for node in program.nodes:
-        if not isinstance(node, Extern) and node.out not in program.library:
+        if not isinstance(node, (Extern, Chunked)) and node.out not in program.library:
             while (inlined := inline(node, known := {**cheap, **_seen_at_few_points(node, maps, stored)})) is not node:
                 changed = True
                 read = [load.buffer for load in loads(*node.exprs) if load.buffer in known]
@@ -71,7 +85,9 @@ def inline_cheap_maps(program: Program) -> Program:
 def _compared_back(program: Program) -> frozenset[str]:
     """The tensors that are compared with something that was made of them, by other than maps."""
     made = {out: node for node in program.nodes for out in writes(node)}
-    pairs = [args for node in program.nodes if not isinstance(node, Extern) for args in compared(*node.exprs)]
+    pairs = [
+        args for node in program.nodes if not isinstance(node, (Extern, Chunked)) for args in compared(*node.exprs)
+    ]
     found: set[str] = set()
     for args in pairs:
         sides = [{load.buffer for load in loads(arg)} for arg in args]
@@ -99,12 +115,12 @@ class _Stored:
         self._wanted, self._finishing, self._age = set(stays), set[str](), dict[str, int]()
         points, products = dict[str, sympy.Expr](), set[str]()
         for node in program.nodes:
-            step = isinstance(node, Contract) or (isinstance(node, Extern) and not node.is_view)
+            step = isinstance(node, (Contract, Chunked)) or (isinstance(node, Extern) and not node.is_view)
             age = max((self._age.get(name, 0) for name in reads(node)), default=0) + step
             self._age.update(dict.fromkeys(writes(node), age))
             if step:
                 products.update(writes(node))
-            if isinstance(node, Extern):
+            if isinstance(node, (Extern, Chunked)):
                 continue
             self._wanted.update(name for name in reads(node) if name in points and not _is_few(node, points[name]))
             if isinstance(node, Map):

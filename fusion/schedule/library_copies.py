@@ -10,14 +10,16 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
+from fusion.lowering.arguments import map_leaves
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.program import (
     BufferRef,
+    Call,
     Extern,
     ExternArg,
     Map,
     Node,
     Program,
-    map_leaves,
     memory_of,
     reading,
     reads,
@@ -33,7 +35,7 @@ def merge_copies(program: Program, made: Collection[str]) -> Program:
     instead: dict[str, str] = {}
     nodes: list[Node] = []
     for node in program.nodes:
-        node = _calling(node, instead) if isinstance(node, Extern) else reading(node, instead)
+        node = _calling(node, instead) if isinstance(node, (Extern, Chunked)) else reading(node, instead)
         if (
             isinstance(node, Map)
             and node.out in made
@@ -48,10 +50,13 @@ def merge_copies(program: Program, made: Collection[str]) -> Program:
     return program.edited(nodes) if instead else program
 
 
-def _calling(node: Extern, names: Mapping[str, str]) -> Extern:
+def _calling(node: Call, names: Mapping[str, str]) -> Call:
     """A call with other names for what it reads."""
     if not any(name in names for name in node.reads):
         return node
+
+    if isinstance(node, Chunked):
+        return replace(node, sliced=tuple((names.get(name, name), dimension) for name, dimension in node.sliced))
 
     def named(arg: ExternArg) -> ExternArg:
         return BufferRef(names.get(arg.name, arg.name)) if isinstance(arg, BufferRef) else arg

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 import torch
 
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Cast, Expr, Load, make_cast, postorder, rewrite
 from fusion.lowering.program import Extern, Map, Node, Program, reads, with_exprs
 from fusion.lowering.scalar_ops import HALVES
@@ -36,7 +37,7 @@ def store_rounded(program: Program) -> Program:
 
     nodes: list[Node] = []
     for node in program.nodes:
-        if not isinstance(node, Extern) and not narrow.keys().isdisjoint(reads(node)):
+        if not isinstance(node, (Extern, Chunked)) and not narrow.keys().isdisjoint(reads(node)):
             node = with_exprs(node, rewrite(node.exprs, rule))
         if isinstance(node, Map) and node.out in narrow:
             node = replace(node, expr=make_cast(node.expr, narrow[node.out]))
@@ -48,7 +49,7 @@ def _read_as(program: Program) -> dict[str, set[torch.dtype | None]]:
     """The types to which each tensor is rounded where it is read; None where it is read as it is."""
     found: dict[str, set[torch.dtype | None]] = {}
     for node in program.nodes:
-        own = () if isinstance(node, Extern) else node.exprs
+        own = () if isinstance(node, (Extern, Chunked)) else node.exprs
         seen = set[str]()
         for part in postorder(*own):
             if isinstance(part, Cast) and isinstance(part.arg, Load):

@@ -11,6 +11,7 @@ import math
 from functools import cached_property
 
 from fusion.codegen.target import Capabilities
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import loads
 from fusion.lowering.program import Contract, Extern, Scatter
 from fusion.schedule.contractions import slowdown
@@ -37,7 +38,10 @@ class Prices:
     @cached_property
     def work(self) -> list[int]:
         """Additions per point of each node."""
-        return [0 if isinstance(node, Extern) else max(1, cost(*node.exprs)) for node in self.dependences.program.nodes]
+        return [
+            0 if isinstance(node, (Extern, Chunked)) else max(1, cost(*node.exprs))
+            for node in self.dependences.program.nodes
+        ]
 
     def worth(self, first: Cluster, second: Cluster, joined: Cluster) -> str | None:
         """None if `joined` is predicted to be no slower than both apart; else why not."""

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from fusion.lowering.builder import GENERATED_DTYPES
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Load, make_cast
 from fusion.lowering.indexing import axis_symbol
 from fusion.lowering.program import (
@@ -34,8 +35,8 @@ from fusion.schedule.naming import unused
 
 def own_sources(program: Program) -> Program:
     """The program with sources of its own for its copies into inputs; the same object where they have them."""
-    calls = Counter(name for node in program.nodes if isinstance(node, Extern) for name in reads(node))
-    made = {name: node for node in program.nodes if not isinstance(node, Extern) for name in writes(node)}
+    calls = Counter(name for node in program.nodes if isinstance(node, (Extern, Chunked)) for name in reads(node))
+    made = {name: node for node in program.nodes if not isinstance(node, (Extern, Chunked)) for name in writes(node)}
     private = made.keys() - program.output_names()
     buffers = dict(program.buffers)
     origins: dict[str, str] = {}

@@ -22,12 +22,11 @@ from fusion.codegen.target import Target
 from fusion.codegen.tuning.record import Trial, Tuning
 from fusion.inspect.report import ExternReport, KernelReport, Report, Traffic
 from fusion.lowering import expr, kernel, program
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import BuildError, Origin
 from fusion.lowering.kernel import Kernel
 from fusion.options import Options
 from fusion.schedule import Refusal, Schedule
-from fusion.schedule.chunks import Chunks
-from fusion.schedule.chunks.body import Cut
 from fusion.schedule.kernels import KernelCall
 from fusion.warm.form import Unwritten, read, write
 from fusion.warm.interface import Interface, Operation, Place, graph_of, operations_of
@@ -57,7 +56,7 @@ KINDS = {
         *(kernel.Role, kernel.KernelAxis, kernel.Param, kernel.Fold, kernel.Prefix, kernel.Loop, kernel.Store, Kernel),
         *(program.Axis, program.Buffer, program.BufferRef, program.Map, program.Reduce, program.Scan),
         *(program.Contract, program.Scatter, program.Extern, program.Program),
-        *(Origin, KernelCall, Schedule, Refusal, Chunks, Cut, Tuning, Trial),
+        *(Chunked, Origin, KernelCall, Schedule, Refusal, Tuning, Trial),
         *(Report, KernelReport, ExternReport, Traffic, Finished, Interface, Operation, Place),
     )
 }

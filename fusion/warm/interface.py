@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from fusion.joint.given import is_tangent
-from fusion.lowering.program import map_leaves
+from fusion.lowering.arguments import map_leaves
 from fusion.warm.form import Unwritten
 from fusion.warm.key import held_by
 

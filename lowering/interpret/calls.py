@@ -7,9 +7,10 @@ from collections.abc import Mapping
 import sympy
 import torch
 
+from fusion.lowering.arguments import map_leaves
 from fusion.lowering.errors import VerifyError
 from fusion.lowering.evaluate import size_value
-from fusion.lowering.program import BufferRef, Extern, ExternArg, Program, map_leaves
+from fusion.lowering.program import BufferRef, Extern, ExternArg, Program
 
 
 def call(

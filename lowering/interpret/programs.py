@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import sympy
 import torch
 from typing_extensions import assert_never
 
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import VerifyError
 from fusion.lowering.evaluate import (
     Scope,
@@ -24,6 +25,7 @@ from fusion.lowering.evaluate import (
 )
 from fusion.lowering.expr import free_axes
 from fusion.lowering.interpret.calls import as_double, call
+from fusion.lowering.interpret.chunks import Body, run_chunks
 from fusion.lowering.program import Buffer, BufferRef, Contract, Extern, Map, Program, Reduce, Scan, Scatter
 
 
@@ -49,18 +51,27 @@ def run_program(
         assert isinstance(tensor, torch.Tensor)
         values[name] = tensor if exact else as_double(tensor)
     with torch.no_grad():
-        for node in program.nodes:
-            match node:
-                case Extern():
-                    values.update(call(program, node, values, sizes, exact))
-                case Scatter():
-                    scope = Scope(values, sizes, {}, exact, program.buffers[node.out].device)
-                    values[node.out] = _scattered(node, scope, own=node.start in given)
-                case Map() | Reduce() | Scan() | Contract():
-                    out = program.buffers[node.out]
-                    values[node.out] = _compute(node, out, Scope(values, sizes, {}, exact, out.device))
-                case _:
-                    assert_never(node)
+        return _results(program, values, sizes, exact)
+
+
+def _results(
+    program: Program, values: dict[str, torch.Tensor], sizes: dict[sympy.Symbol, int], exact: bool
+) -> list[torch.Tensor | int | None]:
+    """The outputs of a Program, of which `values` holds the inputs and the constants."""
+    for node in program.nodes:
+        match node:
+            case Extern():
+                values.update(call(program, node, values, sizes, exact))
+            case Chunked():
+                values.update(_in_chunks(program, node, values, sizes, exact))
+            case Scatter():
+                scope = Scope(values, sizes, {}, exact, program.buffers[node.out].device)
+                values[node.out] = _scattered(node, scope, own=node.start in program.inputs)
+            case Map() | Reduce() | Scan() | Contract():
+                out = program.buffers[node.out]
+                values[node.out] = _compute(node, out, Scope(values, sizes, {}, exact, out.device))
+            case _:
+                assert_never(node)
     results: list[torch.Tensor | int | None] = []
     for output in program.outputs:
         if output is None or isinstance(output, BufferRef):
@@ -68,6 +79,51 @@ def run_program(
         else:
             results.append(size_value(output, sizes))
     return results
+
+
+def _in_chunks(
+    program: Program,
+    node: Chunked[Program],
+    values: Mapping[str, torch.Tensor],
+    sizes: Mapping[sympy.Symbol, int],
+    exact: bool,
+) -> dict[str, torch.Tensor]:
+    """The tensors that a region makes, by buffer."""
+
+    def body_of(body: Program) -> Body:
+        def run(args: list[object]) -> tuple[torch.Tensor, ...]:
+            given = dict(zip(body.inputs, args, strict=True))
+            tensors = {name: t for name, t in given.items() if isinstance(name, str) and isinstance(t, torch.Tensor)}
+            known = {size: n for size, n in given.items() if isinstance(size, sympy.Symbol) and isinstance(n, int)}
+            _check_tensors(body, tensors, known, exact)
+            made = _results(body, tensors, known, exact)
+            return tuple(tensor for tensor in made if isinstance(tensor, torch.Tensor))
+
+        return run
+
+    results: dict[str, torch.Tensor] = {}
+    for name in node.outs:
+        out = program.buffers[name]
+        layout = [[size_value(size, sizes) for size in of] for of in (out.shape, out.strides)]
+        dtype = out.dtype if exact or not out.dtype.is_floating_point else torch.float64
+        results[name] = torch.empty_strided(*layout, dtype=dtype, device=out.device)
+    tensors = [values[name] for name, _ in node.sliced]
+    length, given = size_value(node.length, sizes), [size_value(size, sizes) for size in node.symbols]
+    run_chunks(node, [body_of(body) for body in node.bodies], length, given, tensors, results)
+    return results
+
+
+def _check_tensors(
+    program: Program, tensors: Mapping[str, torch.Tensor], sizes: Mapping[sympy.Symbol, int], exact: bool
+) -> None:
+    """Refuse tensors that are not as the inputs of a body are declared."""
+    for name, tensor in tensors.items():
+        buffer = program.buffers[name]
+        shape = tuple(size_value(size, sizes) for size in buffer.shape)
+        if tensor.shape != shape or (exact and tensor.dtype is not buffer.dtype):
+            raise VerifyError(
+                f"{name} of a chunk is {tensor.dtype}{list(tensor.shape)}, not {buffer.dtype}{list(shape)}"
+            )
 
 
 def bind_sizes(program: Program, inputs: Sequence[torch.Tensor | int | None]) -> dict[sympy.Symbol, int]:

@@ -11,6 +11,7 @@ from torch import fx
 from torch._ops import OpOverload
 from typing_extensions import assert_never
 
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.printer.expressions import Names, format_dtype, format_index, sizes_text
 from fusion.lowering.program import (
     Axis,
@@ -79,6 +80,8 @@ def _node_lines(node: Node, program: Program, described: Mapping[str, str]) -> l
     match node:
         case Extern():
             names, body = Names([]), _call(node, described)
+        case Chunked():
+            names, body = Names([]), _chunked(node, described)
         case Map() | Reduce() | Scan() | Contract() | Scatter():
             names = Names(node.exprs)
             texts = [names.text(expr) for expr in node.exprs]
@@ -89,6 +92,12 @@ def _node_lines(node: Node, program: Program, described: Mapping[str, str]) -> l
     origin = next((program.origins[name] for name in writes(node) if name in program.origins), None)
     lines = [f"  {line}" for line in names.lines]
     return [*lines, f"{body}   # {origin}" if origin else body]
+
+
+def _chunked(node: Chunked[Program], described: Mapping[str, str]) -> str:
+    outs = ", ".join(described[name] for name in node.outs)
+    read = [name if cut is None else f"{name} cut along {cut}" for name, cut in node.sliced]
+    return f"{outs} = {node.name}({format_index(node.length)} points of {', '.join(read)})  ({node.reason})"
 
 
 def _call(node: Extern, described: Mapping[str, str]) -> str:

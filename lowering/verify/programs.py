@@ -8,6 +8,8 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
+from fusion.lowering.arguments import leaves
+from fusion.lowering.chunks import ADDED_UP, BETA, POINTS, START, Chunked
 from fusion.lowering.expr import free_axes
 from fusion.lowering.indexing import symbols_of
 from fusion.lowering.program import (
@@ -15,6 +17,7 @@ from fusion.lowering.program import (
     Axis,
     Buffer,
     BufferRef,
+    Call,
     Compute,
     Contract,
     Extern,
@@ -24,7 +27,6 @@ from fusion.lowering.program import (
     Reduce,
     Scan,
     Scatter,
-    leaves,
     reads,
     writes,
 )
@@ -43,7 +45,7 @@ class Verified:
 
     def __init__(self) -> None:
         self._found: dict[int, tuple[Compute, Buffer, Mapping[str, Buffer], frozenset[sympy.Symbol]]] = {}
-        self._calls: dict[int, tuple[Extern, Mapping[str, Buffer]]] = {}
+        self._calls: dict[int, tuple[Call, Mapping[str, Buffer]]] = {}
 
     def loads(
         self, node: Compute, buffers: Mapping[str, Buffer], symbols: frozenset[sympy.Symbol]
@@ -59,7 +61,7 @@ class Verified:
         """Note that `node` is well formed over these buffers and size symbols."""
         self._found[id(node)] = node, out, loaded, symbols  # as long as the node is held, its id is its own
 
-    def changed(self, call: Extern, buffers: Mapping[str, Buffer]) -> str | None:
+    def changed(self, call: Call, buffers: Mapping[str, Buffer]) -> str | None:
         """A buffer of a call that is not what it was where the call was first met."""
         names = (*call.reads, *writes(call))
         _, known = self._calls.setdefault(id(call), (call, {name: buffers[name] for name in names}))
@@ -81,7 +83,7 @@ def verify_program(program: Program, before: Verified | None = None) -> None:
         checker.check_inputs()
         for node in program.nodes:
             made = writes(node)
-            place = f"the call of {node.target}" if isinstance(node, Extern) else f"node {node.out}"
+            place = f"the call of {node.target}" if isinstance(node, Extern) else f"node {', '.join(made)}"
             origin = next((program.origins[name] for name in made if name in program.origins), None)
             checker.check_node(node)
         place, origin = "the outputs", None
@@ -116,6 +118,8 @@ class _ProgramRules:
         match node:
             case Extern():
                 self._check_extern(node)
+            case Chunked():
+                self._check_chunked(node)
             case Scatter():
                 self._check_scatter(node, self._out(node), _sizes_of(node.axes))
             case Map() | Reduce() | Scan():
@@ -211,7 +215,35 @@ class _ProgramRules:
             self._learn_sizes(self.program.buffers[name])  # a call may return a size that nothing tells beforehand
         self._check_layouts(node)
 
-    def _check_layouts(self, call: Extern) -> None:
+    def _check_chunked(self, node: Chunked[Program]) -> None:
+        self._read(node.reads)
+        for size in (node.length, *node.symbols):
+            self._check_symbols(size)
+        for name in node.outs:
+            self._make(name)
+            out = self.program.buffers[name]
+            for size in (*out.shape, *out.strides):
+                self._check_symbols(size)
+        require(len(node.bodies) in (1, 2), "{} bodies are neither one nor one and a shorter one", len(node.bodies))
+        require(set(node.folds.values()) <= ADDED_UP.keys(), "nothing joins the {} of chunks", set(node.folds.values()))
+        buffers = [self.program.buffers[name] for name, _ in node.sliced]
+        buffers += [self.program.buffers[name] for name in node.sums]
+        cut = [*(dimension for _, dimension in node.sliced), *(None for _ in node.sums)]
+        results = [self.program.buffers[name] for name in (*node.rows, *node.folds)]
+        for buffer, dimension in (*zip(buffers, cut, strict=True), *zip(results, node.rows.values(), strict=False)):
+            inside = dimension is None or dimension < len(buffer.shape)
+            require(inside, "{} is cut along dimension {}, which it has not", buffer.name, dimension)
+        for body in node.bodies:
+            sizes = (START, BETA, POINTS, *node.symbols)
+            require(body.inputs[: len(sizes)] == sizes, "a body takes the sizes {}, not {}", body.inputs, sizes)
+            given = [body.buffers[str(name)] for name in body.inputs[len(sizes) :]]
+            made = [body.buffers[out.name] for out in body.outputs if isinstance(out, BufferRef)]
+            for own, outside, what in ((given, buffers, "takes"), (made, results, "gives")):
+                there, wanted = ([(each.dtype, len(each.shape)) for each in side] for side in (own, outside))
+                require(there == wanted, "a body {} {}, not {}", what, there, wanted)
+        self._check_layouts(node)
+
+    def _check_layouts(self, call: Call) -> None:
         changed = self.before.changed(call, self.program.buffers)
         require(changed is None, "{} is not laid out as where the call was made", changed)
 

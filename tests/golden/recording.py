@@ -32,11 +32,11 @@ from fusion.fallback import as_it_is
 from fusion.graphs import main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.kernel import Kernel
 from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule
-from fusion.schedule.chunks import Chunks
 from fusion.schedule.forms import kernel_time
 from fusion.schedule.kernels import KernelCall
 from tests.golden.models import Model
@@ -162,9 +162,9 @@ def _steps(schedule: Schedule, target: Target, indent: str = "  ") -> Iterator[s
     for step in schedule.steps:
         if isinstance(step, KernelCall):
             yield f"{indent}kernel {step.kernel.name}: {_form(step, target)}; {_digest(step.kernel, target)}"
-        elif isinstance(step.target, Chunks):
+        elif isinstance(step, Chunked):
             yield f"{indent}chunks {step.name}: {step.reason}"
-            for body in schedule.bodies[step.target]:
+            for body in schedule.bodies[step]:
                 yield from _steps(body, target, indent + "  ")
         elif not step.is_view:
             yield f"{indent}call {step.name}: {step.reason}"

@@ -5,8 +5,8 @@
 The logits of a language model are the case in mind: eight thousand tokens times a hundred thousand words, read by a
 softmax, and by the two products of its gradient.  Nothing here knows of them.  A contraction whose result exceeds the
 workspace becomes part of a *region* (`region.py`), all of which can run for some points of one axis at a time; the
-region becomes one call whose target is `Chunks`, with a Program of its own for a chunk (`body.py`), scheduled as any
-other.  The result that was too large is then never there; what is left of it, rows, sums and extremes, is put together.
+region becomes one node, a `Chunked`, with a Program of its own for a chunk (`body.py`), scheduled as any other.  The
+result that was too large is then never there; what is left of it, rows, sums and extremes, is put together.
 
 Tiles that a kernel walks where it makes them (`streams/`) need no memory at all, and are left to it.  A product with
 a long axis cannot be one: made again in each tile it would cost more than memory does.
@@ -15,83 +15,27 @@ a long axis cannot be one: made again in each tile it would cost more than memor
 from __future__ import annotations
 
 import sys
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 
 import networkx as nx
 import sympy
-import torch
 
 from fusion.codegen.target import Capabilities
+from fusion.lowering.chunks import POINTS, ROWS, Chunked, even
 from fusion.lowering.expr import Expr, Load, free_axes
 from fusion.lowering.live import named_buffers
 from fusion.lowering.printer import format_bytes
-from fusion.lowering.program import Buffer, BufferRef, Contract, Extern, Node, Program, axis_sizes
+from fusion.lowering.program import Contract, Node, Program, axis_sizes
 from fusion.lowering.sizes import given_by
-from fusion.schedule.chunks.body import POINTS, Cut, body_of, cut, symbols_in
+from fusion.schedule.chunks.body import body_of, cut, symbols_in
 from fusion.schedule.chunks.collapse import collapse
 from fusion.schedule.chunks.matrices import Copies, strided_view, with_matrices
-from fusion.schedule.chunks.region import ADDED_UP, Region, find_region, is_short
+from fusion.schedule.chunks.region import Region, find_region, is_short
 from fusion.schedule.graph import Dependences
-
-ROWS = 16
-"""Chunks start at multiples of this, so that slices are as aligned as what they are slices of."""
 
 MAX_ROUNDED = 8
 """Into how many chunks a region is cut at most where sums over them are rounded to half precision each time."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Chunks:
-    """The target of a call that runs a region in chunks.
-
-    It is called with the tensors in the order of `cut.sliced` and one list: the length of the cut axis, the sizes in
-    the order of `symbols`, and the shape and the strides of each result.
-
-    Attributes:
-        bodies: the program of a chunk, and that of a last, shorter one; or one program for any number of points.
-        traced: points of the cut axis when the graph was traced.
-        fitting: points that fit into the workspace.
-        most: how many chunks there are at most, where sums over them are rounded each time.
-        cut: how tensors are cut and results are put together; results come in the order of `cut.rows`, `cut.sums`,
-            `cut.folds`.
-        symbols: size symbols that the bodies take.
-        results: the layout of each result.
-    """
-
-    bodies: tuple[Program, ...]
-    traced: int
-    fitting: int
-    most: int
-    cut: Cut
-    symbols: tuple[sympy.Symbol, ...]
-    results: tuple[Buffer, ...]
-
-    __name__ = "in_chunks"
-
-    def __call__(self, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        raise AssertionError("chunks run once their bodies are built")
-
-    def even(self, length: int) -> int:
-        """Points of a chunk, of about equal size."""
-        return even(length, self.fitting, self.most)
-
-    def starts(self, length: int) -> Iterator[tuple[int, int, int]]:
-        """Each chunk: its first point, how many it has, and which of the bodies computes it."""
-        step = self.even(length)
-        for start in range(0, length, step):
-            points = min(step, length - start)
-            yield start, points, int(points < step) % len(self.bodies)
-
-
-def even(length: int, fitting: int, most: int) -> int:
-    """Points of a chunk if no more than `fitting` fit: chunks are of about equal size, and no more than `most`.
-
-    >>> even(280, 100, 100), even(280, 100, 2), even(0, 100, 2)
-    (96, 144, 16)
-    """
-    count = max(1, min(-(-length // fitting), most))
-    return max(ROWS, -(-length // (count * ROWS)) * ROWS)
 
 
 def in_chunks(
@@ -153,12 +97,13 @@ def _replaced(dependences: Dependences, region: Region, workspace: int, alignmen
     bodies = tuple(body for body in made if body is not None)
     if len(bodies) < len(made):
         return None
-    outs = (*parts.rows, *parts.sums, *parts.folds)
-    results = tuple(program.buffers[out] for out in outs)
-    chunks = Chunks(bodies, traced, fitting, most, parts, symbols_in(dependences, region), results)
-    reason = f"a product of {format_bytes(region.bytes)} is made {chunks.even(traced)} rows at a time"
-    sizes = [region.length, [*chunks.symbols], *([[*buffer.shape], [*buffer.strides]] for buffer in results)]
-    call = Extern(outs, chunks, (*map(BufferRef, parts.sliced), sizes), multiple=True, reason=reason)
+    symbols = symbols_in(dependences, region)
+    rows = even(traced, fitting, most)
+    reason = f"a product of {format_bytes(region.bytes)} is made {rows} rows at a time"
+    call = Chunked(
+        *(bodies, region.length, tuple(parts.sliced.items()), parts.rows, parts.sums, parts.folds),
+        *(symbols, traced, fitting, most, reason),
+    )
     first = [node for position, node in enumerate(program.nodes) if position in before]
     last = [node for position, node in enumerate(program.nodes) if position not in before and position not in members]
     return _without_unread(program.edited((*first, *views, call, *last)))
@@ -212,4 +157,4 @@ def _without_unread(program: Program) -> Program:
     return replace(program, buffers=buffers)
 
 
-__all__ = ["ADDED_UP", "Chunks", "in_chunks"]
+__all__ = ["in_chunks"]

@@ -14,6 +14,7 @@ import sympy
 import torch
 from typing_extensions import assert_never
 
+from fusion.lowering.chunks import BETA, POINTS, START
 from fusion.lowering.expr import Cast, Const, Expr, IndexValue, Load, Op, Random, TileRef, concrete, rewrite
 from fusion.lowering.indexing import simplify
 from fusion.lowering.program import (
@@ -33,19 +34,13 @@ from fusion.lowering.program import (
     reads,
     with_exprs,
 )
+from fusion.lowering.scalar_ops import FoldName
 from fusion.operations.products import add_aligned_product
 from fusion.schedule.axes import indices_of
 from fusion.schedule.chunks.matrices import Copies, aligned_strides, product_calls, with_matrices
 from fusion.schedule.chunks.pick import pick
 from fusion.schedule.chunks.region import Region
 from fusion.schedule.graph import Dependences
-
-START = sympy.Symbol("chunk_start", integer=True, nonnegative=True)
-"""The first point of a chunk."""
-BETA = sympy.Symbol("chunk_beta", integer=True, nonnegative=True)
-"""1 where a chunk is added to those before it, 0 in the first one."""
-POINTS = sympy.Symbol("chunk_points", integer=True, positive=True)
-"""The points of a chunk, where they are not known before it runs."""
 
 aten = torch.ops.aten
 
@@ -64,7 +59,7 @@ class Cut:
     sliced: Mapping[str, int | None]
     rows: Mapping[str, int]
     sums: tuple[str, ...]
-    folds: Mapping[str, str]
+    folds: Mapping[str, FoldName]
 
 
 def cut(dependences: Dependences, region: Region) -> Cut:
@@ -78,7 +73,7 @@ def cut(dependences: Dependences, region: Region) -> Cut:
         dimension = _dimension(load, axis)
         sliced[load.buffer] = dimension if sliced.setdefault(load.buffer, dimension) == dimension else None
     rows: dict[str, int] = {}
-    folds: dict[str, str] = {}
+    folds: dict[str, FoldName] = {}
     sums: list[str] = []
     for out, position in made.items():
         node, axis = dependences.compute(position), region.axes[position]

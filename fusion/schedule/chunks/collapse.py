@@ -17,6 +17,7 @@ from itertools import pairwise
 import sympy
 from typing_extensions import assert_never
 
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Expr, Load, loads, rewrite
 from fusion.lowering.indexing import FloorDiv, Mod, simplify, substitute_all
 from fusion.lowering.program import (
@@ -40,14 +41,14 @@ from fusion.lowering.program import (
 
 def collapse(program: Program, buffer: str) -> Program:
     """The program with the readers of `buffer` in terms of its rows; the same object if there is nothing to do."""
-    kept = {name for node in program.nodes if isinstance(node, (Extern, Scatter)) for name in reads(node)}
+    kept = {name for node in program.nodes if isinstance(node, (Extern, Chunked, Scatter)) for name in reads(node)}
     kept |= program.output_names()
     buffers = dict(program.buffers)
     merged: dict[str, tuple[int, sympy.Expr]] = {}  # buffer → its dimension that is two now, and the size of the second
     rows = {buffer}  # what is made of it
     nodes: list[Node] = []
     for node in program.nodes:
-        if isinstance(node, (Extern, Scatter)):
+        if isinstance(node, (Extern, Chunked, Scatter)):
             nodes.append(node)
             continue
         node = _reading(node, merged)

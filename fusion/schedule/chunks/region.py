@@ -18,13 +18,11 @@ from dataclasses import dataclass
 import networkx as nx
 import sympy
 
+from fusion.lowering.chunks import ADDED_UP, Chunked
 from fusion.lowering.expr import Expr, Load
 from fusion.lowering.program import Contract, Extern, Map, Reduce
 from fusion.schedule.graph import Dependences
 from fusion.schedule.streams.pull import HELD
-
-ADDED_UP = {"sum": "add", "max": "maximum", "min": "minimum"}
-"""Reduction → what joins the results of two chunks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +107,7 @@ class _Growth:
             writer = self.dependences.writer.get(load.buffer)
             if writer is None or writer in self.axes or not self._is_wide(load.buffer):
                 continue
-            if self.axes[position] in load.index and not isinstance(self.dependences.node(writer), Extern):
+            if self.axes[position] in load.index and not isinstance(self.dependences.node(writer), (Extern, Chunked)):
                 found.append(writer)
         return found
 

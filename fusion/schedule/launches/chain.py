@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from fusion.lowering.kernel import Kernel, Role
-from fusion.lowering.program import Extern
+from fusion.lowering.program import Call
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share
 
@@ -19,13 +19,13 @@ SMALL = 1 << 14
 """Points above which one program alone would take longer than a launch."""
 
 
-def chain_last_steps(steps: Sequence[KernelCall | Extern]) -> list[KernelCall | Extern]:
+def chain_last_steps(steps: Sequence[KernelCall | Call]) -> list[KernelCall | Call]:
     """The steps with single-program kernels in the launch of the kernel that they follow."""
     return join_earlier(steps, _chained)
 
 
 def _chained(
-    steps: Sequence[KernelCall | Extern], maker: Mapping[str, int], last: KernelCall
+    steps: Sequence[KernelCall | Call], maker: Mapping[str, int], last: KernelCall
 ) -> tuple[int, KernelCall] | None:
     """The latest step that `last` depends on, with `last` at its end; None if it may not run there."""
     position = _host(steps, maker, last)
@@ -38,7 +38,7 @@ def _chained(
     return position, replace(call, kernel=replace(call.kernel, name=name, then=_append(host.kernel.then, tail)))
 
 
-def _host(steps: Sequence[KernelCall | Extern], maker: Mapping[str, int], last: KernelCall) -> int | None:
+def _host(steps: Sequence[KernelCall | Call], maker: Mapping[str, int], last: KernelCall) -> int | None:
     sizes = [axis.size for axis in last.kernel.axes]
     single = not last.kernel.with_role(Role.GRID) and all(size.is_Integer for size in sizes)
     if not single or math.prod(map(int, sizes)) > SMALL or last.kernel.sizes:

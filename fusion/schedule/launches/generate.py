@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from fusion.codegen.target import Target
-from fusion.lowering.program import Extern, Program, writes
+from fusion.lowering.chunks import Chunked
+from fusion.lowering.program import Call, Extern, Program, writes
 from fusion.schedule.clusters import Clustering, Refusal, refusals_of
 from fusion.schedule.kernels import KernelCall, kernel_of
 from fusion.schedule.legality import Cluster, single
@@ -18,17 +19,17 @@ from fusion.schedule.profit import Prices
 
 def kernels_of(
     program: Program, clustering: Clustering, target: Target | None
-) -> tuple[tuple[KernelCall | Extern, ...], tuple[Refusal, ...]]:
+) -> tuple[tuple[KernelCall | Call, ...], tuple[Refusal, ...]]:
     """Build a launch or a call for each cluster, in order; return them with the edges that were not fused.
 
     Args:
         target: is asked whether it can generate each kernel; None generates anything.
     """
-    steps: list[KernelCall | Extern] = []
+    steps: list[KernelCall | Call] = []
     refusals = [*clustering.refusals]
     for cluster in clustering.clusters:
         node = program.nodes[cluster.members[0]]
-        if isinstance(node, Extern):
+        if isinstance(node, (Extern, Chunked)):
             steps.append(node)
             continue
         call = kernel_of(clustering.prices, cluster)
@@ -38,7 +39,7 @@ def kernels_of(
     return tuple(steps), tuple(refusals)
 
 
-def refusals_of_steps(refusals: Sequence[Refusal], steps: Sequence[KernelCall | Extern]) -> tuple[Refusal, ...]:
+def refusals_of_steps(refusals: Sequence[Refusal], steps: Sequence[KernelCall | Call]) -> tuple[Refusal, ...]:
     """Keep the refusals of edges that flow through memory: those whose producer some step reads or writes."""
     held = {
         name

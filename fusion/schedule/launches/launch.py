@@ -12,31 +12,31 @@ from dataclasses import replace
 
 from fusion.lowering.errors import by_place
 from fusion.lowering.kernel import Kernel, Param, rename
-from fusion.lowering.program import Extern, writes
+from fusion.lowering.program import Call, writes
 from fusion.schedule.kernels import KernelCall
 
 
-def takes(step: KernelCall | Extern) -> tuple[str, ...]:
+def takes(step: KernelCall | Call) -> tuple[str, ...]:
     """The tensors that a step is called with; of a launch also those that it writes."""
     return step.buffers if isinstance(step, KernelCall) else step.reads
 
 
-def makes(step: KernelCall | Extern) -> tuple[str, ...]:
+def makes(step: KernelCall | Call) -> tuple[str, ...]:
     """The tensors that are there once a step has run: new ones, and new values of others."""
     return (*step.written, *step.over) if isinstance(step, KernelCall) else tuple(writes(step))
 
 
 def join_earlier(
-    steps: Sequence[KernelCall | Extern],
-    joined: Callable[[Sequence[KernelCall | Extern], Mapping[str, int], KernelCall], tuple[int, KernelCall] | None],
-) -> list[KernelCall | Extern]:
+    steps: Sequence[KernelCall | Call],
+    joined: Callable[[Sequence[KernelCall | Call], Mapping[str, int], KernelCall], tuple[int, KernelCall] | None],
+) -> list[KernelCall | Call]:
     """The steps with kernels in the launches of those before them.
 
     Args:
         joined: given the steps so far, which of them makes each tensor, and the next launch: the position of the one
             that it joins, and both as one; None where it stays by itself.
     """
-    result: list[KernelCall | Extern] = []
+    result: list[KernelCall | Call] = []
     maker: dict[str, int] = {}
     for step in steps:
         found = joined(result, maker, step) if isinstance(step, KernelCall) else None

@@ -21,7 +21,7 @@ import networkx as nx
 from fusion.codegen.build import is_idle
 from fusion.codegen.target import Capabilities, Target
 from fusion.lowering.kernel import Fold, Kernel, statements
-from fusion.lowering.program import Extern, Program
+from fusion.lowering.program import Call, Extern, Program
 from fusion.schedule.graph import bytes_of
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import makes, share, takes
@@ -41,8 +41,8 @@ OPEN = 8
 
 
 def pack_launches(
-    steps: Sequence[KernelCall | Extern], program: Program, target: Target
-) -> tuple[KernelCall | Extern, ...]:
+    steps: Sequence[KernelCall | Call], program: Program, target: Target
+) -> tuple[KernelCall | Call, ...]:
     """The steps with independent kernels in shared launches; in the same order where nothing is packed."""
     return _Packing(steps, program, target).run()
 
@@ -51,13 +51,13 @@ def pack_launches(
 class _Packing:
     """The state of one packing: the steps, and what must come before what."""
 
-    steps: Sequence[KernelCall | Extern]
+    steps: Sequence[KernelCall | Call]
     program: Program
     target: Target
     graph: nx.DiGraph[int] = field(default_factory=nx.DiGraph)
     calls: dict[int, KernelCall] = field(default_factory=dict)  # position of the first → the launch
 
-    def run(self) -> tuple[KernelCall | Extern, ...]:
+    def run(self) -> tuple[KernelCall | Call, ...]:
         self._order()
         self.calls = {number: step for number, step in enumerate(self.steps) if isinstance(step, KernelCall)}
         open_launches: deque[int] = deque(maxlen=OPEN)

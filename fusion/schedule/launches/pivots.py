@@ -39,7 +39,7 @@ from fusion.lowering.kernel import (
     values_of,
     with_values,
 )
-from fusion.lowering.program import Extern
+from fusion.lowering.program import Call
 from fusion.lowering.rules.formula import literal
 from fusion.lowering.sizes import may_be_empty
 from fusion.schedule.inline import cost
@@ -49,7 +49,7 @@ CHEAP = 8
 """Additions that one more element of a row may cost."""
 
 
-def about_pivots(steps: Sequence[KernelCall | Extern]) -> tuple[KernelCall | Extern, ...]:
+def about_pivots(steps: Sequence[KernelCall | Call]) -> tuple[KernelCall | Call, ...]:
     """The steps with means that are subtracted from their rows summed up from the first elements of these on."""
     return tuple(
         replace(step, kernel=_about_pivots(step.kernel)) if isinstance(step, KernelCall) else step for step in steps

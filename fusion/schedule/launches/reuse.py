@@ -17,9 +17,10 @@ from dataclasses import replace
 
 import torch
 
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import loads
 from fusion.lowering.kernel import Fold, Kernel, Store, statements, values_of
-from fusion.lowering.program import Buffer, BufferRef, Extern, Program, writes
+from fusion.lowering.program import Buffer, BufferRef, Call, Extern, Program, writes
 from fusion.operations.ownership import take_over
 from fusion.operations.products import aligned_product
 from fusion.schedule.kernels import KernelCall
@@ -39,8 +40,8 @@ LARGE = 1 << 22
 
 
 def reuse(
-    steps: Sequence[KernelCall | Extern], program: Program, spare: Collection[str] = ()
-) -> tuple[tuple[KernelCall | Extern, ...], Program]:
+    steps: Sequence[KernelCall | Call], program: Program, spare: Collection[str] = ()
+) -> tuple[tuple[KernelCall | Call, ...], Program]:
     """The steps with results written over operands where that is certain to change nothing.
 
     Args:
@@ -52,12 +53,12 @@ def reuse(
     for position, step in enumerate(steps):
         for name in _read(step):
             last[name] = position
-        if isinstance(step, KernelCall) or step.target in FRESH:
+        if isinstance(step, KernelCall) or (isinstance(step, Extern) and step.target in FRESH):
             made.update(_written(step))
-        if isinstance(step, Extern) and (step.is_view or step.impure or step.multiple):
+        if isinstance(step, Chunked) or (isinstance(step, Extern) and (step.is_view or step.impure or step.multiple)):
             kept.update(step.reads)
     given = {name for name in spare if _bytes(program.buffers[name]) >= LARGE} - kept
-    result: list[KernelCall | Extern] = []
+    result: list[KernelCall | Call] = []
     buffers = dict(program.buffers)
     for position, step in enumerate(steps):
         if isinstance(step, KernelCall):
@@ -82,14 +83,14 @@ def _taking_over(
     return call, {taken: name for name, taken in own.items()}
 
 
-def _read(step: KernelCall | Extern) -> Iterable[str]:
-    if isinstance(step, Extern):
+def _read(step: KernelCall | Call) -> Iterable[str]:
+    if not isinstance(step, KernelCall):
         return step.reads
     return [name for name in step.buffers if name not in step.written]
 
 
-def _written(step: KernelCall | Extern) -> Iterable[str]:
-    return writes(step) if isinstance(step, Extern) else step.written
+def _written(step: KernelCall | Call) -> Iterable[str]:
+    return step.written if isinstance(step, KernelCall) else writes(step)
 
 
 def _over(buffers: Mapping[str, Buffer], call: KernelCall, dying: set[str]) -> KernelCall:

@@ -20,7 +20,7 @@ from fusion.codegen.target import Target
 from fusion.lowering.expr import Expr, Load, Op, loads, rewrite
 from fusion.lowering.indexing import ZERO, FloorDiv, Mod, coefficient, simplify, substitute_all
 from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Role, Store, statements, values_of, with_values
-from fusion.lowering.program import Extern, Program, reads
+from fusion.lowering.program import Call, Extern, Program, reads
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share
 from fusion.schedule.space import Placement, place
@@ -29,11 +29,11 @@ MOST = 16
 """Parts of a sum above which a program alone would add them up for too long."""
 
 
-def finish_tiles(steps: Sequence[KernelCall | Extern], program: Program, target: Target) -> list[KernelCall | Extern]:
+def finish_tiles(steps: Sequence[KernelCall | Call], program: Program, target: Target) -> list[KernelCall | Call]:
     """The steps with kernels that add up parts in the launch of those that make them."""
 
     def joined(
-        found: Sequence[KernelCall | Extern], maker: Mapping[str, int], step: KernelCall
+        found: Sequence[KernelCall | Call], maker: Mapping[str, int], step: KernelCall
     ) -> tuple[int, KernelCall] | None:
         position = max((maker[name] for name in step.buffers if name in maker), default=-1)
         host = found[position] if position >= 0 else None

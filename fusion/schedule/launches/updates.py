@@ -18,7 +18,7 @@ import torch
 
 from fusion.lowering.expr import Expr, loads
 from fusion.lowering.kernel import Kernel, Role, Stmt, Store, loaded, statements, stored, values_of
-from fusion.lowering.program import BufferRef, Extern, Program, memory_of, writes
+from fusion.lowering.program import BufferRef, Call, Extern, Program, memory_of, writes
 from fusion.lowering.updates import copied
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import takes
@@ -27,14 +27,14 @@ from fusion.schedule.launches.redirect import params_without, redirected
 aten = torch.ops.aten
 
 
-def update(steps: Sequence[KernelCall | Extern], program: Program) -> tuple[tuple[KernelCall | Extern, ...], Program]:
+def update(steps: Sequence[KernelCall | Call], program: Program) -> tuple[tuple[KernelCall | Call, ...], Program]:
     """The steps without the copies into inputs that kernels can do without, and with the others in one call.
 
     The program returns the input where it returned what such a copy gives.
     """
     found = list(steps)
     for copy in steps:
-        if isinstance(copy, KernelCall) or (names := copied(copy, program)) is None:
+        if not isinstance(copy, Extern) or (names := copied(copy, program)) is None:
             continue
         written = _written_in_place(found, program, copy, *names)
         if written is not None:
@@ -51,15 +51,15 @@ def _returning(program: Program, copy: Extern, target: str) -> Program:
     return program.edited(outputs=(BufferRef(target) if out in results else out for out in program.outputs))
 
 
-def _is_copy(step: KernelCall | Extern, program: Program) -> bool:
+def _is_copy(step: KernelCall | Call, program: Program) -> bool:
     """Is this a copy into an input, of which nobody takes the result?"""
-    if isinstance(step, KernelCall) or copied(step, program) is None:
+    if not isinstance(step, Extern) or copied(step, program) is None:
         return False
     return program.output_names().isdisjoint(writes(step))
 
 
 def _written_in_place(
-    steps: Sequence[KernelCall | Extern], program: Program, copy: Extern, target: str, source: str
+    steps: Sequence[KernelCall | Call], program: Program, copy: Extern, target: str, source: str
 ) -> tuple[int, KernelCall] | None:
     """The step that makes `source`, by its position, as one that writes it into `target`; None where it may not."""
     old, new = program.buffers[target], program.buffers[source]
@@ -75,7 +75,7 @@ def _written_in_place(
     return None if call is None else (position, call)
 
 
-def _maker(steps: Sequence[KernelCall | Extern], copy: Extern, target: str, source: str) -> int | None:
+def _maker(steps: Sequence[KernelCall | Call], copy: Extern, target: str, source: str) -> int | None:
     """The position of the launch that makes `source`, if it may as well make `target` of it.
 
     It may not where another step than the copy takes `source`, or takes the copy's result, or `target` afterwards; nor
@@ -154,7 +154,7 @@ def _readers_first(body: Sequence[Stmt], written: set[str]) -> tuple[Stmt, ...] 
     return tuple(stores[k] for k in nx.lexicographical_topological_sort(graph))
 
 
-def _as_one_call(steps: list[KernelCall | Extern], program: Program) -> list[KernelCall | Extern]:
+def _as_one_call(steps: list[KernelCall | Call], program: Program) -> list[KernelCall | Call]:
     """The copies at the end of `steps` as one call; one of them, or one whose source is overwritten, stays."""
     count = 0
     while count < len(steps) and _is_copy(steps[-1 - count], program):

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing_extensions import assert_never
 
 from fusion.codegen.target import Capabilities
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.program import Contract, Extern, Map, Program, Reduce, Scan, Scatter, writes
 from fusion.schedule import scattered
 from fusion.schedule.graph import Dependences
@@ -77,7 +78,7 @@ def single(dependences: Dependences, capabilities: Capabilities, position: int) 
     """The cluster of one node."""
     node = dependences.node(position)
     match node:
-        case Extern():
+        case Extern() | Chunked():
             return Cluster((position,), Space((), ()), {}, extern=True)
         case Map() | Reduce():
             space = Space(node.axes, node.over)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 import sympy
 
 from fusion.codegen.target import Capabilities
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import Expr, Index, Load
 from fusion.lowering.indexing import invert, replace_axes, within
 from fusion.lowering.program import Compute, Extern, Map, Reduce, Scan, Scatter
@@ -70,7 +71,7 @@ def _folds_stay_inside(dependences: Dependences, joined: Cluster, moved: Cluster
     sizes = joined.space.sizes
     for member in moved.members:
         node = dependences.node(member)
-        if isinstance(node, (Extern, Map)) or member not in joined.places:
+        if isinstance(node, (Extern, Chunked, Map)) or member not in joined.places:
             continue
         placement = joined.places[member]
         for axis in (*node.axes, *node.over):

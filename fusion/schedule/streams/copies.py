@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.program import Extern, Node, Program, reading, writes
 from fusion.schedule.legality import Cluster, positions
 from fusion.schedule.naming import unused
@@ -27,7 +28,7 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
         names: dict[str, str] = {}
         for member in sorted(made.places):
             node = program.nodes[member]
-            assert not isinstance(node, Extern)
+            assert not isinstance(node, (Extern, Chunked))
             if member not in owner:
                 owner[member] = number
                 continue
@@ -39,7 +40,7 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
         renamed.append(names)
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
-        if position in owner and not isinstance(node, Extern):
+        if position in owner and not isinstance(node, (Extern, Chunked)):
             node = reading(node, renamed[owner[position]])
         nodes += [node, *copies.get(position, ())]
     library = {name: () for position in owner for name in writes(program.nodes[position])}  # they stay in their kernels

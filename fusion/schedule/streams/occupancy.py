@@ -13,6 +13,7 @@ import sympy
 from typing_extensions import assert_never
 
 from fusion.codegen.target import Capabilities, busy
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import free_axes
 from fusion.lowering.indexing import FloorDiv, substitute_all
 from fusion.lowering.program import Contract, Extern, Map, Reduce, Scan, Scatter
@@ -149,7 +150,7 @@ def _is_product(dependences: Dependences, position: int) -> bool:
 def _work(dependences: Dependences, position: int, capabilities: Capabilities) -> float:
     node = dependences.node(position)
     match node:
-        case Contract() | Extern():
+        case Contract() | Extern() | Chunked():
             return 0.0
         case Map() | Reduce() | Scan() | Scatter():
             points = math.prod(dependences.estimate(axis.size) for axis in (*node.axes, *node.over))

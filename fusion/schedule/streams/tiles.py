@@ -12,6 +12,7 @@ from collections.abc import Collection
 
 from typing_extensions import assert_never
 
+from fusion.lowering.chunks import Chunked
 from fusion.lowering.program import Contract, Extern, Map, Reduce, Scan, Scatter, reads
 from fusion.schedule.graph import Dependences
 from fusion.schedule.streams.pull import HELD
@@ -52,7 +53,7 @@ def _is_worth_making_again(dependences: Dependences, node: Contract) -> bool:
 
 def _needs_whole(dependences: Dependences, reader: int, tiles: Collection[int]) -> bool:
     match dependences.node(reader):
-        case Extern() | Scatter():
+        case Extern() | Chunked() | Scatter():
             return True
         case Map():
             return reader not in tiles

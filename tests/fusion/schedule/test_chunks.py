@@ -15,10 +15,12 @@ from fusion.capture import aot_backend
 from fusion.codegen.c import CTarget
 from fusion.compile import compile_graph
 from fusion.inspect.report import Report
+from fusion.lowering.chunks import Chunked
+from fusion.lowering.interpret.chunks import Body
+from fusion.lowering.program import Buffer, Program
 from fusion.options import Options
 from fusion.runtime import Boxed
-from fusion.runtime.chunks import Body, InChunks
-from fusion.schedule.chunks import Chunks
+from fusion.runtime.chunks import InChunks
 from tests.fusion.capable import of_everything
 
 Loss = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -204,12 +206,12 @@ def test_rows_have_gaps_only_where_the_library_asks_for_aligned_rows(
     """Nobody writes into the gaps, and the library of a CPU may read what is there."""
     capabilities = replace(CTarget().capabilities, alignment=alignment)
     monkeypatch.setattr(CTarget, "capabilities", property(lambda target: capabilities))
-    found: list[Chunks] = []
+    found: list[Chunked[Program]] = []
 
     class Seen(InChunks):
-        def __init__(self, chunks: Chunks, bodies: Sequence[Body]) -> None:
+        def __init__(self, chunks: Chunked[Program], results: Sequence[Buffer], bodies: Sequence[Body]) -> None:
             found.append(chunks)
-            super().__init__(chunks, bodies)
+            super().__init__(chunks, results, bodies)
 
     monkeypatch.setattr("fusion.runtime.splice.InChunks", Seen)
     fused, _ = compiled(cross_entropy)
@@ -233,8 +235,8 @@ def test_results_of_a_chunk_are_gone_before_the_next_one_runs(monkeypatch: pytes
         return run
 
     class Watched(InChunks):
-        def __init__(self, chunks: Chunks, bodies: Sequence[Body]) -> None:
-            super().__init__(chunks, [watched(body) for body in bodies])
+        def __init__(self, chunks: Chunked[Program], results: Sequence[Buffer], bodies: Sequence[Body]) -> None:
+            super().__init__(chunks, results, [watched(body) for body in bodies])
 
     monkeypatch.setattr("fusion.runtime.splice.InChunks", Watched)
     fused, _ = compiled(cross_entropy)
