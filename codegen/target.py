@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Protocol, TypeAlias, runtime_checkable
 
 import sympy
 
@@ -23,7 +23,7 @@ Launcher: TypeAlias = Callable[..., None]
 written in place.
 """
 
-Refused: TypeAlias = Callable[[BuildError, Sequence[Any]], None]
+Refused: TypeAlias = Callable[[BuildError, Sequence[object]], None]
 """Does what a launch was to do, by other means: called with why it cannot be launched, and its arguments."""
 
 
@@ -31,7 +31,7 @@ Refused: TypeAlias = Callable[[BuildError, Sequence[Any]], None]
 class LateLauncher(Protocol):
     """A launcher that may have to build or load what it launches, and raises a BuildError where that fails."""
 
-    def __call__(self, *args: Any) -> None:
+    def __call__(self, *args: object) -> None:
         """Runs the kernel, as any launcher does."""
 
     def or_else(self, refused: Refused | None) -> Launcher:

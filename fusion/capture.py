@@ -168,7 +168,7 @@ def _compiler(compile_one: CompileOne, label: str) -> Callable[[fx.GraphModule, 
 
 def boxed(compiled: Boxed) -> Boxed:
     """`compiled`, with AOTAutograd's mark of the list convention."""
-    compiled._boxed_call = True  # type: ignore[attr-defined]
+    compiled._boxed_call = True  # type: ignore[attr-defined]  # functions take attributes
     return compiled
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any
+from typing import Protocol, TypeAlias, cast
 
 import torch
 from torch import Tensor
@@ -123,23 +123,40 @@ def _factor(kept: Tensor, dropout: float) -> Tensor:
     return kept * (0.0 if dropout == 1 else 1 / (1 - dropout))
 
 
+_Given: TypeAlias = "tuple[Tensor, Tensor, Tensor, Tensor | None, float, float, tuple[int, ...]]"
+"""What `_forward` takes."""
+
+
+class _Context(Protocol):
+    """What PyTorch hands from forward to backward."""
+
+    dropout: float
+    scale: float
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+    def mark_non_differentiable(self, *tensors: Tensor) -> None: ...
+
+
 class _Attention(torch.autograd.Function):
     """`_forward` with its gradient by formula (Dao et al. 2022, appendix B)."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(*given: Any) -> tuple[Tensor, Tensor, Tensor | None]:
-        return _forward(*given)
+    def forward(*given: object) -> tuple[Tensor, Tensor, Tensor | None]:
+        return _forward(*cast("_Given", given))
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor, Tensor | None]) -> None:
+    def setup_context(ctx: _Context, inputs: _Given, output: tuple[Tensor, Tensor, Tensor | None]) -> None:
         query, key, value, mask, ctx.dropout, ctx.scale, _ = inputs
         ctx.mark_non_differentiable(*(x for x in output[1:] if x is not None))
         ctx.save_for_backward(query, key, value, mask, *output)
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _Context, grad: Tensor, *_: None) -> tuple[Tensor | None, ...]:
         query, key, value, mask, out, logarithm, kept = ctx.saved_tensors
         weights = torch.exp(_scores(query, key, mask, ctx.scale) - logarithm)
         wide = weights.dtype

@@ -127,7 +127,7 @@ def max_unpool(
     return whole.contiguous(memory_format=suggest_memory_format(x)) if as_given else whole
 
 
-def _in_a_format(parts: Callable[..., Any]) -> Callable[..., object]:
+def _in_a_format(parts: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]) -> Callable[..., object]:
     """An operation in `parts`, of which eager's (first) result is contiguous on a CPU, or has x's channels last."""
 
     def laid(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
@@ -142,12 +142,12 @@ def _in_a_format(parts: Callable[..., Any]) -> Callable[..., object]:
     return apart
 
 
-def _never_the_operand(parts: Callable[..., Any]) -> Callable[..., object]:
+def _never_the_operand(parts: Callable[..., object]) -> Callable[..., object]:
     """`parts`, of which eager's result on a CPU is a tensor of its own, also where nothing moves."""
 
     def apart(x: torch.Tensor, *others: object) -> object:
         made = parts(x, *others)
-        return made.clone() if x.device.type == "cpu" else made
+        return made.clone() if isinstance(made, torch.Tensor) and x.device.type == "cpu" else made
 
     return apart
 
@@ -274,7 +274,7 @@ def _as_the_first(whole: OpOverload, parts: Callable[..., object] | None) -> Cal
     return apart
 
 
-def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: Any) -> torch.Tensor:
+def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: object) -> torch.Tensor:
     """The convolution, then its bias: on a GPU the library adds it in a kernel of its own, here what follows does."""
     if bias is None or x.device.type == "cpu":
         return cast(torch.Tensor, NotImplemented)
@@ -283,10 +283,10 @@ def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 
 
 def convolution_backward(
-    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Sequence[int] | None, *settings: Any
+    grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Sequence[int] | None, *settings: object
 ) -> Sequence[torch.Tensor | None]:
     """The gradients of a convolution, with that of its bias as a sum."""
-    *others, wanted = settings
+    others, wanted = settings[:-1], cast("Sequence[bool]", settings[-1])
     if not wanted[2] or grad.device.type == "cpu":
         return cast(tuple[None, ...], NotImplemented)
     apart = (grad, x, weight, None, *others, [*wanted[:2], False])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 
 import torch
 from torch._C import DispatchKey
@@ -43,8 +43,13 @@ _within = _Within()
 
 
 def _norm(
-    parts: Any, x: torch.Tensor, ord: float = 2, dim: Sequence[int] | None = None, *others: object, **options: object
-) -> Any:
+    parts: Callable[..., object],
+    x: torch.Tensor,
+    ord: float = 2,
+    dim: Sequence[int] | None = None,
+    *others: object,
+    **options: object,
+) -> object:
     """A norm as `parts` make it, of dimensions counted from the first on, or of all of them.
 
     PyTorch 2.11 leaves a dimension of one element in the result where it is counted from the last one, and takes no
@@ -53,13 +58,14 @@ def _norm(
     return parts(x, ord, canonicalize_dims(x.ndim, tuple(dim)) if dim else None, *others, **options)
 
 
-def _faked(mode: FakeTensorMode, norm: OpOverload, x: torch.Tensor, *args: Any, **options: Any) -> object:
+def _faked(mode: FakeTensorMode, norm: OpOverload, x: torch.Tensor, *args: object, **options: object) -> object:
     """A norm of fake tensors; one of all dimensions, or of some counted from the first on, is left to PyTorch."""
-    dim: Sequence[int] | None = args[1] if len(args) > 1 else options.get("dim")
+    dim = cast("Sequence[int] | None", args[1] if len(args) > 1 else options.get("dim"))
     if not _within.depth or dim is None or (dim and min(dim) >= 0):
         return NotImplemented
+    apart: Callable[..., object] = _norm
     with mode:
-        return _norm(norm, x, *args, **options)
+        return apart(norm, x, *args, **options)
 
 
 def _padded(

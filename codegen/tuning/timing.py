@@ -40,7 +40,7 @@ def _on_gpu(calls: Sequence[Callable[[], object]], rounds: int, device: torch.de
         for _ in range(rounds):
             for call in calls:
                 flush.zero_()
-                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+                start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]  # PyTorch's own
                 start.record()
                 call()
                 end.record()

@@ -52,7 +52,7 @@ def library_kernel(call: Call, target: Target) -> str:
     tensors = [*call.operands, *([] if call.mask is None else [call.mask])]
 
     def whole(*tensors: torch.Tensor) -> torch.Tensor:
-        return torch.nn.functional.scaled_dot_product_attention(*tensors, **call.options)  # type: ignore[arg-type]
+        return torch.nn.functional.scaled_dot_product_attention(*tensors, **call.options)  # type: ignore[arg-type]  # as the call had them
 
     graph = make_fx(whole)(*tensors)
     names = [str(node.target) for node in graph.graph.nodes if node.op == "call_function"]

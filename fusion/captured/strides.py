@@ -12,11 +12,10 @@ What enters is Dynamo's graph; it is changed in place.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
 
 import torch
 from torch import Tensor, fx
-from torch._ops import OpOverloadPacket
+from torch._ops import OpOverload, OpOverloadPacket
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
@@ -58,7 +57,7 @@ def _functional(node: fx.Node) -> str:
         return ""
     packets = [getattr(torch.ops.aten, each, None) for each in (name, name[:-1])]
     found = [packet for packet in packets if isinstance(packet, OpOverloadPacket)]
-    overloads: list[Any] = [getattr(packet, each) for packet in found for each in packet._overload_names]
+    overloads: list[OpOverload] = [getattr(packet, each) for packet in found for each in packet._overload_names]
     drawn = any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
     return "" if drawn or len(found) < 2 else name[:-1]
 
@@ -68,7 +67,7 @@ def _has_others(name: str, node: fx.Node, x: FakeTensor) -> bool:
     try:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"])
         with x.fake_mode:
-            result: Any = getattr(torch.ops.aten, name)(*args, **kwargs)
+            result: object = getattr(torch.ops.aten, name)(*args, **kwargs)
     except Exception:  # it takes other arguments, or one is not known: the write stays as the program has it
         return False
     if not isinstance(result, Tensor) or result.ndim != x.ndim or memory_of(result) == memory_of(x):

@@ -11,7 +11,8 @@ changed in place.  Refused are windows with more between them than lies behind t
 
 from __future__ import annotations
 
-from typing import Any, cast
+from collections.abc import Callable
+from typing import cast
 
 import torch
 from torch import Tensor, fx
@@ -56,8 +57,10 @@ def _is_written(windows: fx.Node) -> bool:
 
 
 def _separate(node: fx.Node) -> None:
-    args, kwargs = cast("Any", fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"]))
-    if _blocks(*args, **kwargs) is None:
+    given = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"])
+    args, kwargs = cast("tuple[tuple[object, ...], dict[str, object]]", given)
+    blocks: Callable[..., object] = _blocks
+    if blocks(*args, **kwargs) is None:
         message = "windows are written with more between them than lies behind the last one"
         raise Unsupported(message, hint="write to windows of a padded tensor", origin=origin_of(node))
     with node.graph.inserting_before(node):

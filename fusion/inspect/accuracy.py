@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import torch
 
@@ -77,7 +77,7 @@ def watching(tell: Callable[[LaunchError], object]) -> Watch:
     """What has each launch compared with the evaluator, and tells of every tensor that it wrote."""
 
     def watch(call: KernelCall, launch: Launcher) -> Launcher:
-        def compared(*args: Any) -> None:
+        def compared(*args: object) -> None:
             for found in _compared(call, launch, args):
                 tell(found)
 
@@ -86,11 +86,11 @@ def watching(tell: Callable[[LaunchError], object]) -> Watch:
     return watch
 
 
-def _compared(call: KernelCall, launch: Launcher, args: Sequence[Any]) -> Iterator[LaunchError]:
+def _compared(call: KernelCall, launch: Launcher, args: Sequence[object]) -> Iterator[LaunchError]:
     """Launch, and compare what was written with what the evaluator makes of the same tensors."""
     kernel, origins = call.kernel, by_place(call.origins)
     count = len(kernel.params)
-    given, sizes = args[:count], args[count:]
+    given, sizes = cast("Sequence[torch.Tensor]", args[:count]), cast("Sequence[int]", args[count:])
     rounded = [_copied(tensor, tensor.dtype) for tensor in given]
     exact = [_copied(tensor, torch.float64 if tensor.is_floating_point() else tensor.dtype) for tensor in given]
     only_stored = _only_stored(kernel)

@@ -8,10 +8,9 @@ whether the region can be differentiated again.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
-from torch._functorch._aot_autograd.schemas import OutputType
+from torch._functorch._aot_autograd.schemas import OutputAliasInfo, OutputType, ViewAndMutationMeta
 from torch.autograd.graph import Node
 
 from fusion.joint.dependence import Dependence
@@ -43,7 +42,7 @@ class AutogradNode:
     refusal: str
 
     @classmethod
-    def of(cls, known: Any, inputs: int, dependence: Dependence | None) -> AutogradNode:
+    def of(cls, known: ViewAndMutationMeta, inputs: int, dependence: Dependence | None) -> AutogradNode:
         """The node by AOTAutograd's metadata, of a region of so many inputs, whose gradients depend on that."""
         changed = frozenset(k for k, info in enumerate(known.input_info) if info.mutates_data)
         first = known.num_mutated_inp_runtime_indices
@@ -58,13 +57,13 @@ def node_of(result: Tensor) -> Node | None:
     return node
 
 
-def _holder(known: Any) -> int | None:
+def _holder(known: ViewAndMutationMeta) -> int | None:
     kinds = {k: info.output_type for k, info in enumerate(known.output_info) if info.requires_grad}
     own = [k for k, kind in kinds.items() if kind in OWN] or [k for k, kind in kinds.items() if kind not in GIVEN]
     return own[0] if own else None
 
 
-def _needs(known: Any, dependence: Dependence | None) -> tuple[frozenset[int], ...]:
+def _needs(known: ViewAndMutationMeta, dependence: Dependence | None) -> tuple[frozenset[int], ...]:
     """See `AutogradNode.needs`: results that have a gradient are in the order of the tangents that backward takes."""
     if dependence is None or not dependence.partial:
         return ()
@@ -82,12 +81,12 @@ def _needs(known: Any, dependence: Dependence | None) -> tuple[frozenset[int], .
     return tuple(frozenset(places[number] for number in numbers) for numbers in dependence.of)
 
 
-def _differentiable(info: Any) -> bool:
+def _differentiable(info: OutputAliasInfo) -> bool:
     """Does backward take a gradient of a result?  PyTorch before 2.12 had one word for that."""
     return bool(getattr(info, "requires_grad_for_backward", info.requires_grad))
 
 
-def _refusal(known: Any, inputs: int) -> str:
+def _refusal(known: ViewAndMutationMeta, inputs: int) -> str:
     if len(known.input_info) != inputs or any(info.mutates_data and info.requires_grad for info in known.input_info):
         return "it changes its inputs in place"
     if any(info.requires_grad and info.output_type not in (*OWN, *GIVEN) for info in known.output_info):

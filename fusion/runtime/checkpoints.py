@@ -8,7 +8,6 @@ operations whose checkpoints are those of eager, which restore the generators.
 from __future__ import annotations
 
 import copy
-from typing import Any
 
 from torch import fx
 from torch._higher_order_ops.wrap import tag_activation_checkpoint
@@ -31,7 +30,7 @@ def with_checkpoints(graph: fx.GraphModule) -> fx.GraphModule:
     return made
 
 
-def _checkpointed(part: fx.GraphModule, *args: Any, **kwargs: Any) -> Any:
+def _checkpointed(part: fx.GraphModule, *args: object, **kwargs: object) -> object:
     """Eager's call of a part of a graph, of which Dynamo has kept what the user asked for."""
     wished, given = tag_activation_checkpoint.divide_kwargs(kwargs)  # type: ignore[no-untyped-call]  # PyTorch's own
     if "_checkpoint_context_fn" in part.meta:

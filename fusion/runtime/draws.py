@@ -12,7 +12,7 @@ import operator
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor, fx
@@ -73,14 +73,20 @@ def draws_of(joint: fx.GraphModule) -> Draws | None:
 class _AsKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own
     """Draw the numbers that generated kernels draw."""
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: OpOverload,
+        types: object,
+        args: tuple[object, ...] = (),
+        kwargs: Mapping[str, object] | None = None,
+    ) -> object:
         if not draws(func, args, kwargs or {}):
             return func(*args, **(kwargs or {}))
         declared = func._schema.arguments
         named = {**dict(zip((each.name for each in declared), args, strict=False)), **(kwargs or {})}
         given = {each.name: named.get(each.name, each.default_value) for each in declared}
         results = _drawn(_functional(func), given)
-        changed = [given[each.name] for each in declared if each.alias_info is not None]
+        changed = [cast("Tensor", given[each.name]) for each in declared if each.alias_info is not None]
         own = sum(each.alias_info is None for each in func._schema.returns)
         for tensor, value in zip(changed, results[own:], strict=True):
             tensor.copy_(value)

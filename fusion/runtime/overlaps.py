@@ -108,7 +108,7 @@ class _Layout:
                         return False
         if any(_base_of(args[k]) != base for k, base in self.bases.items()):
             return False
-        return all(args[k].storage_offset() == start for k, start in self.starts.items())  # type: ignore[attr-defined]
+        return all(args[k].storage_offset() == start for k, start in self.starts.items())  # type: ignore[attr-defined]  # tensors
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,9 @@ launcher; what leaves is one that has the evaluator do what was refused, which i
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import cast
+
+import torch
 
 from fusion.codegen.target import LateLauncher, Launcher
 from fusion.lowering.errors import BuildError
@@ -28,8 +30,9 @@ def or_evaluated(launch: Launcher, kernel: Kernel, refused: Callable[[BuildError
         return launch.or_else(None)
     count, tell = len(kernel.params), refused
 
-    def evaluate(refusal: BuildError, args: Sequence[Any]) -> None:
+    def evaluate(refusal: BuildError, args: Sequence[object]) -> None:
         tell(refusal)
-        run_kernel(kernel, args[:count], args[count:])
+        tensors, sizes = cast("Sequence[torch.Tensor]", args[:count]), cast("Sequence[int]", args[count:])
+        run_kernel(kernel, tensors, sizes)
 
     return launch.or_else(evaluate)

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias, cast
 from weakref import ref
 
 import torch
@@ -65,7 +65,7 @@ def watch_derivatives(
     watched = tuple(k for k in counted if k not in node.changed)
     region = _Region(captured, _autocasts(), node, watched, draws, say)
 
-    def run(*args: object) -> Any:
+    def run(*args: object) -> object:
         if forward_ad._current_level >= 0:
             region.say_once("inside of forward-mode derivatives")
             return captured(*args)
@@ -106,9 +106,9 @@ class _Region:
             self.said.add(reason)
             self.say(Unsupported(reason))
 
-    def versions(self, args: Sequence[Any]) -> list[int]:
+    def versions(self, args: Sequence[object]) -> list[int]:
         """How often each input that is watched was changed in place so far."""
-        return [args[k]._version for k in self.watched]
+        return [cast("Tensor", args[k])._version for k in self.watched]
 
     def reached(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads:
         """The gradients of inputs without those that nothing that has a gradient was made of; the same if all were."""
@@ -120,14 +120,14 @@ class _Region:
             grad if needed & given or not needed else None for grad, needed in zip(grad_inputs, needs, strict=True)
         )
 
-    def run(self, args: Sequence[object]) -> Sequence[Any]:
+    def run(self, args: Sequence[object]) -> Sequence[object]:
         """The results of the region."""
         changed = self.node.changed
         with ExitStack() as stack:
             for device, dtype in self.autocasts:
                 stack.enter_context(torch.autocast(device, dtype))
             own = [arg.clone() if k in changed and isinstance(arg, Tensor) else arg for k, arg in enumerate(args)]
-            results: Sequence[Any] = self.captured(*own)
+            results: Sequence[object] = self.captured(*own)
         return results
 
 
@@ -223,18 +223,27 @@ class _Again:
         return [arg for arg in self.args if isinstance(arg, Tensor) and arg.requires_grad]
 
 
+class _Context(Protocol):
+    """What PyTorch hands from forward to backward."""
+
+    again: _Again
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _Joined(torch.autograd.Function):
     """Gradients as they were made, whose own derivatives are those of the captured graph's gradients."""
 
     @staticmethod
-    def forward(ctx: Any, again: _Again, *tensors: Tensor) -> tuple[Tensor, ...]:
+    def forward(ctx: _Context, again: _Again, *tensors: Tensor) -> tuple[Tensor, ...]:
         ctx.again = again
         ctx.save_for_backward(*tensors)
         return tuple(grad.detach() for grad in again.made if grad is not None)
 
     @staticmethod
-    def backward(ctx: Any, *wanted: Tensor | None) -> tuple[Tensor | None, ...]:
-        again: _Again = ctx.again
+    def backward(ctx: _Context, *wanted: Tensor | None) -> tuple[Tensor | None, ...]:
+        again = ctx.again
         if again.refusal:
             raise Unsupported(f"gradients of gradients of a compiled region: {again.refusal}")
         again.region.say_once("gradients of gradients")
@@ -254,7 +263,7 @@ def _twice(
         leaves, outer = iter(views[:count]), views[count:]
         args = [next(leaves) if isinstance(a, Tensor) and a.requires_grad else a for a in again.args]
         results = again.region.run(args)
-        ends = [results[k - again.region.node.first] for k in again.given]
+        ends = [cast("Tensor", results[k - again.region.node.first]) for k in again.given]
         first = torch.autograd.grad(ends, views[:count], outer, create_graph=True, allow_unused=True)
         _check_alike(again, first)
         made = [grad for grad, known in zip(first, again.made, strict=True) if known is not None]

@@ -172,21 +172,25 @@ def read(text: str, kinds: Kinds) -> object:
     return made[-1]
 
 
-def _parts(rest: Sequence[Any], made: Sequence[object]) -> list[Any]:
+Fields: TypeAlias = Sequence[Any]
+"""What a line of JSON holds behind its tag."""
+
+
+def _parts(rest: Fields, made: Sequence[object]) -> list[Any]:
     return [made[place] for place in rest]
 
 
-def _pairs(rest: Sequence[Any], made: Sequence[object]) -> dict[Any, Any]:
+def _pairs(rest: Fields, made: Sequence[object]) -> dict[object, object]:
     found = _parts(rest, made)
     return dict(zip(found[::2], found[1::2], strict=True))
 
 
-def _symbol(rest: Sequence[Any]) -> sympy.Symbol:
+def _symbol(rest: Fields) -> sympy.Symbol:
     name, *facts = rest
     return sympy.Symbol(name, **{fact[1:]: fact[0] == "+" for fact in facts})
 
 
-def _function_of_sizes(rest: Sequence[Any], made: Sequence[object]) -> sympy.Basic:
+def _function_of_sizes(rest: Fields, made: Sequence[object]) -> sympy.Basic:
     module, name, *places = rest
     kind = getattr(importlib.import_module(module), name) if module.startswith(_SYMPY) else None
     if not (isinstance(kind, type) and issubclass(kind, sympy.Basic)):
@@ -197,14 +201,14 @@ def _function_of_sizes(rest: Sequence[Any], made: Sequence[object]) -> sympy.Bas
     return kind(*parts)
 
 
-def _torch(rest: Sequence[Any]) -> object:
+def _torch(rest: Fields) -> object:
     found = getattr(torch, rest[0])
     if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
         raise ValueError(f"torch.{rest[0]} is no type of elements")
     return found
 
 
-def _operation(rest: Sequence[Any]) -> object:
+def _operation(rest: Fields) -> object:
     found: object = reduce(getattr, rest[0].split("."), torch.ops)
     if not isinstance(found, OpOverload):
         raise ValueError(f"{rest[0]} is no operation")
@@ -219,21 +223,21 @@ def _found(module: str, name: str) -> object:
     return found if isinstance(found, (FunctionType, type(operator.add))) else None
 
 
-def _function(rest: Sequence[Any]) -> object:
+def _function(rest: Fields) -> object:
     found = _found(*rest)
     if found is None:
         raise ValueError(f"there is no function {rest}")
     return found
 
 
-def _tensor(rest: Sequence[Any]) -> torch.Tensor:
+def _tensor(rest: Fields) -> torch.Tensor:
     dtype, layout, data = rest
     shape, strides = json.loads(layout)
     flat = torch.tensor(list(base64.b64decode(data)), dtype=torch.uint8).view(getattr(torch, dtype))
     return torch.empty_strided(shape, strides, dtype=flat.dtype).copy_(flat.reshape(shape))
 
 
-_READERS: Mapping[str, Callable[[Sequence[Any], Sequence[object], Kinds], object]] = {
+_READERS: Mapping[str, Callable[[Fields, Sequence[object], Kinds], object]] = {
     "plain": lambda rest, made, kinds: rest[1],
     "int": lambda rest, made, kinds: int(rest[0]),
     "float": lambda rest, made, kinds: float.fromhex(rest[0]),

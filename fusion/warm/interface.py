@@ -102,7 +102,7 @@ def graph_of(operations: tuple[Operation, ...]) -> fx.GraphModule:
             node = graph.get_attr(name)
         else:
             args, kwargs = map_leaves(each.args, given), map_leaves(each.kwargs, given)
-            node = graph.create_node(each.op, each.target, args, kwargs, each.name)  # type: ignore[arg-type]
+            node = graph.create_node(each.op, each.target, args, kwargs, each.name)  # type: ignore[arg-type]  # as they were read from a graph
         made.append(node)
     return fx.GraphModule(holder, graph)
 

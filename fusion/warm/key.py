@@ -72,7 +72,7 @@ def key_for(target: Target, *told: object) -> str:
 
 def _sorted(capabilities: object) -> list[tuple[str, object]]:
     """What a target can do, with sets in an order that is the same in each process."""
-    values = {name: getattr(capabilities, name) for name in capabilities.__dataclass_fields__}  # type: ignore[attr-defined]
+    values = {name: getattr(capabilities, name) for name in capabilities.__dataclass_fields__}  # type: ignore[attr-defined]  # a dataclass
     return [(name, sorted(value) if isinstance(value, frozenset) else value) for name, value in values.items()]
 
 

@@ -25,7 +25,7 @@ from contextvars import ContextVar
 from dataclasses import dataclass, replace
 from functools import cache, wraps
 from io import BytesIO
-from typing import Any, ClassVar, NoReturn, TypeAlias, cast
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeAlias, cast
 
 import torch
 from torch import fx
@@ -48,6 +48,9 @@ from fusion.warm.captured import devices_of, key_of_region
 from fusion.warm.form import Unwritten, read, write
 from fusion.warm.key import surroundings_of
 from fusion.warm.store import get, put
+
+if TYPE_CHECKING:
+    from torch._inductor.output_code import CompiledFxGraph
 
 Told: TypeAlias = "tuple[Dependence | None, Draws | None]"
 """What gradients depend on, if that is known, and what is drawn at random, if anything is."""
@@ -196,7 +199,7 @@ def _without_text(result: Any) -> Any:
     return replace(result, **{name: None for name in names if hasattr(result, name)})
 
 
-def _pickled(result: Any) -> bytes:
+def _pickled(result: object) -> bytes:
     """A result as bytes.
 
     Raises:
@@ -211,6 +214,9 @@ def _refused(view: object) -> NoReturn:
     raise Unwritten(f"one of its results is a view that PyTorch does not write rightly ({type(view).__name__})")
 
 
+_views: Any = _functionalization  # declares less than it has
+
+
 class _Pickler(pickle.Pickler):
     """Refuses what PyTorch would write out of memory that it has freed.
 
@@ -218,10 +224,11 @@ class _Pickler(pickle.Pickler):
     sizes as a reference to a copy that is gone by then: what is written is any number, or the process ends.
     """
 
-    dispatch_table: ClassVar[Mapping[type, Callable[[Any], Any]]] = {  # type: ignore[misc]
+    # Of the class, where typeshed has one of an instance.
+    dispatch_table: ClassVar[Mapping[type, Callable[..., object]]] = {  # type: ignore[misc, assignment]  # see above
         **copyreg.dispatch_table,
-        cast("Any", _functionalization)._unsafe_view_ViewMeta: _refused,
-        cast("Any", _functionalization).resize__ViewMeta: _refused,
+        _views._unsafe_view_ViewMeta: _refused,
+        _views.resize__ViewMeta: _refused,
     }
 
 
@@ -243,10 +250,10 @@ class _Forward(CompiledForward):
         super().__init__(("", []), None)
         self.graph = graph
 
-    def load(self, example_inputs: Sequence[object]) -> Any:
-        return self.graph
+    def load(self, example_inputs: Sequence[object]) -> CompiledFxGraph:
+        return cast("CompiledFxGraph", self.graph)
 
-    def post_compile(self, result: Any, fx_config: Any) -> Any:
+    def post_compile(self, result: CompiledFxGraph, fx_config: object) -> CompiledFxGraph:
         return result
 
 
@@ -262,11 +269,11 @@ class _Backward(CompiledBackward):
         )
         self.graph = graph
 
-    def load(self, example_inputs: Sequence[object]) -> Any:
-        return self.graph
+    def load(self, example_inputs: Sequence[object]) -> CompiledFxGraph:
+        return cast("CompiledFxGraph", self.graph)
 
-    def post_compile(self, result: Any, fx_config: Any) -> Any:
-        disable: Any = torch.compiler.disable
+    def post_compile(self, result: CompiledFxGraph, fx_config: object) -> CompiledFxGraph:
+        disable: Callable[..., CompiledFxGraph] = torch.compiler.disable
         return disable(result, reason="it is compiled")
 
 
@@ -293,26 +300,33 @@ def kept_as(region: Region | None) -> Iterator[None]:
 @cache
 def _listen() -> None:
     """Have PyTorch's cache ask the current region, from here on."""
-    own_key, own_lookup, own_save = autograd_cache.autograd_cache_key, AOTAutogradCache._lookup, AOTAutogradCache.save
+    own_key: Callable[..., object] = autograd_cache.autograd_cache_key
+    own_lookup: Callable[..., object] = AOTAutogradCache._lookup
+    own_save: Callable[..., object] = AOTAutogradCache.save
 
     @wraps(own_key)
-    def key(mod: Any, inputs: Any, asked: Any, *others: Any, **named: Any) -> Any:
+    def key(mod: object, inputs: object, asked: object, *others: object, **named: object) -> object:
         region = _current.get()
         return own_key(mod, inputs, asked, *others, **named) if region is None else (region.key(asked), [])
 
     @wraps(own_lookup)
-    def lookup(key: Any, local: Any, remote: Any, inputs: Any, *others: Any, **named: Any) -> Any:
+    def lookup(
+        key: object, local: object, remote: object, inputs: Sequence[object], *others: object, **named: object
+    ) -> object:
         if not isinstance(key, Key):
             return own_lookup(key, local, remote, inputs, *others, **named)
-        sizes = [size.node.hint for size in AOTAutogradCache._filter_backed_symints(inputs)]
+        sizes = [
+            size.node.hint for size in AOTAutogradCache._filter_backed_symints(cast("list[torch.Tensor | int]", inputs))
+        ]
         found = key.region.find(key, sizes)
         return None if found is None else (found, b"")
 
     @wraps(own_save)
-    def save(key: Any, entry: Any, *others: Any, **named: Any) -> Any:
+    def save(key: object, entry: object, *others: object, **named: object) -> object:
         if not isinstance(key, Key):
             return own_save(key, entry, *others, **named)
-        return key.region.keep(key, entry)
+        key.region.keep(key, entry)
+        return None
 
     module, cached = cast("Any", autograd_cache), cast("Any", AOTAutogradCache)
     module.autograd_cache_key = key
