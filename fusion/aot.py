@@ -21,12 +21,11 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils import _pytree as pytree
 
 from fusion.attention import Chooser
-from fusion.beginning import ours
-from fusion.bodies import compile_bodies
 from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import DEFAULTS, TARGETS
 from fusion.compile import prepare, schedule_graph
+from fusion.control_flow import compile_bodies
 from fusion.fallback import as_it_is, located
 from fusion.graph_compiler import GraphCompiler
 from fusion.graphs import holds_tensors, size_hints, spare_inputs
@@ -35,6 +34,7 @@ from fusion.lowering.kernel import Kernel
 from fusion.lowering.mistraced import traced_as_eager
 from fusion.lowering.printer import format_kernel
 from fusion.options import Options
+from fusion.prewarm import ours
 from fusion.region import RegionCompiler, compile_anew
 from fusion.reports import Reports
 from fusion.runtime import Boxed

@@ -17,12 +17,12 @@ from weakref import WeakValueDictionary
 from torch import fx
 
 from fusion.attention import Chooser
-from fusion.beginning import ours
 from fusion.fallback import FusionWarning
 from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.report import Report
 from fusion.lowering.mistraced import traced_as_eager
 from fusion.options import Options
+from fusion.prewarm import ours
 from fusion.region import RegionCompiler
 from fusion.reports import Reports
 from fusion.runtime.recording import forget_recordings

@@ -2,7 +2,7 @@
 
     INFERENCE ── lower ── PROGRAM ── CLUSTERS ── LAUNCHES ── generate ── build ── splice ── run
 
-What enters is a functional ATen graph with fake tensors (`capture.py` makes it); what leaves is a callable that does
+What enters is a functional ATen graph with fake tensors (`autograd.py` makes it); what leaves is a callable that does
 the same with generated kernels, and a `Report` of what was done.  Anything that cannot be generated is an extern call
 inside the result; a failure of the compiler itself is raised, and whoever called decides what becomes of the region.
 """
@@ -17,18 +17,20 @@ from functools import partial
 import sympy
 from torch import fx
 
+from fusion.choose_externs import lower_for
 from fusion.codegen.build import Builder, Built
 from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for, tuner_for
 from fusion.codegen.tuning import Tuning
+from fusion.graph_cache import FOUND, Finished, WarmStart
+from fusion.graph_cache.interface import Interface
 from fusion.graphs import kept_for_backward, main_device, size_hints, spare_inputs
 from fusion.inspect.report import Report
 from fusion.inspect.trace import Trace
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Program
-from fusion.native import lower_for
 from fusion.options import WORKSPACE, Options
 from fusion.passes import PassLog, run_stage
 from fusion.runtime import Boxed
@@ -36,13 +38,11 @@ from fusion.runtime.memory import on_device
 from fusion.runtime.recording import Recorder
 from fusion.runtime.splice import Watch, splice
 from fusion.schedule import Schedule
-from fusion.schedule.ways import Measure
+from fusion.schedule.clusters.alternatives import Measure
 from fusion.scheduling import schedule_program
 from fusion.stages import INFERENCE
 from fusion.subjects import Deriving, Scheduling
 from fusion.trials import Trials
-from fusion.warm import FOUND, Finished, WarmStart
-from fusion.warm.interface import Interface
 
 
 def compile_graph(

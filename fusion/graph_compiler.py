@@ -3,7 +3,7 @@
 What enters is a graph as AOTAutograd gives it; what leaves is a callable, and a report.  A defect of the compiler
 leaves the graph's own operations running, with one warning that names it; under `strict` the defect is raised.  Kernels
 that were built may still be refused at a call: where tensors carry more than their memory holds
-(`runtime/surroundings.py`), or where a binary cannot be launched.
+(`runtime/dispatch_guards.py`), or where a binary cannot be launched.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ from typing import ClassVar, TypeAlias
 import torch
 from torch import fx
 
-from fusion.bodies import compile_bodies
-from fusion.capture import boxed
+from fusion.autograd import boxed
 from fusion.codegen.interpreter import for_compiling
 from fusion.codegen.numerics import current
 from fusion.codegen.target import Target
 from fusion.codegen.targets import builder_for
 from fusion.compile import compile_graph, load_finished
+from fusion.control_flow import compile_bodies
 from fusion.fallback import as_it_is, evaluated, located, warn_once
+from fusion.graph_cache import Finished, eager_graph
+from fusion.graph_cache.interface import tangents_of
+from fusion.graph_cache.regions import KEY
 from fusion.graphs import holds_tensors
 from fusion.inspect.report import Report
 from fusion.joint.seeds import has_seeds
@@ -30,12 +33,9 @@ from fusion.lowering.errors import BuildError
 from fusion.options import Options
 from fusion.reports import Reports
 from fusion.runtime import Boxed
+from fusion.runtime.dispatch_guards import watch_surroundings
 from fusion.runtime.recording import Recorder
 from fusion.runtime.splice import Watch
-from fusion.runtime.surroundings import watch_surroundings
-from fusion.warm import Finished, eager_graph
-from fusion.warm.interface import tangents_of
-from fusion.warm.regions import KEY
 
 Refused: TypeAlias = Callable[[BuildError], object]
 

@@ -21,12 +21,14 @@ from torch import fx
 from torch._dynamo.exc import RestartAnalysis, ShortenTraceback
 
 from fusion.attention import Chooser
-from fusion.capture import aot_backend
-from fusion.captured.parts import can_part, in_parts
-from fusion.captured.untraceable import NEEDS_DATA, untraceable
+from fusion.autograd import aot_backend
 from fusion.codegen.interpreter import for_compiling
 from fusion.codegen.targets import DEFAULTS
+from fusion.dynamo.parts import can_part, in_parts
+from fusion.dynamo.untraceable import NEEDS_DATA, untraceable
 from fusion.fallback import as_captured, first_line, for_the_caller, warn_of_some
+from fusion.graph_cache import keeps_graphs
+from fusion.graph_cache.regions import Asked, Region, Told
 from fusion.graph_compiler import GraphCompiler
 from fusion.inspect.breaks import break_after
 from fusion.inspect.report import Report
@@ -40,8 +42,6 @@ from fusion.runtime.recording import Recorder
 from fusion.runtime.second_derivatives import watch_derivatives
 from fusion.stages import CAPTURED, PREPARED
 from fusion.subjects import Capturing
-from fusion.warm import keeps_graphs
-from fusion.warm.regions import Asked, Region, Told
 
 Run = Callable[..., object]
 

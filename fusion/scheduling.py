@@ -14,8 +14,8 @@ from fusion.lowering.program import Program
 from fusion.lowering.verify import verify_program
 from fusion.passes import PassLog, run_stage
 from fusion.schedule import Clustering, Schedule
-from fusion.schedule.forms import weighed_forms
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.kernels.time import weighed_forms
 from fusion.stages import CLUSTERS, LAUNCHES, PROGRAM
 from fusion.subjects import Planned, Scheduled, Scheduling
 

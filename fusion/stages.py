@@ -5,7 +5,7 @@
     each ATen graph ── lower ── PROGRAM ── CLUSTERS ── LAUNCHES ── generate ── build ── splice ── run
 
 What stands here is the order and when a pass applies; `passes.py` runs, checks, times and dumps them.  Who begins each
-stage: `region.py` the first two, `capture.py` those of the joint graph, `compile.py` the rest.  The same tuples serve
+stage: `region.py` the first two, `autograd.py` those of the joint graph, `compile.py` the rest.  The same tuples serve
 just-in-time compilation, export ahead of time (`aot.py`), trials of alternatives and the price of attention.
 
 Strict numerics (`Options.exact`) leave out every pass that computes anything in another order than eager does.
@@ -18,58 +18,58 @@ from dataclasses import replace
 
 from torch import fx
 
-from fusion.captured.autocast import widen_resized_images
-from fusion.captured.regions import inline_regions
-from fusion.captured.settings import settings_fixed
-from fusion.captured.shared_writes import refuse_shared_writes
-from fusion.captured.strides import keep_strides
-from fusion.captured.unread import skip_unread_rows
-from fusion.captured.windows import separate_written_windows
+from fusion.dynamo.autocast import widen_resized_images
+from fusion.dynamo.constant_floats import settings_fixed
+from fusion.dynamo.kept_strides import keep_strides
+from fusion.dynamo.nested_regions import inline_regions
+from fusion.dynamo.shared_writes import refuse_shared_writes
+from fusion.dynamo.unread_rows import skip_unread_rows
+from fusion.dynamo.windows import separate_written_windows
 from fusion.inspect.text import graph_text, launches_text, program_text
-from fusion.joint.ahead import compute_ahead
+from fusion.joint.channels_last import prefer_channels_last
 from fusion.joint.comparisons import keep_comparisons
+from fusion.joint.complex_pairs import part_complex_numbers
 from fusion.joint.copies import drop_copies
 from fusion.joint.detached import drop_detached
-from fusion.joint.formats import prefer_channels_last
+from fusion.joint.head_widths import fix_widths
 from fusion.joint.layout import lay_out_gradients
+from fusion.joint.loss_gradients import compute_ahead
 from fusion.joint.maxima import drop_vanishing_gradients
-from fusion.joint.pairs import part_complex_numbers
 from fusion.joint.positions import narrow_positions
 from fusion.joint.reassociate import reassociate
 from fusion.joint.recomputation import prefer_recomputed_products, prefer_views_of_inputs
 from fusion.joint.repeated import merge_repeated
 from fusion.joint.results import add_results, drop_results
-from fusion.joint.rows import prefer_rows
+from fusion.joint.row_layouts import prefer_rows
 from fusion.joint.saved import keep_unchanged, mark_spare, widen_statistics
 from fusion.joint.seeds import cover_undrawn, share_seeds, uncover
-from fusion.joint.widths import fix_widths
 from fusion.lowering.program import Program
 from fusion.lowering.verify import verify_kernel, verify_program
 from fusion.passes import Pass, Stage, in_place
-from fusion.runtime.surroundings import refuse_fake_inputs, refuse_negated_inputs
+from fusion.runtime.dispatch_guards import refuse_fake_inputs, refuse_negated_inputs
 from fusion.schedule import Step
-from fusion.schedule.alignment import align_rows
+from fusion.schedule.chained import stream
 from fusion.schedule.chunks import in_chunks
-from fusion.schedule.clusters import grow
-from fusion.schedule.destinations import own_destinations
-from fusion.schedule.differences import exact_differences
-from fusion.schedule.inline import inline_cheap_maps
+from fusion.schedule.clusters.growth import grow
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.chain import chain_last_steps
 from fusion.schedule.launches.generate import kernels_of, refusals_of_steps
+from fusion.schedule.launches.last_block import finish_tiles
 from fusion.schedule.launches.pack import pack_launches
 from fusion.schedule.launches.pivots import about_pivots
 from fusion.schedule.launches.reuse import reuse
-from fusion.schedule.launches.tiles import finish_tiles
 from fusion.schedule.launches.updates import update
-from fusion.schedule.library import leave_lone_products, prefer_library
-from fusion.schedule.narrow import store_rounded
-from fusion.schedule.scans import split_scans
-from fusion.schedule.select import select_terms
-from fusion.schedule.sources import own_sources
-from fusion.schedule.split import split_reductions
-from fusion.schedule.streams import stream
-from fusion.schedule.windows import unroll_windows
+from fusion.schedule.layouts.aligned_rows import align_rows
+from fusion.schedule.layouts.copy_layouts import own_sources
+from fusion.schedule.layouts.round_on_store import store_rounded
+from fusion.schedule.layouts.scatter_in_place import own_destinations
+from fusion.schedule.library.choice import leave_lone_products, prefer_library
+from fusion.schedule.reductions.scans import split_scans
+from fusion.schedule.reductions.split import split_reductions
+from fusion.schedule.rewrites.inline import inline_cheap_maps
+from fusion.schedule.rewrites.one_hot_sums import select_terms
+from fusion.schedule.rewrites.power_differences import exact_differences
+from fusion.schedule.rewrites.windows import unroll_windows
 from fusion.subjects import Capturing, Deriving, Halves, Joint, Planned, Scheduled, Scheduling
 
 # Dynamo's graph: a user's region before autograd is derived -----------------------------------------------------------

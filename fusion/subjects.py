@@ -24,8 +24,8 @@ from fusion.lowering.program import Program
 from fusion.lowering.verify import Verified
 from fusion.options import WORKSPACE, Options
 from fusion.schedule import Clustering, Refusal, Step
-from fusion.schedule.legality import Cluster, positions_in
-from fusion.schedule.ways import Measure
+from fusion.schedule.clusters.alternatives import Measure
+from fusion.schedule.clusters.legality import Cluster, positions_in
 
 # Dynamo's graph -------------------------------------------------------------------------------------------------------
 

@@ -30,10 +30,10 @@ from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import BufferRef, ExternArg, Program, reads, writes
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule, grow
-from fusion.schedule.cutting import with_cuts
+from fusion.schedule.clusters.alternatives import Way, alone, moved, weighed
+from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.legality import Cluster, positions_in
-from fusion.schedule.ways import Way, alone, moved, weighed
+from fusion.schedule.reductions.partial import with_cuts
 from fusion.scheduling import plan
 from fusion.subjects import Scheduling
 

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from fusion.captured.writes import changes_first
+from fusion.dynamo.writes import changes_first
 from fusion.lowering.attention import attention
 from fusion.lowering.errors import Unsupported
-from fusion.schedule.streams.tiles import SMALL
+from fusion.schedule.chained.candidates import SMALL
 
 TARGETS: tuple[Callable[..., object], ...] = (
     torch.nn.functional.scaled_dot_product_attention,

@@ -18,13 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensorMode, unset_fake_temporarily
 from fusion.attention.call import Call, calls, read
 from fusion.attention.price import generated_time, least_time, library_kernel, library_time
 from fusion.codegen.target import Target
+from fusion.graph_cache.form import Unwritten, write
+from fusion.graph_cache.form import read as read_text
+from fusion.graph_cache.key import key_for
+from fusion.graph_cache.store import get, put
 from fusion.lowering.attention import attention
 from fusion.lowering.builder import origin_of
 from fusion.lowering.errors import BuildError, Origin, Unsupported
-from fusion.warm.form import Unwritten, write
-from fusion.warm.form import read as read_text
-from fusion.warm.key import key_for
-from fusion.warm.store import get, put
 
 
 @dataclass(frozen=True, slots=True)

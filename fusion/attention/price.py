@@ -15,7 +15,7 @@ from torch._guards import tracing
 from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.attention.call import Call
-from fusion.capture import aot_backend
+from fusion.autograd import aot_backend
 from fusion.codegen.target import Capabilities, Target
 from fusion.codegen.targets import DEFAULTS
 from fusion.compile import schedule_graph
@@ -25,8 +25,8 @@ from fusion.lowering.errors import Unsupported
 from fusion.lowering.program import writes
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule
-from fusion.schedule.forms import BLOCK, FORWARD, at_width, kernel_time
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.kernels.time import BLOCK, FORWARD, at_width, kernel_time
 
 BACKWARD, AGAIN = 5, 7
 """Products of backward in one kernel; and in two kernels, of which each makes the scores."""

@@ -18,7 +18,7 @@ from fusion.lowering.printer import format_bytes
 from fusion.lowering.program import Call, Extern, Node, Program, reads, writes
 from fusion.passes import PassTime
 from fusion.schedule import Refusal, Schedule
-from fusion.schedule.graph import bytes_of
+from fusion.schedule.iteration.dependences import bytes_of
 from fusion.schedule.kernels import KernelCall
 
 

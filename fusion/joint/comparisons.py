@@ -14,8 +14,8 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
-from fusion.joint.ahead import waiting_for_tangents
 from fusion.joint.factors import is_tensor, root, value_of
+from fusion.joint.loss_gradients import waiting_for_tangents
 
 EXACT = (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor)
 """Operations whose result depends on the last bit of an operand."""

@@ -14,7 +14,7 @@ from typing import TypeAlias, cast
 import torch
 from torch import fx
 
-from fusion.joint.given import is_tangent
+from fusion.joint.saved_inputs import is_tangent
 
 Numbers: TypeAlias = frozenset[int]
 

@@ -14,8 +14,8 @@ from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.copies import copies_for_products
 from fusion.joint.factors import PRODUCTS
-from fusion.joint.given import views_of_inputs
-from fusion.joint.tiles import grows, short
+from fusion.joint.large_products import grows, short
+from fusion.joint.saved_inputs import views_of_inputs
 from fusion.lowering.sizes import elements, size_of
 
 

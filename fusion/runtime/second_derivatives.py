@@ -28,7 +28,7 @@ from torch.autograd import forward_ad
 from fusion.joint.dependence import Dependence
 from fusion.lowering.errors import Unsupported
 from fusion.runtime.autograd_node import AutogradNode, node_of
-from fusion.runtime.draws import Draws
+from fusion.runtime.rng_replay import Draws
 
 Call: TypeAlias = Callable[..., Any]
 Grads: TypeAlias = "tuple[Tensor | None, ...]"

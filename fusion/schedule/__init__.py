@@ -16,7 +16,7 @@ from typing import TypeAlias
 from fusion.codegen.tuning import Tuning
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.program import Call, Program
-from fusion.schedule.clusters import Clustering, Refusal, grow
+from fusion.schedule.clusters.growth import Clustering, Refusal, grow
 from fusion.schedule.kernels import KernelCall
 
 Step: TypeAlias = "KernelCall | Call"

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import fx
 
-from fusion.capture import aot_backend
+from fusion.autograd import aot_backend
 from fusion.codegen.targets import TARGETS
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusion
-import fusion.beginning
+import fusion.prewarm
 
 
 @pytest.fixture
@@ -22,7 +22,7 @@ def order(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         order.append("traced")
         return graph
 
-    monkeypatch.setattr(fusion.beginning, "prepare", prepare)
+    monkeypatch.setattr(fusion.prewarm, "prepare", prepare)
     monkeypatch.setattr(fusion.Backend, "__call__", captured)
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     return order

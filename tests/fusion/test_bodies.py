@@ -12,7 +12,7 @@ from torch._higher_order_ops.while_loop import while_loop
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusion
-from fusion.bodies import compile_bodies
+from fusion.control_flow import compile_bodies
 from fusion.fallback import as_it_is
 from fusion.runtime import Boxed
 from tests.fusion.agreement import STRICT, agree

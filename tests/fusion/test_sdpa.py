@@ -17,8 +17,8 @@ import fusion
 import fusion.attention.choose as choose_module
 from fusion.attention import Choice, Chooser, choose
 from fusion.attention.call import Call
+from fusion.autograd import aot_backend
 from fusion.backend import Backend
-from fusion.capture import aot_backend
 from fusion.codegen.attention import AttentionSpeed
 from fusion.codegen.c import CTarget
 from fusion.codegen.target import Capabilities, Target

@@ -37,8 +37,8 @@ from fusion.lowering.kernel import Kernel
 from fusion.options import Options
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule
-from fusion.schedule.forms import kernel_time
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.kernels.time import kernel_time
 from tests.golden.models import Model
 from tests.golden.programs import Program
 

@@ -12,8 +12,8 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.nn import functional as F
 
 import fusion
-from fusion.joint import formats
-from fusion.joint.formats import prefer_channels_last
+from fusion.joint import channels_last as formats
+from fusion.joint.channels_last import prefer_channels_last
 from tests.fusion.joint.test_formats import LAYOUTS, Residual, Views, outcome
 
 pytestmark = pytest.mark.gpu

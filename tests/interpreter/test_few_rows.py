@@ -10,7 +10,7 @@ import torch.nn.functional as F  # the name everyone knows it by
 
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.lowering.kernel import Kernel
-from fusion.schedule import long_sums
+from fusion.schedule.library.choice import split_k as long_sums
 from tests.codegen.kernels.making import BF16
 from tests.codegen.kernels.products import matmul
 from tests.codegen.triton.blocking import block

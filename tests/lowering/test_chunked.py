@@ -18,8 +18,8 @@ from fusion.lowering.printer import format_program
 from fusion.lowering.program import Axis, BufferRef, Map, Program
 from fusion.lowering.verify import verify_program
 from fusion.schedule.chunks import in_chunks
-from fusion.schedule.inline import inline_cheap_maps
-from fusion.schedule.library_copies import merge_copies
+from fusion.schedule.library.copies import merge_copies
+from fusion.schedule.rewrites.inline import inline_cheap_maps
 from tests.lowering.lowered import lowered
 
 X, W = torch.randn(70, 260), torch.randn(1003, 260) / 16

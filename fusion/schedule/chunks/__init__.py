@@ -32,7 +32,7 @@ from fusion.schedule.chunks.body import body_of, cut, symbols_in
 from fusion.schedule.chunks.collapse import collapse
 from fusion.schedule.chunks.matrices import Copies, strided_view, with_matrices
 from fusion.schedule.chunks.region import Region, find_region, is_short
-from fusion.schedule.graph import Dependences
+from fusion.schedule.iteration.dependences import Dependences
 
 MAX_ROUNDED = 8
 """Into how many chunks a region is cut at most where sums over them are rounded to half precision each time."""

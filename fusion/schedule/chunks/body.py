@@ -36,11 +36,11 @@ from fusion.lowering.program import (
 )
 from fusion.lowering.scalar_ops import FoldName
 from fusion.operations.products import add_aligned_product
-from fusion.schedule.axes import indices_of
 from fusion.schedule.chunks.matrices import Copies, aligned_strides, product_calls, with_matrices
 from fusion.schedule.chunks.pick import pick
 from fusion.schedule.chunks.region import Region
-from fusion.schedule.graph import Dependences
+from fusion.schedule.iteration.axes import indices_of
+from fusion.schedule.iteration.dependences import Dependences
 
 aten = torch.ops.aten
 

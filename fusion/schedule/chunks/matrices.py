@@ -19,7 +19,7 @@ from fusion.lowering.program import Axis, Buffer, BufferRef, Contract, Extern, M
 from fusion.lowering.sizes import estimate
 from fusion.lowering.value import contiguous_strides
 from fusion.operations.products import aligned_product
-from fusion.schedule.naming import unused
+from fusion.schedule.iteration.naming import unused
 
 LINE, LONG = 128, 1024
 """Bytes: what a row is padded to, where it is to be aligned, and how long it is at least."""

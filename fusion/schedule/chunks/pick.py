@@ -19,7 +19,7 @@ from fusion.lowering.expr import Expr, IndexValue, Load, Op, const, free_axes, m
 from fusion.lowering.indexing import axis_symbol, over_symbol, substitute
 from fusion.lowering.program import Axis, Buffer, Compute, Map, Reduce, axis_sizes
 from fusion.lowering.value import contiguous_strides
-from fusion.schedule.naming import unused
+from fusion.schedule.iteration.naming import unused
 
 
 def pick(nodes: Sequence[Compute], rows: Collection[str], buffers: dict[str, Buffer]) -> list[Compute]:

@@ -21,8 +21,8 @@ import sympy
 from fusion.lowering.chunks import ADDED_UP, Chunked
 from fusion.lowering.expr import Expr, Load
 from fusion.lowering.program import Contract, Extern, Map, Reduce
-from fusion.schedule.graph import Dependences
-from fusion.schedule.streams.pull import HELD
+from fusion.schedule.chained.place_producers import HELD
+from fusion.schedule.iteration.dependences import Dependences
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,9 @@ from fusion.lowering.expr import Expr
 from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Stmt, Store, values_of, with_values
 from fusion.lowering.prefixes import named, placed
 from fusion.lowering.program import Axis
-from fusion.schedule.axes import indices_of
-from fusion.schedule.expand import Expanded, Write
-from fusion.schedule.walks import follow, replaced
+from fusion.schedule.clusters.expand import Expanded, Write
+from fusion.schedule.iteration.axes import indices_of
+from fusion.schedule.reductions.walks import follow, replaced
 
 
 def body_of(

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from fusion.lowering.kernel import KernelAxis, Role
-from fusion.schedule.expand import expand
+from fusion.schedule.clusters.expand import expand
+from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.kernels.bodies import body_of
 from fusion.schedule.kernels.finish import KernelCall, finished
 from fusion.schedule.kernels.settle import canonical, role_of, settled
 from fusion.schedule.kernels.streamed import streamed_body
-from fusion.schedule.legality import Cluster
-from fusion.schedule.profit import Prices
 
 
 def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:

@@ -22,12 +22,12 @@ from fusion.lowering.kernel import (
 )
 from fusion.lowering.program import Buffer, Contract, Program, Scatter
 from fusion.lowering.sizes import given_by
-from fusion.schedule.axes import indices_of
-from fusion.schedule.expand import FLAT, Expanded
-from fusion.schedule.graph import Dependences
+from fusion.schedule.clusters.expand import FLAT, Expanded
+from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.clusters.profit import Prices
+from fusion.schedule.iteration.axes import indices_of
+from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.kernels.bodies import offset_symbols
-from fusion.schedule.legality import Cluster
-from fusion.schedule.profit import Prices
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,9 +13,9 @@ from fusion.lowering.indexing import axis_symbol, over_symbol, simplify
 from fusion.lowering.kernel import Role
 from fusion.lowering.program import Axis
 from fusion.lowering.value import contiguous_strides
-from fusion.schedule.axes import accesses_of, drop_ones, indices_of, merge, order_by_stride, replace_in
-from fusion.schedule.expand import Expanded
-from fusion.schedule.legality import Cluster
+from fusion.schedule.clusters.expand import Expanded
+from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.iteration.axes import accesses_of, drop_ones, indices_of, merge, order_by_stride, replace_in
 
 
 def settled(cluster: Cluster, expanded: Expanded) -> tuple[tuple[Axis, ...], tuple[Axis, ...], Expanded]:

@@ -10,12 +10,12 @@ import sympy
 from fusion.lowering.expr import Expr, Index, Load, free_axes, postorder
 from fusion.lowering.kernel import KernelAxis, Role, Stmt
 from fusion.lowering.program import Axis
-from fusion.schedule.axes import drop_ones
-from fusion.schedule.expand import Expanded
+from fusion.schedule.chained.place_producers import HELD
+from fusion.schedule.clusters.expand import Expanded
+from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.iteration.axes import drop_ones
 from fusion.schedule.kernels.settle import canonical, with_axes
-from fusion.schedule.legality import Cluster
-from fusion.schedule.streams.pull import HELD
-from fusion.schedule.walks import walk
+from fusion.schedule.reductions.walks import walk
 
 
 def streamed_body(cluster: Cluster, expanded: Expanded) -> tuple[tuple[KernelAxis, ...], tuple[Stmt, ...]]:

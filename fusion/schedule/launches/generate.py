@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from fusion.codegen.target import Target
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.program import Call, Extern, Program, writes
-from fusion.schedule.clusters import Clustering, Refusal, refusals_of
+from fusion.schedule.clusters.growth import Clustering, Refusal, refusals_of
+from fusion.schedule.clusters.legality import Cluster, single
+from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.kernels import KernelCall, kernel_of
-from fusion.schedule.legality import Cluster, single
-from fusion.schedule.profit import Prices
 
 
 def kernels_of(

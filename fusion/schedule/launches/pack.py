@@ -1,7 +1,7 @@
 """Packing: independent kernels share a launch, each on programs of its own.
 
 The leaves of an optimizer step, the queries, keys and values of a layer with grouped heads, a weight gradient and a
-bias gradient: kernels with other axes, of which none needs another.  `clusters.py` puts small pointwise work of equal
+bias gradient: kernels with other axes, of which none needs another.  `growth.py` puts small pointwise work of equal
 axes into one body; here bodies stay apart, and what is saved is the launch, and the time in which the end of one
 kernel leaves a device idle before the next one begins.
 
@@ -22,10 +22,10 @@ from fusion.codegen.build import is_idle
 from fusion.codegen.target import Capabilities, Target
 from fusion.lowering.kernel import Fold, Kernel, statements
 from fusion.lowering.program import Call, Extern, Program
-from fusion.schedule.graph import bytes_of
+from fusion.schedule.clusters.profit import EARLY
+from fusion.schedule.iteration.dependences import bytes_of
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import makes, share, takes
-from fusion.schedule.profit import EARLY
 
 WINDOW = 64
 """How many steps apart kernels may be that make little: what is computed early takes memory until it is needed."""

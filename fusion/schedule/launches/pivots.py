@@ -42,8 +42,8 @@ from fusion.lowering.kernel import (
 from fusion.lowering.program import Call
 from fusion.lowering.rules.formula import literal
 from fusion.lowering.sizes import may_be_empty
-from fusion.schedule.inline import cost
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.rewrites.inline import cost
 
 CHEAP = 8
 """Additions that one more element of a row may cost."""

@@ -23,10 +23,10 @@ from fusion.lowering.kernel import Fold, Kernel, Store, statements, values_of
 from fusion.lowering.program import Buffer, BufferRef, Call, Extern, Program, writes
 from fusion.operations.ownership import take_over
 from fusion.operations.products import aligned_product
+from fusion.schedule.iteration.naming import unused
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.redirect import redirected
 from fusion.schedule.launches.updates import written_into
-from fusion.schedule.naming import unused
 
 FRESH = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, aligned_product, take_over)
 """Calls whose results are tensors of their own, of which nobody else has a view."""

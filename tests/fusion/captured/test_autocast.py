@@ -14,8 +14,8 @@ from torch.fx import symbolic_trace
 from torch.nn import functional as F
 
 import fusion
-from fusion.captured import autocast
-from fusion.captured.autocast import widen_resized_images
+from fusion.dynamo import autocast
+from fusion.dynamo.autocast import widen_resized_images
 
 RESIZED: dict[str, tuple[int, Callable[[Tensor], Tensor]]] = {
     "nearest": (3, lambda x: F.interpolate(x, scale_factor=2)),

@@ -11,8 +11,8 @@ from torch import Tensor, fx, nn
 from torch.utils.checkpoint import checkpoint
 
 import fusion
-from fusion.captured.parts import in_parts
-from fusion.captured.untraceable import untraceable
+from fusion.dynamo.parts import in_parts
+from fusion.dynamo.untraceable import untraceable
 from fusion.fallback import warn_once
 from tests.fusion.agreement import compare, differentiate, error, gradients
 

@@ -12,7 +12,7 @@ from torch.compiler import nested_compile_region
 from torch.utils.checkpoint import checkpoint
 
 import fusion
-from fusion.captured.regions import INVOKE, inline_regions
+from fusion.dynamo.nested_regions import INVOKE, inline_regions
 from tests.fusion.agreement import STRICT
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, fx
 
 import fusion
-from fusion.captured.strides import keep_strides, written_with_its_strides
+from fusion.dynamo.kept_strides import keep_strides, written_with_its_strides
 
 ROWS = torch.tensor([1, 0, 3])
 

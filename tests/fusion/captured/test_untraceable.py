@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 
-from fusion.captured.untraceable import untraceable
+from fusion.dynamo.untraceable import untraceable
 
 
 class Looks(torch.autograd.Function):

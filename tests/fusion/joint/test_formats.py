@@ -14,8 +14,8 @@ from torch.nn import functional as F
 
 import fusion
 from fusion.codegen.target import Layouts
-from fusion.joint import formats
-from fusion.joint.formats import prefer_channels_last
+from fusion.joint import channels_last as formats
+from fusion.joint.channels_last import prefer_channels_last
 
 aten = torch.ops.aten
 

@@ -16,7 +16,7 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import CheckpointPolicy
 
 import fusion
-from fusion.capture import aot_backend
+from fusion.autograd import aot_backend
 from fusion.codegen.reference import ReferenceTarget
 from fusion.joint.factors import PRODUCTS, matrix_root, product_of, shape_of
 from fusion.joint.reassociate import reassociate

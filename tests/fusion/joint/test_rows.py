@@ -13,7 +13,7 @@ from torch.nn import functional as F
 
 import fusion
 from fusion.codegen.target import Layouts
-from fusion.joint.rows import prefer_rows
+from fusion.joint.row_layouts import prefer_rows
 
 aten = torch.ops.aten
 

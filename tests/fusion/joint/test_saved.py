@@ -9,7 +9,7 @@ import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import fusion
-from fusion.capture import aot_backend
+from fusion.autograd import aot_backend
 from fusion.graphs import spare_inputs
 from fusion.joint.saved import mark_spare
 from fusion.lowering.expr import Cast, postorder

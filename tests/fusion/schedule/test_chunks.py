@@ -10,8 +10,8 @@ import pytest
 import torch
 import torch.nn.functional as F  # the name everyone knows it by
 
+from fusion.autograd import aot_backend
 from fusion.backend import Backend
-from fusion.capture import aot_backend
 from fusion.codegen.c import CTarget
 from fusion.compile import compile_graph
 from fusion.inspect.report import Report

@@ -13,7 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx import GraphModule
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from fusion.capture import aot_backend
+from fusion.autograd import aot_backend
 from fusion.codegen.triton import TritonTarget
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
@@ -27,10 +27,10 @@ from fusion.lowering.program import Axis, Buffer, BufferRef, Extern, Map, Progra
 from fusion.lowering.verify import verify_kernel
 from fusion.runtime import Boxed
 from fusion.schedule import Schedule, grow
-from fusion.schedule.contractions import divided
-from fusion.schedule.inline import inline_cheap_maps
+from fusion.schedule.iteration.contractions import divided
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.library_copies import merge_copies
+from fusion.schedule.library.copies import merge_copies
+from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.scheduling import plan
 from fusion.subjects import Scheduling
 from tests.fusion.capable import of_everything

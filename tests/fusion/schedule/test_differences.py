@@ -13,7 +13,7 @@ from fusion.lowering.expr import Op, postorder
 from fusion.lowering.interpret import run_program
 from fusion.lowering.program import Map, Program
 from fusion.lowering.verify import verify_program
-from fusion.schedule.differences import exact_differences
+from fusion.schedule.rewrites.power_differences import exact_differences
 from tests.lowering.lowered import lowered
 
 STEPS = torch.tensor([1.0, 2.0, 7.0, 1e3, 1e6, 0.0, -3.0, float("inf"), -float("inf"), float("nan")])

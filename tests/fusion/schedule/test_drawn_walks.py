@@ -19,8 +19,8 @@ from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.interpret import run_program
-from fusion.schedule import streams
-from fusion.schedule.streams import tiles
+from fusion.schedule import chained as streams
+from fusion.schedule.chained import candidates as tiles
 
 BATCH, SIDE, WIDTH = 2, 4, 3
 POINTS = SIDE * SIDE

@@ -13,8 +13,8 @@ from fusion.codegen.triton.devices import GROUPED
 from fusion.codegen.tuning import Tuning
 from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
-from fusion.schedule.forms import kernel_time
 from fusion.schedule.kernels import KernelCall
+from fusion.schedule.kernels.time import kernel_time
 from tests.fusion import attentions
 
 pytest.importorskip("triton")

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-import fusion.schedule.long_sums
+import fusion.schedule.library.split_k
 from fusion.codegen.reference import ReferenceTarget
 from fusion.codegen.targets import TARGETS
 from fusion.codegen.tuning import Tuning
@@ -21,10 +21,10 @@ from fusion.lowering.lower import lower
 from fusion.lowering.program import Contract, Extern, Program
 from fusion.lowering.verify import verify_kernel
 from fusion.schedule import Schedule
+from fusion.schedule.clusters.alternatives import Way, weighed
+from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.legality import Cluster
-from fusion.schedule.long_sums import parts_of
-from fusion.schedule.ways import Way, weighed
+from fusion.schedule.library.split_k import parts_of
 
 Function = Callable[..., torch.Tensor]
 
@@ -51,7 +51,7 @@ CASES: dict[str, tuple[Function, tuple[tuple[int, ...], ...]]] = {
 @pytest.fixture
 def halved(monkeypatch: pytest.MonkeyPatch) -> None:
     """Every product is offered in two parts, however small."""
-    monkeypatch.setattr(fusion.schedule.long_sums, "parts_of", lambda product, capabilities: 2)
+    monkeypatch.setattr(fusion.schedule.library.split_k, "parts_of", lambda product, capabilities: 2)
 
 
 def in_parts(program: Program, cluster: Cluster, kernel: Kernel, ways: object) -> Tuning:

@@ -10,8 +10,8 @@ import torch
 from fusion.lowering.interpret import run_program
 from fusion.lowering.program import Map, Program
 from fusion.lowering.verify import verify_program
-from fusion.schedule.inline import inline_cheap_maps
-from fusion.schedule.narrow import store_rounded
+from fusion.schedule.layouts.round_on_store import store_rounded
+from fusion.schedule.rewrites.inline import inline_cheap_maps
 from tests.lowering.lowered import lowered
 
 BF16, F16 = torch.bfloat16, torch.float16

@@ -18,9 +18,9 @@ from fusion.lowering.indexing import substitute_all
 from fusion.lowering.interpret import run_kernel
 from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Store
 from fusion.lowering.verify import verify_kernel
+from fusion.schedule.chained.occupancy import length_of_part
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.online.merge import brought, merged_op
-from fusion.schedule.streams.occupancy import length_of_part
 from tests.codegen.triton.blocking import block
 from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, LENGTH, ROW, ROWS, Body, Folds, S

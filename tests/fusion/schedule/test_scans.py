@@ -20,9 +20,9 @@ from fusion.lowering.lower import lower
 from fusion.lowering.program import Program
 from fusion.lowering.verify import verify_program
 from fusion.schedule import Schedule
-from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.scans import split_scans
+from fusion.schedule.reductions.scans import split_scans
+from fusion.schedule.rewrites.inline import inline_cheap_maps
 from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.test_schedule import GPU, schedule
 

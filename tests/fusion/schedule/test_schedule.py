@@ -23,10 +23,10 @@ from fusion.lowering.program import Extern, writes
 from fusion.lowering.scalar_ops import FOLD_OPS
 from fusion.lowering.verify import verify_kernel, verify_program
 from fusion.schedule import Schedule, grow
-from fusion.schedule.inline import inline_cheap_maps
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.library import prefer_library
-from fusion.schedule.split import split_reductions
+from fusion.schedule.library.choice import prefer_library
+from fusion.schedule.reductions.split import split_reductions
+from fusion.schedule.rewrites.inline import inline_cheap_maps
 from fusion.scheduling import plan
 from fusion.subjects import Scheduling
 

@@ -7,7 +7,7 @@ import sympy
 
 from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol, over_symbol
 from fusion.lowering.program import Axis
-from fusion.schedule.space import Joined, Space, join
+from fusion.schedule.iteration.space import Joined, Space, join
 
 P = [axis_symbol(k) for k in range(4)]
 R = [over_symbol(k) for k in range(2)]

@@ -14,7 +14,8 @@ from fusion.compile import schedule_graph
 from fusion.inspect.trace import Trace
 from fusion.lowering.decompositions import decompositions
 from fusion.lowering.kernel import Fold, Kernel, statements
-from fusion.schedule import Schedule, streams
+from fusion.schedule import Schedule
+from fusion.schedule import chained as streams
 from tests.fusion.agreement import assert_as_eager
 
 GPU = TritonTarget("sm_90")

@@ -19,10 +19,11 @@ from torch.utils.checkpoint import checkpoint
 
 from fusion.codegen.c import CTarget
 from fusion.codegen.numerics import Numerics
+from fusion.graph_cache import key
+from fusion.graph_cache import region_key as captured
+from fusion.graph_cache.form import Unwritten
+from fusion.graph_cache.region_key import key_of_region
 from fusion.options import Options
-from fusion.warm import captured, key
-from fusion.warm.captured import key_of_region
-from fusion.warm.form import Unwritten
 
 ROOT = Path(__file__).resolve().parents[3]
 ONE = torch.ones(4, 6)

@@ -14,9 +14,9 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusion.codegen.c import CTarget
 from fusion.codegen.numerics import Numerics
+from fusion.graph_cache import key
+from fusion.graph_cache.key import MARKS, key_of
 from fusion.options import Options
-from fusion.warm import key
-from fusion.warm.key import MARKS, key_of
 
 ROOT = Path(__file__).resolve().parents[3]
 

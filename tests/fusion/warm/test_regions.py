@@ -18,8 +18,8 @@ from torch.utils.checkpoint import checkpoint
 import fusion.graph_compiler
 from fusion.attention import Choice, call, choose
 from fusion.backend import Backend, FusionWarning
+from fusion.graph_cache import store
 from fusion.options import Options
-from fusion.warm import store
 from tests.fusion.warm.starts import fresh, no_tracing, notes, started
 
 Inputs = Callable[[], Sequence[Tensor]]

@@ -13,10 +13,10 @@ import sympy
 import torch
 from torch import Tensor
 
-from fusion import warm
+from fusion import graph_cache as warm
+from fusion.graph_cache import form, store
+from fusion.graph_cache.form import Unwritten, read, write
 from fusion.lowering.errors import BuildError
-from fusion.warm import form, store
-from fusion.warm.form import Unwritten, read, write
 from tests.fusion.warm.starts import notes, started
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -66,7 +66,7 @@ def test_a_value_of_ten_thousand_levels_is_written_and_read():
 
 READER = """
 import sys
-from fusion.warm.form import read
+from fusion.graph_cache.form import read
 read(sys.argv[1], {})
 print("sympy.tensor.tensor" in sys.modules)
 """

@@ -1,0 +1,201 @@
+"""Capture: functional ATen graphs of what a program computes.
+
+Dynamo turns Python into fx graphs and AOTAutograd turns those into functional ATen graphs, forward and backward apart,
+with the values saved between them chosen by min-cut.  What enters `aot_backend` is a function that compiles one ATen
+graph; what leaves is a Dynamo backend.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, cast
+
+import torch
+from torch import fx
+from torch._dispatch.python import no_python_dispatcher
+from torch._dynamo.backends.common import aot_autograd
+from torch._functorch import config as functorch_config
+from torch._functorch.aot_autograd import aot_module_simplified
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._guards import TracingContext
+from torch._inductor import inductor_prims
+from torch._subclasses.fake_tensor import unset_fake_temporarily
+
+from fusion.codegen.target import Capabilities
+from fusion.dynamo.tangent_strides import tangents_laid_out
+from fusion.graph_cache.regions import KEY, Region, Told, kept_as
+from fusion.graphs import main_device
+from fusion.joint.dependence import dependence_of
+from fusion.joint.results import change_results
+from fusion.lowering.decompositions import decompositions
+from fusion.lowering.mistraced import traced_as_eager
+from fusion.options import WORKSPACE
+from fusion.passes import PassLog, run_stage
+from fusion.runtime import Boxed
+from fusion.runtime.rng_replay import draws_of
+from fusion.stages import JOINT, PARTED
+from fusion.subjects import Deriving, Halves, Joint
+
+Parted: TypeAlias = tuple[fx.GraphModule, fx.GraphModule]
+"""A joint graph as forward and backward."""
+
+CompileOne: TypeAlias = Callable[[fx.GraphModule, str], Boxed]
+"""Compiles one ATen graph; the label says which ("forward", "backward", "inference").  What is kept says under which
+key, in the attribute `KEY`."""
+
+LogOf: TypeAlias = Callable[[str, fx.GraphModule], PassLog]
+"""Gives the log of the passes over a graph with this label."""
+
+
+def no_log(label: str, graph: fx.GraphModule) -> PassLog:
+    """Log passes for nobody."""
+    return PassLog()
+
+
+def multiply_add(a: torch.Tensor, b: torch.Tensor | float, c: torch.Tensor) -> torch.Tensor:
+    """a·b + c, rounded once."""
+    return torch.addcmul(c, a, b) if isinstance(b, torch.Tensor) else torch.add(c, a, alpha=b)
+
+
+MULTIPLY_ADD = {inductor_prims.fma: multiply_add} if hasattr(inductor_prims, "fma") else {}
+"""What Dynamo makes of `addcmul_` and `addcdiv_`, in some releases."""
+
+
+def aot_backend(
+    compile_one: CompileOne,
+    able: Callable[[torch.device], Capabilities],
+    workspace: int = WORKSPACE,
+    *,
+    exact: bool = False,
+    tell: Callable[[Told], None] = lambda told: None,
+    region: Region | None = None,
+    log: LogOf = no_log,
+) -> Callable[[fx.GraphModule, Sequence[object]], Callable[..., object]]:
+    """A Dynamo backend that gives every functional ATen graph to `compile_one`.
+
+    Args:
+        able: what can be generated for a device, and what it costs there.
+        workspace: bytes above which a product is made in chunks, where that can be done.
+        exact: what is computed stays as eager computes it; forward and backward are only parted.
+        tell: told of each joint graph what gradients depend on, and what is drawn.
+        region: what is kept of the graph that Dynamo captured, if anything is to be.
+        log: gives the log of the passes over the joint graph.
+    """
+
+    def part(joint: fx.GraphModule, joint_inputs: Sequence[object], *, num_fwd_outputs: int, **others: Any) -> Parted:
+        tell((dependence_of(joint, num_fwd_outputs), draws_of(joint)))
+        at = Deriving(able(main_device(joint)), workspace, exact)
+        return _parted(Joint(joint, num_fwd_outputs), joint_inputs, at, log("joint", joint), others)
+
+    settings: dict[str, Any] = {
+        "fw_compiler": _compiler(compile_one, "forward"),
+        "bw_compiler": _compiler(compile_one, "backward"),
+        "inference_compiler": _compiler(compile_one, "inference"),
+        "keep_inference_input_mutations": True,
+        "decompositions": MULTIPLY_ADD | decompositions(exact=exact),
+        "partition_fn": part,
+    }
+
+    def capture(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        with traced_as_eager(), tangents_laid_out(graph), kept_as(region):
+            compiled = _captured(graph, inputs, settings)
+        _keep_what_is_saved()
+        return compiled
+
+    return capture
+
+
+def _captured(graph: fx.GraphModule, inputs: Sequence[object], settings: dict[str, Any]) -> Callable[..., object]:
+    """What Dynamo's wrapper of AOTAutograd gives, which imports inductor's debugging, and with it its scheduler.
+
+    Dynamo is kept from looking into backward, where it is compiled and where it runs, and into what is compiled.
+    """
+    if os.environ.get("TORCH_COMPILE_DEBUG") == "1" or any(isinstance(given, (list, tuple, dict)) for given in inputs):
+        whole: Callable[..., object] = aot_autograd(**settings)(graph, inputs)
+        return whole
+    disable: Any = torch.compiler.disable
+    backward = disable(settings["bw_compiler"], reason="it compiles backward")
+
+    def compile_backward(graph: fx.GraphModule, inputs: Sequence[object]) -> Callable[..., object]:
+        compiled = backward(graph, inputs)
+        made: Callable[..., object] = disable(compiled, reason="it is compiled")
+        if hasattr(compiled, KEY):
+            setattr(made, KEY, getattr(compiled, KEY))
+        return made
+
+    compiled = aot_module_simplified(graph, inputs, **{**settings, "bw_compiler": compile_backward})
+    forward: Callable[..., object] = disable(compiled, reason="it is compiled")
+    return forward
+
+
+def _keep_what_is_saved() -> None:
+    """Allow a second backward.
+
+    AOTAutograd refuses `retain_graph=True`, unless it was asked for when backward was compiled: backends may compute in
+    the memory of what forward saved.  Ours does not.
+    """
+    context = TracingContext.try_get()
+    if context is not None and context.fw_metadata is not None:
+        context.fw_metadata.bw_donated_idxs = []
+
+
+def _parted(joint: Joint, inputs: Sequence[object], at: Deriving, log: PassLog, settings: Mapping[str, Any]) -> Parted:
+    """Part a joint graph: its passes, PyTorch's min-cut partition with its `settings`, the passes over both halves."""
+    joint = run_stage(JOINT, joint, at, log)
+    with functorch_config.patch(cse=False), log.timed("joint", "partition"):
+        cut: Parted = min_cut_rematerialization_partition(
+            joint.graph, inputs, num_fwd_outputs=joint.returned, **settings
+        )
+    halves = run_stage(PARTED, Halves(*cut, joint.results, joint.returned), at, log)
+    return halves.forward, halves.backward
+
+
+def _compiler(compile_one: CompileOne, label: str) -> Callable[[fx.GraphModule, Sequence[object]], Boxed]:
+    """`compile_one` as AOTAutograd calls it, for graphs that it labels so."""
+
+    def compiler(graph: fx.GraphModule, example_inputs: Sequence[object]) -> Boxed:
+        passed = pass_objects(graph)
+        # What the compiler computes while it compiles is real, and nothing of it is to be taken apart in Python.
+        with traced_as_eager(), unset_fake_temporarily(), no_python_dispatcher():
+            compiled = compile_one(graph, label)
+        if passed:
+            compiled = _passing(compiled, passed)
+        return boxed(compiled)
+
+    return compiler
+
+
+def boxed(compiled: Boxed) -> Boxed:
+    """`compiled`, with AOTAutograd's mark of the list convention."""
+    compiled._boxed_call = True  # type: ignore[attr-defined]  # functions take attributes
+    return compiled
+
+
+def pass_objects(graph: fx.GraphModule) -> dict[int, int]:
+    """Have the graph return None where it returns what it was given and is no tensor or number (a device mesh).
+
+    Returns:
+        The position among the inputs of what belongs at a position among the results.
+    """
+    places = {node: k for k, node in enumerate(graph.graph.find_nodes(op="placeholder"))}
+    results = list(cast("Sequence[fx.Node | None]", graph.graph.output_node().args[0]))
+    known = (torch.Tensor, torch.SymInt, torch.SymFloat, torch.SymBool, int, float, bool)
+    passed = {
+        k: places[node]
+        for k, node in enumerate(results)
+        if isinstance(node, fx.Node) and node in places and not isinstance(node.meta.get("val"), known)
+    }
+    if passed:
+        change_results(graph, lambda results: [None if k in passed else node for k, node in enumerate(results)])
+        graph.recompile()
+    return passed
+
+
+def _passing(compiled: Boxed, passed: Mapping[int, int]) -> Boxed:
+    def run(args: list[object]) -> tuple[object, ...]:
+        objects = {k: args[position] for k, position in passed.items()}
+        results = compiled(args)
+        return tuple(objects.get(k, result) for k, result in enumerate(results))
+
+    return run

@@ -1,0 +1,75 @@
+"""Strides: an input that is changed in place keeps its own.
+
+    x.index_add_(1, i, y)      becomes      x.copy_(x.index_add(1, i, y))
+
+where the operation's own result lies otherwise than x.  For the functional graph that result is x from there on, and
+views of it have its strides.  Under symbolic sizes AOTAutograd makes those that are returned anew, by their strides, in
+the memory of x: they would be of other numbers.  What `copy_` gives lies as x.
+
+What enters is Dynamo's graph; it is changed in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload, OpOverloadPacket
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from fusion.dynamo.writes import memory_of, written_by
+
+
+def keep_strides(graph: fx.GraphModule) -> None:
+    """Have operations that change inputs of symbolic sizes in place leave them their strides, if views are returned."""
+    inputs = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="placeholder")]
+    if not any(isinstance(value, torch.SymInt) for value in inputs):
+        return
+    returned = graph.graph.output_node().all_input_nodes
+    views = _memories(node.meta.get("example_value") for node in returned if node.op != "placeholder")
+    memories = _memories(inputs) & views
+    for node in graph.graph.nodes if memories else ():
+        written = written_by(node) if node.op in ("call_method", "call_function") else None
+        value = None if written is None else written.meta.get("example_value")
+        if not isinstance(value, FakeTensor) or memory_of(value) not in memories:
+            continue
+        name = _functional(node)
+        if name and _has_others(name, node, value):
+            node.op, node.target, node.args = "call_function", written_with_its_strides, (name, *node.args)
+    graph.recompile()
+
+
+def _memories(values: Iterable[object]) -> set[int | None]:
+    return {memory_of(value) for value in values if isinstance(value, FakeTensor)}
+
+
+def written_with_its_strides(name: str, x: Tensor, *args: object, **kwargs: object) -> Tensor:
+    """x, changed to what the operation of that name gives for it."""
+    return x.copy_(getattr(torch.ops.aten, name)(x, *args, **kwargs))
+
+
+def _functional(node: fx.Node) -> str:
+    """The name of the operation that a call does in place; empty if it has none of its own, or draws numbers."""
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    if not name.endswith("_") or "out" in node.kwargs:
+        return ""
+    packets = [getattr(torch.ops.aten, each, None) for each in (name, name[:-1])]
+    found = [packet for packet in packets if isinstance(packet, OpOverloadPacket)]
+    overloads: list[OpOverload] = [getattr(packet, each) for packet in found for each in packet._overload_names]
+    drawn = any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
+    return "" if drawn or len(found) < 2 else name[:-1]
+
+
+def _has_others(name: str, node: fx.Node, x: FakeTensor) -> bool:
+    """Is the result of the operation another tensor than x, of other strides?"""
+    try:
+        args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"])
+        with x.fake_mode:
+            result: object = getattr(torch.ops.aten, name)(*args, **kwargs)
+    except Exception:  # it takes other arguments, or one is not known: the write stays as the program has it
+        return False
+    if not isinstance(result, Tensor) or result.ndim != x.ndim or memory_of(result) == memory_of(x):
+        return False
+    return not all(statically_known_true(one == other) for one, other in zip(result.stride(), x.stride(), strict=True))

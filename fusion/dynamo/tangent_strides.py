@@ -1,0 +1,31 @@
+"""Tangents: how the gradient of a result lies in memory that is given to backward.
+
+AOTAutograd takes it that the gradient of a result has the strides of the result, and copies one that has others into
+memory of those strides.  Where elements of the result share memory (windows of `unfold` that overlap), that memory
+holds fewer numbers than the gradient has, and most are lost.  Of such graphs the gradients are contiguous.
+
+What enters is Dynamo's graph; what leaves is a setting for as long as AOTAutograd traces it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import fx
+from torch._functorch import config
+
+from fusion.dynamo.shared_writes import Place
+
+
+@contextmanager
+def tangents_laid_out(graph: fx.GraphModule) -> Iterator[None]:
+    """Within, AOTAutograd traces `graph` for gradients that can hold what they are given."""
+    values = (node.meta.get("example_value") for node in graph.graph.output_node().all_input_nodes)
+    places = [Place.of(value) for value in values if isinstance(value, torch.Tensor)]
+    if any(place is not None and place.meets for place in places):
+        with config.patch(guess_tangent_strides_as_outputs=False):
+            yield
+    else:
+        yield

@@ -1,0 +1,167 @@
+"""Ahead: gradients that only wait for a number are computed where what they are made of still is.
+
+The gradient of a scalar loss is linear in the one number, g, that comes back for it.  Where a large product leads to
+the loss (the logits of a language model), its gradient is g times something that forward knows already; computed in
+forward, right after the loss and in the same chunks (`schedule/chunks`), neither the product nor its gradient has to
+be kept, nor made twice.  Only what is left of them is: the gradients of the product's operands, multiplied by g when it
+comes, in their own memory where nobody else may want them as they are (`operations/ownership.py`).
+
+What enters is a functional joint graph, which is changed in place.  It is left alone where the product is small, its
+gradient depends on more than one number or on it in any way not known to be linear, and where anything on the way has
+float16: its range is why losses are scaled, and g would come too late.  What is computed ahead is rounded once before
+it is multiplied by g.
+
+Source: computing the gradient of a linear layer and its loss together, in chunks, is what Liger Kernel (Hsu et al.
+2024) does by hand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import fx
+from torch.utils.checkpoint import CheckpointPolicy
+
+from fusion.joint.factors import PRODUCTS, value_of
+from fusion.joint.linearity import is_gradient, is_linear
+from fusion.joint.saved_inputs import is_tangent
+from fusion.lowering.sizes import elements
+from fusion.operations.ownership import take_over
+
+aten = torch.ops.aten
+
+
+def compute_ahead(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
+    """Move the gradient of every product of more than `workspace` bytes before the loss, where that can be done.
+
+    Returns:
+        What forward has to compute and keep.
+    """
+    kept: list[fx.Node] = []
+    for product in list(joint.graph.nodes):
+        if product.target in PRODUCTS and product.users and _bytes(product) > workspace:
+            waiting = waiting_for_tangents(joint.graph)
+            ends = _ends(product, waiting) if product not in waiting else []
+            path = _path(ends, waiting)
+            number = _linear_in(path)
+            if ends and number is not None:
+                kept += _move(ends, path, number)
+                joint.graph.eliminate_dead_code()
+    joint.recompile()
+    return kept
+
+
+def _bytes(node: fx.Node) -> int:
+    val = value_of(node)
+    return elements(val.shape) * val.dtype.itemsize
+
+
+def waiting_for_tangents(graph: fx.Graph) -> set[fx.Node]:
+    """What cannot be computed before a tangent is there."""
+    found: set[fx.Node] = set()
+    for node in graph.nodes:
+        if is_tangent(node) or (node.op == "call_function" and any(arg in found for arg in node.all_input_nodes)):
+            found.add(node)
+    return found
+
+
+def _ends(product: fx.Node, waiting: set[fx.Node]) -> list[fx.Node]:
+    """Where the gradient of a product leaves its size behind: products with it, and sums of it that go elsewhere."""
+    size = elements(value_of(product).shape)
+
+    def is_wide(node: fx.Node) -> bool:
+        val = node.meta.get("val")
+        return isinstance(val, torch.Tensor) and node.target not in PRODUCTS and elements(val.shape) >= size
+
+    forward = _reached([product], lambda node: node not in waiting and is_wide(node))
+    if any(user.op == "output" for node in forward for user in node.users):
+        return []
+    first = [user for node in forward for user in node.users if user in waiting and is_wide(user)]
+    after = _reached(first, lambda node: node in waiting and node.target not in PRODUCTS)
+    wide = {node for node in after if is_wide(node)}
+    back = {node for node in after if any(user in wide for user in _reached([node], after.__contains__))}
+    inner = wide | back
+    # in the order in which they were reached, not that of a set: it names nodes, and by these a graph is found again
+    ends = dict.fromkeys(user for node in after if node in inner for user in node.users if user not in inner)
+    return [] if any(node.op == "output" for node in ends) else list(ends)
+
+
+def _reached(start: Iterable[fx.Node], wanted: Callable[[fx.Node], bool]) -> dict[fx.Node, None]:
+    """Nodes that can be reached from `start` over wanted ones, with it."""
+    found = dict.fromkeys(start)
+    todo = list(found)
+    while todo:
+        for user in todo.pop().users:
+            if user not in found and user.op == "call_function" and wanted(user):
+                found[user] = None
+                todo.append(user)
+    return found
+
+
+def _path(ends: Iterable[fx.Node], waiting: set[fx.Node]) -> list[fx.Node]:
+    """All that `ends` wait for, with them, in the order of the graph."""
+    found: set[fx.Node] = set()
+    todo = list(ends)
+    while todo:
+        node = todo.pop()
+        if node not in found:
+            found.add(node)
+            todo.extend(arg for arg in node.all_input_nodes if arg in waiting)
+    return [node for node in next(iter(found)).graph.nodes if node in found] if found else []
+
+
+def _linear_in(path: list[fx.Node]) -> fx.Node | None:
+    """The one number, a tangent, that everything on `path` is linear in; None if there is none."""
+    tangents = [node for node in path if node.op == "placeholder"]
+    if len(tangents) != 1 or value_of(tangents[0]).ndim:
+        return None
+    inside = set(path)
+    for node in path:
+        if node.op == "placeholder":
+            continue
+        if not _holds_numbers(node) or value_of(node).dtype is torch.float16 or not _is_linear(node, inside):
+            return None
+    return tangents[0]
+
+
+def _holds_numbers(node: fx.Node) -> bool:
+    val = node.meta.get("val")
+    return isinstance(val, torch.Tensor) and val.is_floating_point()
+
+
+def _is_linear(node: fx.Node, inside: set[fx.Node]) -> bool:
+    """Is a node linear in those of its arguments that are `inside`?"""
+    gradient, *others = _tensors(node)
+    if is_gradient(node) and gradient in inside and inside.isdisjoint(others):
+        return True
+    return is_linear(node, inside)
+
+
+def _tensors(node: fx.Node) -> list[fx.Node]:
+    """The arguments of a node, one that is given twice twice."""
+    tensors: list[fx.Node] = []
+    fx.node.map_arg((node.args, node.kwargs), tensors.append)
+    return tensors
+
+
+def _move(ends: list[fx.Node], path: list[fx.Node], number: fx.Node) -> list[fx.Node]:
+    """Compute `path` for a number of 1, and multiply its ends, which are given back, by what the number is."""
+    graph = number.graph
+    copies: dict[fx.Node, fx.Node] = {}
+    with graph.inserting_after(number):
+        val = value_of(number)
+        copies[number] = graph.call_function(aten.full.default, ([], 1.0), {"dtype": val.dtype, "device": val.device})
+    copies[number].meta = {**number.meta, "val": val}
+    for node in path[1:]:
+        with graph.inserting_after(node):
+            copies[node] = graph.node_copy(node, lambda arg: copies.get(arg, arg))
+    for node in ends:
+        with graph.inserting_after(copies[node]):
+            taken = graph.call_function(take_over, (copies[node], number))
+        with graph.inserting_after(taken):
+            scaled = graph.call_function(aten.mul.Tensor, (taken, number))
+        taken.meta, scaled.meta = dict(node.meta), dict(node.meta)
+        copies[node].meta["recompute"] = CheckpointPolicy.MUST_SAVE
+        node.replace_all_uses_with(scaled)
+    return [copies[node] for node in ends]

@@ -1,0 +1,56 @@
+"""Copies: tiles that several streams make, a node of their own for each.
+
+What enters is a Program and its streams; what leaves is an equal Program in which every stream has nodes that nobody
+else reads, and the streams as clusters of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fusion.lowering.chunks import Chunked
+from fusion.lowering.program import Extern, Node, Program, reading, writes
+from fusion.schedule.chained.place_producers import Stream
+from fusion.schedule.clusters.legality import Cluster, positions
+from fusion.schedule.iteration.naming import unused
+
+
+def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[Cluster, ...]]:
+    """The program with tiles that several streams make copied, and each stream as a cluster of its own nodes."""
+    owner: dict[int, int] = {}
+    copies: dict[int, list[Node]] = {}  # position → copies that stand behind it
+    buffers = dict(program.buffers)
+    origins: dict[str, str] = {}
+    inlined: dict[str, tuple[str, ...]] = {}
+    renamed: list[dict[str, str]] = []
+    for number, made in enumerate(streams):
+        names: dict[str, str] = {}
+        for member in sorted(made.places):
+            node = program.nodes[member]
+            assert not isinstance(node, (Extern, Chunked))
+            if member not in owner:
+                owner[member] = number
+                continue
+            names[node.out] = name = unused(f"{node.out}_{number}", buffers)
+            buffers[name] = replace(buffers[node.out], name=name)
+            origins[name] = node.out
+            inlined[name] = program.made_of(node.out)
+            copies.setdefault(member, []).append(replace(reading(node, names), out=name))
+        renamed.append(names)
+    nodes: list[Node] = []
+    for position, node in enumerate(program.nodes):
+        if position in owner and not isinstance(node, (Extern, Chunked)):
+            node = reading(node, renamed[owner[position]])
+        nodes += [node, *copies.get(position, ())]
+    library = {name: () for position in owner for name in writes(program.nodes[position])}  # they stay in their kernels
+    changed = program.edited(nodes, buffers=buffers.values(), origins=origins, inlined=inlined, library=library)
+    position_of = positions(changed)
+    clusters = []
+    for made, names in zip(streams, renamed, strict=True):
+        places = {}
+        for member, placement in made.places.items():
+            (out,) = writes(program.nodes[member])
+            places[position_of[names.get(out, out)]] = placement
+        clusters.append(Cluster.of(made.space, places))
+    return changed, tuple(clusters)

@@ -1,0 +1,79 @@
+"""Unite: two streams in one kernel, where both make the same tile as they spread and walk the same axes.
+
+What enters are two streams; what leaves is one with the sinks of both, over the space of the first.  The tile ties the
+two spaces: the point of it that the second makes is the point that the first makes.  Columns of sinks, which a program
+holds, and the short axes of tiles are added to that space where only the second has them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import sympy
+
+from fusion.lowering.indexing import invert
+from fusion.lowering.program import Axis, Contract
+from fusion.schedule.chained.place_producers import Stream
+from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.iteration.space import Space, fresh, place
+
+
+def united(dependences: Dependences, first: Stream, second: Stream) -> Stream | None:
+    """Two streams as one; None if they do not spread and walk the same axes of a tile that both make."""
+    shared = [p for p in second.places if p in first.places and isinstance(dependences.node(p), Contract)]
+    names = _spread_and_walked(dependences, first, second, shared[0]) if shared else None
+    if names is None:
+        return None
+    private = {axis.symbol for axis in second.space.private}
+    for p in shared:
+        pairs = ((theirs, first.places[p][axis]) for axis, theirs in second.places[p].items())
+        names |= {theirs: ours for theirs, ours in pairs if theirs in private}
+    space, names = _with_inner_axes(first.space, second.space, names)
+    sizes = space.sizes
+    places = {p: {axis: place(at, names, sizes) for axis, at in ats.items()} for p, ats in second.places.items()}
+    if any(p in first.places and first.places[p] != ats for p, ats in places.items()):
+        return None
+    return Stream((*first.sinks, *second.sinks), space, {**first.places, **places})
+
+
+def _spread_and_walked(
+    dependences: Dependences, first: Stream, second: Stream, tile: int
+) -> dict[sympy.Symbol, sympy.Expr] | None:
+    """The axes that `second` spreads and walks, over those of `first`, where both make `tile` at the same point.
+
+    None if there are no such expressions, or if what one walks is not what the other does.
+    """
+    node, space = dependences.compute(tile), second.space
+    known = [second.places[tile][axis.symbol] for axis in node.axes]
+    axes = [axis for axis in space.axes if axis.symbol not in space.held]
+    values = tuple(sympy.Symbol(f"v{k}", integer=True, nonnegative=True) for k in range(len(known)))
+    extents, sizes = [axis.size for axis in node.axes], {axis.symbol: axis.size for axis in axes}
+    inverse = invert(known, values, extents, [axis.symbol for axis in axes], sizes)
+    if inverse is None or any(sizes[symbol] != 1 for symbol in inverse.free):
+        return None
+    there = dict(zip(values, (first.places[tile][axis.symbol] for axis in node.axes), strict=True))
+    found = {symbol: place(expr, there, first.space.sizes) for symbol, expr in inverse.axes.items()}
+    found |= dict.fromkeys(inverse.free, sympy.Integer(0))
+    walked = {axis.symbol for axis in first.space.reduced}
+    return found if all(found[axis.symbol] in walked for axis in space.reduced) else None
+
+
+def _with_inner_axes(
+    space: Space, other: Space, names: dict[sympy.Symbol, sympy.Expr]
+) -> tuple[Space, dict[sympy.Symbol, sympy.Expr]]:
+    """`space` with the axes of `other` that a program holds or keeps to itself, and `names` with theirs in it."""
+    held = [axis for axis in other.parallel if axis.symbol in other.held]
+    names, taken = dict(names), {*space.sizes}
+    for axis in (*held, *other.private):
+        if axis.symbol not in names:
+            names[axis.symbol] = fresh(str(axis.symbol)[0], taken)
+            taken.add(names[axis.symbol])
+    added = [Axis(names[axis.symbol], axis.size) for axis in held]
+    private = [Axis(names[axis.symbol], axis.size) for axis in other.private]
+    widened = replace(
+        space,
+        parallel=(*space.parallel, *added),
+        held=space.held | {axis.symbol for axis in added},
+        private=(*space.private, *(axis for axis in private if axis not in space.private)),
+    )
+    return widened, names

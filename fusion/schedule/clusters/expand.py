@@ -1,0 +1,263 @@
+"""Expansion: the expressions that one cluster evaluates, over the axes of its space.
+
+What enters is a cluster; what leaves are its folds in order and its stores, in which members appear no more: each was
+replaced by its value (where reader and producer meet at the same point) or by its own expression at the index where
+it is read.  Interning makes what is shared one object again, so nothing is computed twice.  What is stored is rounded
+as it is stored before anything is made of it here: a row from one kernel and its mean from another have to fit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import sympy
+from typing_extensions import assert_never
+
+from fusion.lowering.expr import (
+    Expr,
+    Index,
+    IndexValue,
+    Load,
+    TileRef,
+    as_stored,
+    free_axes,
+    guarded,
+    make_cast,
+    postorder,
+    rewrite,
+)
+from fusion.lowering.hoist import Hoisted, hoist
+from fusion.lowering.indexing import flatten, substitute, substitute_all
+from fusion.lowering.kernel import Fold, Prefix
+from fusion.lowering.program import Contract, Map, Reduce, Scan, Scatter, with_exprs
+from fusion.lowering.scalar_ops import ScatterName
+from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.iteration.space import Placement
+
+FLAT = "@"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """One output of a cluster: the buffer, the offset in elements, the value.
+
+    For a scatter also its operation, its axes over those of the space, and where it happens.
+    """
+
+    buffer: str
+    offset: Index
+    value: Expr
+    op: ScatterName = "store"
+    points: tuple[sympy.Expr, ...] | None = None
+    where: Expr | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Expanded:
+    """What a cluster computes: folds in order, then writes; prefixes, in order, stand where they are named first.
+
+    Loads are of buffers outside, called `@name`, at flat offsets: the sign tells them from loads yet to be resolved.
+    """
+
+    folds: tuple[Fold, ...]
+    writes: tuple[Write, ...]
+    prefixes: tuple[Prefix, ...] = ()
+
+    @property
+    def values(self) -> tuple[Expr, ...]:
+        """All that is evaluated: the operands of folds, those of prefixes, what is written, and where."""
+        args = [
+            *(arg for fold in self.folds for arg in fold.args),
+            *(arg for scan in self.prefixes for arg in scan.args),
+        ]
+        held = (write.where for write in self.writes if write.where is not None)
+        return (*args, *(write.value for write in self.writes), *held)
+
+    @property
+    def found(self) -> tuple[Expr, ...]:
+        """The offsets that are themselves computed."""
+        return tuple(write.offset for write in self.writes if isinstance(write.offset, Expr))
+
+
+def expand(dependences: Dependences, cluster: Cluster, *, grown: bool = True) -> Expanded:
+    """Evaluate the members of `cluster` symbolically.
+
+    Args:
+        grown: whether what it stores is known; while others may still join, only what is stored in any case is rounded.
+    """
+    return _without_dead_folds(_Expansion(dependences, cluster, grown=grown).run())
+
+
+def _without_dead_folds(expanded: Expanded) -> Expanded:
+    """What is stored may turn out not to need a fold: the position in a dimension of one element is known."""
+    kept: list[Fold] = []
+    roots = [*expanded.values[sum(len(fold.args) for fold in expanded.folds) :], *expanded.found]
+    named = {node.name for node in postorder(*roots) if isinstance(node, TileRef)}
+    for fold in reversed(expanded.folds):
+        if fold.name in named:
+            kept.append(fold)
+            named.update(node.name for node in postorder(*fold.args) if isinstance(node, TileRef))
+    return expanded if len(kept) == len(expanded.folds) else replace(expanded, folds=tuple(reversed(kept)))
+
+
+def values_of(dependences: Dependences, cluster: Cluster) -> tuple[tuple[Fold, ...], Mapping[str, Expr]]:
+    """The folds of `cluster`, and what each of its placed members is, by buffer.
+
+    As in `expand` of what may still grow, but what is loaded from outside keeps its name and one index for each of its
+    dimensions.
+    """
+    expansion = _Expansion(dependences, cluster, flat=False, grown=False)
+    return expansion.run().folds, expansion.values
+
+
+def _symbols(axes: Iterable[sympy.Symbol], placement: Placement) -> tuple[sympy.Symbol, ...]:
+    """The axes of the space that `axes` of a node are made of, in order."""
+    found = (symbol for axis in axes for symbol in sorted(placement[axis].free_symbols, key=str))
+    return tuple(dict.fromkeys(found))
+
+
+class _Expansion:
+    """The members of a cluster in order, each evaluated from the values of those before it."""
+
+    def __init__(self, dependences: Dependences, cluster: Cluster, *, flat: bool = True, grown: bool = True) -> None:
+        self.dependences, self.flat = dependences, flat
+        self.cluster = cluster
+        self.sizes = cluster.space.sizes
+        self.spread = {axis.symbol for axis in cluster.space.parallel} - cluster.space.held
+        self.together = frozenset(cluster.members)
+        self.joined = self.together if grown else dependences.generated
+        self.inside = {dependences.compute(m).out: m for m in cluster.members}
+        self.values: dict[str, Expr] = {}
+        self.inlined: dict[Load, Expr] = {}
+        self.spans: dict[str, frozenset[sympy.Symbol]] = {}  # fold → the axes its value varies over
+        self.folds: list[Fold] = []
+        self.prefixes: list[Prefix] = []
+        self.writes: list[Write] = []
+
+    def run(self) -> Expanded:
+        for member in self.cluster.members:
+            placement = self.cluster.places.get(member)
+            if placement is None:
+                continue
+            node = self.dependences.compute(member)
+            exprs = tuple(self._resolve(e) for e in substitute_all(node.exprs, placement, self.sizes))
+            if isinstance(node, Scatter):
+                self.writes.append(self._scattered(node, exprs, placement))
+                continue
+            value = self._value(node, exprs, placement)
+            if self.dependences.stored(member, self.joined):
+                value = as_stored(value)
+            if self.dependences.stored(member, self.together):
+                index = tuple(placement[axis.symbol] for axis in node.axes)
+                offset = flatten(index, self.dependences.program.buffers[node.out].strides, self.sizes)
+                self.writes.append(Write(node.out, offset, value))
+            self.values[node.out] = value
+        return Expanded(tuple(self.folds), tuple(self.writes), tuple(self.prefixes))
+
+    def _value(self, node: Map | Reduce | Scan | Contract, exprs: tuple[Expr, ...], placement: Placement) -> Expr:
+        """What `node` is at a point of the cluster, after adding the fold or prefix that it is made by."""
+        match node:
+            case Map():
+                return exprs[0]
+            case Contract():
+                return self._contracted(node, exprs, placement)
+            case Scan():
+                along = placement[node.along]
+                prefix = Prefix(f"running_{node.op}{len(self.prefixes)}", node.op, exprs, along, node.dtype)
+                self.prefixes.append(prefix)
+                self.spans[prefix.name] = self._spanned(*exprs) | {along}
+                return prefix.ref
+            case Reduce():
+                return self._reduced(node, exprs)
+            case _:
+                assert_never(node)
+
+    def _reduced(self, node: Reduce, exprs: tuple[Expr, ...]) -> Expr:
+        """The fold of a reduction over what the cluster reduces."""
+        over = tuple(axis.symbol for axis in self.cluster.space.reduced)
+        if not over:  # of one element
+            return make_cast(exprs[-1], node.dtype)
+        fold = Fold(f"{node.op}{len(self.folds)}", node.op, exprs, over, node.dtype)
+        self.folds.append(fold)
+        self.spans[fold.name] = self._spanned(*exprs) - {*over}
+        return fold.ref
+
+    def _contracted(self, node: Contract, exprs: tuple[Expr, ...], placement: Placement) -> Expr:
+        """A contraction as a fold, with its rows spread over programs, times the factors that can wait until then."""
+        left, right = map(self._spanned, exprs)
+        kept = _symbols((axis.symbol for axis in node.axes), placement)
+        named = ({*_symbols(node.rows, placement)} | left, {*_symbols(node.columns, placement)} | right)
+        rows = tuple(axis for axis in kept if axis in named[0] - right)  # a part of a batch axis may be one
+        columns = tuple(axis for axis in kept if axis in named[1] - left)
+        own = _symbols((axis.symbol for axis in node.over), placement)
+        if self.spread.intersection(columns) and not self.spread.intersection(rows):
+            exprs, rows, columns = exprs[::-1], columns, rows
+        hoisted = self._hoisted(exprs, own)
+        fold = Fold(f"dot{len(self.folds)}", "dot", hoisted.operands, own, node.accumulate, rows, columns)
+        self.folds.append(fold)
+        self.spans[fold.name] = (left | right) - {*own}
+        dtype = self.dependences.program.buffers[node.out].dtype
+        return make_cast(hoisted.summed(fold.ref), dtype, implicit=True)
+
+    def _scattered(self, node: Scatter, exprs: Sequence[Expr], placement: Placement) -> Write:
+        moved = with_exprs(node, exprs)
+        assert isinstance(moved, Scatter)
+        index = [place.index if isinstance(place, IndexValue) else place for place in moved.index]
+        offset = flatten(index, self.dependences.program.buffers[node.out].strides, self.sizes)
+        points = tuple(placement[axis.symbol] for axis in node.axes)
+        return Write(node.out, offset, moved.value, node.op, points, moved.where)
+
+    def _hoisted(self, operands: tuple[Expr, ...], own: tuple[sympy.Symbol, ...]) -> Hoisted:
+        """Factors out of a product; in a stream only out of one that is walked, and only what no fold makes."""
+        if not self.cluster.space.streamed:
+            return hoist(operands, own)
+        if not {*own} <= {axis.symbol for axis in self.cluster.space.reduced}:
+            return Hoisted(operands)  # made where it is read, in every block: a factor is applied to an operand once
+        found = hoist(operands, own)
+        followed = any(isinstance(node, TileRef) for _, factor in found.scales for node in postorder(factor))
+        return Hoisted(operands) if followed else found
+
+    def _spanned(self, *exprs: Expr) -> frozenset[sympy.Symbol]:
+        """The axes that the values of `exprs` vary over."""
+        refs = {node.name for node in postorder(*exprs) if isinstance(node, TileRef)}
+        return free_axes(*exprs).union(*(self.spans[name] for name in refs))
+
+    def _resolve(self, expr: Expr) -> Expr:
+        """`expr` with members replaced by their values and all other loads given flat offsets."""
+
+        def rule(node: Expr) -> Expr | None:
+            if not isinstance(node, Load) or node.buffer.startswith(FLAT):
+                return None
+            member = self.inside.get(node.buffer)
+            if member is None:
+                if not self.flat:
+                    return None
+                buffer = self.dependences.program.buffers[node.buffer]
+                offset = flatten(node.index, buffer.strides, self.sizes)
+                return Load(f"{FLAT}{node.buffer}", (offset,), node.dtype, node.mask)
+            if self._here(member, node.index):
+                value = self.values[node.buffer]
+                return value if node.mask is None else guarded(value, node.mask)
+            if node not in self.inlined:
+                self.inlined[node] = self._inline(member, node)
+            return self.inlined[node]
+
+        return rewrite([expr], rule)[0]
+
+    def _here(self, member: int, index: tuple[Index, ...]) -> bool:
+        placement: Mapping[object, object] | None = self.cluster.places.get(member)
+        if placement is None:
+            return False
+        axes = self.dependences.compute(member).axes
+        return all(placement[axis.symbol] == i or axis.size == 1 for axis, i in zip(axes, index, strict=True))
+
+    def _inline(self, member: int, load: Load) -> Expr:
+        node = self.dependences.compute(member)
+        assert isinstance(node, Map), "only maps are read at other points than their own"
+        at = {axis.symbol: index for axis, index in zip(node.axes, load.index, strict=True)}
+        value = self._resolve(substitute(node.expr, at, self.sizes))
+        if self.dependences.stored(member, self.joined):
+            value = as_stored(value)
+        return value if load.mask is None else guarded(value, load.mask)

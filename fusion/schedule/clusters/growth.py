@@ -1,0 +1,340 @@
+"""Clusters: sets of nodes that become one kernel, grown by joining along the most profitable edge.
+
+What enters is a Program; what leaves are its clusters in execution order, and a refusal for every data edge that was
+not fused.  Growth is deterministic: candidates are tried by bytes saved, then by position in the program.
+"""
+
+from __future__ import annotations
+
+import heapq
+from bisect import bisect_left
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+import sympy
+
+from fusion.codegen.target import Capabilities
+from fusion.lowering.chunks import Chunked
+from fusion.lowering.errors import Origin
+from fusion.lowering.printer import format_bytes
+from fusion.lowering.program import Contract, Extern, Program, writes
+from fusion.schedule.clusters.legality import Cluster, Link, Refused, may_join, may_stand_beside, single
+from fusion.schedule.clusters.profit import EARLY, Prices
+from fusion.schedule.iteration.dependences import Dependences
+
+MAX_SIBLINGS = 8
+"""How many later readers of the same buffer a cluster is compared with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A data edge that was not fused, why it stayed, and what that costs.
+
+    Attributes:
+        producer: the buffer that flows over it.
+        consumer: the buffer made of it; "?" of a call that makes none.
+        origin: the line of the program that asks for the consumer.
+        bytes: written and read again in each run.
+        microseconds: what these take, as predicted.
+    """
+
+    producer: str
+    consumer: str
+    reason: str
+    origin: Origin
+    bytes: int
+    microseconds: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.producer} → {self.consumer}: {self.reason} "
+            f"[{format_bytes(self.bytes)}, {self.microseconds:.1f} µs; {self.origin}]"
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Clustering:
+    """Clusters in execution order, the edges between them with the reason why they remain, and what things cost."""
+
+    clusters: tuple[Cluster, ...]
+    refusals: tuple[Refusal, ...]
+    prices: Prices
+
+
+def refusals_of(
+    dependences: Dependences, capabilities: Capabilities, why: Callable[[int, int], str | None]
+) -> Iterator[Refusal]:
+    """A refusal for each edge between two nodes for which `why` gives a reason."""
+    program = dependences.program
+    for name, writer in dependences.writer.items():
+        for reader in dependences.readers.get(name, ()):
+            reason = why(writer, reader)
+            if reason is None:
+                continue
+            out = next(iter(writes(program.nodes[reader])), None)
+            origin = program.origins.get(out or name, Origin(name))
+            size = 2 * dependences.bytes(name)
+            yield Refusal(name, out or "?", reason, origin, size, size / capabilities.bandwidth)
+
+
+def grow(
+    program: Program,
+    capabilities: Capabilities,
+    hints: Mapping[sympy.Symbol, int] | None = None,
+    given: Sequence[Cluster] = (),
+) -> Clustering:
+    """Group the nodes of `program` into clusters; those that are `given` may grow, but stay together."""
+    return _Growth(Dependences(program, hints), capabilities).run(given)
+
+
+class _Growth:
+    """The state of one clustering: the quotient graph, where its nodes are clusters."""
+
+    def __init__(self, dependences: Dependences, capabilities: Capabilities) -> None:
+        self.dependences = dependences
+        self.capabilities = capabilities
+        self.prices = Prices(dependences, capabilities)
+        self.clusters: dict[int, Cluster] = {}
+        self.owner: dict[int, int] = {}  # node → cluster
+        self.graph: nx.DiGraph[int] = nx.DiGraph()
+        self.rank: dict[int, int] = {}  # cluster → its place in an order in which edges lead forward
+        self.ranked: list[int | None] = []  # place → cluster
+        self.reasons: dict[tuple[int, int], str] = {}
+        self.refused: dict[int, list[Link]] = {}  # cluster → links that were refused with its present axes
+        self.made: dict[int, dict[str, int]] = {}  # cluster → what its members make, and which
+        self.read: dict[int, frozenset[str]] = {}  # cluster → what its members load from
+        self.heap: list[tuple[int, int, int, int, Link]] = []  # bytes saved, most first; positions; when it was pushed
+        self.pushed = 0
+        self.next = len(dependences.program.nodes)
+
+    def run(self, given: Sequence[Cluster]) -> Clustering:
+        program = self.dependences.program
+        for position in range(len(program.nodes)):
+            self.clusters[position] = single(self.dependences, self.capabilities, position)
+            self.owner[position] = position
+            self.made[position] = {self.dependences.outs[position]: position}
+            self.read[position] = self.dependences.read[position]
+        self.graph = self.dependences.graph.copy()
+        self.ranked = list(self.clusters)
+        self.rank = {cluster: cluster for cluster in self.clusters}
+        for cluster in given:
+            self._merge(cluster)
+        for position in range(len(program.nodes)):
+            for link in self._links_from(position):
+                self._push(link)
+        while self.heap:
+            self._try(heapq.heappop(self.heap)[-1])
+        self._unite()
+        order = nx.lexicographical_topological_sort(self.graph, key=self._turn)
+        refusals = tuple(refusals_of(self.dependences, self.capabilities, self._why_apart))
+        return Clustering(tuple(self.clusters[c] for c in order), refusals, self.prices)
+
+    def _turn(self, cluster: int) -> int:
+        """When a cluster is computed of those that can be: in the order of the program, what reads nothing when needed.
+
+        A tensor of zeros that is added to at the end would else take its memory from the beginning on.  So would what
+        is read last for a result (a copy that is kept for backward): that is made once all others have read it.
+        """
+        own = self.clusters[cluster].members[-1]
+        if not self.read[cluster]:
+            return min((self.clusters[c].members[-1] for c in self.graph.successors(cluster)), default=own)
+        if not self._is_result(cluster):
+            return own
+        writer, readers = self.dependences.writer, self.dependences.readers
+        freed = [name for name in self.read[cluster] if name in writer and name not in self.dependences.outputs]
+        if sum(map(self.dependences.bytes, freed)) < sum(map(self.dependences.bytes, self.made[cluster])):
+            return own
+        others = [reader for name in freed for reader in readers[name] if not self._is_result(self.owner[reader])]
+        before = [self.clusters[c].members[-1] for c in self.graph.predecessors(cluster)]
+        return min(own, max([*others, *before], default=own))
+
+    def _is_result(self, cluster: int) -> bool:
+        """Does nothing but views read what a cluster makes?"""
+        firsts = {c: self.dependences.node(self.clusters[c].members[0]) for c in self.graph.successors(cluster)}
+        return all(isinstance(first, Extern) and first.is_view and self._is_result(c) for c, first in firsts.items())
+
+    # Candidates -----------------------------------------------------------------------------------------------------
+
+    def _links_from(self, position: int) -> Iterator[Link]:
+        """Edges from a node to its readers, and from readers of the same buffer to each other."""
+        node = self.dependences.node(position)
+        for name in writes(node):
+            for reader in self.dependences.readers.get(name, ()):
+                if not isinstance(node, (Extern, Chunked)):
+                    yield Link(name, position, reader, vertical=True)
+        if isinstance(node, (Extern, Chunked)):
+            return
+        for name in self.dependences.reads[position]:
+            readers = self.dependences.readers[name]
+            here = bisect_left(readers, position)
+            for other in readers[here + 1 : here + 1 + MAX_SIBLINGS]:
+                yield Link(name, position, other, vertical=False)
+
+    def _push(self, link: Link) -> None:
+        a, b = self.owner[link.first], self.owner[link.second]
+        if a == b or self.clusters[a].extern or self.clusters[b].extern:
+            return
+        self.pushed += 1
+        heapq.heappush(self.heap, (-self._turned(a, b), link.second, link.first, self.pushed, link))
+
+    def _turned(self, first: int, second: int) -> int:
+        """Bytes that two clusters save together, by which they are tried.
+
+        What is made of a product is tried there first: at its end it is computed once, as an operand of the next one
+        for each block of the other side.
+        """
+        saved = self._shared(first, second)
+        if not self._multiplies(second) or self._multiplies(first):
+            return saved
+        products = (cluster for cluster in self.graph.predecessors(first) if self._multiplies(cluster))
+        return min([saved, *(self._shared(product, first) - 1 for product in products)])
+
+    def _multiplies(self, cluster: int) -> bool:
+        return any(isinstance(self.dependences.node(member), Contract) for member in self.clusters[cluster].members)
+
+    def _shared(self, first: int, second: int) -> int:
+        """Bytes that need not be moved if two clusters are one: what both touch once, and what nobody else needs."""
+        made, wanted = self.made[first], self.read[second]
+        handed = made.keys() & wanted
+        total = sum(self.dependences.bytes(name) for name in (wanted & self.read[first]) | handed)
+        together = {*self.clusters[first].members, *self.clusters[second].members} if handed else ()
+        for name in handed:
+            if not self.dependences.stored(made[name], together):
+                total += self.dependences.bytes(name)
+        return total
+
+    # Joining --------------------------------------------------------------------------------------------------------
+
+    def _try(self, link: Link) -> None:
+        a, b = self.owner[link.first], self.owner[link.second]
+        if a == b:
+            return
+        if self._path(a, b) or self._path(b, a, direct=True):
+            self.reasons[link.first, link.second] = "another node that must run in between stands apart"
+            return
+        joined = may_join(self.dependences, self.capabilities, self.clusters[a], self.clusters[b], link)
+        if isinstance(joined, Refused):
+            self.reasons[link.first, link.second] = joined.reason
+            for side in (a, b):
+                self.refused.setdefault(side, []).append(link)
+            return
+        verdict = self.prices.worth(self.clusters[a], self.clusters[b], joined)
+        if verdict is not None:
+            self.reasons[link.first, link.second] = verdict
+            return
+        self._replace(a, b, joined)
+
+    def _unite(self) -> None:
+        """Put small clusters that have nothing to do with each other into one body.
+
+        Only pointwise clusters that take little longer than their launch, and walk axes of the same sizes: they share
+        their indices.  Kernels of other axes share a launch later, each with a body of its own (`pack.py`).
+        """
+        alike: dict[tuple[object, ...], int] = {}
+        small = 2 * self.capabilities.launch_us
+        # Folds are left alone: each holds registers until its loop ends, and many of them together spill.
+        for b in sorted(self.clusters, key=lambda c: self.clusters[c].members[0]):
+            cluster = self.clusters[b]
+            if cluster.extern or cluster.space.reduced or self.prices.time(cluster) > small:
+                continue
+            if sum(map(self.dependences.bytes, self.made[b])) > EARLY:  # held until the last of them is needed
+                continue
+            shape = tuple(axis.size for axis in cluster.space.parallel)
+            a = alike.get(shape)
+            if a is not None and not (self._path(a, b, direct=True) or self._path(b, a, direct=True)):
+                joined = may_stand_beside(self.dependences, self.capabilities, self.clusters[a], cluster)
+                if isinstance(joined, Cluster):
+                    alike[shape] = self._replace(a, b, joined)
+                    continue
+            alike[shape] = b
+
+    def _merge(self, joined: Cluster) -> int:
+        """Put `joined` in the place of the clusters whose members it has."""
+        new, self.next = self.next, self.next + 1
+        parts = {self.owner[member] for member in joined.members}
+        self.clusters[new] = joined
+        self.graph.add_node(new)
+        for old in parts:
+            self.graph.add_edges_from((p, new) for p in self.graph.predecessors(old) if p not in parts and p != new)
+            self.graph.add_edges_from((new, s) for s in self.graph.successors(old) if s not in parts and s != new)
+        self.made[new] = {name: member for old in parts for name, member in self.made[old].items()}
+        self.read[new] = frozenset[str]().union(*(self.read[old] for old in parts))
+        for old in parts:
+            self.graph.remove_node(old)
+            del self.clusters[old], self.made[old], self.read[old]
+        self.owner.update(dict.fromkeys(joined.members, new))
+        self._rank(new, parts)
+        return new
+
+    def _rank(self, new: int, parts: Collection[int]) -> None:
+        """Give `new` a place between those of its parts, and move what follows it, among them, behind it."""
+        places = [self.rank.pop(part) for part in parts]
+        first, last = min(places), max(places)
+        for place in places:
+            self.ranked[place] = None
+        between = [c for c in self.ranked[first : last + 1] if c is not None]
+        behind = set[int]()
+        inside = set(between)
+        todo = [s for s in self.graph.successors(new) if s in inside]
+        while todo:
+            here = todo.pop()
+            if here not in behind:
+                behind.add(here)
+                todo.extend(s for s in self.graph.successors(here) if s in inside)
+        order = [*(c for c in between if c not in behind), new, *(c for c in between if c in behind)]
+        for place, cluster in enumerate(order, first):
+            self.ranked[place] = cluster
+            self.rank[cluster] = place
+        for place in range(first + len(order), last + 1):
+            self.ranked[place] = None
+
+    def _replace(self, a: int, b: int, joined: Cluster) -> int:
+        smaller = min((a, b), key=lambda c: len(self.clusters[c].members))
+        touched = list(self.clusters[smaller].members)
+        changed = {side for side in (a, b) if self.clusters[side].space.axes != joined.space.axes}
+        known = {side: self.refused.pop(side, []) for side in (a, b)}
+        new = self._merge(joined)
+        self.refused[new] = [link for side in (a, b) if side not in changed for link in known[side]]
+        for link in (link for side in changed for link in known[side]):
+            self._push(link)  # what was refused over other axes may now be possible
+        for member in touched:  # what the smaller side touches may be joinable now that it is part of more
+            for link in self._links_from(member):
+                self._push(link)
+            for name in self.dependences.reads[member]:
+                if name in self.dependences.writer:
+                    self._push(Link(name, self.dependences.writer[name], member, vertical=True))
+        return new
+
+    def _path(self, start: int, end: int, *, direct: bool = False) -> bool:
+        """Is there a path from `start` to `end` through another cluster (or, with `direct`, any path)?"""
+        last = self.rank[end]
+        if self.rank[start] > last:
+            return False
+        stack = [s for s in self.graph.successors(start) if direct or s != end]
+        seen = set(stack)
+        while stack:
+            here = stack.pop()
+            if here == end:
+                return True
+            if self.rank[here] > last:
+                continue
+            for after in self.graph.successors(here):
+                if after not in seen:
+                    seen.add(after)
+                    stack.append(after)
+        return False
+
+    # The ledger -----------------------------------------------------------------------------------------------------
+
+    def _why_apart(self, writer: int, reader: int) -> str | None:
+        """Why an edge was not fused; None if it was, or moves nothing."""
+        if self.owner[writer] == self.owner[reader]:
+            return None
+        ends = (self.dependences.program.nodes[position] for position in (writer, reader))
+        extern = next((node for node in ends if isinstance(node, (Extern, Chunked))), None)
+        if extern is None:
+            return self.reasons.get((writer, reader), "no candidate")
+        if isinstance(extern, Extern) and extern.is_view:
+            return None
+        return f"{extern.name} is an extern" + (f" ({extern.reason})" if extern.reason else "")

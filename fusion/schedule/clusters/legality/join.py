@@ -1,0 +1,67 @@
+"""Joining two clusters: the rules in their order, for each way to place one beside the other."""
+
+from __future__ import annotations
+
+from fusion.codegen.target import Capabilities
+from fusion.lowering.program import Map
+from fusion.schedule.clusters.legality.cluster import Cluster, Link, Refused
+from fusion.schedule.clusters.legality.joined import refusal_of
+from fusion.schedule.clusters.legality.pairs import (
+    Pair,
+    no_other_fold,
+    not_empty,
+    same_device,
+    scatters_apart,
+    small_enough,
+    stored_where_ranked,
+)
+from fusion.schedule.clusters.legality.placing import directions, moved_by, placed_in
+from fusion.schedule.iteration.dependences import Dependences
+
+
+def may_join(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, link: Link
+) -> Cluster | Refused:
+    """The joined cluster, or the reason why there is none."""
+    members = tuple(sorted((*first.members, *second.members)))
+    pair = Pair(dependences, capabilities, first, second, members)
+    for rule in (same_device, small_enough, scatters_apart, no_other_fold, stored_where_ranked, not_empty):
+        reason = rule(pair)
+        if reason is not None:
+            return Refused(reason)
+    refused: Refused | None = None
+    for target, moved, target_node, moved_node in directions(first, second, link):
+        found = placed_in(dependences, target, moved, target_node, moved_node, link.buffer)
+        if isinstance(found, str):
+            refused = refused or Refused(found)
+            continue
+        space, places = found
+        joined = Cluster(members, space, places)
+        reason = refusal_of(dependences, capabilities, joined, target, moved)
+        if reason is None:
+            return joined
+        refused = Refused(reason)
+    maps = all(isinstance(dependences.node(member), Map) for member in first.members)
+    if link.vertical and maps:  # read through at whatever index the readers use
+        joined = Cluster(members, second.space, second.places)
+        if refusal_of(dependences, capabilities, joined, second, first) is None:
+            return joined
+    assert refused is not None
+    return refused
+
+
+def may_stand_beside(
+    dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster
+) -> Cluster | Refused:
+    """Two clusters that share no tensor, as one that walks both: their axes have the same sizes, in order."""
+    members = tuple(sorted((*first.members, *second.members)))
+    pair = Pair(dependences, capabilities, first, second, members)
+    for rule in (same_device, small_enough, scatters_apart, no_other_fold):
+        reason = rule(pair)
+        if reason is not None:
+            return Refused(reason)
+    pairs = zip(second.space.axes, first.space.axes, strict=True)
+    change = {axis.symbol: other.symbol for axis, other in pairs if axis.symbol != other.symbol}
+    sizes = first.space.sizes
+    moved = {member: moved_by(placement, change, sizes) for member, placement in second.places.items()}
+    return Cluster(members, first.space, {**first.places, **moved})

@@ -1,0 +1,108 @@
+"""Rules about two clusters that need no algebra: devices, sizes, folds that do not share a kernel."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+from fusion.codegen.target import Capabilities
+from fusion.lowering.expr import Expr, Op, loads, postorder
+from fusion.lowering.last_bits import compared
+from fusion.lowering.program import Contract, Map
+from fusion.schedule.clusters.legality.cluster import Cluster
+from fusion.schedule.iteration import scattered
+from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.iteration.space import Space
+
+MAX_MEMBERS = 64
+"""Nodes per kernel.  Longer chains gain little more and make register pressure and compile time grow."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """Two clusters that may become one kernel, of these `members`."""
+
+    dependences: Dependences
+    capabilities: Capabilities
+    first: Cluster
+    second: Cluster
+    members: tuple[int, ...]
+
+    @property
+    def sides(self) -> tuple[Cluster, Cluster]:
+        """Both clusters."""
+        return self.first, self.second
+
+    @property
+    def spaces(self) -> tuple[Space, Space]:
+        """What each of them walks."""
+        return self.first.space, self.second.space
+
+
+def not_empty(pair: Pair) -> str | None:
+    """An axis without elements leaves nothing to share."""
+    empty = any(axis.size == 0 for space in pair.spaces for axis in space.axes)
+    return "an axis has no elements: there is nothing to share" if empty else None
+
+
+def same_device(pair: Pair) -> str | None:
+    """A kernel runs on one device."""
+    buffers = pair.dependences.program.buffers
+    a, b = (buffers[pair.dependences.outs[cluster.members[0]]].device for cluster in pair.sides)
+    return None if a == b else f"different devices: {a} and {b}"
+
+
+def small_enough(pair: Pair) -> str | None:
+    """A kernel holds so many operations, and takes so many tensors."""
+    dependences, members = pair.dependences, pair.members
+    if len(members) > MAX_MEMBERS:
+        return f"the kernel would hold more than {MAX_MEMBERS} operations"
+    together = frozenset(members)
+    touched = {dependences.outs[m] for m in members}.union(*(dependences.read[m] for m in members))
+    inside = {dependences.outs[m] for m in members if not dependences.stored(m, together)}
+    most = pair.capabilities.max_params
+    if len(touched - inside) > most:
+        return f"the kernel would take more than {most} tensors"
+    return None
+
+
+def scatters_apart(pair: Pair) -> str | None:
+    """A scatter shares no kernel with what it begins from, nor with what reads it."""
+    return scattered.not_apart(pair.dependences, pair.members, pair.spaces)
+
+
+def no_other_fold(pair: Pair) -> str | None:
+    """A contraction shares its kernel with no fold but contractions."""
+    sides = [[pair.dependences.compute(m) for m in cluster.members] for cluster in pair.sides]
+    folds = [[node for node in side if not isinstance(node, Map)] for side in sides]
+    if not all(folds) or not any(isinstance(node, Contract) for side in folds for node in side):
+        return None
+    if any(space.streamed for space in pair.spaces):
+        return "a walk of products shares its kernel with no other fold"
+    if not all(isinstance(node, Contract) for side in folds for node in side):
+        return "a contraction shares its kernel with no other fold"
+    return None
+
+
+def stored_where_ranked(pair: Pair) -> str | None:
+    """Computed floats that are compared with others of the same tensor, as by a sort, are stored before.
+
+    A compiler may fuse a product with a sum for one side and not for the other.  Then the same number differs in its
+    last bit from itself: two elements of a row would have one place in it, and another place would have none.
+    """
+    nodes = [pair.dependences.compute(member) for member in pair.members]
+    ranked = frozenset[str]().union(*(_ranked(node.exprs) for node in nodes))
+    for node in nodes:
+        if node.out in ranked and isinstance(node, Map) and any(isinstance(part, Op) for part in postorder(node.expr)):
+            return f"{node.out} is compared with itself at another point, and has to be the same there"
+    return None
+
+
+@lru_cache(maxsize=4096)
+def _ranked(exprs: tuple[Expr, ...]) -> frozenset[str]:
+    """The float tensors of which two elements are compared."""
+    found: set[str] = set()
+    for args in compared(*exprs):
+        here, there = ({load for load in loads(arg) if load.dtype.is_floating_point} for arg in args)
+        found |= {a.buffer for a in here for b in there if a.buffer == b.buffer and a.index != b.index}
+    return frozenset(found)

@@ -1,0 +1,114 @@
+"""Placing one cluster in the space of another: at which of its points each node of the other is made.
+
+What enters are two clusters and the buffer that ties them; what leaves is a space with the places of all members, or
+the reason why there is none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+import sympy
+
+from fusion.lowering.expr import Expr, Index
+from fusion.schedule.clusters.legality.cluster import Cluster, Link
+from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.iteration.space import Placement, Space, join, place
+
+
+def directions(first: Cluster, second: Cluster, link: Link) -> Iterator[tuple[Cluster, Cluster, int, int]]:
+    """(target, moved, node of target, node of moved) to try, best first: the side with folds keeps its space."""
+    forward = (second, first, link.second, link.first)
+    backward = (first, second, link.first, link.second)
+    if first.space.rigid:
+        yield backward
+    elif second.space.rigid:
+        yield forward
+    elif first.space.reduced and not second.space.reduced:
+        yield backward
+        yield forward
+    else:
+        yield forward
+        yield backward
+
+
+def placed_in(
+    dependences: Dependences, target: Cluster, moved: Cluster, target_node: int, moved_node: int, buffer: str
+) -> tuple[Space, dict[int, Placement]] | str:
+    """The space of both clusters and the places in it, or why `moved` has none in the space of `target`."""
+    target_indices = list(_indices(dependences, target, target_node, buffer))
+    moved_indices = list(_indices(dependences, moved, moved_node, buffer))
+    if not target_indices or not moved_indices:
+        return "the two sides share no point at which they are walked"
+    target_index, moved_index = target_indices[0], moved_indices[0]
+    same = next((index for index in target_indices if index in moved_indices), None)
+    if same is not None:  # of the points of a window that both read, any does
+        target_index = moved_index = same
+    extents = dependences.program.buffers[buffer].shape
+    known = [
+        (a, b, extent)
+        for a, b, extent in zip(target_index, moved_index, extents, strict=True)
+        if a is not None and b is not None  # a dimension read through a gather ties nothing
+    ]
+    joined = join(target.space, [k[0] for k in known], moved.space, [k[1] for k in known], [k[2] for k in known])
+    if isinstance(joined, str):
+        return joined
+    sizes = joined.space.sizes
+    places: dict[int, Placement] = dict(target.places)
+    if joined.target:
+        places = {m: moved_by(p, joined.target, sizes) for m, p in target.places.items()}
+    places.update({m: moved_by(p, joined.moved, sizes) for m, p in moved.places.items()})
+    return joined.space, places
+
+
+def moved_by(placement: Placement, change: Placement, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> Placement:
+    """A placement after the axes that it names have moved."""
+    if not change:
+        return placement
+    return {axis: place(expr, change, sizes) for axis, expr in placement.items()}
+
+
+def _indices(
+    dependences: Dependences, cluster: Cluster, position: int, buffer: str
+) -> Iterator[tuple[sympy.Expr | None, ...]]:
+    """Where a member touches `buffer`, over the cluster's axes; None in a dimension that is gathered."""
+    axes = _axes_at(dependences, cluster, position)
+    if axes is None:
+        return
+    node = dependences.compute(position)
+    if node.out == buffer:
+        yield tuple(axes[axis.symbol] for axis in node.axes)
+        return
+    for load in dependences.loads[position]:
+        if load.buffer == buffer:
+            yield tuple(_at(i, axes, cluster.space.sizes) for i in load.index)
+
+
+def _axes_at(
+    dependences: Dependences, cluster: Cluster, position: int
+) -> Mapping[sympy.Symbol, sympy.Expr | None] | None:
+    """Where a member's axes are in the space: its place, or for a member without one, where it is read first."""
+    placed = cluster.places.get(position)
+    if placed is not None:
+        return placed
+    node = dependences.compute(position)
+    for reader in dependences.readers.get(node.out, ()):
+        if reader in cluster.members:
+            index = next(_indices(dependences, cluster, reader, node.out), None)
+            if index is not None:
+                return {axis.symbol: i for axis, i in zip(node.axes, index, strict=True)}
+    return None
+
+
+def _at(
+    index: Index, axes: Mapping[sympy.Symbol, sympy.Expr | None], sizes: Mapping[sympy.Symbol, sympy.Expr]
+) -> sympy.Expr | None:
+    """A load's index with the reader's axes replaced; None if it is gathered or depends on an axis that is."""
+    if isinstance(index, Expr):
+        return None
+    if index.is_Symbol:
+        return axes.get(index, index)
+    known = {symbol: expr for symbol, expr in axes.items() if expr is not None}
+    if len(known) != len(axes) and any(symbol in axes and axes[symbol] is None for symbol in index.free_symbols):
+        return None
+    return place(index, known, sizes)

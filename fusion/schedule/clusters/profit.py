@@ -1,0 +1,171 @@
+"""Profit: is one kernel predicted to be faster than two?
+
+A cluster's time is the larger of what its memory traffic and its arithmetic take, plus one launch.  Traffic counts
+every outside tensor once; arithmetic counts every node at every point where it is evaluated, so recomputation has its
+price.  The constants come from the target.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+
+from fusion.codegen.target import Capabilities
+from fusion.lowering.chunks import Chunked
+from fusion.lowering.expr import loads
+from fusion.lowering.program import Contract, Extern, Scatter
+from fusion.schedule.clusters.legality import Cluster
+from fusion.schedule.clusters.misaligned_rows import is_odd, share_of_library
+from fusion.schedule.iteration.contractions import slowdown
+from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.rewrites.inline import cost
+
+CONTRACTION_TILE = 128
+"""Rows and columns of a contraction's tile: an operand is evaluated once per tile of the other side."""
+
+EARLY = 1 << 22
+"""Bytes that a kernel may make long before they are needed, to share a launch: as long they are held."""
+
+
+class Prices:
+    """Predicted times, in microseconds, of clusters of one Program on one target."""
+
+    def __init__(self, dependences: Dependences, capabilities: Capabilities) -> None:
+        self.dependences = dependences
+        self.capabilities = capabilities
+        self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that came to be
+
+    @cached_property
+    def work(self) -> list[int]:
+        """Additions per point of each node."""
+        return [
+            0 if isinstance(node, (Extern, Chunked)) else max(1, cost(*node.exprs))
+            for node in self.dependences.program.nodes
+        ]
+
+    def worth(self, first: Cluster, second: Cluster, joined: Cluster) -> str | None:
+        """None if `joined` is predicted to be no slower than both apart; else why not."""
+        apart = 0.0
+        for side in (first, second):
+            if side.members not in self.times:
+                self.times[side.members] = self.time(side)
+            apart += self.times[side.members]
+        together = self.time(joined)
+        if together <= apart:
+            self.times[joined.members] = together
+            return None
+        return f"together it would take longer ({together:.1f} µs against {apart:.1f} µs)"
+
+    def time(self, cluster: Cluster) -> float:
+        """Predicted microseconds of one launch of `cluster`, launch included."""
+        traffic = self.traffic(cluster)
+        memory = sum(traffic) / self.capabilities.bandwidth / self._busy(cluster)
+        return self.capabilities.launch_us + max(memory, self._arithmetic(cluster))
+
+    def traffic(self, cluster: Cluster) -> tuple[int, int]:
+        """Bytes (read, written): every tensor from outside once, every tensor needed outside once."""
+        together = frozenset(cluster.members)
+        outs = {self.dependences.outs[m] for m in cluster.members}
+        outside = set[str]().union(*(self.dependences.read[m] for m in cluster.members)) - outs
+        written = sum(self._written(m) for m in cluster.members if self._stored(m, together))
+        points = self.dependences.estimate(cluster.space.points)
+        read = 0
+        for name in outside:  # a gather reads no more than one element per point
+            whole = self.dependences.bytes(name)
+            read += min(whole, points * self.dependences.program.buffers[name].dtype.itemsize)
+        return read, written
+
+    def _stored(self, member: int, together: frozenset[int]) -> bool:
+        return isinstance(self.dependences.node(member), Scatter) or self.dependences.stored(member, together)
+
+    def _written(self, member: int) -> int:
+        """Bytes that a member writes; of what it updates, those it reads before too."""
+        node = self.dependences.compute(member)
+        if not isinstance(node, Scatter):
+            return self.dependences.bytes(node.out)
+        points = math.prod(self.dependences.estimate(axis.size) for axis in node.axes)
+        return points * node.value.dtype.itemsize * (1 if node.op == "store" else 2)
+
+    def _busy(self, cluster: Cluster) -> float:
+        """The share of the device that a reduction keeps busy: one program walks one row."""
+        if not cluster.space.reduced or cluster.space.rigid:
+            return 1.0
+        rows = math.prod(self.dependences.estimate(axis.size) for axis in cluster.space.parallel)
+        return min(1.0, max(1, rows) / self.capabilities.parallelism)
+
+    def _arithmetic(self, cluster: Cluster) -> float:
+        sizes = {s: self.dependences.estimate(n) for s, n in cluster.space.sizes.items()}
+        inside = {self.dependences.outs[m]: m for m in cluster.members}
+        shared = 1.0 if cluster.space.streamed else slowdown(self.dependences, cluster.members)
+        points: dict[int, int] = {}
+        total = 0.0
+        for member in reversed(cluster.members):  # readers come before what they read
+            placement = cluster.places.get(member)
+            if placement is None:
+                points[member] = max(points.get(member, 1), 1)
+            else:
+                spanned = {s for expr in placement.values() for s in expr.free_symbols if s in sizes}
+                points[member] = max(points.get(member, 1), math.prod(sizes[s] for s in spanned))
+            node = self.dependences.compute(member)
+            if isinstance(node, Contract):
+                odd = not cluster.space.streamed and self._odd(cluster, node)
+                total += self.contraction(cluster, node) / (self.capabilities.odd_rows.product if odd else 1.0) * shared
+                continue
+            repeat = self._tiles(cluster) if cluster.space.rigid and self._operand(cluster, member) else 1
+            total += self.work[member] * points[member] * repeat / self.capabilities.flops
+            for load in self.dependences.loads[member]:
+                producer = inside.get(load.buffer)
+                if producer is not None and producer not in cluster.places:
+                    points[producer] = points.get(producer, 0) + points[member]
+        return total
+
+    def contraction(self, cluster: Cluster, node: Contract) -> float:
+        """Microseconds that the matrix units take for a contraction at the library's speed, of aligned rows."""
+        points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
+        share = self.capabilities.matrix_share[node.lhs.dtype.itemsize]
+        share *= self.capabilities.streamed if cluster.space.streamed else 1.0
+        return 2 * points / (self.capabilities.matrix_flops * share)
+
+    def by_library(self, cluster: Cluster, node: Contract) -> float:
+        """Microseconds that the matrix units take for the library's product."""
+        share, program = 1.0, self.dependences.program
+        if self.capabilities.alignment > 1:
+            calls, shares = program.library.get(node.out, ()), self.capabilities.odd_rows.library
+            share = share_of_library(calls, program.buffers, shares)
+        return self.contraction(cluster, node) / share
+
+    def _odd(self, cluster: Cluster, node: Contract) -> bool:
+        """Does a contraction read rows at odd addresses, itself or through members of its cluster?"""
+        inside = {self.dependences.outs[m]: m for m in cluster.members}
+        pending, seen = [*loads(*node.exprs)], set[str]()
+        while pending:
+            load = pending.pop()
+            if load.buffer in seen:
+                continue
+            seen.add(load.buffer)
+            if load.buffer in inside:
+                pending += self.dependences.loads[inside[load.buffer]]
+            elif is_odd(self.dependences.program.buffers[load.buffer]):
+                return True
+        return False
+
+    def _operand(self, cluster: Cluster, member: int) -> bool:
+        """Does a member of a contraction's cluster feed the contraction?"""
+        reduced = {axis.symbol for axis in cluster.space.reduced}
+        placement = cluster.places.get(member)
+        return placement is None or any(expr.free_symbols & reduced for expr in placement.values())
+
+    def _tiles(self, cluster: Cluster) -> int:
+        sides = sorted((self.dependences.estimate(axis.size) for axis in cluster.space.parallel), reverse=True)
+        return math.ceil(min(sides[:2], default=1) / CONTRACTION_TILE)
+
+    def flops(self, cluster: Cluster) -> int:
+        """Scalar operations (in additions) and multiply-adds (two each) of one launch."""
+        sizes = {s: self.dependences.estimate(n) for s, n in cluster.space.sizes.items()}
+        total = 0
+        for member, placement in cluster.places.items():
+            node = self.dependences.compute(member)
+            spanned = {s for expr in placement.values() for s in expr.free_symbols if s in sizes}
+            points = math.prod(sizes[s] for s in spanned)
+            total += points * (2 if isinstance(node, Contract) else self.work[member])
+        return total

@@ -1,0 +1,117 @@
+"""Contractions in one loop: which ones may share a kernel, and what sharing costs.
+
+Two products of the same axes that read one operand alike (gate and up of a gated MLP, the keys and values of a layer,
+two sides multiplied by one matrix) fetch it once when one loop sums up both.  Each has an accumulator of its own, so
+the tile of each is smaller; together they are like one product that is as many times as wide.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+
+import sympy
+
+from fusion.lowering.expr import Expr, Load
+from fusion.lowering.indexing import coefficient, substitute_all
+from fusion.lowering.program import Contract, Map
+from fusion.schedule.iteration.dependences import Dependences
+from fusion.schedule.iteration.space import Placement, Space
+
+ROWS, COLUMNS, LEAST = 128, 256, 64
+"""The tile of one contraction with all registers to itself, and the columns below which matrix units are not filled."""
+TOGETHER = 0.8
+"""The speed of several contractions in one loop that cannot be multiplied as one, against the same tile of one."""
+
+
+def contractions(dependences: Dependences, members: Collection[int]) -> tuple[int, ...]:
+    """The members that are contractions."""
+    return tuple(member for member in members if isinstance(dependences.node(member), Contract))
+
+
+def leading_to(dependences: Dependences, members: Collection[int], position: int) -> frozenset[int]:
+    """The members that what the one at `position` reads is made by."""
+    makers = {dependences.compute(member).out: member for member in members}
+    found: set[int] = set()
+    pending = [position]
+    while pending:
+        read = {makers[load.buffer] for load in dependences.loads[pending.pop()] if load.buffer in makers}
+        pending.extend(read - found)
+        found |= read
+    return frozenset(found)
+
+
+def refused(
+    dependences: Dependences, members: Collection[int], space: Space, places: Mapping[int, Placement]
+) -> str | None:
+    """Why the contractions among `members` do not run in one loop; None if they do, are one, or a walk."""
+    found = contractions(dependences, members)
+    if len(found) < 2 or space.streamed:
+        return None
+    sides: set[tuple[frozenset[frozenset[sympy.Symbol]], frozenset[sympy.Symbol]]] = set()
+    operands: list[frozenset[Expr]] = []
+    reduced = {axis.symbol for axis in space.reduced}
+    for position in found:
+        node, at = dependences.compute(position), places.get(position)
+        assert isinstance(node, Contract)
+        if at is None:
+            return "a contraction cannot be read at another index than its own"
+        if not all(isinstance(dependences.node(m), Map) for m in leading_to(dependences, members, position)):
+            return "a fold would feed the contraction"
+        over = _spanned((axis.symbol for axis in node.over), at)
+        if _spanned((axis.symbol for axis in node.axes), at) & over or not over <= reduced:
+            return "one contraction runs over what the other one keeps"
+        rows, columns = _spanned(node.rows, at), _spanned(node.columns, at)
+        sides.add((frozenset((rows, columns)), over))
+        operands.append(frozenset(substitute_all(node.exprs, at, space.sizes)))
+    if len(sides) > 1:
+        return "two contractions that run over different axes"
+    if not frozenset[Expr].intersection(*operands):
+        return "two contractions that share no operand"
+    return None
+
+
+def slowdown(dependences: Dependences, members: Collection[int]) -> float:
+    """How much longer the contractions of a cluster take in one loop than one after the other.
+
+    Each has a tile of a part of the columns.  What counts is the elements fetched per multiplication, and whether the
+    columns fill the matrix units.  Two of them that share their rows lose nothing if their other operands lie alike, so
+    that they are multiplied as one matrix.
+    """
+    found = contractions(dependences, members)
+    if len(found) < 2 or (len(found) == 2 and _stand_alike(dependences, found)):
+        return 1.0
+    return divided(len(found)) / TOGETHER
+
+
+def divided(count: int) -> float:
+    """The cost of tiles of a `count`-th of the columns, or the next lower power of two.
+
+    >>> divided(1), divided(2), round(divided(3), 2), divided(4), divided(8)
+    (1.0, 1.0, 1.11, 1.0, 2.0)
+    """
+    columns = 1 << (COLUMNS // count).bit_length() - 1
+    alone = (ROWS + COLUMNS) / (ROWS * COLUMNS)
+    together = (ROWS + count * columns) / (ROWS * count * columns)
+    return max(1.0, together / alone) * max(1.0, LEAST / columns)
+
+
+def _stand_alike(dependences: Dependences, found: Sequence[int]) -> bool:
+    """Do contractions multiply one operand with matrices that are contiguous along what is summed?"""
+    for position in found:
+        node = dependences.compute(position)
+        assert isinstance(node, Contract)
+        buffers = dependences.program.buffers
+        if not isinstance(node.rhs, Load) or any(isinstance(index, Expr) for index in node.rhs.index):
+            return False
+        strides = buffers[node.rhs.buffer].strides
+        offset = sympy.Add(*(i * s for i, s in zip(node.rhs.index, strides, strict=True)))
+        if not any(coefficient(sympy.expand(offset), axis.symbol) == 1 for axis in node.over):
+            return False
+    return True
+
+
+def _spanned(axes: Iterable[sympy.Symbol], placement: Placement) -> frozenset[sympy.Symbol]:
+    return frozenset(symbol for axis in axes for symbol in placement[axis].free_symbols)
+
+
+__all__ = ["contractions", "leading_to", "refused", "slowdown"]

@@ -1,0 +1,1 @@
+"""Who computes a matrix product: one generated kernel, split-K, or the library."""

@@ -1,0 +1,179 @@
+"""Library or generated: who computes a contraction, priced with everything that was fused with it.
+
+`Program → Program`.  A cluster around contractions is one generated kernel.  The alternative is the library's
+product of each, between kernels of their own for what leads to its operands and for what follows it.  These pay their
+launches, and move operands and product through memory: a weight stored in 8 bits is read, written and read again in
+16.  But the library may multiply faster.  Where the alternative wins, contractions are replaced by the library's calls,
+and the rest is clustered anew.  Products of one operand that can share a launch (`pack.py`) are priced as that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+import networkx as nx
+
+from fusion.codegen.target import Target
+from fusion.codegen.tuning import Tuning
+from fusion.lowering.kernel import Kernel
+from fusion.lowering.program import Contract, Map, Node, Program
+from fusion.schedule.clusters.alternatives import Measure, Way, weighed
+from fusion.schedule.clusters.growth import Clustering
+from fusion.schedule.clusters.legality import Cluster, positions_in
+from fusion.schedule.clusters.profit import Prices
+from fusion.schedule.iteration.contractions import leading_to
+from fusion.schedule.kernels import kernel_of
+from fusion.schedule.library.copies import merge_copies
+from fusion.schedule.library.split_k import in_parts
+from fusion.schedule.reductions.partial import with_cuts
+
+
+@dataclass(frozen=True, slots=True)
+class _Offer:
+    """A cluster around contractions, with the ways to compute it: one kernel, and the library."""
+
+    cluster: Cluster
+    products: Mapping[int, Contract]
+    kernel: Kernel
+    ways: tuple[Way, ...]
+    tried: Tuning
+
+    @property
+    def generated(self) -> float:
+        """Microseconds of one kernel, as measured or else as predicted."""
+        return self.tried.trials[0].microseconds
+
+    @property
+    def best(self) -> float:
+        return min(trial.microseconds for trial in self.tried.trials)
+
+
+def prefer_library(
+    program: Program, clustering: Clustering, target: Target, measure: Measure | None = None
+) -> tuple[Program, tuple[Tuning, ...]]:
+    """The program with contractions left to the library where that is faster, and what was weighed for each cluster.
+
+    The same object where nothing is left.  Without `measure`, predictions decide.
+    """
+    prices = clustering.prices
+    offers: list[_Offer] = []
+    for cluster in clustering.clusters:
+        if not cluster.space.rigid or cluster.space.streamed:
+            continue
+        products = {m: node for m in cluster.members if isinstance(node := program.nodes[m], Contract)}
+        if all(contract.out in program.library for contract in products.values()):
+            offers.append(_offer(prices, cluster, products, target, measure))
+    kept = {offer.cluster.members for group in _groups(prices, offers, target) for offer in group}
+    taken: list[Way] = []
+    choices: list[Tuning] = []
+    for offer in offers:
+        together = offer.cluster.members in kept and offer.best < offer.generated
+        chosen = 0 if together else offer.tried.chosen
+        taken += [offer.ways[chosen]] if chosen else []
+        choices.append(replace(offer.tried, chosen=chosen))
+    if not taken:
+        return program, tuple(choices)
+    copies = {node.out for way in taken for nodes in way.instead.values() for node in nodes if isinstance(node, Map)}
+    return merge_copies(with_cuts(program, taken), copies), tuple(choices)
+
+
+def leave_lone_products(program: Program, walked: Sequence[Cluster]) -> tuple[Program, tuple[Cluster, ...]]:
+    """The program with contractions that no kernel walks left to the library, and what is walked by position in it."""
+    inside = {member for cluster in walked for member in cluster.members}
+    nodes: list[Node] = []
+    for position, node in enumerate(program.nodes):
+        alone = isinstance(node, Contract) and position not in inside
+        nodes.extend(program.library.get(node.out, [node]) if alone and isinstance(node, Contract) else [node])
+    if len(nodes) == len(program.nodes):
+        return program, tuple(walked)
+    left = program.edited(nodes)
+    return left, positions_in(left, program, walked)
+
+
+def _groups(prices: Prices, offers: Sequence[_Offer], target: Target) -> list[list[_Offer]]:
+    """Offers that share an operand, and are predicted to be faster in one launch than each in its best way."""
+    groups: list[list[_Offer]] = []
+    for offer in offers:
+        group = next((g for g in groups if all(_beside(prices, other, offer, target) for other in g)), None)
+        if group is None:
+            groups.append([offer])
+        else:
+            group.append(offer)
+    launch = prices.capabilities.launch_us
+    return [
+        group
+        for group in groups
+        if len(group) > 1 and launch + sum(o.generated - launch for o in group) < sum(o.best for o in group)
+    ]
+
+
+def _beside(prices: Prices, first: _Offer, second: _Offer, target: Target) -> bool:
+    """May two clusters share a launch, in which they read the same operand?"""
+    dependences = prices.dependences
+    operands = [set[str]().union(*(dependences.read[m] for m in o.products)) for o in (first, second)]
+    if not operands[0] & operands[1] or not target.packs(first.kernel, second.kernel):
+        return False
+    ends = ((first, second), (second, first))
+    return not any(set(b.cluster.members) & _following(prices, a.cluster) for a, b in ends)
+
+
+def _following(prices: Prices, cluster: Cluster) -> set[int]:
+    """The nodes that need a cluster to be done."""
+    return set[int]().union(*(nx.descendants(prices.dependences.graph, member) for member in cluster.members))
+
+
+def _offer(
+    prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target, measure: Measure | None
+) -> _Offer:
+    """The ways to compute a cluster.
+
+    A generated kernel takes the larger of its products and its traffic, at its share of the library's speed, and what
+    it computes behind them where nothing hides that.
+    """
+    moved = sum(prices.traffic(cluster)) / prices.capabilities.bandwidth
+    multiplied = sum(prices.contraction(cluster, contract) for contract in products.values())
+    kernel = kernel_of(prices, cluster).kernel
+    generated = prices.capabilities.launch_us + max(multiplied, moved) / target.efficiency(kernel)
+    if target.waits(kernel):
+        generated += _behind(prices, cluster, products)
+    calls = prices.dependences.program.library
+    library = {position: calls[contract.out] for position, contract in products.items()}
+    parts = in_parts(prices, cluster, products, target)
+    ways = (
+        Way("one kernel", generated),
+        *([] if parts is None else [parts]),
+        Way("the library", _apart(prices, cluster, products), library),
+    )
+    tried = weighed(kernel, ways) if measure is None else measure(prices.dependences.program, cluster, kernel, ways)
+    return _Offer(cluster, products, kernel, ways, tried)
+
+
+def _behind(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
+    """Microseconds of what is computed of the results of products."""
+    after = replace(cluster, places={member: cluster.places[member] for member in _parts(prices, cluster, products)[1]})
+    return prices.flops(after) / prices.capabilities.flops
+
+
+def _parts(
+    prices: Prices, cluster: Cluster, products: Mapping[int, Contract]
+) -> tuple[frozenset[int], tuple[int, ...]]:
+    """The members that lead to the operands of products, and those that are neither these nor products."""
+    leading = (leading_to(prices.dependences, cluster.members, position) for position in products)
+    before = frozenset[int]().union(*leading)
+    return before, tuple(member for member in cluster.members if member not in before and member not in products)
+
+
+def _apart(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
+    """Microseconds of the library's products, one by one, and of the kernels before and after them."""
+    before, after = _parts(prices, cluster, products)
+    total = 0.0
+    for members in (before, *({position} for position in products), after):
+        if not members:
+            continue
+        part = tuple(sorted(members))
+        moved = sum(prices.traffic(replace(cluster, members=part))) / prices.capabilities.bandwidth
+        multiplied = sum(prices.by_library(cluster, products[member]) for member in part if member in products)
+        begun = prices.capabilities.product_us if any(member in products for member in part) else 0.0
+        total += prices.capabilities.launch_us + begun + max(multiplied, moved)
+    return total

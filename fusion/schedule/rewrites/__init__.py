@@ -1,0 +1,1 @@
+"""Program → Program by local algebra: inlining, differences of powers, one-hot sums, windows."""
