@@ -1,4 +1,4 @@
-"""Capture: functional ATen graphs of what a program computes.
+"""Derives functional ATen graphs of a region: forward and backward apart, or one graph for inference.
 
 Dynamo turns Python into fx graphs and AOTAutograd turns those into functional ATen graphs, forward and backward apart,
 with the values saved between them chosen by min-cut.  What enters `aot_backend` is a function that compiles one ATen

@@ -1,4 +1,4 @@
-"""Native: which operations of a graph are lowered to be generated, and which stay the library's calls.
+"""Chooses which operations of a graph are lowered to be generated, and which stay the library's calls.
 
 What enters is a captured graph and what the target can do and what that costs; what leaves is the graph as a Program.
 Left to the library are products that it computes faster and that nothing reads where they are made, and updates of

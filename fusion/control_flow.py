@@ -1,4 +1,4 @@
-"""Bodies of control flow: what a branch, a loop or a scan calls is compiled as a graph of its own.
+"""Compiles the bodies of control flow (branches, loops, scans) as graphs of their own.
 
     cond(p, true_graph, false_graph, (x,))      calls, for either graph, what is compiled of it
 

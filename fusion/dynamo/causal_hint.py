@@ -1,4 +1,4 @@
-"""Hints: what a program finds out of data for the sake of speed alone.
+"""Takes a mask for causal where the caller says so, without comparing its data.
 
 PyTorch's transformer compares a mask that it is given with a causal one, on the device, and takes another path if they
 are equal.  Dynamo cannot follow that: the graph breaks, and what is called within PyTorch's own modules after a break

@@ -1,4 +1,4 @@
-"""Settings: floats that belong to a program, as a norm's epsilon does, are numbers even where all sizes are symbols.
+"""Guards floats that belong to a program (a norm's epsilon) as constants, even where all sizes are symbols.
 
 With `dynamic=True` Dynamo makes an input of each Python float: a tensor of one element on the CPU, on which PyTorch
 computes what the program computes of the float, and which every kernel would read.  Where an operation wants the number

@@ -1,4 +1,4 @@
-"""Strides: an input that is changed in place keeps its own.
+"""Keeps the strides of inputs that are changed in place.
 
     x.index_add_(1, i, y)      becomes      x.copy_(x.index_add(1, i, y))
 

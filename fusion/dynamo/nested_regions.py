@@ -1,4 +1,4 @@
-"""Regions marked with `nested_compile_region`: each call becomes the operations of its body.
+"""Inlines regions marked with `nested_compile_region`: each call becomes the operations of its body.
 
     y = invoke_subgraph(body, x, w)      becomes      y = gelu(linear(x, w))
 

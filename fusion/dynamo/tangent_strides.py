@@ -1,4 +1,4 @@
-"""Tangents: how the gradient of a result lies in memory that is given to backward.
+"""Tells AOTAutograd how the gradients of results will lie in memory.
 
 AOTAutograd takes it that the gradient of a result has the strides of the result, and copies one that has others into
 memory of those strides.  Where elements of the result share memory (windows of `unfold` that overlap), that memory

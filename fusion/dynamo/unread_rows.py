@@ -1,4 +1,4 @@
-"""Unread rows: of a large product, only the rows that are read are made.
+"""Computes only the rows of a large product that are read.
 
     linear(x, w)[:, :-1]      becomes      linear(x[:, :-1], w)
 

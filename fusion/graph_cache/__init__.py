@@ -1,4 +1,4 @@
-"""Warm starts: what an earlier process made of the same graph is taken from the cache directory.
+"""Finds the finished compilation of a graph in the cache directory, where an earlier process kept it.
 
 What enters is a graph about to be compiled; what leaves is the finished compilation, with which lowering, scheduling
 and code generation are skipped, or None.  What is kept are the steps of the schedule with their kernels, the sources of

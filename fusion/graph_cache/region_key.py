@@ -1,4 +1,4 @@
-"""Captured: all that decides what AOTAutograd and this compiler make of a region, as one text.
+"""Writes as one text all that decides the compilation of a region: the key of its cache entry.
 
 What enters is Dynamo's graph with its inputs, and how AOTAutograd is asked to trace it; what leaves is the text by
 which a later process finds what was made.  Beside what `key.py` names of a graph it holds what decides how PyTorch

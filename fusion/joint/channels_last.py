@@ -1,4 +1,4 @@
-"""Formats: whether the images of a graph lie in memory with their channels first or last.
+"""Chooses whether the images of a graph lie in memory with their channels first or last.
 
 The library's convolutions on matrix units take and give images with channels last; between those of other strides they
 run kernels that move each operand and result.  Pointwise kernels, reductions and pooling follow whatever strides they

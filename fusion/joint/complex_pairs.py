@@ -1,4 +1,4 @@
-"""Pairs: complex numbers that only the program sees, as their real and imaginary parts.
+"""Computes complex numbers that only the program sees as pairs of real and imaginary parts.
 
     view_as_real(view_as_complex(x) · f)      becomes      stack(x₀·f₀ − x₁·f₁, x₀·f₁ + x₁·f₀)
 

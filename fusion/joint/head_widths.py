@@ -1,4 +1,4 @@
-"""Widths: the width of a head is a number that every call has to keep, even where all sizes are symbols.
+"""Specialises the width of attention heads to a guarded number, even where all sizes are symbols.
 
 With `dynamic=True` Dynamo makes a symbol of each size, that of a head among them.  A kernel that makes scores where it
 needs them holds the head whole, in a tile; of a width that may be anything it cannot, and the scores would be made in

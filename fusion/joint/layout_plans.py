@@ -1,4 +1,4 @@
-"""Strides: what becomes of a graph in which some operands lie in memory in another order.
+"""Plans a graph in which some operands lie in memory in another order of dimensions.
 
 Operations give strides that follow from those of their operands, as in eager; those that cannot take others, and the
 results of the graph, read a copy that lies as before.  The copies are clones in the graph, which can be run as it is.

@@ -1,4 +1,4 @@
-"""Ahead: gradients that only wait for a number are computed where what they are made of still is.
+"""Computes gradients that wait for one number in forward, while their operands are still there.
 
 The gradient of a scalar loss is linear in the one number, g, that comes back for it.  Where a large product leads to
 the loss (the logits of a language model), its gradient is g times something that forward knows already; computed in

@@ -1,4 +1,4 @@
-"""Rows: what is normalized row by row lies in memory with its rows contiguous.
+"""Lays out tensors that are normalised by rows with contiguous rows.
 
 A convolution gives channels first. What is added to its transposed result lies as that does, in eager too, and so does
 the residual stream of a whole transformer behind it: each norm reads across memory, where eager's makes a copy first,

@@ -1,4 +1,4 @@
-"""Given: what forward and backward are given, and views of it, which backward makes again: the input is what is saved.
+"""Marks views of inputs for recomputation in backward, so that the input itself is saved once.
 
 A partition takes a view for as large as the input, and nearer to backward, and saves it.  Forward then makes each view
 for backward alone, by the operations of the program, and autograd one more of each; an input costs neither, and kernels

@@ -1,4 +1,4 @@
-"""Surroundings in which a graph's own operations are to run, and no kernels.
+"""Runs a graph's own operations at calls that kernels must not serve (fake tensors, forward mode, vmap).
 
 Inside of a `FakeTensorMode` whatever is allocated has no memory, also by a function that was compiled before: a kernel
 would write where there is nothing.  Inside of a level of forward-mode derivatives tensors carry tangents, which kernels

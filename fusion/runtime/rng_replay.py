@@ -1,4 +1,4 @@
-"""Draws: the random numbers of a compiled region, drawn once more.
+"""Replays the random numbers of a compiled region for derivatives of its gradients.
 
 What enters is the joint graph of a region, and later its program, run operation by operation; what leaves is what that
 gives with the numbers that the region's kernels drew.  Each random call takes a seed from the generator of its device,

@@ -1,4 +1,4 @@
-"""Streams: contractions whose results never reach memory, because what reads them is walked block by block.
+"""Chains contractions: a product that is read block by block where it is computed never reaches memory.
 
 What enters is a Program; what leaves is a Program in which the nodes of such kernels are together, and the clusters
 they make, from which `growth.py` grows on.  Nothing here knows what attention is.  A *tile* is the result of a

@@ -1,4 +1,4 @@
-"""Tiles: which contractions of a program, and which maps of them, may be made block by block and never reach memory.
+"""Finds the contractions, and maps of them, that can be computed block by block and never reach memory.
 
 What enters is a program with its dependences; what leaves are the positions of its tiles.  A contraction is one whose
 axis is short enough to be held, and whose result is larger than all that it is made of; or one of few rows, smaller

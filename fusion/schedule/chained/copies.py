@@ -1,4 +1,4 @@
-"""Copies: tiles that several streams make, a node of their own for each.
+"""Gives each chain a copy of the nodes of a tile that several chains compute.
 
 What enters is a Program and its streams; what leaves is an equal Program in which every stream has nodes that nobody
 else reads, and the streams as clusters of them.

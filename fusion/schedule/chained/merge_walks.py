@@ -1,4 +1,4 @@
-"""Unite: two streams in one kernel, where both make the same tile as they spread and walk the same axes.
+"""Merges two chains into one kernel where both compute the same tile over the same grid and walk.
 
 What enters are two streams; what leaves is one with the sinks of both, over the space of the first.  The tile ties the
 two spaces: the point of it that the second makes is the point that the first makes.  Columns of sinks, which a program

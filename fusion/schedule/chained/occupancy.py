@@ -1,4 +1,4 @@
-"""Occupancy: how many programs the walk of a stream has, how long it takes, into how many parts it is best cut.
+"""Prices the walk of a chain: how many programs it has, how long it takes, how many parts are best.
 
 What enters is a stream, as it was found or as a cluster; what leaves are estimates, symbolic sizes at their hints.  A
 walk by fewer programs than keep the device busy takes as much longer as there are fewer.  Cut into parts that run side

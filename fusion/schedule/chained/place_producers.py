@@ -1,4 +1,4 @@
-"""Pulling: everything that leads to one sink, placed in the space of that sink.
+"""Places all producers of one sink in the iteration space of that sink.
 
 What enters are the tiles of a program and a sink (see `streams/`); what leaves is a `Stream`: each node with its axes
 over those of the sink, as the indices say at which it is read.  Refused, by None: a tile that is read at several

@@ -1,4 +1,4 @@
-"""Rows: where a walk has few rows, those of other programs that read the same columns join them.
+"""Joins the rows of several programs that read the same columns, where one program has few rows.
 
 What enters is a stream; what leaves is the stream with an axis of its programs split in two, of which one counts rows.
 Of eight query heads that share their keys and values, each with a single query, eight programs would read these again;

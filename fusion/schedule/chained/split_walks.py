@@ -1,4 +1,4 @@
-"""Parts: a stream that is walked by few programs is cut into parts of the walked axis, which run side by side.
+"""Splits the walk of a chain with few programs into parts that run side by side (flash-decoding).
 
 What enters are a Program and its streams as clusters; what leaves is an equal Program in which every stream that would
 leave the device idle is cut (`partial.py`), and the walks of single parts as clusters.  A part is as long as some whole

@@ -1,4 +1,4 @@
-"""Ways: the alternatives for a cluster around products, with their prices.
+"""Describes the alternatives for a cluster around products, with their prices.
 
 What is weighed against each other: one kernel, the library's calls between kernels, a product in parts.  A way says
 what takes the place of the nodes of the cluster; the rest of the path makes kernels of that as it does of everything.

@@ -1,4 +1,4 @@
-"""Expansion: the expressions that one cluster evaluates, over the axes of its space.
+"""Expands a cluster into the expressions that it evaluates, over the axes of its space.
 
 What enters is a cluster; what leaves are its folds in order and its stores, in which members appear no more: each was
 replaced by its value (where reader and producer meet at the same point) or by its own expression at the index where

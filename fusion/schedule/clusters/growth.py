@@ -1,4 +1,4 @@
-"""Clusters: sets of nodes that become one kernel, grown by joining along the most profitable edge.
+"""Grows clusters, the nodes of one kernel, by joining along the most profitable edge.
 
 What enters is a Program; what leaves are its clusters in execution order, and a refusal for every data edge that was
 not fused.  Growth is deterministic: candidates are tried by bytes saved, then by position in the program.

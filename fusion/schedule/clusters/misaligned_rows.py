@@ -1,4 +1,4 @@
-"""Odd rows: which matrices have rows that start at odd addresses, and how much slower products of these are."""
+"""Tells matrices whose rows start at odd addresses, and how much slower products of these are."""
 
 from __future__ import annotations
 

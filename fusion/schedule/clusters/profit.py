@@ -1,4 +1,4 @@
-"""Profit: is one kernel predicted to be faster than two?
+"""Predicts whether one kernel is faster than two.
 
 A cluster's time is the larger of what its memory traffic and its arithmetic take, plus one launch.  Traffic counts
 every outside tensor once; arithmetic counts every node at every point where it is evaluated, so recomputation has its

@@ -1,4 +1,4 @@
-"""The axes of a kernel: dropped, ordered and merged until the indices are as plain as they can be.
+"""Drops, orders and merges the axes of a kernel until its indices are plain.
 
 An axis of size 1 is dropped.  The others are ordered by the stride at which the largest access walks them, and two
 neighbours become one axis where every index treats them as one.

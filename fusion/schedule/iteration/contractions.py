@@ -1,4 +1,4 @@
-"""Contractions in one loop: which ones may share a kernel, and what sharing costs.
+"""Decides which contractions may share a loop, and prices the sharing.
 
 Two products of the same axes that read one operand alike (gate and up of a gated MLP, the keys and values of a layer,
 two sides multiplied by one matrix) fetch it once when one loop sums up both.  Each has an accumulator of its own, so

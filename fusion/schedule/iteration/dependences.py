@@ -1,4 +1,4 @@
-"""The dependence graph of a Program: who writes a buffer, who reads it, what must come before what.
+"""Builds the dependence graph of a Program: writers, readers, and the order between them.
 
 What enters is a verified Program; what leaves is a networkx DiGraph over node positions with data edges, ordering edges
 between impure externs and from what reads a tensor to what overwrites it, and look-ups by buffer.

@@ -1,4 +1,4 @@
-"""Naming: what buffers that a pass adds are called."""
+"""Names the buffers that a pass adds."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which kernels a scatter may be part of.
+"""Decides which kernels a scatter may be part of.
 
 Its memory is filled before the kernel, and read after it.  On a target that takes sources in their order, those that
 may meet are walked by one program; elsewhere they are spread over programs, as the points of a map are.

@@ -1,4 +1,4 @@
-"""Spaces: the axes that a cluster's nodes share, and how two spaces become one.
+"""Unifies iteration spaces: the axes that a cluster's nodes share.
 
 A cluster walks one space: some parallel axes and some reduced ones.  Every node of the cluster is *placed* in it:
 each of the node's own axes is an expression over the space's axes.  To join two clusters is to find such expressions

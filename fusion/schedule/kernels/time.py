@@ -1,4 +1,4 @@
-"""Forms: what a kernel is predicted to take, and which form the target gives one whose walk has several products.
+"""Predicts the time of a kernel, and which form the target gives one whose walk has several products.
 
 A kernel takes the larger of its traffic and its products, these at the share of the library's speed that the target
 says their form reaches, less the blocks that are skipped.

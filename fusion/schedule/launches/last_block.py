@@ -1,4 +1,4 @@
-"""Tiles: the parts of a sum are added up by whichever of their programs ends last, in the launch of the parts.
+"""Adds up the parts of a sum in the launch that computes them, by the program that ends last.
 
 A product with few tiles is made in parts of its sum (`split_k.py`), which another kernel adds up: a launch for
 a few numbers.  What enters are the steps of a schedule; what leaves are steps in which such a kernel follows the one

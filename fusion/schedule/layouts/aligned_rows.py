@@ -1,4 +1,4 @@
-"""Alignment: rows of a matrix that only the program itself sees start at addresses that the hardware can fetch from.
+"""Pads the rows of intermediate matrices so that they start at addresses the hardware can fetch from.
 
     gradient of logits bf16[8192, 50257] strides [50257, 1]   →   strides [50264, 1]
 

@@ -1,4 +1,4 @@
-"""Sources: what is copied into a tensor of the caller becomes a result of a kernel, laid out as that tensor.
+"""Computes a result that is copied into a caller's tensor in the layout of that tensor.
 
 `Program → Program`.  A functional graph ends in copies into the inputs that the program overwrites.  A kernel can write
 there itself (`launches/updates.py`) where the source is made by a kernel, for this copy alone, with the same dtype and

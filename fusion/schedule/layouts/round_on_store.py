@@ -1,4 +1,4 @@
-"""Narrow: what everybody reads rounded is stored rounded.
+"""Stores in 16 bits what every reader rounds to 16 bits.
 
     g float32[m, k] = gelu(…)          g bfloat16[m, k] = round(gelu(…))
     Σ_k round(g[m, k]) · w[k, n]   →   Σ_k g[m, k] · w[k, n]

@@ -1,4 +1,4 @@
-"""Destinations: the memory in which scatters take place, without copies that nobody needs.
+"""Scatters into memory that is there already, without copies that nobody needs.
 
 `Program → Program`.  A scatter begins with a tensor of its own.  It needs no copy of what is made only for it: sums
 scattered one after the other, expert by expert, go to one tensor.  Two sums that begin at zero and are then added up

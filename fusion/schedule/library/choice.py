@@ -1,4 +1,4 @@
-"""Library or generated: who computes a contraction, priced with everything that was fused with it.
+"""Chooses who computes a contraction, generated kernel or library, with everything that was fused with it.
 
 `Program → Program`.  A cluster around contractions is one generated kernel.  The alternative is the library's
 product of each, between kernels of their own for what leads to its operands and for what follows it.  These pay their

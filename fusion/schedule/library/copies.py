@@ -1,4 +1,4 @@
-"""Copies for the library: one for all products that read the same tensor in the same layout.
+"""Shares one copy among all library products that read a tensor in the same layout.
 
 `Program → Program`.  Each product that is left to the library brings the copies that its call needs (`calls.py`).  The
 gradients of a weight and of what it was multiplied with read one gradient, in the layout that eager copied it to: of

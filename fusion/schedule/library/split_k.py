@@ -1,4 +1,4 @@
-"""Long sums: a product with few tiles is made in parts of the axis that is summed over (split-K).
+"""Splits a product with few tiles along the axis that is summed over (split-K).
 
 What enters is a cluster around one product; what leaves is the way to make it in parts, with its price, or None.  It is
 the same cut as that of a walk (`partial.py`): each part is a product of its own, of one more batch axis; what it gives

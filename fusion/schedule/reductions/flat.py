@@ -1,4 +1,4 @@
-"""Flat: the reduced axes of a reduction that its operands walk as one, as one axis.
+"""Flattens the reduced axes that the operands of a reduction walk as one.
 
     sum over n, h, w of x[n, c, h, w]      becomes      sum over r of x[r // HW, c, r // W % H, r % W]
 

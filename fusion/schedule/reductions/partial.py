@@ -1,4 +1,4 @@
-"""Cutting: the folds of a cluster over parts of an axis, and the merge of the parts.
+"""Cuts the folds of a cluster into partial folds along an axis, and merges the parts.
 
 What enters is a cluster that walks an axis, and into how many parts of which length the axis is cut; what leaves are
 nodes to take the place of its own.  Each fold is made for each part, with the part as one more parallel axis, and

@@ -1,4 +1,4 @@
-"""Scans with too few rows to fill the device are done in parts of the scanned axis, one more parallel axis.
+"""Splits scans with too few rows to fill the device along the scanned axis.
 
     total[p]  = op over the points of part p            an ordinary reduction
     before[p] = op of the totals up to part p           a short scan

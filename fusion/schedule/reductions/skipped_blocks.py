@@ -1,4 +1,4 @@
-"""Skipping: where a walk may pass over whole blocks, because nothing in them counts.
+"""Finds the condition under which a walk may skip whole blocks, because nothing in them counts.
 
 What enters are the folds of a walk; what leaves is a condition (a bool expression), false only at points where every
 fold sees its identity: what a causal mask leaves out, a sliding window, another document, or padding.  A `where` that

@@ -1,4 +1,4 @@
-"""Splitting: reductions with too few rows to fill the device are done in two stages.
+"""Splits reductions with too few rows to fill the device into two stages.
 
 `Program → Program`.  The first stage folds parts of the longest reduced axis, one more parallel axis; the second folds
 the parts (`partial.py`).  Parts are whole where the length has a fitting divisor, and guarded at the end where it has

@@ -1,4 +1,4 @@
-"""Walks: the folds of a cluster in one loop, what they keep as running values, what stands after it.
+"""Puts the folds of a cluster into one loop: running values inside, results after it.
 
 What enters are folds and writes over named axes, and the axes that are walked; what leaves are statements, or the
 reason why one walk does not do.  Folds over axes that are not walked are made anew in each block.  A fold that needs

@@ -1,4 +1,4 @@
-"""Inlining: maps that cost less to recompute than to store are read through by everyone.
+"""Inlines maps that cost less to recompute than to store into their readers.
 
 `Program → Program`.  A map that loads nothing (a mask made of indices, a constant), only converts, moves or lightly
 changes one other tensor, or combines vectors to something larger (a mask of equal documents) is substituted into every

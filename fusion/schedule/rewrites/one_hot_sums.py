@@ -1,4 +1,4 @@
-"""Selecting: a sum with one term that is not zero is that term.
+"""Replaces a sum of which one term is not zero (a one-hot sum) by that term.
 
     Σ_r where(r == e, a, 0) · c  =  where(0 ≤ e < size, a, 0) · c      with e, a and c the same for all r
 

@@ -1,4 +1,4 @@
-"""Differences of 1 and a power: what they would lose is not lost.
+"""Computes 1 minus a power as an `expm1`, which keeps the digits that the difference would cancel.
 
     1 - b ** t  =  0 - expm1(t · log b)      with b a positive number
 

@@ -1,4 +1,4 @@
-"""Windows: a reduction over the few points of a window, as a map of all of them.
+"""Unrolls a reduction over the few points of a window into a map of all of them.
 
     max over r of x[2 i + r], r < 3      becomes      max(max(x[2 i], x[2 i + 1]), x[2 i + 2])
 
