@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import fx
@@ -43,7 +43,7 @@ from fusion.runtime.second_derivatives import watch_derivatives
 from fusion.stages import CAPTURED, PREPARED
 from fusion.subjects import Capturing
 
-Run = Callable[..., object]
+Run: TypeAlias = Callable[..., object]
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class RegionCompiler:
         """The options of the backend."""
         return self.graphs.options
 
-    def compile(self, graph: fx.GraphModule, inputs: Sequence[object], part_backend: Any, *, alone: bool) -> Run:
+    def compile(self, graph: fx.GraphModule, inputs: Sequence[object], part_backend: Run, *, alone: bool) -> Run:
         """Compile a region.
 
         Args:
@@ -86,7 +86,7 @@ class RegionCompiler:
                 return self._without_trace(graph, failure, part_backend)
             return self._traced(graph, at, part_backend, log, alone=alone)
 
-    def _traced(self, graph: fx.GraphModule, at: Capturing, part_backend: Any, log: PassLog, *, alone: bool) -> Run:
+    def _traced(self, graph: fx.GraphModule, at: Capturing, part_backend: Run, log: PassLog, *, alone: bool) -> Run:
         """Prepare a region, have AOTAutograd trace it, and look after each call of what is compiled of it."""
         told: list[Told] = []
         try:
@@ -109,7 +109,7 @@ class RegionCompiler:
         for choice in self.attention(graph):
             self.graphs.reports.note(str(choice))
 
-    def _without_trace(self, graph: fx.GraphModule, failure: Exception, part_backend: Any) -> Run:
+    def _without_trace(self, graph: fx.GraphModule, failure: Exception, part_backend: Run) -> Run:
         """Run a region that AOTAutograd cannot trace: in parts, or as it was captured.
 
         Raises:
@@ -132,7 +132,7 @@ class RegionCompiler:
         self.graphs.gave_up(graph, "captured", reason)
         return as_captured(graph)
 
-    def _in_parts(self, graph: fx.GraphModule, part_backend: Any) -> Run | None:
+    def _in_parts(self, graph: fx.GraphModule, part_backend: Run) -> Run | None:
         """Run `graph` around operations that PyTorch cannot trace; None if there are none, or it cannot be parted."""
         inputs = graph.graph.find_nodes(op="placeholder")
         dynamic = any(isinstance(node.meta.get("example_value"), torch.SymInt) for node in inputs) or None
@@ -202,9 +202,9 @@ class RegionCompiler:
         return run
 
 
-def compile_anew(program: Callable[..., object], backend: Any, **settings: Any) -> Run:
+def compile_anew(program: Run, backend: Run, **settings: object) -> Run:
     """Have Dynamo compile `program` at its call, whatever it compiled of it before: its limit is not for this."""
-    compiled = torch.compile(program, backend=backend, **settings)
+    compiled = torch.compile(program, backend=backend, **settings)  # type: ignore[call-overload]  # PyTorch checks them
     unlimited = torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)
     return unlimited(compiled)  # type: ignore[no-any-return]  # PyTorch does not say
 
