@@ -87,8 +87,10 @@ def lower_call(node: fx.Node) -> LoweredCall:
     module = node.graph.owning_module
     assert module is not None, "lowered is what a module holds"
     alone = Lowering(module, None, Wanted())
+    for arg in node.all_input_nodes:
+        alone.builder.current = arg  # its buffer originates from the operand: nothing before that is known here
+        alone.calls.values[arg] = alone.operand(arg)
     alone.builder.current = node
-    alone.calls.values |= {arg: alone.operand(arg) for arg in node.all_input_nodes}
     return LoweredCall(alone.call(node), tuple(alone.builder.nodes))
 
 
