@@ -28,7 +28,7 @@ def pytest_configure(config: pytest.Config) -> None:
         cache = tempfile.TemporaryDirectory(prefix="fusion-tests-", ignore_cleanup_errors=True)
         config.add_cleanup(cache.cleanup)
         os.environ["FUSION_CACHE_DIR"] = cache.name
-    os.environ["FUSION_GRAPH_CACHE"] = "0"  # each test sees its graphs compiled; `tests/fusion/warm/` asks for it
+    os.environ["FUSION_GRAPH_CACHE"] = "0"  # each test compiles its graphs; `tests/fusion/graph_cache/` asks for it
     torch.set_num_threads(2)
     if find_spec("hypothesis"):  # a machine for tests of a device may be without it
         from hypothesis import HealthCheck, settings

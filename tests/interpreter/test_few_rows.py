@@ -10,7 +10,7 @@ import torch.nn.functional as F  # the name everyone knows it by
 
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.lowering.kernel import Kernel
-from fusion.schedule.library.choice import split_k as long_sums
+from fusion.schedule.library import split_k
 from tests.codegen.kernels.making import BF16
 from tests.codegen.kernels.products import matmul
 from tests.codegen.triton.blocking import block
@@ -52,8 +52,8 @@ def test_the_last_program_of_a_tile_adds_up_its_parts(
     name: str, k: int, shares: int, m: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of groups whose walk is longer than two lines of memory, a program takes those of two."""
-    monkeypatch.setattr(long_sums, "_price", lambda *args: 0.0)
-    monkeypatch.setattr(long_sums, "MOST", 4)
+    monkeypatch.setattr(split_k, "_price", lambda *args: 0.0)
+    monkeypatch.setattr(split_k, "MOST", 4)
     function = LINEARS[name]
     given = inputs(function, m, 72, k)
     kernel = only_kernel(function, *given)

@@ -274,7 +274,7 @@ PROCESS = """
 import torch
 from torch import nn
 from torch.nn import functional as F
-from tests.fusion.warm.test_captured import key_for
+from tests.fusion.graph_cache.test_captured import key_for
 torch.manual_seed(0)
 model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Flatten(), nn.Dropout(), nn.Linear(64, 5))
 print(key_for(lambda x: F.cross_entropy(model(x), torch.tensor([1, 2])), torch.ones(2, 3, 6, 6)))

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fusion.backend import Backend
 from fusion.lowering.errors import IndexOutOfRange
 from fusion.options import Options
-from tests.fusion.warm.starts import fresh, no_compilation, notes, started
+from tests.fusion.graph_cache.starts import fresh, no_compilation, notes, started
 
 
 def softmax_of_products(x: Tensor, w: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from fusion import graph_cache as warm
 from fusion.graph_cache import form, store
 from fusion.graph_cache.form import Unwritten, read, write
 from fusion.lowering.errors import BuildError
-from tests.fusion.warm.starts import notes, started
+from tests.fusion.graph_cache.starts import notes, started
 
 ROOT = Path(__file__).resolve().parents[3]
 

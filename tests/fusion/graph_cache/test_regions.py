@@ -20,7 +20,7 @@ from fusion.attention import Choice, call, choose
 from fusion.backend import Backend, FusionWarning
 from fusion.graph_cache import store
 from fusion.options import Options
-from tests.fusion.warm.starts import fresh, no_tracing, notes, started
+from tests.fusion.graph_cache.starts import fresh, no_tracing, notes, started
 
 Inputs = Callable[[], Sequence[Tensor]]
 

@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.fusion.warm.changing import PROGRAMS
+from tests.fusion.graph_cache.changing import PROGRAMS
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -15,6 +15,6 @@ ROOT = Path(__file__).resolve().parents[3]
 def test_no_process_takes_what_another_one_made_of_other_functions():
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     for factor in ("2", "3"):
-        command = [sys.executable, str(ROOT / "tests/fusion/warm/changing.py"), factor]
+        command = [sys.executable, str(ROOT / "tests/fusion/graph_cache/changing.py"), factor]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert done.stdout.splitlines() == [f"{name}: right" for name in PROGRAMS]
