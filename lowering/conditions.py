@@ -98,14 +98,19 @@ def _chosen(node: Op) -> Expr | None:
     if isinstance(condition, Const):
         return first if condition.value else second
     if isinstance(first, Op) and first.name == "where" and first.args[0] is condition:
-        return node.rebuild([condition, first.args[1], second])
+        return _plain_choice(condition, first.args[1], second)
     if node.dtype is torch.bool and isinstance(first, Const):
         return _joined("or", condition, second) if first.value else _joined("and", negated(condition), second)
     if node.dtype is torch.bool and isinstance(second, Const):
         return _joined("or", negated(condition), first) if second.value else _joined("and", condition, first)
     if isinstance(condition, Op) and condition.name == "not":
-        return Op("where", (condition.args[0], second, first), node.dtype)
+        return _plain_choice(condition.args[0], second, first)
     return None
+
+
+def _plain_choice(condition: Expr, first: Expr, second: Expr) -> Expr:
+    chosen = Op("where", (condition, first, second), first.dtype)
+    return _chosen(chosen) or chosen
 
 
 def _joined(name: Literal["and", "or"], a: Expr, b: Expr) -> Expr:

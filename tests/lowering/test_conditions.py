@@ -63,6 +63,12 @@ def test_what_is_plain_stays_as_it_is(condition: Expr) -> None:
     assert plain([found]) == [found]
 
 
+def test_a_choice_within_a_choice_is_plain_in_one_step() -> None:
+    flag, false = Load("flags", (I0,), torch.bool), Const(False, torch.bool)
+    (found,) = plain([op("where", flag, op("where", flag, flag, flag), false)])
+    assert plain([found]) == [found]
+
+
 @given(conditions, integers, integers)
 def test_choices_are_the_same(condition: Expr, a: Expr, b: Expr) -> None:
     chosen = op("where", condition, a, b)
