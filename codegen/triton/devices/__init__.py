@@ -3,6 +3,9 @@
 One file per known device.  An architecture that has none takes after the known one of the nearest compute capability,
 within the limits that are published of its own.  A device at hand that is another model than the known one of its
 architecture has its own properties, and the known one's speeds per multiprocessor.
+
+Each file names the documents that publish its specifications.  The figures have not been compared with these documents
+yet, and only the H200 was measured: prices for the others are estimates.
 """
 
 from __future__ import annotations
