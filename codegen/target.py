@@ -56,11 +56,15 @@ Stage: TypeAlias = tuple[str, "str | bytes"]
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One way to compute a kernel: in words, as source, and its predicted share of the speed of the device."""
+    """One way to compute a kernel: in words, as source, and its predicted time.
+
+    Attributes:
+        price: the predicted time, as a multiple of that at the full speed of the device.
+    """
 
     name: str
     source: str
-    speed: float = 1.0
+    price: float = 1.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,7 +18,7 @@ from fusion.codegen.triton.expressions.scopes import Tile
 from fusion.codegen.triton.expressions.spell import PRODUCT, UNARY, Code, typed
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.loops import skips
-from fusion.codegen.triton.products import contract, descriptors, finish, stacked
+from fusion.codegen.triton.products import contract, stacked
 from fusion.codegen.triton.products.place import place
 from fusion.codegen.triton.statements import follow, prefix, reduce
 from fusion.codegen.triton.statements.updates import update
@@ -57,14 +57,16 @@ class Body:
         self._policies = iter(list(_policies(self.layout.blocked)))
         self._walk: _Walk | None = None
 
-    def block(self) -> None:
-        """Add the lines of one block of the persistent form."""
+    def statements(self) -> None:
+        """Add the lines of all statements."""
+        self._run(self.layout.blocked.body)
+
+    def computations(self) -> None:
+        """Add the lines of all statements but the stores at the end."""
         self._run([stmt for stmt in self.layout.blocked.body if not isinstance(stmt, Store)])
-        with finish.in_parts(self.values):
-            self.stores()
 
     def stores(self) -> None:
-        """Add the lines of what is stored."""
+        """Add the lines of the stores at the end."""
         self._run([stmt for stmt in self.layout.blocked.body if isinstance(stmt, Store)])
 
     def in_walk(self, loop: Loop, body: Sequence[Stmt]) -> tuple[list[Callable[[], None]], list[str]]:
@@ -74,26 +76,13 @@ class Body:
         ends, self._walk = self._walk.ends, None
         return later, ends
 
-    def lines(self) -> list[str]:
-        """All lines, without the indentation of the function."""
-        values = self.values
-        if self.layout.config.persistent:
-            stacked.describe(values)
-            header = descriptors.open_program(values)
-            self.block()
-            values.close(header)
-        else:
-            if not values.starts:
-                self._place()
-            if self.layout.config.descriptors:
-                descriptors.describe_operands(values)
-            self._run(self.layout.blocked.body)
-        return values.scopes[0].lines
-
     # Which block a program computes -----------------------------------------------------------------------------------
 
-    def _place(self) -> None:
+    def place(self) -> None:
+        """Add the lines that say which block this program computes, unless its caller has said so."""
         values, grid = self.values, self.layout.blocked.grid()
+        if values.starts:
+            return
         if self.layout.blocked.contraction:
             place(values, self._program())
         elif len(grid) == 1:

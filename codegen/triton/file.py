@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fusion.codegen.triton import tail
 from fusion.codegen.triton.arguments import argument, on_device, type_of
 from fusion.codegen.triton.blocks import Config, Dim
+from fusion.codegen.triton.call import COUNTER
 from fusion.codegen.triton.devices import Device
 from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.indices import Layout, index_code
@@ -37,6 +37,7 @@ class Launch:
         limit: what has to be below 2³¹ for these sizes, as Python text; None where any sizes do.
         tiles: for how many tiles programs count themselves, as Python text; empty if they do not do so for each.
         hosted: the descriptors that the function is passed.
+        per_multiprocessor: how many persistent programs share a multiprocessor; 0: each program computes one block.
     """
 
     kernel: Kernel
@@ -47,6 +48,7 @@ class Launch:
     limit: str | None
     tiles: str = ""
     hosted: Mapping[str, Hosted] = field(default_factory=dict)
+    per_multiprocessor: int = 0
 
 
 def file_of(launch: Launch, functions: Sequence[str], *, strict: bool) -> str:
@@ -166,8 +168,8 @@ def _grid(launch: Launch) -> list[str]:
     """The functions that say how many programs there are, which sizes they take, and how many count themselves."""
     sizes, count, most = [size.name for size in launch.kernel.sizes], launch.count, ""
     given = sizes
-    if launch.config.persistent:
-        each = launch.config.per_processor
+    each = launch.per_multiprocessor
+    if each:
         given = [*sizes, f"processors={launch.device.multiprocessors}"]
         most = f", at most {'one' if each == 1 else each} per multiprocessor"
         count = f"min({'' if each == 1 else f'{each} * '}processors, {count})"
@@ -199,9 +201,9 @@ def _launching(launch: Launch, *, described: bool) -> str:
         lines.append(f"{INDENT}triton.set_allocator({allocate})")
     counted = ""
     if kernel.then is not None:
-        counted = f", {tail.COUNTER}"
+        counted = f", {COUNTER}"
         shape = "counters()" if launch.tiles else "()"
-        lines.append(f"{INDENT}{tail.COUNTER} = torch.zeros({shape}, dtype=torch.int32, device={device})")
+        lines.append(f"{INDENT}{COUNTER} = torch.zeros({shape}, dtype=torch.int32, device={device})")
     counted += ", *descriptors(*args)" if launch.hosted else ""
     call = f"{kernel.name}[grid({f'*args[{first}:]' if kernel.sizes else ''})](*args{counted}, **CONFIG)"
     return "\n".join([*lines, f"{INDENT}{call}"])

@@ -10,19 +10,21 @@ import sympy
 import torch
 from triton import knobs
 
+from fusion.codegen.attention import GENERATED
 from fusion.codegen.numerics import DEFAULT, Numerics
 from fusion.codegen.target import Alternative, Capabilities, Form, Launcher, Stage
-from fusion.codegen.triton.beside import alike
-from fusion.codegen.triton.blocks import Blocked, Config, block, describe
+from fusion.codegen.triton.blocks import Config, describe
 from fusion.codegen.triton.blocks.dims import dots_of
 from fusion.codegen.triton.capabilities import capabilities
-from fusion.codegen.triton.choices import candidates, narrow
-from fusion.codegen.triton.choices.chains import forms
-from fusion.codegen.triton.choices.efficiency import efficiency, speed, waits
-from fusion.codegen.triton.choices.vectors import is_packed
-from fusion.codegen.triton.devices import H200, Device, device_at, device_of
+from fusion.codegen.triton.devices import GROUPED, H200, Device, device_at, device_of
 from fusion.codegen.triton.emit import emit
-from fusion.codegen.triton.tail import follows_by_tile, with_room
+from fusion.codegen.triton.forms import Refused, Task, alone, candidates
+from fusion.codegen.triton.forms.last_block import follows_by_tile
+from fusion.codegen.triton.forms.side_by_side import alike
+from fusion.codegen.triton.forms.skinny import Skinny
+from fusion.codegen.triton.forms.traffic import is_packed
+from fusion.codegen.triton.forms.warp_specialised import WarpSpecialised
+from fusion.codegen.triton.forms.warp_specialised.groups import run_on
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.kernel import Kernel, Role
 
@@ -84,44 +86,48 @@ class TritonTarget:
         return emit(kernel, config, device=self.device, numerics=self.numerics, wide=wide)
 
     def configs(self, kernel: Kernel) -> tuple[Config, ...]:
-        """Configurations worth timing for `kernel`, the default first."""
-        return candidates(block(kernel, self.device), self.numerics)
+        """Configurations worth timing for `kernel` where it is alone in its launch, the default first."""
+        return tuple(config for _, config in alone.candidates(Task(kernel, self.device, self.numerics)))
 
     def refuses(self, kernel: Kernel) -> str:
         """Products in one kernel that are not all of matrices over its dimensions."""
         try:
             if dots_of(kernel.body):
-                _blocked(kernel, self.device)
+                _ = _task(kernel, self.device, self.numerics).blocked  # raises where there is none
         except Unsupported as refusal:
             return refusal.message
         return ""
 
     def alternatives(self, kernel: Kernel) -> Sequence[Alternative]:
-        """One for each of `configs`, the default first, then by predicted speed.  Kernels with others in their launch
-        have the default only.
+        """One for each of its forms and configurations, the default first, then by predicted time.  Kernels with others
+        beside them have the default only.
         """
         if kernel.beside:
             return (Alternative("default", self.emit(kernel)),)
-        blocked = block(kernel, self.device)
-        found: dict[str, tuple[str, float]] = {}
-        for config in self.configs(kernel):
-            config = with_room(config, kernel, blocked.device)
-            found.setdefault(self.emit(kernel, config), (describe(config), speed(blocked, config)))
-        (source, (name, default)), *others = found.items()
-        others.sort(key=lambda pair: -pair[1][1])
-        return (Alternative(name, source, default), *(Alternative(name, text, share) for text, (name, share) in others))
+        ways: dict[str, tuple[str, float]] = {}
+        for form, config in candidates(Task(kernel, self.device, self.numerics)):
+            ways.setdefault(self.emit(kernel, config), (describe(config), form.price(config)))
+        (source, (name, default)), *others = ways.items()
+        others.sort(key=lambda pair: pair[1][1])
+        return (Alternative(name, source, default), *(Alternative(name, text, price) for text, (name, price) in others))
 
     def efficiency(self, kernel: Kernel) -> float:
         """The share of the library's speed that a contraction reaches."""
         return _efficiency(kernel, self.device, self.numerics)
 
     def waits(self, kernel: Kernel) -> bool:
-        """Through pointers; of products in the persistent form the efficiency says so."""
-        return waits(_blocked(kernel, self.device), self.numerics)
+        """Through pointers; the efficiency of persistent products includes it."""
+        task = _task(kernel, self.device, self.numerics)
+        return bool(task.blocked.dots) and alone.default(task).exposes_epilogue
 
     def forms(self, kernel: Kernel) -> tuple[Form, ...]:
         """In groups of warps where that is possible and faster; else why it is not."""
-        return forms(block(kernel, self.device))
+        task = _task(kernel, self.device, self.numerics)
+        if len(task.blocked.dots) < 2 or not task.blocked.chained or not run_on(self.device):
+            return (Form(GENERATED),)
+        plan = WarpSpecialised.applies(task)
+        why = plan.why if isinstance(plan, Refused) else plan.slower
+        return (Form(GENERATED), Form(GROUPED, why)) if why else (Form(GROUPED), Form(GENERATED))
 
     def packs(self, first: Kernel, second: Kernel) -> bool:
         """Those that need about as many registers and warps, and contractions in the same form."""
@@ -132,11 +138,11 @@ class TritonTarget:
         grid = kernel.with_role(Role.GRID)
         others = tuple(each for each in grid if each.symbol != axis)
         followed = replace(kernel, then=replace(kernel, axes=others, body=()))
-        alone, blocked = _blocked(kernel, self.device), _blocked(followed, self.device)
-        if not alone.contraction and not is_packed(alone):
+        single, task = _task(kernel, self.device, self.numerics), _task(followed, self.device, self.numerics)
+        if not single.blocked.contraction and not is_packed(single.blocked):
             return False  # by itself it is better summed up without matrix units
         added = [each for each in grid if each.symbol == axis]
-        return follows_by_tile(blocked, added) and bool(narrow.candidates(blocked))
+        return follows_by_tile(task.blocked, added) and not isinstance(Skinny.applies(task), Refused)
 
     def build(self, kernel: Kernel, source: str) -> Launcher:
         """Compile `source` for the current device and return what launches it.  Thread-safe.
@@ -165,16 +171,16 @@ class TritonTarget:
 
 
 @lru_cache(maxsize=1 << 10)
-def _blocked(kernel: Kernel, device: Device) -> Blocked:
-    """A kernel over block dimensions, to be judged by; not to be emitted, as the origins are those of an equal one."""
-    return block(kernel, device)
+def _task(kernel: Kernel, device: Device, numerics: Numerics) -> Task:
+    """The task of a kernel, to be judged by; not to be emitted, as the origins are those of an equal one."""
+    return Task(kernel, device, numerics)
 
 
 @lru_cache(maxsize=1 << 10)
 def _efficiency(kernel: Kernel, device: Device, numerics: Numerics) -> float:
-    return efficiency(_blocked(kernel, device), numerics)
+    return alone.default(_task(kernel, device, numerics)).efficiency()
 
 
 @lru_cache(maxsize=1 << 12)
 def _alike(first: Kernel, second: Kernel, device: Device, numerics: Numerics) -> bool:
-    return alike(_blocked(first, device), _blocked(second, device), numerics)
+    return alike(_task(first, device, numerics), _task(second, device, numerics))

@@ -107,7 +107,7 @@ class Tuner:
     def _tried(self, kernel: Kernel, found: Sequence[Alternative], results: Mapping[str, Built | str]) -> Tuning:
         """Check and time what was built."""
         capabilities = self._builder.target.capabilities
-        trials = [Trial(way.name, predicted(kernel, way.speed, capabilities)) for way in found]
+        trials = [Trial(way.name, predicted(kernel, way.price, capabilities)) for way in found]
         try:
             given, after = expected(kernel, self.device)
         except (FusionError, torch.OutOfMemoryError) as error:
@@ -150,8 +150,10 @@ def _without(origins: Sequence[str], source: str) -> str:
     return "\n".join(line for line in source.splitlines() if line.strip(" */#") not in origins)
 
 
-def predicted(kernel: Kernel, speed: float, capabilities: Capabilities) -> float:
-    """Microseconds of one launch at a share of the speed of the device: all tensors moved once, all products made."""
+def predicted(kernel: Kernel, price: float, capabilities: Capabilities) -> float:
+    """Microseconds of one launch that takes `price` times as long as the device needs at its full speed to move all
+    tensors once and to compute all products.
+    """
     sizes = kernel.axis_sizes()
     moved = sum(float(param.extent) * param.dtype.itemsize for param in kernel.params if param.extent.is_Integer)
     time = moved / capabilities.bandwidth
@@ -164,7 +166,7 @@ def predicted(kernel: Kernel, speed: float, capabilities: Capabilities) -> float
             time = max(
                 time, points / capabilities.matrix_flops / capabilities.matrix_share[stmt.args[0].dtype.itemsize]
             )
-    return capabilities.launch_us + time / max(speed, 1e-3)
+    return capabilities.launch_us + time * min(price, 1e3)
 
 
 __all__ = ["Trial", "Tuner", "Tuning"]

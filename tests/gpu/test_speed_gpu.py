@@ -14,6 +14,7 @@ import torch
 pytest.importorskip("triton")
 
 from fusion.codegen.triton import TritonTarget
+from fusion.codegen.triton.forms.persistent_product import PersistentConfig
 from tests.codegen.kernels.making import BF16, F32, I8, LOOP, WHOLE, tensors
 from tests.codegen.kernels.pointwise import add, bias_gelu, permuted, transposed_add
 from tests.codegen.kernels.products import matmul
@@ -117,5 +118,5 @@ def test_speed_of_contractions(sizes: tuple[int, int, int]) -> None:
     for config in TritonTarget().configs(kernel):
         launch = build(kernel, config)
         took = seconds(lambda launch=launch: launch(a, c, out))
-        form = "descriptors" if config.persistent else "pointers"
+        form = "descriptors" if isinstance(config, PersistentConfig) else "pointers"
         print(f"  {form} {dict(config.blocks)} w{config.num_warps} s{config.num_stages}: {library / took:.2f} of it")

@@ -8,6 +8,7 @@ import torch
 pytest.importorskip("triton")
 
 from fusion.codegen.triton import TritonTarget
+from fusion.codegen.triton.forms.persistent_product import PersistentConfig
 from fusion.lowering.kernel import Role
 from fusion.lowering.scalar_ops import SCALAR_OPS
 from tests.codegen.kernels.large import LARGE
@@ -100,7 +101,7 @@ def test_descriptors(dtype: torch.dtype, turned: tuple[bool, bool]) -> None:
     left, right = (x.transpose(1, 2) if turn else x for x, turn in zip((a, c), turned, strict=True))
     want = (left.double() @ right.double()).relu()
     target = TritonTarget()
-    persistent = [config for config in target.configs(kernel) if config.persistent]
+    persistent = [config for config in target.configs(kernel) if isinstance(config, PersistentConfig)]
     if torch.cuda.get_device_capability() < (9, 0):
         assert not persistent
     for config in persistent:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from fusion.codegen.triton import Config, TritonTarget
+from fusion.codegen.triton import TritonTarget
+from fusion.codegen.triton.forms.persistent_product import PersistentConfig
 from tests.codegen.kernels.making import assert_same, expected, tensors
 from tests.codegen.kernels.products import transposed
 
 TARGET = TritonTarget("sm_90")
-SMALL = Config((("m", 64), ("k", 64), ("n", 64)), num_warps=4, num_stages=3, persistent=True)
+SMALL = PersistentConfig((("m", 64), ("k", 64), ("n", 64)), num_warps=4, num_stages=3)
 
 
 @pytest.mark.parametrize("flat", [True, False])

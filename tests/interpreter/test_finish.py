@@ -7,6 +7,7 @@ import sympy
 import torch
 
 from fusion.codegen.triton import Config, TritonTarget
+from fusion.codegen.triton.forms.persistent_product import PersistentConfig
 from fusion.lowering.kernel import Fold, Loop, Role, Store
 from tests.codegen.kernels.making import (
     BF16,
@@ -28,8 +29,8 @@ from tests.codegen.kernels.making import (
 from tests.codegen.kernels.products import matmul, residual
 
 TARGET = TritonTarget("sm_90")
-WHOLE = Config((("m", 64), ("k", 64), ("n", 64)), num_warps=4, num_stages=3, persistent=True)
-PARTS = Config((("m", 64), ("k", 64), ("n", 64)), num_warps=4, num_stages=3, persistent=True, parts=2)
+WHOLE = PersistentConfig((("m", 64), ("k", 64), ("n", 64)), num_warps=4, num_stages=3)
+PARTS = PersistentConfig((("m", 64), ("k", 64), ("n", 64)), num_warps=4, num_stages=3, parts=2)
 
 
 @pytest.mark.parametrize("config", [WHOLE, PARTS], ids=["whole", "parts"])

@@ -10,6 +10,8 @@ import sympy
 import torch
 
 from fusion.codegen.triton import Config, TritonTarget
+from fusion.codegen.triton.forms.chained import DescribedConfig
+from fusion.codegen.triton.forms.persistent_product import PersistentConfig
 from fusion.codegen.triton.launch.load import load
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel, Role
@@ -132,7 +134,7 @@ def test_descriptors(dtype: torch.dtype, turned: tuple[bool, bool]) -> None:
     kernel = matmul(40, 72, 80, dtype, turned=turned)
     given = tensors(kernel)
     want = expected(kernel, given)
-    config = Config((("m", 16), ("k", 32), ("n", 32)), num_stages=3, persistent=True)
+    config = PersistentConfig((("m", 16), ("k", 32), ("n", 32)), num_stages=3)
     assert " TensorDescriptor(" in TARGET.emit(kernel, config)
     run(kernel, given, config=config)
     assert_same(kernel, given, want)
@@ -148,9 +150,9 @@ def test_causal_walks_of_many_blocks(made: Callable[..., Kernel], sizes: tuple[i
     kernel = made(2, *sizes, 16, causal=True)
     given = tensors(kernel)
     want = expected(kernel, given)
-    for described in (False, True):
+    for config in (MANY_BLOCKS, DescribedConfig(MANY_BLOCKS.blocks)):
         got = [tensor.clone() for tensor in given]
-        run(kernel, got, config=replace(MANY_BLOCKS, split=split, descriptors=described))
+        run(kernel, got, config=replace(config, split=split))
         assert_same(kernel, got, want)
 
 
@@ -252,7 +254,7 @@ def test_the_last_program_goes_on_and_leaves_the_counter_at_zero() -> None:
 
 
 def test_a_persistent_or_symbolic_grid_has_a_last_program() -> None:
-    config = Config((("m", 16), ("k", 32), ("n", 32)), persistent=True, per_processor=2)
+    config = PersistentConfig((("m", 16), ("k", 32), ("n", 32)), per_processor=2)
     rows = sympy.Symbol("s0", integer=True, positive=True)
     for kernel, sizes, chosen in ((matmul_top(40, 72, 80), [], config), (total_of_rows(rows, 8), [5], None)):
         given = tensors(kernel, sizes=dict(zip(kernel.sizes, sizes, strict=True)))

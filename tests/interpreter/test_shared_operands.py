@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from fusion.codegen.triton import Config, TritonTarget
+from fusion.codegen.triton import TritonTarget
+from fusion.codegen.triton.forms.persistent_product import PersistentConfig
 from tests.fusion.schedule.test_contractions import SHARED, error, gated, listed, made, only_kernel, ordered, outputs
 
 TARGET = TritonTarget("sm_90")
@@ -23,7 +24,7 @@ def test_products_of_one_operand(name: str, dtype: torch.dtype) -> None:
     assert error(outs, want) <= 2 * error(listed(function(*given)), want) + 1e-6
 
 
-PERSISTENT = Config((("m", 128), ("k", 64), ("n", 64)), num_warps=8, num_stages=3, persistent=True)
+PERSISTENT = PersistentConfig((("m", 128), ("k", 64), ("n", 64)), num_warps=8, num_stages=3)
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)], ids=["up first", "gate first"])

@@ -11,7 +11,7 @@ one last), and the rewriting of every axis as a digit of the linear index of its
                   of further contractions are these dimensions too, or reduced ones of their own
 
 Axes of size 1 are dropped, but for one of each side of a contraction.  Which axes are contiguous is read from the
-offsets of loads and stores.  How large the blocks are is a `Config`, which `choices` picks.
+offsets of loads and stores.  How large the blocks are is a `Config`, which a form (`forms`) picks.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Config: how large the blocks of a kernel are, and in which form it is launched.
+"""Config: tile sizes and launch parameters of a kernel.
 
 What enters are block dimensions and a `Config`; what leaves is how many blocks the result has, and what share of the
-device these keep busy.  Which `Config` a kernel gets is decided in `choices`.
+device these keep busy.  A form (`forms`) says which configurations it takes and adds parameters of its own in a
+subclass.
 """
 
 from __future__ import annotations
@@ -20,39 +21,35 @@ _UNKNOWN = 1 << 20  # stands for a symbolic size: most are large
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """One way to launch a kernel.
+    """One way to launch a kernel: the parameters that any form may have.
 
     Attributes:
         blocks: (dimension name, elements per program or loop step); powers of two.  Others are taken one by one.
+        num_warps: warps per program.
+        num_stages: stages of the software pipeline of a loop; 1: no pipeline.
         group: contractions only: how many blocks of rows share the columns they load, through the L2 cache.
-        persistent: contractions only: tensor descriptors, and no more programs than run at once.
-        descriptors: contractions whose rows or columns are walked: tensor descriptors for the operands that allow it.
-        registers: at most so many per thread, so that more programs share a multiprocessor; 0: as the compiler likes.
-        parts: persistent programs only: the columns of a block are finished, loaded for and stored in so many parts.
-        per_processor: how many persistent programs share a multiprocessor; the products of one hide the end of another.
-        unrolled: contractions only: how many steps of the sum are one step of the loop.
-        groups: persistent programs only: one warp fetches, and so many groups of four compute (`products/groups.py`).
         tf32: contractions only: float32 operands may be rounded to 19 bits.
-        split: a loop is two loops, of which one has the blocks in which its condition holds and nothing is masked.
+        split: a loop is two loops, one of which has the blocks in which its condition holds and nothing is masked.
+        registers: the most per thread, so that more programs share a multiprocessor; 0: as the compiler likes.
+        unrolled: contractions only: how many steps of the sum are one step of the loop.
     """
 
     blocks: tuple[tuple[str, int], ...]
     num_warps: int = 4
     num_stages: int = 1
     group: int = 8
-    persistent: bool = False
-    per_processor: int = 1
     tf32: bool = False
     split: bool = False
-    descriptors: bool = False
     registers: int = 0
-    parts: int = 1
     unrolled: int = 1
-    groups: int = 0
 
     def block(self, name: str) -> int:
-        """The length of a block of the dimension `name`; 1 where the configuration says nothing of it."""
+        """The length of a block of the dimension `name`; 1 where the configuration does not name it."""
         return dict(self.blocks).get(name, 1)
+
+    def words(self) -> list[str]:
+        """The parameters of the form, in words."""
+        return []
 
 
 def describe(config: Config) -> str:
@@ -64,12 +61,8 @@ def describe(config: Config) -> str:
     words = [f"{name} {size}" for name, size in config.blocks if size > 1]
     words.append("1 warp" if config.num_warps == 1 else f"{config.num_warps} warps")
     words += [f"{config.num_stages} stages"] if config.num_stages > 1 else []
-    if config.persistent:
-        words.append("persistent" if config.per_processor == 1 else f"{config.per_processor} persistent")
-    words += [f"finished in {config.parts} parts"] if config.parts > 1 else []
+    words += config.words()
     words += [f"{config.unrolled} steps at once"] if config.unrolled > 1 else []
-    words += [f"{config.groups} groups"] if config.groups else []
-    words += ["descriptors"] if config.descriptors else []
     words += ["split"] if config.split else []
     words += [f"{config.registers} registers"] if config.registers else []
     return ", ".join(words)

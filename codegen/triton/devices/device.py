@@ -16,7 +16,7 @@ from fusion.codegen.attention import AttentionSpeed
 from fusion.codegen.target import Layouts, OddRows
 
 GROUPED = "generated in groups"
-"""The form of attention whose warps do different things (`products/groups.py`), by name."""
+"""The form of attention whose warps do different things (`forms/warp_specialised/groups.py`), by name."""
 
 
 class Feature(Enum):
@@ -33,7 +33,7 @@ class Feature(Enum):
 
 @dataclass(frozen=True, slots=True)
 class ProductSpeeds:
-    """Shares of the library's speed, with aligned rows, that generated products reach (`choices/efficiency.py`).
+    """Shares of the library's speed, with aligned rows, that generated products reach (`forms/efficiency.py`).
 
     Attributes:
         pointers, misaligned: whose operands are loaded through pointers; from rows at odd addresses.
@@ -69,7 +69,7 @@ class ProductSpeeds:
 
 @dataclass(frozen=True, slots=True)
 class PersistentShape:
-    """A block of the persistent form (`choices/persistent.py`), and how fast it is.
+    """A block of the persistent form (`forms/persistent_product/speed.py`), and how fast it is.
 
     Attributes:
         m, n, k: rows and columns of the block, and steps of the sum that are fetched at once.

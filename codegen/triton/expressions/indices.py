@@ -31,6 +31,9 @@ class Layout:
         tiled: dimensions that tiles span; a GRID dimension in blocks of 1 is one value per program.
         depth: the loop depth at which the index of a dimension is defined.
         wide: dimensions whose index is an int64.
+        grid_depth: the loop depth at which GRID indices are defined: 0 where a program computes one block, more where
+            it computes several one after the other (persistent programs).
+        parts: into how many parts a tile divides the dimensions that are `parted`.
         parted: dimensions of which a tile spans a part of the block.
         within_limit: sizes are such that all indices fit into 32 bits (`limits`).
     """
@@ -40,6 +43,8 @@ class Layout:
     tiled: tuple[Dim, ...]
     depth: Mapping[Dim, int]
     wide: frozenset[Dim]
+    grid_depth: int = 0
+    parts: int = 1
     parted: tuple[Dim, ...] = ()
     within_limit: bool = False
 
@@ -50,13 +55,13 @@ class Layout:
 
     def in_parts(self, dim: Dim) -> Layout:
         """The same for the end of a block, where `dim` is taken in parts, in a loop over these."""
-        if self.config.parts == 1:
+        if self.parts == 1:
             return self
         return replace(self, parted=(dim,), depth={**self.depth, dim: self.depth[dim] + 1})
 
     def width(self, dim: Dim) -> str:
         """The elements of `dim` in a tile, as text."""
-        return f"{dim.constant} // {self.config.parts}" if dim in self.parted else dim.constant
+        return f"{dim.constant} // {self.parts}" if dim in self.parted else dim.constant
 
     def dim(self, symbol: sympy.Symbol) -> Dim | None:
         """The dimension whose linear index `symbol` is."""
@@ -100,7 +105,7 @@ class Layout:
         """The shape of a tile over `dims`, as text."""
         return f"[{', '.join(self.width(dim) for dim in dims)}]"
 
-    def parts(self, offset: sympy.Expr) -> list[sympy.Expr]:
+    def summands(self, offset: sympy.Expr) -> list[sympy.Expr]:
         """`offset` as summands that are best added one after another to a pointer.
 
         First what is one value per program, then what varies over the tile; what is known before a loop comes before
@@ -119,11 +124,10 @@ def start_symbol(dim: Dim) -> sympy.Symbol:
     return sympy.Symbol(f"{dim.name} start", integer=True, nonnegative=True)
 
 
-def lay_out(blocked: Blocked, config: Config, grid_depth: int = 0, *, within_limit: bool = False) -> Layout:
-    """Facts about the dimensions of `blocked` under `config`; GRID indices are defined at loop depth `grid_depth`.
-
-    `within_limit`: see `Layout`.
-    """
+def lay_out(
+    blocked: Blocked, config: Config, grid_depth: int = 0, *, parts: int = 1, within_limit: bool = False
+) -> Layout:
+    """Facts about the dimensions of `blocked` under `config`; the other arguments: see `Layout`."""
     tiled = tuple(dim for dim in blocked.dims if dim.role is not Role.GRID or config.block(dim.name) > 1)
     assert not any(blocked.single(dim) for dim in tiled), "rows that begin at different places are walked one by one"
     depth = {dim: grid_depth if dim.role is Role.GRID else 0 for dim in blocked.dims}
@@ -135,7 +139,7 @@ def lay_out(blocked: Blocked, config: Config, grid_depth: int = 0, *, within_lim
                 descend(stmt.body, level + 1)
 
     descend(blocked.body, grid_depth)
-    unproven = Layout(blocked, config, tiled, depth, frozenset(), within_limit=within_limit)
+    unproven = Layout(blocked, config, tiled, depth, frozenset(), grid_depth, parts, within_limit=within_limit)
     return unproven if within_limit else replace(unproven, wide=_wide(unproven))
 
 
@@ -168,10 +172,10 @@ def summands(layout: Layout) -> list[sympy.Expr]:
     body = list(statements(layout.blocked.body))
     for node in postorder(*(value for stmt in body for value in values_of(stmt))):
         for index in index_of(node):
-            found.extend(layout.parts(index) if isinstance(node, Load) else [index])
+            found.extend(layout.summands(index) if isinstance(node, Load) else [index])
     for stmt in body:
         if isinstance(stmt, Store) and not isinstance(stmt.offset, Expr):
-            found.extend(layout.parts(stmt.offset))
+            found.extend(layout.summands(stmt.offset))
     return found
 
 

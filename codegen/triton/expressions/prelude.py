@@ -47,7 +47,7 @@ def _bits_to_{name}(x, shift: tl.constexpr, mask: tl.constexpr, flip: tl.constex
 """
 
 
-_GROUPS = {  # of programs whose warps do different things (`products/groups.py`)
+_GROUPS = {  # of programs whose warps do different things (`forms/warp_specialised/groups.py`)
     "_barriers": """
 def _barriers(count: tl.constexpr, arrivals: tl.constexpr):
     barriers = gl.allocate_shared_memory(gl.int64, [count, 1], hopper.mbarrier.MBarrierLayout())

@@ -96,7 +96,7 @@ class Values(Points):
         pointer = Tile(Code(self.pointer_name(param)))
         if isinstance(offset, Expr):
             return self._advance(pointer, self.value(offset))
-        for part in self.layout.parts(offset):
+        for part in self.layout.summands(offset):
             if part == 0:
                 continue
             step = self.index_tile(part)

@@ -17,8 +17,8 @@ from typing import Any
 
 from fusion.codegen.cache import cache_dir, digest, publish
 from fusion.codegen.triton.arguments import argument, type_of
+from fusion.codegen.triton.call import COUNTER
 from fusion.codegen.triton.launch import passed
-from fusion.codegen.triton.tail import COUNTER
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Kernel
 

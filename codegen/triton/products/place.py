@@ -41,7 +41,7 @@ def blocks_of(values: Values, dim: Dim) -> str:
     """Add the line that counts the blocks of a GRID dimension; returns their number."""
     size = values.index_tile(dim.size).code.text
     code = Code(f"tl.cdiv({size}, {dim.constant})")
-    code = as_int32(code, known=dim.size.is_Integer or not values.layout.config.persistent)
+    code = as_int32(code, known=dim.size.is_Integer or not values.layout.grid_depth)
     return values.name(f"{dim.name}_blocks", Tile(code, depth=values.depth)).code.text
 
 

@@ -20,16 +20,35 @@ from dataclasses import replace
 
 import torch
 
+from fusion.codegen.triton.blocks import Blocked
 from fusion.codegen.triton.expressions.matrices import Stack
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
 from fusion.codegen.triton.expressions.spell import TYPES, Code, cast
 from fusion.codegen.triton.expressions.values import Values
 from fusion.codegen.triton.products.contract import operand
-from fusion.codegen.triton.products.descriptors import stack_of
+from fusion.codegen.triton.products.descriptors import matrix_of
 from fusion.lowering.expr import Load
 
 NEAR = 1 << 40
 """Bytes between two tensors from which on one descriptor cannot hold both."""
+
+
+def stack_of(blocked: Blocked) -> Stack | None:
+    """The two products of a kernel as one; None where they are not two, or do not lie alike in memory."""
+    if len(blocked.dots) != 2:
+        return None
+    first, second = blocked.dots
+    sides = {dim.name: dim for dim in blocked.sides(first)}
+    shared = [arg for arg in first.args if arg in second.args]
+    others = [arg for dot in blocked.dots for arg in dot.args if arg not in shared]
+    if len(shared) != 1 or len(others) != 2 or set(sides) != {"m", "n", "k"}:
+        return None
+    rows, columns, over = sides["m"], sides["n"], sides["k"]
+    found = [matrix_of(blocked, arg, columns, over) for arg in others if isinstance(arg, Load)]
+    matrices = [matrix for matrix in found if matrix is not None and matrix.rows is columns]
+    if len(matrices) != 2 or matrices[0].stride != matrices[1].stride or others[0].dtype is not others[1].dtype:
+        return None
+    return Stack((first, second), shared[0], (matrices[0], matrices[1]), rows, columns, over)
 
 
 def describe(values: Values) -> None:

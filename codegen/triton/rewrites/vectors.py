@@ -9,7 +9,7 @@ flight than plain loads of 16 bytes do.
     dot over r0 of x[r0], w[4096*i1 + r0]    rows i0: 1    →    sum over r0 of f32(x[r0]) * f32(w[4096*i1 + r0])
 
 The larger operand is contiguous along what is summed, [n, k].  Where it is contiguous along its own rows, [k, n], the
-pipeline of the matrix units is the faster one (`narrow` in `choices`), except for a single row and weights that are
+pipeline of the matrix units is the faster one (`forms/skinny.py`), except for a single row and weights that are
 bytes: these become sums too, of which neighbouring threads take neighbouring columns.  Of several rows, halves times
 bytes are left to the matrix units, which leave time to convert.  So is a single row where each byte is several numbers
 of a matrix that has rows enough, unless there are several with scales for groups: 4-bit weights of 14336 × 4096 take

@@ -3,7 +3,7 @@
 What enters is a kernel whose reduced axes are WHOLE; what leaves is an equal one whose reduced axes are LOOP.  A row of
 32768 contiguous elements fits the registers of one program.  As many elements in each of sixteen neighbouring columns
 do not, and fewer columns would waste what memory delivers at a time.  Nor does a long row fit few warps, which a
-kernel may have that others follow in its launch (`tail`).
+kernel may have that others follow in its launch (`forms/last_block.py`).
 """
 
 from __future__ import annotations

@@ -8,25 +8,30 @@ import pytest
 
 from fusion.codegen.numerics import DEFAULT
 from fusion.codegen.triton import Config, TritonTarget
-from fusion.codegen.triton.choices.chains import candidates
+from fusion.codegen.triton.devices import H200
+from fusion.codegen.triton.forms import Task
+from fusion.codegen.triton.forms.chained import Chained, DescribedConfig
 from fusion.lowering.kernel import Kernel
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
 from tests.codegen.kernels.making import BF16
-from tests.codegen.triton.blocking import block
 
 TARGET = TritonTarget("sm_90")
 
 
+def chained(kernel: Kernel) -> Chained:
+    return Chained(Task(kernel, H200, DEFAULT))
+
+
 def pipelined(kernel: Kernel) -> Config:
     """The first configuration of the form that Triton pipelines."""
-    return next(config for config in TARGET.configs(kernel) if not config.descriptors and not config.groups)
+    return next(config for config in TARGET.configs(kernel) if type(config) is Config)
 
 
 @pytest.mark.parametrize("make", [online_attention, attention_dq, attention_dkv])
 def test_heads_that_fit_the_cache_take_their_blocks_in_turn(make: object) -> None:
     kernel: Kernel = make(32, 1024, 1024, 64, causal=True)  # type: ignore[operator]
     config = pipelined(kernel)
-    assert config.group == 32 and not config.descriptors
+    assert config.group == 32
     source = TARGET.emit(kernel, config)
     assert "block = pid // 32" in source and "bi = pid % 32" in source
 
@@ -44,12 +49,12 @@ def test_longer_walks_share_the_cache_in_groups_of_one_size() -> None:
     assert config.group == 8  # 8, 8, 8 and 6
     lines = TARGET.emit(kernel, config)
     assert "batch, block = tl.swizzle2d(pid // m_blocks, pid % m_blocks, 30, m_blocks, 8)" in lines
-    assert {c.group for c in candidates(block(kernel), DEFAULT) if c.descriptors} == {1}
+    assert {each.group for each in chained(kernel).configs() if isinstance(each, DescribedConfig)} == {1}
 
 
 def test_walks_of_one_length_come_head_by_head() -> None:
     kernel = online_attention(32, 1024, 1024, 64)
-    assert {c.group for c in candidates(block(kernel), DEFAULT)} == {1}
+    assert {each.group for each in chained(kernel).configs()} == {1}
     assert "bi = pid // m_blocks" in TARGET.emit(kernel, pipelined(kernel))
 
 

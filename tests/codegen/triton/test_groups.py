@@ -15,8 +15,9 @@ from fusion.codegen.attention import GENERATED
 from fusion.codegen.target import Form
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.devices import GROUPED
-from fusion.codegen.triton.products.boxes import box_of
-from fusion.codegen.triton.products.chained import Chain, chain_of
+from fusion.codegen.triton.forms.warp_specialised import WarpSpecialisedConfig
+from fusion.codegen.triton.forms.warp_specialised.boxes import box_of
+from fusion.codegen.triton.forms.warp_specialised.chain import Chain, chain_of
 from fusion.lowering.indexing import FloorDiv, Mod
 from fusion.lowering.kernel import Kernel, Store
 from tests.codegen.kernels.attention import attention_dkv, attention_dq, online_attention
@@ -51,13 +52,13 @@ LEFT = {
 
 
 def grouped(kernel: Kernel) -> Config:
-    return next(config for config in TARGET.configs(kernel) if config.groups)
+    return next(each for each in TARGET.configs(kernel) if isinstance(each, WarpSpecialisedConfig))
 
 
 @pytest.mark.parametrize("name", TAKEN)
 def test_attention_of_whole_blocks_may_be_computed_in_groups(name: str) -> None:
     config = grouped(TAKEN[name])
-    assert config.persistent and config.num_warps == 4
+    assert isinstance(config, WarpSpecialisedConfig) and config.num_warps == 4
     source = TARGET.emit(TAKEN[name], config)
     assert source.count("@gluon.jit") == 5 and "tl.arange(" not in source
 
@@ -82,13 +83,13 @@ def _depth(node: ast.AST) -> int:
 
 @pytest.mark.parametrize("name", LEFT)
 def test_what_the_form_does_not_hold_for_is_left_to_triton(name: str) -> None:
-    assert not any(config.groups for config in TARGET.configs(LEFT[name]))
+    assert not any(isinstance(config, WarpSpecialisedConfig) for config in TARGET.configs(LEFT[name]))
     assert isinstance(chain_of(block(LEFT[name])), str)
 
 
 @pytest.mark.parametrize("arch", ["sm_80", "sm_100", "gfx942"])
 def test_other_architectures_have_no_groups(arch: str) -> None:
-    assert not any(config.groups for config in TritonTarget(arch).configs(TAKEN["plain"]))
+    assert not any(isinstance(each, WarpSpecialisedConfig) for each in TritonTarget(arch).configs(TAKEN["plain"]))
 
 
 @pytest.mark.parametrize(
@@ -96,7 +97,7 @@ def test_other_architectures_have_no_groups(arch: str) -> None:
     [
         ("wide", "heads are 320 and 320 wide"),
         ("rows that are not aligned", "its matrices are not of 16 bits, or do not lie evenly in memory"),
-        ("three products", "its walk has 3 products, not two"),
+        ("three products", "its loop has 3 products, not two"),
     ],
 )
 def test_reasons_are_given(name: str, why: str) -> None:
@@ -121,7 +122,8 @@ FASTER = {
 def test_groups_are_the_default_where_they_are_faster(name: str) -> None:
     kernel, faster = FASTER[name]
     first, *_ = configs = TARGET.configs(kernel)
-    assert bool(first.groups) is faster and any(config.groups for config in configs)
+    assert isinstance(first, WarpSpecialisedConfig) is faster
+    assert any(isinstance(config, WarpSpecialisedConfig) for config in configs)
 
 
 def test_a_result_in_the_memory_of_an_operand_is_left_to_triton() -> None:
@@ -181,7 +183,7 @@ def test_walks_of_any_number_of_blocks(keys: int) -> None:
 def test_any_number_of_groups(walk: str, count: int) -> None:
     """Blocks of 192 rows reach past the end of 448, and of 256 columns that see a block less than they do."""
     kernel = online_attention(3, 448, 512, 64, scale=0.125, **WALKS[walk])
-    config = next(config for config in TARGET.configs(kernel) if config.groups == count)
+    config = next(each for each in TARGET.configs(kernel) if getattr(each, "groups", 0) == count)
     assert_same(kernel, TARGET.emit(kernel, config))
 
 

@@ -11,8 +11,9 @@ pytest.importorskip("triton")
 import sympy
 
 from fusion.codegen.triton import TritonTarget
-from fusion.codegen.triton.choices.persistent import reached, speed, work_of
 from fusion.codegen.triton.devices import H200
+from fusion.codegen.triton.forms.persistent_product import PersistentConfig
+from fusion.codegen.triton.forms.persistent_product.speed import of_config, reached, work_of
 from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load as imported
 from fusion.lowering.expr import Cast, Expr, const
@@ -58,7 +59,7 @@ def graded(m: int, n: int, k: int, factor: Expr) -> Kernel:
 
 def chosen(made: Kernel) -> tuple[int, int, int, int]:
     config = TARGET.configs(made)[0]
-    assert config.persistent
+    assert isinstance(config, PersistentConfig)
     return config.block("m"), config.block("n"), config.per_processor, config.parts
 
 
@@ -69,6 +70,7 @@ def test_what_is_finished_quickly_takes_the_largest_blocks() -> None:
 def test_two_small_programs_hide_even_the_ends_of_short_sums() -> None:
     """H200, with ReLU: 62.8 and 189.7 µs, in the largest blocks 66.0 and 188.0."""
     config = TARGET.configs(activated(8192, 3072, 768, smooth=False))[0]
+    assert isinstance(config, PersistentConfig)
     assert (config.block("n"), config.num_warps, config.per_processor) == (128, 4, 2)
     assert chosen(activated(8192, 4096, 2048, smooth=False)) == (128, 256, 1, 1)
 
@@ -119,7 +121,7 @@ def test_functions_of_loaded_tiles_are_work_and_those_of_rows_are_not() -> None:
 
 def test_every_configuration_is_priced() -> None:
     made = residual(16384, 1024, 1024, BF16)
-    shares = [speed(block(made), config) for config in TARGET.configs(made) if config.persistent]
+    shares = [of_config(block(made), each) for each in TARGET.configs(made) if isinstance(each, PersistentConfig)]
     assert shares == sorted(shares, reverse=True) and all(0.0 < share < 1.1 for share in shares)
 
 
@@ -128,6 +130,7 @@ def test_every_configuration_is_priced() -> None:
 )
 def test_what_is_chosen_fits_with_all_its_stages(made: Kernel) -> None:
     config = TARGET.configs(made)[0]
+    assert isinstance(config, PersistentConfig)
     compiled = compile_for(imported(made, TARGET.emit(made)), H200)
     assert compiled.metadata.num_stages == config.num_stages
     assert config.per_processor * (compiled.metadata.shared + RESERVED) <= PROCESSOR
@@ -173,8 +176,8 @@ def test_rows_that_are_not_known_are_counted_as_traced() -> None:
 def test_short_rows_that_are_not_known_do_not() -> None:
     """There may be more of them than an int32 counts."""
     rows = sympy.Symbol("s0", integer=True, positive=True)
-    assert TARGET.configs(matmul(rows, 256, 128, BF16))[0].persistent
-    assert not any(config.persistent for config in TARGET.configs(matmul(rows, 64, 128, BF16)))
+    assert isinstance(TARGET.configs(matmul(rows, 256, 128, BF16))[0], PersistentConfig)
+    assert not any(isinstance(each, PersistentConfig) for each in TARGET.configs(matmul(rows, 64, 128, BF16)))
 
 
 def test_parts_are_said_in_words() -> None:
@@ -185,4 +188,5 @@ def test_parts_are_said_in_words() -> None:
 
 
 def test_two_products_are_finished_whole() -> None:
-    assert {config.parts for config in TARGET.configs(gated(8192, 4096, 1024))} == {1}
+    configs = TARGET.configs(gated(8192, 4096, 1024))
+    assert {config.parts for config in configs if isinstance(config, PersistentConfig)} == {1}

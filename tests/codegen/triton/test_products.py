@@ -12,6 +12,9 @@ pytest.importorskip("triton")
 
 from fusion.codegen.triton import Config, TritonTarget
 from fusion.codegen.triton.devices import H200
+from fusion.codegen.triton.forms.chained import DescribedConfig
+from fusion.codegen.triton.forms.persistent_product import PersistentConfig
+from fusion.codegen.triton.forms.warp_specialised import WarpSpecialisedConfig
 from fusion.codegen.triton.launch.aot import compile_for
 from fusion.codegen.triton.launch.load import load
 from fusion.lowering.errors import Unsupported
@@ -136,7 +139,7 @@ def test_the_longest_blocks_of_rows_come_first() -> None:
 
 
 def test_operands_of_attention_come_through_descriptors_where_rows_are_aligned() -> None:
-    described = Config(HELD, descriptors=True)
+    described = DescribedConfig(HELD)
     text = body(online_attention(8, 512, 512, 40, dtype=BF16, group=2), described)
     assert "k_ptr + bi // 2 * 20480, [512, 40], [40, 1], [NBLOCK, KBLOCK])" in text
     assert "tl.load(" not in text
@@ -155,7 +158,8 @@ def test_defaults_of_attention_give_each_group_of_warps_at_most_64_rows(
     made: Callable[..., Kernel], width: int
 ) -> None:
     config = TARGET.configs(made(32, 4096, 4096, width, dtype=BF16))[0]
-    assert config.block("m") <= 16 * config.num_warps * max(1, config.groups)
+    groups = config.groups if isinstance(config, WarpSpecialisedConfig) else 1
+    assert config.block("m") <= 16 * config.num_warps * groups
 
 
 def test_a_limit_on_registers_is_passed_on() -> None:
@@ -166,8 +170,8 @@ def test_a_limit_on_registers_is_passed_on() -> None:
 
 def test_two_persistent_programs_may_share_a_multiprocessor() -> None:
     made = matmul(4096, 4096, 1024, BF16)
-    assert {config.per_processor for config in TARGET.configs(made) if config.persistent} == {1, 2}
-    single = Config((("m", 128), ("k", 64), ("n", 128)), num_warps=8, num_stages=3, persistent=True)
+    assert {each.per_processor for each in TARGET.configs(made) if isinstance(each, PersistentConfig)} == {1, 2}
+    single = PersistentConfig((("m", 128), ("k", 64), ("n", 128)), num_warps=8, num_stages=3)
     sources = [load(made, TARGET.emit(made, replace(single, per_processor=count))) for count in (1, 2)]
     assert [source.grid() for source in sources] == [132, 264]
     assert [source.grid(processors=1000) for source in sources] == [1000, 1024]  # there are 1024 blocks
@@ -184,7 +188,7 @@ def test_float32_products_are_multiplied_as_they_are_where_they_cannot_be_split(
 
 def test_rows_of_transposed_matrices_are_walked_matrix_by_matrix() -> None:
     made = transposed(64, 768, 384, 200, back=True)
-    assert TARGET.configs(made)[0].persistent
+    assert isinstance(TARGET.configs(made)[0], PersistentConfig)
     assert [(dim.name, dim.size) for dim in block(made).dims] == [("b", 64), ("m", 768), ("k", 200), ("n", 384)]
     ptx = compile_for(load(made, TARGET.emit(made)), H200).asm["ptx"]
     assert "cp.async.bulk.tensor" in ptx and "wgmma.mma_async" in ptx

@@ -50,7 +50,7 @@ def test_both_forms_are_priced() -> None:
     [
         ((2, 8, 2048, 32), "heads are 32 and 32 wide"),
         ((2, 8, 512, 128), "64 blocks of rows leave multiprocessors idle"),
-        ((16, 8, 384, 128), "a walk of 384 is over before the ring is full"),
+        ((16, 8, 384, 128), "a loop of 384 is over before the ring is full"),
     ],
 )
 def test_the_report_says_why_it_is_the_other_form(shape: tuple[int, ...], why: str) -> None:

@@ -1,4 +1,4 @@
-"""Chained: whether a kernel is two products of one walk that the form of `ahead` computes, and what its parts are.
+"""Chain: whether a kernel is two products of one loop that the warp-specialised form computes, and its parts.
 
 What enters is a kernel over block dimensions; what leaves is a `Chain`, or the reason why the form does not hold.  It
 holds for:
@@ -10,7 +10,7 @@ holds for:
 - a sum that is carried by a factor of its rows;
 - one 16-bit matrix as result, and beside it at most numbers of each row.
 
-Other kernels that walk a product have the form that Triton pipelines (`choices/chains.py`).
+Other kernels that loop over a product have the form that Triton pipelines (`chained.py`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusion.codegen.triton.blocks import Blocked, Dim, extent, power_of_two
+from fusion.codegen.triton.forms.warp_specialised.boxes import Box, box_of
 from fusion.codegen.triton.products import descriptors
-from fusion.codegen.triton.products.boxes import Box, box_of
 from fusion.lowering.expr import Expr, Load, Op, Random, loads, postorder
 from fusion.lowering.kernel import Fold, Loop, Role, Store, statements, values_of
 from fusion.lowering.scalar_ops import HALVES
@@ -27,7 +27,7 @@ from fusion.lowering.scalar_ops import HALVES
 NARROW, WIDE, WIDEST = WIDTHS = (64, 128, 256)
 """Columns that are held."""
 
-WALKED = {NARROW: 128, WIDE: 128, WIDEST: 64}
+STEP = {NARROW: 128, WIDE: 128, WIDEST: 64}
 """Columns that are held, of the wider operand → columns that are walked at a time."""
 
 LONG_ROW = 128
@@ -66,14 +66,14 @@ def chain_of(blocked: Blocked) -> Chain | str:
     kernel, loops = blocked.kernel, [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
     stores = [stmt for stmt in blocked.body if isinstance(stmt, Store)]
     if len(blocked.dots) != 2:
-        return f"its walk has {len(blocked.dots)} products, not two"
+        return f"its loop has {len(blocked.dots)} products, not two"
     if kernel.then is not None or kernel.beside:
         return "it shares its launch"
     if len(loops) != 1 or len(loops) + len(stores) < len(blocked.body):
-        return "it is more than one walk and what is stored after it"
+        return "it is more than one loop and the stores after it"
     (loop,), (first, second) = loops, blocked.dots
     if not all(isinstance(stmt, Fold) for stmt in loop.body) or loop.body[0] is not first:
-        return "its walk does not begin with the first product, or has more than folds"
+        return "its loop does not begin with the first product, or has other statements than folds"
     dims = _dims(blocked, loop, first, second)
     if isinstance(dims, str):
         return dims
@@ -87,7 +87,7 @@ def _dims(blocked: Blocked, loop: Loop, first: Fold, second: Fold) -> tuple[Dim,
     (m, n, k), (rows, e, over) = blocked.sides(first), blocked.sides(second)
     spread = {dim.name for dim in blocked.dims if dim.role is Role.GRID}
     if blocked.of(loop.axes) != (n,) or rows is not m or over is not n or len({m, n, k, e}) < 4:
-        return "the second product is not one of what is walked of the first"
+        return "the second product does not multiply the results of the first along the loop"
     if m.role is not Role.GRID or not spread <= {"b", "m"} or {k.role, e.role} != {Role.WHOLE} or n.shift != 0:
         return "rows are not spread over programs, or widths are not held whole"
     if any(power_of_two(extent(dim.size)) not in WIDTHS for dim in (k, e)):
@@ -103,7 +103,7 @@ def _over(dims: tuple[Dim, Dim, Dim, Dim], blocked: Blocked, loop: Loop, stores:
     if factor_of(second) is None:
         return "its sums are not carried by a factor"
     if len(wide) != 1 or not _keeps(blocked, stores):
-        return "it stores more than one matrix and numbers of rows, or over what it reads"
+        return "it stores more than one matrix and numbers of each row, or overwrites its inputs"
     elsewhere = _looked_up(blocked, n, e)
     if elsewhere:
         return elsewhere
@@ -115,7 +115,7 @@ def _over(dims: tuple[Dim, Dim, Dim, Dim], blocked: Blocked, loop: Loop, stores:
         return "its matrices differ in type, or in how their rows lie"
     inside = [node for stmt in loop.body if stmt is not second for node in postorder(*values_of(stmt))]
     if second.ref in inside or second.before in inside or second.ref not in postorder(wide[0].value):
-        return "its sums are read before the walk is done"
+        return "its sums are read before the loop is done"
     in_place = all(power_of_two(extent(dim.size)) == WIDEST for dim in (k, e))
     types = {blocked.kernel.param(box.matrix.param).dtype for box in (left, out)}
     if in_place and (len(types) > 1 or len(left.outer) != len(out.outer)):
@@ -162,5 +162,5 @@ def _looked_up(blocked: Blocked, n: Dim, e: Dim) -> str:
     varied = {n.symbol, e.symbol}
     for load in loads(*roots):
         if load not in operands and (isinstance(load.index[0], Expr) or varied & load.index[0].free_symbols):
-            return f"{load.buffer} is read along the walk or the result's columns"
+            return f"{load.buffer} is read along the loop or the result's columns"
     return ""

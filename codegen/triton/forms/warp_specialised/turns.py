@@ -1,4 +1,4 @@
-"""Turns: which blocks of rows each program of `ahead` takes, one after the other.
+"""Turns: which blocks of rows each warp-specialised program takes, one after the other.
 
 What enters are block dimensions; what leaves are the lines that find a block.  Programs take turns, forwards and
 backwards in alternation, so that where walks are longer for some rows than for others each gets long ones and short

@@ -1,4 +1,4 @@
-"""Finish: the end of a block of a contraction, in parts.
+"""Column parts: the epilogue of a block of a contraction, part by part of its columns.
 
 What enters is a block whose sums are complete; what leaves is a loop over parts of its columns, in which results are
 computed, with what is loaded for them, and stored.  A part takes half the registers, and half the shared memory on its
@@ -25,10 +25,10 @@ from fusion.codegen.triton.expressions.values import Values
 def in_parts(values: Values) -> Iterator[None]:
     """Within this, lines are for one part of the columns; without parts in the configuration, for the whole block."""
     layout = values.layout
-    if layout.config.parts == 1:
+    if layout.parts == 1:
         yield
         return
-    assert layout.config.parts == 2
+    assert layout.parts == 2
     n = layout.blocked.named("n")
     sums = {dot.ref: values.find(dot.ref) for dot in layout.blocked.dots}
     halves = {}
@@ -47,4 +47,4 @@ def in_parts(values: Values) -> Iterator[None]:
         values.bind(ref, Tile(Code(f"{tile.code.text}[{part}]"), tile.dims, values.depth))
     yield
     values.layout, values.starts[n] = layout, start
-    values.close(f"for {part} in tl.static_range({layout.config.parts}):")
+    values.close(f"for {part} in tl.static_range({layout.parts}):")

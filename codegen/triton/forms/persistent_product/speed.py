@@ -1,4 +1,4 @@
-"""Persistent: which configuration of the persistent form (`descriptors`) is predicted to be the fastest.
+"""Speed: which configuration of a persistent product is predicted to be the fastest.
 
 What enters are contractions to which the form applies; what leaves are configurations, the best first, and the share of
 the library's speed that each is predicted to reach.  A block takes as long as its sum, and as long again as `end` more
@@ -14,15 +14,16 @@ from dataclasses import replace
 from typing import TypeAlias
 
 from fusion.codegen.triton.blocks import Blocked, Config, extent, full_rounds, programs
-from fusion.codegen.triton.choices.limits import fitted
 from fusion.codegen.triton.devices import PersistentShape, speeds
-from fusion.codegen.triton.products.descriptors import applies, divided, loads_tiles, stack_of, tile_loads
+from fusion.codegen.triton.forms.persistent_product.config import PersistentConfig, divided, fitted
+from fusion.codegen.triton.products.descriptors import loads_tiles, tile_loads
+from fusion.codegen.triton.products.stacked import stack_of
 from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
 from fusion.lowering.expr import Expr, Op, TileRef, postorder
 from fusion.lowering.kernel import Store, values_of
 from fusion.lowering.sizes import with_values
 
-_Shapes: TypeAlias = "dict[Config, PersistentShape]"
+_Shapes: TypeAlias = "dict[PersistentConfig, PersistentShape]"
 """Configuration for one product → the shape that it is, with its speed."""
 
 _WORK = {"exp": 6, "exp2": 6, "log": 6, "log2": 6, "truediv": 9, "rsqrt": 9, "sqrt": 9, "tanh": 30, "erfc": 31}
@@ -30,23 +31,16 @@ _FUNCTIONS = {"erf", "expm1", "log1p", "log10", "sin", "cos", "tan", "pow", "ata
 _FUNCTION, _FREE = 50, 3
 
 
-def candidates(blocked: Blocked) -> tuple[Config, ...]:
-    """Configurations of the persistent form, best first; none where the rule does not hold."""
-    if not applies(blocked):
-        return ()
-    return tuple(divided(config, len(blocked.dots)) for config in _ranked([blocked]))
-
-
-def together(parts: Sequence[Blocked], *, joined: bool = False) -> list[Config]:
+def together(parts: Sequence[Blocked], *, joined: bool = False) -> list[PersistentConfig]:
     """The best of the persistent form for each of several kernels to which it `applies`, walked in one launch.
 
     They may be `joined` in one walk.
     """
-    best = _ranked(parts, joined=joined)[0]
+    best = ranked(parts, joined=joined)[0]
     return [divided(best, len(part.dots)) for part in parts]
 
 
-def speed(blocked: Blocked, config: Config) -> float:
+def of_config(blocked: Blocked, config: Config) -> float:
     """The share of the library's speed that is predicted for a configuration, on the blocks of this kernel."""
     count = len(blocked.dots)
     shares = _shares([blocked])
@@ -55,7 +49,7 @@ def speed(blocked: Blocked, config: Config) -> float:
 
 def reached(blocked: Blocked) -> float:
     """The share of the library's speed that is predicted for the best configuration, were the last round full."""
-    best = _ranked([blocked])[0]
+    best = ranked([blocked])[0]
     share, known = _shares([blocked])[best], speeds(blocked.device).persistent
     if _bytes(blocked, best) <= blocked.device.cache:
         return share
@@ -79,9 +73,9 @@ def _shapes(parts: Sequence[Blocked]) -> _Shapes:
     return found
 
 
-def _config(shape: PersistentShape, each: int) -> Config:
+def _config(shape: PersistentShape, each: int) -> PersistentConfig:
     blocks = (("m", shape.m), ("k", shape.k), ("n", shape.n))
-    return Config(blocks, shape.warps, shape.stages, persistent=True, per_processor=each, parts=shape.parts)
+    return PersistentConfig(blocks, shape.warps, shape.stages, per_processor=each, parts=shape.parts)
 
 
 def _bytes(blocked: Blocked, config: Config) -> int:
@@ -91,13 +85,13 @@ def _bytes(blocked: Blocked, config: Config) -> int:
     return blocks * config.block("m") * config.block("n") * max(widths, default=0)
 
 
-def _ranked(parts: Sequence[Blocked], *, joined: bool = False) -> list[Config]:
+def ranked(parts: Sequence[Blocked], *, joined: bool = False) -> list[PersistentConfig]:
     """Configurations for one product, best first."""
     shares = _shares(parts, joined=joined)
     return sorted(shares, key=lambda form: shares[form] * _used(parts, form), reverse=True)
 
 
-def _shares(parts: Sequence[Blocked], *, joined: bool = False) -> dict[Config, float]:
+def _shares(parts: Sequence[Blocked], *, joined: bool = False) -> dict[PersistentConfig, float]:
     """Configurations for one product → the share of the library's speed with every multiprocessor busy."""
     single = all(len(part.dots) == 1 for part in parts)
     one = all(len(part.dots) == 1 or stack_of(part) for part in parts)
@@ -112,7 +106,7 @@ def _shares(parts: Sequence[Blocked], *, joined: bool = False) -> dict[Config, f
     return found
 
 
-def _used(parts: Sequence[Blocked], form: Config) -> float:
+def _used(parts: Sequence[Blocked], form: PersistentConfig) -> float:
     """The share of what the device could multiply that is of the results: the last round of blocks leaves some of it
     idle, and blocks reach beyond the last row and column.
     """

@@ -1,7 +1,7 @@
-"""Ahead: two products of one walk, such as attention, the first of them a block ahead of the second.
+"""Program: two products of one loop, such as attention, the first of them a block ahead of the second.
 
-What enters is a kernel that walks the columns of one product, folds its rows, and multiplies what it makes of them once
-more; what leaves are the lines of a program of `groups`.  Each group has a part of the rows of a block:
+What enters is a kernel that loops over the columns of one product, folds its rows, and multiplies their result
+once more; what leaves are the lines of a program of `groups`.  Each group computes a part of the rows of a block:
 
     fetch    q, then k and v of block 0, of block 1, …
     group    q·k₀ | softmax 0 | begin q·k₁, begin p₀·v₀ | wait for q·k₁ | softmax 1 | wait for p₀·v₀ | begin q·k₂ …
@@ -33,13 +33,15 @@ from fusion.codegen.triton.expressions.indices import Layout, expand
 from fusion.codegen.triton.expressions.scopes import Tile, Transfer
 from fusion.codegen.triton.expressions.spell import PRODUCT, Code, cast
 from fusion.codegen.triton.expressions.values import Values
-from fusion.codegen.triton.products import boxes, contract, groups
-from fusion.codegen.triton.products.boxes import Box
-from fusion.codegen.triton.products.chained import chain_of, factor_of
-from fusion.codegen.triton.products.functions import Function, split_off
-from fusion.codegen.triton.products.groups import GROUP, Given
-from fusion.codegen.triton.products.order import Order, order_of
-from fusion.codegen.triton.products.turns import Turns, open_turns
+from fusion.codegen.triton.forms.warp_specialised import boxes, groups
+from fusion.codegen.triton.forms.warp_specialised.boxes import Box
+from fusion.codegen.triton.forms.warp_specialised.chain import Chain, factor_of
+from fusion.codegen.triton.forms.warp_specialised.config import groups_of
+from fusion.codegen.triton.forms.warp_specialised.functions import Function, split_off
+from fusion.codegen.triton.forms.warp_specialised.groups import GROUP, Given
+from fusion.codegen.triton.forms.warp_specialised.order import Order, order_of
+from fusion.codegen.triton.forms.warp_specialised.turns import Turns, open_turns
+from fusion.codegen.triton.products import contract
 from fusion.lowering.kernel import Fold, Loop
 
 _SCORES, _SUMS, _STAGED = "SCORES", "SUMS", "staged"
@@ -65,14 +67,12 @@ class _Block:
     later: tuple[Callable[[], None], ...]
 
 
-class Ahead:
+class Program:
     """Writes the functions of one kernel."""
 
-    def __init__(self, layout: Layout, given: Given) -> None:
-        plan = chain_of(layout.blocked)
-        assert not isinstance(plan, str), f"asked of a kernel that is none: {plan}"
+    def __init__(self, layout: Layout, plan: Chain, given: Given) -> None:
         self.layout, self.given, self.plan = layout, given, plan
-        self.groups = layout.config.groups
+        self.groups = groups_of(layout.config)
         self.share = f"{plan.m.constant} // {self.groups}"
 
     @property
@@ -175,7 +175,7 @@ class Ahead:
         order = order_of(values, plan.loop, plan.n)
         start = Code(f"{values.starts[plan.m]} + {GROUP} * ({self.share})", PRODUCT)
         values.starts[plan.m] = values.name("m1", Tile(start, depth=values.depth)).code.text
-        values.layout = replace(self.layout, parted=(plan.m,), config=replace(self.layout.config, parts=self.groups))
+        values.layout = replace(self.layout, parted=(plan.m,), parts=self.groups)
         values.row_layout = f"gl.SliceLayout(1, {_SCORES})"
         body = Body(values)
         values.line(f"hopper.mbarrier.wait(left_filled.index({GROUP}), begun)")

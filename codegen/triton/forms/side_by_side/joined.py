@@ -1,7 +1,7 @@
-"""Joined: products of the same rows are one walk over the blocks of all their columns.
+"""Joined products: products of the same rows as one loop over the blocks of all their columns.
 
-What enters are the kernels of a launch, to all of which the persistent form applies (`descriptors`); what leaves are
-the lines of one function.  A block of columns belongs to one product, which says where it is fetched from and stored:
+All of them are persistent products.  A block of columns belongs to one product, which says where it is fetched from and
+stored:
 
     columns = in1_desc
     result = out0_desc
@@ -16,9 +16,9 @@ the lines of one function.  A block of columns belongs to one product, which say
         dot0 = tl.dot(in0, in1, dot0)
     result.store([m0, n0], dot0.to(tl.bfloat16))
 
-Kernels that take their blocks one after the other (`beside`) wait for the last block of one before they fetch for the
-next, and make the descriptor of the rows again.  (H200, three products of one operand, 3072 columns in all: 79.1 µs for
-4096 × 2048 instead of 82.0, 83.0 for 8192 × 1024 instead of 84.7.)
+Kernels that take their blocks one after the other (`side_by_side`) wait for the last block of one before they fetch for
+the next, and make the descriptor of the rows again.  (H200, three products of one operand, 3072 columns in all: 79.1 µs
+for 4096 × 2048 instead of 82.0, 83.0 for 8192 × 1024 instead of 84.7.)
 
 A branch behind the sum instead of these names would have each step of the sum wait for the one before it.
 
@@ -31,20 +31,85 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from fusion.codegen.triton.blocks import Blocked, block
+from typing_extensions import Self
+
+from fusion.codegen.triton.arguments import argument
+from fusion.codegen.triton.blocks import Blocked, Config, block
 from fusion.codegen.triton.body import Body
-from fusion.codegen.triton.devices import Device
+from fusion.codegen.triton.expressions import prelude
 from fusion.codegen.triton.expressions.indices import Layout
-from fusion.codegen.triton.expressions.matrices import Matrix
-from fusion.codegen.triton.expressions.scopes import Tile, Transfer
+from fusion.codegen.triton.expressions.matrices import Hosted, Matrix
+from fusion.codegen.triton.expressions.scopes import Names, Tile, Transfer
 from fusion.codegen.triton.expressions.spell import SUM, Code
 from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.file import INDENT, Launch, file_of, passed, signature
+from fusion.codegen.triton.file import blocks_of as count_blocks
+from fusion.codegen.triton.forms.form import Form, Refused, Task
+from fusion.codegen.triton.forms.persistent_product import PersistentProduct
+from fusion.codegen.triton.forms.persistent_product.config import PersistentConfig
+from fusion.codegen.triton.forms.persistent_product.program import one_block, over_blocks
+from fusion.codegen.triton.forms.persistent_product.rule import factors, refusal
+from fusion.codegen.triton.forms.side_by_side.parts import Part, parts_of
 from fusion.codegen.triton.products import descriptors
 from fusion.codegen.triton.products.place import begin, blocks_of, swizzled
+from fusion.codegen.triton.writer import Writer
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, TileRef, loads, postorder, rewrite
 from fusion.lowering.kernel import Fold, Kernel, Loop, Store, loaded, stored, values_of
 
 # The rule -------------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class JoinedProducts(Form):
+    """The plan for products that are one loop over blocks.
+
+    Attributes:
+        products: each as a kernel.
+    """
+
+    products: tuple[Kernel, ...]
+
+    name = "joined products"
+    takes = (PersistentConfig,)
+
+    @classmethod
+    def applies(cls, task: Task) -> Self | Refused:
+        """See `products_of`."""
+        products = products_of(task) if task.kernel.beside else ()
+        return cls(task, products) if products else Refused("it is not several products of the same rows")
+
+    def configs(self) -> tuple[Config, ...]:
+        """The best that all products have in common."""
+        writer = Writer(self.task.device, self.task.numerics, within_limit=False)
+        return (self._parts(writer)[0].layout.config,)
+
+    def _parts(self, writer: Writer) -> list[Part]:
+        return parts_of(self.products, self.task.kernel.name, writer, joined=True)
+
+    def emit(self, config: Config, writer: Writer) -> str | None:
+        """One function, which is passed descriptors."""
+        kernel, layouts = self.task.kernel, [part.layout for part in self._parts(writer)]
+        limit = writer.limit(layouts)
+        if writer.within_limit and limit is None:
+            return None
+        hosted: dict[str, Hosted] = {}
+        constants, config = layouts[0].constants, layouts[0].config
+        taken = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
+        values = writer.values(layouts[0], Names([*taken, kernel.name, *prelude.FUNCTIONS]))
+        values.hosted = hosted
+        lines = _lines(values, layouts)
+        head = signature(kernel, kernel.name, passed(hosted), list(constants))
+        function = "\n".join([*head, *(INDENT + line for line in lines)])
+
+        def blocks(name: str) -> list[str]:
+            dims = ((layout, dim) for layout in layouts for dim in layout.blocked.grid() if dim.name == name)
+            return [count_blocks(layout, dim) for layout, dim in dims]
+
+        count = f"{blocks('m')[0]} * ({' + '.join(blocks('n'))})"
+        assert isinstance(config, PersistentConfig)
+        each = config.per_processor
+        launch = Launch(kernel, writer.device, config, constants, count, limit, hosted=hosted, per_multiprocessor=each)
+        return file_of(launch, [function], strict=writer.numerics.strict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,13 +126,15 @@ class _Moves:
     of_result: Matrix
 
 
-def products_of(kernels: Sequence[Kernel], device: Device) -> tuple[Kernel, ...]:
-    """The products of several kernels of one launch, each as a kernel, if they are one walk; else none."""
-    if not all(descriptors.applies(block(kernel, device)) for kernel in kernels):
+def products_of(task: Task) -> tuple[Kernel, ...]:
+    """The products of several kernels of one launch, each as a kernel, if they are one loop; else none."""
+    tasks = [replace(task, kernel=kernel) for kernel in task.kernel.parts]
+    plans = [PersistentProduct.applies(each) for each in tasks]
+    if any(isinstance(plan, Refused) or plan.slower for plan in plans):
         return ()
-    products = tuple(product for kernel in kernels for product in _apart(kernel))
-    found = [block(product, device) for product in products]
-    if not all(len(each.dots) == 1 and descriptors.allows(each) for each in found):
+    products = tuple(product for each in tasks for product in _apart(each.kernel))
+    found = [block(product, task.device) for product in products]
+    if not all(len(each.dots) == 1 and not refusal(each) for each in found):
         return ()
     common = {_common(each) for each in found}
     return products if len(common) == 1 and None not in common else ()
@@ -93,9 +160,9 @@ def _apart(kernel: Kernel) -> tuple[Kernel, ...]:
 def _moves(blocked: Blocked) -> _Moves | None:
     """What a product moves, where it has one result, for which nothing is loaded otherwise."""
     operands: dict[str, tuple[Load, Matrix]] = {}
-    for factor, (first, second) in descriptors.factors(blocked):
+    for factor, (first, second) in factors(blocked):
         matrix = descriptors.matrix_of(blocked, factor, first, second) if isinstance(factor, Load) else None
-        assert isinstance(factor, Load) and matrix is not None, "asked of a kernel that `allows` refuses"
+        assert isinstance(factor, Load) and matrix is not None, "asked of a kernel that is refused"
         operands["n" if "n" in (first.name, second.name) else "m"] = factor, matrix
     stores = [stmt for stmt in blocked.body if isinstance(stmt, Store)]
     target = descriptors.target_of(blocked, stores[0]) if len(stores) == 1 else None
@@ -128,7 +195,7 @@ def _common(blocked: Blocked) -> object:
 # Lines ----------------------------------------------------------------------------------------------------------------
 
 
-def lines(values: Values, layouts: Sequence[Layout]) -> list[str]:
+def _lines(values: Values, layouts: Sequence[Layout]) -> list[str]:
     """The lines of one function that computes these products; `values` writes the expressions of the first."""
     products = [moves for layout in layouts if (moves := _moves(layout.blocked)) is not None]
     assert len(products) == len(layouts), "asked of products that `products_of` refuses"
@@ -152,8 +219,8 @@ def lines(values: Values, layouts: Sequence[Layout]) -> list[str]:
     values.store_through[own.store.param] = replace(choices[0][-1], name=result)
     begin(values, m, Code(m_block))
     begin(values, n, Code(f"{n_block} - {first}", SUM))
-    Body(values).block()
-    values.close(descriptors.walk_over(values, number, f"{m_blocks} * {limits[-1]}"))
+    one_block(Body(values))
+    values.close(over_blocks(values, number, f"{m_blocks} * {limits[-1]}"))
     return values.scopes[0].lines
 
 

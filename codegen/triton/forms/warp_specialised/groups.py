@@ -1,6 +1,6 @@
 """Groups: programs of sm_90 in which one warp fetches and two or three groups of four warps compute.
 
-What enters are the matrices that such a program moves; what leaves are the lines that every form of it has in common.
+What enters are the matrices that such a program moves; what leaves are the lines that such programs have in common.
 They are Gluon, the language below Triton in which a program says which of its warps does what, when a product begins
 and where it is waited for.  Triton's own functions mean the same there, but for those that make tiles (`in_gluon`):
 these have a layout, which the compiler finds from the sums they meet.
@@ -25,6 +25,7 @@ from fusion.codegen.triton.blocks import Dim
 from fusion.codegen.triton.devices import Device, Feature
 from fusion.codegen.triton.expressions.indices import Layout
 from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.forms.warp_specialised.config import groups_of
 
 GROUP = "group"
 ROWS = 64
@@ -67,8 +68,8 @@ class Given:
         return [*self.params, *self.constants]
 
 
-class Form(Protocol):
-    """One form of such a program: three functions, of which the last is launched and starts the others."""
+class Functions(Protocol):
+    """Such a program: three functions, of which the last is launched and starts the others."""
 
     @property
     def fetch_takes(self) -> list[str]:
@@ -88,14 +89,14 @@ def registers(count: int) -> int:
     return _REGISTERS[count][0]
 
 
-def start(values: Values, name: str, form: Form, count: int) -> None:
+def start(values: Values, name: str, program: Functions, count: int) -> None:
     """Add the lines that start so many groups and the warp that fetches."""
     values.line("hopper.fence_async_shared()")
     values.line("gl.warp_specialize(")
     values.line("    [")
     for group in range(count):
-        values.line(f"        ({name}_compute, ({', '.join([str(group), *form.compute_takes])})),")
-    values.line(f"        ({name}_fetch, ({', '.join(form.fetch_takes)})),")
+        values.line(f"        ({name}_compute, ({', '.join([str(group), *program.compute_takes])})),")
+    values.line(f"        ({name}_fetch, ({', '.join(program.fetch_takes)})),")
     values.line("    ],")
     workers = count - 1
     values.line(f"    {[*[4] * workers, 1]},")
@@ -105,5 +106,5 @@ def start(values: Values, name: str, form: Form, count: int) -> None:
 
 def shape(layout: Layout, dims: Sequence[Dim], parted: Dim) -> list[str]:
     """The shape of a block over `dims`, of which one is taken in a part for each group, as text."""
-    count = layout.config.groups
+    count = groups_of(layout.config)
     return [f"{dim.constant} // {count}" if dim is parted else dim.constant for dim in dims]

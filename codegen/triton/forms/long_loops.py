@@ -1,4 +1,4 @@
-"""Walks: what the choice of a configuration asks of a kernel that walks rows or columns of a contraction."""
+"""Long loops: facts of kernels that loop over rows or columns of a contraction, which decide their configuration."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from fusion.lowering.kernel import Loop, Role, statements, values_of
 from fusion.lowering.sizes import with_values
 
 SHORT = 1024
-"""Steps of a walk that is over before descriptors have paid for being made."""
+"""Steps of a loop that is over before descriptors have paid for being made."""
 
-_CACHED = 0.64  # of the L2 cache, how much programs that run at once may walk, so that it stays there
+_CACHED = 0.64  # of the L2 cache, how much programs that run at once may read again and again, so that it stays there
 
 
 def together(blocked: Blocked) -> int:
-    """Points of the batch dimension whose walked operands fit the cache together, as many in each group of them.
+    """Points of the batch dimension whose looped operands fit the cache together, as many in each group of them.
 
     Symbolic sizes are taken as they were when the graph was traced.
     """
     known = dict(blocked.kernel.traced)
     rows = {dim.symbol for dim in blocked.grid() if dim.name != "b"}
-    walked = 0
+    looped = 0
     for loop in (stmt for stmt in blocked.body if isinstance(stmt, Loop)):
         along = {dim.symbol for dim in blocked.of(loop.axes)}
         for load in {*loads(*(value for stmt in statements(loop.body) for value in values_of(stmt)))}:
@@ -30,28 +30,28 @@ def together(blocked: Blocked) -> int:
             if along & free and not rows & free:
                 dims = (dim for dim in blocked.dims if dim.symbol in free and dim.name != "b")
                 sizes = (extent(with_values(dim.size, known)) for dim in dims)
-                walked += load.dtype.itemsize * math.prod(sizes)
+                looped += load.dtype.itemsize * math.prod(sizes)
     batch = next((extent(with_values(dim.size, known)) for dim in blocked.grid() if dim.name == "b"), 1)
-    groups = -(-batch // max(1, int(_CACHED * blocked.device.cache) // max(1, walked)))
+    groups = -(-batch // max(1, int(_CACHED * blocked.device.cache) // max(1, looped)))
     return -(-batch // groups)
 
 
 def skips(blocked: Blocked) -> bool:
-    """Does a condition rule out blocks of a walk?"""
+    """Does a condition rule out blocks of a loop?"""
     return any(isinstance(stmt, Loop) and stmt.where is not None for stmt in blocked.body)
 
 
 def scans(blocked: Blocked) -> bool:
-    """Is it looked up in memory which blocks of a walk count?"""
+    """Is it looked up in memory which blocks of a loop count?"""
     return any(isinstance(s, Loop) and s.where is not None and any(loads(s.where)) for s in blocked.body)
 
 
 def steps(blocked: Blocked) -> int:
-    """The length of the longest walk."""
+    """The length of the longest loop."""
     return max((extent(dim.size) for dim in blocked.dims if dim.role is Role.LOOP), default=0)
 
 
 def is_ragged(blocked: Blocked, config: Config) -> bool:
-    """Does a walk end in a block that reaches past the end?"""
-    walked = [dim for dim in blocked.dims if dim.role is Role.LOOP]
-    return any(not (dim.size / config.block(dim.name)).is_integer for dim in walked)
+    """Does a loop end in a block that reaches past the end?"""
+    looped = [dim for dim in blocked.dims if dim.role is Role.LOOP]
+    return any(not (dim.size / config.block(dim.name)).is_integer for dim in looped)

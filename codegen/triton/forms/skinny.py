@@ -1,8 +1,7 @@
-"""Narrow products: configurations of contractions whose result has few columns, and is as tall as the larger operand.
+"""Skinny products: contractions whose result has few columns, and is as tall as the larger operand.
 
-What enters is a kernel over block dimensions; what leaves are configurations, the default first, or none where the
-kernel is something else.  As with fewer vectors (`vectors.py`) all time goes into loading the matrix: what counts is
-how many of its bytes are under way, and that few warps convert the same ones.  A block has all columns of the result.
+As with fewer vectors (`matrix_vector.py`) all time goes into loading the matrix: what counts is how many of its bytes
+are in flight, and that few warps convert the same ones.  A block has all columns of the result.
 
 A matrix whose elements hold several numbers (weights of 4 bits) has as many products, one for each.  No block reaches
 over the end of a group of neighbours with one scale, so that the scale stands outside its product.
@@ -10,11 +9,17 @@ over the end of a group of neighbours with one scale, so that the scale stands o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+
+from typing_extensions import Self
 
 from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, keeps_busy, power_of_two, programs
-from fusion.codegen.triton.choices.vectors import itemsize
+from fusion.codegen.triton.devices import speeds
+from fusion.codegen.triton.forms import efficiency
+from fusion.codegen.triton.forms.form import Form, Refused, Task
+from fusion.codegen.triton.forms.traffic import matrix_itemsize
 from fusion.codegen.triton.rewrites.vectors import NARROW
 from fusion.lowering.expr import Expr, Load, index_of, loads, postorder
 from fusion.lowering.indexing import coefficient, split_points
@@ -38,31 +43,52 @@ _SHARED_LINES = ((32, 3), (64, 3), (32, 4), (16, 4))  # of two lines: with more 
 _LINE = 128  # bytes that memory brings best at once: of steps that are half as long or shorter, two are taken together
 
 
-def candidates(blocked: Blocked) -> tuple[Config, ...]:
-    """Configurations worth timing, the default first; none where this is no such product."""
-    dims = {dim.name: dim for dim in blocked.dims}
-    if not _is_narrow(blocked, dims):
-        return ()
-    if "s" in dims:
-        return _in_shares(blocked, dims)
-    if _lies_along(blocked, dims["m"], dims["k"]):
-        return _along(blocked, dims)
-    return _across(blocked, dims) if _lies_along(blocked, dims["m"], dims["m"]) else ()
+@dataclass(frozen=True)
+class Skinny(Form):
+    """The plan for a product of halves with few columns and many rows, summed in a loop."""
 
+    name = "skinny product"
 
-def _is_narrow(blocked: Blocked, dims: Mapping[str, Dim]) -> bool:
-    """Is this a walk of a product of halves that has few columns and many rows?"""
-    if [name for name in dims if name not in ("b", "s")] != ["m", "k", "n"]:
-        return False
-    if dims["k"].role is not Role.LOOP or dims["n"].role is not Role.GRID:
-        return False
-    few = extent(dims["n"].size) <= NARROW < extent(dims["m"].size)
-    return few and all(dot.args[0].dtype in HALVES for dot in blocked.dots)
+    @classmethod
+    def applies(cls, task: Task) -> Self | Refused:
+        """A loop over products of halves, with few columns, and a matrix that is contiguous along either side."""
+        blocked, dims = task.blocked, {dim.name: dim for dim in task.blocked.dims}
+        if not blocked.contraction or blocked.chained:
+            return Refused("it is no product, or folds products")
+        if [name for name in dims if name not in ("b", "s")] != ["m", "k", "n"]:
+            return Refused("its dimensions are not rows, columns and one sum")
+        if dims["k"].role is not Role.LOOP or dims["n"].role is not Role.GRID:
+            return Refused("its sum is no loop, or its columns are")
+        if not extent(dims["n"].size) <= NARROW < extent(dims["m"].size):
+            return Refused("its columns are not few, or its rows not many")
+        if not all(dot.args[0].dtype in HALVES for dot in blocked.dots):
+            return Refused("it does not multiply halves")
+        lies = any(_lies_along(blocked, dims["m"], dims[name]) for name in ("k", "m"))
+        return cls(task) if "s" in dims or lies else Refused("its matrix is contiguous along neither side")
+
+    def configs(self) -> tuple[Config, ...]:
+        """Those of the table for the way in which the matrix lies."""
+        blocked, dims = self.blocked, {dim.name: dim for dim in self.blocked.dims}
+        if "s" in dims:
+            return _in_shares(blocked, dims)
+        return _along(blocked, dims) if _lies_along(blocked, dims["m"], dims["k"]) else _across(blocked, dims)
+
+    def efficiency(self) -> float:
+        """Bound by memory, of which a few programs cannot use all."""
+        config, known = self.configs()[0], speeds(self.blocked.device).products
+        full = known.narrow_together * self.blocked.device.multiprocessors
+        occupied = min(1.0, math.sqrt(programs(self.blocked, config) / full))
+        return efficiency.of_product(self.blocked, self.task.numerics, config, occupied)
+
+    @property
+    def exposes_epilogue(self) -> bool:
+        """As through pointers in general."""
+        return True
 
 
 def _along(blocked: Blocked, dims: Mapping[str, Dim]) -> tuple[Config, ...]:
     """Configurations for a matrix that is contiguous along what is summed up, [n, k]."""
-    size, along, columns = itemsize(blocked), extent(dims["k"].size), extent(dims["n"].size)
+    size, along, columns = matrix_itemsize(blocked), extent(dims["k"].size), extent(dims["n"].size)
     group, matrices = _group(blocked, dims["k"]), _matrices(blocked, dims["m"])
     least = 8 if size == 1 else 16  # columns of a block: of bytes, all take 8 where there are no more
     shapes: Sequence[tuple[int, int, int, int]] = _SHAPES
@@ -71,40 +97,40 @@ def _along(blocked: Blocked, dims: Mapping[str, Dim]) -> tuple[Config, ...]:
         share, shapes = power_of_two(max(2, len(blocked.dots) // matrices)), _PACKED_SHAPES
         if group < _PACKED_SHAPES[0][1] // len(blocked.dots):  # of two matrices, if columns are few, the last is best
             shapes = _PACKED_GROUPS if columns > least or matrices == 1 else _PACKED_GROUPS[::-1]
-    found = []
+    configs = []
     for m, bytes_along, warps, stages in shapes:
         k = max(16, min(bytes_along // size // share, power_of_two(along), group))
         blocks = (("m", m), ("k", k), ("n", max(least, power_of_two(columns))))
         config = Config(blocks, num_warps=warps, num_stages=stages)
         if matrices == 1 and 2 * k * size <= _LINE and 2 * k <= along:
             config = replace(config, num_stages=stages // 2 + 1, unrolled=2)
-        found.append(config)
-    if len(blocked.dots) == 1 and programs(blocked, found[0]) < 2 * blocked.device.multiprocessors:
-        found[:2] = found[1::-1]  # alone on its multiprocessor, a program needs more warps and more under way
-    return tuple(dict.fromkeys(found))
+        configs.append(config)
+    if len(blocked.dots) == 1 and programs(blocked, configs[0]) < 2 * blocked.device.multiprocessors:
+        configs[:2] = configs[1::-1]  # alone on its multiprocessor, a program needs more warps and more under way
+    return tuple(dict.fromkeys(configs))
 
 
 def _across(blocked: Blocked, dims: Mapping[str, Dim]) -> tuple[Config, ...]:
     """Configurations for a matrix that is contiguous along its columns, the first that keeps the device busy first."""
     columns, along = extent(dims["n"].size), power_of_two(extent(dims["k"].size))
     group = _group(blocked, dims["k"])
-    found = []
-    for m, rows, warps, stages in _ACROSS_BYTES if itemsize(blocked) == 1 else _ACROSS_HALVES:
+    configs = []
+    for m, rows, warps, stages in _ACROSS_BYTES if matrix_itemsize(blocked) == 1 else _ACROSS_HALVES:
         k = max(16, min(rows // power_of_two(len(blocked.dots)), along, group))
         blocks = (("m", m), ("k", k), ("n", max(16, power_of_two(columns))))
-        found.append(Config(blocks, num_warps=warps, num_stages=stages))
-    return tuple(dict.fromkeys(sorted(found, key=lambda config: not keeps_busy(blocked, config))))
+        configs.append(Config(blocks, num_warps=warps, num_stages=stages))
+    return tuple(dict.fromkeys(sorted(configs, key=lambda config: not keeps_busy(blocked, config))))
 
 
 def _in_shares(blocked: Blocked, dims: Mapping[str, Dim]) -> tuple[Config, ...]:
     """Configurations of a product in shares."""
     shares, columns = extent(dims["s"].size), max(8, power_of_two(extent(dims["n"].size)))
     group = _group(blocked, dims["k"])
-    found = []
+    configs = []
     for m, stages in _SHARED_LINES if shares * group > _LINE else _SHARED_SHAPES:
         blocks = (("s", shares), ("m", m), ("k", group), ("n", columns))
-        found.append(Config(blocks, num_warps=shares, num_stages=stages))
-    return tuple(found)
+        configs.append(Config(blocks, num_warps=shares, num_stages=stages))
+    return tuple(configs)
 
 
 # What is read ---------------------------------------------------------------------------------------------------------
@@ -128,7 +154,7 @@ def _lies_along(blocked: Blocked, rows: Dim, along: Dim) -> bool:
 
 def _matrices(blocked: Blocked, rows: Dim) -> int:
     """How many matrices are multiplied: fewer than there are products where an element holds several numbers."""
-    size = itemsize(blocked)
+    size = matrix_itemsize(blocked)
     return max(1, len({load.buffer for load in _read(blocked) if load.dtype.itemsize == size and _varies(load, rows)}))
 
 

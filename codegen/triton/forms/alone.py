@@ -1,0 +1,77 @@
+"""Alone: the forms of one kernel, in the order in which they are preferred.
+
+The default form of a kernel is the first in `ALONE` that applies and that no later one is likely to beat
+(`Form.slower`).  This tuple is the only place where that is decided.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from fusion.codegen.triton.blocks import Config, describe
+from fusion.codegen.triton.forms import limits
+from fusion.codegen.triton.forms.chained import Chained
+from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
+from fusion.codegen.triton.forms.maps import Maps
+from fusion.codegen.triton.forms.matrix_vector import MatrixVector
+from fusion.codegen.triton.forms.persistent_product import PersistentProduct
+from fusion.codegen.triton.forms.pointer_product import PointerProduct
+from fusion.codegen.triton.forms.rows import Rows
+from fusion.codegen.triton.forms.scans import Scans
+from fusion.codegen.triton.forms.skinny import Skinny
+from fusion.codegen.triton.forms.warp_specialised import WarpSpecialised
+
+ALONE: tuple[type[Form], ...] = (
+    Maps,
+    Scans,
+    MatrixVector,
+    Rows,
+    WarpSpecialised,
+    Chained,
+    Skinny,
+    PersistentProduct,
+    PointerProduct,
+)
+
+
+def plans(task: Task) -> list[Form]:
+    """The plans of the forms that apply to a kernel, in their order."""
+    return [plan for form in ALONE if not isinstance(plan := form.applies(task), Refused)]
+
+
+def default(task: Task) -> Form:
+    """The plan of the form that a kernel takes by default."""
+    return next(plan for plan in plans(task) if not plan.slower)
+
+
+def candidates(task: Task) -> tuple[Choice, ...]:
+    """Forms and configurations worth timing that fit the device, the default first."""
+    listed = [(plan, config) for plan in plans(task) for config in plan.configs()]
+    first = next(choice for choice in listed if not choice[0].slower)
+    return within((first, *listed))
+
+
+def within(choices: Iterable[Choice]) -> tuple[Choice, ...]:
+    """The choices that fit the device, in their order; if none does, the one that needs the least shared memory."""
+    cut = [(form, limits.on_warps(config, form.task.device)) for form, config in choices]
+    fitting = [(form, fitted) for form, config in cut if (fitted := form.fit(config)) is not None]
+    if not fitting:
+        form, config = min(cut, key=lambda choice: choice[0].room(replace(choice[1], num_stages=1)))
+        fitting = [(form, replace(config, num_stages=1))]
+    first: dict[Config, Choice] = {}
+    for choice in fitting:
+        first.setdefault(choice[1], choice)
+    return tuple(first.values())
+
+
+def taking(task: Task, config: Config) -> Form:
+    """The plan of the first form that applies to a kernel and takes such a configuration.
+
+    Raises:
+        ValueError: no form does.
+    """
+    found = next((plan for plan in plans(task) if type(config) in plan.takes), None)
+    if found is None:
+        raise ValueError(f"{task.kernel.name} has no form that takes the configuration {describe(config)}")
+    return found

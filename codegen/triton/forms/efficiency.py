@@ -1,0 +1,121 @@
+"""Efficiency: the parts of what forms predict of their speed.
+
+What enters is a kernel over block dimensions; what leaves is a share: of the speed of the device, or, of contractions,
+of that of the library's kernel with aligned rows.  The shares are the device's (`ProductSpeeds`).  Rows that do not
+start at multiples of 16 bytes defeat asynchronous copies.  A product of up to four rows is bound by memory, given two
+rows of the matrix per multiprocessor.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fusion.codegen.numerics import Numerics
+from fusion.codegen.target import busy
+from fusion.codegen.triton.blocks import Blocked, Config, extent, full_rounds, programs
+from fusion.codegen.triton.devices import Device, speeds
+from fusion.codegen.triton.forms.traffic import is_packed
+from fusion.lowering.expr import Expr, Index, loads
+from fusion.lowering.indexing import coefficient
+from fusion.lowering.kernel import Role
+from fusion.lowering.scalar_ops import HALVES
+
+
+def of_config(blocked: Blocked, config: Config) -> float:
+    """The share of the speed of the device that is predicted for one configuration that loads through pointers.
+
+    What is not a contraction is bound by memory, at the share of the device that its last round of blocks leaves busy.
+    """
+    blocks, device = programs(blocked, config), blocked.device
+    if not blocked.dots:
+        return full_rounds(blocks, device.multiprocessors * max(1, device.warps // config.num_warps))
+    known = speeds(device).products
+    share = known.pointers * known.others().get(blocked.dots[0].args[0].dtype, 1.0)
+    sums = config.block("m") * config.block("n")
+    share *= min(1.0, math.sqrt(sums) / 128)  # the smaller a block, the more often operands are fetched
+    return share * full_rounds(blocks, device.multiprocessors)
+
+
+def of_product(blocked: Blocked, numerics: Numerics, config: Config, occupied: float) -> float:
+    """The share of the library's speed of a product through pointers, `occupied` of which the device computes.
+
+    Several products in one loop are slower.
+    """
+    dots, known = blocked.dots, speeds(blocked.device).products
+    operands = [load for dot in dots for load in loads(*dot.args)]
+    dtype, share, others = dots[0].args[0].dtype, known.pointers, other_dtypes(blocked.device, numerics)
+    if dtype in others:
+        share = others[dtype] * (known.several if len(dots) > 1 else 1.0)
+    if not all(_aligned(blocked, load.index[0], load.dtype.itemsize) for load in operands):
+        share = min(share, known.misaligned)
+    share *= occupied
+    return min(share, _fetched(blocked, config)) if dtype in HALVES else share
+
+
+def occupied(blocked: Blocked, numerics: Numerics, config: Config) -> float:
+    """The share of its speed at which the device computes the blocks that there are; a library cuts long sums instead.
+
+    Of split float32 two programs share a multiprocessor, and hide half of what the last round leaves idle.
+    """
+    blocks, count = programs(blocked, config), blocked.device.multiprocessors
+    split = blocked.dots[0].args[0].dtype is torch.float32 and not numerics.tf32
+    return busy(blocks, 2 * count) if split else min(1.0, blocks / count)
+
+
+def other_dtypes(device: Device, numerics: Numerics, *, chained: bool = False) -> dict[torch.dtype, float]:
+    """The dtypes whose products do not run as those of halves do, with their share of the library's speed."""
+    known = speeds(device).products
+    rounded = {torch.float32: known.tf32_chained if chained else known.tf32} if numerics.tf32 else {}
+    return known.others() | rounded
+
+
+def of_chain(blocked: Blocked, numerics: Numerics, *, described: bool) -> float:
+    """The share of the speed of the matrix units where rows or columns of a product are folded or multiplied again.
+
+    There is no library to compare with.  `described`: do operands come through tensor descriptors?
+    """
+    known = speeds(blocked.device).products
+    share = known.chained if described else known.chained_pointers
+    dtype = blocked.dots[0].args[0].dtype
+    return share * other_dtypes(blocked.device, numerics, chained=True).get(dtype, 1.0)
+
+
+def of_sums(blocked: Blocked) -> float:
+    """The share for a contraction that has become sums of products: fewer rows than programs leave some idle."""
+    rows = math.prod(extent(dim.size) for dim in blocked.grid())
+    length = math.prod(extent(dim.size) for dim in blocked.dims if dim.role is not Role.GRID)
+    size = max(blocked.kernel.params, key=lambda param: extent(param.extent)).dtype.itemsize
+    known = speeds(blocked.device).products
+    share = known.packed_sums if is_packed(blocked) else 1.0
+    share *= known.few_long_rows if length * size > known.long_row else known.few_rows
+    return share * min(1.0, rows / (2 * blocked.device.multiprocessors))
+
+
+def _fetched(blocked: Blocked, config: Config) -> float:
+    """The share at which the cache brings operands of 16 bits: the smaller the blocks, the more often it brings each.
+
+    Against what the product, or memory, takes at full speed.  (H200, bf16, 384 × 196 × 49152 in blocks of 16 × 64: 170
+    µs for 0.76 GB.)
+    """
+    known, dots = speeds(blocked.device), blocked.dots
+    m, n, size = config.block("m"), config.block("n"), dots[0].args[0].dtype.itemsize
+    length = math.prod(extent(dim.size) for dim in blocked.sides(dots[0])[2:])
+    blocks = programs(blocked, config)
+    fetched = blocks * (m + len(dots) * n) * length * size / known.cache_bandwidth
+    multiplied = 2 * len(dots) * math.prod(extent(dim.size) for dim in blocked.grid()) * length / known.matrix_flops
+    moved = sum(extent(param.extent) * param.dtype.itemsize for param in blocked.kernel.params)
+    return max(multiplied, moved / known.bandwidth) / fetched
+
+
+def _aligned(blocked: Blocked, offset: Index, size: int) -> bool:
+    """Does every row of a matrix of elements of `size` bytes start at a multiple of 16 bytes?
+
+    Neighbours may lie as far apart as there are products: these share the elements of a row (`packed`).
+    """
+    if isinstance(offset, Expr):
+        return True
+    strides = [coefficient(offset, dim.symbol) for dim in blocked.dims]
+    near = (0, 1, len(blocked.dots))
+    return all(s is None or s in near or not s.is_Integer or int(s) * size % 16 == 0 for s in strides)

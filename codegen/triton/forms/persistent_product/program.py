@@ -1,0 +1,71 @@
+"""Program: the lines of a program that computes blocks of a product one after the other."""
+
+from __future__ import annotations
+
+from fusion.codegen.triton.body import Body
+from fusion.codegen.triton.expressions.scopes import Tile
+from fusion.codegen.triton.expressions.spell import PRODUCT, Code
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.forms.persistent_product.column_parts import in_parts
+from fusion.codegen.triton.forms.persistent_product.rule import factors
+from fusion.codegen.triton.products import stacked
+from fusion.codegen.triton.products.descriptors import Descriptors, loaded_tiles, matrix_of, target_of
+from fusion.codegen.triton.products.place import as_int32, place
+from fusion.lowering.expr import Load
+from fusion.lowering.kernel import Store
+
+
+def write(body: Body) -> None:
+    """Add the descriptors, and the loop over blocks."""
+    stacked.describe(body.values)
+    header = _open(body.values)
+    one_block(body)
+    body.values.close(header)
+
+
+def one_block(body: Body) -> None:
+    """Add the lines of one block, whose columns are finished and stored part by part."""
+    body.computations()
+    with in_parts(body.values):
+        body.stores()
+
+
+def over_blocks(values: Values, number: str, blocks: str) -> str:
+    """The header of the loop in which programs take so many blocks."""
+    return f"for {number} in tl.range({values.program}, {blocks}, tl.num_programs(0), flatten=True):"
+
+
+def _open(values: Values) -> str:
+    """Add the descriptors, open the loop over blocks and place each of them; returns the header of that loop."""
+    blocked = values.layout.blocked
+    _describe_all(values)
+    counts = [values.index_tile(dim.size).code.at(PRODUCT) for dim in blocked.dims if dim.name == "b"]
+    counts += [
+        f"tl.cdiv({values.index_tile(dim.size).code.text}, {dim.constant})" for dim in map(blocked.named, ("m", "n"))
+    ]
+    total = as_int32(Code(" * ".join(counts), PRODUCT), known=all(dim.size.is_Integer for dim in blocked.grid()))
+    blocks = values.name("blocks", Tile(total)).code.text
+    number = values.open("block")
+    place(values, number)
+    for dim in blocked.dims:
+        if dim.name == "b":
+            values.starts[dim] = values.name("batch", Tile(Code(values.starts[dim]), depth=values.depth)).code.text
+    return over_blocks(values, number, blocks)
+
+
+def _describe_all(values: Values) -> None:
+    """Add the descriptors of the operands, and of the tiles that are loaded and stored at the end of a block."""
+    blocked, described = values.layout.blocked, Descriptors(values)
+    end = values.layout.in_parts(blocked.named("n"))
+    for factor, sides in factors(blocked):
+        assert isinstance(factor, Load)
+        if factor not in values.load_through:
+            matrix = matrix_of(blocked, factor, *sides)
+            assert matrix is not None, "asked of a kernel that `applies` refuses"
+            values.load_through[factor] = described.of(matrix, values.layout)
+    for load, matrix in loaded_tiles(blocked).items():
+        values.load_through[load] = described.of(matrix, end)
+    for stmt in blocked.body:
+        target = target_of(blocked, stmt) if isinstance(stmt, Store) else None
+        if target is not None:
+            values.store_through[target.param] = described.of(target, end)

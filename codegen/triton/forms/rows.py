@@ -1,0 +1,167 @@
+"""Rows: kernels that fold rows or columns, and multiply no matrices.
+
+Short rows have a warp each, long ones a few dozen elements per thread; rows that a program cannot hold are folded in
+steps.  Where the GRID axis is contiguous, neighbouring threads take neighbouring columns.  The numbers are those of an
+H200.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+from typing_extensions import Self
+
+from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two
+from fusion.codegen.triton.blocks.dims import WORD
+from fusion.codegen.triton.forms.form import Form, Refused, Task
+from fusion.codegen.triton.forms.traffic import SECTOR, narrowest, neighbours, streams, warps_for, widest
+from fusion.lowering.kernel import Fold, Loop, Prefix, Role, Store, statements
+from fusion.lowering.scalar_ops import HALVES
+
+_LEAST_SPLIT = 4
+"""Blocks of a row that are worth two loops in the place of one."""
+
+_ROW_WARPS = {1024: 2, 2048: 2, 4096: 8, 8192: 8, 16384: 16}  # padded length of a row held whole → warps; above: 32
+
+_MANY_ROWS = 4
+"""From this many rows per multiprocessor, two-pass rows run fastest with one program per multiprocessor."""
+
+_ALONE = (16384, 32)
+"""Elements and warps of a step where a program has a multiprocessor to itself: no more rows are under way than the
+cache holds until they are walked again.  (H200, bf16, softmax of 4096 rows of 65536: 297 µs, in steps of 4096 with 4
+warps 391; log-softmax of 8192 rows of 50264: 440 and 626; 1024 rows of 131072 in float32: 374, with 16 warps 385.)"""
+
+_IN_PLACE = (8192, 16)
+"""The same for rows of halves that are overwritten where they lie: the cache holds more of them, and what is computed
+for a gradient leaves registers for one program of 32 warps only, so that nothing is done while it waits.  (H200, bf16,
+loss and gradient of 4096 rows of 50257: 307 µs, by 32 warps 371, by 4 in steps of 4096 333; of 2048 rows of 128256:
+415, 433, 453.  With loads of the next steps under way, through shared memory: 315 to 475, and 432 to 556.)"""
+
+
+@dataclass(frozen=True)
+class Rows(Form):
+    """The plan for a kernel with dimensions that are folded."""
+
+    name = "rows"
+
+    @classmethod
+    def applies(cls, task: Task) -> Self | Refused:
+        """Any kernel without contraction that folds something and scans nothing."""
+        blocked = task.blocked
+        if blocked.contraction or all(dim.role is Role.GRID for dim in blocked.dims):
+            return Refused("it multiplies matrices, or folds nothing")
+        return Refused("it scans") if scans(blocked) else cls(task)
+
+    def configs(self) -> tuple[Config, ...]:
+        """The default, picked from sizes alone, and its neighbours."""
+        return neighbours(self.blocked, self.default())
+
+    def default(self) -> Config:
+        """The default configuration."""
+        blocked = self.blocked
+        reduced = [dim for dim in blocked.dims if dim.role is not Role.GRID]
+        grid = {dim.name: dim for dim in blocked.grid()}
+        if len(reduced) > 1:
+            return _several(reduced)
+        if blocked.dims[-1] is not reduced[0]:
+            return self.columns(reduced[0], grid["x"], extent(grid["b"].size) if "b" in grid else 1)
+        return self._rows(reduced[0], grid.get("x"))
+
+    def _rows(self, r: Dim, x: Dim | None) -> Config:
+        """The reduced axis is contiguous."""
+        blocked, length = self.blocked, power_of_two(extent(r.size))
+        rows = extent(x.size) if x is not None else 1
+        if r.role is Role.LOOP and length > 1024:
+            block, warps = self.steps(length, rows)
+            return Config((("r", min(length, block)),), num_warps=warps, split=self.splits(r, block))
+        if length <= 128:  # several rows per warp
+            block = max(1, min(2048 // length, power_of_two(rows)))
+            while block > 1 and -(-rows // block) < 2 * blocked.device.multiprocessors:
+                block //= 2
+            return Config((("x", block), ("r", length)), num_warps=min(4, warps_for(block * length, 8)))
+        warps = 1 if length <= 512 else _ROW_WARPS.get(length, 32)
+        if rows < 4 * blocked.device.multiprocessors:  # too few rows to hide latency behind other programs
+            warps = max(warps, min(16, warps_for(length, 8)))
+        return Config((("r", length),), num_warps=warps)
+
+    def splits(self, r: Dim, block: int) -> bool:
+        """Is the end of a row a loop of its own, so that blocks before it have no masks?
+
+        A mask that ends within 16 bytes has each thread store one element at a time, in every block in which it stands.
+        (H200, bf16, loss and gradient of 4096 rows of 50257, 50304 apart: 1050 µs in one loop of blocks of 16384, 406
+        in blocks of 4096 with an end of its own.  Of 2048 rows of 128256, which ends with a word: 418 and 406.)
+        """
+        least = 1 if _ends_within_word(self.blocked, r) else _LEAST_SPLIT
+        return not (r.size.is_Integer and int(r.size) < least * block)
+
+    def steps(self, length: int, rows: int) -> tuple[int, int]:
+        """Elements and warps of each step along a row.
+
+        Of many rows small blocks, since others go on where one waits, in few warps for a running value.  Of few rows as
+        much as can be under way at once.  (H200, bf16, maximum and sum of exponentials of 8192 rows of 50264: 295 µs in
+        steps of 4096 with 4 warps, 370 in steps of 8192 with 16; of 132 rows of 400000: 139 and 89.)
+        """
+        blocked, warps = self.blocked, step_warps(length)
+        if rows >= _MANY_ROWS * blocked.device.multiprocessors and length >= 4 * _ALONE[0] and _reads_again(blocked):
+            return _IN_PLACE if all(param.written and param.dtype in HALVES for param in streams(blocked)) else _ALONE
+        if rows < 8 * blocked.device.multiprocessors:
+            return warps * 512, warps
+        running = any(isinstance(stmt, Fold) and stmt.carry is not None for stmt in statements(blocked.body))
+        return (4096, 4) if running else (2048, 8)
+
+    def columns(self, r: Dim, x: Dim, times: int) -> Config:
+        """The grid axis is contiguous: neighbouring threads take neighbouring columns, at least 64 bytes of them.
+
+        Each block of them is taken so many `times`.  Of few columns blocks are smaller, to fill the device.
+        """
+        blocked, columns, length = self.blocked, extent(x.size), power_of_two(extent(r.size))
+        wanted = min(1024, 4096 // length) if r.role is Role.WHOLE else 256 // widest(blocked)
+        least = 32 if r.role is not Role.WHOLE or length <= 512 else SECTOR // narrowest(blocked)
+        block = min(max(least, wanted), power_of_two(columns))
+        while block > 32 and -(-columns // block) * times < 2 * blocked.device.multiprocessors:
+            block //= 2
+        while (
+            block > SECTOR // narrowest(blocked) and -(-columns // block) * times < blocked.device.multiprocessors // 4
+        ):
+            block //= 2
+        steps = length if r.role is Role.WHOLE else min(length, max(1, 4096 // block))
+        return Config((("r", steps), ("x", block)), num_warps=min(16, warps_for(steps * block, 16)))
+
+
+def step_warps(length: int) -> int:
+    """Warps of a program that takes a row of this length in steps."""
+    return 16 if length >= 16384 else 8
+
+
+def scans(blocked: Blocked) -> bool:
+    """Does the kernel scan?"""
+    return any(isinstance(stmt, Prefix) for stmt in statements(blocked.body))
+
+
+def _ends_within_word(blocked: Blocked, r: Dim) -> bool:
+    """Is a row stored that ends within 16 bytes?"""
+    loops = [stmt for stmt in statements(blocked.body, Loop) if blocked.of(stmt.axes) == (r,)]
+    stored = [blocked.kernel.param(stmt.param) for loop in loops for stmt in loop.body if isinstance(stmt, Store)]
+    return any(r.size.is_Integer and int(r.size) * param.dtype.itemsize % WORD for param in stored)
+
+
+def _reads_again(blocked: Blocked) -> bool:
+    """Is a loop that follows a running value followed by another one, over tensors few enough for the registers?"""
+    loops = [stmt for stmt in blocked.body if isinstance(stmt, Loop)]
+    running = len(loops) > 1 and any(isinstance(stmt, Fold) and stmt.carry is not None for stmt in loops[0].body)
+    return running and len(streams(blocked)) <= 3
+
+
+def _several(reduced: list[Dim]) -> Config:
+    """Folds over different axes: a whole tile per program, what is looped in steps that keep it small."""
+    room = 8192
+    blocks: list[tuple[str, int]] = []
+    for dim in sorted(reduced, key=lambda dim: dim.role is Role.LOOP):
+        length = power_of_two(extent(dim.size))
+        if dim.role is Role.LOOP:
+            length = min(length, max(1, room))
+        room = max(1, room // length)
+        blocks.append((dim.name, length))
+    elements = math.prod(length for _, length in blocks)
+    return Config(tuple(blocks), num_warps=min(16, warps_for(elements, 16)))

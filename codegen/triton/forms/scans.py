@@ -1,0 +1,45 @@
+"""Scans: rows or columns of which running sums (or maxima, products) are stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from typing_extensions import Self
+
+from fusion.codegen.triton.blocks import Config, Dim, extent, power_of_two
+from fusion.codegen.triton.forms.form import Refused, Task
+from fusion.codegen.triton.forms.rows import Rows, scans, step_warps
+from fusion.codegen.triton.forms.traffic import SECTOR, narrowest
+from fusion.lowering.kernel import Role
+
+
+@dataclass(frozen=True)
+class Scans(Rows):
+    """The plan for a kernel that scans, in blocks larger than those of folds, since they wait for each other."""
+
+    name = "scan"
+
+    @classmethod
+    def applies(cls, task: Task) -> Self | Refused:
+        """Any kernel without contraction that scans more than one element."""
+        if task.blocked.contraction or all(dim.role is Role.GRID for dim in task.blocked.dims):
+            return Refused("it multiplies matrices, or scans single elements")
+        return cls(task) if scans(task.blocked) else Refused("it scans nothing")
+
+    def splits(self, r: Dim, block: int) -> bool:
+        """The last block takes part in the scan like others."""
+        return False
+
+    def steps(self, length: int, rows: int) -> tuple[int, int]:
+        """Elements and warps of each step along a row."""
+        warps = step_warps(length)
+        return warps * 1024, warps
+
+    def columns(self, r: Dim, x: Dim, times: int) -> Config:
+        """Many rows of few columns at once: the next rows wait for them."""
+        length = power_of_two(extent(r.size))
+        if length < 256:
+            return super().columns(r, x, times)
+        block = min(max(1, SECTOR // narrowest(self.blocked)), power_of_two(extent(x.size)))
+        steps = length if r.role is Role.WHOLE else 256
+        return Config((("r", steps), ("x", block)), num_warps=max(4, steps * block // 1024))

@@ -1,0 +1,142 @@
+"""Parts: the kernels of one launch that run side by side, and which kernels may.
+
+`alike` says which kernels may share a launch: those that need about as many registers, and contractions only in the
+same form.  A part that wants fewer warps than the others takes larger blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from fusion.codegen.triton.blocks import Blocked, Config, Dim, extent, power_of_two
+from fusion.codegen.triton.call import PROGRAM, call_of
+from fusion.codegen.triton.expressions.indices import Layout, index_code
+from fusion.codegen.triton.expressions.spell import PRODUCT, UNARY
+from fusion.codegen.triton.forms import alone
+from fusion.codegen.triton.forms.form import Choice, Form, Refused, Task
+from fusion.codegen.triton.forms.persistent_product import PersistentProduct, speed
+from fusion.codegen.triton.forms.persistent_product.config import PersistentConfig, divided
+from fusion.codegen.triton.writer import FunctionRole, Writer
+from fusion.lowering.kernel import Kernel, Role
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One of the kernels of a launch.
+
+    Attributes:
+        name: of its function.
+    """
+
+    name: str
+    form: Form
+    layout: Layout
+
+    @property
+    def kernel(self) -> Kernel:
+        """The kernel it computes."""
+        return self.layout.blocked.kernel
+
+    @property
+    def blocks(self) -> str:
+        """The number of its blocks, as text that Python and Triton read alike."""
+        return " * ".join(_blocks(self.layout, dim) for dim in self.layout.blocked.grid()) or "1"
+
+    def call(self, program: str) -> str:
+        """The line that runs it."""
+        return call_of(self.name, self.layout, program)
+
+    def function(self, writer: Writer) -> str:
+        """Its function, which is told which of its programs runs."""
+        return self.form.function(self.layout, self.name, writer, FunctionRole(program=PROGRAM))
+
+
+def parts_of(kernels: Sequence[Kernel], launched: str, writer: Writer, *, joined: bool = False) -> list[Part]:
+    """The kernels of a launch of this name, laid out for the warps and stages that they have in common.
+
+    They may be `joined` in one loop over blocks.
+    """
+    tasks = [Task(kernel, writer.device, writer.numerics) for kernel in kernels]
+    picked = _persistent(tasks, joined=True) if joined else _choices(tasks)
+    warps, stages = max(config.num_warps for _, config in picked), min(config.num_stages for _, config in picked)
+    parts, taken = list[Part](), {launched}
+    for number, (form, config) in enumerate(picked):
+        kernel = form.task.kernel
+        name = kernel.name if kernel.name not in taken else f"{kernel.name}_{number}"
+        taken.add(name)
+        layout = form.lay_out(replace(config, num_warps=warps, num_stages=stages), writer)
+        parts.append(Part(name, form, layout))
+    return parts
+
+
+def alike(a: Task, b: Task) -> bool:
+    """May two kernels share a launch without one of them losing registers or warps to the other?"""
+    one, other = a.blocked, b.blocked
+    if one.contraction != other.contraction or one.chained or other.chained:
+        return False
+    if one.contraction and _is_persistent(a) is not _is_persistent(b):
+        return False
+    if one.contraction:
+        return len({_family(config) for _, config in _choices([a, b])}) == 1
+    ours, theirs = (_first(task)[1] for task in (a, b))
+    most, least = max(ours.num_warps, theirs.num_warps), min(ours.num_warps, theirs.num_warps)
+    looped = {any(dim.role is not Role.GRID for dim in blocked.dims) for blocked in (one, other)}
+    return len(looped) == 1 and (most <= 4 or most <= 2 * least)
+
+
+# Configurations -------------------------------------------------------------------------------------------------------
+
+
+def _choices(tasks: Sequence[Task]) -> list[Choice]:
+    """A form and a configuration for each kernel, as good as there is on the same warps and stages."""
+    if all(map(_is_persistent, tasks)):
+        return _persistent(tasks)
+    first = [_first(task) for task in tasks]
+    if tasks[0].blocked.contraction:
+        return first
+    warps = max(config.num_warps for _, config in first)
+    return [(form, _widened(form.task.blocked, config, warps)) for form, config in first]
+
+
+def _is_persistent(task: Task) -> bool:
+    plan = PersistentProduct.applies(task)
+    return not isinstance(plan, Refused) and not plan.slower
+
+
+def _persistent(tasks: Sequence[Task], *, joined: bool = False) -> list[Choice]:
+    """The best configuration of persistent products of one launch, each with as many columns as there are registers."""
+    best = speed.ranked([task.blocked for task in tasks], joined=joined)[0]
+    return [(PersistentProduct(task), divided(best, len(task.blocked.dots))) for task in tasks]
+
+
+def _first(task: Task) -> Choice:
+    """The first choice for a kernel that is no persistent product."""
+    plans = [plan for plan in alone.plans(task) if not isinstance(plan, PersistentProduct)]
+    return alone.within((plan, config) for plan in plans for config in plan.configs())[0]
+
+
+def _family(config: Config) -> tuple[int, int, int]:
+    each = config.per_processor if isinstance(config, PersistentConfig) else 0
+    return config.num_warps, config.num_stages, each
+
+
+def _widened(blocked: Blocked, config: Config, warps: int) -> Config:
+    """`config` on more warps, with as much larger a block of what is spread over programs, if it has one to enlarge."""
+    spread = (dim for dim in blocked.dims if dim.role is Role.GRID and not blocked.single(dim))
+    factor, dim = warps // config.num_warps, next(spread, None)
+    if factor == 1 or dim is None:
+        return replace(config, num_warps=warps)
+    most = power_of_two(extent(dim.size))
+    size = max(config.block(dim.name), min(most, config.block(dim.name) * factor))
+    blocks = tuple((name, size if name == dim.name else length) for name, length in config.blocks)
+    return replace(config, num_warps=warps, blocks=blocks)
+
+
+def _blocks(layout: Layout, dim: Dim) -> str:
+    size = index_code(dim.size, layout, lambda symbol: symbol.name)
+    if dim not in layout.tiled:
+        return size.at(PRODUCT if dim.size.is_Integer else UNARY)
+    if dim.size.is_Integer:
+        return str(-(-int(dim.size) // layout.config.block(dim.name)))
+    return f"(({size.text} + {layout.config.block(dim.name) - 1}) // {layout.config.block(dim.name)})"

@@ -1,0 +1,75 @@
+"""Traffic: the tensors that most of a kernel's memory traffic consists of, and block sizes that follow from them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from fusion.codegen.triton.blocks import Blocked, Config, extent, power_of_two
+from fusion.lowering.expr import Op, TileRef, postorder
+from fusion.lowering.kernel import Fold, Param, Role, statements
+
+SECTOR = 32
+"""Bytes: the least that memory is asked for."""
+
+
+def streams(blocked: Blocked) -> list[Param]:
+    """The tensors that most of the traffic consists of."""
+
+    def weight(param: Param) -> int:
+        return extent(param.extent) * param.dtype.itemsize
+
+    params = blocked.kernel.params
+    heaviest = max((weight(param) for param in params), default=0)
+    return [param for param in params if weight(param) * 4 >= heaviest]
+
+
+def widest(blocked: Blocked) -> int:
+    """Bytes of the largest elements of those tensors."""
+    return max((param.dtype.itemsize for param in streams(blocked)), default=4)
+
+
+def narrowest(blocked: Blocked) -> int:
+    """Bytes of the smallest elements of those tensors."""
+    return min((param.dtype.itemsize for param in streams(blocked)), default=4)
+
+
+def warps_for(elements: int, per_thread: int) -> int:
+    """Warps with which each thread has about `per_thread` of `elements`."""
+    return min(32, max(1, power_of_two(elements // (32 * per_thread))))
+
+
+def neighbours(blocked: Blocked, default: Config) -> tuple[Config, ...]:
+    """`default`, then half and twice as many warps, then each block half and twice as large."""
+    configs = [default]
+    for warps in (default.num_warps // 2, default.num_warps * 2):
+        if 1 <= warps <= 32:
+            configs.append(replace(default, num_warps=warps))
+    for dim in blocked.dims:
+        if blocked.single(dim):
+            continue
+        for size in (default.block(dim.name) // 2, default.block(dim.name) * 2):
+            if dim.role is not Role.WHOLE and 1 <= size <= min(16384, power_of_two(extent(dim.size))):
+                blocks = {**dict(default.blocks), dim.name: size}
+                configs.append(replace(default, blocks=tuple(blocks.items())))
+    return tuple(configs)
+
+
+def matrix_itemsize(blocked: Blocked) -> int:
+    """Bytes of an element of a matrix that is multiplied: of the parameter that most of the traffic is for."""
+    return max(blocked.kernel.params, key=lambda param: extent(param.extent) * param.dtype.itemsize).dtype.itemsize
+
+
+def first_folds(blocked: Blocked) -> list[Fold]:
+    """The folds that are not over the results of others."""
+    folds = list(statements(blocked.body, Fold))
+    return [fold for fold in folds if not any(isinstance(node, TileRef) for node in postorder(*fold.args))]
+
+
+def is_packed(blocked: Blocked) -> bool:
+    """Does each element of the matrix that is summed hold several numbers?"""
+    return any(map(holds_several, first_folds(blocked)))
+
+
+def holds_several(fold: Fold) -> bool:
+    """Are several products added for each element?"""
+    return isinstance(fold.args[0], Op) and fold.args[0].name == "add"

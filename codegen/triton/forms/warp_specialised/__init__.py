@@ -1,0 +1,150 @@
+"""Warp-specialised chained products: attention in groups of warps, of which one warp fetches.
+
+One program per multiprocessor takes blocks of rows one after the other.  A warp fetches what is multiplied into rings
+of slots of shared memory; groups of four warps compute, the first product of a block ahead of the second of the block
+before (`program.py`).  `chain.py` says which kernels these are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from typing_extensions import Self
+
+from fusion.codegen.triton.arguments import argument
+from fusion.codegen.triton.blocks import Blocked, Config, extent, keeps_busy, power_of_two, programs
+from fusion.codegen.triton.expressions import prelude
+from fusion.codegen.triton.expressions.indices import Layout, lay_out
+from fusion.codegen.triton.expressions.matrices import Hosted
+from fusion.codegen.triton.expressions.scopes import Names
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.file import INDENT, signature
+from fusion.codegen.triton.forms import efficiency, long_loops
+from fusion.codegen.triton.forms.chained import operands
+from fusion.codegen.triton.forms.form import Form, Refused, Task
+from fusion.codegen.triton.forms.warp_specialised import groups, turns
+from fusion.codegen.triton.forms.warp_specialised.chain import NARROW, STEP, Chain, chain_of
+from fusion.codegen.triton.forms.warp_specialised.config import WarpSpecialisedConfig
+from fusion.codegen.triton.forms.warp_specialised.functions import Function
+from fusion.codegen.triton.forms.warp_specialised.groups import Given, in_gluon
+from fusion.codegen.triton.forms.warp_specialised.program import Program
+from fusion.codegen.triton.writer import Writer
+from fusion.lowering.kernel import Role
+
+_SPEED = {3: 1.1, 2: 1.0}  # of so many groups against two
+
+_SHORT_WIDE = 512  # steps of a loop over wide heads below which nothing was measured
+
+
+@dataclass(frozen=True)
+class WarpSpecialised(Form):
+    """The plan for two products of one loop."""
+
+    chain: Chain
+
+    name = "warp-specialised chained product"
+    takes = (WarpSpecialisedConfig,)
+
+    @classmethod
+    def applies(cls, task: Task) -> Self | Refused:
+        """See `chain_of`; the device has to multiply in groups of warps."""
+        if not groups.run_on(task.device):
+            return Refused(f"{task.device.arch} does not multiply in groups of warps")
+        chain = chain_of(task.blocked)
+        return Refused(chain) if isinstance(chain, str) else cls(task, chain)
+
+    @property
+    def slower(self) -> str:
+        """Measured against the form that Triton pipelines: 1.4 to 1.45 times as fast on heads of 128 and loops of 512
+        to 16384, 1.25 to 1.35 times with a mask, 2 times on heads of 256, 1.1 times on those of 64 and loops of 1024 or
+        more, 0.9 to 1 times with a mask.
+        """
+        blocked, least = self.blocked, self._config(2, 1)
+        if not keeps_busy(blocked, least):
+            return f"{programs(blocked, least)} blocks of rows leave multiprocessors idle"
+        if long_loops.steps(blocked) < (_SHORT_WIDE if _wide(blocked) else long_loops.SHORT):
+            return f"a loop of {long_loops.steps(blocked)} is over before the ring is full"
+        if not _wide(blocked) and long_loops.skips(blocked):
+            return "narrow heads with a mask are faster in smaller blocks"
+        return ""
+
+    def configs(self) -> tuple[Config, ...]:
+        """As many slots of what is fetched as fit: three for heads of 64, two for wider ones."""
+        together = long_loops.together(self.blocked) if long_loops.skips(self.blocked) else 1
+        return tuple(self._config(count, together) for count in _counts(self.blocked))
+
+    def _config(self, count: int, together: int) -> Config:
+        wide, dims = _wide(self.blocked), self.blocked.dims
+        held = {dim.name: power_of_two(extent(dim.size)) for dim in dims if dim.role is Role.WHOLE}
+        blocks = {"m": count * groups.ROWS, "n": STEP[max(held.values())], **held}
+        return WarpSpecialisedConfig(
+            tuple(blocks.items()),
+            num_warps=4,
+            num_stages=2 if wide else 3,
+            groups=count,
+            split=True,
+            registers=groups.registers(count),
+            group=together,
+        )
+
+    def efficiency(self) -> float:
+        """The share of the speed of the matrix units: there is no library to compare with."""
+        return efficiency.of_chain(self.blocked, self.task.numerics, described=bool(operands(self.blocked)))
+
+    def fit(self, config: Config) -> Config | None:
+        """As it is: the number of slots is chosen to fit."""
+        return config
+
+    def lay_out(self, config: Config, writer: Writer) -> Layout:
+        """GRID indices are defined in the loops over blocks."""
+        return lay_out(self.blocked, config, turns.depth(self.blocked, config), within_limit=writer.within_limit)
+
+    def functions(self, layout: Layout, writer: Writer, hosted: dict[str, Hosted]) -> list[str]:
+        """What the warp that fetches does, what a group does, and the function that starts them."""
+        kernel, constants = layout.blocked.kernel, list(layout.constants)
+        params = [*map(argument, kernel.params), *(size.name for size in kernel.sizes)]
+        program = Program(layout, self.chain, Given(kernel.name, params, constants))
+        taken = [*program.fetch_takes, *program.compute_takes, *program.reserved, "gl", "gluon", "hopper", kernel.name]
+
+        def values() -> Values:
+            return writer.values(layout, Names([*taken, *prelude.FUNCTIONS]))
+
+        def text(function: Function) -> str:
+            typed = (f"{each}: tl.constexpr" if each in function.constants else each for each in function.takes)
+            head = [
+                "@gluon.jit",
+                f"def {kernel.name}_{function.suffix}(",
+                *(f"{INDENT}{each}," for each in typed),
+                "):",
+            ]
+            return "\n".join([*head, *(INDENT + line for line in in_gluon(function.lines))])
+
+        launched = ["@gluon.jit", *signature(kernel, kernel.name, {}, constants)[1:]]
+        return [
+            *map(text, program.fetch(values())),
+            *map(text, program.compute(values())),
+            "\n".join([*launched, *(INDENT + line for line in program.launched(values()))]),
+        ]
+
+    def per_multiprocessor(self, config: Config) -> int:
+        """One, whose groups fill the multiprocessor."""
+        return 1
+
+
+def _counts(blocked: Blocked) -> tuple[int, ...]:
+    """How many groups: the sums of two of them fit into registers, of narrow heads those of three.
+
+    Three were 1.1 times as fast as two in long loops (H200, 16384 tokens of 16 heads), where their blocks are full.
+    """
+    if _wide(blocked):
+        return (2,)
+    rows = next(extent(dim.size) for dim in blocked.grid() if dim.name == "m")
+    full = {count: rows / (-(-rows // (count * groups.ROWS)) * count * groups.ROWS) for count in _SPEED}
+    return tuple(sorted(_SPEED, key=lambda count: -full[count] * _SPEED[count]))
+
+
+def _wide(blocked: Blocked) -> bool:
+    return any(extent(dim.size) > NARROW for dim in blocked.dims if dim.role is Role.WHOLE)
+
+
+__all__ = ["WarpSpecialised", "WarpSpecialisedConfig"]

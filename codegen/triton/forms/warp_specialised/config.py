@@ -1,0 +1,28 @@
+"""Config: the parameters of a warp-specialised program."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusion.codegen.triton.blocks import Config
+
+
+@dataclass(frozen=True, slots=True)
+class WarpSpecialisedConfig(Config):
+    """One way to launch a warp-specialised chained product.
+
+    Attributes:
+        groups: one warp fetches, and so many groups of four warps compute.
+    """
+
+    groups: int = 2
+
+    def words(self) -> list[str]:
+        """The parameters of the form, in words."""
+        return ["persistent", f"{self.groups} groups"]
+
+
+def groups_of(config: Config) -> int:
+    """How many groups of four warps compute."""
+    assert isinstance(config, WarpSpecialisedConfig)
+    return config.groups

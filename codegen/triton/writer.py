@@ -1,0 +1,118 @@
+"""Writer: one `@triton.jit` function of a kernel, from its first line to its last.
+
+What enters is a kernel that is laid out, and how its form opens the program (`Open`); what leaves is the text of a
+function.  Forms (`forms`) decide which functions a launch has and in which order they run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+from fusion.codegen.numerics import Numerics
+from fusion.codegen.triton.arguments import argument
+from fusion.codegen.triton.blocks import Dim
+from fusion.codegen.triton.body import Body
+from fusion.codegen.triton.devices import Device
+from fusion.codegen.triton.expressions import prelude
+from fusion.codegen.triton.expressions.indices import Layout
+from fusion.codegen.triton.expressions.limits import limit_of
+from fusion.codegen.triton.expressions.matrices import Hosted
+from fusion.codegen.triton.expressions.scopes import Names
+from fusion.codegen.triton.expressions.values import Values
+from fusion.codegen.triton.file import INDENT, passed, signature
+from fusion.codegen.triton.rewrites.exponentials import shares_in_powers_of_two
+from fusion.codegen.triton.rewrites.rounding import is_rounded, rounded_parts
+from fusion.codegen.triton.rewrites.sigmoids import as_sigmoids
+from fusion.codegen.triton.statements.unchanged import return_unchanged
+
+Open: TypeAlias = Callable[[Body], None]
+"""Adds the lines of a program: where its block lies, and its statements."""
+
+
+def one_block(body: Body) -> None:
+    """Add the lines of a program that computes one block."""
+    body.place()
+    body.statements()
+
+
+@dataclass(frozen=True, slots=True)
+class FunctionRole:
+    """The part that a function plays in a launch of several; as it stands, that of one that is launched alone.
+
+    Attributes:
+        program: the parameter that says which of its programs runs; empty where Triton says so.
+        starts: parameters that say where blocks of GRID dimensions begin.
+        behind: the tensors that other functions of the launch have written before this one runs.
+        ending: the lines with which it ends, given what writes its expressions.
+        counters: further parameters, with a word on each.
+        reserved: other names that its lines use.
+    """
+
+    program: str = ""
+    starts: Mapping[Dim, str] = field(default_factory=dict)
+    behind: frozenset[str] = frozenset()
+    ending: Callable[[Values], list[str]] | None = None
+    counters: Mapping[str, str] = field(default_factory=dict)
+    reserved: Sequence[str] = ()
+
+
+ALONE = FunctionRole()
+
+
+@dataclass(frozen=True, slots=True)
+class Writer:
+    """Writes the functions of kernels for one device.
+
+    Attributes:
+        within_limit: for sizes with which all indices fit into 32 bits, or else for any.
+    """
+
+    device: Device
+    numerics: Numerics
+    within_limit: bool
+
+    def limit(self, layouts: Sequence[Layout]) -> str | None:
+        """The number that has to be below 2³¹, as Python text, where the source is for sizes with which it is."""
+        return limit_of(layouts) if self.within_limit else None
+
+    def function(
+        self,
+        layout: Layout,
+        name: str,
+        open_: Open = one_block,
+        *,
+        role: FunctionRole = ALONE,
+        hosted: dict[str, Hosted] | None = None,
+    ) -> str:
+        """The `@triton.jit` function of one kernel.  Descriptors that it adds to `hosted` are passed to it."""
+        kernel = layout.blocked.kernel
+        told = [*([role.program] if role.program else []), *role.starts.values()]
+        constants = list(layout.constants)
+        names = [*map(argument, kernel.params), *(size.name for size in kernel.sizes), *constants]
+        names += [*told, *role.counters, *role.reserved]
+        values = self.values(layout, Names([*names, name, *prelude.FUNCTIONS]), role.behind)
+        values.program, values.hosted = role.program or values.program, hosted
+        values.starts.update(role.starts)
+        body = Body(values)
+        if role.ending is None and not role.program:
+            return_unchanged(values)
+        open_(body)
+        lines = values.scopes[0].lines + (role.ending(values) if role.ending is not None else [])
+        given = {**role.counters, **passed(hosted or {})}
+        return "\n".join([*signature(kernel, name, given, constants, told), *(INDENT + line for line in lines)])
+
+    def values(self, layout: Layout, names: Names, behind: frozenset[str] = frozenset()) -> Values:
+        """The writer of the expressions of one function; `behind`: see `FunctionRole`."""
+        fast, zero_fill = is_rounded(layout.blocked.kernel) and not self.numerics.strict, layout.blocked.contraction
+        body = layout.blocked.body
+        if fast:
+            body = as_sigmoids(body)
+        if not self.numerics.strict:
+            quick = rounded_parts(body)
+            body = shares_in_powers_of_two(body, lambda node: fast or node in quick)
+            layout = replace(layout, blocked=replace(layout.blocked, body=body))
+        values = Values(layout, names, fast=fast, zero_fill=zero_fill, behind=behind)
+        values.quick = frozenset() if self.numerics.strict else rounded_parts(body)
+        return values
