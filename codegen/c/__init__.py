@@ -4,12 +4,12 @@ What enters is a Kernel; what leaves is one C function, threads over its grid ax
 and a launcher for it.  Contractions are written tile by tile (`blocked`), but not announced: alone, or with what is
 merely element-wise around them, they are left to the library, whose calls take a bias along.
 
-kernel → walks → loops → emit     `text` is what each of them writes with
-       → walks → blocked → emit   where there are products, running values
+kernel → forms → walks → loops     `text` is what each of them writes with
+               → walks → blocked   where there are products, running values
 text   → frame → build → launcher
 
-`emit.py` and `blocked/function.py` are the paths of a kernel to its text; each other file decides one thing on them,
-and each package says which things.
+`forms.py` lists the ways to write a kernel; `loops/function.py` and `blocked/function.py` are the paths of a kernel to
+its text; each other file decides one thing on them, and each package says which things.
 """
 
 from __future__ import annotations

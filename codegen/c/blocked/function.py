@@ -22,10 +22,11 @@ from fusion.codegen.c.blocked.held import Tile, product_tile, tile_over
 from fusion.codegen.c.blocked.scope import Scope
 from fusion.codegen.c.blocked.skips import ALWAYS, possible
 from fusion.codegen.c.frame import Frame
+from fusion.codegen.c.text.folds import NEVER, NanWatch, better, combined, sign, started, take
 from fusion.codegen.c.text.indices import index_text
 from fusion.codegen.c.text.nest import indented
 from fusion.codegen.c.text.products import FACTORS
-from fusion.codegen.c.text.storage import HELD, constant, operand
+from fusion.codegen.c.text.storage import HELD
 from fusion.codegen.c.text.updates import statement
 from fusion.codegen.c.walks.scratch import outermost
 from fusion.codegen.c.walks.sweeps import extend_spans, with_plain_folds
@@ -44,10 +45,7 @@ from fusion.lowering.kernel import (
     values_of,
     walked_folds,
 )
-from fusion.lowering.scalar_ops import identity, keeps_position
-
-_COMBINED = {"sum": "{0} + {1}", "prod": "{0} * {1}", "any": "{0} | {1}", "all": "{0} & {1}"}
-_REDUCTIONS = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
+from fusion.lowering.scalar_ops import keeps_position
 
 
 def needs_blocks(kernel: Kernel) -> bool:
@@ -253,12 +251,11 @@ class _Blocked:
             tile = tile_over(name, held, axes, scope.blocks)
         scope.known[fold.ref] = scope.allocate(tile)
         if not keeps_position(fold.op):
-            return self.scope.fill(tile, constant(identity(fold.op, fold.dtype), fold.dtype))
+            return self.scope.fill(tile, started(fold))
         dtype = fold.args[0].dtype
         best = self.scope.allocate(tile_over(scope.space.exactly(f"{name}_best"), HELD[dtype], axes, scope.blocks))
         self.best[fold.name] = best
-        worst = constant(identity(fold.op, dtype), dtype)
-        return [*self.scope.fill(best, worst), *self.scope.fill(tile, "INT64_MAX")]
+        return [*self.scope.fill(best, started(fold, dtype)), *self.scope.fill(tile, NEVER)]
 
     def _fold(self, fold: Fold) -> list[str]:
         lines: list[str] = []
@@ -280,7 +277,7 @@ class _Blocked:
         if axes and axes[-1] in over:
             return [*lines, *self._across(fold, tile, axes)]
         element, nest = self.scope.at(tile), self.scope.nest(fold.args, axes, named=frozenset(fold.args))
-        nest.write(f"{element} = {_combined(fold, element, nest.texts[0])};")
+        nest.write(f"{element} = {combined(fold, element, nest.texts[0])};")
         return [*lines, *nest.lines()]
 
     def _dot(self, fold: Fold, tile: Tile, *, fresh: bool) -> list[str]:
@@ -306,59 +303,27 @@ class _Blocked:
         name = self.scope.space.fresh(f"{fold.name}_part")
         outer = sum(symbol not in fold.over for symbol in axes)
         extreme = fold.op in ("max", "min") and held != "_Bool"
-        watch = self.scope.space.fresh("nan") if extreme and fold.dtype.is_floating_point else ""
+        watch = NanWatch(self.scope.space.fresh("nan")) if extreme and fold.dtype.is_floating_point else None
         nest = self.scope.nest(fold.args, axes, named=frozenset(fold.args))
         (value,) = nest.texts
         shared, kept = nest.levels[-1], nest.levels[outer]
-        shared.clauses.append(f"reduction({_sign(fold)}:{name})")
-        kept.before.append(f"{held if held != '_Bool' else 'int'} {name} = {_identity(fold)};")
-        if extreme:
-            nest.write(f"{name} = {value} {'>' if fold.op == 'max' else '<'} {name} ? {value} : {name};")
-        else:
-            nest.write(f"{name} = {_combined(fold, name, value)};")
-        if watch:
-            nest.write(f"{watch} |= {value} != {value};")
-            shared.clauses.append(f"reduction(|:{watch})")
-            kept.before.append(f"int {watch} = 0;")
-            kept.after.append(f"if ({watch}) {name} = {constant(float('nan'), fold.dtype)};")
+        shared.clauses.append(f"reduction({sign(fold)}:{name})")
+        kept.before.append(f"{held if held != '_Bool' else 'int'} {name} = {started(fold)};")
+        nest.write(better(fold, name, value) if extreme else f"{name} = {combined(fold, name, value)};")
+        if watch is not None:
+            nest.write(watch.look(value))
+            shared.clauses.append(watch.clause)
+            kept.before.append(watch.before)
+            kept.after.append(watch.after(name, fold.dtype))
         element = self.scope.at(tile)
-        kept.after.append(f"{element} = {_combined(fold, element, name)};")
+        kept.after.append(f"{element} = {combined(fold, element, name)};")
         return nest.lines()
 
     def _extreme_position(self, fold: Fold, tile: Tile, axes: Sequence[sympy.Symbol]) -> list[str]:
         """argmax and argmin, point by point: the best value so far and where it was."""
-        dtype = fold.args[0].dtype
-        held = "uint8_t" if HELD[dtype] == "_Bool" else HELD[dtype]
         at = self.scope.at(tile)
         best = self.scope.at(self.best[fold.name])
         nest = self.scope.nest(fold.args, axes, named=frozenset(fold.args), lanes=False)
         value, index = nest.texts
-        took = self.scope.space.fresh("take")
-        nest.write(
-            f"const _Bool {took} = {fold.op}_takes_{held}({value}, {index}, {best}, {at});",
-            f"{best} = {took} ? {value} : {best};",
-            f"{at} = {took} ? {index} : {at};",
-        )
+        nest.write(*take(fold, self.scope.space.fresh("take"), value, index, best, at))
         return nest.lines()
-
-
-def _identity(fold: Fold) -> str:
-    return constant(identity(fold.op, fold.dtype), fold.dtype)
-
-
-def _logical(fold: Fold) -> str:
-    """The operation that `fold` is on bools."""
-    return {"max": "any", "min": "all", "sum": "any", "prod": "all"}.get(fold.op, fold.op)
-
-
-def _sign(fold: Fold) -> str:
-    return _REDUCTIONS[_logical(fold) if HELD[fold.dtype] == "_Bool" else fold.op]
-
-
-def _combined(fold: Fold, left: str, right: str) -> str:
-    """Two results of `fold` as one; where one is NaN, so is theirs."""
-    held = HELD[fold.dtype]
-    op = _logical(fold) if held == "_Bool" else fold.op
-    if op in ("max", "min"):
-        return f"{op}imum_{held}({right}, {left})"
-    return _COMBINED[op].format(left, operand(right))

@@ -19,13 +19,14 @@ from dataclasses import dataclass, replace
 import sympy
 import torch
 
+from fusion.codegen.c.text.folds import NEVER, NanWatch, better, compared_as, sign, started, take, takes
 from fusion.codegen.c.text.nest import Extent, Level, Namespace
-from fusion.codegen.c.text.storage import HELD, constant
+from fusion.codegen.c.text.storage import HELD
 from fusion.codegen.c.walks.lanes import FEW, FEWER
 from fusion.codegen.c.walks.sweeps import Sweep
 from fusion.lowering.errors import BuildError
 from fusion.lowering.kernel import Fold, KernelAxis
-from fusion.lowering.scalar_ops import FoldName, identity, keeps_position
+from fusion.lowering.scalar_ops import keeps_position
 
 SHARES = 128
 """Shares of a fold across lanes: eight registers of float32, which are added to while others wait."""
@@ -45,9 +46,6 @@ as eager's."""
 
 ARG_SHARES = 64
 """Candidates of an argmax across lanes."""
-
-_SIGNS = {"sum": "+", "prod": "*", "any": "|", "max": "|", "all": "&", "min": "&"}
-"""What combines the lanes of a sum, a product and truth values, to OpenMP."""
 
 REPEATING = frozenset(("max", "min", "argmax", "argmin"))
 """Folds whose text names their arguments more than once."""
@@ -189,11 +187,11 @@ def _start(held: str, name: str, first: str, place: Place, level: Level) -> str:
     return element
 
 
-def _combined(op: FoldName, held: str, name: str, place: Place) -> str:
-    """What the accumulators `name` of lanes along a folded axis have together."""
+def _combined(fold: Fold, held: str, name: str, place: Place) -> str:
+    """The accumulators `name` of all lanes along a folded axis as one."""
     if place.shares is not None:
-        return f"{op}_of_{held}({name}, {place.shares})"
-    place.inner.clauses.append(f"reduction({_SIGNS[op]}:{name})")
+        return f"{fold.op}_of_{held}({name}, {place.shares})"
+    place.inner.clauses.append(f"reduction({sign(fold)}:{name})")
     return name
 
 
@@ -210,12 +208,11 @@ def _finish(held: str, name: str, text: str, place: Place) -> str:
 
 def _folded(fold: Fold, held: str, step: Callable[[str], str], place: Place, space: Namespace) -> str:
     """A fold that combines lanes as it takes in values; `step`: the text of what it does to an accumulator."""
-    first = constant(identity(fold.op, fold.dtype), fold.dtype)
     name = space.exactly(fold.name)
     start = name if place.shares is None else space.exactly(f"{fold.name}_shares")
-    total = _start(held, start, first, place, place.outer)
+    total = _start(held, start, started(fold), place, place.outer)
     place.inner.before.append(f"{step(total)};")
-    return total if place.lanes is not None else _finish(held, name, _combined(fold.op, held, start, place), place)
+    return total if place.lanes is not None else _finish(held, name, _combined(fold, held, start, place), place)
 
 
 def _sum(fold: Fold, value: str, place: Place, space: Namespace) -> str:
@@ -239,7 +236,7 @@ def _sum(fold: Fold, value: str, place: Place, space: Namespace) -> str:
     if place.lanes is not None:
         place.part.after.append(f"{place.lanes.header} {total} += {part};")
         return f"(float){total}"
-    place.part.after.append(f"{total} += {_combined('sum', 'float', part_name, place)};")
+    place.part.after.append(f"{total} += {_combined(fold, 'float', part_name, place)};")
     return _finish("float", name, f"(float){total}", place)
 
 
@@ -249,7 +246,7 @@ def _prod(fold: Fold, value: str, place: Place, space: Namespace) -> str:
 
 def _logical(fold: Fold, value: str, place: Place, space: Namespace) -> str:
     held = "int" if place.lanes is None and place.shares is None else "uint8_t"
-    return _folded(fold, held, lambda total: f"{total} {_SIGNS[fold.op]}= {value}", place, space)
+    return _folded(fold, held, lambda total: f"{total} {sign(fold)}= {value}", place, space)
 
 
 def _extreme(fold: Fold, value: str, place: Place, space: Namespace) -> str:
@@ -258,45 +255,35 @@ def _extreme(fold: Fold, value: str, place: Place, space: Namespace) -> str:
     held = HELD[dtype]
     if place.lanes is not None or place.shares is not None:
         return _folded(fold, held, lambda total: f"{total} = {fold.op}imum_{held}({value}, {total})", place, space)
-    name = _start(held, space.exactly(fold.name), constant(identity(fold.op, dtype), dtype), place, place.outer)
-    sign = ">" if fold.op == "max" else "<"
-    place.inner.before.append(f"{name} = {value} {sign} {name} ? {value} : {name};")
+    name = _start(held, space.exactly(fold.name), started(fold), place, place.outer)
+    place.inner.before.append(better(fold, name, value))
     place.inner.clauses.append(f"reduction({fold.op}:{name})")
     if dtype.is_floating_point:
-        nan = space.exactly(f"{fold.name}_nan")
-        place.outer.before.append(f"int {nan} = 0;")
-        place.inner.before.append(f"{nan} |= {value} != {value};")
-        place.inner.clauses.append(f"reduction(|:{nan})")
-        place.outer.after.append(f"if ({nan}) {name} = {constant(float('nan'), dtype)};")
+        watch = NanWatch(space.exactly(f"{fold.name}_nan"))
+        place.outer.before.append(watch.before)
+        place.inner.before.append(watch.look(value))
+        place.inner.clauses.append(watch.clause)
+        place.outer.after.append(watch.after(name, dtype))
     return _finish(held, name, name, place)
 
 
 def _arg(fold: Fold, args: list[str], place: Place, space: Namespace) -> str:
     """argmax and argmin: the best value so far and where it was; which of two is better, `takes_…` decides."""
     dtype = fold.args[0].dtype
-    held = "uint8_t" if dtype is torch.bool else HELD[dtype]
     value, index = args
     name = space.exactly(fold.name)
     best_name = space.exactly(f"{fold.name}_best")
-    worst = constant(identity(fold.op, dtype), dtype)
-    never = "INT64_MAX"
-    takes = f"{fold.op}_takes_{held}"
-    best = _start(held, best_name, worst, replace(place, cell=None), place.outer)
+    best = _start(compared_as(dtype), best_name, started(fold, dtype), replace(place, cell=None), place.outer)
     if place.shares is None:
-        at = _start("int64_t", name, never, place, place.outer)
+        at = _start("int64_t", name, NEVER, place, place.outer)
     else:
         shares_name = space.exactly(f"{fold.name}_shares")
-        at = _start("int64_t", shares_name, never, place, place.outer)
+        at = _start("int64_t", shares_name, NEVER, place, place.outer)
         place.outer.after += [
             f"int64_t {name} = {shares_name}[0];",
             f"for (int l = 1; l < {place.shares}; l++)",
-            f"    if ({takes}({best_name}[l], {shares_name}[l], {best_name}[0], {name}))",
+            f"    if ({takes(fold)}({best_name}[l], {shares_name}[l], {best_name}[0], {name}))",
             f"        {best_name}[0] = {best_name}[l], {name} = {shares_name}[l];",
         ]
-    took = space.fresh("take")
-    place.inner.before += [
-        f"const _Bool {took} = {takes}({value}, {index}, {best}, {at});",
-        f"{best} = {took} ? {value} : {best};",
-        f"{at} = {took} ? {index} : {at};",
-    ]
+    place.inner.before += take(fold, space.fresh("take"), value, index, best, at)
     return at if place.lanes is not None else _finish("int64_t", name, name, place)

@@ -1,11 +1,9 @@
-"""From a Kernel to the text of one C function.
+"""Writes a kernel as loops over its grid and its folded axes, with SIMD lanes along one of them.
 
-What enters is a kernel; what leaves is a function of the same name that takes the data pointers of its params, its
-sizes as int64_t and the number of threads, with the few definitions it needs before it.  The decisions are made
-elsewhere, each in its own file: which axes are inside a program (`repeated`), what shares a walk (`sweeps`), where the
-lanes run (`lanes`), where their loops are cut (`cuts`) and where they are `idle`, what is kept (`scratch`), how folds
-accumulate (`folds`), whether threads pay (`threads`); this file opens the loops and fills them.  Kernels with
-contractions or running values are written by `blocked`.
+The decisions are made elsewhere, each in its own file: which axes are inside a program (`repeated`), which statements
+share a sweep of loops (`sweeps`), where the lanes run (`lanes`), where their loops are cut (`cuts`) and where they are
+`idle`, what is kept (`scratch`), how folds accumulate (`folds`), whether threads pay (`threads`); this file opens the
+loops and fills them.  Kernels with contractions or running values are written by `blocked`.
 
 Refused (BuildError): dtypes and operations without a C form.
 """
@@ -17,15 +15,13 @@ from dataclasses import dataclass
 
 import sympy
 
-from fusion.codegen.c.blocked import blocked_function, needs_blocks
-from fusion.codegen.c.frame import Frame, called_by
+from fusion.codegen.c.frame import Frame
 from fusion.codegen.c.loops.folds import REPEATING, Place, Runs, runs_of, write_fold
 from fusion.codegen.c.loops.grid import Array, Grid
 from fusion.codegen.c.loops.halves import Converted, convert_halves, find_halves, lanes_for, narrowed_value
 from fusion.codegen.c.loops.prefixes import write_scan
 from fusion.codegen.c.loops.tiles import stage_tiles
 from fusion.codegen.c.text.nest import Extent, Level, chunks_of, flat, render, turns_of
-from fusion.codegen.c.text.prelude import prelude
 from fusion.codegen.c.text.storage import HELD
 from fusion.codegen.c.text.updates import statement
 from fusion.codegen.c.text.values import Speller
@@ -37,36 +33,15 @@ from fusion.codegen.c.walks.scratch import plan_scratch
 from fusion.codegen.c.walks.sweeps import Sweep, extend_spans, sweeps_of, with_plain_folds
 from fusion.codegen.c.walks.threads import may_share, team
 from fusion.lowering.expr import Expr, make_cast
-from fusion.lowering.kernel import Kernel, KernelAxis, Role, Store, spans
+from fusion.lowering.kernel import Kernel, KernelAxis, Store, spans
 
 
-def emit_kernel(kernel: Kernel) -> str:
-    """C source of `kernel`.  Equal kernels give equal text.
+def loops_function(kernel: Kernel) -> str:
+    """The text of one C function.
 
     Raises:
-        BuildError: the kernel cannot be written in C.
+        BuildError: a dtype or operation without a C form.
     """
-    functions = _functions(kernel)
-    *called, launched = functions
-    origins = "".join(f"// {' '.join(line.split())}\n" for line in kernel.origins)
-    return "\n".join([prelude("".join(functions)), *called, origins + launched])
-
-
-def _functions(kernel: Kernel) -> list[str]:
-    """The C functions of a launch, each above those that call it."""
-    found: list[str] = []
-    for part in called_by(kernel):
-        *inner, last = _functions(part)
-        found += [*inner, f"static {last}"]
-    return [*found, _function(kernel)]
-
-
-def _function(kernel: Kernel) -> str:
-    """The text of one C function."""
-    if any(axis.size == 0 for axis in kernel.with_role(Role.GRID)):  # no point of the grid: nothing is stored
-        return Frame(kernel).function([])
-    if needs_blocks(kernel):
-        return blocked_function(kernel)
     return _Function(with_inner_axes(with_plain_folds(kernel))).text()
 
 

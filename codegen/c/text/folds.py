@@ -1,0 +1,95 @@
+"""Text that all folds have in common: how they start, how two results become one, what OpenMP is told of them.
+
+What enters is a `Fold` and the texts of its operands and accumulators; what leaves are lines of C.  Maxima and minima
+give NaN where an operand is NaN; truth values are folded with `|` and `&`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from fusion.codegen.c.text.storage import HELD, constant, operand
+from fusion.lowering.kernel import Fold
+from fusion.lowering.scalar_ops import FoldName, identity
+
+NEVER = "INT64_MAX"
+"""The position of an argmax or argmin before the first element."""
+
+_SIGNS = {"sum": "+", "prod": "*", "max": "max", "min": "min", "any": "|", "all": "&"}
+_TRUTH: dict[str, FoldName] = {"max": "any", "min": "all", "sum": "any", "prod": "all"}
+_COMBINED = {"sum": "{0} + {1}", "prod": "{0} * {1}", "any": "{0} | {1}", "all": "{0} & {1}"}
+
+
+def started(fold: Fold, dtype: torch.dtype | None = None) -> str:
+    """The value of `fold` over nothing, in its dtype or in that of the values of an argmax or argmin."""
+    dtype = fold.dtype if dtype is None else dtype
+    return constant(identity(fold.op, dtype), dtype)
+
+
+def sign(fold: Fold) -> str:
+    """The operator with which OpenMP combines the lanes of `fold`."""
+    return _SIGNS[_operation(fold)]
+
+
+def combined(fold: Fold, left: str, right: str) -> str:
+    """Two results of `fold` as one; where one is NaN, so is theirs."""
+    op = _operation(fold)
+    if op in ("max", "min"):
+        return f"{op}imum_{HELD[fold.dtype]}({right}, {left})"
+    return _COMBINED[op].format(left, operand(right))
+
+
+def _operation(fold: Fold) -> FoldName:
+    """The operation that `fold` is, which is another one on truth values."""
+    return _TRUTH.get(fold.op, fold.op) if HELD[fold.dtype] == "_Bool" else fold.op
+
+
+def better(fold: Fold, total: str, value: str) -> str:
+    """The line by which a maximum or minimum takes in a value that is not NaN."""
+    return f"{total} = {value} {'>' if fold.op == 'max' else '<'} {total} ? {value} : {total};"
+
+
+@dataclass(frozen=True, slots=True)
+class NanWatch:
+    """A variable that notes whether a NaN was seen, which leaves one machine instruction for the comparison itself."""
+
+    name: str
+
+    @property
+    def before(self) -> str:
+        """Its declaration."""
+        return f"int {self.name} = 0;"
+
+    @property
+    def clause(self) -> str:
+        """Its part of the OpenMP reduction."""
+        return f"reduction(|:{self.name})"
+
+    def look(self, value: str) -> str:
+        """The line that looks at a value."""
+        return f"{self.name} |= {value} != {value};"
+
+    def after(self, total: str, dtype: torch.dtype) -> str:
+        """The line that puts NaN into the result."""
+        return f"if ({self.name}) {total} = {constant(float('nan'), dtype)};"
+
+
+def compared_as(dtype: torch.dtype) -> str:
+    """The C type in which values of an argmax or argmin are compared."""
+    return "uint8_t" if HELD[dtype] == "_Bool" else HELD[dtype]
+
+
+def takes(fold: Fold) -> str:
+    """The function that decides which of two values, with their positions, an argmax or argmin takes."""
+    return f"{fold.op}_takes_{compared_as(fold.args[0].dtype)}"
+
+
+def take(fold: Fold, took: str, value: str, index: str, best: str, at: str) -> list[str]:
+    """The lines by which an argmax or argmin takes in a value and its position."""
+    return [
+        f"const _Bool {took} = {takes(fold)}({value}, {index}, {best}, {at});",
+        f"{best} = {took} ? {value} : {best};",
+        f"{at} = {took} ? {index} : {at};",
+    ]
