@@ -271,8 +271,36 @@ def _disappears(arg: Expr, dtype: torch.dtype) -> bool:
 
 
 def as_stored(expr: Expr) -> Expr:
-    """`expr` with its own rounding, if it has one, as explicit as a store would be: nothing drops it."""
-    return Cast(expr.arg, expr.dtype) if isinstance(expr, Cast) and expr.implicit else expr
+    """`expr` with its own roundings as explicit as a store would be: `make_cast` drops none of them.
+
+    Its own are the rounding that it is, if it is one, and those among which it chooses.
+
+    >>> x, on = Load("x", (), torch.float32), Load("on", (), torch.bool)
+    >>> half = make_cast(x, torch.bfloat16, implicit=True)
+    >>> chosen = as_stored(make_op("where", on, half, const(0, torch.bfloat16)))
+    >>> chosen.args[1] is make_cast(x, torch.bfloat16)
+    True
+    """
+    stored: dict[Expr, Expr] = {}
+    for node in passed_on(expr):
+        match node:
+            case Cast(arg, dtype, implicit=True):
+                stored[node] = Cast(arg, dtype)
+            case Op("where", (mask, *arms)):
+                stored[node] = node.rebuild((mask, *(stored[arm] for arm in arms)))
+            case _:
+                stored[node] = node
+    return stored[expr]
+
+
+def passed_on(expr: Expr) -> list[Expr]:
+    """The expressions whose values `expr` may be, as they are: itself and, at any depth, its choices; choices first."""
+    order = postorder(expr)
+    reached = {expr}
+    for node in reversed(order):
+        if node in reached and isinstance(node, Op) and node.name == "where":
+            reached.update(node.args[1:])
+    return [node for node in order if node in reached]
 
 
 def guarded(expr: Expr, mask: Expr, safe: Iterable[Expr] = ()) -> Expr:

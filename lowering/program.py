@@ -32,7 +32,7 @@ from typing_extensions import assert_never
 from fusion.lowering.arguments import leaves
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
-from fusion.lowering.expr import Expr, IndexValue, loads, renamed
+from fusion.lowering.expr import Expr, IndexValue, Load, loads, passed_on, renamed
 from fusion.lowering.indexing import coefficient, extent_of
 from fusion.lowering.scalar_ops import FoldName, ScanName, ScatterName
 
@@ -364,6 +364,13 @@ def reads(node: Node) -> tuple[str, ...]:
             return _loaded(node.exprs)
         case _:
             assert_never(node)
+
+
+def copies(node: Node) -> frozenset[str]:
+    """The buffers whose elements a node copies: those that are all of its result, or some of it, as they are."""
+    if not isinstance(node, Map):
+        return frozenset()
+    return frozenset(part.buffer for part in passed_on(node.expr) if isinstance(part, Load))
 
 
 @lru_cache(maxsize=1 << 14)

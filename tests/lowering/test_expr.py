@@ -21,11 +21,14 @@ from fusion.lowering.expr import (
     Op,
     Random,
     TileRef,
+    as_stored,
     const,
     free_axes,
     index_of,
     loads,
     make_cast,
+    make_op,
+    passed_on,
     postorder,
     rewrite,
 )
@@ -123,6 +126,35 @@ def test_an_implicit_rounding_of_what_is_chosen_disappears_too() -> None:
     assert make_cast(chosen, F32) is Op("where", (mask, wide, Cast(kept, F32)), F32)
     rounded = Op("where", (mask, Cast(wide, torch.float16), kept), torch.float16)
     assert make_cast(rounded, F32) is Cast(rounded, F32)
+
+
+def test_what_is_stored_keeps_the_roundings_that_it_chooses_among() -> None:
+    wide, mask = x(), Load("m", (I0,), torch.bool)
+    half = make_cast(wide, torch.bfloat16, implicit=True)
+    assert as_stored(half) is Cast(wide, torch.bfloat16)
+    assert as_stored(wide) is wide
+    inner = make_op("where", mask, half, Load("y", (I0,), torch.bfloat16))
+    outer = make_op("where", make_op("not", mask), inner, make_op("where", mask, inner, half))
+    stored = as_stored(outer)
+    assert as_stored(stored) is stored
+    assert not any(isinstance(node, Cast) and node.implicit for node in postorder(stored))
+    assert make_cast(stored, F32) is Cast(stored, F32)
+    assert make_cast(outer, F32) is not Cast(outer, F32)
+
+
+def test_what_is_computed_below_a_rounding_is_not_rounded_for_a_store() -> None:
+    half = make_cast(x(), torch.bfloat16, implicit=True)
+    condition = Op("lt", (half, Const(0.0, torch.bfloat16)), torch.bool)  # is not stored
+    chosen = make_op("where", condition, half, Const(0.0, torch.bfloat16))
+    assert as_stored(chosen) is make_op("where", condition, Cast(x(), torch.bfloat16), Const(0.0, torch.bfloat16))
+    assert passed_on(chosen) == [half, Const(0.0, torch.bfloat16), chosen]
+
+
+def test_a_long_chain_of_choices_is_stored() -> None:
+    mask, chosen = Load("m", (I0,), torch.bool), make_cast(x(), torch.bfloat16, implicit=True)
+    for k in range(10_000):
+        chosen = Op("where", (mask, make_cast(x(f"x{k}"), torch.bfloat16, implicit=True), chosen), torch.bfloat16)
+    assert sum(isinstance(node, Cast) and not node.implicit for node in postorder(as_stored(chosen))) == 10_001
 
 
 def test_an_implicit_conversion_to_an_integer_truncates_and_stays() -> None:

@@ -2,8 +2,9 @@
 
 What enters is a cluster; what leaves are its folds in order and its stores, in which members appear no more: each was
 replaced by its value (where reader and producer meet at the same point) or by its own expression at the index where
-it is read.  Interning makes what is shared one object again, so nothing is computed twice.  What is stored is rounded
-as it is stored before anything is made of it here: a row from one kernel and its mean from another have to fit.
+it is read.  Interning makes what is shared one object again, so nothing is computed twice.  What is stored, by itself
+or in a copy, is rounded as it is stored before anything is computed from it here: a row from one kernel and its mean
+from another have to fit.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ class _Expansion:
         self.sizes = cluster.space.sizes
         self.spread = {axis.symbol for axis in cluster.space.parallel} - cluster.space.held
         self.together = frozenset(cluster.members)
-        self.joined = self.together if grown else dependences.generated
+        self.rounded = dependences.rounded(self.together) if grown else dependences.rounded_anyway
         self.inside = {dependences.compute(m).out: m for m in cluster.members}
         self.values: dict[str, Expr] = {}
         self.inlined: dict[Load, Expr] = {}
@@ -147,7 +148,7 @@ class _Expansion:
                 self.writes.append(self._scattered(node, exprs, placement))
                 continue
             value = self._value(node, exprs, placement)
-            if self.dependences.stored(member, self.joined):
+            if member in self.rounded:
                 value = as_stored(value)
             if self.dependences.stored(member, self.together):
                 index = tuple(placement[axis.symbol] for axis in node.axes)
@@ -258,6 +259,6 @@ class _Expansion:
         assert isinstance(node, Map), "only maps are read at other points than their own"
         at = {axis.symbol: index for axis, index in zip(node.axes, load.index, strict=True)}
         value = self._resolve(substitute(node.expr, at, self.sizes))
-        if self.dependences.stored(member, self.joined):
+        if member in self.rounded:
             value = as_stored(value)
         return value if load.mask is None else guarded(value, load.mask)

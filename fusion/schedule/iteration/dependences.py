@@ -7,6 +7,7 @@ between impure externs and from what reads a tensor to what overwrites it, and l
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import cached_property
 
 import networkx as nx
 import sympy
@@ -21,6 +22,7 @@ from fusion.lowering.program import (
     Node,
     Program,
     axis_sizes,
+    copies,
     memory_of,
     reads,
     writes,
@@ -78,6 +80,21 @@ class Dependences:
         """Is a node's result needed outside `members`?"""
         out = self.outs[position]
         return out in self.outputs or any(reader not in members for reader in self.readers.get(out, ()))
+
+    def rounded(self, members: Collection[int]) -> frozenset[int]:
+        """The members of which others read what a store has rounded: in their own buffer, or copied into another's."""
+        found = set[int]()
+        for position in sorted(members, reverse=True):
+            if position in found or self.stored(position, members):
+                found.add(position)
+                copied = copies(self.program.nodes[position])
+                found.update(self.writer[name] for name in copied if self.writer.get(name) in members)
+        return frozenset(found)
+
+    @cached_property
+    def rounded_anyway(self) -> frozenset[int]:
+        """The nodes that are `rounded` even if all generated ones share a kernel."""
+        return self.rounded(self.generated)
 
     def estimate(self, size: sympy.Expr) -> int:
         """`size` as a number, symbolic sizes at their hints."""

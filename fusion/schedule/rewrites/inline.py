@@ -6,9 +6,9 @@ generated reader; any map is, into one that looks at few of its points (the loss
 all), unless it is stored in any case, of a product, or before one that the reader waits for: to read what it was made
 of would keep that alive, back to the first layer of a model whose last one looks at one position.  It stays a node
 only where an extern or the caller needs the tensor itself, or where a library may be called with it: an operand is
-taken into a contraction by `growth.py`, if that pays.  Whoever reads through such a node rounds as the tensor is
-rounded, so that all see the same numbers.  What is compared with something that was made of it stays a node where it
-may differ from itself in the last bit (`lowering/last_bits.py`).
+taken into a contraction by `growth.py`, if that pays.  Whoever reads through such a node, or through what it
+copies, rounds as the tensor is rounded, so that all see the same numbers.  What is compared with something that was
+made of it stays a node where it may differ from itself in the last bit (`lowering/last_bits.py`).
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ from fusion.lowering.program import (
     Node,
     Program,
     axis_sizes,
+    copies,
     reads,
     with_exprs,
     writes,
@@ -59,7 +60,7 @@ def inline_cheap_maps(program: Program) -> Program:
     stays = program.output_names().union(
         *(reads(node) for node in program.nodes if isinstance(node, (Extern, Chunked)))
     )
-    stored, compared_back = _Stored(program, stays), _compared_back(program)
+    stored, compared_back, rounded = _Stored(program, stays), _compared_back(program), _rounded(program, stays)
     for node in program.nodes:
         if not isinstance(node, (Extern, Chunked)) and node.out not in program.library:
             while (inlined := inline(node, known := {**cheap, **_seen_at_few_points(node, maps, stored)})) is not node:
@@ -69,7 +70,7 @@ def inline_cheap_maps(program: Program) -> Program:
                 taken_in[node.out] = tuple(dict.fromkeys((*taken_in.get(node.out, ()), *names)))
                 node = inlined
             if isinstance(node, Map) and not any(isinstance(part, Random) for part in postorder(node.expr)):
-                seen = replace(node, expr=as_stored(node.expr)) if node.out in stays else node
+                seen = replace(node, expr=as_stored(node.expr)) if node.out in rounded else node
                 if node.out in compared_back and may_differ(node.expr):
                     nodes.append(node)
                     continue
@@ -80,6 +81,15 @@ def inline_cheap_maps(program: Program) -> Program:
     if not changed:
         return program
     return without_dead_nodes(program.edited(nodes, inlined=taken_in))
+
+
+def _rounded(program: Program, stays: Collection[str]) -> set[str]:
+    """The tensors that are stored in any case, rounded, and those that they copy."""
+    found = set(stays)
+    for node in reversed(program.nodes):
+        if not found.isdisjoint(writes(node)):
+            found |= copies(node)
+    return found
 
 
 def _compared_back(program: Program) -> frozenset[str]:
