@@ -1,8 +1,10 @@
 """Tells AOTAutograd how the gradients of results will lie in memory.
 
-AOTAutograd takes it that the gradient of a result has the strides of the result, and copies one that has others into
-memory of those strides.  Where elements of the result share memory (windows of `unfold` that overlap), that memory
-holds fewer numbers than the gradient has, and most are lost.  Of such graphs the gradients are contiguous.
+AOTAutograd is to take it that the gradient of a result has the strides of the result, and to copy one that has others
+into memory of those strides: gradients that are computed from it then lie as in eager, which a library call may rely
+on.  PyTorch 2.11 takes them to be contiguous unless it is told so.  Where elements of the result share memory (windows
+of `unfold` that overlap), memory of those strides holds fewer numbers than the gradient has, and most would be lost.
+Of such graphs the gradients are contiguous.
 
 What enters is Dynamo's graph; what leaves is a setting for as long as AOTAutograd traces it.
 """
@@ -24,8 +26,6 @@ def tangents_laid_out(graph: fx.GraphModule) -> Iterator[None]:
     """Within, AOTAutograd traces `graph` for gradients that can hold what they are given."""
     values = (node.meta.get("example_value") for node in graph.graph.output_node().all_input_nodes)
     places = [Place.of(value) for value in values if isinstance(value, torch.Tensor)]
-    if any(place is not None and place.meets for place in places):
-        with config.patch(guess_tangent_strides_as_outputs=False):
-            yield
-    else:
+    meet = any(place is not None and place.meets for place in places)
+    with config.patch(guess_tangent_strides_as_outputs=not meet):
         yield
