@@ -5,11 +5,12 @@ from __future__ import annotations
 import os
 import stat
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch.utils import _triton
 
 import fusion
 from fusion.codegen import cache
@@ -51,11 +52,23 @@ def test_no_compiler(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         assert_eager_and_said(r"no C compiler found \(tried gccc\)", r"\$CC")
 
 
-def test_no_triton(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(sys.modules):
-        if name.startswith(("triton", "fusion.codegen.triton")):
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "triton", None)
+@pytest.fixture
+def no_triton(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Triton cannot be imported, and PyTorch, which remembers whether it can, has to look again."""
+    known = (_triton.has_triton_package, _triton.has_triton)
+    with monkeypatch.context() as without:
+        for name in list(sys.modules):
+            if name.startswith(("triton", "fusion.codegen.triton")):
+                without.delitem(sys.modules, name)
+        without.setitem(sys.modules, "triton", None)
+        for each in known:
+            each.cache_clear()
+        yield
+    for each in known:
+        each.cache_clear()
+
+
+def test_no_triton(no_triton: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("fusion.codegen.targets._builders", {})
     assert_eager_and_said("the triton target cannot be used", "install the package triton", target="triton")
 
