@@ -94,6 +94,7 @@ def test_of_one_element_each_size_is_known() -> None:
     assert len(lower(alone).nodes) == 1
 
 
+@pytest.mark.skipif(torch.__version__ < "2.13", reason="AOTAutograd drops the check in this release")
 def test_a_check_with_an_effect_is_called_by_itself(monkeypatch: pytest.MonkeyPatch):
     """PyTorch's function around it takes ten times as long as the inverse of a small matrix."""
     f = fusion.fuse(lambda x: torch.linalg.inv(x) * 2)
