@@ -92,7 +92,8 @@ def test_an_unknown_target_is_refused_by_name():
 def test_parts_of_attention_keep_the_line_that_asked_for_it():
     def attend(x):
         y = x * 2  # something to fuse with
-        return nn.functional.scaled_dot_product_attention(y, y, y, attn_mask=torch.ones(512, 512).tril() > 0).relu()
+        mask = torch.ones(512, 512, device=x.device).tril() > 0
+        return nn.functional.scaled_dot_product_attention(y, y, y, attn_mask=mask).relu()
 
     export = export_kernels(attend, torch.empty(2, 8, 512, 64, dtype=torch.bfloat16), target="triton", arch="sm_90")
     origins = [str(origin) for kernel in export.kernels for origin in kernel.origins]
