@@ -36,6 +36,10 @@ ROUNDED = 16
 """Runs in which every operation is off by a rounding, where a whole number or what is no number seems wrong."""
 
 
+class RefusedError(Exception):
+    """Eager does not run a call: there is nothing to compare with."""
+
+
 class Eager:
     """Eager's runs of one call; each is made when it is first asked for."""
 
@@ -45,8 +49,15 @@ class Eager:
 
     @cached_property
     def run(self) -> Run:
-        """The call itself."""
-        return self.call.run()
+        """The call itself.
+
+        Raises:
+            RefusedError: eager raises.
+        """
+        try:
+            return self.call.run()
+        except Exception as failure:
+            raise RefusedError from failure
 
     def allowances(self, name: str) -> Iterator[Allowed]:
         """What a tensor of the call may be, each time with what takes more runs to know."""

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -22,7 +23,7 @@ from fusion import fuse, report
 from fusion.lowering.errors import Unsupported
 from tests.random_programs.captured import Captured
 from tests.random_programs.comparing import Allowed, compared, first
-from tests.random_programs.eager import Eager
+from tests.random_programs.eager import Eager, RefusedError
 from tests.random_programs.program import Function, Program
 from tests.random_programs.runs import Call, Run, unlike
 
@@ -33,7 +34,8 @@ class Verdict:
 
     Attributes:
         status: "pass", "mismatch", "error", or "skipped" where PyTorch's capture fails, too, or gives other views,
-            where eager takes the device down, or where a later call is left to eager, which is an error under `strict`.
+            where eager takes the device down or refuses a call, or where a later call is left to eager, which is an
+            error under `strict`.
         unsteady: results that could not be compared, or only in part.
         excused: how results differ from eager's that PyTorch's capture gives alike.
         operations: nodes computed in generated kernels.
@@ -115,11 +117,12 @@ def _compare(verdict: Verdict, call: Call, found: Run) -> None:
     """Add to a verdict what is to be said of one call."""
     try:
         difference = compare(call, found)
-    except RuntimeError as failure:
-        if not is_lost(call.device):
+    except (RuntimeError, RefusedError) as failure:
+        lost = is_lost(call.device)
+        if not lost and isinstance(failure, RuntimeError):
             raise
-        reason = f"call {call.number}: eager takes the device down: {cause(failure)}"
-        verdict.status, verdict.reason = "skipped", reason
+        does = "takes the device down" if lost else "refuses it"
+        verdict.status, verdict.reason = "skipped", f"call {call.number}: eager {does}: {cause(failure)}"
         return
     verdict.unsteady += difference.unsteady
     verdict.excused += [f"call {call.number}: {excused}" for excused in difference.excused]
@@ -164,7 +167,9 @@ def _wrong(name: str, ours: Tensor, eager: Eager) -> tuple[Tensor, bool, Allowed
 def is_captured_rightly(call: Call) -> bool:
     """Does PyTorch's own capture, without the compiler, run, and give tensors as eager gives them?"""
     captured = Captured(call).run
-    return captured is not None and not unlike(captured, Eager(call).run)
+    with suppress(RefusedError):
+        return captured is not None and not unlike(captured, Eager(call).run)
+    return False
 
 
 def synchronize(device: str) -> None:

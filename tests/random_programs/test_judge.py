@@ -5,10 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
 
 from fusion.lowering.errors import Unsupported
 from tests.random_programs import judge as judging
 from tests.random_programs.faulty import PLAIN, judged_with, wrong
+from tests.random_programs.inputs import Input
+from tests.random_programs.program import Program
 from tests.random_programs.runs import Call, Run
 
 
@@ -52,6 +55,25 @@ def test_what_takes_the_device_down_is_ours_before_eager_runs_and_eagers_later(m
     assert verdict.status == "skipped" and "eager takes the device down" in verdict.reason
     monkeypatch.setattr(judging, "synchronize", fails)
     assert judged_with(monkeypatch, right).status == "error"
+
+
+@pytest.mark.parametrize("through_the_compiler", [True, False])
+def test_a_call_that_eager_refuses_is_not_held_against_the_compiler(
+    monkeypatch: pytest.MonkeyPatch, through_the_compiler: bool
+) -> None:
+    """The second one: eager adds the mask to the scores in place, of a single batch here, where there are two masks."""
+    program = Program(
+        inputs=(Input("x0", ("A", 4, 1), torch.float64), Input("x1", ("B", 4, 4), torch.bool)),
+        source="return (F.scaled_dot_product_attention(x0, x0, x0, attn_mask=x1),)",
+        calls=({"A": 2, "B": 2}, {"A": 1, "B": 2}),
+    )
+
+    def fused(function, **settings):  # type: ignore[no-untyped-def]
+        return lambda x0, x1: (x1[:, :, :1] * x0,) if len(x0) == 1 and through_the_compiler else function(x0, x1)
+
+    verdict = judged_with(monkeypatch, fused, program)
+    assert verdict.status == "skipped" and "call 1" in verdict.reason
+    assert "doesn't match the broadcast shape" in verdict.reason
 
 
 @pytest.mark.parametrize(("change", "status"), [(lambda t: t, "skipped"), (lambda t: t + 1, "mismatch")])
