@@ -154,6 +154,14 @@ def test_other_strides_are_a_mismatch(monkeypatch):
     assert "strides" in judge(pair_of("softmax"), "cpu", count=3).reason
 
 
+def test_strides_of_eager_are_right_where_the_capture_has_others(monkeypatch):
+    """What drops nothing is its input in eager; PyTorch's trace has a copy of it."""
+    sample = SampleInput(torch.randn(5, 10)[:, ::2], kwargs={"p": 0.0, "training": True})
+    monkeypatch.setattr(verdict, "samples", lambda *of: [sample])
+    found = judge(pair_of("nn.functional.dropout"), "cpu")
+    assert found.status == "pass" and found.samples == 1
+
+
 def test_of_equal_elements_either_may_be_named(monkeypatch):
     def the_other(change):
         def otherwise(call, backward, target):
