@@ -1,9 +1,9 @@
 """The directory of built things: content-addressed, private to the user, safe under concurrent processes.
 
-What enters is a path below `cache_dir()` and bytes; what leaves is a file that is either complete or absent: it is
-written beside its place and moved there in one step, so a reader never sees half of it and two writers of the same
-content cannot disturb each other.  A directory of another user is refused, because what lies in it is
-loaded and run; one of one's own that others could write to is closed to them.
+Input: a path below `cache_dir()` and bytes; output: a file that is either complete or absent: it is written beside its
+place and moved there in one step, so a reader never sees half of it and two writers of the same content cannot disturb
+each other.  A directory of another user is refused, because what lies in it is loaded and run; one of one's own that
+others could write to is closed to them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Numerics: how exactly generated arithmetic follows eager's, as far as a target decides it.
 
-What enters is what the user asked for and what PyTorch is set to; what leaves is a value that is part of a target, so
-that kernels for one are never taken for another.
+Input: what the user asked for and what PyTorch is set to; output: a value that is part of a target, so that kernels for
+one are never taken for another.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Ahead of time: the kernels of a program, generated without running it and without the device they are for.
 
-What enters is a function or module and example inputs, of which only shapes, strides and dtypes matter.  The program is
+Input: a function or module and example inputs, of which only shapes, strides and dtypes matter.  The program is
 captured by Dynamo over tensors that hold no data, on the target's device where there is one and else on the CPU, and
-goes through the stages of every compilation (`stages.py`).  What leaves are the kernels with every artefact the
-target's tools can make here.  Inference only; all graphs of a program that breaks are exported, in order.
+goes through the stages of every compilation (`stages.py`).  Output: the kernels with every artefact the target's tools
+can make here.  Inference only; all graphs of a program that breaks are exported, in order.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Derives functional ATen graphs of a region: forward and backward apart, or one graph for inference.
 
 Dynamo turns Python into fx graphs and AOTAutograd turns those into functional ATen graphs, forward and backward apart,
-with the values saved between them chosen by min-cut.  What enters `aot_backend` is a function that compiles one ATen
-graph; what leaves is a Dynamo backend.
+with the values saved between them chosen by min-cut.  `aot_backend` takes a function that compiles one ATen
+graph; output: a Dynamo backend.
 """
 
 from __future__ import annotations

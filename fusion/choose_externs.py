@@ -1,8 +1,8 @@
 """Chooses which operations of a graph are lowered to be generated, and which stay the library's calls.
 
-What enters is a captured graph and what the target can do and what that costs; what leaves is the graph as a Program.
-Left to the library are products that it computes faster and that nothing reads where they are made, and updates of
-memory whose order the caller wants fixed, where the target has none.  Strict numerics leave it all of both.
+Input: a captured graph and what the target can do and what that costs; output: the graph as a Program. Left to the
+library are products that it computes faster and that nothing reads where they are made, and updates of memory whose
+order the caller wants fixed, where the target has none.  Strict numerics leave it all of both.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The command line: `fusion demo`, `fusion explain FILE.py:NAME`, `fusion kernels FILE.py:NAME`, `fusion cache`.
 
-What enters are the words of the command; what leaves is text on standard output and an exit code: 0 for success, 1
-where the command ran and the answer is bad (the demo's numbers are off, nothing was generated), 2 where it could not
-run.  An error is one message and one hint on standard error, never a traceback of ours.
+Input: the words of the command; output: text on standard output and an exit code: 0 for success, 1 where the command
+ran and the answer is bad (the demo's numbers are off, nothing was generated), 2 where it could not run.  An error is
+one message and one hint on standard error, never a traceback of ours.
 
 Neither PyTorch nor the compiler is loaded before there is a command to carry out.
 """

@@ -1,7 +1,7 @@
 """What each command of the command line does, and how it finds the program and the inputs that it is given.
 
-What enters are the words of the command, parsed (`cli.py`); what leaves is text on standard output and an exit code.
-What cannot be carried out is a `CommandError`.
+Input: the words of the command, parsed (`cli.py`); output: text on standard output and an exit code. What cannot be
+carried out is a `CommandError`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     INFERENCE ── lower ── PROGRAM ── CLUSTERS ── LAUNCHES ── generate ── build ── splice ── run
 
-What enters is a functional ATen graph with fake tensors (`autograd.py` makes it); what leaves is a callable that does
-the same with generated kernels, and a `Report` of what was done.  Anything that cannot be generated is an extern call
-inside the result; a failure of the compiler itself is raised, and whoever called decides what becomes of the region.
+Input: a functional ATen graph with fake tensors (`autograd.py` makes it); output: a callable that does the same with
+generated kernels, and a `Report` of what was done.  Anything that cannot be generated is an extern call inside the
+result; a failure of the compiler itself is raised, and whoever called decides what becomes of the region.
 """
 
 from __future__ import annotations

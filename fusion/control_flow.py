@@ -2,8 +2,8 @@
 
     cond(p, true_graph, false_graph, (x,))      calls, for either graph, what is compiled of it
 
-PyTorch decides which body runs and how often; nothing is fused over its edge.  What enters is an ATen graph, whose
-graphs are replaced by such that call compiled ones.
+PyTorch decides which body runs and how often; nothing is fused over its edge.  Input: an ATen graph, whose graphs are
+replaced by such that call compiled ones.
 
 Left as it is, and run operation by operation, is a body that writes to memory or draws numbers, that computes nothing,
 or that takes tensors whose strides are symbols, or 0.  A tensor that lies otherwise than the body was traced with is

@@ -1,8 +1,8 @@
 """The demonstration: GPT-2 compiled, checked against float64, timed, and explained.  `fusion demo` runs it.
 
-What enters are a device and a folder for the dumps; what leaves is a table on standard output and an exit code, which
-is 0 only if kernels were generated and their error against a float64 run is no more than twice that of eager.  The
-model is transformers' own GPT-2 with random weights, so nothing is downloaded.  Without transformers it is refused.
+Input: a device and a folder for the dumps; output: a table on standard output and an exit code, which is 0 only if
+kernels were generated and their error against a float64 run is no more than twice that of eager.  The model is
+transformers' own GPT-2 with random weights, so nothing is downloaded.  Without transformers it is refused.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Fallback: what runs in the place of a region that cannot be compiled, and how its user is told.
 
-What enters is the graph and the failure; what leaves is a callable that computes what eager computes, a warning that
-names the line of the program that was called, or under strict the error to raise, with a line of the program in it.
+Input: the graph and the failure; output: a callable that computes what eager computes, a warning that names the line of
+the program that was called, or under strict the error to raise, with a line of the program in it.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Who runs one ATen graph: generated kernels, or eager where these cannot.
 
-What enters is a graph as AOTAutograd gives it; what leaves is a callable, and a report.  A defect of the compiler
-leaves the graph's own operations running, with one warning that names it; under `strict` the defect is raised.  Kernels
-that were built may still be refused at a call: where tensors carry more than their memory holds
-(`runtime/dispatch_guards.py`), or where a binary cannot be launched.
+Input: a graph as AOTAutograd gives it; output: a callable, and a report.  A defect of the compiler leaves the graph's
+own operations running, with one warning that names it; under `strict` the defect is raised.  Kernels that were built
+may still be refused at a call: where tensors carry more than their memory holds (`runtime/dispatch_guards.py`), or
+where a binary cannot be launched.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Passes: named steps of a stage, run in their order by one runner that checks, times and dumps each.
 
 A stage is a tuple of passes over one subject: an fx graph, a `Program`, the steps of a schedule.  What enters the
-runner is the subject and a context, which says what the passes may ask (target, sizes, options); what leaves is the
+runner is the subject and a context, which says what the passes may ask (target, sizes, options); output: the
 subject after the last pass.  A pass returns the changed subject, the same object where it changes nothing, or None
 where it changes the subject in place.
 

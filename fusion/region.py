@@ -2,9 +2,8 @@
 
     CAPTURED ── PREPARED ── AOTAutograd: one graph, or a joint graph in two halves ── what is looked at around each call
 
-What enters is Dynamo's graph with its inputs; what leaves is the callable that takes its place.  A region that has to
-run as it was captured does so, with one warning; one that holds operations that PyTorch cannot trace runs in parts
-around these.
+Input: Dynamo's graph with its inputs; output: the callable that takes its place.  A region that has to run as it was
+captured does so, with one warning; one that holds operations that PyTorch cannot trace runs in parts around these.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """How a Program becomes a schedule: the stages PROGRAM, CLUSTERS and LAUNCHES of `stages.py`, one after the other.
 
-What enters is a lowered Program; what leaves is a `Schedule`, with a schedule for each body of what runs in chunks.
+Input: a lowered Program; output: a `Schedule`, with a schedule for each body of what runs in chunks.
 """
 
 from __future__ import annotations

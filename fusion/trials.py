@@ -1,9 +1,9 @@
 """Trials: the ways to compute a cluster around a product, run and timed (`mode="max-autotune"`).
 
-What enters is a program, a cluster of it and the ways to compute it (`schedule.ways`); what leaves is a `Tuning`
-with the microseconds of each.  The cluster is taken out as a program of its own, and scheduled in each of the ways, its
-kernels in their fastest configurations.  A way that fails, or that gives other numbers than the evaluator, is refused.
-What was found is recorded as it is for configurations, under the text of all kernels and calls.
+Input: a program, a cluster of it and the ways to compute it (`schedule.ways`); output: a `Tuning` with the microseconds
+of each.  The cluster is taken out as a program of its own, and scheduled in each of the ways, its kernels in their
+fastest configurations.  A way that fails, or that gives other numbers than the evaluator, is refused. What was found is
+recorded as it is for configurations, under the text of all kernels and calls.
 
 Where sizes are not known, or memory is short, predictions decide.
 """

@@ -1,7 +1,7 @@
 """From fx graphs to Programs: the two IRs, what they mean, and the rules for ATen operations.
 
-What enters is a functional graph of ATen calls (`lower.py`); what leaves is a Program.  Kernels are made elsewhere, but
-what they are is said here.
+Input: a functional graph of ATen calls (`lower.py`); output: a Program.  Kernels are made elsewhere, but what they are
+is said here.
 
     the IRs       `program` and `kernel`, over expressions (`expr`) of scalar operations (`scalar_ops`)
     meaning       `interpret`, in torch (`evaluate`, `folds`); `verify`: what is well formed; `printer`: how it reads

@@ -1,8 +1,8 @@
 """Scaled dot-product attention in parts: what `F.scaled_dot_product_attention` computes, forward and backward.
 
-What enters is a call as eager takes it; what leaves is the same result from products, maps and reductions over rows,
-which the rules lower like attention written by hand.  Backward is given by formula from the logarithm of each row's
-sum, one number per row: what a library kernel keeps too.
+Input: a call as eager takes it; output: the same result from products, maps and reductions over rows, which the rules
+lower like attention written by hand.  Backward is given by formula from the logarithm of each row's sum, one number per
+row: what a library kernel keeps too.
 
 A row in which nothing is attended gives zeros and takes no gradient, as in eager: its maximum is -inf, and the
 logarithm of its sum counts as 0, so that every exp(score - 0) = exp(-inf) is 0.

@@ -1,7 +1,7 @@
 """Calls: what eager itself does for an fx node, and the buffers that hold results exactly as eager would have them.
 
-What enters are fx nodes; what leaves are Externs, with the reason why they are called, and names of buffers.  A value
-that is passed to a call, or returned, must be as eager has it: of the same strides, and a view where that is one.
+Input: fx nodes; output: Externs, with the reason why they are called, and names of buffers.  A value that is passed to
+a call, or returned, must be as eager has it: of the same strides, and a view where that is one.
 """
 
 from __future__ import annotations

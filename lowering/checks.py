@@ -1,9 +1,9 @@
 """Checks: positions that data hold, each with the range in which it must lie, and what integers are divided by.
 
 `checked(index, wrap, last, dim)` is the scalar operation: its value is `index`, plus `wrap` where that is negative, and
-evaluating it where the value is not in `[0, last]` is a failure of the launch, whatever becomes of the value.  What
-enters are positions as a tensor holds them; what leaves is an expression.  A check is where eager checks, not where
-something is read: what follows from a checked position needs no check, and what is not computed is not checked.
+evaluating it where the value is not in `[0, last]` is a failure of the launch, whatever becomes of the value.  Input:
+positions as a tensor holds them; output: an expression.  A check is where eager checks, not where something is read:
+what follows from a checked position needs no check, and what is not computed is not checked.
 
 A divisor that may be zero is checked as a position along no dimension (`NO_DIMENSION`), in which there is only one.
 

@@ -1,7 +1,7 @@
 """Conditions: the algebra of bools, and what an expression is once it is known what holds.
 
 `simpler` is one step, a rule for `rewrite`; `plain` takes all steps there are, `given` also those that a condition
-allows.  What enters and what leaves are expressions with the same value at every point, to the bit: only conditions
+allows.  Input and output: expressions with the same value at every point, to the bit: only conditions
 change, and choices of which the condition is known.  What is never chosen disappears, with what it loads and checks.
 """
 

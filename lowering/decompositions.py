@@ -1,6 +1,6 @@
 """Which composite ATen operations PyTorch's own reference decompositions take apart before the rules see them.
 
-What leaves is the table for AOTAutograd or `make_fx`.  An operation with a rule is never taken apart: a rule of our own
+Output: the table for AOTAutograd or `make_fx`.  An operation with a rule is never taken apart: a rule of our own
 gives fewer nodes, rounds halves once, and knows the shape of the result.  That includes the refusals of
 `rules/library.py`, which leave a call whole for the library.
 """

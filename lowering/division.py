@@ -1,7 +1,7 @@
 """The two functions of indices that sympy does not have in this form: `//` and `%` of integers, as Python rounds them.
 
-What enters are sympy expressions over integer symbols, divisors positive; what leaves is simplified as far as the
-operands alone allow.  What bounds allow beyond that is `indexing.simplify`.
+Input: sympy expressions over integer symbols, divisors positive; output: simplified as far as the operands alone allow.
+What bounds allow beyond that is `indexing.simplify`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What an expression means, and a fold of expressions, in torch operations over whole iteration spaces.
 
-What enters are expressions, a box (each axis with the part of it that is looked at) and what the names in them stand
-for; what leaves are tensors with one dimension per axis.  Each axis is one dimension of a broadcast, so a value is
-computed only over the axes it varies with.  Reading outside a tensor where no mask forbids it, an unknown name and a
-dtype that is not as stated are refused with `VerifyError`, what fails its check with `CheckFailed`.
+Input: expressions, a box (each axis with the part of it that is looked at) and what the names in them stand for;
+output: tensors with one dimension per axis.  Each axis is one dimension of a broadcast, so a value is computed only
+over the axes it varies with.  Reading outside a tensor where no mask forbids it, an unknown name and a dtype that is
+not as stated are refused with `VerifyError`, what fails its check with `CheckFailed`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """What folds and scans of tensors mean, in torch operations.
 
-What enters are the values that are folded, as tensors of one dimension per axis; what leaves is the result, in the type
-in which it is accumulated.  The operations are those of `scalar_ops.FOLD_OPS` and `SCAN_OPS`.
+Input: the values that are folded, as tensors of one dimension per axis; output: the result, in the type in which it is
+accumulated.  The operations are those of `scalar_ops.FOLD_OPS` and `SCAN_OPS`.
 """
 
 from __future__ import annotations

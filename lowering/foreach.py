@@ -1,6 +1,6 @@
 """Operations on lists of tensors (`_foreach_add` and its kin) as the same operation on each tensor.
 
-What leaves are decompositions: overload → function.  The scheduler sees what each leaf needs, fuses along it, and puts
+Output: decompositions: overload → function.  The scheduler sees what each leaf needs, fuses along it, and puts
 the leaves into shared launches; the operation on lists itself says nothing more.
 
 Not taken apart: what has no operation on one tensor of the same meaning.

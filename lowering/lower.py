@@ -1,8 +1,8 @@
 """Lowering: a functional ATen graph becomes a Program.
 
-What enters is an fx GraphModule of functional ATen calls whose nodes carry fake tensors (`meta["val"]`), as AOTAutograd
-gives it.  What leaves is a Program that computes the same.  Nothing is refused: a call without a rule, or with
-arguments its rule does not take, becomes an Extern that says why.
+Input: an fx GraphModule of functional ATen calls whose nodes carry fake tensors (`meta["val"]`), as AOTAutograd gives
+it.  Output: a Program that computes the same.  Nothing is refused: a call without a rule, or with arguments its rule
+does not take, becomes an Extern that says why.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Numbers that eager refuses to convert to the dtype of a tensor they are written into.
 
-What enters is an fx node; a node that eager refuses is refused here too, so that it is called, and eager's own error is
-raised.  Other operations wrap such a number around (`x + 300` of bytes) or promote it.
+Input: an fx node; a node that eager refuses is refused here too, so that it is called, and eager's own error is raised.
+Other operations wrap such a number around (`x + 300` of bytes) or promote it.
 """
 
 from __future__ import annotations

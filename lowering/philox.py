@@ -1,7 +1,7 @@
 """Counter-based random numbers: Philox4x32-10 (Salmon et al., SC 2011) in int64 tensor arithmetic.
 
-What enters is a seed and a counter per element; what leaves is float32, the same numbers that `tl.rand` and `tl.randn`
-give for that seed and offset.  Nothing is drawn from a generator: the same seed and offset always give the same number.
+Input: a seed and a counter per element; output: float32, the same numbers that `tl.rand` and `tl.randn` give for that
+seed and offset.  Nothing is drawn from a generator: the same seed and offset always give the same number.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Positions: integers that are made of indices alone, and what is certain of them.
 
-What enters are expressions and the sizes of their axes; what leaves are equal ones in which a sum of positions is one
-index, and comparisons that the bounds of the axes decide are constants: of `torch.arange(n) + past`, of its differences
-from one element to the next, and of what masks are made of these.  Where a position is chosen (`cat`, `where`), each
-choice is looked at under its own condition.
+Input: expressions and the sizes of their axes; output: equal ones in which a sum of positions is one index, and
+comparisons that the bounds of the axes decide are constants: of `torch.arange(n) + past`, of its differences from one
+element to the next, and of what masks are made of these.  Where a position is chosen (`cat`, `where`), each choice is
+looked at under its own condition.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Prefixes: where the scans of a kernel stand.
 
-What enters is a body without its scans; what leaves is the body with each scan where it is named first.  Along an axis
-that is walked, the value of a scan is known only in the loop that walks it: every loop that names it has its own.
+Input: a body without its scans; output: the body with each scan where it is named first.  Along an axis that is walked,
+the value of a scan is known only in the loop that walks it: every loop that names it has its own.
 """
 
 from __future__ import annotations

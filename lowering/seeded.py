@@ -1,7 +1,7 @@
 """A random call whose seed is given, so that it can be made again with the same numbers.
 
-What enters is a random ATen overload, an int64 seed, and the arguments of the call; what leaves is its result.  In a
-graph, `seeded` takes the place of the call; a rule then draws from the seed that is given instead of a fresh one.
+Input: a random ATen overload, an int64 seed, and the arguments of the call; output: its result.  In a graph, `seeded`
+takes the place of the call; a rule then draws from the seed that is given instead of a fresh one.
 """
 
 from __future__ import annotations

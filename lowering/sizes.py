@@ -1,9 +1,9 @@
 """Sizes: dimensions, strides and size arguments as expressions over size symbols.
 
-What enters is what PyTorch says of a size, an int or a `SymInt`; what leaves is a sympy expression of sums, products,
-powers, `//` and `%` of integers and symbols, the same for sizes that a guard holds equal.  Anything else that PyTorch
-writes of sizes (a maximum, a rounded quotient) becomes a symbol of its own, `Computed`, which remembers what it stands
-for: the host computes it before a launch, and nothing else has to know how.
+Input: what PyTorch says of a size, an int or a `SymInt`; output: a sympy expression of sums, products, powers, `//` and
+`%` of integers and symbols, the same for sizes that a guard holds equal.  Anything else that PyTorch writes of sizes (a
+maximum, a rounded quotient) becomes a symbol of its own, `Computed`, which remembers what it stands for: the host
+computes it before a launch, and nothing else has to know how.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The C target: kernels for CPU tensors as plain C, built by the system's compiler.
 
-What enters is a Kernel; what leaves is one C function, threads over its grid axes and SIMD lanes over the innermost,
-and a launcher for it.  Contractions are written tile by tile (`blocked`), but not announced: alone, or with what is
-merely element-wise around them, they are left to the library, whose calls take a bias along.
+Input: a Kernel; output: one C function, threads over its grid axes and SIMD lanes over the innermost, and a launcher
+for it.  Contractions are written tile by tile (`blocked`), but not announced: alone, or with what is merely
+element-wise around them, they are left to the library, whose calls take a bias along.
 
 kernel → forms → walks → loops     `text` is what each of them writes with
                → walks → blocked   where there are products, running values

@@ -1,8 +1,7 @@
 """From C text to a callable: the system's compiler, a cache of shared objects, and ctypes.
 
-What enters is source text; what leaves is a launcher that passes data pointers.  The shared object is named by the hash
-of everything that decides its content: the text, the compiler's command with its flags and its version, and the CPU it
-is tuned for.
+Input: source text; output: a launcher that passes data pointers.  The shared object is named by the hash of everything
+that decides its content: the text, the compiler's command with its flags and its version, and the CPU it is tuned for.
 
 OpenMP: the object is linked against no OpenMP library.  Its calls bind to the one PyTorch has loaded, so both use one
 pool of threads; a second pool would fight the first for the cores.

@@ -1,8 +1,8 @@
 """The reference target: a Kernel is not compiled but evaluated, statement by statement, in torch.
 
-What enters is a verified Kernel; what leaves is a launcher that gives the values every other target must give, on any
-device, and that refuses accesses outside of a tensor.  The source is the Kernel's own text; it is for reading, and an
-edited one is refused.  For tests, for checking configurations, and where no compiler is present.
+Input: a verified Kernel; output: a launcher that gives the values every other target must give, on any device, and that
+refuses accesses outside of a tensor.  The source is the Kernel's own text; it is for reading, and an edited one is
+refused.  For tests, for checking configurations, and where no compiler is present.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tuning: which configuration of a kernel is fastest here, by trying (`mode="max-autotune"`).
 
-What enters are kernels and a device; what leaves are launchers of the fastest configurations, and a `Tuning` for each
-kernel with what was tried.  The target says which configurations are worth trying (`alternatives`), the default first.
-Each is built and run once on random numbers; one that cannot be built, fails, or gives other numbers than the evaluator
-is refused and named.  The others are timed.  What won is kept in the cache directory (`record`).
+Input: kernels and a device; output: launchers of the fastest configurations, and a `Tuning` for each kernel with what
+was tried.  The target says which configurations are worth trying (`alternatives`), the default first. Each is built and
+run once on random numbers; one that cannot be built, fails, or gives other numbers than the evaluator is refused and
+named.  The others are timed.  What won is kept in the cache directory (`record`).
 
 A kernel with sizes that are not known, or with others in its launch, keeps its default configuration.
 """

@@ -1,7 +1,7 @@
 """Check: are the numbers of a configuration right?
 
-What enters is what a configuration has written and what the evaluator wrote; what leaves is None, or a sentence.  The
-measure is the error of a whole tensor, relative to its norm: configurations sum up in different orders.
+Input: what a configuration has written and what the evaluator wrote; output: None, or a sentence.  The measure is the
+error of a whole tensor, relative to its norm: configurations sum up in different orders.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Inputs: tensors to try a kernel on.
 
-What enters is a kernel with known sizes and a device; what leaves is a tensor for each of its parameters, with the
-declared shape and strides.  Floating-point numbers are drawn from a normal distribution, not zeros: a device that
-multiplies zeros draws less power and runs faster.  Integers may be positions: they are drawn from the largest range for
-which the evaluator finds every access inside its tensor.  The user's generators are not touched.
+Input: a kernel with known sizes and a device; output: a tensor for each of its parameters, with the declared shape and
+strides.  Floating-point numbers are drawn from a normal distribution, not zeros: a device that multiplies zeros draws
+less power and runs faster.  Integers may be positions: they are drawn from the largest range for which the evaluator
+finds every access inside its tensor.  The user's generators are not touched.
 
 Refused, by `Unsupported`: sizes that are not known.
 """

@@ -1,6 +1,6 @@
 """Record: what was measured is kept, so that a second process does not measure again.
 
-What enters and leaves is a `Tuning`, as JSON in the cache directory.  The key is all that decides: the text of every
+Reads and writes a `Tuning` as JSON in the cache directory.  The key is all that decides: the text of every
 configuration, the device and the versions.  A record that cannot be read is as good as none.
 """
 

@@ -1,7 +1,7 @@
 """Timing: how long calls take on a device.
 
-What enters are functions; what leaves is the median of each, in microseconds.  On a GPU the caches are emptied before
-each call, and calls take turns, so that a change of the clock rate falls on all of them alike.
+Input: functions; output: the median of each, in microseconds.  On a GPU the caches are emptied before each call, and
+calls take turns, so that a change of the clock rate falls on all of them alike.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """One call of scaled dot-product attention, as Dynamo traced it.
 
-What enters is a node of Dynamo's graph, whose values are fake tensors; what leaves is a `Call`: the sizes of the
-attention as numbers, and a small graph of the call alone, with the operations that make its mask.  Calls that are not
-understood are refused with `Unsupported`.
+Input: a node of Dynamo's graph, whose values are fake tensors; output: a `Call`: the sizes of the attention as numbers,
+and a small graph of the call alone, with the operations that make its mask.  Calls that are not understood are refused
+with `Unsupported`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Who computes attention that was asked for in one piece: the library's kernel, or kernels generated for its parts.
 
-What enters is Dynamo's graph, in which the calls whose parts are predicted to be faster are replaced by them; what
-leaves is a `Choice` for each call, with both prices.  What is not understood stays the library's.
+Input: Dynamo's graph, in which the calls whose parts are predicted to be faster are replaced by them; output:
+ a `Choice` for each call, with both prices.  What is not understood stays the library's.
 """
 
 from __future__ import annotations

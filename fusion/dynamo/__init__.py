@@ -1,7 +1,7 @@
 """Passes over Dynamo's graph, before autograd is derived from it; `fusion/stages.py` has them in their order.
 
-What enters is the graph of a region, in which operations write to memory as the program does (`writes` says which); it
-is changed in place:
+Input: the graph of a region, in which operations write to memory as the program does (`writes` says which); it is
+changed in place:
 
     nested_regions   calls of marked regions become their operations
     shared_writes    refuses writes whose result eager does not define

@@ -3,8 +3,8 @@
     interpolate(x)      becomes      interpolate(widened(x))
 
 On a GPU autocast has images resized in float32.  It stands below `interpolate`, which under a trace is Python that
-computes in the dtype it is given, and so a half would stay a half.  What enters is Dynamo's graph, with the graphs that
-it calls; it is changed in place.  Whether autocast is on, the trace knows: without it `widened` does nothing.
+computes in the dtype it is given, and so a half would stay a half.  Input: Dynamo's graph, with the graphs that it
+calls; it is changed in place.  Whether autocast is on, the trace knows: without it `widened` does nothing.
 """
 
 from __future__ import annotations

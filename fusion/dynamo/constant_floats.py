@@ -6,8 +6,8 @@ itself, all is traced a second time.  That is right for an argument or a learnin
 text of the program names (`math.pi`), hardly ever changes, so it is guarded, as all floats are without `dynamic=True`;
 if it does change, it becomes an input after all.
 
-What enters is Dynamo's graph, before anything is derived from it; it is changed in place.  What was an input is none
-any more: to make a tensor of each number would take longer, at each call, than the launch of a kernel.
+Input: Dynamo's graph, before anything is derived from it; it is changed in place.  What was an input is none any more:
+to make a tensor of each number would take longer, at each call, than the launch of a kernel.
 
 Of a tensor that holds one float64 on the CPU PyTorch takes the number for such an input, too, and traces again because
 nothing reads it.  Dynamo then drops what is written to that tensor.  So PyTorch is told, while AOTAutograd traces, that

@@ -6,7 +6,7 @@ where the operation's own result lies otherwise than x.  For the functional grap
 views of it have its strides.  Under symbolic sizes AOTAutograd makes those that are returned anew, by their strides, in
 the memory of x: they would be of other numbers.  What `copy_` gives lies as x.
 
-What enters is Dynamo's graph; it is changed in place.
+Input: Dynamo's graph; it is changed in place.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
     y = invoke_subgraph(body, x, w)      becomes      y = gelu(linear(x, w))
 
 The mark asks that what is called often be compiled once.  Equal kernels are built once in any case, and nothing can be
-fused with a call.  What enters is Dynamo's graph, with the graphs that it calls; it is changed in place.
+fused with a call.  Input: Dynamo's graph, with the graphs that it calls; it is changed in place.
 
 A call stays where its region has options of its own, its operands differ from those that the body was traced with, or
 sizes of the body depend on data: each call has others then.

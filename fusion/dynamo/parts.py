@@ -2,9 +2,9 @@
 
     y = f(x);  y[mask] = v;  return g(y)      becomes      y = part_0(x);  y[mask] = v;  return part_1(y)
 
-What enters is Dynamo's graph, the operations that go apart, and what compiles the parts between them; what leaves is a
-graph that calls one after the other, in the program's order, so that what is changed in place or drawn at random stays
-where it was.  Each part is a program of its own, given what earlier ones made, of whatever size and type that is: it is
+Input: Dynamo's graph, the operations that go apart, and what compiles the parts between them; output: a graph that
+calls one after the other, in the program's order, so that what is changed in place or drawn at random stays where it
+was.  Each part is a program of its own, given what earlier ones made, of whatever size and type that is: it is
 captured, guarded and compiled when it is first called.  Where there are only views between two operations, these run as
 they are, too.
 

@@ -2,8 +2,8 @@
 
 `x[1:] = x[:-1]` depends on the order in which elements are written: eager refuses it.  What is written to a view in
 which elements meet (`expand`, `unfold`) shows in all of its rows.  Tensors of one list (`torch._foreach_add_`) are
-changed one after the other.  None of this is true of the functional graph that AOTAutograd makes.  So what enters is a
-graph that Dynamo captured, and one that does so is refused: eager decides what becomes of it.
+changed one after the other.  None of this is true of the functional graph that AOTAutograd makes.  Input: a graph that
+Dynamo captured, and one that does so is refused: eager decides what becomes of it.
 
 Operands are compared as eager compares them (ATen's `assert_no_partial_overlap`): those with gaps are not, and one that
 is the written tensor itself is allowed.  Sizes that are symbols have the values that the graph was traced with.

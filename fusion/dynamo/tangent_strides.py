@@ -6,7 +6,7 @@ on.  PyTorch 2.11 takes them to be contiguous unless it is told so.  Where eleme
 of `unfold` that overlap), memory of those strides holds fewer numbers than the gradient has, and most would be lost.
 Of such graphs the gradients are contiguous.
 
-What enters is Dynamo's graph; what leaves is a setting for as long as AOTAutograd traces it.
+Input: Dynamo's graph; output: a setting for as long as AOTAutograd traces it.
 """
 
 from __future__ import annotations

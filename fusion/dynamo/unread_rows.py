@@ -7,10 +7,10 @@ and what is computed for each element by itself is computed for those that are r
 of which a loss leaves out the last one, and generation all but the last one.)  The functions are known by name, since
 Dynamo's graph calls the program's own: there are no ATen operations yet whose lowered form would tell.
 
-What enters is Dynamo's graph, before autograd is derived from it, so that backward makes no more rows than forward
-does; it is changed in place.  Left alone is a product that anything else reads, also after operations on each element;
-one of which rows are read that are not known before it is made; and one whose rows are returned as they are, because a
-caller sees how they lie in memory.
+Input: Dynamo's graph, before autograd is derived from it, so that backward makes no more rows than forward does; it is
+changed in place.  Left alone is a product that anything else reads, also after operations on each element; one of which
+rows are read that are not known before it is made; and one whose rows are returned as they are, because a caller sees
+how they lie in memory.
 """
 
 from __future__ import annotations

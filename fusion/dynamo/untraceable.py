@@ -3,7 +3,7 @@
 `y[mask] = v` has a gradient of as many rows as the mask takes, and the backward of an operator of the program's own may
 read numbers.  AOTAutograd then fails, and where that was in a backward, nothing says for which operation.  So each
 operation is traced alone, with its gradients, as AOTAutograd traces all of them: functionally, on tensors without data.
-What enters is Dynamo's graph; what leaves are the operations whose own trace fails in such a way.
+Input: Dynamo's graph; output: the operations whose own trace fails in such a way.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@
 with the last dimension moved to the end.  For the functional graph x is made anew from what was written.  AOTAutograd
 does so by the gradient of `unfold`, in which what is part of no window is 0; of each of these views it does it right.
 
-What enters is Dynamo's graph, with the graphs that it calls, after writes to windows that overlap were refused; it is
-changed in place.  Refused are windows with more between them than lies behind the last one.
+Input: Dynamo's graph, with the graphs that it calls, after writes to windows that overlap were refused; it is changed
+in place.  Refused are windows with more between them than lies behind the last one.
 """
 
 from __future__ import annotations

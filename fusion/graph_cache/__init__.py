@@ -1,9 +1,9 @@
 """Finds the finished compilation of a graph in the cache directory, where an earlier process kept it.
 
-What enters is a graph about to be compiled; what leaves is the finished compilation, with which lowering, scheduling
-and code generation are skipped, or None.  What is kept are the steps of the schedule with their kernels, the sources of
-these, the report, and what its caller has to know of the graph (`interface.py`); the module is spliced and the kernels
-are loaded anew.  `key.py` says what a graph is found by, `form.py` how it is written, `store.py` where it lies.
+Input: a graph about to be compiled; output: the finished compilation, with which lowering, scheduling and code
+generation are skipped, or None.  What is kept are the steps of the schedule with their kernels, the sources of these,
+the report, and what its caller has to know of the graph (`interface.py`); the module is spliced and the kernels are
+loaded anew.  `key.py` says what a graph is found by, `form.py` how it is written, `store.py` where it lies.
 `regions.py` keeps beside it what AOTAutograd made of the region that Dynamo captured.
 
 Refused, with a note in the report, are graphs that cannot be told in full, and compilations that change what they were

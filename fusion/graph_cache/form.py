@@ -1,8 +1,8 @@
 """Form: a value as text that reads back as an equal one, and never runs anything while it is read, as a pickle would.
 
-What enters is a value made of numbers, text, containers, sympy expressions, PyTorch's dtypes, devices and operations,
-and dataclasses and enums of ours; what leaves is JSON.  Equal values give equal text, so that the text also serves as a
-key.  A value of another kind is refused.
+Input: a value made of numbers, text, containers, sympy expressions, PyTorch's dtypes, devices and operations, and
+dataclasses and enums of ours; output: JSON.  Equal values give equal text, so that the text also serves as a key.  A
+value of another kind is refused.
 
 The text is one list of rows, each a tag with what it holds; a number in a row that holds values is the position of an
 earlier row.  So what is shared is written once, and however deep a value is, it is written and read in a loop.

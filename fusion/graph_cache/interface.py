@@ -1,7 +1,7 @@
 """Interface: what running a finished graph needs to know of the fx graph that it was made of.
 
-What enters is an ATen graph; what leaves are values that can be written (`form.py`), so that a process which never saw
-the graph can run what was made of it, or its operations as they are.
+Input: an ATen graph; output: values that can be written (`form.py`), so that a process which never saw the graph can
+run what was made of it, or its operations as they are.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Key: all that decides what a graph is compiled to, as one text.
 
-What enters is an ATen graph with its fake tensors, what was asked for and the target; what leaves is the text that an
-earlier compilation of the same graph is found by.  It names everything that any pass may look at: operations with their
+Input: an ATen graph with its fake tensors, what was asked for and the target; output: the text that an earlier
+compilation of the same graph is found by.  It names everything that any pass may look at: operations with their
 arguments, sizes, strides, dtypes, devices, which tensors share memory, the user's lines, guards on sizes, settings of
 PyTorch, the machine, versions, and the sources of this compiler.  What cannot be told in full has no key.
 """

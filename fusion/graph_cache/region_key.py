@@ -1,9 +1,8 @@
 """Writes as one text all that decides the compilation of a region: the key of its cache entry.
 
-What enters is Dynamo's graph with its inputs, and how AOTAutograd is asked to trace it; what leaves is the text by
-which a later process finds what was made.  Beside what `key.py` names of a graph it holds what decides how PyTorch
-traces: modes of autograd and autocast, switches of its libraries, its configurations, which inputs are views, and of
-what.
+Input: Dynamo's graph with its inputs, and how AOTAutograd is asked to trace it; output: the text by which a later
+process finds what was made.  Beside what `key.py` names of a graph it holds what decides how PyTorch traces: modes of
+autograd and autocast, switches of its libraries, its configurations, which inputs are views, and of what.
 
 Refused is what may be another thing under the same name in another process: operations and functions that are not
 PyTorch's own, subclasses of tensors, hooks and modes; and sizes that only data tell.

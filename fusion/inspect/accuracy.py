@@ -1,9 +1,9 @@
 """Accuracy: how far what each launch of a kernel has written is from exact arithmetic on what it was given.
 
-What enters are launches as they happen; what leaves is a line for each.  The evaluator computes the same kernel twice
-on copies of its tensors: in float64, which is the yardstick, and in the kernel's own dtypes, rounded where the kernel
-says so, which is what it may be off by.  An error that is many times the latter is the kernel's; one that is not comes
-from how the program is rounded (`options={"numerics": "strict"}` rounds as eager does).
+Input: launches as they happen; output: a line for each.  The evaluator computes the same kernel twice on copies of its
+tensors: in float64, which is the yardstick, and in the kernel's own dtypes, rounded where the kernel says so, which is
+what it may be off by.  An error that is many times the latter is the kernel's; one that is not comes from how the
+program is rounded (`options={"numerics": "strict"}` rounds as eager does).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Where a program leaves its graphs, and Python and eager go on: between two of them, or for a whole function.
 
-What enters is what Dynamo says of a graph that it captured, and what it remembers of the frames that it looked at; what
-leaves are places in the user's program, with Dynamo's reason.
+Input: what Dynamo says of a graph that it captured, and what it remembers of the frames that it looked at; output:
+ places in the user's program, with Dynamo's reason.
 """
 
 from __future__ import annotations

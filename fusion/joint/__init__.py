@@ -1,7 +1,7 @@
 """Passes over the joint graph: what is decided about forward and backward together, before they are parted.
 
-What enters is the functional ATen graph of both, as AOTAutograd traces it.  Each pass changes it in place and keeps
-its results, up to rounding.  `fusion/stages.py` has them in their order (JOINT, PARTED, INFERENCE):
+Input: the functional ATen graph of both, as AOTAutograd traces it.  Each pass changes it in place and keeps its
+results, up to rounding.  `fusion/stages.py` has them in their order (JOINT, PARTED, INFERENCE):
 
 1. layout: gradients as their inputs lie (`layout`), complex numbers as pairs (`complex_pairs`), the strides that
    convolutions and norms want (`channels_last`, `row_layouts`, by `layout_plans`), seeds that checkpoints share

@@ -5,8 +5,8 @@ run kernels that move each operand and result.  Pointwise kernels, reductions an
 meet.  So, where it pays, the convolutions of a graph get their operands with channels last, and what lies between them
 follows as it does in eager; copies are made at the edges.
 
-What enters is a functional graph, joint or for inference; it is changed in place and returns tensors of the strides it
-returned before.  Left as they are: graphs whose convolutions have symbolic sizes, or gain nothing.
+Input: a functional graph, joint or for inference; it is changed in place and returns tensors of the strides it returned
+before.  Left as they are: graphs whose convolutions have symbolic sizes, or gain nothing.
 """
 
 from __future__ import annotations

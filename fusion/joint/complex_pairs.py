@@ -6,8 +6,8 @@ Rotary embeddings are often written so.  Complex numbers are not generated; thei
 them and what is made of them.  A complex value goes if all that reads it can be said of its parts; one that a library
 makes or reads (a Fourier transform), or that is returned, stays.
 
-What enters is a functional ATen graph, which is changed in place.  Parts are computed as eager computes them: a real
-operand is a complex one whose imaginary part is zero, so that infinities give the same NaN.
+Input: a functional ATen graph, which is changed in place.  Parts are computed as eager computes them: a real operand is
+a complex one whose imaginary part is zero, so that infinities give the same NaN.
 """
 
 from __future__ import annotations

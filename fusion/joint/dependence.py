@@ -2,7 +2,7 @@
 
 In eager an input has no gradient where no path leads from it to what is differentiated.  The backward of a region takes
 gradients of all of its results, zeros for those that have none, and so gives zeros to inputs that lead to these alone.
-What enters is the joint graph; what leaves says for each input that is a tensor which results its gradient needs.
+Input: the joint graph; what leaves says for each input that is a tensor which results its gradient needs.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Views that autograd alone knows of (`detach`) are read through.
 
-What enters is a joint graph; it is changed in place and computes the same.
+Input: a joint graph; it is changed in place and computes the same.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Factors: what a tensor of an ATen graph is the product of, however its axes are split, ordered by 1s or converted.
 
-What enters is an fx node whose `val` says its shape; what leaves is a `Product` of `Factor`s that compare equal where
-they hold the same numbers at the same points.  Nothing is refused: what is not made by multiplication is one factor.
+Input: an fx node whose `val` says its shape; output: a `Product` of `Factor`s that compare equal where they hold the
+same numbers at the same points.  Nothing is refused: what is not made by multiplication is one factor.
 """
 
 from __future__ import annotations

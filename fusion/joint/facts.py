@@ -5,8 +5,8 @@ rules in `lowering/rules/` answer that for every operation that has one: lowered
 expression over its operands.  `linearity.py` and `special_numbers.py` read more from it, by the algebra of
 `lowering/scalar_ops.py`.
 
-What enters is an fx node whose operands have fake tensors as `val`; what leaves is an answer that holds for all
-numbers, up to rounding.  Where nothing is known, as of a call without a rule, the answer is no.
+Input: an fx node whose operands have fake tensors as `val`; output: an answer that holds for all numbers, up to
+rounding.  Where nothing is known, as of a call without a rule, the answer is no.
 """
 
 from __future__ import annotations

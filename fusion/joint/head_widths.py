@@ -5,9 +5,9 @@ needs them holds the head whole, in a tile; of a width that may be anything it c
 memory.  It holds the columns of what the scores are multiplied with, too, which may be as many or others.  A width
 belongs to a model as the sizes of its weights do, so it is guarded: another one is compiled anew.
 
-What enters is an ATen graph, forward or joint; what leaves is the same graph, in which the sizes that short products
-run over are numbers, if the products are larger than their operands and the maximum of their rows is taken: scores.
-So are the sizes of the columns of products with them.
+Input: an ATen graph, forward or joint; output: the same graph, in which the sizes that short products run over are
+numbers, if the products are larger than their operands and the maximum of their rows is taken: scores. So are the sizes
+of the columns of products with them.
 """
 
 from __future__ import annotations

@@ -4,8 +4,8 @@ Autograd keeps the gradient of a leaf in the leaf's own strides: given other one
 that makes the gradient, the layout costs nothing.  (A gradient that arrives at a graph in front of this one is brought
 into the layout of that graph's result in the same way.)
 
-What enters is the joint graph, with its number of forward results; it is changed in place.  Left as they are: what has
-its place already, symbolic strides, and tensors with gaps or overlaps.
+Input: the joint graph, with its number of forward results; it is changed in place.  Left as they are: what has its
+place already, symbolic strides, and tensors with gaps or overlaps.
 """
 
 from __future__ import annotations

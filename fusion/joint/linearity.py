@@ -1,8 +1,8 @@
 """Linearity: whether a call of an ATen graph is linear in some of its operands.
 
-What enters is an fx node; its lowered form (`facts.py`) is walked from the operands on, and each element is 0, fixed,
-linear or anything else.  Which operations keep that is a column of `lowering/scalar_ops.py`; sums, products of matrices
-and scatters that add up are linear as the scalar operations are that they repeat.
+Input: an fx node; its lowered form (`facts.py`) is walked from the operands on, and each element is 0, fixed, linear or
+anything else.  Which operations keep that is a column of `lowering/scalar_ops.py`; sums, products of matrices and
+scatters that add up are linear as the scalar operations are that they repeat.
 """
 
 from __future__ import annotations

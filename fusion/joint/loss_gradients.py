@@ -6,10 +6,10 @@ forward, right after the loss and in the same chunks (`schedule/chunks`), neithe
 be kept, nor made twice.  Only what is left of them is: the gradients of the product's operands, multiplied by g when it
 comes, in their own memory where nobody else may want them as they are (`operations/ownership.py`).
 
-What enters is a functional joint graph, which is changed in place.  It is left alone where the product is small, its
-gradient depends on more than one number or on it in any way not known to be linear, and where anything on the way has
-float16: its range is why losses are scaled, and g would come too late.  What is computed ahead is rounded once before
-it is multiplied by g.
+Input: a functional joint graph, which is changed in place.  It is left alone where the product is small, its gradient
+depends on more than one number or on it in any way not known to be linear, and where anything on the way has float16:
+its range is why losses are scaled, and g would come too late.  What is computed ahead is rounded once before it is
+multiplied by g.
 
 Source: computing the gradient of a linear layer and its loss together, in chunks, is what Liger Kernel (Hsu et al.
 2024) does by hand.

@@ -5,10 +5,10 @@ what its backward sends through that maximum is 0: but as a sum whose terms canc
 spread over the row by a comparison with the maximum (`amax`) or by its index (`max` along a dimension), for which the
 whole row has to be there again, to the last bit.  Here such a tensor is taken out where its polynomial has no terms.
 
-What enters is the functional ATen graph of forward and backward, and it is changed in place.  A gradient stays if its
-terms do not cancel exactly, as where the maximum is used for something else too, or if what it is added to is not NaN
-wherever the maximum is: then the NaN that eager has in all of the row's gradient would be lost.  Rows with an infinity,
-or of nothing but -∞, are NaN from their exponentials.  One difference is left: where the gradient that comes in is not
+Input: the functional ATen graph of forward and backward, and it is changed in place.  A gradient stays if its terms do
+not cancel exactly, as where the maximum is used for something else too, or if what it is added to is not NaN wherever
+the maximum is: then the NaN that eager has in all of the row's gradient would be lost.  Rows with an infinity, or of
+nothing but -∞, are NaN from their exponentials.  One difference is left: where the gradient that comes in is not
 finite, eager has NaN at the maximum, and here there may be an infinity.
 """
 

@@ -8,8 +8,8 @@ axis and taken through matrix products on the way, have equal forms; one that is
 is Σ_j g_j·e_j / l - (Σ_k g_k·e_k)·l / l² and vanishes.  What is beyond this algebra is an atom of it: itself, and
 nothing is known of it.  Of a sum over a row, the terms are apart, and what does not vary along the row is before it.
 
-What enters is an fx node whose `val` says its shape.  Nothing is refused: what is too long is one atom.  Conversions
-from one float to another are seen through, as they round and do no more.
+Input: an fx node whose `val` says its shape.  Nothing is refused: what is too long is one atom.  Conversions from one
+float to another are seen through, as they round and do no more.
 """
 
 from __future__ import annotations

@@ -12,9 +12,8 @@ each term has such a form or is, but for factors without s, what an earlier sum 
 It is only worth it where X is a tile, which a kernel makes again.  A library's X is in memory, beside P, and their sum
 is made with what else reads them.  Taken from Y it would cost a launch, and of equal keys not cancel as eager's does.
 
-What enters is a functional ATen graph whose nodes have fake tensors as `val`, and it is changed in place.  A sum is
-left alone if it is not over the last axis, if X is no tile, if Y is missing, later, rounded more than X or not much
-smaller.
+Input: a functional ATen graph whose nodes have fake tensors as `val`, and it is changed in place.  A sum is left alone
+if it is not over the last axis, if X is no tile, if Y is missing, later, rounded more than X or not much smaller.
 """
 
 from __future__ import annotations

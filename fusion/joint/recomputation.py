@@ -1,7 +1,7 @@
 """Recomputation: marks what backward makes again rather than forward saving it.
 
-What enters is a joint graph before its min-cut partition; nodes are marked with PyTorch's own checkpoint policy, which
-the partition obeys.
+Input: a joint graph before its min-cut partition; nodes are marked with PyTorch's own checkpoint policy, which the
+partition obeys.
 """
 
 from __future__ import annotations

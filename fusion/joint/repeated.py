@@ -1,8 +1,8 @@
 """What a graph computes twice, once: an operation is the earlier one of the same operands.
 
-AOTAutograd's partition does this by a function that imports all of inductor, 0.5 s at the first graph.  What enters is
-a joint graph, which is changed in place.  What may not be one value stays two: random numbers, memory that nothing was
-written to, results that share memory with what is returned, and what is made before and after something is changed.
+AOTAutograd's partition does this by a function that imports all of inductor, 0.5 s at the first graph.  Input: a joint
+graph, which is changed in place.  What may not be one value stays two: random numbers, memory that nothing was written
+to, results that share memory with what is returned, and what is made before and after something is changed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Results of a joint graph: what forward returns for backward alone, and only while the graph is being parted.
 
-What enters is an ATen graph, whose results are changed in place.
+Input: an ATen graph, whose results are changed in place.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ the residual stream of a whole transformer behind it: each norm reads across mem
 and each product writes across it.  Where that pays, the first of these tensors is written with contiguous rows, and
 what is made of it follows.
 
-What enters is a functional graph, joint or for inference; it is changed in place and returns tensors of the strides it
-returned before.  Left as they are: tensors of symbolic sizes, and those that something must read as they lie.
+Input: a functional graph, joint or for inference; it is changed in place and returns tensors of the strides it returned
+before.  Left as they are: tensors of symbolic sizes, and those that something must read as they lie.
 """
 
 from __future__ import annotations

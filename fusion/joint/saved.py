@@ -17,8 +17,8 @@ what was made of it; if the program changes the input in place, that would be an
 What is kept in memory of its own, of which neither the caller nor anything else that is kept has a part, is marked as
 `SPARE`: backward may write over it.
 
-What enters are the graphs of forward and backward, as they were parted, and both are changed in place.  What is no
-statistic of a row, or no half, or is given to the graph and stays what it is, is kept as it is.
+Input: the graphs of forward and backward, as they were parted, and both are changed in place.  What is no statistic of
+a row, or no half, or is given to the graph and stays what it is, is kept as it is.
 """
 
 from __future__ import annotations

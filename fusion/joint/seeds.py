@@ -6,7 +6,7 @@ and gives the same numbers wherever it is made.
 
 Attention that drops nothing is marked as random all the same; it is covered while the graph is parted.
 
-What enters is a joint graph, which is changed in place.  Calls with a generator of the caller's own are left.
+Input: a joint graph, which is changed in place.  Calls with a generator of the caller's own are left.
 """
 
 from __future__ import annotations

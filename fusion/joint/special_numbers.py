@@ -1,6 +1,6 @@
 """Special numbers: what becomes of 0 and of NaN in an elementwise call of an ATen graph.
 
-What enters is an fx node; its lowered form (`facts.py`) is evaluated at a 0 by the meaning of its scalar operations, or
+Input: an fx node; its lowered form (`facts.py`) is evaluated at a 0 by the meaning of its scalar operations, or
 followed from a NaN by the column `of_nan` of `lowering/scalar_ops.py`.  Calls with folds are left alone.
 """
 

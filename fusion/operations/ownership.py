@@ -1,9 +1,9 @@
 """Ownership: whether a tensor that forward kept is backward's own, to be written over.
 
-What enters is a tensor; what leaves is the same one if nobody else can see it, else a copy.  Others see it where the
-caller keeps the graph for another backward, where hooks on saved tensors keep what they were given, and where a view
-of it is held.  Whatever is not known to be the only reference is copied; so is what a CUDA graph records, which is
-played again when others may see it.
+Input: a tensor; output: the same one if nobody else can see it, else a copy.  Others see it where the caller keeps the
+graph for another backward, where hooks on saved tensors keep what they were given, and where a view of it is held.
+Whatever is not known to be the only reference is copied; so is what a CUDA graph records, which is played again when
+others may see it.
 """
 
 from __future__ import annotations

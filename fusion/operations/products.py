@@ -1,9 +1,9 @@
 """Products by the library, of matrices whose sizes it does not like.
 
-What enters are matrices (m × k and k × n) or batches of them; what leaves is their product.  Libraries for matrix units
-are several times slower where a size is no multiple of 16 bytes, as the 50257 words of GPT-2 are not.  The multiple is
-multiplied by itself, and the few rows, columns or terms that are left over are, too.  (H200, bf16, 2048 × 768 × 50257
-into rows that start at aligned addresses: 1.68 ms in one call, 0.22 ms and 0.03 ms in two.)
+Input: matrices (m × k and k × n) or batches of them; output: their product.  Libraries for matrix units are several
+times slower where a size is no multiple of 16 bytes, as the 50257 words of GPT-2 are not.  The multiple is multiplied
+by itself, and the few rows, columns or terms that are left over are, too.  (H200, bf16, 2048 × 768 × 50257 into rows
+that start at aligned addresses: 1.68 ms in one call, 0.22 ms and 0.03 ms in two.)
 """
 
 from __future__ import annotations

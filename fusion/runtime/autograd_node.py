@@ -1,8 +1,8 @@
 """The autograd node of a compiled region: forward and backward are one, and AOTAutograd's metadata describe it.
 
 Its results are the inputs that the region changes in place, then the region's own, then what some of these are views
-of.  What enters are the metadata; what leaves says where the node is found, what its gradients are made of, and
-whether the region can be differentiated again.
+of.  Input: the metadata; what leaves says where the node is found, what its gradients are made of, and whether the
+region can be differentiated again.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Checkpoints: how a captured graph that holds some runs operation by operation.
 
 Dynamo's call of a checkpoint is made to be traced: run as it is, what it computes again in backward draws other random
-numbers than forward did, and gradients are wrong.  What enters is a captured graph; what leaves is one of the same
-operations whose checkpoints are those of eager, which restore the generators.
+numbers than forward did, and gradients are wrong.  Input: a captured graph; output: one of the same operations whose
+checkpoints are those of eager, which restore the generators.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Running in chunks: a region of a program, some points of an axis at a time.
 
-What enters are the tensors that the region reads; what leaves are its results, put together.
+Input: the tensors that the region reads; output: its results, put together.
 """
 
 from __future__ import annotations

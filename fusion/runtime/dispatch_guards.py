@@ -2,11 +2,10 @@
 
 Inside of a `FakeTensorMode` whatever is allocated has no memory, also by a function that was compiled before: a kernel
 would write where there is nothing.  Inside of a level of forward-mode derivatives tensors carry tangents, which kernels
-would lose without a word.  Inside of `vmap` (a backward that is asked for many gradients at once) a tensor is many.
-A tensor that is negated where it is read (the imaginary part of a conjugate) has other numbers in its memory.  Where a
-launch was refused before (`refusals.py`), the next would be.  What enters is a compiled graph; what leaves is a
-callable that looks, at each call, whether it is so.  A graph that Dynamo captures from fake or negated tensors is
-refused.
+would lose without a word.  Inside of `vmap` (a backward that is asked for many gradients at once) a tensor is many. A
+tensor that is negated where it is read (the imaginary part of a conjugate) has other numbers in its memory.  Where a
+launch was refused before (`refusals.py`), the next would be.  Input: a compiled graph; output: a callable that looks,
+at each call, whether it is so.  A graph that Dynamo captures from fake or negated tensors is refused.
 """
 
 from __future__ import annotations

@@ -2,10 +2,10 @@
 
 A graph that changes an input in place is compiled for the overlaps its inputs had then: AOTAutograd makes views of one
 base of those that shared elements, and takes the others to be apart.  Neither it nor Dynamo looks again when a later
-call comes with other views, which would give wrong numbers.  So what enters is a compiled graph, with the graph that
-Dynamo captured; what leaves is a callable that compares, at each call, how the inputs lie, and runs the captured graph
-in eager where that differs, or where the base is another one: of another shape, or memory that reaches further.  Graphs
-that change nothing in place are returned as they are.
+call comes with other views, which would give wrong numbers.  Input: a compiled graph, with the graph that Dynamo
+captured; output: a callable that compares, at each call, how the inputs lie, and runs the captured graph in eager where
+that differs, or where the base is another one: of another shape, or memory that reaches further.  Graphs that change
+nothing in place are returned as they are.
 
 Where a result is a view of a changed input and its place is symbolic, AOTAutograd makes it out of that input with the
 strides and the offset that the view has in the graph's new value, which is dense and has memory of its own.  Of an

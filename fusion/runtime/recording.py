@@ -1,9 +1,9 @@
 """CUDA graphs: a compiled graph whose launches are recorded once, and played again at later calls by one call.
 
-What enters is a compiled graph with the ATen graph it was made of; what leaves is a callable that records and plays it
-by PyTorch's own `torch._inductor.cudagraph_trees`, as `torch.compile(mode="reduce-overhead")` does: one pool of memory
-for all graphs of a device, one recording for each set of sizes, inputs copied into memory of the recording unless they
-are parameters, buffers, or what another recording has made.  So results are valid until the next step begins.
+Input: a compiled graph with the ATen graph it was made of; output: a callable that records and plays it by PyTorch's
+own `torch._inductor.cudagraph_trees`, as `torch.compile(mode="reduce-overhead")` does: one pool of memory for all
+graphs of a device, one recording for each set of sizes, inputs copied into memory of the recording unless they are
+parameters, buffers, or what another recording has made.  So results are valid until the next step begins.
 
 Refused, with a reason, is what a recording cannot hold: operations that wait for the device, sizes that only data tell,
 tensors on the CPU, inputs that are changed in place and may lie elsewhere at the next call.

@@ -2,8 +2,8 @@
 
 Some targets build a binary when the sizes, alignments or the device of a call first ask for it, and load each when it
 is first launched.  Either may fail: a compiler that gives up, a device with less shared memory than its like.  By then
-others have run, and may have changed what the caller gave, so that a graph cannot begin anew.  What enters is a
-launcher; what leaves is one that has the evaluator do what was refused, which it can on any device, and says why.
+others have run, and may have changed what the caller gave, so that a graph cannot begin anew.  Input: a launcher;
+output: one that has the evaluator do what was refused, which it can on any device, and says why.
 """
 
 from __future__ import annotations

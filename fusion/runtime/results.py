@@ -1,9 +1,9 @@
 """Results of calls, as kernels are to find them in memory.
 
 A kernel is generated for the shape and strides that PyTorch said a call would give.  What it says is wrong for some
-operations in some releases: strides of Fourier transforms, sizes that only data tell.  So what enters is a result, with
-what was said of it; what leaves is that result, or a copy of it that lies as was said.  So it is of a result that is
-negated where it is read (the imaginary part of a conjugate): kernels read its memory.  Another shape is refused.
+operations in some releases: strides of Fourier transforms, sizes that only data tell.  Input: a result, with what was
+said of it; output: that result, or a copy of it that lies as was said.  So it is of a result that is negated where it
+is read (the imaginary part of a conjugate): kernels read its memory.  Another shape is refused.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Replays the random numbers of a compiled region for derivatives of its gradients.
 
-What enters is the joint graph of a region, and later its program, run operation by operation; what leaves is what that
-gives with the numbers that the region's kernels drew.  Each random call takes a seed from the generator of its device,
-in the order of the program; so from the same state of the generators, each call, lowered by itself, draws the same.
-Whoever draws again compares something with what was computed before: a region of which a part ran eagerly drew others.
+Input: the joint graph of a region, and later its program, run operation by operation; output: what that gives with the
+numbers that the region's kernels drew.  Each random call takes a seed from the generator of its device, in the order of
+the program; so from the same state of the generators, each call, lowered by itself, draws the same. Whoever draws again
+compares something with what was computed before: a region of which a part ran eagerly drew others.
 """
 
 from __future__ import annotations

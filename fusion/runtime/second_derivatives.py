@@ -2,11 +2,11 @@
 
 AOTAutograd parts forward and backward, and its backward has no derivative.  It raises where that is asked for, but is
 not always asked: gradients made under `create_graph=True` are joined to what backward saved, which is seldom the
-region's inputs, and so a gradient penalty is taken for one that does not depend on them.  So what enters is a compiled
-region, with the graph that Dynamo captured; what leaves is a callable whose gradients are joined to the inputs.  Where
-a derivative of them is wanted, the captured graph is differentiated twice, in eager.  Inside of forward-mode
-derivatives the captured graph runs as it is.  Beside that, inputs that lead to nothing of what is differentiated get no
-gradient, as in eager, where AOTAutograd makes zeros.
+region's inputs, and so a gradient penalty is taken for one that does not depend on them.  Input: a compiled region,
+with the graph that Dynamo captured; output: a callable whose gradients are joined to the inputs.  Where a derivative of
+them is wanted, the captured graph is differentiated twice, in eager.  Inside of forward-mode derivatives the captured
+graph runs as it is.  Beside that, inputs that lead to nothing of what is differentiated get no gradient, as in eager,
+where AOTAutograd makes zeros.
 
 For that the inputs are kept until backward has run.  Where what is saved for backward is packed away (checkpoints),
 those that are not leaves are only remembered, as long as somebody else keeps them.

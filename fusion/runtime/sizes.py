@@ -1,7 +1,7 @@
 """Sizes of a spliced module: each is a number, or the node of its graph that computes it.
 
-What enters are expressions over the symbols of a program; what leaves are nodes.  A symbol is an input of the module,
-what a call returned, or a size or stride of a tensor that is given.
+Input: expressions over the symbols of a program; output: nodes.  A symbol is an input of the module, what a call
+returned, or a size or stride of a tensor that is given.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Such a view is made from the tensor that it is a view of, whatever views of views led to it: one call makes it, where it
 is needed.  (`mm(x.view(-1, 768), w.t())` of two tensors was three calls of operations; the two views cost more than the
-product.)  What enters are the steps of a schedule; what leaves are answers about them.
+product.)  Input: the steps of a schedule; output: answers about them.
 """
 
 from __future__ import annotations

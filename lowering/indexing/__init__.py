@@ -2,8 +2,8 @@
 
 An index is an integer; it is non-negative where it is used unmasked, but parts of it need not be (`i - 3` in a
 concatenation).  `sizes` maps each axis symbol to its extent, an axis `i` runs over `0 ≤ i < sizes[i]`; these bounds are
-the only facts the laws here need.  What enters is a sympy expression over axis and size symbols; what leaves is an
-equal one, hopefully without `//` and `%`.  Divisors are positive.
+the only facts the laws here need.  Input: a sympy expression over axis and size symbols; output: an equal one,
+hopefully without `//` and `%`.  Divisors are positive.
 
     intervals.py     the least and the greatest value of an index
     digits.py        indices that are mixed-radix numbers of axes

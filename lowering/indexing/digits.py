@@ -1,6 +1,6 @@
 """Mixed-radix numbers: sums of whole axes, or of digits of axes, each times the extent of what stands below it.
 
-What enters is an index; what leaves is its digits, or None where it has another form.
+Input: an index; output: its digits, or None where it has another form.
 """
 
 from __future__ import annotations

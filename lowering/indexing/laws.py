@@ -1,6 +1,6 @@
 """The laws of `//` and `%`: which of them an index does not need, because its bounds are known.
 
-What enters is an index and the sizes of its axes; what leaves is an equal index.
+Input: an index and the sizes of its axes; output: an equal index.
 """
 
 from __future__ import annotations

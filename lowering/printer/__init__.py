@@ -1,8 +1,8 @@
 """The text form of expressions, Programs and Kernels, for people and for comparison.
 
-What enters is a Program or a Kernel; what leaves is text with one line per node or statement.  Equal things give equal
-text, whatever ran before, and the text is never longer than the data: a sub-expression that is used more than once, or
-that makes a line too long, is named `%1`, `%2`, … on a line of its own above its first use.
+Input: a Program or a Kernel; output: text with one line per node or statement.  Equal things give equal text, whatever
+ran before, and the text is never longer than the data: a sub-expression that is used more than once, or that makes a
+line too long, is named `%1`, `%2`, … on a line of its own above its first use.
 
     x[i0, i1]             one element of a buffer; `x[i0 if m]` is 0 where m is false, and nothing is read there
     index(4*i0 + 1)       the value of an index expression, an int64

@@ -1,8 +1,8 @@
 """Compared: each element of a tensor looks for the sources that name it, so that nothing is written twice.
 
-What enters is the tensor, the positions along one dimension and the sources; what leaves says, for each element and
-each source that it is compared with, whether that names it.  Where that would take more comparisons than a call may
-cost, each source finds its place instead (`meeting`).
+Input: the tensor, the positions along one dimension and the sources; what leaves says, for each element and each source
+that it is compared with, whether that names it.  Where that would take more comparisons than a call may cost, each
+source finds its place instead (`meeting`).
 """
 
 from __future__ import annotations

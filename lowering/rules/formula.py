@@ -1,8 +1,8 @@
 """Formulas: scalar expressions written as one would on paper.
 
-A `Term` is an expression with Python's operators, so that a rule can say `x / (1 + exp(-x))`.  What enters are terms
-of one dtype, and numbers, which take the dtype of the term they meet; what leaves is a term.  Nothing is promoted here:
-operands of different dtypes fail an assertion, because promotion has been settled before a formula is applied.
+A `Term` is an expression with Python's operators, so that a rule can say `x / (1 + exp(-x))`.  Input: terms of one
+dtype, and numbers, which take the dtype of the term they meet; output: a term.  Nothing is promoted here: operands of
+different dtypes fail an assertion, because promotion has been settled before a formula is applied.
 """
 
 from __future__ import annotations

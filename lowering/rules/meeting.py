@@ -1,9 +1,9 @@
 """Scatters as nodes: any number of sources, each with its place in a tensor, of which several may name one element.
 
-What enters is a tensor, the places of the sources (an index for each of its dimensions, over the axes of the sources)
-and the sources; what leaves is the tensor with the sources written to it or folded into it.  Narrow types are summed up
-in 32 bits and rounded once.  Nothing is written at a place out of range, of which a rule sees to it that it fails a
-check where eager looks.
+Input: a tensor, the places of the sources (an index for each of its dimensions, over the axes of the sources) and the
+sources; output: the tensor with the sources written to it or folded into it.  Narrow types are summed up in 32 bits and
+rounded once.  Nothing is written at a place out of range, of which a rule sees to it that it fails a check where eager
+looks.
 """
 
 from __future__ import annotations

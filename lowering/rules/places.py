@@ -1,7 +1,7 @@
 """Places: where in a tensor the sources of a write go, as an index for each of its dimensions.
 
-What enters are tensors of positions along a dimension, one for each source or one for each slice; what leaves are
-indices over the axes of the sources.  A position that eager would refuse fails a check.
+Input: tensors of positions along a dimension, one for each source or one for each slice; output: indices over the axes
+of the sources.  A position that eager would refuse fails a check.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 The gradient of resampling by the nearest neighbour is such a sum: the place of a source is computed from its position
 alone.  Where all positions are known, so are the places; where the runs begin at an affine quotient of the place, each
-element finds its own, and nothing meets.  What enters is a sum as `folded` takes it; None is returned where the places
-are loaded, do not ascend, or have no such form, and where targets may disagree on how they round.
+element finds its own, and nothing meets.  Input: a sum as `folded` takes it; None is returned where the places are
+loaded, do not ascend, or have no such form, and where targets may disagree on how they round.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The verifier: is a Program or a Kernel well formed?
 
-What enters is a Program or a Kernel; nothing leaves.  What breaks a rule of its IR is refused with `VerifyError`,
-which names the node and the rule: that is a defect of the compiler, found next to the pass that made it.  Only what is
-certain is refused; an index is out of bounds only if some point of the iteration space is known to be.
+Input: a Program or a Kernel; nothing leaves.  What breaks a rule of its IR is refused with `VerifyError`, which names
+the node and the rule: that is a defect of the compiler, found next to the pass that made it.  Only what is certain is
+refused; an index is out of bounds only if some point of the iteration space is known to be.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """The rules that expressions and folds must keep, wherever they stand.
 
-What enters are expressions with what they may load and the sizes of their axes; nothing leaves.  A broken rule raises
-`Broken`; who knows the node it happened in turns that into an error.
+Input: expressions with what they may load and the sizes of their axes; nothing leaves.  A broken rule raises `Broken`;
+who knows the node it happened in turns that into an error.
 """
 
 from __future__ import annotations

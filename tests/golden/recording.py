@@ -1,7 +1,7 @@
 """Decisions as text: which kernels a program becomes on a target, in which form, at which predicted price.
 
-What enters is a program over fake tensors; what leaves is a text of one line per launch and call.  Dynamo, AOTAutograd
-and every pass run as they do for a user; only building and launching is left out.
+Input: a program over fake tensors; output: a text of one line per launch and call.  Dynamo, AOTAutograd and every pass
+run as they do for a user; only building and launching is left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Which axes of a kernel with contractions become blocks, and how large these are.
 
-What enters is a kernel; what leaves says for each axis how far it runs inside one program, and whether values of it are
-tiles.  GRID axes that only one side of a product spans are cut into blocks, one per side: their points share what the
-other side loads.  Other GRID axes (a batch) are one point per program.  Of the axes of a loop the longest is walked in
-blocks, the others point by point.  WHOLE axes are in every tile from end to end.
+Input: a kernel; output: for each axis, how far it runs inside one program, and whether values of it are tiles.  GRID
+axes that only one side of a product spans are cut into blocks, one per side: their points share what the other side
+loads.  Other GRID axes (a batch) are one point per program.  Of the axes of a loop the longest is walked in blocks, the
+others point by point.  WHOLE axes are in every tile from end to end.
 """
 
 from __future__ import annotations

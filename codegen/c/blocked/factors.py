@@ -1,7 +1,7 @@
 """The factors of a product: where they lie, and the calls that multiply them.
 
-What enters is a `dot` between values of a scope; what leaves are lines that bring its factors into memory, where they
-are not yet, and calls of `products`.  A tensor that is only read is a factor as it is, whatever its strides.
+Input: a `dot` between values of a scope; output: lines that bring its factors into memory, where they are not yet, and
+calls of `products`.  A tensor that is only read is a factor as it is, whatever its strides.
 """
 
 from __future__ import annotations

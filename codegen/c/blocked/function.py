@@ -1,9 +1,9 @@
 """Kernels with contractions: computed tile by tile.
 
-What enters is a kernel with products (`dot`), running values or loops inside loops; what leaves is one C function.
-Each thread takes blocks of the grid (`blocks`) and holds what statements leave for each other in tiles of its own
-(`held`), small enough for its caches.  A statement is one nest of loops over the points of its tiles (`scope`); a
-product is a call once its factors lie in memory (`factors`).
+Input: a kernel with products (`dot`), running values or loops inside loops; output: one C function. Each thread takes
+blocks of the grid (`blocks`) and holds what statements leave for each other in tiles of its own (`held`), small enough
+for its caches.  A statement is one nest of loops over the points of its tiles (`scope`); a product is a call once its
+factors lie in memory (`factors`).
 
 What several statements need is computed once per scope, by the first that needs it; what a loop does not change, before
 the loop.  A fold that carries is brought up to date in place before the current block is added to it.

@@ -1,10 +1,10 @@
 """Whether a block of a loop can change anything: `Loop.where` over a whole block, as a C condition.
 
-What enters is a bool expression and how far each axis runs; what leaves is a C text that is false only where the
-expression is false throughout, and the lines that it needs before it.  Comparisons of affine indices are settled by the
-corner of the block that favours them.  What is read from memory along one axis of the block is an interval, from its
-least to its greatest value: `==` does not hold where two of them are disjoint.  `and` and `or` go by their parts;
-anything else counts as true.
+Input: a bool expression and how far each axis runs; output: a C text that is false only where the expression is false
+throughout, and the lines that it needs before it.  Comparisons of affine indices are settled by the corner of the block
+that favours them.  What is read from memory along one axis of the block is an interval, from its least to its greatest
+value: `==` does not hold where two of them are disjoint.  `and` and `or` go by their parts; anything else counts as
+true.
 """
 
 from __future__ import annotations

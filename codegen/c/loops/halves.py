@@ -1,9 +1,8 @@
 """Numbers of float16 that lie along the lanes: a block of them is converted at once, by the machine's own instruction.
 
-Lanes have no such instruction in C: each conversion is a dozen operations there.  What enters is the one sweep of a
-kernel without inner axes; what leaves are the lines before and after it, and what its loads and stores become: elements
-of arrays of float.  Left as they are: sweeps with masks, whose lanes are cut instead, and tensors that are read and
-written.
+Lanes have no such instruction in C: each conversion is a dozen operations there.  Input: the one sweep of a kernel
+without inner axes; output: the lines before and after it, and what its loads and stores become: elements of arrays of
+float.  Left as they are: sweeps with masks, whose lanes are cut instead, and tensors that are read and written.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How a scan is carried: what is declared before its loop, and done at each point of it.
 
-What enters is a `Prefix` with the texts of its operands; what leaves is the text of its value at the current point.
-The lanes of a nest never run along a scanned axis: either there are none, or each has a value of its own, in an array.
+Input: a `Prefix` with the texts of its operands; output: the text of its value at the current point. The lanes of a
+nest never run along a scanned axis: either there are none, or each has a value of its own, in an array.
 
 float32 is carried in double, as eager does on a CPU.  Extremes keep the later of equals and let NaN win.
 """

@@ -1,7 +1,7 @@
 """Updates: what is done to an element of memory at which points of a kernel may meet.
 
-What enters is a store and the texts of its element, value and condition; what leaves is one C statement.  Points are
-taken one after the other, so that nothing needs to be atomic.  Refused (BuildError): sums of 16-bit floats in memory.
+Input: a store and the texts of its element, value and condition; output: one C statement.  Points are taken one after
+the other, so that nothing needs to be atomic.  Refused (BuildError): sums of 16-bit floats in memory.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Where a loop over lanes is cut, so that masks disappear.
 
 A concatenation or a padding asks of every element on which side of a fixed position it lies.  Lanes would answer with
-masks, for each load on each side; a loop for each side has none.  What enters is a sweep that only stores and the axis
-its lanes run along; what leaves are the pieces of that axis, each with the sweep as it reads there.
+masks, for each load on each side; a loop for each side has none.  Input: a sweep that only stores and the axis its
+lanes run along; output: the pieces of that axis, each with the sweep as it reads there.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 What lies in the padding of a window counts as what a fold begins with.  Lanes would ask that of each point, and a
 condition that is the same for all of them, compilers do not put into lanes at all.  A loop over those lanes where the
-condition holds asks nothing.  What enters is a sweep that only folds, along other axes than its lanes; what leaves is
-the sweep as it is where all of its folds change something, and where that is: comparisons of affine indices.
+condition holds asks nothing.  Input: a sweep that only folds, along other axes than its lanes; output: the sweep as it
+is where all of its folds change something, and where that is: comparisons of affine indices.
 """
 
 from __future__ import annotations

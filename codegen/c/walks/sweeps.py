@@ -1,9 +1,9 @@
 """Which statements of a kernel share a walk over the reduced axes.
 
-What enters is a kernel; what leaves is a list of sweeps, to be run one after the other for every point of the grid.
-Over axes that are held whole, statements that do not need each other's folds share a sweep (mean and maximum of a row
-are one pass).  A `Loop` is a sweep as it is written; `blocked` takes the kernels with loops inside loops, and with
-folds over other axes than those of their loop.
+Input: a kernel; output: a list of sweeps, to be run one after the other for every point of the grid. Over axes that are
+held whole, statements that do not need each other's folds share a sweep (mean and maximum of a row are one pass).  A
+`Loop` is a sweep as it is written; `blocked` takes the kernels with loops inside loops, and with folds over other axes
+than those of their loop.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """Chains contractions: a product that is read block by block where it is computed never reaches memory.
 
-What enters is a Program; what leaves is a Program in which the nodes of such kernels are together, and the clusters
-they make, from which `growth.py` grows on.  Nothing here knows what attention is.  A *tile* is the result of a
-contraction over a short axis, or a map of one: larger than all that went into it, cheap to make again.  A *sink* takes
-tiles in: a reduction, or a contraction that runs over one of their axes.  From a sink, everything that leads to it is
-pulled into one space: the sink's own parallel axes are spread over programs (the columns of a contraction are held
-whole), the axis it runs over is walked, the short axes are private to the tiles.
+Input: a Program; output: a Program in which the nodes of such kernels are together, and the clusters they make, from
+which `growth.py` grows on.  Nothing here knows what attention is.  A *tile* is the result of a contraction over a short
+axis, or a map of one: larger than all that went into it, cheap to make again.  A *sink* takes tiles in: a reduction, or
+a contraction that runs over one of their axes.  From a sink, everything that leads to it is pulled into one space: the
+sink's own parallel axes are spread over programs (the columns of a contraction are held whole), the axis it runs over
+is walked, the short axes are private to the tiles.
 
 A reduction on the way (a row maximum) is pulled in too if it runs over the walked axis, and lives there as a running
 value by the online rule; if that refuses, it stays a sink of its own and is read from memory.  Tiles that several

@@ -1,8 +1,8 @@
 """Finds the contractions, and maps of them, that can be computed block by block and never reach memory.
 
-What enters is a program with its dependences; what leaves are the positions of its tiles.  A contraction is one whose
-axis is short enough to be held, and whose result is larger than all that it is made of; or one of few rows, smaller
-than that, where operands are large.  Of neither does anybody need the whole at once.
+Input: a program with its dependences; output: the positions of its tiles.  A contraction is one whose axis is short
+enough to be held, and whose result is larger than all that it is made of; or one of few rows, smaller than that, where
+operands are large.  Of neither does anybody need the whole at once.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gives each chain a copy of the nodes of a tile that several chains compute.
 
-What enters is a Program and its streams; what leaves is an equal Program in which every stream has nodes that nobody
-else reads, and the streams as clusters of them.
+Input: a Program and its streams; output: an equal Program in which every stream has nodes that nobody else reads, and
+the streams as clusters of them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Merges two chains into one kernel where both compute the same tile over the same grid and walk.
 
-What enters are two streams; what leaves is one with the sinks of both, over the space of the first.  The tile ties the
-two spaces: the point of it that the second makes is the point that the first makes.  Columns of sinks, which a program
-holds, and the short axes of tiles are added to that space where only the second has them.
+Input: two streams; output: one with the sinks of both, over the space of the first.  The tile ties the two spaces: the
+point of it that the second makes is the point that the first makes.  Columns of sinks, which a program holds, and the
+short axes of tiles are added to that space where only the second has them.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Prices the walk of a chain: how many programs it has, how long it takes, how many parts are best.
 
-What enters is a stream, as it was found or as a cluster; what leaves are estimates, symbolic sizes at their hints.  A
-walk by fewer programs than keep the device busy takes as much longer as there are fewer.  Cut into parts that run side
-by side it does not, for another launch, which merges them (see `split_walks.py`).
+Input: a stream, as it was found or as a cluster; output: estimates, symbolic sizes at their hints.  A walk by fewer
+programs than keep the device busy takes as much longer as there are fewer.  Cut into parts that run side by side it
+does not, for another launch, which merges them (see `split_walks.py`).
 """
 
 from __future__ import annotations

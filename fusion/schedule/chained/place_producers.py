@@ -1,9 +1,9 @@
 """Places all producers of one sink in the iteration space of that sink.
 
-What enters are the tiles of a program and a sink (see `streams/`); what leaves is a `Stream`: each node with its axes
-over those of the sink, as the indices say at which it is read.  Refused, by None: a tile that is read at several
-points, or at one that would have it made again for every column of the sink.  `products_of_vectors` are those that
-would be no products of matrices at the points where they are read.
+Input: the tiles of a program and a sink (see `streams/`); output: a `Stream`: each node with its axes over those of the
+sink, as the indices say at which it is read.  Refused, by None: a tile that is read at several points, or at one that
+would have it made again for every column of the sink.  `products_of_vectors` are those that would be no products of
+matrices at the points where they are read.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Joins the rows of several programs that read the same columns, where one program has few rows.
 
-What enters is a stream; what leaves is the stream with an axis of its programs split in two, of which one counts rows.
-Of eight query heads that share their keys and values, each with a single query, eight programs would read these again;
-as eight rows of one tile they read them once.  It is seen in the indices alone: what one side of a product reads by
-`h // 8`, it does not vary along `h % 8`.
+Input: a stream; output: the stream with an axis of its programs split in two, of which one counts rows. Of eight query
+heads that share their keys and values, each with a single query, eight programs would read these again; as eight rows
+of one tile they read them once.  It is seen in the indices alone: what one side of a product reads by `h // 8`, it does
+not vary along `h % 8`.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Splits the walk of a chain with few programs into parts that run side by side (flash-decoding).
 
-What enters are a Program and its streams as clusters; what leaves is an equal Program in which every stream that would
-leave the device idle is cut (`partial.py`), and the walks of single parts as clusters.  A part is as long as some whole
-blocks; a symbolic length is cut into as many parts as its hint calls for.  A stream stays whole where cutting it is not
-predicted to be faster (`occupancy.py`), or its folds refuse it.
+Input: a Program and its streams as clusters; output: an equal Program in which every stream that would leave the device
+idle is cut (`partial.py`), and the walks of single parts as clusters.  A part is as long as some whole blocks; a
+symbolic length is cut into as many parts as its hint calls for.  A stream stays whole where cutting it is not predicted
+to be faster (`occupancy.py`), or its folds refuse it.
 
 Source: flash-decoding (Dao et al. 2023), as a rule over axes.
 """

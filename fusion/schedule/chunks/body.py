@@ -1,8 +1,8 @@
 """Bodies: the program that computes one chunk of a region.
 
-What enters is a region and how many points of the cut axis a chunk has; what leaves is a Program over slices: tensors
-that are read at the cut axis alone are sliced along it, everything else is read whole, at the chunk's start plus the
-axis.  Products that run over the cut axis are added into their result by the library, in place.
+Input: a region and how many points of the cut axis a chunk has; output: a Program over slices: tensors that are read at
+the cut axis alone are sliced along it, everything else is read whole, at the chunk's start plus the axis.  Products
+that run over the cut axis are added into their result by the library, in place.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     out[i, j, k] = f(x[S·i + j, k])      becomes      out[i, k] = f(x[i, k])
 
 A model sees its logits as [batch, position, word], a product makes them as [row, word].  What is to be cut along rows
-must see rows.  What enters is a program and a buffer; what leaves is an equal program in which everything that reads
-the buffer in this way, or what was made so, has one axis for its rows, and tensors in between have one dimension for
-them.  A node whose result a call or the caller needs in its own shape stays as it is.
+must see rows.  Input: a program and a buffer; output: an equal program in which everything that reads the buffer in
+this way, or what was made so, has one axis for its rows, and tensors in between have one dimension for them.  A node
+whose result a call or the caller needs in its own shape stays as it is.
 """
 
 from __future__ import annotations

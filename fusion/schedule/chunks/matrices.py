@@ -1,8 +1,8 @@
 """Matrices: the operands of a chunk's products as the library takes them.
 
-What enters are contractions over tensors of any layout; what leaves are views of their operands with even steps, and
-the library's call of the product.  An operand that is computed where it is read, or whose rows do not lie in even steps
-(hidden[:, :-1] as one matrix), is copied into a matrix first.
+Input: contractions over tensors of any layout; output: views of their operands with even steps, and the library's call
+of the product.  An operand that is computed where it is read, or whose rows do not lie in even steps (hidden[:, :-1] as
+one matrix), is copied into a matrix first.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
     x[i, e(i)]      becomes      Σ_r where(r == e(i), x[i, r], 0)
 
-What enters are the nodes of a chunk and the tensors that exist only there; what leaves are nodes in which these are
-read at the index alone at which they are made.  The kernel that reads the row anyway finds the element on its way, and
-may write something else in the place of the row.  An e outside of the row gives 0.
+Input: the nodes of a chunk and the tensors that exist only there; output: nodes in which these are read at the index
+alone at which they are made.  The kernel that reads the row anyway finds the element on its way, and may write
+something else in the place of the row.  An e outside of the row gives 0.
 """
 
 from __future__ import annotations

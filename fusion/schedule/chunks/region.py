@@ -1,8 +1,8 @@
 """Regions: what must run together so that a large product never exists whole.
 
-What enters is a program and a contraction whose result is too large to keep; what leaves are the nodes that can run
-for a few points of one of its axes at a time, each with the axis of its own that is cut.  A node that runs over the cut
-axis *closes*: its result is summed up over the chunks.
+Input: a program and a contraction whose result is too large to keep; output: the nodes that can run for a few points of
+one of its axes at a time, each with the axis of its own that is cut.  A node that runs over the cut axis *closes*: its
+result is summed up over the chunks.
 
 Everything as wide as the product is taken in, with all that reads it and, where it is computed, what makes it; and what
 lies on a path between two nodes of the region.  Refused, by None: a reader that looks at another point of the cut axis,

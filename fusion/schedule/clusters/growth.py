@@ -1,7 +1,7 @@
 """Grows clusters, the nodes of one kernel, by joining along the most profitable edge.
 
-What enters is a Program; what leaves are its clusters in execution order, and a refusal for every data edge that was
-not fused.  Growth is deterministic: candidates are tried by bytes saved, then by position in the program.
+Input: a Program; output: its clusters in execution order, and a refusal for every data edge that was not fused.  Growth
+is deterministic: candidates are tried by bytes saved, then by position in the program.
 """
 
 from __future__ import annotations

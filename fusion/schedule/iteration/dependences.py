@@ -1,7 +1,7 @@
 """Builds the dependence graph of a Program: writers, readers, and the order between them.
 
-What enters is a verified Program; what leaves is a networkx DiGraph over node positions with data edges, ordering edges
-between impure externs and from what reads a tensor to what overwrites it, and look-ups by buffer.
+Input: a verified Program; output: a networkx DiGraph over node positions with data edges, ordering edges between impure
+externs and from what reads a tensor to what overwrites it, and look-ups by buffer.
 """
 
 from __future__ import annotations

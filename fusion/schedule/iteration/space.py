@@ -5,8 +5,7 @@ each of the node's own axes is an expression over the space's axes.  To join two
 for all nodes of one in the space of the other.  The equation that ties them is a shared tensor: the index at which
 one side produces (or reads) it equals the index at which the other reads it.
 
-What enters are two spaces and the two index maps; what leaves is the joined space and the moved axes, or the reason why
-there is none.
+Input: two spaces and the two index maps; output: the joined space and the moved axes, or the reason why there is none.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Kernels of clusters: each cluster becomes a launch, or the call of an extern.
 
-What enters are a program and its clusters; what leaves are steps in execution order, and a refusal for each edge inside
-a cluster that the target cannot generate as one kernel: its nodes become a kernel each.
+Input: a program and its clusters; output: steps in execution order, and a refusal for each edge inside a cluster that
+the target cannot generate as one kernel: its nodes become a kernel each.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Adds up the parts of a sum in the launch that computes them, by the program that ends last.
 
-A product with few tiles is made in parts of its sum (`split_k.py`), which another kernel adds up: a launch for
-a few numbers.  What enters are the steps of a schedule; what leaves are steps in which such a kernel follows the one
-that makes the parts, tile by tile (`Kernel.then`), where the target can tell which program is the last of a tile.
+A product with few tiles is made in parts of its sum (`split_k.py`), which another kernel adds up: a launch for a few
+numbers.  Input: the steps of a schedule; output: steps in which such a kernel follows the one that makes the parts,
+tile by tile (`Kernel.then`), where the target can tell which program is the last of a tile.
 
 A kernel may follow so if it does nothing but add up the parts and compute maps of their sum, where nothing else reads
 them.  It adds them in their order, whoever is last: the result is always the same.

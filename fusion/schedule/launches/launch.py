@@ -1,8 +1,8 @@
 """Launch: two kernels under one call, with one list of parameters.
 
-What enters are two calls; what leaves is the first, called with the buffers of both, and the kernel of the second over
-the parameters of the joint call.  What the second then is to the first, one that follows or one beside it, is for
-`chain`, `tiles` and `pack` to say; what one step needs of another is told by what they take and make.
+Input: two calls; output: the first, called with the buffers of both, and the kernel of the second over the parameters
+of the joint call.  What the second then is to the first, one that follows or one beside it, is for `chain`, `tiles` and
+`pack` to say; what one step needs of another is told by what they take and make.
 """
 
 from __future__ import annotations

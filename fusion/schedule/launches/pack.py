@@ -5,9 +5,9 @@ bias gradient: kernels with other axes, of which none needs another.  `growth.py
 axes into one body; here bodies stay apart, and what is saved is the launch, and the time in which the end of one
 kernel leaves a device idle before the next one begins.
 
-What enters are steps in order; what leaves are steps in an order that serves their dependences as well, fewer of them.
-Two kernels are packed if no path leads from one to the other, if the target says that they need about the same
-resources, and if the launch costs more than what sharing may slow down.
+Input: steps in order; output: steps in an order that serves their dependences as well, fewer of them. Two kernels are
+packed if no path leads from one to the other, if the target says that they need about the same resources, and if the
+launch costs more than what sharing may slow down.
 """
 
 from __future__ import annotations

@@ -6,13 +6,13 @@ Where all elements are equal the differences are 0 and the mean is exact; so the
 of the row, as in eager, which brings a mean from number to number.  Far from zero the differences are small, and little
 of them is lost.
 
-What enters are the steps of a schedule; what leaves are steps in which kernels do so for each sum of which nothing but
-the mean is read, and of whose row other folds take deviations.  The row must be made of what is loaded alone, at little
-cost: then its first element is a load of what is read anyway.  A mean beside which its deviations are summed up gets
-what it lacks from these, and stays.  Of all passes that change kernels it is the last but for those that choose where
-results lie (`updates`, `reuse`): these have to see that the first element is read by all of its row, which so cannot be
-written over.  (H200, layer and group norms, rows of 256 to 65536, times of sums as they are: 0.93 to 1.04, 1.002 in the
-middle; with the sum of deviations 0.99 to 1.20.  A GELU made once more takes 6%.)
+Input: the steps of a schedule; output: steps in which kernels do so for each sum of which nothing but the mean is read,
+and of whose row other folds take deviations.  The row must be made of what is loaded alone, at little cost: then its
+first element is a load of what is read anyway.  A mean beside which its deviations are summed up gets what it lacks
+from these, and stays.  Of all passes that change kernels it is the last but for those that choose where results lie
+(`updates`, `reuse`): these have to see that the first element is read by all of its row, which so cannot be written
+over.  (H200, layer and group norms, rows of 256 to 65536, times of sums as they are: 0.93 to 1.04, 1.002 in the middle;
+with the sum of deviations 0.99 to 1.20.  A GELU made once more takes 6%.)
 
 Source: Chan, Golub, LeVeque: Algorithms for Computing the Sample Variance, 1983.
 """

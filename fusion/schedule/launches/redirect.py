@@ -1,7 +1,7 @@
 """Writing to another parameter: what a kernel made for one tensor goes into the memory of another one.
 
-What enters is a kernel and two of its parameters; what leaves is the kernel without the first, whose stores go to the
-second.  Whether anything that is still needed is lost by it, is for who asks to know.
+Input: a kernel and two of its parameters; output: the kernel without the first, whose stores go to the second.  Whether
+anything that is still needed is lost by it, is for who asks to know.
 """
 
 from __future__ import annotations

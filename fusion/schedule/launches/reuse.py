@@ -1,7 +1,7 @@
 """Reuse: a result written over a tensor that nobody needs any more.
 
-What enters are the steps of a schedule; what leaves are steps in which kernels write such results into the memory of an
-operand.  A row of logits becomes a row of their gradient in its own place, and half of the memory is enough.
+Input: the steps of a schedule; output: steps in which kernels write such results into the memory of an operand.  A row
+of logits becomes a row of their gradient in its own place, and half of the memory is enough.
 
 Only where it is certain: the operand was made in the same program, is read by no later step and has no views, both
 tensors are laid out alike, and the kernel loads from the operand at the very index at which it stores, and not after

@@ -1,8 +1,8 @@
 """Updates: a tensor of the caller that is overwritten is written where it lies, without a copy.
 
 A step of an optimizer, a cache that grows, a running mean: the functional graph computes the new value and ends with a
-copy of it into the input.  What enters are the steps of a schedule; what leaves are steps in which kernels write their
-results into the inputs themselves, where nothing is lost by it; what is left of the copies at the end is one call.
+copy of it into the input.  Input: the steps of a schedule; output: steps in which kernels write their results into the
+inputs themselves, where nothing is lost by it; what is left of the copies at the end is one call.
 
 A kernel may write into an input if the two lie alike, nobody else needs the result as a tensor of its own or the input
 after it, and each point of the input is read, if at all, only where and before it is written.

@@ -6,9 +6,9 @@ Tensor memory, asynchronous copies and libraries all want rows at multiples of 1
 so is several times slower.  Where a program makes such rows to multiply them, they are made apart.  Where they are
 given, or seen outside generated kernels, products read a copy, if that is predicted to pay.
 
-What enters is a Program; what leaves is the same one over buffers with other strides, and with library calls that take
-an odd size apart.  Left as they are: rows so short that what they would gain is lost in the gaps, and what calls of the
-library read in another way than as matrices.
+Input: a Program; output: the same one over buffers with other strides, and with library calls that take an odd size
+apart.  Left as they are: rows so short that what they would gain is lost in the gaps, and what calls of the library
+read in another way than as matrices.
 """
 
 from __future__ import annotations

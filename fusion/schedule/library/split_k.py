@@ -1,8 +1,8 @@
 """Splits a product with few tiles along the axis that is summed over (split-K).
 
-What enters is a cluster around one product; what leaves is the way to make it in parts, with its price, or None.  It is
-the same cut as that of a walk (`partial.py`): each part is a product of its own, of one more batch axis; what it gives
-is kept in float32, and added up by the kernel of whatever follows the product.
+Input: a cluster around one product; output: the way to make it in parts, with its price, or None.  It is the same cut
+as that of a walk (`partial.py`): each part is a product of its own, of one more batch axis; what it gives is kept in
+float32, and added up by the kernel of whatever follows the product.
 
 Refused: products whose tiles keep the device busy, sums too short to be cut, sizes that are not known.
 """

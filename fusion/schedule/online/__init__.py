@@ -1,9 +1,9 @@
 """The online rule: a fold whose values depend on folds over the same axes that are not complete yet.
 
-What enters is such a fold, say Σ exp(x - m) with m = max(x); what leaves are accumulators that stand in the same loop
-as the folds they depend on, and follow their running values from block to block, and what the original fold is once
-all of them are complete.  `split` takes the values of the fold apart, `update` says how an accumulator follows, this
-file puts the two together, and `trial` tries the result on numbers before it is given away.
+Input: such a fold, say Σ exp(x - m) with m = max(x); output: accumulators that stand in the same loop as the folds they
+depend on, and follow their running values from block to block, and what the original fold is once all of them are
+complete.  `split` takes the values of the fold apart, `update` says how an accumulator follows, this file puts the two
+together, and `trial` tries the result on numbers before it is given away.
 
 What depends on a running value through factors that are safe alone (1/l, rsqrt, a scale) waits until the loop is done.
 What would leave the range of floats without its shift (exp) stays, and is carried.  A fold has several accumulators

@@ -6,8 +6,8 @@ with c the mean of the n elements of a part, which is near enough to all of them
 mean d of everything is from 0.  So a part needs nothing but its own elements, and mean and variance of long rows are
 parts in one pass and their merge.  A walk cannot do this from block to block: the mean of what it has seen moves.
 
-What enters is a fold whose operand is (x - d) or its square, beside a running sum of x; what leaves are accumulators of
-a part, whose `carry` is what the part adds to the whole (`merge.brought`).
+Input: a fold whose operand is (x - d) or its square, beside a running sum of x; output: accumulators of a part, whose
+`carry` is what the part adds to the whole (`merge.brought`).
 
 Source: Chan, Golub, LeVeque: Algorithms for Computing the Sample Variance, 1983.
 """

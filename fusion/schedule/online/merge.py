@@ -1,12 +1,11 @@
 """Merging: accumulators of parts of an axis become those of the whole axis.
 
-What enters are accumulators as `online` gives them, each with what it is in a part and in the whole; what leaves is
-what a part adds to the whole.  An accumulator that follows a running value is brought up to date in a walk by its
-`carry`, from the value before a block to the current one.  A part is a walk that ends there: its accumulators, with
-its own running values as those before, and the merged ones as the current ones, are what they would be had they been
-summed up with the merged values from the start.  So the sum of exponentials of a part, about its own maximum, counts
-as `sum_part * exp(max_part - max)`; a part that has seen nothing is at its identity, which the carry knows how to
-leave.
+Input: accumulators as `online` gives them, each with what it is in a part and in the whole; output: what a part adds to
+the whole.  An accumulator that follows a running value is brought up to date in a walk by its `carry`, from the value
+before a block to the current one.  A part is a walk that ends there: its accumulators, with its own running values as
+those before, and the merged ones as the current ones, are what they would be had they been summed up with the merged
+values from the start.  So the sum of exponentials of a part, about its own maximum, counts as `sum_part * exp(max_part
+- max)`; a part that has seen nothing is at its identity, which the carry knows how to leave.
 
 Source: flash-decoding (Dao et al. 2023) for attention; here for every fold with an online form.
 """

@@ -1,6 +1,6 @@
 """Names: folds under names that follow from their order alone: what is found for a layer holds for those like it.
 
-What enters are folds; what leaves are the same ones over buffers `in0, in1, …` and tiles `t0, t1, …`, and the way back.
+Input: folds; output: the same ones over buffers `in0, in1, …` and tiles `t0, t1, …`, and the way back.
 """
 
 from __future__ import annotations

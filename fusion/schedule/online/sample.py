@@ -1,8 +1,8 @@
 """Numbers for the values that a fold is made of, so that what a rule claims can be tried.
 
-What enters are expressions; what leaves are their values, floats in float64, at a few points: loads, random numbers,
-indices and folds are drawn, conversions between float types do nothing, everything else is what it means.  The numbers
-are the same in every run.
+Input: expressions; output: their values, floats in float64, at a few points: loads, random numbers, indices and folds
+are drawn, conversions between float types do nothing, everything else is what it means.  The numbers are the same in
+every run.
 """
 
 from __future__ import annotations

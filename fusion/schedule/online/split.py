@@ -1,8 +1,8 @@
 """What one value of a fold depends on, taken apart into terms.
 
-What enters is an expression over walked and running values; what leaves are its terms.  Refused are expressions in
-which no rule separates the two, and sums that cancel: products of two sums of walked and running values, or of (x - d)
-and x, which are raw moments.
+Input: an expression over walked and running values; output: its terms.  Refused are expressions in which no rule
+separates the two, and sums that cancel: products of two sums of walked and running values, or of (x - d) and x, which
+are raw moments.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """An online form is tried on numbers before it is given away.
 
-What enters are a fold, the folds that run beside it, and an online form of it; what leaves is whether the form gives
-the same: at any running values, from one to the next, and while a running value is still at its identity.  A fold of
-one element stands for a fold of many, as all that is claimed holds for each element alone.
+Input: a fold, the folds that run beside it, and an online form of it; output: whether the form gives the same: at any
+running values, from one to the next, and while a running value is still at its identity.  A fold of one element stands
+for a fold of many, as all that is claimed holds for each element alone.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How what is summed up with one running value becomes what it would be with the next one.
 
-What enters are the parts that shift an exponent or a factor under a fold; what leaves is the `carry` of the fold, and
-how its arguments read a running value that has not seen anything yet.
+Input: the parts that shift an exponent or a factor under a fold; output: the `carry` of the fold, and how its arguments
+read a running value that has not seen anything yet.
 
 The factor of exp(a(x) - d) is exp(d′ - d), where d′ is the value before the block: exactly 1 where d has not changed,
 also at infinity.  While an extreme value d is still at its identity, only what changes nothing has been seen; there

@@ -3,8 +3,7 @@
     sum over n, h, w of x[n, c, h, w]      becomes      sum over r of x[r // HW, c, r // W % H, r % W]
 
 With channels last, batch, height and width of an image are one axis in memory: cut as one, it has parts enough where
-neither of the three has.  What enters is a reduction; what leaves is an equal one, the same object where no operand
-allows it.
+neither of the three has.  Input: a reduction; output: an equal one, the same object where no operand allows it.
 """
 
 from __future__ import annotations

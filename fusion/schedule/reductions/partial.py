@@ -1,10 +1,10 @@
 """Cuts the folds of a cluster into partial folds along an axis, and merges the parts.
 
-What enters is a cluster that walks an axis, and into how many parts of which length the axis is cut; what leaves are
-nodes to take the place of its own.  Each fold is made for each part, with the part as one more parallel axis, and
-merged by an ordinary reduction over the parts.  A fold that needs the result of another one over the same axis takes
-that of its own part, and is brought up to the merged result as its online form is in a walk (`online.merge`).  What
-follows the folds follows the merge.
+Input: a cluster that walks an axis, and into how many parts of which length the axis is cut; output: nodes to take the
+place of its own.  Each fold is made for each part, with the part as one more parallel axis, and merged by an ordinary
+reduction over the parts.  A fold that needs the result of another one over the same axis takes that of its own part,
+and is brought up to the merged result as its online form is in a walk (`online.merge`).  What follows the folds follows
+the merge.
 
 Where the parts do not end with the axis, folds see their identity behind its end.
 

@@ -1,8 +1,8 @@
 """Finds the condition under which a walk may skip whole blocks, because nothing in them counts.
 
-What enters are the folds of a walk; what leaves is a condition (a bool expression), false only at points where every
-fold sees its identity: what a causal mask leaves out, a sliding window, another document, or padding.  A `where` that
-chooses a constant is a candidate; with the constant in its place, the folds are evaluated on samples.
+Input: the folds of a walk; output: a condition (a bool expression), false only at points where every fold sees its
+identity: what a causal mask leaves out, a sliding window, another document, or padding.  A `where` that chooses a
+constant is a candidate; with the constant in its place, the folds are evaluated on samples.
 
 A condition asks indices, and integers and bools in memory.  Of these a generator uses those of which a block of the
 walk has a few: a vector along the walk or along the rows, a number.

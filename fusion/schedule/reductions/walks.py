@@ -1,8 +1,8 @@
 """Puts the folds of a cluster into one loop: running values inside, results after it.
 
-What enters are folds and writes over named axes, and the axes that are walked; what leaves are statements, or the
-reason why one walk does not do.  Folds over axes that are not walked are made anew in each block.  A fold that needs
-the result of another one over the walked axes follows its running value, by the online rule.
+Input: folds and writes over named axes, and the axes that are walked; output: statements, or the reason why one walk
+does not do.  Folds over axes that are not walked are made anew in each block.  A fold that needs the result of another
+one over the walked axes follows its running value, by the online rule.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Gluon programs of two groups and a warp that fetches, run as threads on the CPU.
 
-What enters is the text of a generated file and the tensors of its launch; what leaves is in these tensors.  A product
-that has been begun reads its operands only when it is waited for, as late as the program allows, and a slot is filled
-the moment that its barrier says it is empty: so a slot that is given back too early shows as wrong numbers, and one
-that is never given back as a program that does not end.  One program runs at a time.
+Input: the text of a generated file and the tensors of its launch; output: in these tensors.  A product that has been
+begun reads its operands only when it is waited for, as late as the program allows, and a slot is filled the moment that
+its barrier says it is empty: so a slot that is given back too early shows as wrong numbers, and one that is never given
+back as a program that does not end.  One program runs at a time.
 """
 
 from __future__ import annotations

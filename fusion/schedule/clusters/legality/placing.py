@@ -1,7 +1,7 @@
 """Placing one cluster in the space of another: at which of its points each node of the other is made.
 
-What enters are two clusters and the buffer that ties them; what leaves is a space with the places of all members, or
-the reason why there is none.
+Input: two clusters and the buffer that ties them; output: a space with the places of all members, or the reason why
+there is none.
 """
 
 from __future__ import annotations
