@@ -1,14 +1,14 @@
 """From fx graphs to Programs: the two IRs, what they mean, and the rules for ATen operations.
 
-Input: a functional graph of ATen calls (`lower.py`); output: a Program.  Kernels are made elsewhere, but what they are
-is said here.
+Input: a functional graph of ATen calls (`lower.py`); output: a Program.  Kernels are built elsewhere,
+but defined here.
 
     the IRs       `program` and `kernel`, over expressions (`expr`) of scalar operations (`scalar_ops`)
-    meaning       `interpret`, in torch (`evaluate`, `folds`); `verify`: what is well formed; `printer`: how it reads
-    lowering      `lower` walks the graph, `calls` makes what eager calls, `rules` work with a `builder` on a `value`;
-                  `decompositions` and `foreach` say what is taken apart before
+    semantics     `interpret`, in torch (`evaluate`, `folds`); `verify`: well-formedness; `printer`: as text
+    lowering      `lower` visits the graph, `calls` adds eager's own calls, `rules` work with a `builder` on a `value`;
+                  `decompositions` and `foreach` list the operations that are decomposed before
     algebra       of indices (`indexing`, `division`), `sizes`, `conditions`, `positions`, and factors (`hoist`)
-    what differs  from plain arithmetic in eager: `checks`, `host`, `overflow`, `seeded` and `philox`, `attention`
+    eager only    differences from plain arithmetic: `checks`, `host`, `overflow`, `seeded` and `philox`, `attention`
 
-Questions that several packages ask of a graph or a kernel: `made_again`, `prefixes`, `updates`.
+Queries on graphs and kernels that several packages share: `recomputed`, `prefixes`, `updates`.
 """

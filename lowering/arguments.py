@@ -1,4 +1,4 @@
-"""Arguments of calls: containers that nest, and what they hold."""
+"""Nested arguments of calls: iteration over their leaves, and rebuilding them with other leaves."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 
 def leaves(arg: object) -> Iterator[object]:
-    """What the containers of an argument hold."""
+    """Yield the leaves of nested lists, tuples and mappings."""
     if isinstance(arg, (list, tuple)):
         for part in arg:
             yield from leaves(part)
@@ -18,7 +18,7 @@ def leaves(arg: object) -> Iterator[object]:
 
 
 def map_leaves(arg: object, change: Callable[[Any], object]) -> Any:
-    """An argument with what `change` makes of what its containers hold.
+    """Rebuild a nested argument with `change` applied to each leaf.
 
     >>> map_leaves([1, (2, {"three": 3})], lambda number: -number)
     [-1, (-2, {'three': -3})]

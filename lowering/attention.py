@@ -1,11 +1,11 @@
-"""Scaled dot-product attention in parts: what `F.scaled_dot_product_attention` computes, forward and backward.
+"""Decomposed scaled dot-product attention: `F.scaled_dot_product_attention`, forward and backward.
 
 Input: a call as eager takes it; output: the same result from products, maps and reductions over rows, which the rules
 lower like attention written by hand.  Backward is given by formula from the logarithm of each row's sum, one number per
 row: what a library kernel keeps too.
 
-A row in which nothing is attended gives zeros and takes no gradient, as in eager: its maximum is -inf, and the
-logarithm of its sum counts as 0, so that every exp(score - 0) = exp(-inf) is 0.
+A row that attends to nothing gives zeros and has no gradient, as in eager: its maximum is -inf, and the logarithm of
+its sum counts as 0, so that every exp(score - 0) = exp(-inf) is 0.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ def attention(
     enable_gqa: bool = False,
     order: Sequence[int] | None = None,
 ) -> Tensor:
-    """softmax(query · keyᵀ · scale + mask) · value, dropout on the weights between.
+    """Compute softmax(query · keyᵀ · scale + mask) · value, with dropout on the weights.
 
     Args:
         query: [..., heads, l, e]; key: [..., heads of keys, s, e]; value: [..., heads of keys, s, ev].
-        attn_mask: what broadcasts to [..., heads, l, s]: bool (True attends) or added to the scores.
-        is_causal: row l attends to 0 … l, whatever s is; instead of a mask.
-        scale: of the scores; by default 1/√e.
-        enable_gqa: each head of the keys serves as many heads of the query, in order, as there are more of them.
-        order: the dimensions of the result from the outermost in memory to the innermost; by default as they come.
+        attn_mask: broadcasts to [..., heads, l, s]; bool (True attends), or added to the scores.
+        is_causal: row l attends to columns 0 … l, whatever s is; replaces a mask.
+        scale: factor of the scores; 1/√e by default.
+        enable_gqa: each head of the keys serves heads // (heads of keys) consecutive heads of the query.
+        order: dimensions of the result from the outermost in memory to the innermost; as they come by default.
 
     >>> q, k, v = torch.ones(2, 4, 3, 8), torch.ones(2, 2, 5, 8), torch.ones(2, 2, 5, 6)
     >>> attention(q, k, v, is_causal=True, enable_gqa=True).shape
@@ -66,12 +66,12 @@ def attention(
 
 
 def _autocast(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """What autocast makes of an argument: float64 and what is not floating point stay."""
+    """Cast an argument as autocast does: floats other than float64 become `dtype`."""
     return x.to(dtype) if x.is_floating_point() and x.dtype is not torch.float64 else x
 
 
 def _shared(x: Tensor, heads: int) -> Tensor:
-    """[..., g, s, e] → [..., heads, s, e], each of the g heads repeated."""
+    """Repeat each of the g key heads: [..., g, s, e] → [..., heads, s, e]."""
     *batch, groups, rows, width = x.shape
     repeats = heads // groups
     return x.unsqueeze(-3).expand(*batch, groups, repeats, rows, width).reshape(*batch, heads, rows, width)
@@ -82,7 +82,7 @@ def _causal(rows: int, columns: int, device: torch.device) -> Tensor:
 
 
 def _laid_out(x: Tensor, order: Sequence[int]) -> Tensor:
-    """`x` with its dimensions in memory in `order`.
+    """Copy `x` so that its dimensions lie in memory in `order`.
 
     >>> _laid_out(torch.zeros(2, 3, 4), (1, 0, 2)).stride()
     (4, 8, 1)
@@ -92,7 +92,7 @@ def _laid_out(x: Tensor, order: Sequence[int]) -> Tensor:
 
 
 def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """The scores [..., l, s] that softmax takes, in float32 at least."""
+    """Compute the scores [..., l, s] for softmax, in float32 or wider."""
     wide = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ key.mT).to(wide) * scale
     if mask is None:
@@ -103,7 +103,7 @@ def _scores(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Te
 def _forward(
     query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dropout: float, scale: float, order: tuple[int, ...]
 ) -> tuple[Tensor, Tensor, Tensor | None]:
-    """The result, the logarithm of each row's sum, and which weights dropout keeps."""
+    """Return the result, the logsumexp of each row, and the dropout mask (None without dropout)."""
     scores = _scores(query, key, mask, scale)
     largest = scores.amax(-1, keepdim=True)
     if mask is not None:
@@ -124,11 +124,11 @@ def _factor(kept: Tensor, dropout: float) -> Tensor:
 
 
 _Given: TypeAlias = "tuple[Tensor, Tensor, Tensor, Tensor | None, float, float, tuple[int, ...]]"
-"""What `_forward` takes."""
+"""The arguments of `_forward`."""
 
 
 class _Context(Protocol):
-    """What PyTorch hands from forward to backward."""
+    """The context that PyTorch hands from forward to backward."""
 
     dropout: float
     scale: float
@@ -141,7 +141,7 @@ class _Context(Protocol):
 
 
 class _Attention(torch.autograd.Function):
-    """`_forward` with its gradient by formula (Dao et al. 2022, appendix B)."""
+    """`_forward` with an analytic gradient (Dao et al. 2022, appendix B)."""
 
     generate_vmap_rule = True
 
@@ -160,13 +160,13 @@ class _Attention(torch.autograd.Function):
         query, key, value, mask, out, logarithm, kept = ctx.saved_tensors
         weights = torch.exp(_scores(query, key, mask, ctx.scale) - logarithm)
         wide = weights.dtype
-        slopes, dropped = (grad @ value.mT).to(wide), weights
+        score_grads, dropped = (grad @ value.mT).to(wide), weights
         if kept is not None:
-            slopes, dropped = slopes * _factor(kept, ctx.dropout), weights * _factor(kept, ctx.dropout)
-        shared = (grad.to(wide) * out.to(wide)).sum(-1, keepdim=True)
-        slopes = weights * (slopes - shared)
-        of_mask = None
+            score_grads, dropped = score_grads * _factor(kept, ctx.dropout), weights * _factor(kept, ctx.dropout)
+        row_dots = (grad.to(wide) * out.to(wide)).sum(-1, keepdim=True)
+        score_grads = weights * (score_grads - row_dots)
+        mask_grad = None
         if mask is not None and ctx.needs_input_grad[3]:
-            of_mask = slopes.sum_to_size(mask.shape).to(mask.dtype)
-        slopes = (slopes * ctx.scale).to(query.dtype)
-        return slopes @ key, slopes.mT @ query, dropped.to(grad.dtype).mT @ grad, of_mask, None, None, None
+            mask_grad = score_grads.sum_to_size(mask.shape).to(mask.dtype)
+        score_grads = (score_grads * ctx.scale).to(query.dtype)
+        return score_grads @ key, score_grads.mT @ query, dropped.to(grad.dtype).mT @ grad, mask_grad, None, None, None

@@ -1,4 +1,4 @@
-"""Building a Program node by node: what lowering rules work with.
+"""Builds a Program node by node; lowering rules work with a `Builder`.
 
 A rule sees a `Builder`: it turns values into nodes (`map`, `reduce`, `contract`), draws seeds, and knows the fx node
 being lowered, whose strides under eager the result takes.
@@ -19,7 +19,7 @@ from torch import fx
 from fusion.lowering.errors import Origin, Unsupported
 from fusion.lowering.expr import Expr, Index, IndexValue, Load, const
 from fusion.lowering.indexing import axis_symbol, over_symbol
-from fusion.lowering.positions import settled
+from fusion.lowering.positions import simplify_all
 from fusion.lowering.program import Axis, Buffer, Contract, Extern, Map, Node, Reduce, Scan, Scatter
 from fusion.lowering.scalar_ops import FOLD_OPS, FoldName, ScanName, ScatterName, accumulator, identity, keeps_position
 from fusion.lowering.seeded import LIMITS
@@ -45,14 +45,14 @@ GENERATED_DTYPES = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be generated, and how it is rounded.
+    """Which operations are generated, and how results are rounded.
 
     Attributes:
         contractions: names of the fx nodes whose matrix products become Contract nodes, others stay library calls;
-            None takes all.
-        scatters: operations (of `SCATTER_OPS`) that may be done where sources meet; None takes all.
-        rounded: every result is rounded as eager rounds it, also where it is not stored.
-        small: matrix products of at most so many multiplications that are no contractions become sums of products.
+            None selects all.
+        scatters: operations (of `SCATTER_OPS`) that are generated although indices may collide; None selects all.
+        rounded: round every result as eager does, also where it is not stored.
+        small: matrix products of at most this many multiplications that are not contractions become sums of products.
     """
 
     contractions: Collection[str] | None = None
@@ -62,11 +62,11 @@ class Wanted:
 
 
 Library: TypeAlias = Callable[[Buffer, Value, Value], tuple[Node, ...]]
-"""Gives nodes that compute the product of two operands into a buffer by a library call; none where there is no call."""
+"""Returns nodes that compute a matrix product into a buffer by a library call; empty where no call computes it."""
 
 
 class Builder:
-    """Buffers and nodes so far, and the fx node being lowered (`current`), with the seed that its call is given."""
+    """The buffers and nodes so far, and the fx node being lowered (`current`), with the seed of its call."""
 
     current: fx.Node
 
@@ -74,21 +74,21 @@ class Builder:
         self.wanted, self.library = wanted, library
         self.buffers: dict[str, Buffer] = {}
         self.nodes: list[Node] = []
-        self.calls: dict[str, tuple[Node, ...]] = {}  # what the library would compute products by
+        self.calls: dict[str, tuple[Node, ...]] = {}  # library calls that compute the products, by result
         self.origins: dict[str, Origin] = {}
         self.given_seed: Value | None = None
 
     def map(self, value: Value, strides: Shape | None = None) -> Value:
-        """`value` computed into a buffer of its own, with its conditions made plain; the result loads it."""
+        """Compute `value` into a buffer of its own, with its conditions simplified; the result loads it."""
         axes = tuple(Axis(s, n) for s, n in zip(axes_of(value.shape), value.shape, strict=True))
         out = self.buffer(value.dtype, value.shape, strides, value.device)
-        self.nodes.append(Map(out.name, axes, *settled([value.expr], axis_bounds(value.shape))))
+        self.nodes.append(Map(out.name, axes, *simplify_all([value.expr], axis_bounds(value.shape))))
         return load_of(out)
 
     def reduce(self, op: FoldName, args: Sequence[Value], dims: Sequence[int]) -> Value:
         """Fold dimensions `dims` of `args` (all of one shape) away; the result lacks these dimensions.
 
-        Where there is nothing to fold, it is what the fold begins with.
+        With nothing to fold, the result is the identity of `op`.
         """
         shape = args[0].shape
         assert all(arg.shape == shape for arg in args)
@@ -97,8 +97,8 @@ class Builder:
         kept = [k for k in range(len(shape)) if k not in dims]
         dtype = torch.int64 if keeps_position(op) else args[0].dtype
         if 0 in [shape[k] for k in dims] and FOLD_OPS[op].arity == 1:
-            begun = const(identity(op, dtype), dtype)
-            return Value(tuple(shape[k] for k in kept), dtype, args[0].device, begun)
+            initial = const(identity(op, dtype), dtype)
+            return Value(tuple(shape[k] for k in kept), dtype, args[0].device, initial)
         renamed = {k: axis_symbol(position) for position, k in enumerate(kept)}
         renamed.update({k: over_symbol(position) for position, k in enumerate(sorted(dims))})
         axes = tuple(Axis(renamed[k], shape[k]) for k in kept)
@@ -124,28 +124,27 @@ class Builder:
     def scatter(
         self, op: ScatterName, start: Value, shape: Shape, index: Sequence[Index], value: Expr, where: Expr | None
     ) -> Value:
-        """`start`, to which each point of `shape` at which `where` holds does `op` with `value` at `index`.
-
-        `index` (one for each dimension of `start`), `value` and `where` are over the axes of `shape`.
-        """
+        """Return `start` updated by `op` with `value` at `index`, for each point of `shape` at which `where` holds."""
         if self.wanted.scatters is not None and op not in self.wanted.scatters:
-            raise Unsupported(f"a scatter ({op}) in which sources may meet")
+            raise Unsupported(f"a scatter ({op}) with indices that may collide")
         if 0 in shape:
             return start
         axes = tuple(Axis(s, n) for s, n in zip(axes_of(shape), shape, strict=True))
         strides = self._meta_strides(start.shape)
-        apart = strides is not None and all(n == 1 or s != 0 for n, s in zip(start.shape, strides, strict=True))
-        begun = self.map(start, strides if apart else None).buffer()
-        assert begun is not None
-        out = self.buffer(start.dtype, start.shape, self.buffers[begun].strides, start.device)
-        places = tuple(i if isinstance(i, Expr) else IndexValue(i) for i in index)
-        self.nodes.append(Scatter(out.name, axes, begun, op, places, value, where))
+        has_own_memory = strides is not None and all(
+            n == 1 or s != 0 for n, s in zip(start.shape, strides, strict=True)
+        )
+        initial = self.map(start, strides if has_own_memory else None).buffer()
+        assert initial is not None
+        out = self.buffer(start.dtype, start.shape, self.buffers[initial].strides, start.device)
+        positions = tuple(i if isinstance(i, Expr) else IndexValue(i) for i in index)
+        self.nodes.append(Scatter(out.name, axes, initial, op, positions, value, where))
         return load_of(out)
 
     def contract(self, lhs: Value, rhs: Value, dtype: torch.dtype) -> Value:
         """Batched product of lhs [batch…, m, k] and rhs [batch…, k, n], accumulated wide, rounded to `dtype`.
 
-        Where an axis has no elements there is nothing to multiply: it is zeros, or nothing.
+        If an axis is empty, no node is added and the result is zeros (or has no elements).
         """
         *batch, m, k = lhs.shape
         n = rhs.shape[-1]
@@ -175,13 +174,13 @@ class Builder:
         return load_of(out)
 
     def check_contraction(self) -> None:
-        """Refuse a matrix product that is not among those to generate."""
+        """Refuse a matrix product that was not selected for generation."""
         wanted = self.wanted.contractions
         if wanted is not None and self.current.name not in wanted:
-            raise Unsupported("matrix products are left to the library on this target")
+            raise Unsupported("this target leaves matrix products to the library")
 
     def seed(self, device: torch.device) -> Value:
-        """An int64 seed, 0-d: the call's own, or one drawn from the device's default generator each time."""
+        """Return a 0-d int64 seed: the call's own, or one drawn from the device's default generator at each run."""
         if self.given_seed is not None:
             return self.given_seed
         out = self.buffer(torch.int64, (), None, device)
@@ -191,7 +190,7 @@ class Builder:
         return load_of(out)
 
     def memory(self) -> Value:
-        """New memory, with whatever it holds, in the shape and layout of the result of the current node."""
+        """Allocate uninitialised memory with the shape and layout of the result of the current node."""
         (meta,) = self.results()
         out = self.buffer(meta.dtype, sizes_of(meta.shape), sizes_of(meta.stride()), meta.device)
         kwargs = {"dtype": meta.dtype, "device": meta.device}
@@ -200,13 +199,13 @@ class Builder:
         return load_of(out)
 
     @property
-    def made(self) -> tuple[int, int]:
-        """How many nodes and buffers there are."""
+    def position(self) -> tuple[int, int]:
+        """The numbers of nodes and buffers so far, for `roll_back`."""
         return len(self.nodes), len(self.buffers)
 
-    def take_back(self, made: tuple[int, int]) -> None:
-        """Have no more than so many nodes and buffers: those that a rule has added are the last ones."""
-        nodes, buffers = made
+    def roll_back(self, position: tuple[int, int]) -> None:
+        """Remove the nodes and buffers that were added since `position`."""
+        nodes, buffers = position
         del self.nodes[nodes:]
         for name in list(self.buffers)[buffers:]:  # in the order of a dict
             del self.buffers[name], self.origins[name]
@@ -214,18 +213,18 @@ class Builder:
     # Layouts --------------------------------------------------------------------------------------------------------
 
     def results(self) -> list[torch.Tensor]:
-        """What the current node gives under eager."""
+        """Return the fake tensors of the current node's results under eager."""
         val = self.current.meta.get("val")
         parts = val if isinstance(val, (tuple, list)) else (val,)
         return [part for part in parts if isinstance(part, torch.Tensor) and part.layout is torch.strided]
 
     def _meta_strides(self, shape: Shape) -> Shape | None:
-        """Eager's strides for the current node's result of this shape, if there is one, or all have the same."""
-        found = {sizes_of(result.stride()) for result in self.results() if sizes_of(result.shape) == shape}
-        return found.pop() if len(found) == 1 else None
+        """Return eager's strides for the current node's result of this shape; None unless exactly one layout exists."""
+        layouts = {sizes_of(result.stride()) for result in self.results() if sizes_of(result.shape) == shape}
+        return layouts.pop() if len(layouts) == 1 else None
 
     def _kept_strides(self, shape: Shape, kept: Sequence[int]) -> Shape | None:
-        """Eager's strides for a reduction's result, with the kept dimensions of size 1 dropped."""
+        """Return eager's strides for a reduction's result, without the kept dimensions of size 1."""
         without = self._meta_strides(tuple(shape[k] for k in kept))
         if without is not None:
             return without
@@ -235,7 +234,7 @@ class Builder:
     def buffer(
         self, dtype: torch.dtype, shape: Shape, strides: Shape | None, device: torch.device, name: str = ""
     ) -> Buffer:
-        """A new buffer, named for the fx node it belongs to."""
+        """Add a buffer named for the current fx node, with a number where the name is taken."""
         base = name or self.current.name
         name, count = base, 0
         while name in self.buffers:
@@ -248,7 +247,7 @@ class Builder:
 
 
 def load_of(buffer: Buffer) -> Value:
-    """The value held by a buffer."""
+    """Return the value held by a buffer."""
     expr = Load(buffer.name, axes_of(buffer.shape), buffer.dtype)
     return Value(buffer.shape, buffer.dtype, buffer.device, expr)
 
@@ -259,13 +258,13 @@ def load_of(buffer: Buffer) -> Value:
 _FRAME = re.compile(r'File "([^"]+)", line (\d+)')
 _PYTORCH = os.path.dirname(torch.__file__) + os.sep
 _COMPILER = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
-"""Where calls of modules are passed on from: this module is `fusion.lowering.builder`."""
+"""The folder of this compiler, whose frames are left out of origins: this module is `fusion.lowering.builder`."""
 
 
 def origin_of(node: fx.Node) -> Origin:
-    """Where in the user's program an fx node comes from: the innermost line outside PyTorch, if there is one."""
-    found = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
-    frames = [frame for frame in found if not frame[0].startswith(_COMPILER)]
+    """Locate an fx node in the user's program: its module, and the innermost line outside PyTorch, if there is one."""
+    matches = _FRAME.findall(str(node.meta.get("stack_trace") or ""))
+    frames = [frame for frame in matches if not frame[0].startswith(_COMPILER)]
     file, number = ([frame for frame in frames if not frame[0].startswith(_PYTORCH)] or frames or [("", "")])[-1]
     line = f"{os.path.basename(file)}:{number}" if file else ""
     stack = node.meta.get("nn_module_stack") or {}

@@ -1,7 +1,7 @@
-"""Calls: what eager itself does for an fx node, and the buffers that hold results exactly as eager would have them.
+"""Calls of eager's operations for fx nodes, and buffers that hold results in exactly eager's layout.
 
 Input: fx nodes; output: Externs, with the reason why they are called, and names of buffers.  A value that is passed to
-a call, or returned, must be as eager has it: of the same strides, and a view where that is one.
+a call, or returned, must be as in eager: with the same strides, and a view where eager's is one.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from fusion.lowering.value import Shape, Value, axes_of
 FxValue: TypeAlias = "Value | sympy.Expr | tuple[FxValue | None, ...] | None"
 
 
-TOLD_BY_DATA = ("_unique", "_unique2", "unique_dim", "unique_consecutive", "nonzero", "masked_select")
-"""Operations of which only data tells the size of the result, whatever their arguments."""
+DATA_DEPENDENT = ("_unique", "_unique2", "unique_dim", "unique_consecutive", "nonzero", "masked_select")
+"""Operations whose result has a data-dependent size, whatever their arguments."""
 
 
 class Calls:
-    """What the fx nodes so far stand for, which buffers hold it as eager would, and calls that make such buffers.
+    """The values of the fx nodes so far, and the buffers that hold them in eager's layout, computed where needed.
 
     Attributes:
-        builder: where nodes and buffers are added.
-        values: what each fx node stands for.
-        symbols: the sizes that are told so far, by the inputs or by a call's results.
-        realised: the buffers that hold results as eager has them.
-        mistraced: fx nodes whose results have another shape than PyTorch said.
-        modules: what calls run themselves: branches, bodies of loops, scores.
+        builder: receives nodes and buffers.
+        values: the value of each fx node.
+        symbols: the sizes known so far, from the inputs or from a call's results.
+        realised: the buffers that hold results in eager's layout.
+        mistraced: fx nodes whose results have another shape than PyTorch traced.
+        modules: graph modules that calls run themselves: branches, loop bodies, score functions.
     """
 
     def __init__(self, wanted: Wanted) -> None:
@@ -51,29 +51,29 @@ class Calls:
         self.realised: dict[fx.Node, str] = {}
         self.mistraced: set[fx.Node] = set()
         self.modules: dict[fx.Node, fx.GraphModule] = {}
-        self._only_calls = False  # realise by calling what eager calls, not by generated nodes
+        self._only_calls = False  # realise by eager's own calls, not by generated nodes
 
     def extern(self, node: fx.Node, reason: str) -> FxValue:
-        """The result of `node` by the call that eager makes, for this reason."""
+        """Add eager's call of `node`, with the reason why it is not generated, and return its result."""
         assert callable(node.target)
         if _is_mistraced(node):
             self.mistraced.add(node)
         is_view = _is_view(node.target)
         for source in node.args[:1] if is_view else ():
             if isinstance(source, fx.Node) and isinstance(self.values[source], Value):
-                self.tensor(source, fresh=True)  # who gets the view may write to it: not to what a copy was made of
+                self.tensor(source, fresh=True)  # the view may be written to, and must not alias a copy's source
         args, kwargs = self.arguments(node)
         val = node.meta.get("val")
         multiple = isinstance(val, (tuple, list))
         results: list[Value | sympy.Expr | None] = []
-        told: list[tuple[sympy.Symbol, int, int | None]] = []
+        known_sizes: list[tuple[sympy.Symbol, int, int | None]] = []
         for place, part in enumerate(val if isinstance(val, (tuple, list)) else (val,)):
-            told.extend((size, place, dim) for size, dim in self._told(part).items())
+            known_sizes.extend((size, place, dim) for size, dim in self._told(part).items())
             results.append(self._result(node, part))
         outs = tuple(result.buffer() if isinstance(result, Value) else None for result in results)
-        impure = bool(told) or not isinstance(node.target, OpOverload) or _impure(node.target)
+        impure = bool(known_sizes) or not isinstance(node.target, OpOverload) or _impure(node.target)
         self.builder.nodes.append(
-            Extern(outs, node.target, args, kwargs, multiple, is_view, impure, reason, tuple(told))
+            Extern(outs, node.target, args, kwargs, multiple, is_view, impure, reason, tuple(known_sizes))
         )
         if multiple:
             return tuple(results)
@@ -82,9 +82,9 @@ class Calls:
         return results[0]
 
     def _told(self, result: object) -> dict[sympy.Symbol, int | None]:
-        """The sizes that nothing but a call's result tells, each with its dimension: from here on they are known.
+        """Return the symbols that only this result determines, each with its dimension, and count them as known.
 
-        A result that is a number itself tells it without a dimension.
+        A result that is itself a number determines its symbol without a dimension (None).
         """
         told: dict[sympy.Symbol, int | None] = {}
         sizes = enumerate(sizes_of(result.shape)) if isinstance(result, torch.Tensor) else ()
@@ -95,7 +95,7 @@ class Calls:
         return told
 
     def _result(self, node: fx.Node, result: object) -> Value | sympy.Expr | None:
-        """What a call of `node` gives: a tensor in a buffer as PyTorch said that it would be, or a known size."""
+        """Return a call's result as a value: a tensor in a new buffer of the traced layout, or a known size."""
         if isinstance(result, (int, torch.SymInt)) and not isinstance(result, bool):
             size = size_of(result)
             return size if given_by(size) <= self.symbols else None
@@ -106,7 +106,7 @@ class Calls:
         return load_of(self.builder.buffer(result.dtype, shape, strides, result.device, node.name))
 
     def wait_for(self, node: fx.Node, size: sympy.Symbol) -> None:
-        """Call what gives a number, unless that is known."""
+        """Add the call that computes a host number, unless its symbol is known."""
         if size in self.symbols or not isinstance(node.target, OpOverload):
             return
         args, kwargs = self.arguments(node)
@@ -115,27 +115,27 @@ class Calls:
         self.builder.nodes.append(Extern((None,), node.target, args, kwargs, impure=True, reason=reason, sizes=told))
         self.symbols.add(size)
 
-    def of_mistraced(self, node: fx.Node) -> str:
-        """Why `node` must be called as it is, if it reads what has another shape than PyTorch said; empty if not.
+    def reason_of_mistraced(self, node: fx.Node) -> str:
+        """Return why `node` must stay a call: it reads a result of another shape than PyTorch traced.  Empty if not.
 
-        What it gives has another shape, too, but for a single number.
+        Its own result counts as mistraced then, unless it is a single number.
 
         Raises:
-            Unsupported: it is told sizes, which may come from there.
+            Unsupported: it takes sizes as arguments, which may come from that shape.
         """
         read = next((arg for arg in node.all_input_nodes if arg in self.mistraced), None)
         if read is None:
             return ""
-        told = f"PyTorch traced what it reads ({read.name}) as if its size were known"
+        reason = f"PyTorch traced what it reads ({read.name}) as if its size were known"
         if isinstance(node.target, OpOverload) and "SymInt" in str(node.target._schema):
-            raise Unsupported(f"{told}: {node.target}", origin=origin_of(node))
+            raise Unsupported(f"{reason}: {node.target}", origin=origin_of(node))
         val = node.meta.get("val")
         if not isinstance(val, torch.Tensor) or val.ndim > 0:
             self.mistraced.add(node)
-        return told
+        return reason
 
     def arguments(self, node: fx.Node) -> tuple[tuple[ExternArg, ...], dict[str, ExternArg]]:
-        """What a call of `node` is given, by position and by name; tensors are made now if there are none."""
+        """Return the arguments of a call, by position and by name; tensors without a buffer are realised."""
         return map_leaves(node.args, self._passed), map_leaves(node.kwargs, self._passed)
 
     def _passed(self, arg: object) -> ExternArg:
@@ -149,9 +149,9 @@ class Calls:
         return BufferRef(self.tensor(arg)) if isinstance(value, Value) else value
 
     def tensor(self, node: fx.Node, *, fresh: bool = False) -> str:
-        """The buffer that holds the result of `node` exactly as eager would have it, made now if there is none.
+        """Return the buffer that holds the result of `node` in eager's layout, computing it now if there is none.
 
-        With `fresh` it is no buffer of another node unless eager's result would be a view of that: a copy is made.
+        With `fresh` it shares no buffer with another node unless eager's result is a view of that one: it is a copy.
         """
         if node in self.realised and not (fresh and self._reads_a_copied(node)):
             return self.realised[node]
@@ -167,21 +167,21 @@ class Calls:
             or self.builder.buffers[name].device != meta.device
             or (fresh and self._is_copy(node, name))
         ):
-            name = self._between_ones(node, value, strides, fresh) if fresh or self._only_calls else None
+            name = self._reshape_ones(node, value, strides, fresh) if fresh or self._only_calls else None
             name = name or self._by_call(node, value, strides, fresh) or self.builder.map(value, strides).buffer()
         self.builder.current = previous
         assert name is not None
         self.realised[node] = name
         return name
 
-    def _between_ones(self, node: fx.Node, value: Value, strides: Shape, fresh: bool) -> str | None:
-        """A view of the buffer that `value` loads, if they differ in dimensions of one element alone, as folds do.
+    def _reshape_ones(self, node: fx.Node, value: Value, strides: Shape, fresh: bool) -> str | None:
+        """Return a view of the buffer that `value` loads, if they differ in dimensions of size 1 alone (keepdim).
 
-        Whatever else eager makes views of that result shares its memory.
+        Later views of that result then share its memory, as in eager.
         """
         if not isinstance(value.expr, Load) or value.expr.mask is not None:
             return None
-        if (fresh and self._is_copy(node, value.expr.buffer)) or self._lies_elsewhere(node, value.expr.buffer):
+        if (fresh and self._is_copy(node, value.expr.buffer)) or self._has_another_base(node, value.expr.buffer):
             return None
         whole, axes = self.builder.buffers[value.expr.buffer], axes_of(value.shape)
         if whole.device != value.device:
@@ -198,7 +198,7 @@ class Calls:
         return out.name
 
     def _by_call(self, node: fx.Node, value: Value, strides: Shape, fresh: bool) -> str | None:
-        """The result of `node` by eager's own call: a view, which moves nothing.  None where a call is not wanted."""
+        """Return the result of `node` by eager's own call if that is a view or only calls are allowed; else None."""
         call = node.args[0] if node.target is operator.getitem else node
         if not isinstance(call, fx.Node) or not isinstance(call.target, OpOverload):
             return None
@@ -217,7 +217,7 @@ class Calls:
         return out.name
 
     def _is_copy(self, node: fx.Node, name: str) -> bool:
-        """Would eager's result of `node` be a copy of what buffer `name` holds, rather than that or a view of it?"""
+        """Return whether eager's result of `node` is a copy of buffer `name`, neither that buffer nor a view of it."""
         owner = self.builder.origins[name].name
         while node.name != owner:
             source = node.args[0] if node.args else None
@@ -228,7 +228,7 @@ class Calls:
         return False
 
     def _reads_a_copied(self, node: fx.Node) -> bool:
-        """Is `node`, or what its result is a view of, held by the buffer that eager would have copied?"""
+        """Return whether `node`, or a base of its view, is held by a buffer that eager would have copied."""
         viewed: object = node
         while isinstance(viewed, fx.Node):
             if viewed in self.realised and self._is_copy(viewed, self.realised[viewed]):
@@ -237,8 +237,8 @@ class Calls:
             viewed = viewed.args[0] if is_view or viewed.target is operator.getitem else None
         return False
 
-    def _lies_elsewhere(self, node: fx.Node, name: str) -> bool:
-        """Is there another buffer than `name` for a result of which eager's result of `node` is a view?"""
+    def _has_another_base(self, node: fx.Node, name: str) -> bool:
+        """Return whether eager's result of `node` is a view of a result that is held in another buffer than `name`."""
         while isinstance(node.target, OpOverload) and _is_view(node.target) and isinstance(node.args[0], fx.Node):
             node = node.args[0]
             if self.realised.get(node, name) != name:
@@ -246,30 +246,32 @@ class Calls:
         return False
 
     def library(self, out: Buffer, lhs: Value, rhs: Value) -> tuple[Node, ...]:
-        """Nodes that compute the product of two operands of the current call by a library call.
+        """Return nodes that compute the product of two operands of the current call by a library call.
 
-        What eager copies for it is a map, which may become part of the kernel that makes what is copied.
+        Copies that eager makes for it are maps, which may fuse into the kernel of their source.
         """
         sources = {id(self.values[arg]): arg for arg in self.builder.current.all_input_nodes}
         if id(lhs) not in sources or id(rhs) not in sources or len(out.shape) not in (2, 3):
             return ()
         target = torch.ops.aten.mm.default if len(out.shape) == 2 else torch.ops.aten.bmm.default
         realised = self.realised
-        with self._made_apart() as nodes:
+        with self._separate_nodes() as nodes:
             args = tuple(BufferRef(self.tensor(sources[id(operand)])) for operand in (lhs, rhs))
         product = Extern((out.name,), target, args, reason="the library is faster here")
-        made = (*nodes, product)
-        given = {name for source, name in realised.items() if source.op != "call_function"}
+        call_nodes = (*nodes, product)
+        inputs = {name for source, name in realised.items() if source.op != "call_function"}
         wanted = {load.buffer for load in loads(lhs.expr, rhs.expr)}
-        read = {name for node in made for name in reads(node)} - {name for node in made for name in writes(node)}
-        calls = all(isinstance(node, Extern) or (isinstance(node, Map) and is_copy(node.expr)) for node in made)
-        if not calls or (read ^ wanted) - given:
-            return ()  # what one of the two forms reads alone would not be there, or be there for nothing
-        return made
+        read = {name for node in call_nodes for name in reads(node)} - {
+            name for node in call_nodes for name in writes(node)
+        }
+        calls = all(isinstance(node, Extern) or (isinstance(node, Map) and is_copy(node.expr)) for node in call_nodes)
+        if not calls or (read ^ wanted) - inputs:
+            return ()  # a buffer that only one of the two forms reads would be missing, or computed for nothing
+        return call_nodes
 
     @contextmanager
-    def _made_apart(self) -> Iterator[list[Node]]:
-        """Realise by calls alone, into the list that is yielded: what is made there exists only if it is chosen."""
+    def _separate_nodes(self) -> Iterator[list[Node]]:
+        """Realise by calls alone, into the list that is yielded, so that the nodes exist only if they are chosen."""
         nodes, realised = self.builder.nodes, self.realised
         self.builder.nodes, self.realised, self._only_calls = [], dict(realised), True
         try:
@@ -278,19 +280,19 @@ class Calls:
             self.builder.nodes, self.realised, self._only_calls = nodes, realised, False
 
     def known(self, size: sympy.Expr, origin: Origin) -> sympy.Expr:
-        """`size`, if the inputs determine it."""
+        """Return `size` if the inputs determine it, else refuse."""
         if not given_by(size) <= self.symbols:
-            raise Unsupported(f"the inputs do not tell the size {size}", origin=origin)
+            raise Unsupported(f"the inputs do not determine the size {size}", origin=origin)
         return size
 
 
 def is_copy(expr: Expr) -> bool:
-    """Is this another tensor's element, so that what is made of it is a copy in another layout?"""
+    """Return whether an expression only loads another tensor's element, so that a map of it is a copy."""
     return isinstance(expr, Load) and expr.mask is None and not any(isinstance(index, Expr) for index in expr.index)
 
 
 def _same_layout(buffer: Buffer, shape: Shape, strides: Shape) -> bool:
-    """Does the buffer have this shape, and these strides wherever they matter?"""
+    """Return whether a buffer has this shape, and these strides in every dimension that has more than one element."""
     if buffer.shape != shape:
         return False
     if buffer.numel == 0:
@@ -299,18 +301,18 @@ def _same_layout(buffer: Buffer, shape: Shape, strides: Shape) -> bool:
 
 
 def _is_mistraced(node: fx.Node) -> bool:
-    """Has a result a known size although only data tells it?  PyTorch 2.11 traces `_unique` so: as of one element."""
-    if not isinstance(node.target, OpOverload) or node.target._schema.name.removeprefix("aten::") not in TOLD_BY_DATA:
+    """Return whether a data-dependent result was traced with a fixed size, as PyTorch 2.11 traces `_unique`."""
+    if not isinstance(node.target, OpOverload) or node.target._schema.name.removeprefix("aten::") not in DATA_DEPENDENT:
         return False
-    val, given = node.meta.get("val"), [arg.meta.get("val") for arg in node.all_input_nodes]
+    val, inputs = node.meta.get("val"), [arg.meta.get("val") for arg in node.all_input_nodes]
     results = val if isinstance(val, (tuple, list)) else (val,)
     sizes = [size for part in results if isinstance(part, torch.Tensor) for size in sizes_of(part.shape)]
-    numbers = [arg.numel() for arg in given if isinstance(arg, torch.Tensor)]
-    return all(size.is_Integer for size in sizes) and not any(isinstance(n, int) and n < 2 for n in numbers)
+    counts = [arg.numel() for arg in inputs if isinstance(arg, torch.Tensor)]
+    return all(size.is_Integer for size in sizes) and not any(isinstance(n, int) and n < 2 for n in counts)
 
 
 def _is_view(target: object) -> bool:
-    """Does the operation return its first argument's memory?  Reshapes of what is known to be viewable count."""
+    """Return whether an operation returns a view of its first argument; `_unsafe_view` counts as one."""
     if not isinstance(target, OpOverload):
         return False
     if target is torch.ops.aten._unsafe_view.default:
@@ -326,7 +328,7 @@ ASSERTIONS = frozenset(
         torch.ops.aten._assert_async.msg,
     }
 )
-"""What gives nothing and fails where a condition does not hold."""
+"""Operations without a result that fail where a condition does not hold."""
 
 
 def _impure(target: OpOverload) -> bool:

@@ -41,7 +41,7 @@ CHECKED: Final = "checked"
 
 
 def checked(index: Expr, size: sympy.Expr, dim: int, *, wrap: bool) -> Op:
-    """`index` (int64), a position along dimension `dim` of this size; with `wrap`, negative ones count from the end.
+    """Check `index` (int64) along a dimension of size `size`; with `wrap`, negative ones count from the end.
 
     >>> from fusion.lowering.expr import Load
     >>> place = Load("places", (), torch.int64)
@@ -53,7 +53,7 @@ def checked(index: Expr, size: sympy.Expr, dim: int, *, wrap: bool) -> Op:
 
 
 def divisor(number: Expr) -> Expr:
-    """An integer that something is divided by: where it is 0, a failure of the launch."""
+    """Return an integer divisor that fails the launch where it is 0."""
     one, zero = const(1, torch.int64), const(0, torch.int64)
     is_zero = make_op("eq", number, const(0, number.dtype))
     check = Op(CHECKED, (Op("where", (is_zero, one, zero), torch.int64), zero, zero, NO_DIMENSION), torch.int64)
@@ -61,12 +61,12 @@ def divisor(number: Expr) -> Expr:
 
 
 def is_within(index: sympy.Expr, size: sympy.Expr, shape: Shape) -> bool:
-    """Is an index over the axes of `shape` certainly one of a dimension of this size?"""
+    """Return whether an index over the axes of `shape` certainly lies within a dimension of this size."""
     return not may_be_empty(size) and within(index, size, axis_bounds(shape))
 
 
 def wrapped(check: Op) -> Expr:
-    """The value of a check where it holds."""
+    """Return the value of a check that holds."""
     index, wrap, *_ = check.args
     zero = const(0, torch.int64)
     if wrap is zero:
@@ -76,27 +76,27 @@ def wrapped(check: Op) -> Expr:
 
 
 def has_checks(kernel: Kernel) -> bool:
-    """May a launch of `kernel` fail because of what its inputs hold?"""
-    return any(next(checks_of(part), None) is not None for part in _everything(kernel))
+    """Return whether a launch of `kernel` may fail because of the data in its inputs."""
+    return any(next(checks_of(part), None) is not None for part in _launched(kernel))
 
 
 def checks_of(kernel: Kernel) -> Iterator[Op]:
-    """The checks of a kernel, not of what shares its launch."""
+    """Return the checks of a kernel, without those of other kernels in its launch."""
     roots = [value for stmt in statements(kernel.body) for value in values_of(stmt)]
     return (node for node in postorder(*roots) if isinstance(node, Op) and node.name == CHECKED)
 
 
-def _everything(kernel: Kernel) -> Iterator[Kernel]:
-    """Every kernel of a launch."""
+def _launched(kernel: Kernel) -> Iterator[Kernel]:
+    """Yield every kernel of a launch."""
     yield kernel
     for part in kernel.beside:
-        yield from _everything(part)
+        yield from _launched(part)
     if kernel.then is not None:
-        yield from _everything(kernel.then)
+        yield from _launched(kernel.then)
 
 
 def reporting(kernel: Kernel, run: Callable[..., int]) -> Callable[..., None]:
-    """A launcher of `run`, which takes the tensors and sizes of `kernel` and says whether a check failed."""
+    """Wrap `run`, which takes the tensors and sizes of `kernel` and returns nonzero if a check failed, to raise."""
 
     def launch(*args: torch.Tensor | int) -> None:
         if run(*args):
@@ -106,14 +106,14 @@ def reporting(kernel: Kernel, run: Callable[..., int]) -> Callable[..., None]:
 
 
 def failure(kernel: Kernel, args: Sequence[torch.Tensor | int]) -> CheckFailed:
-    """What to raise after a launch on `args` (tensors, then sizes) in which a check failed."""
+    """Return the error to raise after a launch on `args` (tensors, then sizes) in which a check failed."""
     tensors = {p.name: t for p, t in zip(kernel.params, args, strict=False) if isinstance(t, torch.Tensor)}
     sizes = {symbol: int(size) for symbol, size in zip(kernel.sizes, args[len(kernel.params) :], strict=True)}
-    for part in _everything(kernel):
-        found = _failure_in(part, tensors, sizes)
-        if found is not None:
-            return found
-    kinds = {check.args[-1] is NO_DIMENSION for part in _everything(kernel) for check in checks_of(part)}
+    for part in _launched(kernel):
+        error = _failure_in(part, tensors, sizes)
+        if error is not None:
+            return error
+    kinds = {check.args[-1] is NO_DIMENSION for part in _launched(kernel) for check in checks_of(part)}
     if kinds == {True}:
         return DivisionByZero(BY_ZERO)
     return IndexOutOfRange(
@@ -128,11 +128,11 @@ def _failure_in(
     where, scope = spans(kernel), Scope(flats, sizes, {})
     for check in checks_of(kernel):
         if any(isinstance(node, TileRef) for node in postorder(check)):
-            continue  # of a position that this kernel itself has found
+            continue  # a position that this kernel itself computes
         axes = {a.symbol: range(size_value(a.size, sizes)) for a in kernel.axes if a.symbol in where[check]}
         try:
             for box in boxes(axes, pieces(points_of([where[check]], axes))):
                 evaluate([check], box, scope)
-        except CheckFailed as found:
-            return found
+        except CheckFailed as error:
+            return error
     return None

@@ -15,7 +15,7 @@ import sympy
 from fusion.lowering.scalar_ops import FoldName
 
 BodyT = TypeVar("BodyT")
-"""A Program: what one is, is said in terms of this node."""
+"""A Program, which is defined in terms of this node."""
 
 START = sympy.Symbol("chunk_start", integer=True, nonnegative=True)
 """The first point of a chunk."""
@@ -25,14 +25,14 @@ POINTS = sympy.Symbol("chunk_points", integer=True, positive=True)
 """The points of a chunk, where they are not known before it runs."""
 
 ROWS = 16
-"""Chunks start at multiples of this, so that slices are as aligned as what they are slices of."""
+"""Chunks start at multiples of this, so that slices keep the alignment of the full tensors."""
 
-ADDED_UP: Mapping[FoldName, str] = {"sum": "add", "max": "maximum", "min": "minimum"}
-"""Reduction → the function of torch that joins the results of two chunks."""
+COMBINED_BY: Mapping[FoldName, str] = {"sum": "add", "max": "maximum", "min": "minimum"}
+"""Reduction → the torch function that combines the results of two chunks."""
 
 
 def even(length: int, fitting: int, most: int) -> int:
-    """Points of a chunk if no more than `fitting` fit: chunks are of about equal size, and no more than `most`.
+    """Return the rows of a chunk: chunks of about equal size, at most `fitting` long, and at most `most` of them.
 
     >>> even(280, 100, 100), even(280, 100, 2), even(0, 100, 2)
     (96, 144, 16)
@@ -43,23 +43,23 @@ def even(length: int, fitting: int, most: int) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Chunked(Generic[BodyT]):
-    """A region that runs for some points of one axis at a time, by a Program of its own.
+    """A region that a Program of its own computes for some points of one axis at a time.
 
-    What is read along that axis alone is sliced; everything else is read whole.  It makes `rows`, `sums` and `folds`,
-    in this order.
+    Tensors that are read along that axis alone are sliced, others are passed in full.  Its results are `rows`, `sums`
+    and `folds`, in this order.
 
     Attributes:
         bodies: the program of a chunk, and that of a last, shorter one; or one program for any number of points.
         length: points of the axis.
         sliced: buffers that are read, each with the dimension that is sliced, or None.
-        rows: results made in slices → the dimension.
-        sums: results of products, added up in place.
-        folds: results of reductions → the reduction that joins chunks.
+        rows: results written slice by slice → the dimension.
+        sums: results of products, accumulated in place.
+        folds: results of reductions → the reduction that combines chunks.
         symbols: size symbols that the bodies take.
         traced: points of the axis when the graph was traced.
         fitting: points that fit into the workspace.
-        most: how many chunks there are at most, where sums over them are rounded each time.
-        reason: why it is done in chunks.
+        most: the largest number of chunks, because sums over them are rounded once per chunk.
+        reason: why it runs in chunks.
     """
 
     bodies: tuple[BodyT, ...]
@@ -76,25 +76,25 @@ class Chunked(Generic[BodyT]):
 
     @property
     def outs(self) -> tuple[str, ...]:
-        """The tensors it makes."""
+        """The tensors that the region computes."""
         return (*self.rows, *self.sums, *self.folds)
 
     @property
     def reads(self) -> tuple[str, ...]:
-        """The tensors it is given, each once."""
+        """The tensors that the region reads, each once."""
         return tuple(dict.fromkeys(name for name, _ in self.sliced))
 
     @property
     def name(self) -> str:
-        """What reports call it."""
+        """The name in reports."""
         return "in_chunks"
 
     def even(self, length: int) -> int:
-        """Points of a chunk, of about equal size."""
+        """Return the rows of a chunk for an axis of this length; chunks are of about equal size."""
         return even(length, self.fitting, self.most)
 
     def starts(self, length: int) -> Iterator[tuple[int, int, int]]:
-        """Each chunk: its first point, how many it has, and which of the bodies computes it."""
+        """Yield each chunk: its first point, its number of points, and the index of its body."""
         step = self.even(length)
         for start in range(0, length, step):
             points = min(step, length - start)

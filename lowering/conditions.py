@@ -1,4 +1,4 @@
-"""Conditions: the algebra of bools, and what an expression is once it is known what holds.
+"""Conditions: the algebra of bools, and the simplification of expressions under conditions known to hold.
 
 `simpler` is one step, a rule for `rewrite`; `plain` takes all steps there are, `given` also those that a condition
 allows.  Input and output: expressions with the same value at every point, to the bit: only conditions
@@ -28,7 +28,7 @@ _COMPARE: dict[str, Callable[[int, int], bool]] = {
 
 
 def plain(roots: Sequence[Expr]) -> list[Expr]:
-    """`roots` without double negations, choices between true and false, and conditions that constants decide.
+    """Simplify `roots`: no double negations, choices between true and false, or conditions that constants decide.
 
     >>> import sympy
     >>> less = Op("lt", (IndexValue(sympy.Symbol("i0")), Const(3, torch.int64)), torch.bool)
@@ -40,7 +40,7 @@ def plain(roots: Sequence[Expr]) -> list[Expr]:
 
 
 def given(condition: Expr, roots: Sequence[Expr]) -> list[Expr]:
-    """`roots` where `condition` holds, without what that decides.
+    """Simplify `roots` under the assumption that `condition` holds.
 
     >>> import sympy
     >>> i, x = IndexValue(sympy.Symbol("i0")), Load("x", (), torch.float32)
@@ -53,7 +53,7 @@ def given(condition: Expr, roots: Sequence[Expr]) -> list[Expr]:
 
 
 def conjuncts(condition: Expr) -> Iterator[Expr]:
-    """A condition and all the parts that must hold with it."""
+    """Yield a condition and all the parts that must hold with it."""
     yield condition
     if isinstance(condition, Op) and condition.name == "and":
         for arg in condition.args:
@@ -61,7 +61,7 @@ def conjuncts(condition: Expr) -> Iterator[Expr]:
 
 
 def negated(condition: Expr) -> Expr:
-    """Where `condition` does not hold, as far inside as that can be said: of floats, NaN is neither less nor not."""
+    """Negate a condition, pushed inwards except through float comparisons, where NaN makes both sides false."""
     if isinstance(condition, Const):
         return _FALSE if condition.value else _TRUE
     if isinstance(condition, Op):
@@ -76,7 +76,7 @@ def negated(condition: Expr) -> Expr:
 
 
 def simpler(node: Expr) -> Expr | None:
-    """`node` after one step, over operands that are plain already; None if there is none."""
+    """Simplify `node` by one step, over operands that are simplified already; None if no step applies."""
     if isinstance(node, Load) and isinstance(node.mask, Const):
         return Load(node.buffer, node.index, node.dtype) if node.mask.value else const(0, node.dtype)
     if not isinstance(node, Op):
@@ -88,12 +88,12 @@ def simpler(node: Expr) -> Expr | None:
         return None if a is None or b is None else const(_COMPARE[node.name](a, b), torch.bool)
     if node.dtype is not torch.bool or node.name not in ("and", "or", "not"):
         return None
-    found = negated(*node.args) if node.name == "not" else _joined(node.name, *node.args)
-    return None if found is node else found
+    result = negated(*node.args) if node.name == "not" else _joined(node.name, *node.args)
+    return None if result is node else result
 
 
 def _chosen(node: Op) -> Expr | None:
-    """A choice of which the condition is known or negated, or that is one between conditions."""
+    """Simplify a choice with a known or negated condition, or one between conditions."""
     condition, first, second = node.args
     if isinstance(condition, Const):
         return first if condition.value else second
@@ -114,7 +114,7 @@ def _plain_choice(condition: Expr, first: Expr, second: Expr) -> Expr:
 
 
 def _joined(name: Literal["and", "or"], a: Expr, b: Expr) -> Expr:
-    """Both (`and`) or either (`or`) of two conditions."""
+    """Combine two conditions by `and` or `or`, folding constants."""
     for known, other in ((a, b), (b, a)):
         if isinstance(known, Const):
             return other if bool(known.value) is (name == "and") else known

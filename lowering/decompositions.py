@@ -41,7 +41,7 @@ BATCH_NORMS: tuple[OpOverloadPacket, ...] = (
     aten._batch_norm_with_update_functional,
     aten._batch_norm_no_update,
 )
-"""Taken apart down to `var_mean` and pointwise work."""
+"""Decomposed into `var_mean` and pointwise operations."""
 
 ALSO: tuple[OpOverloadPacket, ...] = (
     *BATCH_NORMS,
@@ -65,18 +65,18 @@ ALSO: tuple[OpOverloadPacket, ...] = (
     aten.tril_indices,
     aten.triu_indices,
 )
-"""Taken apart although not among PyTorch's core decompositions."""
+"""Decomposed although not among PyTorch's core decompositions."""
 
 
 FOR_TRAINING: tuple[OpOverloadPacket, ...] = (aten._softmax, aten._log_softmax, aten._log_softmax_backward_data)
-"""Taken apart although there is a rule: the parts show the partitioner what backward can recompute from the input and
-a few numbers per row, where it would save the whole result of the call."""
+"""Decomposed although there is a rule: the parts show the partitioner what backward can recompute from the input and
+a few numbers per row, where it would save the full result of the call."""
 
 
 def softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_dtype: torch.dtype) -> torch.Tensor:
-    """y·(grad - Σ grad·y), rounded once.  The parts show the sum, which may be had from smaller tensors.
+    """Compute y·(grad - Σ grad·y), rounded once.  The sum is visible, and may be had from smaller tensors.
 
-    PyTorch's own parts, grad·y - y·Σ grad·y, keep fewer digits where grad is much the same along a row.
+    PyTorch's own decomposition, grad·y - y·Σ grad·y, loses digits where grad is nearly constant along a row.
     """
     wide = get_computation_dtype(grad.dtype)
     g, y = grad.to(wide), output.to(wide)
@@ -86,19 +86,19 @@ def softmax_backward(grad: torch.Tensor, output: torch.Tensor, dim: int, input_d
 def weight_norm_backward(
     grad: torch.Tensor, v: torch.Tensor, g: torch.Tensor, norms: torch.Tensor, dim: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The gradients of w = v·(g / |v|), norms |v| over all dimensions but `dim`, with regard to v and g."""
+    """Return the gradients of w = v·(g / |v|), norms |v| over all dimensions but `dim`, with respect to v and g."""
     wide = get_computation_dtype(v.dtype)
-    found, given, scale, size = (x.to(wide) for x in (grad, v, g, norms))
+    grad_w, direction, scale, size = (x.to(wide) for x in (grad, v, g, norms))
     others = [k for k in range(v.ndim) if k != dim % v.ndim]
-    products = found * given
+    products = grad_w * direction
     along = (products.sum(others, keepdim=True) if others else products) / size
-    return ((scale / size) * (found - given * (along / size))).to(v.dtype), along.to(g.dtype)
+    return ((scale / size) * (grad_w - direction * (along / size))).to(v.dtype), along.to(g.dtype)
 
 
 def addbmm(
     x: torch.Tensor, batch1: torch.Tensor, batch2: torch.Tensor, *, beta: float = 1, alpha: float = 1
 ) -> torch.Tensor:
-    """beta·x + alpha·Σ over the batch of its products: one product, contracted over batch and column at once."""
+    """Compute beta·x + alpha·Σ over the batch as one GEMM, contracted over batch and column at once."""
     lhs = batch1.permute(1, 0, 2).reshape(batch1.shape[1], -1)
     return torch.addmm(x, lhs, batch2.reshape(-1, batch2.shape[2]), beta=beta, alpha=alpha)
 
@@ -106,7 +106,7 @@ def addbmm(
 def smooth_l1_loss_backward(
     grad: torch.Tensor, x: torch.Tensor, target: torch.Tensor, reduction: int, beta: float
 ) -> torch.Tensor:
-    """The difference over beta, cut to ±1, times `grad`; NaN where the difference is: PyTorch's own parts give 0."""
+    """Compute the gradient of smooth L1; NaN where the difference is NaN: PyTorch's own decomposition gives 0."""
     wide = get_computation_dtype(x.dtype)
     gap, each = x.to(wide) - target.to(wide), grad.to(wide) / (x.numel() if reduction == 1 else 1)
     return torch.where(gap <= -beta, -each, torch.where(gap >= beta, each, each * gap / beta)).to(x.dtype)
@@ -115,9 +115,9 @@ def smooth_l1_loss_backward(
 def max_unpool(
     x: torch.Tensor, indices: torch.Tensor, output_size: Sequence[int], *windows: Sequence[int]
 ) -> torch.Tensor:
-    """0 but for the elements of x, each at the position in the last dimensions that `indices` holds.
+    """Scatter the elements of x into zeros, each to the position in the last dimensions that `indices` holds.
 
-    PyTorch's own parts leave the result contiguous, where eager keeps the channels last on a CPU.
+    PyTorch's own decomposition leaves the result contiguous, where eager keeps channels last on a CPU.
     """
     lead = x.shape[: x.ndim - len(output_size)]
     flat = (*lead, math.prod(x.shape[len(lead) :]))
@@ -127,8 +127,8 @@ def max_unpool(
     return whole.contiguous(memory_format=suggest_memory_format(x)) if as_given else whole
 
 
-def _in_a_format(parts: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]) -> Callable[..., object]:
-    """An operation in `parts`, of which eager's (first) result is contiguous on a CPU, or has x's channels last."""
+def _with_eager_format(parts: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]) -> Callable[..., object]:
+    """Give the (first) result of a decomposition eager's memory format: contiguous on a CPU, or channels last as x."""
 
     def laid(x: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
         if x.device.type != "cpu" or (x.is_contiguous() and result.is_contiguous()):
@@ -142,8 +142,8 @@ def _in_a_format(parts: Callable[..., torch.Tensor | tuple[torch.Tensor, ...]]) 
     return apart
 
 
-def _never_the_operand(parts: Callable[..., object]) -> Callable[..., object]:
-    """`parts`, of which eager's result on a CPU is a tensor of its own, also where nothing moves."""
+def _not_aliasing(parts: Callable[..., object]) -> Callable[..., object]:
+    """Copy the result of a decomposition on a CPU, where eager never returns the operand itself."""
 
     def apart(x: torch.Tensor, *others: object) -> object:
         made = parts(x, *others)
@@ -152,86 +152,86 @@ def _never_the_operand(parts: Callable[..., object]) -> Callable[..., object]:
     return apart
 
 
-def _floored_as_the_first(whole: OpOverload) -> Callable[..., object]:
-    """A quotient that lies as its first operand, which one that is not rounded down does in PyTorch's trace, too."""
-    apart = _as_the_first(whole, None)
+def _floored_as_the_first(op: OpOverload) -> Callable[..., object]:
+    """Give a floored quotient the layout of its first operand; PyTorch's trace gives it to the other roundings only."""
+    decomposed = _as_the_first(op, None)
 
     def floored(x: torch.Tensor, other: torch.Tensor, *, rounding_mode: str | None) -> object:
-        return apart(x, other, rounding_mode=rounding_mode) if rounding_mode == "floor" else NotImplemented
+        return decomposed(x, other, rounding_mode=rounding_mode) if rounding_mode == "floor" else NotImplemented
 
     return floored
 
 
 def nll_loss2d_forward(parts: Callable[..., object]) -> Callable[..., object]:
-    """The loss in `parts`, of contiguous targets: that of each pixel lies as they do, and is contiguous in eager."""
+    """Make the targets contiguous first: the loss of each pixel takes their layout, and is contiguous in eager."""
 
-    def apart(x: torch.Tensor, target: torch.Tensor, *others: object) -> object:
+    def decomposed(x: torch.Tensor, target: torch.Tensor, *others: object) -> object:
         return parts(x, target.contiguous(), *others)
 
-    return apart
+    return decomposed
 
 
 def as_strided_copy(
     x: torch.Tensor, size: Sequence[int], stride: Sequence[int], storage_offset: int | None = None
 ) -> torch.Tensor:
-    """A copy of a view, which may be of what x lies among in memory."""
+    """Copy a view; the view may reach memory outside the elements of x."""
     return torch.as_strided(x, size, stride, storage_offset).clone(memory_format=torch.contiguous_format)
 
 
 def _into_shared(scatter: OpOverload) -> Callable[..., object]:
-    """`scatter` into a copy of a tensor whose elements share memory, as eager does it; else the operation stays whole.
+    """Decompose a scatter into a tensor whose elements share memory (stride 0): copy, then scatter, as eager does.
 
     PyTorch 2.11 traces a result whose elements share memory, too.
     """
 
-    def apart(x: torch.Tensor, *others: object, **options: object) -> object:
+    def decomposed(x: torch.Tensor, *others: object, **options: object) -> object:
         sizes = zip(x.shape, x.stride(), strict=True)
         shared = any(statically_known_true(s == 0) and not statically_known_true(n == 1) for n, s in sizes)
-        if not shared or statically_known_true(x.numel() == 0):  # of nothing, a copy has such strides, too
+        if not shared or statically_known_true(x.numel() == 0):  # a copy of no elements has such strides, too
             return NotImplemented
         return scatter(x.clone(), *others, **options)
 
-    return apart
+    return decomposed
 
 
 def _or_else(first: Callable[..., object], other: Callable[..., object] | None) -> Callable[..., object]:
-    """What `first` makes of a call, and where it declines, what `other` does."""
+    """Return a decomposition that tries `first`, and `other` where `first` returns NotImplemented."""
     if other is None:
         return first
 
     @wraps(other)
-    def made(*args: object, **kwargs: object) -> object:
+    def decomposed(*args: object, **kwargs: object) -> object:
         result = first(*args, **kwargs)
         return other(*args, **kwargs) if result is NotImplemented else result
 
-    return made
+    return decomposed
 
 
-def _keeping_the_format(whole: OpOverload) -> Callable[..., object]:
-    """`whole`, of which a result on a CPU has the channels last where x has them."""
+def _keeping_the_format(op: OpOverload) -> Callable[..., object]:
+    """Give a result on a CPU the channels-last format of x."""
 
-    def apart(x: torch.Tensor, *others: object) -> object:
+    def decomposed(x: torch.Tensor, *others: object) -> object:
         kept = suggest_memory_format(x)
         if x.device.type != "cpu" or kept is torch.contiguous_format:
             return NotImplemented
-        return whole(x.contiguous(), *others).contiguous(memory_format=kept)
+        return op(x.contiguous(), *others).contiguous(memory_format=kept)
 
-    return apart
+    return decomposed
 
 
-def _of_contiguous(whole: OpOverload) -> Callable[..., object]:
-    """`whole` of contiguous operands, for a result that is contiguous however they lie."""
+def _of_contiguous(op: OpOverload) -> Callable[..., object]:
+    """Make operands contiguous first, so that the result is contiguous whatever their layout."""
 
-    def apart(*operands: object, **options: object) -> object:
-        copied = [given.contiguous() if isinstance(given, torch.Tensor) else given for given in operands]
+    def decomposed(*operands: object, **options: object) -> object:
+        copied = [operand.contiguous() if isinstance(operand, torch.Tensor) else operand for operand in operands]
         changed = any(new is not old for new, old in zip(copied, operands, strict=True))
-        return whole(*copied, **options) if changed else NotImplemented
+        return op(*copied, **options) if changed else NotImplemented
 
-    return apart
+    return decomposed
 
 
 def _laid_out(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """`other`, in a copy as eager's pointwise results lie, where what is made of it alone would lie otherwise."""
+    """Copy `other` into the layout of eager's pointwise results, unless an operation on it alone has that layout."""
     if x.ndim == 0 or (x.is_contiguous() and other.is_contiguous()):
         return other
     shape = torch.broadcast_shapes(x.shape, other.shape)  # type: ignore[no-untyped-call]  # PyTorch's own
@@ -239,43 +239,43 @@ def _laid_out(x: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     order: list[int] = compute_elementwise_output_logical_to_physical_perm(*pair)[0]
     if other.shape == shape:
         lies_so = order == compute_elementwise_output_logical_to_physical_perm(other)[0]
-        # Of symbolic sizes a copy's order may not be told from others, but that it is a copy without gaps is.
+        # With symbolic sizes the order of a dense copy may be undecidable; that it is dense is not.
         if lies_so or _has_no_gaps(other.permute(order)):
             return other
     return pair[1].permute(order).clone(memory_format=torch.contiguous_format).permute(_back(order))
 
 
 def _has_no_gaps(x: torch.Tensor) -> bool:
-    """Is `x` known to be contiguous?"""
+    """Return whether `x` is known to be contiguous."""
     return is_contiguous_for_memory_format_or_false(x, memory_format=torch.contiguous_format)
 
 
 def _back(order: Sequence[int]) -> list[int]:
-    """The permutation that undoes one."""
+    """Return the inverse of a permutation."""
     return sorted(range(len(order)), key=order.__getitem__)
 
 
-def _as_the_first(whole: OpOverload, parts: Callable[..., object] | None) -> Callable[..., object]:
-    """`whole`, or its `parts` if it has some, of a second operand that is laid out as the result is.
+def _as_the_first(op: OpOverload, parts: Callable[..., object] | None) -> Callable[..., object]:
+    """Decompose an operation so that its second operand has the layout of the result.
 
-    A second operand without dimensions, which may be of another dtype or device, stays what it is.
+    A 0-d second operand, which may be of another dtype or device, is left as it is.
     """
 
-    def apart(x: torch.Tensor | float, other: torch.Tensor | float, **options: object) -> object:
+    def decomposed(x: torch.Tensor | float, other: torch.Tensor | float, **options: object) -> object:
         if isinstance(x, torch.Tensor) and isinstance(other, torch.Tensor):
             order: list[int] = compute_elementwise_output_logical_to_physical_perm(x)[0]
             if other.ndim == 0 and order != sorted(order):
-                return whole(x.permute(order), other, **options).permute(_back(order))
+                return op(x.permute(order), other, **options).permute(_back(order))
             copied = other if other.ndim == 0 else _laid_out(x, other)
             if copied is not other:
-                return whole(x, copied, **options)
+                return op(x, copied, **options)
         return NotImplemented if parts is None else parts(x, other, **options)
 
-    return apart
+    return decomposed
 
 
 def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, *settings: object) -> torch.Tensor:
-    """The convolution, then its bias: on a GPU the library adds it in a kernel of its own, here what follows does."""
+    """Add the bias after the convolution: on a GPU the library would add it in a kernel of its own; here it fuses."""
     if bias is None or x.device.type == "cpu":
         return cast(torch.Tensor, NotImplemented)
     image: torch.Tensor = aten.convolution.default(x, weight, None, *settings)
@@ -285,20 +285,20 @@ def convolution(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None
 def convolution_backward(
     grad: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, bias_sizes: Sequence[int] | None, *settings: object
 ) -> Sequence[torch.Tensor | None]:
-    """The gradients of a convolution, with that of its bias as a sum."""
+    """Compute the gradients of a convolution, with that of its bias as a sum."""
     others, wanted = settings[:-1], cast("Sequence[bool]", settings[-1])
     if not wanted[2] or grad.device.type == "cpu":
         return cast(tuple[None, ...], NotImplemented)
-    apart = (grad, x, weight, None, *others, [*wanted[:2], False])
-    made = aten.convolution_backward.default(*apart) if any(wanted[:2]) else (None, None, None)
-    return made[0], made[1], grad.sum([0, *range(2, grad.ndim)])
+    arguments = (grad, x, weight, None, *others, [*wanted[:2], False])
+    gradients = aten.convolution_backward.default(*arguments) if any(wanted[:2]) else (None, None, None)
+    return gradients[0], gradients[1], grad.sum([0, *range(2, grad.ndim)])
 
 
 OTHERWISE_ROUNDED: dict[OpOverload, Callable[..., object]] = {
     aten.convolution.default: convolution,
     aten.convolution_backward.default: convolution_backward,
 }
-"""Those whose result eager may round elsewhere: where numbers must be eager's to the last bit, they stay whole."""
+"""Operations that eager may round at another point; they stay whole where results must equal eager's bit for bit."""
 
 
 MISTRACED: dict[OpOverload, Callable[..., object]] = {
@@ -315,7 +315,7 @@ MISTRACED: dict[OpOverload, Callable[..., object]] = {
     aten.replication_pad2d.default: _keeping_the_format(aten.replication_pad2d.default),
     aten.replication_pad3d.default: _keeping_the_format(aten.replication_pad3d.default),
 }
-"""Those that PyTorch traces with other strides than eager's, some in 2.11 alone; other shapes: `mistraced.py`."""
+"""Operations that PyTorch traces with other strides than eager's, some in 2.11 alone; other shapes: `mistraced.py`."""
 
 AS_THE_SECOND: tuple[OpOverload, ...] = (
     aten.copysign.Tensor,
@@ -323,26 +323,26 @@ AS_THE_SECOND: tuple[OpOverload, ...] = (
     aten.special_xlog1py.default,
     aten.xlogy.Tensor,
 )
-"""Those whose result PyTorch's trace lays out as the second operand lies, where eager's lies as the first."""
+"""Operations whose traced result has the layout of the second operand, where eager's has that of the first."""
 
 
 def _scaled(parts: Callable[..., torch.Tensor]) -> Callable[..., object]:
-    """`parts`, where a factor is a float that is known when the graph is called; else the operation stays whole.
+    """Decompose a call with a float factor that is symbolic (known at the call only); others stay whole.
 
-    PyTorch takes such a float (a learning rate that a schedule changes) as a tensor where it is an operand of a
-    product, and compiles anew for each number where it is an option.  Computed as eager does: halves in float32.
+    PyTorch passes such a float (a learning rate that a schedule changes) as a tensor where it is an operand of a
+    product, and recompiles for each number where it is an option.  16-bit floats are computed in float32, as in eager.
     """
 
-    def apart(x: torch.Tensor, *others: object, **options: object) -> object:
+    def decomposed(x: torch.Tensor, *others: object, **options: object) -> object:
         if not any(isinstance(option, torch.SymFloat) for option in options.values()):
             return NotImplemented
-        tensors = [given for given in (x, *others) if isinstance(given, torch.Tensor)]
+        tensors = [operand for operand in (x, *others) if isinstance(operand, torch.Tensor)]
         wide, dtype = elementwise_dtypes(*tensors, type_promotion_kind=ELEMENTWISE_TYPE_PROMOTION_KIND.DEFAULT)
-        if not dtype.is_floating_point:  # refused in eager, or computed in other ways
+        if not dtype.is_floating_point:  # refused by eager, or computed in another way
             return NotImplemented
         return parts(*(g.to(wide) if isinstance(g, torch.Tensor) else g for g in (x, *others)), **options).to(dtype)
 
-    return apart
+    return decomposed
 
 
 KNOWN_AT_THE_CALL: dict[OpOverload, Callable[..., object]] = {
@@ -351,16 +351,16 @@ KNOWN_AT_THE_CALL: dict[OpOverload, Callable[..., object]] = {
     aten.addcmul.default: _scaled(lambda x, a, b, *, value: x + a * b * value),
     aten.addcdiv.default: _scaled(lambda x, a, b, *, value: x + a / b * value),
 }
-"""Operations with a factor among their options, as products."""
+"""Operations with a factor among their options, decomposed into products."""
 
 
 @lru_cache(maxsize=2)
 def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., object]]:
-    """Overload → decomposition, of those that round as eager does if `exact`.
+    """Return overload → decomposition; with `exact`, only decompositions that round as eager does.
 
     The same dict each time; do not change it.
     """
-    # What `core_aten_decompositions` has beside these comes apart by itself in a trace, and takes 0.1 s to find.
+    # `core_aten_decompositions` also lists composite operations: a trace decomposes those anyway; listing takes 0.1 s.
     table: dict[Any, Callable[..., object]] = {**_core_aten_decompositions_post_autograd(), **get_decompositions(ALSO)}
     kept = {target: parts for target, parts in table.items() if target not in RULES}
     kept.update(get_decompositions(FOR_TRAINING))
@@ -375,9 +375,9 @@ def decompositions(*, exact: bool = False) -> dict[OpOverload, Callable[..., obj
     kept[aten._neg_view.default] = torch.neg  # a view whose memory holds the numbers that it negates
     volumes = aten.upsample_nearest3d, aten._upsample_nearest_exact3d
     formats = get_decompositions((*BATCH_NORMS, aten.channel_shuffle, *volumes))
-    kept.update({target: _in_a_format(parts) for target, parts in formats.items()})
+    kept.update({target: _with_eager_format(parts) for target, parts in formats.items()})
     shuffled = aten.channel_shuffle.default
-    kept[shuffled] = _never_the_operand(kept[shuffled])
+    kept[shuffled] = _not_aliasing(kept[shuffled])
     kept[aten.nll_loss2d_forward.default] = nll_loss2d_forward(kept[aten.nll_loss2d_forward.default])
     kept.update({target: _or_else(parts, kept.get(target)) for target, parts in MISTRACED.items()})
     kept.update({target: _as_the_first(target, kept.get(target)) for target in AS_THE_SECOND})

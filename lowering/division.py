@@ -1,4 +1,4 @@
-"""The two functions of indices that sympy does not have in this form: `//` and `%` of integers, as Python rounds them.
+"""Integer division for indices: `//` and `%` as Python rounds them, in a form that sympy does not have.
 
 Input: sympy expressions over integer symbols, divisors positive; output: simplified as far as the operands alone allow.
 What bounds allow beyond that is `indexing.simplify`.
@@ -27,14 +27,14 @@ class _Division(sympy.Expr):  # type: ignore[misc]  # sympy ships no annotations
 
     @classmethod
     def eval(cls, a: sympy.Expr, b: sympy.Expr) -> sympy.Expr | None:
-        """A simpler equal expression, from the operands alone; None where there is none."""
+        """Return a simpler equal expression, from the operands alone; None where there is none."""
         raise NotImplementedError
 
 
 @lru_cache(maxsize=1 << 16)
 def _divide(kind: type[_Division], a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
-    found = kind.eval(a, b)
-    return sympy.Expr.__new__(kind, a, b) if found is None else found
+    simpler = kind.eval(a, b)
+    return sympy.Expr.__new__(kind, a, b) if simpler is None else simpler
 
 
 class FloorDiv(_Division):
@@ -103,7 +103,7 @@ class Mod(_Division):
 
 
 def _content(expr: sympy.Expr) -> int:
-    """The greatest common divisor of the integer coefficients of a sum."""
+    """Return the greatest common divisor of the integer coefficients of a sum."""
     result = 0
     for term in sympy.Add.make_args(expr):
         coefficient = term.as_coeff_Mul()[0]
@@ -114,16 +114,16 @@ def _content(expr: sympy.Expr) -> int:
 
 
 def _common(a: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
-    """The positive symbols, with their powers, that every term of `a` has in common with the product `b`."""
-    found = {base: power for base, power in _powers(b).items() if base.is_positive}
-    for term in sympy.Add.make_args(a) if found else ():
-        there = _powers(term)
-        found = {base: min(power, there[base]) for base, power in found.items() if base in there}
-    return sympy.Mul(*(base**power for base, power in found.items()))
+    """Return the product of the positive symbols, with powers, that divide every term of `a` and the product `b`."""
+    shared = {base: power for base, power in _powers(b).items() if base.is_positive}
+    for term in sympy.Add.make_args(a) if shared else ():
+        powers = _powers(term)
+        shared = {base: min(power, powers[base]) for base, power in shared.items() if base in powers}
+    return sympy.Mul(*(base**power for base, power in shared.items()))
 
 
 def _powers(product: sympy.Expr) -> dict[sympy.Symbol, int]:
-    """The symbols of a product, and how often each is a factor."""
+    """Return the symbols of a product with their exponents."""
     factors = (factor.as_base_exp() for factor in sympy.Mul.make_args(product))
     return {base: int(power) for base, power in factors if base.is_Symbol and power.is_Integer and power > 0}
 
@@ -138,9 +138,9 @@ def _over(expr: sympy.Expr, by: int) -> sympy.Expr:
 
 @lru_cache(maxsize=1 << 16)
 def may_be_negative(expr: sympy.Expr) -> bool:
-    """Is an index not certain to be at least 0, by its form alone?
+    """Return whether an index is not certainly >= 0, judged by its form alone.
 
-    Axes and sizes are not negative; an integer that the caller passes, or data hold, may be.
+    Axes and sizes are non-negative; an integer that the caller passes, or that data hold, may be negative.
 
     >>> i, n = sympy.Symbol("i", integer=True, nonnegative=True), sympy.Symbol("n", integer=True)
     >>> may_be_negative(2 * i + 1), may_be_negative(7 - i), may_be_negative(Mod(7 - i, 4)), may_be_negative(n)

@@ -1,4 +1,4 @@
-"""The family of errors the compiler raises, and where in the user's program they belong.
+"""The errors that the compiler raises, with the place in the user's program that they belong to.
 
 Every failure a user can meet is a `FusionError`.  It carries a hint and, where one is known, the line of the
 user's own program, because that is the only line the user can change.
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 WIDEST = 100
-"""Characters of the longest line that says where operations come from."""
+"""Largest number of characters in a line of origins."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class Origin:
 
     @property
     def place(self) -> str:
-        """The module and the line, as far as they are known."""
+        """The module and the line, where known."""
         return ", ".join(part for part in (self.module, self.line) if part)
 
     def __str__(self) -> str:
@@ -37,7 +37,7 @@ class Origin:
 
 
 def brief(error: BaseException) -> str:
-    """The first line of what an error says, or its name where it says nothing.
+    """Return the first line of an error's message, or the name of its type if the message is empty.
 
     >>> brief(ValueError("no such size\\nsizes are: …")), brief(MemoryError())
     ('no such size', 'MemoryError')
@@ -46,7 +46,7 @@ def brief(error: BaseException) -> str:
 
 
 def by_place(origins: Iterable[Origin]) -> tuple[str, ...]:
-    """Lines of text: for each place in the program the operations in a row that come from there.
+    """Return lines of text, one per place in the program, with the consecutive operations that come from there.
 
     >>> by_place([Origin("amax", "", "a.py:3"), Origin("sub", "", "a.py:3"), Origin("exp", "", "a.py:4"), Origin("x")])
     ('amax, sub (a.py:3)', 'exp (a.py:4)', 'x')
@@ -79,7 +79,7 @@ class FusionError(Exception):
 
 
 class Unsupported(FusionError):
-    """An operation that has no rule for these arguments; it is called as it is (an extern)."""
+    """An operation without a rule for these arguments; it stays a library call (an extern)."""
 
 
 class VerifyError(FusionError):
@@ -87,11 +87,11 @@ class VerifyError(FusionError):
 
 
 class CheckFailed(FusionError, RuntimeError):
-    """What a tensor holds is not what an operation takes: found at a launch."""
+    """Data in a tensor that an operation does not accept, detected by a launch."""
 
 
 class IndexOutOfRange(CheckFailed, IndexError):
-    """A tensor of positions holds one outside of what it is a position in; eager raises one or the other."""
+    """A tensor of indices holds one out of range; eager raises `RuntimeError` or `IndexError`."""
 
 
 class DivisionByZero(CheckFailed):

@@ -1,9 +1,9 @@
-"""What an expression means, and a fold of expressions, in torch operations over whole iteration spaces.
+"""Evaluates expressions, and folds of expressions, by torch operations over whole iteration spaces.
 
-Input: expressions, a box (each axis with the part of it that is looked at) and what the names in them stand for;
+Input: expressions, a box (each axis with the range of it that is evaluated) and the values of the names in them;
 output: tensors with one dimension per axis.  Each axis is one dimension of a broadcast, so a value is computed only
 over the axes it varies with.  Reading outside a tensor where no mask forbids it, an unknown name and a dtype that is
-not as stated are refused with `VerifyError`, what fails its check with `CheckFailed`.
+not as stated are refused with `VerifyError`, a failed check with `CheckFailed`.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from fusion.lowering.scalar_ops import (
 from fusion.lowering.sizes import with_values
 
 Ranges = dict[sympy.Symbol, range]
-"""A box: each axis with the part of it that is looked at, in the order of the dimensions."""
+"""A box: each axis with the range of it that is evaluated, in the order of the dimensions."""
 
 BOX_POINTS = 1 << 22
 """Points of one box: a temporary of int64 indices is then 32 MiB."""
@@ -60,7 +60,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True, slots=True)
 class Scope:
-    """What the names in an expression stand for.
+    """The values of the names in an expression.
 
     Attributes:
         buffers: tensors by the name that loads use, with as many dimensions as the index of the load.
@@ -77,18 +77,18 @@ class Scope:
     device: torch.device = CPU
 
     def dtype(self, stated: torch.dtype) -> torch.dtype:
-        """The dtype in which values of dtype `stated` are held."""
+        """Return the dtype in which values of dtype `stated` are held."""
         return torch.float64 if stated.is_floating_point and not self.exact else stated
 
 
 def evaluate(roots: Sequence[Expr], axes: Ranges, scope: Scope) -> list[torch.Tensor]:
-    """The values of `roots` over a box that is not empty.
+    """Evaluate `roots` over a box that is not empty.
 
     Returns:
         One tensor per root with one dimension per axis, of size 1 where the value does not vary along it.
 
     Raises:
-        VerifyError: an unmasked load reaches outside its buffer, or a name or dtype is not what was stated.
+        VerifyError: an unmasked load reaches outside its buffer, or a name or dtype is not as stated.
 
     >>> i = sympy.Symbol("i", integer=True)
     >>> x = Load("x", (2 * i,), torch.float32)
@@ -114,12 +114,12 @@ def evaluate(roots: Sequence[Expr], axes: Ranges, scope: Scope) -> list[torch.Te
 
 
 def tile_name(ref: TileRef) -> str:
-    """The key in `Scope.tiles` of a fold's value, or of its value before the current block."""
+    """Return the key in `Scope.tiles` of a fold's value, or of its value before the current block."""
     return f"{ref.name}'" if ref.before else ref.name
 
 
 class _Point:
-    """The value of one expression at all points of a box, given those of its children."""
+    """Evaluates single expressions at all points of a box, from the values of their children."""
 
     def __init__(self, axes: Ranges, scope: Scope) -> None:
         self.scope, self.axes = scope, axes
@@ -129,7 +129,7 @@ class _Point:
             self.positions[axis] = torch.arange(span.start, span.stop, device=scope.device).view(shape)
 
     def value(self, node: Expr, children: list[torch.Tensor]) -> torch.Tensor:
-        """What `node` is at every point, in a shape that broadcasts over the box."""
+        """Return the value of `node` at every point, in a shape that broadcasts over the box."""
         scope = self.scope
         match concrete(node):
             case Load() as load:
@@ -151,7 +151,7 @@ class _Point:
                 assert_never(unknown)
 
     def _applied(self, op: Op, args: list[torch.Tensor]) -> torch.Tensor:
-        """A scalar operation on the values of its operands."""
+        """Apply a scalar operation to the values of its operands."""
         if op.name == "checked":
             check_range(*args)
         result = SCALAR_OPS[op.name].meaning(*args)
@@ -160,12 +160,12 @@ class _Point:
         return result
 
     def index(self, expr: sympy.Expr) -> torch.Tensor:
-        """An index expression as int64."""
+        """Evaluate an index expression as int64."""
         if expr in self.positions:
             return self.positions[expr]
         if not expr.free_symbols & self.positions.keys():
             return torch.tensor(size_value(expr, self.scope.sizes), device=self.scope.device)
-        if expr.is_Add or expr.is_Mul:  # the sizes in it together: in s0/2 only the whole is an integer
+        if expr.is_Add or expr.is_Mul:  # sizes are evaluated together: in s0/2 only the quotient is an integer
             fixed = [arg for arg in expr.args if not arg.free_symbols & self.positions.keys()]
             args = [self.index(arg) for arg in expr.args if arg not in fixed]
             args += [self.index(expr.func(*fixed))] if fixed else []
@@ -180,7 +180,7 @@ class _Point:
         raise VerifyError(f"an index has no operation {expr.func.__name__}: {expr}")
 
     def load(self, node: Load, children: list[torch.Tensor]) -> torch.Tensor:
-        """The elements that a load reads; what its mask leaves out is 0, and not looked at."""
+        """Return the elements that a load reads; masked elements are 0, and their positions are not checked."""
         tensor = self.scope.buffers.get(node.buffer)
         if tensor is None:
             raise VerifyError(f"{node.buffer} is read before it is written")
@@ -202,8 +202,8 @@ class _Point:
             offset = torch.where(mask, offset, 0)
         if tensor.numel() == 0:  # all points are masked
             return torch.zeros(offset.shape, dtype=dtype, device=self.scope.device)
-        found = _gather(tensor, offset.to(tensor.device)).to(self.scope.device)
-        return found if mask is None else _zeros_outside(found, mask)
+        elements = _gather(tensor, offset.to(tensor.device)).to(self.scope.device)
+        return elements if mask is None else _zeros_outside(elements, mask)
 
 
 def check_positions(
@@ -220,10 +220,10 @@ def check_positions(
 
 
 NO_DIMENSION = const(-1, torch.int64)
-"""Where a dimension is named, of a check that is no position: of what integers are divided by."""
+"""Stands for the dimension in the check of an integer divisor, which is no position."""
 
 BY_ZERO = "ZeroDivisionError"
-"""What eager says of integers divided by zero."""
+"""Eager's message for an integer division by zero."""
 
 
 def check_range(index: torch.Tensor, wrap: torch.Tensor, last: torch.Tensor, dim: torch.Tensor) -> None:
@@ -232,24 +232,24 @@ def check_range(index: torch.Tensor, wrap: torch.Tensor, last: torch.Tensor, dim
     if bool(outside.any()):
         if int(dim) == NO_DIMENSION.value:
             raise DivisionByZero(BY_ZERO)
-        found = int(index.broadcast_to(outside.shape)[outside][0])
-        raise IndexOutOfRange(f"index {found} is out of bounds for dimension {int(dim)} with size {int(last) + 1}")
+        first = int(index.broadcast_to(outside.shape)[outside][0])
+        raise IndexOutOfRange(f"index {first} is out of bounds for dimension {int(dim)} with size {int(last) + 1}")
 
 
 def size_value(expr: sympy.Expr, sizes: Mapping[sympy.Symbol, int]) -> int:
-    """A size expression as an integer.
+    """Evaluate a size expression as an integer.
 
     Raises:
         VerifyError: it holds a symbol that has no value.
     """
-    found = expr if expr.is_Integer else with_values(expr, sizes)
-    if not found.is_Integer:
-        raise VerifyError(f"no value for the symbols of {found}")
-    return int(found)
+    value = expr if expr.is_Integer else with_values(expr, sizes)
+    if not value.is_Integer:
+        raise VerifyError(f"no value for the symbols of {value}")
+    return int(value)
 
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-"""Integers of each width, as which elements are moved: torch does not index tensors of every dtype."""
+"""Integer dtypes by width: elements are moved as integers, because torch does not index tensors of every dtype."""
 
 
 def _gather(tensor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
@@ -258,13 +258,13 @@ def _gather(tensor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
 
 
 def _zeros_outside(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """`values` where `mask` is true; of bits, as not every dtype has a choice."""
+    """Return `values` where `mask` is true, else 0; selected as bits, because not every dtype supports `where`."""
     bits = values.view(_BITS[values.itemsize]) if values.itemsize in _BITS else values
     return torch.where(mask, bits, torch.zeros((), dtype=bits.dtype, device=bits.device)).view(values.dtype)
 
 
 def scatter(flat: torch.Tensor, offset: torch.Tensor, value: torch.Tensor) -> None:
-    """`flat[offset] = value`, for a value that broadcasts to the shape of `offset` and has the dtype of `flat`."""
+    """Assign `flat[offset] = value`; the value broadcasts to the shape of `offset` and has the dtype of `flat`."""
     value = value.expand(offset.shape).contiguous()
     if flat.itemsize in _BITS:
         flat, value = flat.view(_BITS[flat.itemsize]), value.view(_BITS[flat.itemsize])
@@ -277,7 +277,7 @@ _UPDATES: dict[ScatterName, str] = {"sum": "sum", "prod": "prod", "max": "amax",
 def update(
     op: ScatterName, flat: torch.Tensor, offset: torch.Tensor, value: torch.Tensor, where: torch.Tensor | None = None
 ) -> None:
-    """`flat[offset] op= value` at every point of `offset` at which `where` holds, one after the other.
+    """Apply `flat[offset] op= value` at every point of `offset` at which `where` holds, one after the other.
 
     >>> total = torch.zeros(3)
     >>> update("sum", total, torch.tensor([2, 0, 2]), torch.tensor([1.0, 2.0, 3.0]))
@@ -295,7 +295,7 @@ def update(
 
 
 def flat_view(tensor: torch.Tensor) -> torch.Tensor:
-    """The memory behind a tensor, from its first element to its last one, as one dimension."""
+    """Return the memory of a tensor, from its first element to its last one, as one dimension."""
     reach = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return torch.as_strided(tensor, (reach + 1 if tensor.numel() else 0,), (1,), tensor.storage_offset())
 
@@ -306,7 +306,7 @@ def flat_view(tensor: torch.Tensor) -> torch.Tensor:
 def fold_over(
     op: FoldName, exprs: Sequence[Expr], over: Sequence[sympy.Symbol], axes: Ranges, scope: Scope, cost: int
 ) -> torch.Tensor:
-    """`op` of `exprs` over the axes `over` of a box, which keep size 1, in boxes if `cost` points are too many."""
+    """Fold `exprs` over the axes `over` of a box, which keep size 1, in smaller boxes if `cost` points are too many."""
     dims = [list(axes).index(axis) for axis in over]
     if any(not len(axes[axis]) for axis in over):
         dtype = exprs[0].dtype if op != "dot" else accumulator(op, exprs[0].dtype)
@@ -318,7 +318,7 @@ def fold_over(
         tiles = {name: _part(tile, axes, box) for name, tile in scope.tiles.items()}
         args = evaluate(exprs, {**axes, **box}, replace(scope, tiles=tiles))
         whole = [len(box[axis]) if axis in box else -1 for axis in axes]
-        args[0] = args[0].expand(whole)  # so that an axis counts along which nothing varies
+        args[0] = args[0].expand(whole)  # so that an axis counts even if no operand varies along it
         if op != "dot":
             args = [arg.expand(whole) for arg in args]
         parts.append(fold(op, args, dims))
@@ -329,7 +329,7 @@ def fold_over(
 
 
 def scan_along(op: ScanName, exprs: Sequence[Expr], along: sympy.Symbol, axes: Ranges, scope: Scope) -> torch.Tensor:
-    """`op` of `exprs` up to each point of `along`, all of which `axes` holds."""
+    """Scan `exprs` by `op` along an axis that `axes` holds in full."""
     args = torch.broadcast_tensors(*evaluate(exprs, axes, scope))  # type: ignore[no-untyped-call]  # as in torch
     dim = list(axes).index(along)
     whole = [len(axes[along]) if d == dim else -1 for d in range(len(axes))]
@@ -337,7 +337,7 @@ def scan_along(op: ScanName, exprs: Sequence[Expr], along: sympy.Symbol, axes: R
 
 
 def _part(tile: torch.Tensor, axes: Ranges, box: Ranges) -> torch.Tensor:
-    """The part of a tile over `axes` that lies in `box`."""
+    """Narrow a tile over `axes` to `box`."""
     for d, axis in enumerate(axes):
         if axis in box and tile.shape[d] != 1:
             tile = tile.narrow(d, box[axis].start - axes[axis].start, len(box[axis]))
@@ -348,7 +348,7 @@ def _part(tile: torch.Tensor, axes: Ranges, box: Ranges) -> torch.Tensor:
 
 
 def pieces(cost: int) -> int:
-    """Into how many boxes a space should be cut whose evaluation takes `cost` points at once."""
+    """Return into how many boxes to cut a space whose evaluation takes `cost` points at once."""
     return -(-cost // BOX_POINTS)
 
 
@@ -371,5 +371,5 @@ def boxes(axes: Ranges, count: int) -> Iterator[Ranges]:
 
 
 def points_of(varies: Sequence[Set[sympy.Symbol]], axes: Ranges) -> int:
-    """The points of the largest of several values, given the axes that each varies with."""
+    """Return the largest number of points among several values, given the axes that each varies over."""
     return max(math.prod(len(span) for axis, span in axes.items() if axis in used) for used in varies)

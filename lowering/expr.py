@@ -9,8 +9,8 @@
           | TileRef(name, dtype)                 the result of a fold; only in kernels
     Index = sympy.Expr | Expr                    an `Expr` where a loaded value is the index (a gather)
 
-Expressions are interned: equal expressions are one object, so equality is identity, sharing is free and every walk
-visits a shared part once.  All walks are iterative: a chain of ten thousand operations is an ordinary input.
+Expressions are interned: equal expressions are one object, so equality is identity, sharing is free and a traversal
+visits a shared part once.  All traversals are iterative: a chain of ten thousand operations is an ordinary input.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Expr(metaclass=_Interned):
         return type(self), tuple(getattr(self, name) for name in self.__slots__)
 
     def children(self) -> tuple[Expr, ...]:
-        """The expressions this one is made of, in a fixed order."""
+        """The operands, in a fixed order."""
         return ()
 
     def rebuild(self, children: Sequence[Expr]) -> Expr:
-        """The same expression over other children (same number, same order as `children()`)."""
+        """Return the same expression over other children (same number and order as `children()`)."""
         assert not children
         return self
 
@@ -73,7 +73,7 @@ Index: TypeAlias = "sympy.Expr | Expr"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load(Expr):
-    """One element of `buffer`.  Where `mask` is given and false, nothing is read and the value is 0."""
+    """One element of `buffer`.  With a `mask` that is false, nothing is read and the value is 0."""
 
     buffer: str
     index: tuple[Index, ...]
@@ -176,9 +176,9 @@ class Random(Expr):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class TileRef(Expr):
-    """The result of the fold called `name`, or the running value of it inside its loop.
+    """The result of the fold called `name`, or its running value inside its loop.
 
-    `before`: the running value as it was before the current block was taken in.
+    `before`: the running value before the current block was added.
     """
 
     name: str
@@ -193,7 +193,7 @@ ConcreteExpr: TypeAlias = "Load | Const | IndexValue | Op | Cast | Random | Tile
 
 
 def concrete(expr: Expr) -> ConcreteExpr:
-    """The expression itself, typed as one of the kinds that exist: a `match` over it is checked to name them all."""
+    """Return the expression, typed as a union of all kinds, so that a `match` over it is checked for completeness."""
     return cast("ConcreteExpr", expr)
 
 
@@ -201,12 +201,12 @@ def concrete(expr: Expr) -> ConcreteExpr:
 
 
 def position(index: sympy.Expr) -> Expr:
-    """An index as an int64 value: a constant where it is a number."""
+    """Return an index as an int64 value: a constant if it is a number."""
     return const(int(index), torch.int64) if index.is_Integer else IndexValue(index)
 
 
 def const(value: Scalar, dtype: torch.dtype) -> Const:
-    """A constant converted to `dtype`'s own Python type.
+    """Return a constant converted to `dtype`'s own Python type.
 
     >>> const(1, torch.float32).value, const(2.7, torch.int64).value, const(3, torch.bool).value
     (1.0, 2, True)
@@ -219,7 +219,7 @@ def const(value: Scalar, dtype: torch.dtype) -> Const:
 
 
 def make_op(name: ScalarName, *args: Expr) -> Op:
-    """A scalar operation of operands of one dtype (but for the condition of `where`).
+    """Build a scalar operation of operands of one dtype (except the condition of `where`).
 
     >>> x, y = Load("x", (), torch.float32), Load("y", (), torch.float32)
     >>> make_op("add", x, y).dtype, make_op("lt", x, y).dtype
@@ -229,10 +229,10 @@ def make_op(name: ScalarName, *args: Expr) -> Op:
 
 
 def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
-    """`arg` as `dtype`.  An implicit rounding that another float is made of at once disappears, in what is chosen, too.
+    """Cast `arg` to `dtype`, dropping an implicit rounding of `arg`, or of the arms of a `where`, on the way.
 
     The rounding of a stored bfloat16 intermediate is an artefact of eager execution; between fused operations the
-    float32 value is kept.  Explicit casts written by the user are always kept, but of bools, which nothing rounds.
+    float32 value is kept.  Explicit casts written by the user are kept, except casts of bools, which round nothing.
 
     >>> x, on = Load("x", (), torch.float32), Load("on", (), torch.bool)
     >>> make_cast(make_cast(x, torch.bfloat16, implicit=True), torch.float32) is x
@@ -258,9 +258,9 @@ def make_cast(arg: Expr, dtype: torch.dtype, *, implicit: bool = False) -> Expr:
 
 
 def _disappears(arg: Expr, dtype: torch.dtype) -> bool:
-    """Is `arg`, or what is chosen in it, rounded for eager's sake alone, and read as what it was rounded from?
+    """Return whether `arg` (or an arm of a `where`) is an implicit rounding that a cast to `dtype` makes redundant.
 
-    Or as another float: to that it is rounded once, as it is where a wider one stands between.
+    That is so if `dtype` is what was rounded, or another float, to which the unrounded value is rounded once.
     """
     if isinstance(arg, Op) and arg.name == "where":
         return any(_disappears(arm, dtype) for arm in arg.args[1:])
@@ -304,14 +304,14 @@ def passed_on(expr: Expr) -> list[Expr]:
 
 
 def guarded(expr: Expr, mask: Expr, safe: Iterable[Expr] = ()) -> Expr:
-    """`expr` where `mask` is true and 0 elsewhere; where it is false, nothing that it loads is touched or checked.
+    """Return `expr` where `mask` is true and 0 elsewhere; where it is false, loads and checks are suppressed.
 
-    What is `safe` may be touched all the same: positions that are found anyway, at which `expr` loads.
+    Loads below `safe` expressions stay as they are: they are evaluated anyway, as positions at which `expr` loads.
     """
-    anyway = frozenset(postorder(*safe))
+    unmasked = frozenset(postorder(*safe))
 
     def rule(node: Expr) -> Expr | None:
-        if node in anyway:
+        if node in unmasked:
             return None
         if isinstance(node, Op) and node.name == "checked":
             return checked_where(node, mask)
@@ -327,16 +327,16 @@ def guarded(expr: Expr, mask: Expr, safe: Iterable[Expr] = ()) -> Expr:
 
 
 def checked_where(check: Op, mask: Expr) -> Expr:
-    """A check that holds anyway where `mask` is false: 0 is a position in whatever has any."""
+    """Make a check hold where `mask` is false: its position becomes 0 there."""
     index, *rest = check.args
     return check.rebuild([Op("where", (mask, index, const(0, index.dtype)), index.dtype), *rest])
 
 
-# Walks ----------------------------------------------------------------------------------------------------------------
+# Traversal ------------------------------------------------------------------------------------------------------------
 
 
 def postorder(*roots: Expr) -> list[Expr]:
-    """Every distinct sub-expression of `roots`, operands before their users."""
+    """Return every distinct sub-expression of `roots`, operands before their users."""
     seen: set[Expr] = set()
     order: list[Expr] = []
     stack: list[tuple[Expr, bool]] = [(root, False) for root in reversed(roots)]
@@ -367,7 +367,7 @@ def rewrite(roots: Sequence[Expr], rule: Callable[[Expr], Expr | None]) -> list[
 
 
 def renamed(roots: Sequence[Expr], names: Mapping[str, str]) -> list[Expr]:
-    """The roots with loads from other buffers: `names` says which stand for which."""
+    """Return the roots with loads renamed: `names` maps buffers to buffers."""
 
     def rule(node: Expr) -> Expr | None:
         if isinstance(node, Load) and node.buffer in names:
@@ -378,12 +378,12 @@ def renamed(roots: Sequence[Expr], names: Mapping[str, str]) -> list[Expr]:
 
 
 def loads(*roots: Expr) -> Iterator[Load]:
-    """Every distinct load below `roots`, including those inside indices and masks."""
+    """Yield every distinct load below `roots`, including those inside indices and masks."""
     return (node for node in postorder(*roots) if isinstance(node, Load))
 
 
 def index_of(node: Expr) -> tuple[sympy.Expr, ...]:
-    """The index expressions held by this node itself (not by its children)."""
+    """Return the index expressions held by this node itself (not by its children)."""
     match concrete(node):
         case Load() as load:
             return tuple(i for i in load.index if not isinstance(i, Expr))
@@ -396,7 +396,7 @@ def index_of(node: Expr) -> tuple[sympy.Expr, ...]:
 
 
 def free_axes(*roots: Expr) -> frozenset[sympy.Symbol]:
-    """The axis symbols that the value of `roots` depends on (folds count as none: see `kernel.spans`)."""
+    """Return the axis symbols that `roots` depend on (folds count as none: see `kernel.spans`)."""
     symbols: set[sympy.Symbol] = set()
     for node in postorder(*roots):
         for index in index_of(node):

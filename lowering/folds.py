@@ -15,7 +15,7 @@ from fusion.lowering.scalar_ops import FoldName, ScanName, accumulator
 
 
 def fold(op: FoldName, args: Sequence[torch.Tensor], dims: Sequence[int]) -> list[torch.Tensor]:
-    """`args` (broadcast to a common shape along `dims`, which are not empty) reduced over `dims`, which keep size 1.
+    """Reduce `args` (broadcast to a common shape along `dims`, which are not empty) over `dims`, which keep size 1.
 
     Sums and products of types narrower than 32 bits are kept in float32 or int64.  For argmax and argmin the result is
     [value, index]: NaN wins, then the lowest index.
@@ -51,7 +51,7 @@ def _wide(dtype: torch.dtype) -> torch.dtype:
 
 
 def _dot(lhs: torch.Tensor, rhs: torch.Tensor, dims: Sequence[int]) -> torch.Tensor:
-    """Σ over `dims` of lhs·rhs, each operand over the axes it spans, accumulated as `scalar_ops.accumulator` says."""
+    """Sum lhs·rhs over `dims`, each operand over the axes it spans, accumulated in `scalar_ops.accumulator`'s type."""
     result = accumulator("dot", lhs.dtype)
     # Integer products are summed exactly in float64, which matrix routines know, as long as operands are narrow.
     work = result if result.is_floating_point else torch.float64 if lhs.itemsize <= 2 else torch.int64
@@ -69,7 +69,7 @@ def _dot(lhs: torch.Tensor, rhs: torch.Tensor, dims: Sequence[int]) -> torch.Ten
 
 
 def scan(op: ScanName, args: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
-    """`args` (of one shape) folded up to each point of `dim`.
+    """Fold `args` (of one shape) up to each point of `dim`.
 
     >>> scan("argmax", [torch.tensor([1.0, 3.0, 3.0]), torch.tensor([0, 1, 2])], 0)
     tensor([0, 1, 2])
@@ -79,5 +79,5 @@ def scan(op: ScanName, args: Sequence[torch.Tensor], dim: int) -> torch.Tensor:
         return (torch.cumsum if op == "sum" else torch.cumprod)(value, dim, dtype=value.dtype)
     if op == "logsumexp":
         return torch.logcumsumexp(value, dim)
-    found = (torch.cummax if op in ("max", "argmax") else torch.cummin)(value, dim)
-    return found.values if op in ("max", "min") else args[1].gather(dim, found.indices)
+    result = (torch.cummax if op in ("max", "argmax") else torch.cummin)(value, dim)
+    return result.values if op in ("max", "min") else args[1].gather(dim, result.indices)

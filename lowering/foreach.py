@@ -3,7 +3,7 @@
 Output: decompositions: overload → function.  The scheduler sees what each leaf needs, fuses along it, and puts
 the leaves into shared launches; the operation on lists itself says nothing more.
 
-Not taken apart: what has no operation on one tensor of the same meaning.
+Lists stay whole for operations without an equivalent on one tensor.
 """
 
 from __future__ import annotations
@@ -17,37 +17,37 @@ from torch._ops import OpOverload
 aten = torch.ops.aten
 
 _PREFIX = "_foreach_"
-_ELSEWHERE = {"norm": aten.linalg_vector_norm}
-_LIMITS = {"maximum": aten.clamp_min, "minimum": aten.clamp_max}  # against numbers
-_OF_TENSORS = {("addcmul", "Tensor"), ("addcdiv", "Tensor")}  # their numbers are in a tensor
+_OTHER_NAMES = {"norm": aten.linalg_vector_norm}
+_WITH_NUMBERS = {"maximum": aten.clamp_min, "minimum": aten.clamp_max}
+_NUMBERS_IN_A_TENSOR = {("addcmul", "Tensor"), ("addcdiv", "Tensor")}
 _LEFT_OUT = frozenset({"max", "zero", "powsum", "mm"})
 
 
 def foreach_decompositions() -> dict[OpOverload, Callable[..., object]]:
-    """Overload → what does the same, tensor by tensor.
+    """Return overload → decomposition tensor by tensor.
 
     >>> add = foreach_decompositions()[torch.ops.aten._foreach_add.Scalar]
     >>> add([torch.zeros(1), torch.ones(2)], 2.0)
     [tensor([2.]), tensor([3., 3.])]
     """
-    return {overload: _apart(overload, target) for overload, target in _overloads()}
+    return {overload: _per_tensor(overload, target) for overload, target in _overloads()}
 
 
 def _overloads() -> Iterator[tuple[OpOverload, Callable[..., object]]]:
-    """The functional overloads on lists, each with its operation on one tensor."""
+    """Yield the functional overloads on lists, each with its operation on one tensor."""
     for full in sorted(all_op_names()):
         name, _, kind = full.removeprefix("aten::").partition(".")
         stem = name.removeprefix(_PREFIX)
         if not name.startswith(_PREFIX) or stem.endswith("_") or kind.endswith("out") or stem in _LEFT_OUT:
             continue
-        target = _LIMITS.get(stem) if kind.startswith("Scalar") else None
-        target = target or _ELSEWHERE.get(stem) or getattr(aten, stem, None)
-        if target is not None and (stem, kind) not in _OF_TENSORS:
+        target = _WITH_NUMBERS.get(stem) if kind.startswith("Scalar") else None
+        target = target or _OTHER_NAMES.get(stem) or getattr(aten, stem, None)
+        if target is not None and (stem, kind) not in _NUMBERS_IN_A_TENSOR:
             yield getattr(getattr(aten, name), kind or "default"), target
 
 
-def _apart(overload: OpOverload, target: Callable[..., object]) -> Callable[..., object]:
-    """`target` on the tensors at each position of the lists."""
+def _per_tensor(overload: OpOverload, target: Callable[..., object]) -> Callable[..., object]:
+    """Return a function that applies `target` to the tensors at each position of the lists."""
     known = overload._schema.arguments
     named = {argument.name for argument in known if argument.kwarg_only or argument.name == "dtype"}
     names = [argument.name for argument in known]

@@ -33,40 +33,40 @@ Scale: TypeAlias = "tuple[Literal['mul', 'truediv'], Expr]"
 
 @dataclass(frozen=True, slots=True)
 class Hoisted:
-    """Operands of a contraction without what was taken out, and what the sum is to be scaled by, in order.
+    """Operands of a contraction without the hoisted factors.
 
-    `scales` are pairs of a scalar operation and its second operand.
+    `scales` are applied to the sum in order: pairs of a scalar operation and its second operand.
     """
 
     operands: tuple[Expr, ...]
     scales: tuple[Scale, ...] = ()
 
     def scaled(self, total: Expr) -> Expr:
-        """A part of the contraction as it was, from the sum over the operands that are left."""
+        """Apply the scales to a partial sum over the remaining operands."""
         for name, factor in self.scales:
             total = Op(name, (total, make_cast(factor, total.dtype)), total.dtype)
         return total
 
     def summed(self, total: Expr) -> Expr:
-        """All of it: a zero is +0.0 whatever the sign of a factor, as in what is added up from 0."""
+        """Apply the scales to the full sum; a zero stays +0.0 whatever the sign of a factor, as in a sum from 0."""
         value = self.scaled(total)
-        turned = any(not isinstance(factor, Const) or not factor.value > 0 for _, factor in self.scales)
-        return Op("add", (value, const(0.0, value.dtype)), value.dtype) if turned else value
+        may_flip_zero = any(not isinstance(factor, Const) or not factor.value > 0 for _, factor in self.scales)
+        return Op("add", (value, const(0.0, value.dtype)), value.dtype) if may_flip_zero else value
 
 
 def hoist(operands: Sequence[Expr], over: Iterable[sympy.Symbol]) -> Hoisted:
-    """Take out of each operand every factor and divisor that no axis of `over` enters.
+    """Hoist out of each operand every factor and divisor that varies along no axis of `over`.
 
-    Of a sum, what all its terms share.  An operand keeps its dtype.  One that does not vary along `over` at all stays
-    as it is.
+    Out of a sum, factors that all its terms share.  Operands keep their dtypes.  An operand that does not vary along
+    `over` at all is left as it is.
     """
     axes = frozenset(over)
     kept: list[Expr] = []
     scales: list[Scale] = []
     for operand in operands:
-        rest, found = _peel(operand, axes) if _varies(operand, axes) else (operand, [])
+        rest, hoisted_scales = _peel(operand, axes) if _varies(operand, axes) else (operand, [])
         kept.append(rest)
-        scales.extend(found)
+        scales.extend(hoisted_scales)
     return Hoisted(tuple(kept), tuple(scales))
 
 
@@ -75,7 +75,7 @@ def _varies(expr: Expr, axes: frozenset[sympy.Symbol]) -> bool:
 
 
 def _peel(expr: Expr, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[Scale]]:
-    """`expr`, which varies along `axes`, as something that varies along them, and scales that do not."""
+    """Split `expr`, which varies along `axes`, into an expression that varies along them and scales that do not."""
     if isinstance(expr, Cast):
         return _peel_cast(expr, axes)
     if not isinstance(expr, Op) or not expr.dtype.is_floating_point or expr.name not in ("mul", "truediv", "add"):
@@ -98,7 +98,7 @@ def _peel(expr: Expr, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[Scale]]
 
 
 def _peel_terms(expr: Op, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[Scale]]:
-    """What both terms of a sum are scaled by."""
+    """Hoist the scales that both terms of a sum share."""
     if not all(_varies(arg, axes) for arg in expr.args):
         return expr, []
     (left, of_left), (right, of_right) = (_peel(arg, axes) for arg in expr.args)
@@ -112,12 +112,12 @@ def _peel_cast(expr: Cast, axes: frozenset[sympy.Symbol]) -> tuple[Expr, list[Sc
     if not scales or not _in_range(rest, expr.dtype):
         return expr, []
     if isinstance(rest, Cast) and rest.arg.dtype is expr.dtype and rest.dtype.itemsize > expr.dtype.itemsize:
-        return rest.arg, scales  # only widened, so that it could be multiplied
+        return rest.arg, scales  # it was widened only for the multiplication
     return make_cast(rest, expr.dtype, implicit=expr.implicit), scales
 
 
 def _in_range(expr: Expr, dtype: torch.dtype) -> bool:
-    """Is every finite value of `expr` known to be finite in `dtype`?  (bfloat16 reaches as far as float32.)"""
+    """Return whether every finite value of `expr` is known to be finite in `dtype` (bfloat16 has float32's range)."""
     wide = (torch.float32, torch.bfloat16)
     if dtype.itemsize >= expr.dtype.itemsize and not (dtype is torch.float16 and expr.dtype is torch.bfloat16):
         return True

@@ -3,29 +3,28 @@
     Kernel = name, params, sizes, axes, body, beside, then
     Axis   = symbol, size, role
     role   = GRID   spread over programs (threads on a CPU), a block of it at a time
-           | LOOP   walked in blocks inside one program
+           | LOOP   iterated over in blocks inside one program
            | WHOLE  held entirely in the tile
     Stmt   = Fold(name, op, args, over, dtype)     a tile reduced over axes; later statements name it by TileRef
-           | Prefix(name, op, args, along, dtype)  a tile whose points hold the fold of all up to them
-           | Loop(axes, body)                      walk these LOOP axes; folds inside accumulate over all blocks
-           | Store(param, offset, value)           write a tile, or update elements at which points may meet
+           | Prefix(name, op, args, along, dtype)  a tile that holds at each point the fold of all points up to it
+           | Loop(axes, body)                      iterate over LOOP axes; folds inside accumulate over all blocks
+           | Store(param, offset, value)           write a tile, or update elements, whose indices may collide
     value  = Expr                                  loads are `Load(param, (offset,))`, offset in elements
 
-`beside` are kernels that have nothing to do with this one, each with axes of its own, over some of the same parameters:
-their programs run in the same launch, in any order.  None of them reads what another one writes.
-
+`beside` are independent kernels in the same launch (horizontal fusion), each with axes of its own, over some of the
+same parameters: their programs run in any order.  None of them reads a tensor that another one writes.
 `then` is a kernel that follows in the same launch, over some of the same parameters.  Without GRID axes it is a single
-program that runs once all programs of this launch are done: the last step of a reduction over everything.  With some
-of the GRID axes of this kernel it follows tile by tile: for each point of these it runs once all programs of that point
-are done, and reads of what they have written what belongs to the point: the sum of the parts of a sum.
+program that runs once all programs of this launch are done: the last step of a reduction over everything.  With some of
+this kernel's GRID axes it follows tile by tile: its program for a point of these runs once all programs of that point
+are done, and reads what they have written for it: split-K sums its parts so.
 
 Statements run in order.  A fold over WHOLE axes is complete at once; a fold over LOOP axes stands inside a `Loop` over
 exactly these axes and is complete after it.  Nothing else is said about how an axis becomes blocks, warps, threads or
-vector lanes: that is the code generator's decision.
+vector lanes: the code generator decides.
 
-A fold may be named inside its own loop, after it stands there: that is its running value, over all blocks so far and
-the current one.  What a later fold has summed up with an older running value must then be brought up to date before
-the current block is added: its `carry` says how.  An online softmax is
+A fold may be named inside its own loop, after its definition: that is its running value, over all blocks so far and the
+current one.  A later fold that accumulates values computed from such a running value must be corrected when it changes,
+before the current block is added: its `carry` is the corrected value.  An online softmax is
 
     max0 = max(x); sum0 = sum(exp(x - max0)), carrying sum0' * exp(max0' - max0)
 
@@ -34,7 +33,7 @@ from the axis bounds: a code generator guards every load and store whose block c
 fold sees its identity there.  Sub-expressions are shared objects; a generator computes each once per scope, and
 computes outside a loop what does not depend on the loop's axes.
 
-`statements` walks a body, `map_statements` and `map_values` rebuild it; nothing else descends into loops to do so.
+`statements` iterates over a body, `map_statements` and `map_values` rebuild it; no other function recurses into loops.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from fusion.lowering.scalar_ops import FoldName, ScanName, ScatterName
 
 
 class Role(Enum):
-    """What becomes of an axis in a kernel."""
+    """How a kernel iterates over an axis."""
 
     GRID = "grid"
     LOOP = "loop"
@@ -63,7 +62,7 @@ class Role(Enum):
 
 @dataclass(frozen=True, slots=True)
 class KernelAxis:
-    """A named range with its role."""
+    """An axis of a kernel with its size and role."""
 
     symbol: sympy.Symbol
     size: sympy.Expr
@@ -75,8 +74,8 @@ class Param:
     """A tensor parameter, as the flat buffer behind it.
 
     `shape` and `strides` (elements) describe the tensor that the caller passes; offsets are relative to its data
-    pointer. `aligned` promises that the pointer is a multiple of 16 bytes.  A `number` is a 0-d tensor on the host, of
-    which a kernel for another device is given the value.
+    pointer. `aligned` promises that the pointer is a multiple of 16 bytes.  A `number` is a 0-d tensor on the host,
+    which is passed by value to a kernel for another device.
     """
 
     name: str
@@ -97,8 +96,8 @@ class Param:
 class Fold:
     """`name = op over `over` of args`; args as in `Reduce`, for `dot` (lhs, rhs).  `dtype` is that of the result.
 
-    For `dot`, `rows` and `columns` are the axes only lhs and only rhs spans.  `carry`, for a fold in a loop, is what
-    the value before the current block has become in this block, to which the block is then added; None leaves it.
+    For `dot`, `rows` are the axes only lhs spans, `columns` those only rhs spans.  `carry`, for a fold in a loop, is
+    the corrected value of all blocks before the current one, to which that is added; None leaves it as it was.
     """
 
     name: str
@@ -112,7 +111,7 @@ class Fold:
 
     @property
     def ref(self) -> Expr:
-        """What later statements name it by."""
+        """The expression by which later statements refer to it."""
         return TileRef(self.name, self.dtype)
 
     @property
@@ -125,8 +124,8 @@ class Fold:
 class Prefix:
     """`name = op over all points of `along` up to and including the current one of args`; args as in `program.Scan`.
 
-    `along` is held whole, or a LOOP axis: then it stands inside a loop over that axis alone, whose blocks are walked in
-    their order, and it is known in that loop only.
+    `along` is a WHOLE axis, or a LOOP axis: then the prefix stands inside a loop over that axis alone, whose blocks run
+    in order, and its value is known in that loop only.
     """
 
     name: str
@@ -137,7 +136,7 @@ class Prefix:
 
     @property
     def ref(self) -> Expr:
-        """What later statements name it by."""
+        """The expression by which later statements refer to it."""
         return TileRef(self.name, self.dtype)
 
 
@@ -145,9 +144,8 @@ class Prefix:
 class Store:
     """`param[offset] = value` for every point of the axes that `offset` spans.
 
-    Or, where `axes` are given, `param[offset] op= value` at every point of these at which `where` holds (as
-    `program.Scatter`).  Points that meet are taken one after the other within LOOP axes; across GRID axes each update
-    is atomic.
+    With `axes`, `param[offset] op= value` at every point of these at which `where` holds (as `program.Scatter`).
+    Updates of one element are sequential along LOOP axes; across GRID axes each update is atomic.
     """
 
     param: str
@@ -160,10 +158,10 @@ class Store:
 
 @dataclass(frozen=True, slots=True)
 class Loop:
-    """Walk LOOP axes (outermost first) in blocks, running `body` for each.
+    """Iterate over LOOP axes (outermost first) in blocks, running `body` for each.
 
     `where` (a bool) is false only at points that change nothing as long as the tensors hold finite numbers there: every
-    fold of the body sees its identity.  A generator may skip blocks in which it is false throughout.
+    fold of the body adds its identity.  A generator may skip blocks in which it is false throughout.
     """
 
     axes: tuple[sympy.Symbol, ...]
@@ -185,7 +183,7 @@ class Kernel:
         axes: GRID axes outermost first, then the reduced ones.
         beside: run in the same launch, independent of this kernel and of each other; then nothing follows.
         then: runs in the same launch after the whole grid, or after its part of it at each point of its GRID axes.
-        traced: what size symbols stood for when the graph was traced.  Only how fast a kernel is may depend on it.
+        traced: the values of size symbols when the graph was traced; only performance may depend on them.
         origins: for comments: what this kernel computes and where the program says so (`errors.by_place`).
     """
 
@@ -200,26 +198,26 @@ class Kernel:
     origins: tuple[str, ...] = field(default=(), compare=False)
 
     def param(self, name: str) -> Param:
-        """The parameter of this name, which there has to be."""
+        """Return the parameter of this name, which must exist."""
         return next(p for p in self.params if p.name == name)
 
     def axis_sizes(self) -> dict[sympy.Symbol, sympy.Expr]:
-        """The length of each axis."""
+        """Return the size of each axis."""
         return {axis.symbol: axis.size for axis in self.axes}
 
     def with_role(self, role: Role) -> tuple[KernelAxis, ...]:
-        """The axes of this role, in their order."""
+        """Return the axes of this role, in order."""
         return tuple(axis for axis in self.axes if axis.role is role)
 
     @property
     def awaited(self) -> tuple[KernelAxis, ...]:
-        """The GRID axes along which `then` waits for all programs, if it follows tile by tile; else none."""
+        """The GRID axes along which `then` waits for all programs, if it follows tile by tile; else empty."""
         own = () if self.then is None else self.then.with_role(Role.GRID)
         return tuple(axis for axis in self.with_role(Role.GRID) if axis not in own) if own else ()
 
     @property
     def parts(self) -> tuple[Kernel, ...]:
-        """The kernels whose programs share the launch, each by itself: this one, then those beside it."""
+        """The kernels that share the launch side by side, each by itself: this one, then `beside`."""
         if not self.beside:
             return (self,)
         touched = loaded(self) | stored(self)
@@ -228,7 +226,7 @@ class Kernel:
 
     @property
     def launched(self) -> tuple[Kernel, ...]:
-        """Everything that runs in the launch: its parts, then what follows them."""
+        """All kernels of the launch: its parts, then those that follow."""
         return (*self.parts, *(() if self.then is None else self.then.launched))
 
 
@@ -241,37 +239,37 @@ def statements(body: Sequence[Stmt], kind: type[AnyStmt]) -> Iterator[AnyStmt]: 
 
 
 def statements(body: Sequence[Stmt], kind: type[AnyStmt] | None = None) -> Iterator[Stmt]:
-    """Walks every statement, or those of one kind, loops before what they hold."""
-    every = _walk(body)
+    """Iterate over all statements, or those of one kind, loops before their bodies."""
+    every = _nested(body)
     return every if kind is None else (stmt for stmt in every if isinstance(stmt, kind))
 
 
-def _walk(body: Sequence[Stmt]) -> Iterator[Stmt]:
+def _nested(body: Sequence[Stmt]) -> Iterator[Stmt]:
     for stmt in body:
         yield stmt
         if isinstance(stmt, Loop):
-            yield from _walk(stmt.body)
+            yield from _nested(stmt.body)
 
 
 def loaded(kernel: Kernel) -> frozenset[str]:
-    """The parameters that the statements of a kernel read, or update."""
+    """Return the parameters that the statements of a kernel read, or update."""
     updated = (stmt.param for stmt in statements(kernel.body, Store) if stmt.axes is not None)
     read = (load.buffer for stmt in statements(kernel.body) for load in loads(*values_of(stmt)))
     return frozenset((*updated, *read))
 
 
 def stored(kernel: Kernel) -> frozenset[str]:
-    """The parameters that the statements of a kernel write."""
+    """Return the parameters that the statements of a kernel write."""
     return frozenset(stmt.param for stmt in statements(kernel.body, Store))
 
 
 def folds(kernel: Kernel) -> dict[str, Fold]:
-    """Every fold by name."""
+    """Return every fold by name."""
     return {stmt.name: stmt for stmt in statements(kernel.body, Fold)}
 
 
 def values_of(stmt: Stmt) -> tuple[Expr, ...]:
-    """The expressions that a statement evaluates itself, not those of the statements in a loop."""
+    """Return the expressions that a statement evaluates itself, without those of statements in a loop."""
     match stmt:
         case Fold():
             return stmt.args if stmt.carry is None else (*stmt.args, stmt.carry)
@@ -287,9 +285,9 @@ def values_of(stmt: Stmt) -> tuple[Expr, ...]:
 
 
 def with_values(stmt: AnyStmt, values: Sequence[Expr]) -> AnyStmt:
-    """Returns a statement of other expressions, in the order of `values_of`; the same object where they are the same.
+    """Return a statement with other expressions, in the order of `values_of`; the same object if they are the same.
 
-    The statements that a loop holds stay.
+    The statements inside a loop stay.
     """
     if all(new is old for new, old in zip(values, values_of(stmt), strict=True)):
         return stmt
@@ -313,10 +311,9 @@ def _of_values(stmt: Stmt, values: Sequence[Expr]) -> Stmt:
 
 
 def map_statements(body: Sequence[Stmt], change: Callable[[Stmt], Stmt | tuple[Stmt, ...]]) -> tuple[Stmt, ...]:
-    """Rebuilds a body, loops before what they hold; the same object where `change` returns each statement as it is.
+    """Rebuild a body, loops before their bodies; the same object where `change` returns each statement unchanged.
 
-    `change` gives a statement, or several, for a statement.  Of a loop it decides all but the body: that of the loop
-    that it gives is rebuilt next.
+    `change` returns a statement, or several, for a statement.  The body of a loop that it returns is rebuilt next.
 
     >>> keep = Store("out", sympy.Integer(0), TileRef("total", torch.float32))
     >>> body = (Loop((sympy.Symbol("r0"),), (keep,)),)
@@ -340,12 +337,12 @@ def map_statements(body: Sequence[Stmt], change: Callable[[Stmt], Stmt | tuple[S
 
 
 def map_values(body: Sequence[Stmt], change: Callable[[Sequence[Expr]], Sequence[Expr]]) -> tuple[Stmt, ...]:
-    """Rebuilds a body of what `change` makes of the expressions of each statement, also of those in loops."""
+    """Rebuild a body with `change` applied to the expressions of each statement, also of those in loops."""
     return map_statements(body, lambda stmt: with_values(stmt, change(values_of(stmt))))
 
 
 def rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
-    """Rebuilds a body over other names of parameters."""
+    """Rebuild a body with parameters renamed."""
 
     def renaming(stmt: Stmt) -> Stmt:
         stmt = with_values(stmt, renamed(values_of(stmt), names))
@@ -357,15 +354,15 @@ def rename(body: Sequence[Stmt], names: Mapping[str, str]) -> tuple[Stmt, ...]:
 
 
 def running(loop: Loop) -> frozenset[str]:
-    """The folds of a loop whose value is followed from block to block: named in the loop, or carrying."""
-    own = walked_folds(loop)
+    """Return the folds of a loop whose running value is used: named in the loop, or carrying."""
+    own = loop_folds(loop)
     values = [value for stmt in statements(loop.body) for value in values_of(stmt)]
     named = {node.name for node in postorder(*values) if isinstance(node, TileRef)}
     return frozenset(fold.name for fold in own if fold.name in named or fold.carry is not None)
 
 
-def walked_folds(loop: Loop) -> tuple[Fold, ...]:
-    """The folds that a loop completes: those over its axes, not those that are complete in each block."""
+def loop_folds(loop: Loop) -> tuple[Fold, ...]:
+    """Return the folds that a loop completes: those over its axes, not those that are complete within each block."""
     return tuple(stmt for stmt in loop.body if isinstance(stmt, Fold) and set(stmt.over) & set(loop.axes))
 
 
@@ -374,9 +371,9 @@ Spans = Mapping[Expr, frozenset[sympy.Symbol]]
 
 
 def spans(kernel: Kernel) -> Spans:
-    """The axes each expression of a kernel varies over; a `TileRef` varies over its fold's axes less those it folds."""
+    """Return the axes each expression of a kernel varies over; a `TileRef`'s are its fold's less the folded ones."""
     axes = frozenset(axis.symbol for axis in kernel.axes)
-    found: dict[Expr, frozenset[sympy.Symbol]] = {}
+    axes_of: dict[Expr, frozenset[sympy.Symbol]] = {}
     fold_spans: dict[str, frozenset[sympy.Symbol]] = {}
 
     def add(roots: Sequence[Expr]) -> None:
@@ -387,23 +384,23 @@ def spans(kernel: Kernel) -> Spans:
             for index in index_of(expr):
                 own |= index.free_symbols & axes
             for child in expr.children():
-                own |= found[child]
-            found[expr] = own
+                own |= axes_of[child]
+            axes_of[expr] = own
 
-    def joined(args: Sequence[Expr]) -> frozenset[sympy.Symbol]:
-        return frozenset().union(*(found[arg] for arg in args))
+    def union(args: Sequence[Expr]) -> frozenset[sympy.Symbol]:
+        return frozenset().union(*(axes_of[arg] for arg in args))
 
     for stmt in statements(kernel.body):
         match stmt:
             case Fold():
                 add(stmt.args)
-                fold_spans[stmt.name] = joined(stmt.args) - frozenset(stmt.over)
-                add(values_of(stmt))  # what it carries names the fold itself
+                fold_spans[stmt.name] = union(stmt.args) - frozenset(stmt.over)
+                add(values_of(stmt))  # the carry names the fold itself
             case Prefix():
                 add(stmt.args)
-                fold_spans[stmt.name] = joined(stmt.args) | {stmt.along}
+                fold_spans[stmt.name] = union(stmt.args) | {stmt.along}
             case Loop() | Store():
                 add(values_of(stmt))
             case _:
                 assert_never(stmt)
-    return found
+    return axes_of

@@ -1,8 +1,8 @@
-"""Which values may differ in the last bit from themselves, where they are computed twice.
+"""Values that may differ in the last bit when they are computed twice.
 
-Of a product and a sum a compiler for GPUs may make one operation, which rounds once.  Which of two products it takes
-depends on who else needs them, and so on the kernel, or on the loop of a kernel.  Who compares such a value with what
-was made of it (a row with its maximum) has to read it as it was computed there.
+A GPU compiler may fuse a product and a sum into one operation (FMA), which rounds once.  Which of two products it fuses
+depends on the other users of both, and so on the kernel, or on the loop within it.  A comparison of such a value with a
+result derived from it (a row with its maximum) has to read both from the same computation.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 
 
 def may_differ(value: Expr) -> bool:
-    """Is a product of floats added to something on the way to `value`?"""
+    """Return whether a product of floats is added to another value on the way to `value`."""
     return any(
         isinstance(node, Op)
         and node.name in ("add", "sub")
@@ -24,13 +24,13 @@ def may_differ(value: Expr) -> bool:
 
 
 def _is_product(value: Expr) -> bool:
-    """Is this a product, or one that is negated?"""
+    """Return whether this is a product, or a negated one."""
     while isinstance(value, Op) and value.name == "neg":
         (value,) = value.args
     return isinstance(value, Op) and value.name == "mul"
 
 
 def compared(*values: Expr) -> list[tuple[Expr, Expr]]:
-    """The pairs of floats that are compared on the way to `values`."""
-    found = [node.args for node in postorder(*values) if isinstance(node, Op) and node.name in COMPARISONS]
-    return [(left, right) for left, right in found if left.dtype.is_floating_point]
+    """Return the pairs of floats that are compared on the way to `values`."""
+    pairs = [node.args for node in postorder(*values) if isinstance(node, Op) and node.name in COMPARISONS]
+    return [(left, right) for left, right in pairs if left.dtype.is_floating_point]

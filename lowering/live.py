@@ -1,6 +1,6 @@
-"""Live: what of a program is computed at all.
+"""Removal of dead nodes and buffers from a program.
 
-A node stays where the caller gets what it makes, where one that stays reads it, or where its call has an effect.
+A node is live if its result is returned or read by a live node, or if its call has an effect.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ from fusion.lowering.program import Extern, Node, Program, reads, writes
 
 
 def without_dead_nodes(program: Program) -> Program:
-    """The program without nodes nothing reads; the same object where each is read.
+    """Remove nodes whose results are not read; the same object if there are none.
 
-    Rules may compute results that the graph does not use, and passes find that a value needs none of what it read.
+    Rules may compute results that the graph does not use, and passes may remove the last read of a value.
     """
     live = set(program.output_names())
     kept: list[Node] = []
@@ -26,7 +26,7 @@ def without_dead_nodes(program: Program) -> Program:
 
 
 def without_dead_buffers(program: Program) -> Program:
-    """The program without buffers of no node, nor of a library's call instead of one."""
+    """Remove buffers that neither a node nor a library alternative of a node uses."""
     used = named_buffers(program)
     if used.issuperset(program.buffers):
         return program
@@ -39,7 +39,7 @@ def without_dead_buffers(program: Program) -> Program:
 
 
 def named_buffers(program: Program) -> set[str]:
-    """The buffers of nodes and of library's calls instead of them, of inputs and of outputs."""
+    """Return the buffers of nodes and of their library alternatives, of inputs and of outputs."""
     calls = [call for steps in program.library.values() for call in steps]
     used = {name for node in (*program.nodes, *calls) for name in (*reads(node), *writes(node))}
     used.update(name for name in program.inputs if isinstance(name, str))

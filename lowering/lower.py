@@ -1,8 +1,8 @@
 """Lowering: a functional ATen graph becomes a Program.
 
-Input: an fx GraphModule of functional ATen calls whose nodes carry fake tensors (`meta["val"]`), as AOTAutograd gives
-it.  Output: a Program that computes the same.  Nothing is refused: a call without a rule, or with arguments its rule
-does not take, becomes an Extern that says why.
+Input: an fx GraphModule of functional ATen calls whose nodes carry fake tensors (`meta["val"]`), as AOTAutograd returns
+it; output: a Program that computes the same.  Nothing is refused: a call without a rule, or with arguments that its
+rule does not take, becomes an Extern with the reason.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Load, as_stored
 from fusion.lowering.host import KnownNumbers, is_float_of_numbers, is_number, joins
 from fusion.lowering.live import without_dead_buffers, without_dead_nodes
-from fusion.lowering.made_again import unrounded
 from fusion.lowering.overflow import refuse_overflow
-from fusion.lowering.positions import is_free, settled
+from fusion.lowering.positions import is_free, simplify_all
 from fusion.lowering.program import BufferRef, Extern, Node, Program, memory_of
+from fusion.lowering.recomputed import unrounded
 from fusion.lowering.registry import RULES, Registered, Result
 from fusion.lowering.rules.formula import literal
 from fusion.lowering.rules.promotion import rounded
@@ -51,10 +51,10 @@ def lower(
     Args:
         device: the device to generate for; calls that touch another one stay externs.  None takes any.
         contractions: names of the fx nodes whose matrix products become Contract nodes, others stay library calls;
-            None takes all.
-        scatters: operations (of `SCATTER_OPS`) that may be done where sources meet; None takes all.
+            None selects all.
+        scatters: operations (of `SCATTER_OPS`) that are generated although indices may collide; None selects all.
         rounded: the result of each call is rounded to its dtype also where it is not stored.
-        small: matrix products of at most so many multiplications that are no contractions become sums of products.
+        small: matrix products of at most this many multiplications that are not contractions become sums of products.
 
     Raises:
         Unsupported: the graph as a whole cannot be represented (a value that is neither tensor nor known integer).
@@ -64,7 +64,7 @@ def lower(
 
 @dataclass(frozen=True, slots=True)
 class LoweredCall:
-    """One call by itself: its result, over buffers named after its operands, and the nodes that the result loads."""
+    """One call lowered by itself: its result over buffers named after its operands, and the nodes that it loads."""
 
     result: FxValue
     nodes: tuple[Node, ...]
@@ -73,7 +73,7 @@ class LoweredCall:
 def lower_call(node: fx.Node) -> LoweredCall:
     """Lower one call of a graph by itself, as if its operands were the inputs of the graph.
 
-    A pass reads from the result what the call does, whatever it is called: a transpose is a load.
+    From the result a pass reads the effect of the call, whatever its name: a transpose is a load.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> graph = make_fx(lambda x: x.t(), tracing_mode="fake")(torch.ones(2, 3)).graph
@@ -85,17 +85,17 @@ def lower_call(node: fx.Node) -> LoweredCall:
         Unsupported: the call cannot be represented.
     """
     module = node.graph.owning_module
-    assert module is not None, "lowered is what a module holds"
-    alone = Lowering(module, None, Wanted())
+    assert module is not None, "a graph to lower belongs to a module"
+    lowering = Lowering(module, None, Wanted())
     for arg in node.all_input_nodes:
-        alone.builder.current = arg  # its buffer originates from the operand: nothing before that is known here
-        alone.calls.values[arg] = alone.operand(arg)
-    alone.builder.current = node
-    return LoweredCall(alone.call(node), tuple(alone.builder.nodes))
+        lowering.builder.current = arg  # its buffer originates from the operand: nothing before that is known here
+        lowering.calls.values[arg] = lowering.operand(arg)
+    lowering.builder.current = node
+    return LoweredCall(lowering.call(node), tuple(lowering.builder.nodes))
 
 
 class Lowering:
-    """One walk over an fx graph: what each fx node stands for, by a rule where there is one, and else by a call."""
+    """One traversal of an fx graph that assigns a value to each fx node, by its rule or by a call."""
 
     def __init__(self, graph: fx.GraphModule, device: torch.device | None, wanted: Wanted) -> None:
         self.graph, self.device = graph, device
@@ -104,13 +104,13 @@ class Lowering:
         self.inputs: list[str | sympy.Symbol | None] = []
         self.constants: dict[str, torch.Tensor] = {}
         self.numbers = KnownNumbers()
-        self.brought: dict[fx.Node, Value] = {}  # numbers of the host, as they are on the device
+        self.on_device: dict[fx.Node, Value] = {}  # host numbers, as they are on the device
         self.last_writes: list[fx.Node] = []
 
     def run(self) -> Program:
-        """The whole graph, as a program of what is computed."""
-        given = (node.meta.get("val") for node in self.graph.graph.nodes if node.op == "placeholder")
-        write_over(val for val in given if isinstance(val, torch.SymInt))
+        """Lower the full graph, without dead nodes."""
+        inputs = (node.meta.get("val") for node in self.graph.graph.nodes if node.op == "placeholder")
+        write_over(val for val in inputs if isinstance(val, torch.SymInt))
         *nodes, end = self.graph.graph.nodes
         for node in nodes:
             self.builder.current = node
@@ -138,7 +138,7 @@ class Lowering:
     # fx nodes -------------------------------------------------------------------------------------------------------
 
     def operand(self, node: fx.Node) -> FxValue:
-        """What a node stands for that is given: a tensor in a buffer of its name, a size, or nothing that is known."""
+        """Return the value of an input: a tensor in a buffer of its name, a size, or None if nothing is known of it."""
         val = node.meta.get("val")
         if isinstance(val, torch.Tensor):
             value = self._tensor_buffer(node, val)
@@ -150,7 +150,7 @@ class Lowering:
             size = size_of(val)
             if size.is_Symbol:
                 self.calls.symbols.add(size)
-            self.inputs.append(size if size.is_Symbol else None)  # other inputs tell what an expression is
+            self.inputs.append(size if size.is_Symbol else None)  # other inputs determine the symbols of an expression
             return size
         if isinstance(val, int):
             self.inputs.append(None)
@@ -159,17 +159,17 @@ class Lowering:
         return None
 
     def _constant(self, node: fx.Node) -> FxValue:
-        found: object = self.graph
+        attribute: object = self.graph
         for part in str(node.target).split("."):
-            found = getattr(found, part)
-        if isinstance(found, fx.GraphModule):
-            self.calls.modules[node] = found
+            attribute = getattr(attribute, part)
+        if isinstance(attribute, fx.GraphModule):
+            self.calls.modules[node] = attribute
             return None
-        if not isinstance(found, torch.Tensor):
+        if not isinstance(attribute, torch.Tensor):
             raise Unsupported(f"attribute {node.target} is neither a tensor nor a graph", origin=origin_of(node))
-        value = self._tensor_buffer(node, found)
-        self.constants[self.calls.realised[node]] = found
-        self.numbers.add(node, found)
+        value = self._tensor_buffer(node, attribute)
+        self.constants[self.calls.realised[node]] = attribute
+        self.numbers.add(node, attribute)
         return value
 
     def _tensor_buffer(self, node: fx.Node, val: torch.Tensor) -> Value:
@@ -179,8 +179,8 @@ class Lowering:
         return load_of(buffer)
 
     def call(self, node: fx.Node) -> FxValue:
-        """What a call stands for: by its rule, or by the call itself."""
-        val, reason = node.meta.get("val"), self.calls.of_mistraced(node)
+        """Return the value of a call: by its rule, or by the call itself."""
+        val, reason = node.meta.get("val"), self.calls.reason_of_mistraced(node)
         if node.target is operator.getitem:
             whole, position = node.args
             assert isinstance(whole, fx.Node) and isinstance(position, int)
@@ -198,72 +198,72 @@ class Lowering:
         return self.calls.extern(node, reason) if reason else self._computed(node)
 
     def _computed(self, node: fx.Node) -> FxValue:
-        """The tensors that a call gives: by its rule, or by the call where there is none or it refuses."""
+        """Return the results of a call: by its rule, or by the call if there is no rule or it refuses."""
         target, args = self._seeded(node)
         self.numbers.compute(node)
         registered = RULES.get(target) if isinstance(target, OpOverload) else None
         if registered is None:
             return self.calls.extern(node, "no rule")
-        made = self.builder.made
+        before = self.builder.position
         try:
             self._check_tensors(node)
             refuse_overflow(node)
             result = self._by_rule(registered, args, node.kwargs)
         except Unsupported as refusal:
-            self.builder.take_back(made)
+            self.builder.roll_back(before)
             if self.device is not None and is_float_of_numbers(node, self.device):
-                self._bring(node, registered)
+                self._compute_on_device(node, registered)
             return self.calls.extern(node, refusal.message)
         val = node.meta["val"]
         if not isinstance(result, tuple):
-            return self._settle(result, val, registered.lazy)
+            return self._store(result, val, registered.lazy)
         parts = zip(result, val, strict=True)
-        return tuple(None if part is None else self._settle(part, meta, registered.lazy) for part, meta in parts)
+        return tuple(None if part is None else self._store(part, meta, registered.lazy) for part, meta in parts)
 
     def _seeded(self, node: fx.Node) -> tuple[object, tuple[object, ...]]:
-        """What is called, and with which arguments; of a call whose seed is given, rules find it in the builder."""
+        """Return the target and the arguments of a call; the seed of a seeded one is passed through the builder."""
         self.builder.given_seed = None
         if node.target is not seeded:
             return node.target, node.args
         target, seed, *args = node.args
         assert isinstance(seed, fx.Node)
-        given = self.calls.values[seed]
-        assert isinstance(given, Value)
-        self.builder.given_seed = given
+        seed_value = self.calls.values[seed]
+        assert isinstance(seed_value, Value)
+        self.builder.given_seed = seed_value
         return target, tuple(args)
 
     def _by_rule(self, registered: Registered, args: Sequence[object], kwargs: Mapping[str, object]) -> Result:
         named = {key: self._rule_arg(arg) for key, arg in kwargs.items()}
         return registered.rule(self.builder, *map(self._rule_arg, args), **named)
 
-    def _bring(self, node: fx.Node, registered: Registered) -> None:
-        """Have the device compute a number of the host where it is read there, if nothing has to be stored for that."""
-        made = self.builder.made
+    def _compute_on_device(self, node: fx.Node, registered: Registered) -> None:
+        """Compute a host number by the kernels that read it on the device, if that needs no nodes."""
+        before = self.builder.position
         try:
-            found: Result | None = self._by_rule(registered, node.args, node.kwargs)
+            result: Result | None = self._by_rule(registered, node.args, node.kwargs)
         except Unsupported:
-            found = None
-        if isinstance(found, Value) and self.builder.made == made:
-            self.brought[node] = replace(found, expr=as_stored(found.expr))
-        self.builder.take_back(made)
+            result = None
+        if isinstance(result, Value) and self.builder.position == before:
+            self.on_device[node] = replace(result, expr=as_stored(result.expr))
+        self.builder.roll_back(before)
 
-    def _settle(self, value: Value, meta: object, lazy: bool) -> Value:
-        """A rule's result as it will be read: computed into a buffer unless reading it is free."""
+    def _store(self, value: Value, meta: object, lazy: bool) -> Value:
+        """Return a rule's result as it will be read: stored in a buffer, unless reading it is free."""
         assert isinstance(meta, torch.Tensor)
         shape = sizes_of(meta.shape)
         agrees = len(shape) == value.rank and all(
             a == b or not (a.is_Integer and b.is_Integer) for a, b in zip(shape, value.shape, strict=True)
         )
         assert agrees and value.dtype is meta.dtype, (
-            f"{self.builder.current}: the rule gives {value.dtype}{value.shape}, eager {meta.dtype}{shape}"
+            f"{self.builder.current}: the rule returns {value.dtype}{value.shape}, eager {meta.dtype}{shape}"
         )
-        if value.shape != shape:  # the same symbolic sizes in the form that guards have given them
+        if value.shape != shape:  # the same symbolic sizes, in the form that guards gave them
             value = replace(value, shape=shape)
         if self.builder.wanted.rounded:
             value = replace(value, expr=as_stored(value.expr))
         if lazy or (isinstance(value.expr, Load) and value.expr.mask is None):
             return value
-        (expr,) = settled([value.expr], axis_bounds(value.shape))
+        (expr,) = simplify_all([value.expr], axis_bounds(value.shape))
         if is_free(expr):
             return replace(value, expr=expr)
         strides, wide = sizes_of(meta.stride()), unrounded(self.builder.current, value.expr)
@@ -278,9 +278,9 @@ class Lowering:
                     continue
                 if tensor.dtype not in GENERATED_DTYPES:
                     raise Unsupported(f"{tensor.dtype} is not generated")
-                place = self.device
-                if place is not None and tensor.device != place and not (is_number(tensor) and joins(node, place)):
-                    raise Unsupported(f"a tensor on {tensor.device} among others on {place}")
+                device = self.device
+                if device is not None and tensor.device != device and not (is_number(tensor) and joins(node, device)):
+                    raise Unsupported(f"a tensor on {tensor.device} among others on {device}")
                 if tensor.layout is not torch.strided:
                     raise Unsupported(f"{tensor.layout} tensors are not generated")
 
@@ -292,28 +292,28 @@ class Lowering:
         return arg
 
     def _on_device(self, arg: fx.Node) -> FxValue:
-        """What an operand stands for; a number of the host, as it is on the device."""
+        """Return the value of an operand; a host number, as it is on the device."""
         value = self.calls.values[arg]
         if self.device is None or not isinstance(value, Value) or value.device == self.device:
             return value
         number = self.numbers[arg]
         if number is not None:
             return Value((), value.dtype, self.device, literal(number, value.dtype))
-        if arg not in self.brought:
-            self.brought[arg] = replace(load_of(self.builder.buffers[self.calls.tensor(arg)]), device=self.device)
-        return self.brought[arg]
+        if arg not in self.on_device:
+            self.on_device[arg] = replace(load_of(self.builder.buffers[self.calls.tensor(arg)]), device=self.device)
+        return self.on_device[arg]
 
     # The end of the graph ---------------------------------------------------------------------------------------------
 
     def _write_last(self) -> None:
-        """The calls that write to inputs, once all that reads these is made: also what is read lazily, as views are.
+        """Add the copies into inputs, after everything that reads them, also lazily (views).
 
-        What one of them copies and an earlier one overwrites is put aside first.  What an input gets that it holds
-        already is not written.
+        The source of one copy that an earlier one overwrites is saved first.  An input that is unchanged is not
+        written.
         """
         targets: set[str] = set()
         realised = self.calls.realised
-        calls = [call for call in self.last_writes if not self._is_held(call)]
+        calls = [call for call in self.last_writes if not self._is_unchanged(call)]
         for call in calls:
             self.builder.current = call
             target, source = call.args
@@ -327,8 +327,8 @@ class Lowering:
             self.builder.current = call
             self.calls.values[call] = self.calls.extern(call, "what is changed in place is copied there at the end")
 
-    def _is_held(self, copy: fx.Node) -> bool:
-        """Is what is copied into an input the input itself, as it was?"""
+    def _is_unchanged(self, copy: fx.Node) -> bool:
+        """Return whether the source of a copy into an input is that input, unchanged."""
         target, source = copy.args
         assert isinstance(target, fx.Node) and isinstance(source, fx.Node)
         value = self.calls.values[source]
@@ -350,7 +350,7 @@ class Lowering:
         raise Unsupported(f"the graph returns {arg!r}")
 
     def _outputs(self, returned: object) -> tuple[BufferRef | sympy.Expr | None, ...]:
-        """What the graph returns, a tensor of its own for each node: what is detached shares memory, not identity."""
+        """Return the outputs, a tensor of its own for each node: detached tensors share memory, not identity."""
         owners: dict[str, object] = {}
         outputs: list[BufferRef | sympy.Expr | None] = []
         args = returned if isinstance(returned, (tuple, list)) else (returned,)
@@ -365,7 +365,7 @@ class Lowering:
 
 
 def _is_last_write(node: fx.Node) -> bool:
-    """Is this a copy into an input, as a functional graph has them at its end?"""
+    """Return whether this is a copy into an input, as at the end of a functional graph."""
     if node.target is not torch.ops.aten.copy_.default or node.users or node.kwargs or len(node.args) != 2:
         return False
     target, source = node.args

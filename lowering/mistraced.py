@@ -1,12 +1,12 @@
-"""Shapes, strides and shared memory that PyTorch gets wrong as it traces.
+"""Corrections of shapes, strides and aliasing that PyTorch traces wrongly.
 
-Dynamo reads sizes and strides off what it traces and holds them for constants, and writes are gone from the graph that
-AOTAutograd makes, so what is wrong cannot be mended in a graph: a class too few, numbers that are not eager's.  It is
-right from the start of what is traced within `traced_as_eager`.  A release that errs is known by its answer; others are
-left as they are.
+Dynamo reads sizes and strides off traced tensors and treats them as constants, and the graph that AOTAutograd returns
+no longer contains writes; so an error cannot be repaired in a graph (numbers would differ from eager's).  Instead,
+everything traced within `traced_as_eager` is traced correctly.  A faulty release is recognised by its results; others
+are left as they are.
 
-Corrections are entries of PyTorch's own tables, which are there only while a thread is within, and do nothing in other
-threads: whatever else the process traces is traced as PyTorch traces it.
+The corrections are entries of PyTorch's own tables, present only while a thread is within the context, and without
+effect on other threads: everything else in the process is traced as PyTorch traces it.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ PAD = torch.ops.aten.constant_pad_nd.default
 DROPOUT, DROP = torch.ops.aten.dropout.default, torch.ops.aten.native_dropout.default
 
 Entry: TypeAlias = tuple[dict[Any, Any], object, object]
-"""A table, a key, and what belongs there."""
+"""A table, a key, and the corrected value."""
 
 
 class _Within(threading.local):
-    """How often this thread has entered `traced_as_eager`, and not left it."""
+    """How deeply this thread is nested in `traced_as_eager`."""
 
     depth = 0
 
@@ -50,31 +50,31 @@ def _norm(
     *others: object,
     **options: object,
 ) -> object:
-    """A norm as `parts` make it, of dimensions counted from the first on, or of all of them.
+    """Compute a norm by `parts` with non-negative dimensions, or over all of them.
 
-    PyTorch 2.11 leaves a dimension of one element in the result where it is counted from the last one, and takes no
-    dimensions for none where sizes are symbols; they stand for all.
+    PyTorch 2.11 leaves a dimension of one element in the result if it is given as a negative number, and does not
+    accept an empty list of dimensions with symbolic sizes; it stands for all.
     """
     return parts(x, ord, canonicalize_dims(x.ndim, tuple(dim)) if dim else None, *others, **options)
 
 
 def _faked(mode: FakeTensorMode, norm: OpOverload, x: torch.Tensor, *args: object, **options: object) -> object:
-    """A norm of fake tensors; one of all dimensions, or of some counted from the first on, is left to PyTorch."""
+    """Compute a norm of fake tensors if a dimension is negative or the list is empty; else leave it to PyTorch."""
     dim = cast("Sequence[int] | None", args[1] if len(args) > 1 else options.get("dim"))
     if not _within.depth or dim is None or (dim and min(dim) >= 0):
         return NotImplemented
-    apart: Callable[..., object] = _norm
+    decomposed: Callable[..., object] = _norm
     with mode:
-        return apart(norm, x, *args, **options)
+        return decomposed(norm, x, *args, **options)
 
 
 def _padded(
     mode: FakeTensorMode, pad: OpOverload, x: torch.Tensor, amounts: Sequence[int], *value: object, **named: object
 ) -> object:
-    """A fake tensor with edges around it, of which none is wider than 0: a copy that lies as x does.
+    """Compute constant padding of a fake tensor by amounts ≤ 0 (cropping): a copy in the memory format of x.
 
-    PyTorch takes amounts that are symbols for positive, and the result for contiguous.  Which of both it is, is asked
-    (and guarded) where they differ.
+    PyTorch assumes that symbolic amounts are positive, and the result contiguous.  Where the two formats differ, this
+    guards on the amounts.
     """
     if not _within.depth or is_contiguous_for_memory_format_or_false(x, memory_format=suggest_memory_format(x)):
         return NotImplemented
@@ -89,22 +89,22 @@ def _padded(
 
 
 def _dropout(traced: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Dropout, which is x itself where it drops nothing: what is then written to it is written to x.
+    """Make dropout return x itself where it drops nothing, so that writes to the result reach x, as in eager.
 
-    PyTorch's own, `traced`, is a copy.
+    PyTorch's own `traced` returns a copy.
     """
 
     def dropped(x: torch.Tensor, p: float, train: bool | None) -> torch.Tensor:
         if not _within.depth:
             return traced(x, p, train)
-        kept: torch.Tensor = DROP(x, p, train)[0] if train and p != 0 else x
-        return kept
+        result: torch.Tensor = DROP(x, p, train)[0] if train and p != 0 else x
+        return result
 
     return dropped
 
 
 def _in_parts(parts: Callable[..., object]) -> Callable[..., object]:
-    """A norm of fake tensors of symbolic sizes, which PyTorch takes apart into `parts`."""
+    """Correct the decomposition of a norm, which PyTorch uses for fake tensors of symbolic sizes."""
 
     def norm(x: torch.Tensor, *args: Any, **options: Any) -> object:
         return _norm(parts, x, *args, **options) if _within.depth else parts(x, *args, **options)
@@ -115,7 +115,7 @@ def _in_parts(parts: Callable[..., object]) -> Callable[..., object]:
 NORMS_ERR = torch.linalg.vector_norm(torch.empty(2, 1, device="meta"), dim=-1).ndim != 1
 
 _PARTS = global_decomposition_table["post_autograd"]
-"""Which fake tensors of symbolic sizes ask first."""
+"""The table that fake tensors of symbolic sizes use first."""
 
 _ENTRIES: tuple[Entry, ...] = (
     *([(op_implementations_dict, NORM, _faked), (_PARTS, NORM, _in_parts(_PARTS[NORM]))] if NORMS_ERR else []),
@@ -132,13 +132,13 @@ _lock = threading.Lock()
 _inside = 0
 _before: list[Entry] = []
 _other_results: dict[Any, Any] = {}
-"""What came of operations on fake tensors of known sizes, which PyTorch keeps for whoever traces next: corrected ones
-outside, its own within."""
+"""PyTorch's cache of results on fake tensors of known sizes, swapped with its own: the corrected results while outside,
+PyTorch's while within."""
 
 
 @contextmanager
 def traced_as_eager() -> Iterator[None]:
-    """Within, what this thread traces has the shapes, strides and shared memory that eager has."""
+    """Trace in this thread with the shapes, strides and aliasing of eager."""
     outermost = not _within.depth
     if outermost:
         _enter()
@@ -152,7 +152,7 @@ def traced_as_eager() -> Iterator[None]:
 
 
 def _enter() -> None:
-    """Write the corrections into PyTorch's tables, if no other thread has."""
+    """Write the corrections into PyTorch's tables, unless another thread has."""
     global _inside
     with _lock:
         _inside += 1

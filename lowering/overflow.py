@@ -1,7 +1,7 @@
 """Numbers that eager refuses to convert to the dtype of a tensor they are written into.
 
-Input: an fx node; a node that eager refuses is refused here too, so that it is called, and eager's own error is raised.
-Other operations wrap such a number around (`x + 300` of bytes) or promote it.
+Input: an fx node.  A node that eager refuses is refused here too, so that it stays a call and raises eager's own error.
+Other operations wrap such a number around (`x + 300` with uint8) or promote it.
 """
 
 from __future__ import annotations
@@ -37,22 +37,24 @@ CONVERTING: frozenset[OpOverloadPacket] = frozenset(
         aten.where,
     )
 )
-"""Operations whose numbers become elements of the result, are compared with them or multiply them."""
+"""Operations whose number arguments become elements of the result, are compared with them or multiply them."""
 
 
 def refuse_overflow(node: fx.Node) -> None:
     """Refuse a call with a number that does not fit into the dtype of its result.
 
     Raises:
-        Unsupported: it does not.
+        Unsupported: a number does not fit.
     """
     target, val = node.target, node.meta.get("val")
     if not (isinstance(target, OpOverload) and target.overloadpacket in CONVERTING and isinstance(val, torch.Tensor)):
         return
     arguments = target._schema.arguments
-    given = [*zip(arguments, node.args, strict=False)]
-    given += [(argument, node.kwargs[argument.name]) for argument in arguments if argument.name in node.kwargs]
-    for argument, number in given:
+    arguments_and_values = [*zip(arguments, node.args, strict=False)]
+    arguments_and_values += [
+        (argument, node.kwargs[argument.name]) for argument in arguments if argument.name in node.kwargs
+    ]
+    for argument, number in arguments_and_values:
         if "number" not in str(argument.type) or not isinstance(number, (int, float)):
             continue
         if not fits(number, val.dtype):
@@ -60,7 +62,7 @@ def refuse_overflow(node: fx.Node) -> None:
 
 
 def fits(number: int | float, dtype: torch.dtype) -> bool:
-    """Does eager convert the number?  Into unsigned integers it converts negative ones, too.
+    """Return whether eager converts a number to `dtype`; negative ones convert to unsigned integers, too.
 
     >>> fits(300, torch.uint8), fits(-255, torch.uint8), fits(1e10, torch.float16), fits(-math.inf, torch.float16)
     (False, True, False, True)

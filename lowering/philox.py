@@ -15,7 +15,7 @@ _WEYL = (0x9E3779B9, 0xBB67AE85)
 
 
 def words(seed: torch.Tensor, offset: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """The four 32-bit output words, as int64 in [0, 2³²), for key `seed` and counter (offset, 0) (both int64).
+    """Return the four 32-bit output words, as int64 in [0, 2³²), for key `seed` and counter (offset, 0) (both int64).
 
     >>> [hex(int(word)) for word in words(torch.tensor(0), torch.tensor(0))]
     ['0x6627e8d5', '0xe169c58d', '0xbc57ac4c', '0x9b00dbd8']
@@ -27,7 +27,7 @@ def words(seed: torch.Tensor, offset: torch.Tensor) -> tuple[torch.Tensor, torch
 def philox(
     counter: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], key: tuple[torch.Tensor, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Ten rounds over four 32-bit counter words and two 32-bit key words, all held in int64."""
+    """Run ten rounds over four 32-bit counter words and two 32-bit key words, all held in int64."""
     c0, c1, c2, c3 = counter
     k0, k1 = key
     for _ in range(_ROUNDS):
@@ -39,24 +39,24 @@ def philox(
 
 
 def _product(a: int, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """High and low 32 bits of a 64-bit product.  b goes in by halves: int64 has no room for the sign-free product."""
+    """Return the high and low 32 bits of a 64-bit product; b is split in 16 bits, as int64 would overflow."""
     upper, lower = a * (b >> 16), a * (b & 0xFFFF)  # each below 2⁴⁸
     return (upper + (lower >> 16)) >> 16, (a * b) & _LOW
 
 
 def uniform(seed: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """float32 in [0, 1) from the first output word."""
+    """Return float32 in [0, 1) from the first output word."""
     return _unit(words(seed, offset)[0])
 
 
 def normal(seed: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-    """float32 of the standard normal distribution: Box-Muller on the first two output words."""
+    """Return float32 of the standard normal distribution: Box-Muller on the first two output words."""
     first, second, _, _ = words(seed, offset)
     radius = torch.sqrt(-2.0 * torch.log(_unit(first).clamp_min(1.0e-7)))
     return radius * torch.cos(6.283185307179586 * _unit(second))
 
 
 def _unit(word: torch.Tensor) -> torch.Tensor:
-    """A 32-bit word as float32 in [0, 1): negative words (as int32) are folded onto the positive ones."""
+    """Map a 32-bit word to float32 in [0, 1): negative words (as int32) are folded onto the positive ones."""
     folded = torch.where(word >= 1 << 31, _LOW - word, word)
     return folded.to(torch.float32) * 4.6566127342e-10  # below 1 after rounding, also for the largest word

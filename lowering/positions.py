@@ -1,9 +1,9 @@
-"""Positions: integers that are made of indices alone, and what is certain of them.
+"""Positions: integers computed from indices alone, and what their bounds decide.
 
 Input: expressions and the sizes of their axes; output: equal ones in which a sum of positions is one index, and
-comparisons that the bounds of the axes decide are constants: of `torch.arange(n) + past`, of its differences from one
-element to the next, and of what masks are made of these.  Where a position is chosen (`cat`, `where`), each choice is
-looked at under its own condition.
+comparisons that the bounds of the axes decide are constants: in `torch.arange(n) + past`, differences of neighbouring
+elements, and masks computed from these.  A chosen position (`cat`, `where`) is examined case by case, each under its
+own condition.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from fusion.lowering.scalar_ops import SCALAR_OPS
 from fusion.lowering.sizes import may_be_empty
 
 MOST_CASES = 16
-"""Choices that are looked at together, at most."""
+"""The largest number of cases that are examined together."""
 LARGEST = 1 << 31
-"""Beyond this, numbers and multiples of axes are no positions: what is computed of them might not fit 64 bits."""
+"""Larger numbers and multiples of axes do not count as positions: sums of them might overflow 64 bits."""
 FREE = 8
-"""How much work (in additions) each reader may do to have a position or a condition on positions."""
+"""Largest cost (in additions) of a position or a condition on positions that each reader recomputes."""
 
 Range = tuple[float, float]
-"""The least and greatest value; infinite where it is not known."""
+"""The least and greatest value; infinite if unknown."""
 
 _TRUTHS: Mapping[str, Callable[[float, float], bool | None]] = {
-    # of the bounds of a difference: true, false, or not certain
+    # from the bounds of the difference of both operands: true, false, or undecided
     "lt": lambda low, high: True if high < 0 else False if low >= 0 else None,
     "le": lambda low, high: True if high <= 0 else False if low > 0 else None,
     "gt": lambda low, high: True if low > 0 else False if high <= 0 else None,
@@ -43,24 +43,24 @@ _TRUTHS: Mapping[str, Callable[[float, float], bool | None]] = {
 }
 
 
-def settled(roots: Sequence[Expr], sizes: Sizes) -> list[Expr]:
-    """`roots` with sums of positions as one index each, without conditions and checks that bounds decide.
+def simplify_all(roots: Sequence[Expr], sizes: Sizes) -> list[Expr]:
+    """Simplify `roots`: sums of positions become one index each, conditions and checks that bounds decide disappear.
 
     >>> i = sympy.Symbol("i0", integer=True, nonnegative=True)
     >>> later = Op("add", (IndexValue(i), const(1, torch.int64)), torch.int64)
-    >>> settled([later, Op("lt", (later, const(1, torch.int64)), torch.bool)], {i: sympy.Integer(8)})
+    >>> simplify_all([later, Op("lt", (later, const(1, torch.int64)), torch.bool)], {i: sympy.Integer(8)})
     [IndexValue(index=i0 + 1, dtype=torch.int64), Const(value=False, dtype=torch.bool)]
     """
-    return rewrite(roots, lambda node: settle(node, sizes))
+    return rewrite(roots, lambda node: simplify_step(node, sizes))
 
 
-def settle(node: Expr, sizes: Sizes) -> Expr | None:
-    """`node` after one step, over operands that are settled already; None if there is none."""
+def simplify_step(node: Expr, sizes: Sizes) -> Expr | None:
+    """Simplify `node` by one step, over operands that are simplified already; None if no step applies."""
     return _step(node, sizes) or simpler(node)
 
 
 def is_free(expr: Expr) -> bool:
-    """Is this a position, or a condition on positions, that any reader may as well compute?"""
+    """Return whether this is a position, or a condition on positions, that any reader may as well recompute."""
     if expr.dtype not in (torch.int64, torch.bool):
         return False
     work = 0
@@ -72,7 +72,7 @@ def is_free(expr: Expr) -> bool:
 
 
 def _step(node: Expr, sizes: Sizes) -> Expr | None:
-    """A node whose arguments are as plain as they get, as a plainer one; None where it stays as it is."""
+    """Simplify a node by the bounds of positions, over simplified operands; None if nothing applies."""
     if isinstance(node, Cast) and isinstance(node.arg, Const) and not node.arg.dtype.is_floating_point:
         return make_cast(node.arg, node.dtype)
     if isinstance(node, Load) and any(isinstance(i, IndexValue) and i.dtype is torch.int64 for i in node.index):
@@ -86,21 +86,21 @@ def _step(node: Expr, sizes: Sizes) -> Expr | None:
         return _decided(node, sizes)
     if node.dtype is torch.int64 and node.name in ("add", "sub", "neg", "mul"):
         numbers = [number for arg in node.args if (number := _position(arg)) is not None]
-        found = _computed(node.name, numbers) if len(numbers) == len(node.args) else None
-        return None if found is None else position(simplify(found, sizes))
+        result = _computed(node.name, numbers) if len(numbers) == len(node.args) else None
+        return None if result is None else position(simplify(result, sizes))
     return None
 
 
 def _unchecked(node: Op, sizes: Sizes) -> Expr | None:
-    """A checked position without the check, if it is known to be inside."""
-    place, last = _position(node.args[0]), _position(node.args[2])
-    if place is None or last is None or may_be_empty(last + 1) or not within(place, last + 1, sizes):
+    """Drop the check of a position that is known to be in range."""
+    index, last = _position(node.args[0]), _position(node.args[2])
+    if index is None or last is None or may_be_empty(last + 1) or not within(index, last + 1, sizes):
         return None
     return node.args[0]
 
 
 def _position(expr: Expr) -> sympy.Expr | None:
-    """The index that an expression is, if it is one."""
+    """Return the index that an expression stands for, if it is a position."""
     if isinstance(expr, IndexValue) and expr.dtype is torch.int64:
         return expr.index
     if isinstance(expr, Const) and expr.dtype is torch.int64 and abs(int(expr.value)) < LARGEST:
@@ -109,22 +109,22 @@ def _position(expr: Expr) -> sympy.Expr | None:
 
 
 def _computed(name: str, args: Sequence[sympy.Expr]) -> sympy.Expr | None:
-    """A sum, a difference, or a multiple."""
+    """Return a sum, difference or multiple of positions, if its factors are small enough."""
     if name == "mul" and not any(arg.is_Integer for arg in args):
         return None
     first, second = (sympy.Integer(0), *args) if name == "neg" else args
-    found = expanded(first * second if name == "mul" else first + second if name == "add" else first - second)
-    return found if all(abs(factor) < LARGEST for factor in found.as_coefficients_dict().values()) else None
+    result = expanded(first * second if name == "mul" else first + second if name == "add" else first - second)
+    return result if all(abs(factor) < LARGEST for factor in result.as_coefficients_dict().values()) else None
 
 
 # Comparisons ----------------------------------------------------------------------------------------------------------
 
 _Case = tuple[tuple[Expr, ...], sympy.Expr]
-"""What holds, and the position that a number then is."""
+"""The conditions of a case, and the position in it."""
 
 
 def _decided(node: Op, sizes: Sizes) -> Expr | None:
-    """A comparison of positions as true or false, if it is the same for all that they may be."""
+    """Return a comparison of positions as a constant, if it has the same truth value in all cases."""
     known: dict[Expr, list[_Case] | None] = {}
     first, second = (_cases(arg, known) for arg in node.args)
     if first is None or second is None or len(first) * len(second) > MOST_CASES:
@@ -139,13 +139,13 @@ def _decided(node: Op, sizes: Sizes) -> Expr | None:
 
 
 def _cases(expr: Expr, known: dict[Expr, list[_Case] | None]) -> list[_Case] | None:
-    """What a number may be, each under its conditions; None if it is made of anything but positions."""
+    """Return the cases of a number, each under its conditions; None if it is computed from more than positions."""
     if expr not in known:
-        known[expr] = _found_cases(expr, known)
+        known[expr] = _new_cases(expr, known)
     return known[expr]
 
 
-def _found_cases(expr: Expr, known: dict[Expr, list[_Case] | None]) -> list[_Case] | None:
+def _new_cases(expr: Expr, known: dict[Expr, list[_Case] | None]) -> list[_Case] | None:
     place = _position(expr)
     if place is not None:
         return [((), place)]
@@ -173,21 +173,21 @@ def _found_cases(expr: Expr, known: dict[Expr, list[_Case] | None]) -> list[_Cas
 
 
 def _under(conditions: Sequence[Expr], sizes: Sizes) -> dict[sympy.Symbol, Range] | None:
-    """The ranges of the axes where all conditions hold; None if they never do together."""
+    """Return the ranges of the axes under all conditions; None if these exclude each other."""
     ranges = {symbol: (0.0, int(size) - 1.0 if size.is_Integer else math.inf) for symbol, size in sizes.items()}
     for condition in conditions:
         if isinstance(condition, Const):
             if not condition.value:
                 return None
             continue
-        for symbol, (low, high) in _said(condition):
+        for symbol, (low, high) in _bounds_from(condition):
             least, most = ranges.get(symbol, (-math.inf, math.inf))
             ranges[symbol] = max(low, least), min(high, most)
     return None if any(low > high for low, high in ranges.values()) else ranges
 
 
-def _said(condition: Expr) -> Iterator[tuple[sympy.Symbol, Range]]:
-    """What a comparison of one axis with a number says of that axis; nothing where it says less."""
+def _bounds_from(condition: Expr) -> Iterator[tuple[sympy.Symbol, Range]]:
+    """Yield the range of an axis that a comparison of it with a number implies; nothing for other conditions."""
     if not isinstance(condition, Op) or condition.name not in _TRUTHS or condition.name == "ne":
         return
     places = [_position(arg) for arg in condition.args]
@@ -215,7 +215,7 @@ def _said(condition: Expr) -> Iterator[tuple[sympy.Symbol, Range]]:
 
 
 def _range(number: sympy.Expr, ranges: Mapping[sympy.Symbol, Range]) -> Range:
-    """The bounds of a sum of multiples of axes; of anything else they are not known."""
+    """Return the bounds of a sum of multiples of axes; infinite for anything else."""
     low = high = 0.0
     for term, factor in number.as_coefficients_dict().items():
         if not factor.is_Integer:

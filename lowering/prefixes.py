@@ -1,7 +1,7 @@
-"""Prefixes: where the scans of a kernel stand.
+"""Placement of scans in a kernel's body.
 
-Input: a body without its scans; output: the body with each scan where it is named first.  Along an axis that is walked,
-the value of a scan is known only in the loop that walks it: every loop that names it has its own.
+Input: a body without its scans; output: the body with each scan before its first use.  Along a LOOP axis, the value of
+a scan is known only within a loop over that axis: every loop that names it gets its own copy.
 """
 
 from __future__ import annotations
@@ -14,35 +14,35 @@ from fusion.lowering.kernel import Loop, Prefix, Stmt, map_values, values_of
 
 
 def named(values: Sequence[Expr], prefixes: Mapping[str, Prefix]) -> dict[str, None]:
-    """The folds that `values` are made of, also by way of scans, and these scans; what is needed first comes first."""
-    found: dict[str, None] = {}
+    """Return the folds and scans that `values` depend on, also through scans, in the order of their dependences."""
+    names: dict[str, None] = {}
     for node in postorder(*values):
-        if isinstance(node, TileRef) and node.name not in found:
+        if isinstance(node, TileRef) and node.name not in names:
             if node.name in prefixes:
-                found.update(named(prefixes[node.name].args, prefixes))
-            found[node.name] = None
-    return found
+                names.update(named(prefixes[node.name].args, prefixes))
+            names[node.name] = None
+    return names
 
 
 def placed(body: Sequence[Stmt], prefixes: Sequence[Prefix]) -> tuple[Stmt, ...]:
-    """`body` with the scans that it names."""
+    """Insert the scans that `body` names."""
     known = {prefix.name: prefix for prefix in prefixes}
-    found: list[Stmt] = []
-    standing: set[str] = set()
+    result: list[Stmt] = []
+    placed_names: set[str] = set()
     for stmt in body:
         inner = stmt.body if isinstance(stmt, Loop) else (stmt,)
         wanted = named([value for part in inner for value in values_of(part)], known)
         needed = [known[name] for name in wanted if name in known]
-        walked = [prefix for prefix in needed if isinstance(stmt, Loop) and prefix.along in stmt.axes]
-        whole = [prefix for prefix in needed if prefix not in walked and prefix.name not in standing]
-        found.extend(whole)
-        found.append(_with_own(stmt, walked, standing) if isinstance(stmt, Loop) else stmt)
-        standing.update(prefix.name for prefix in needed)
-    return tuple(found)
+        own = [prefix for prefix in needed if isinstance(stmt, Loop) and prefix.along in stmt.axes]
+        before_stmt = [prefix for prefix in needed if prefix not in own and prefix.name not in placed_names]
+        result.extend(before_stmt)
+        result.append(_with_own(stmt, own, placed_names) if isinstance(stmt, Loop) else stmt)
+        placed_names.update(prefix.name for prefix in needed)
+    return tuple(result)
 
 
 def _with_own(loop: Loop, prefixes: Sequence[Prefix], taken: set[str]) -> Loop:
-    """A loop with scans of its own, under names that no other loop has."""
+    """Add scans to a loop, under names that no other loop uses."""
     if not prefixes:
         return loop
     names: dict[str, str] = {}

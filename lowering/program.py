@@ -6,14 +6,14 @@
             | Scan(out, axes, along, op, args)        out[axes] = op up to here, along `along`, of args
             | Contract(out, axes, over, lhs, rhs)     out[axes] = Σ_over lhs·rhs            matrix units where they fit
             | Scatter(out, axes, start, op, …)        out = start, then out[index] op= value at every point of axes
-            | Extern(outs, target, args, kwargs)      any operation without a rule: called as it is
+            | Extern(outs, target, args, kwargs)      any operation without a rule, called in eager's way
             | Chunked(bodies, length, sliced, …)      Programs, each run for some points of one axis at a time
 
 A node is a value over named axes.  Its axes are `i0, i1, …` in the order of the dimensions of its output buffer and
-`r0, r1, …` for those it reduces over, so equal nodes read alike.  Views are never nodes: they are the index of the
-load that reads through them.  Buffers carry the strides that eager would have given, so an extern or the user gets
-exactly the tensor eager would have made.  Origins, and the library's calls for products, are kept beside the nodes.
-A pass makes another Program by `edited`.
+`r0, r1, …` for those it reduces over, so equal nodes have equal text.  Views are never nodes: they are the index of the
+load that reads through them.  Buffers carry the strides of eager's results, so an extern or the user gets exactly
+eager's tensor.  Origins, and library alternatives for products, are kept beside the nodes.  A pass derives another
+Program by `edited`.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class Buffer:
 
     @property
     def numel(self) -> sympy.Expr:
-        """How many elements it has, which may share memory."""
+        """The number of elements, which may share memory."""
         return sympy.Mul(*self.shape)
 
     @property
-    def moving(self) -> tuple[sympy.Expr, ...]:
-        """The strides of dimensions that have a second element: those of size 1 may be anything."""
+    def moving_strides(self) -> tuple[sympy.Expr, ...]:
+        """The strides of dimensions with more than one element; other strides may be anything."""
         return tuple(stride for size, stride in zip(self.shape, self.strides, strict=True) if size != 1)
 
     @property
@@ -75,7 +75,7 @@ class Buffer:
 
     @property
     def bytes(self) -> sympy.Expr:
-        """What reading each element once moves."""
+        """The bytes that reading each element once moves."""
         return self.numel * self.dtype.itemsize
 
 
@@ -89,12 +89,12 @@ class Map:
 
     @property
     def over(self) -> tuple[Axis, ...]:
-        """None: nothing is folded."""
+        """Empty: a map has no reduced axes."""
         return ()
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """What is evaluated at each point of `axes` and `over`."""
+        """The expressions that are evaluated at each point of `axes` and `over`."""
         return (self.expr,)
 
 
@@ -111,7 +111,7 @@ class Reduce:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """What is evaluated at each point of `axes` and `over`."""
+        """The expressions that are evaluated at each point of `axes` and `over`."""
         return self.args
 
 
@@ -131,17 +131,17 @@ class Scan:
 
     @property
     def over(self) -> tuple[Axis, ...]:
-        """None: nothing is folded."""
+        """Empty: a scan has no reduced axes."""
         return ()
 
     @property
-    def walked(self) -> Axis:
-        """The axis that is walked in its order."""
+    def scanned(self) -> Axis:
+        """The axis along which the scan runs, in order."""
         return next(axis for axis in self.axes if axis.symbol == self.along)
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """What is evaluated at each point of `axes` and `over`."""
+        """The expressions that are evaluated at each point of `axes` and `over`."""
         return self.args
 
 
@@ -163,7 +163,7 @@ class Contract:
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """What is evaluated at each point of `axes` and `over`."""
+        """The expressions that are evaluated at each point of `axes` and `over`."""
         return (self.lhs, self.rhs)
 
 
@@ -172,10 +172,10 @@ class Scatter:
     """`out` begins as `start`; then every point of `axes` where `where` holds does `out[index] op= value`.
 
     `axes` are those of the sources.  `index` has one int64 for each dimension of `out`.  `op` is one of `SCATTER_OPS`:
-    a fold, to which points that meet contribute in any order, or "store", of which any one of them stays.
+    a fold, which combines values with equal indices in any order, or "store", which keeps any one of them.
 
-    `out` takes the memory of `start`, which is laid out alike and which nobody else reads; an input that is a `start`
-    is updated for the caller.  Where `op` is max or min, `start` holds no NaN; a value that is NaN stays.
+    `out` takes the memory of `start`, which has the same layout and no other reader; an input that is a `start` is
+    updated for the caller.  Where `op` is max or min, `start` holds no NaN; a NaN in a value stays.
     """
 
     out: str
@@ -188,30 +188,30 @@ class Scatter:
 
     @property
     def over(self) -> tuple[Axis, ...]:
-        """None: nothing is folded."""
+        """Empty: a scatter has no reduced axes."""
         return ()
 
     @property
     def exprs(self) -> tuple[Expr, ...]:
-        """What is evaluated at each point of `axes` and `over`."""
+        """The expressions that are evaluated at each point of `axes` and `over`."""
         return (self.value, *self.index) if self.where is None else (self.value, *self.index, self.where)
 
     @property
-    def meeting(self) -> tuple[Axis, ...]:
-        """The axes along which points may meet: those that no index into `out` follows alone, step by step."""
+    def colliding(self) -> tuple[Axis, ...]:
+        """The axes along which indices may collide: those without an affine index into `out` of their own."""
         own = {axis.symbol for axis in self.axes}
-        apart: set[sympy.Symbol] = set()
-        for place in self.index:
-            symbols = place.index.free_symbols & own if isinstance(place, IndexValue) else set()
-            if isinstance(place, IndexValue) and len(symbols) == 1:
+        separate: set[sympy.Symbol] = set()
+        for position in self.index:
+            symbols = position.index.free_symbols & own if isinstance(position, IndexValue) else set()
+            if isinstance(position, IndexValue) and len(symbols) == 1:
                 (symbol,) = symbols
-                step = coefficient(place.index, symbol)
-                apart |= symbols if step is not None and step.is_Integer and step != 0 else set()
-        return tuple(axis for axis in self.axes if axis.symbol not in apart)
+                step = coefficient(position.index, symbol)
+                separate |= symbols if step is not None and step.is_Integer and step != 0 else set()
+        return tuple(axis for axis in self.axes if axis.symbol not in separate)
 
 
 SCATTER_OPS: tuple[ScatterName, ...] = get_args(ScatterName)
-"""What a scatter may do at an element."""
+"""The operations that a scatter may apply to an element."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +222,7 @@ class BufferRef:
 
 
 ExternArg: TypeAlias = "BufferRef | sympy.Expr | object"
-"""An argument of an extern: buffers as `BufferRef`, symbolic sizes as sympy, else as it is; containers nest."""
+"""An argument of an extern: buffers as `BufferRef`, symbolic sizes as sympy, others unchanged; containers nest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,8 +231,8 @@ class Extern:
 
     `outs` names the tensors it returns, in order, None where it returns something that is not a tensor or not used.
     `is_view`: the result is a view of its first argument; nothing is moved.  `reason` says why there is no rule.
-    `sizes`: those that only its results tell (how many numbers are not zero), each with the result and its dimension
-    that has this size, or None for a result that is the number itself.  `reads`: the buffers it is given, each once.
+    `sizes`: the data-dependent sizes that its results determine (how many numbers are not zero), each with the result
+    and its dimension of this size, or None for a result that is the number itself.  `reads`: its operands, each once.
     """
 
     outs: tuple[str | None, ...]
@@ -241,35 +241,41 @@ class Extern:
     kwargs: Mapping[str, ExternArg] = field(default_factory=dict)
     multiple: bool = False  # returns a tuple or list
     is_view: bool = False
-    impure: bool = False  # draws random numbers, mutates or tells sizes: keeps its place among its kind
+    impure: bool = False  # draws random numbers, mutates or determines sizes: keeps its order among impure calls
     reason: str = ""
     sizes: tuple[tuple[sympy.Symbol, int, int | None], ...] = ()
     reads: tuple[str, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        found = (arg.name for arg in leaves((self.args, self.kwargs)) if isinstance(arg, BufferRef))
-        object.__setattr__(self, "reads", tuple(dict.fromkeys(found)))
+        names = (arg.name for arg in leaves((self.args, self.kwargs)) if isinstance(arg, BufferRef))
+        object.__setattr__(self, "reads", tuple(dict.fromkeys(names)))
 
     @property
     def name(self) -> str:
-        """What is called: `aten.mm.default`, or the name of a function."""
+        """The name of the callee: `aten.mm.default`, or the name of a function."""
         return str(self.target) if isinstance(self.target, OpOverload) else getattr(self.target, "__name__", "call")
 
     @property
     def overwrites(self) -> tuple[str, ...]:
-        """The tensors it is given and writes to, as far as the signature of an ATen operation says."""
+        """The operands it writes to, as far as the signature of an ATen operation says."""
         if not (self.impure and isinstance(self.target, OpOverload)):
             return ()
         arguments = self.target._schema.arguments
-        given = [*zip(arguments, self.args, strict=False)]
-        given += [(argument, self.kwargs[argument.name]) for argument in arguments if argument.name in self.kwargs]
-        written = [arg for argument, arg in given if argument.alias_info is not None and argument.alias_info.is_write]
+        arguments_and_values = [*zip(arguments, self.args, strict=False)]
+        arguments_and_values += [
+            (argument, self.kwargs[argument.name]) for argument in arguments if argument.name in self.kwargs
+        ]
+        written = [
+            arg
+            for argument, arg in arguments_and_values
+            if argument.alias_info is not None and argument.alias_info.is_write
+        ]
         return Extern((), self.target, tuple(written)).reads
 
 
 Compute: TypeAlias = "Map | Reduce | Scan | Contract | Scatter"
 Call: TypeAlias = "Extern | Chunked[Program]"
-"""What is called as it stands; no kernel is generated for it."""
+"""Calls, for which no kernel is generated."""
 Node: TypeAlias = "Map | Reduce | Scan | Contract | Scatter | Extern | Chunked[Program]"
 
 
@@ -280,12 +286,12 @@ class Program:
     Attributes:
         inputs: names of input buffers, and size symbols for symbolic integer inputs, in the order of the call.
         buffers: every buffer by name.
-        nodes: in an order in which each reads only what came before.
-        outputs: what the call returns: buffer names, integers and None.
-        origins: output buffer name → where it comes from.
+        nodes: in topological order: each reads only results of earlier ones.
+        outputs: the results of the call: buffer names, integers and None.
+        origins: output buffer name → its origin in the user's program.
         constants: buffers that hold tensors known at compile time.
-        inlined: output buffer name → the nodes that its expression has taken in and that may be gone, by their name.
-        library: output buffer name of a Contract → nodes that compute the same by a call of a library (views of the
+        inlined: output buffer name → the names of nodes that were inlined into its expression, and may be gone.
+        library: output buffer name of a Contract → nodes that compute the same by a library call (views of the
             operands, then the call): the alternative against which generating a kernel is priced, where there is one.
     """
 
@@ -308,16 +314,16 @@ class Program:
         library: Mapping[str, tuple[Node, ...]] | None = None,
         outputs: Iterable[BufferRef | sympy.Expr | None] | None = None,
     ) -> Program:
-        """Returns a changed Program, which keeps all that is not given; the same object where nothing changes.
+        """Return a changed Program, which keeps everything that is not passed; the same object if nothing changes.
 
         Args:
-            nodes: in the place of all nodes.
-            buffers: new ones, and others in the place of those of their names.
+            nodes: replace all nodes.
+            buffers: are added, and replace buffers of the same name.
             origins: buffer → the buffer whose origin it shares; chains are followed in their order.
-            inlined: output buffer → the nodes that its expression has taken in; what is known of others stays.
-            library: output buffer → nodes that call a library, none of them to take those known away; what is known of
-                others stays, as long as there is a Contract that makes them.
-            outputs: in the place of all outputs.
+            inlined: output buffer → the nodes inlined into its expression; entries of others stay.
+            library: output buffer → nodes that call a library, empty to remove the entry; entries of others stay, as
+                long as a Contract computes them.
+            outputs: replace all outputs.
 
         >>> empty = Program((), {}, (), ())
         >>> empty.edited(outputs=[sympy.Integer(2)]).outputs, empty.edited([], outputs=()) is empty
@@ -344,17 +350,17 @@ class Program:
     def _tables(self) -> tuple[object, ...]:
         return (self.buffers, self.origins, self.inlined, self.library, self.outputs)
 
-    def made_of(self, out: str) -> tuple[str, ...]:
-        """The operations that a node computes, by their buffers' names: those inlined into it, then its own."""
+    def operations_of(self, out: str) -> tuple[str, ...]:
+        """Return the operations that a node computes, by their buffers' names: those inlined into it, then its own."""
         return (*self.inlined.get(out, ()), out)
 
     def output_names(self) -> frozenset[str]:
-        """The buffers that the call returns."""
+        """Return the buffers that the call returns."""
         return frozenset(out.name for out in self.outputs if isinstance(out, BufferRef))
 
 
 def reads(node: Node) -> tuple[str, ...]:
-    """The buffers a node reads, each once, in order of appearance."""
+    """Return the buffers a node reads, each once, in order of appearance."""
     match node:
         case Extern() | Chunked():
             return node.reads
@@ -375,12 +381,12 @@ def copies(node: Node) -> frozenset[str]:
 
 @lru_cache(maxsize=1 << 14)
 def _loaded(exprs: tuple[Expr, ...]) -> tuple[str, ...]:
-    """The buffers that expressions load from; remembered, because every pass asks."""
+    """Return the buffers that expressions load from; cached, because every pass asks."""
     return tuple(dict.fromkeys(load.buffer for load in loads(*exprs)))
 
 
 def writes(node: Node) -> tuple[str, ...]:
-    """The buffers a node produces."""
+    """Return the buffers a node produces."""
     match node:
         case Extern():
             return tuple(out for out in node.outs if out is not None)
@@ -393,17 +399,17 @@ def writes(node: Node) -> tuple[str, ...]:
 
 
 def memory_of(nodes: Sequence[Node]) -> dict[str, str]:
-    """The tensors that are views, each with the one whose memory it lies in."""
-    found: dict[str, str] = {}
+    """Return the base of each view: the tensor whose memory it shares."""
+    bases: dict[str, str] = {}
     for node in nodes:
         if isinstance(node, Extern) and node.is_view and node.reads:
-            whole = found.get(node.reads[0], node.reads[0])
-            found.update((out, whole) for out in node.outs if out is not None)
-    return found
+            base = bases.get(node.reads[0], node.reads[0])
+            bases.update((out, base) for out in node.outs if out is not None)
+    return bases
 
 
 def with_exprs(node: Compute, exprs: Sequence[Expr]) -> Compute:
-    """`node` with other expressions in the place of its own, in the order of `node.exprs`."""
+    """Return `node` with other expressions, in the order of `node.exprs`."""
     match node:
         case Map():
             return replace(node, expr=exprs[0])
@@ -419,7 +425,7 @@ def with_exprs(node: Compute, exprs: Sequence[Expr]) -> Compute:
 
 
 def reading(node: Compute, names: Mapping[str, str]) -> Compute:
-    """`node` with other names for what it reads; the node itself where it reads nothing of that."""
+    """Return `node` with operands renamed; the node itself if it reads none of them."""
     if not any(name in names for name in reads(node)):
         return node
     changed = with_exprs(node, renamed(node.exprs, names))
@@ -427,5 +433,5 @@ def reading(node: Compute, names: Mapping[str, str]) -> Compute:
 
 
 def axis_sizes(node: Compute) -> dict[sympy.Symbol, sympy.Expr]:
-    """Axis symbol → size, for both kinds of axes of a node."""
+    """Return axis symbol → size, for both kinds of axes of a node."""
     return {axis.symbol: axis.size for axis in (*node.axes, *node.over)}

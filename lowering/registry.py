@@ -1,4 +1,4 @@
-"""Where the lowering rules are kept: ATen overload → function from values to values.
+"""The registry of lowering rules: ATen overload → function from values to values.
 
 A rule takes the context (`builder.Builder`) and the arguments of the call, tensors as `Value`, symbolic integers as
 sympy expressions.  It returns the result as a `Value` (or a tuple of them), or raises `Unsupported` with the reason;

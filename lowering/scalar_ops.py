@@ -1,10 +1,10 @@
 """The scalar operations of the IR: one table row each.
 
-A row gives the arity, the kind of result and the torch function that defines what the operation means (used by the
-reference evaluator).  The columns behind these are facts of algebra, from which passes decide where they would need
-names else; `tests/lowering/test_scalar_facts.py` compares each with numbers.  Targets hold a table of the same keys
-that spells them; an operation that a target cannot spell makes the node an extern there.  The names are literal types,
-so that a misspelt one fails mypy.  Integer `floordiv` and `remainder` floor, as in Python; `truncdiv` truncates.
+A row holds the arity, the kind of result and the torch function that defines the operation (used by the reference
+evaluator).  The other columns are algebraic facts, so that passes need not decide by name;
+`tests/lowering/test_scalar_facts.py` checks each numerically.  Targets hold a table with the same keys that writes the
+operations; an operation that a target cannot write makes the node an extern there.  The names are literal types, so
+that a misspelt one fails mypy.  Integer `floordiv` and `remainder` floor, as in Python; `truncdiv` truncates.
 `maximum` and `minimum` return NaN if either operand is NaN.
 """
 
@@ -84,7 +84,7 @@ ScalarName: TypeAlias = Literal[
 """The name of a scalar operation."""
 
 JoinName: TypeAlias = Literal["sum", "prod", "max", "min"]
-"""A fold that reductions, scans and scatters have."""
+"""A fold that exists as reduction, scan and scatter."""
 
 FoldName: TypeAlias = Literal["sum", "prod", "max", "min", "any", "all", "argmax", "argmin", "dot"]
 """The name of a fold."""
@@ -93,10 +93,10 @@ ScanName: TypeAlias = Literal["sum", "prod", "max", "min", "argmax", "argmin", "
 """The name of a scan."""
 
 ScatterName: TypeAlias = Literal["store", "sum", "prod", "max", "min"]
-"""What a scatter does at an element; `store` keeps any one of the values that meet."""
+"""The update of an element by a scatter; `store` keeps any one of the values with equal indices."""
 
 Distribution: TypeAlias = Literal["uniform", "normal"]
-"""What random numbers are drawn from."""
+"""The distribution of random numbers."""
 
 Result: TypeAlias = Literal["same", "bool"]
 """`same`: the operands' dtype (of the last operand for `where`); `bool`: torch.bool."""
@@ -107,10 +107,10 @@ class ScalarOp:
     """One scalar operation: its arity, result kind, defining torch function and relative cost (1 = an addition).
 
     Attributes:
-        linear: the groups of arguments in which it is linear together, while the others stay as they are.
+        linear: groups of arguments; the operation is linear in each group while the other arguments are fixed.
         of_nan: the result wherever an argument is NaN, if that decides it: NaN, true or false.
-        low: no result is less; for `rsqrt`, which is -∞ at -0.0, at all other operands.
-        high: no result is greater.
+        low: a lower bound of the result; for `rsqrt`, which is -∞ at -0.0, at all other operands.
+        high: an upper bound of the result.
         degree: k such that f(d·x, d·y) = d^k · f(x, y) for every d > 0; None if there is no such k.
         logarithm: the inverse, of an exponential function: f(x + y) = f(x) · f(y).
     """
@@ -138,12 +138,12 @@ def _floordiv(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
 def _checked(index: torch.Tensor, wrap: torch.Tensor, last: torch.Tensor, dim: torch.Tensor) -> torch.Tensor:
     if index.dtype is not torch.int64:
         raise NotImplementedError(f"a position is int64, not {index.dtype}")
-    place = torch.where(index < 0, index + wrap, index)
-    return torch.where((place >= 0) & (place <= last), place, 0)
+    position = torch.where(index < 0, index + wrap, index)
+    return torch.where((position >= 0) & (position <= last), position, 0)
 
 
 _QUARTER = math.pi / 2
-"""A quarter of a turn."""
+"""A quarter of a full turn."""
 
 SCALAR_OPS: dict[ScalarName, ScalarOp] = {
     # arithmetic
@@ -209,17 +209,17 @@ SCALAR_OPS: dict[ScalarName, ScalarOp] = {
     "shr": ScalarOp(2, "same", torch.bitwise_right_shift, of_nan=None),
     # selection: where(condition, a, b)
     "where": ScalarOp(3, "same", torch.where, linear=((1, 2),), of_nan=None),
-    # checked(index, wrap, last, dim): the index, plus `wrap` where it is negative; where that is not in [0, last], a
-    # failure and any number of these.  It costs nothing that decisions should follow: a comparison beside a load.
+    # checked(index, wrap, last, dim): the index, plus `wrap` where it is negative; if that is not in [0, last], a
+    # failure, with any number in [0, last] as the value.  Its cost counts as 0: a comparison next to a load.
     "checked": ScalarOp(4, "same", _checked, 0, of_nan=None),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class FoldOp:
-    """A fold: how many values it takes per element, and what it gives: one like these, where one is, or a sum.
+    """A fold: how many values it takes per element, and what kind of result it has.
 
-    A position is an int64; a sum is in the dtype of `accumulator`.
+    A position is an int64; a sum has the dtype of `accumulator`.
     """
 
     arity: int
@@ -227,7 +227,7 @@ class FoldOp:
 
 
 FOLD_OPS: dict[FoldName, FoldOp] = {
-    # The identity of each is what its element-wise form leaves unchanged; `identity` below gives it.
+    # `identity` below returns the value that each leaves unchanged.
     "sum": FoldOp(1, "value"),
     "prod": FoldOp(1, "value"),
     "max": FoldOp(1, "value"),  # NaN wins
@@ -241,7 +241,7 @@ FOLD_OPS: dict[FoldName, FoldOp] = {
 }
 
 SCAN_OPS: dict[ScanName, FoldOp] = {
-    # Folds of all that came so far and the current value.
+    # Folds of all values so far and the current one.
     "sum": FoldOp(1, "value"),
     "prod": FoldOp(1, "value"),
     "max": FoldOp(1, "value"),  # NaN wins, then the later value (-0.0 or 0.0)
@@ -252,14 +252,14 @@ SCAN_OPS: dict[ScanName, FoldOp] = {
 }
 
 EXTREMES: Mapping[FoldName | ScanName, JoinName] = {"argmax": "max", "argmin": "min"}
-"""Folds and scans of positions, with the extremes that these are the positions of."""
+"""Folds and scans that return positions → the fold of the values at these positions."""
 
 SCANNED = (torch.float32, torch.float64, torch.int32, torch.int64)
-"""The dtypes of what is scanned: what is narrower is widened before and rounded after."""
+"""The dtypes that are scanned: narrower values are widened before and rounded after."""
 
 
 def keeps_position(op: FoldName | ScanName) -> bool:
-    """Does a fold or scan give where something is, rather than what it is?
+    """Return whether a fold or scan returns the position of a value, rather than the value.
 
     >>> keeps_position("argmax"), keeps_position("max")
     (True, False)
@@ -268,7 +268,7 @@ def keeps_position(op: FoldName | ScanName) -> bool:
 
 
 def identity(op: FoldName | ScanName, dtype: torch.dtype) -> bool | int | float:
-    """The value that leaves a fold unchanged, in `dtype`.
+    """Return the value that leaves a fold unchanged, in `dtype`.
 
     >>> identity("max", torch.float32), identity("sum", torch.int64), identity("all", torch.bool)
     (-inf, 0, True)
@@ -289,7 +289,7 @@ def identity(op: FoldName | ScanName, dtype: torch.dtype) -> bool | int | float:
 
 
 def accumulator(op: FoldName, lhs: torch.dtype) -> torch.dtype:
-    """The dtype in which `dot` accumulates operands of dtype `lhs`, and in which every fold keeps its running value."""
+    """Return the dtype in which `dot` accumulates operands of dtype `lhs`; other folds accumulate in `lhs` itself."""
     if op == "dot":
         if lhs is torch.float64:
             return torch.float64
@@ -298,5 +298,5 @@ def accumulator(op: FoldName, lhs: torch.dtype) -> torch.dtype:
 
 
 def result_dtype(name: ScalarName, operand: torch.dtype) -> torch.dtype:
-    """The dtype that scalar operation `name` gives for operands of `operand`."""
+    """Return the dtype of scalar operation `name` on operands of dtype `operand`."""
     return torch.bool if SCALAR_OPS[name].result == "bool" else operand

@@ -1,7 +1,7 @@
-"""A random call whose seed is given, so that it can be made again with the same numbers.
+"""Random calls with an explicit seed, which can be repeated with the same numbers.
 
 Input: a random ATen overload, an int64 seed, and the arguments of the call; output: its result.  In a graph, `seeded`
-takes the place of the call; a rule then draws from the seed that is given instead of a fresh one.
+replaces the call; its rule then draws from that seed instead of a fresh one.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ LIMITS = (-(2**62), 2**62)
 
 
 def draws(target: object, args: Sequence[object], kwargs: Mapping[str, object]) -> bool:
-    """Does a call draw from a generator?  Attention is marked as random, and draws nothing where it drops nothing.
+    """Return whether a call draws random numbers; attention is tagged as random, but draws only with dropout.
 
     >>> draws(torch.ops.aten.rand.default, ([4],), {}), draws(torch.ops.aten.sin.default, (torch.ones(4),), {})
     (True, False)
@@ -25,13 +25,13 @@ def draws(target: object, args: Sequence[object], kwargs: Mapping[str, object]) 
         return False
     for position, declared in enumerate(target._schema.arguments):
         if declared.name == "dropout_p":
-            given = args[position] if position < len(args) else kwargs.get(declared.name, declared.default_value)
-            return given != 0
+            dropout = args[position] if position < len(args) else kwargs.get(declared.name, declared.default_value)
+            return dropout != 0
     return True
 
 
 def seeded(call: OpOverload, seed: torch.Tensor, *args: object, **kwargs: object) -> object:
-    """The call under a seed, leaving the generators as they were.
+    """Make a random call under a seed, leaving the generators unchanged.
 
     >>> seed = torch.tensor(3)
     >>> first = seeded(torch.ops.aten.rand.default, seed, [4])

@@ -1,9 +1,9 @@
 """Sizes: dimensions, strides and size arguments as expressions over size symbols.
 
-Input: what PyTorch says of a size, an int or a `SymInt`; output: a sympy expression of sums, products, powers, `//` and
-`%` of integers and symbols, the same for sizes that a guard holds equal.  Anything else that PyTorch writes of sizes (a
-maximum, a rounded quotient) becomes a symbol of its own, `Computed`, which remembers what it stands for: the host
-computes it before a launch, and nothing else has to know how.
+Input: an int or a `SymInt` of PyTorch; output: a sympy expression of sums, products, powers, `//` and `%` of integers
+and symbols, the same for sizes that a guard holds equal.  Any other expression of sizes (a maximum, a rounded quotient)
+becomes a symbol of its own, `Computed`, with its meaning: the host evaluates it before a launch, and nothing else has
+to know how.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from torch.utils._sympy.printers import PythonPrinter
 from fusion.lowering.division import ONE, FloorDiv, Mod
 
 DEFAULT_SIZE = 256
-"""What an unknown symbolic size is taken for when costs are estimated."""
+"""The assumed value of an unknown symbolic size when costs are estimated."""
 
 
 class Computed(sympy.Symbol):  # type: ignore[misc]  # sympy ships no annotations
-    """A size that the host computes from other ones.  Two that compute the same are equal.
+    """A size that the host computes from other ones.  Two with the same meaning are equal.
 
     Attributes:
-        meaning: what it stands for, as PyTorch writes it, over `given`.
+        meaning: its value, as PyTorch's expression over `given`.
         given: the size symbols it is computed from.
     """
 
@@ -43,17 +43,17 @@ class Computed(sympy.Symbol):  # type: ignore[misc]  # sympy ships no annotation
         text = str(meaning)
         words = re.sub(r"\W+", "_", text).strip("_")[:24]
         known = {fact: True for fact in ("positive", "nonnegative") if getattr(meaning, f"is_{fact}", False)}
-        made = super().__new__(cls, f"n_{words}_{zlib.crc32(text.encode()):08x}", integer=True, **known)
-        made.meaning = meaning
-        made.given = tuple(sorted(meaning.free_symbols, key=str))
-        return cast(Computed, made)
+        symbol = super().__new__(cls, f"n_{words}_{zlib.crc32(text.encode()):08x}", integer=True, **known)
+        symbol.meaning = meaning
+        symbol.given = tuple(sorted(meaning.free_symbols, key=str))
+        return cast(Computed, symbol)
 
     def __getnewargs_ex__(self) -> tuple[tuple[sympy.Expr], dict[str, object]]:
         return (self.meaning,), {}
 
 
 def size_of(size: int | torch.SymInt | torch.SymFloat) -> sympy.Expr:
-    """A dimension, stride or size argument, or a number computed from sizes, as an expression over size symbols."""
+    """Return a dimension, stride, size argument, or number computed from sizes, as an expression over size symbols."""
     if isinstance(size, int):
         return sympy.Integer(size)
     expr = size.node.expr
@@ -65,9 +65,9 @@ def size_of(size: int | torch.SymInt | torch.SymFloat) -> sympy.Expr:
 
 @dataclass(slots=True)
 class _Forms:
-    """How equal sizes are written: size → what stands for it, of the first `seen` guards, over the symbols `told`."""
+    """Canonical forms of equal sizes, size → form, from the first `seen` guards, preferring the symbols `preferred`."""
 
-    told: frozenset[sympy.Symbol] = frozenset()
+    preferred: frozenset[sympy.Symbol] = frozenset()
     seen: int = 0
     forms: dict[sympy.Expr, sympy.Expr] = field(default_factory=dict)
 
@@ -76,28 +76,28 @@ _FORMS: WeakKeyDictionary[ShapeEnv, _Forms] = WeakKeyDictionary()
 
 
 def write_over(sizes: Iterable[int | torch.SymInt]) -> None:
-    """From here on, write sizes that a guard holds equal over the symbols among `sizes`, which a graph is given."""
-    given = [size for size in sizes if isinstance(size, torch.SymInt)]
-    told = frozenset(size.node.expr for size in given if size.node.expr.is_Symbol)
-    for known in {size.node.shape_env for size in given}:
-        if known not in _FORMS or _FORMS[known].told != told:
-            _FORMS[known] = _Forms(told)
+    """From now on, express sizes that a guard holds equal by the symbols among `sizes`, the inputs of a graph."""
+    symbolic = [size for size in sizes if isinstance(size, torch.SymInt)]
+    preferred = frozenset(size.node.expr for size in symbolic if size.node.expr.is_Symbol)
+    for known in {size.node.shape_env for size in symbolic}:
+        if known not in _FORMS or _FORMS[known].preferred != preferred:
+            _FORMS[known] = _Forms(preferred)
 
 
 def _equal_forms(known: ShapeEnv) -> dict[sympy.Expr, sympy.Expr]:
-    """Size → what it is equal to by a guard, and is written as: rows counted in two ways are the same rows."""
-    found = _FORMS.setdefault(known, _Forms())
-    for guard in known.guards[found.seen :]:
+    """Return size → canonical form, by the guards: rows counted in two ways are the same rows."""
+    entry = _FORMS.setdefault(known, _Forms())
+    for guard in known.guards[entry.seen :]:
         if isinstance(guard.expr, sympy.Eq):
             sides = map(known.replace, guard.expr.args)
-            first, second = sorted(sides, key=lambda e: (not e.free_symbols <= found.told, e.count_ops(), str(e)))
+            first, second = sorted(sides, key=lambda e: (not e.free_symbols <= entry.preferred, e.count_ops(), str(e)))
             if first == 0 and isinstance(second, (torch_sympy.Mod, torch_sympy.PythonMod)):
                 whole, divisor = second.args
                 first, second = whole, divisor * torch_sympy.FloorDiv(whole, divisor)
             if not second.is_Number and not second.is_Symbol:
-                found.forms[second] = first
-    found.seen = len(known.guards)
-    return found.forms
+                entry.forms[second] = first
+    entry.seen = len(known.guards)
+    return entry.forms
 
 
 def _in_one_form(expr: sympy.Expr, forms: Mapping[sympy.Expr, sympy.Expr]) -> sympy.Expr:
@@ -112,13 +112,13 @@ def _in_one_form(expr: sympy.Expr, forms: Mapping[sympy.Expr, sympy.Expr]) -> sy
 
 
 def truth_of(condition: torch.SymBool) -> sympy.Expr:
-    """A condition on sizes as a number, 1 or 0."""
+    """Return a condition on sizes as a number, 1 or 0."""
     expr = condition.node.expr
     return sympy.Integer(bool(expr)) if expr in (sympy.true, sympy.false) else Computed(expr)
 
 
 def is_condition(number: sympy.Expr) -> bool:
-    """Does a number stand for a condition on sizes?
+    """Return whether a number stands for a condition on sizes.
 
     >>> s = sympy.Symbol("s", positive=True, integer=True)
     >>> is_condition(Computed(s > 3)), is_condition(Computed(torch_sympy.Max(3, s)))
@@ -128,12 +128,12 @@ def is_condition(number: sympy.Expr) -> bool:
 
 
 def sizes_of(sizes: Sequence[int | torch.SymInt]) -> tuple[sympy.Expr, ...]:
-    """`size_of` each."""
+    """Apply `size_of` to each."""
     return tuple(size_of(size) for size in sizes)
 
 
 def may_be_empty(size: sympy.Expr) -> bool:
-    """May a dimension of this size have no element?  Sizes that vary and are not read from data are at least 2.
+    """Return whether a dimension of this size may be empty; backed symbolic sizes are at least 2.
 
     >>> s, u = sympy.Symbol("s", positive=True, integer=True), sympy.Symbol("u", integer=True)
     >>> may_be_empty(s - 1), may_be_empty(u), may_be_empty(Computed(torch_sympy.Max(1, u)) - 1)
@@ -154,34 +154,34 @@ def _translated(expr: sympy.Expr) -> sympy.Expr:
         return _translated(expr.base) ** expr.exp
     if isinstance(expr, (torch_sympy.FloorDiv, torch_sympy.Mod, torch_sympy.PythonMod)):
         whole, divisor = map(_translated, expr.args)
-        if not may_be_empty(divisor):  # what the caller passes may be negative: Python divides by that
+        if not may_be_empty(divisor):  # an integer that the caller passes may be negative, as Python's divisor
             return FloorDiv(whole, divisor) if isinstance(expr, torch_sympy.FloorDiv) else Mod(whole, divisor)
     return Computed(expr)
 
 
 def _translated_within(number: sympy.Expr) -> sympy.Expr:
-    """A real number of sizes, with these translated."""
+    """Translate the sizes within a real number."""
     if number.is_integer and not number.is_Number:
         return _translated(number)
     return number if number.is_Atom else number.func(*map(_translated_within, number.args))
 
 
 def given_by(size: sympy.Expr) -> frozenset[sympy.Symbol]:
-    """The symbols that have to be known for a size to be.
+    """Return the symbols that a size is computed from.
 
     >>> s = sympy.Symbol("s", integer=True, positive=True)
     >>> given_by(2 * Computed(torch_sympy.Max(1, torch_sympy.FloorDiv(s, 4))))
     frozenset({s})
     """
-    found: set[sympy.Symbol] = set()
+    symbols: set[sympy.Symbol] = set()
     for symbol in size.free_symbols:
-        found.update(symbol.given if isinstance(symbol, Computed) else (symbol,))
-    return frozenset(found)
+        symbols.update(symbol.given if isinstance(symbol, Computed) else (symbol,))
+    return frozenset(symbols)
 
 
 @lru_cache(maxsize=1 << 12)
 def calculation(size: Computed) -> Callable[..., int]:
-    """The function that computes a size from `size.given`.
+    """Return the function that computes a size from `size.given`.
 
     >>> s = sympy.Symbol("s", integer=True, positive=True)
     >>> calculation(Computed(torch_sympy.Max(1, torch_sympy.FloorDiv(s, 4))))(3)
@@ -189,12 +189,12 @@ def calculation(size: Computed) -> Callable[..., int]:
     """
     names = {symbol: sympy.Symbol(f"x{k}", integer=True) for k, symbol in enumerate(size.given)}
     text = PythonPrinter().doprint(size.meaning.xreplace(names))
-    made = eval(f"lambda {', '.join(map(str, names.values()))}: int({text})", {"math": math, "torch": torch})
-    return cast("Callable[..., int]", made)
+    function = eval(f"lambda {', '.join(map(str, names.values()))}: int({text})", {"math": math, "torch": torch})
+    return cast("Callable[..., int]", function)
 
 
 def where_there_are_elements(stride: sympy.Expr) -> sympy.Expr:
-    """A stride as it counts for the offset of an element: PyTorch's max(1, n), for n elements inside, is n.
+    """Simplify a stride under the assumption that elements exist: PyTorch's max(1, n), for n inner elements, is n.
 
     >>> s = sympy.Symbol("s", integer=True, positive=True)
     >>> where_there_are_elements(2 * Computed(torch_sympy.Max(1, torch_sympy.FloorDiv(s, 4))))
@@ -214,7 +214,7 @@ def _inside(meaning: sympy.Expr) -> sympy.Expr:
 
 
 def estimate(size: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> int:
-    """`size` as a number, symbolic sizes at their hints, or at a default.
+    """Evaluate `size`, with symbolic sizes at their hints or at a default.
 
     >>> s = sympy.Symbol("s", integer=True, positive=True)
     >>> estimate(s * s + Computed(torch_sympy.Max(1, s)), {s: 3})
@@ -227,18 +227,18 @@ def estimate(size: sympy.Expr, hints: Mapping[sympy.Symbol, int]) -> int:
 
 
 def with_values(size: sympy.Expr, values: Mapping[sympy.Symbol, int]) -> sympy.Expr:
-    """A size with numbers for symbols; what is computed from them is computed."""
-    found = {symbol: sympy.Integer(values[symbol]) for symbol in size.free_symbols if symbol in values}
-    for symbol in size.free_symbols - found.keys():
+    """Substitute numbers for the symbols of a size, evaluating computed ones."""
+    numbers = {symbol: sympy.Integer(values[symbol]) for symbol in size.free_symbols if symbol in values}
+    for symbol in size.free_symbols - numbers.keys():
         if isinstance(symbol, Computed) and all(each in values for each in symbol.given):
-            found[symbol] = sympy.Integer(calculation(symbol)(*(values[each] for each in symbol.given)))
-    return size.xreplace(found)
+            numbers[symbol] = sympy.Integer(calculation(symbol)(*(values[each] for each in symbol.given)))
+    return size.xreplace(numbers)
 
 
 def hint_of(size: int | torch.SymInt) -> int:
-    """A size as it was when the graph was traced.  To ask for it makes no guard, as comparing the size itself would.
+    """Return a size as it was when the graph was traced, without a guard, which comparing the size would add.
 
-    What depends on data is taken for a default.
+    Data-dependent sizes have a default.
     """
     if isinstance(size, int):
         return size
@@ -247,5 +247,5 @@ def hint_of(size: int | torch.SymInt) -> int:
 
 
 def elements(shape: Iterable[int | torch.SymInt]) -> int:
-    """The elements of a tensor as it was when the graph was traced."""
+    """Return the number of elements of a tensor when the graph was traced."""
     return math.prod(map(hint_of, shape))

@@ -1,4 +1,4 @@
-"""Updates: the copies into inputs with which a functional graph ends where the program overwrites its arguments."""
+"""Copies into inputs, at the end of a functional graph whose program overwrites its arguments."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ COPY = torch.ops.aten.copy_.default
 
 
 def copied(node: Node | None, program: Program) -> tuple[str, str] | None:
-    """(target, source) of a copy into an input; None for any other node."""
+    """Return (target, source) of a copy into an input; None for any other node."""
     if not isinstance(node, Extern) or node.target is not COPY or node.kwargs or len(node.args) != 2:
         return None
     target, source = node.args

@@ -1,4 +1,4 @@
-"""Values: what a tensor is while a graph is being lowered.
+"""Values: tensors while a graph is being lowered.
 
 A `Value` is a shape, a dtype and one expression over the axes `i0, i1, …` of that shape.  A tensor in memory is a
 load; a view of it is the same load with another index; a constant is a constant.  Nothing is computed or moved until
@@ -31,37 +31,37 @@ class Value:
 
     @property
     def rank(self) -> int:
-        """How many dimensions it has."""
+        """The number of dimensions."""
         return len(self.shape)
 
     def at(self, index: Sequence[Index], sizes: Sizes) -> Expr:
-        """The element at `index`, an index per dimension over axes bounded by `sizes`."""
+        """Return the element at `index`, an index per dimension over axes bounded by `sizes`."""
         assert len(index) == self.rank
         return substitute(self.expr, {axis_symbol(k): i for k, i in enumerate(index)}, sizes)
 
     def view(self, shape: Shape, index: Sequence[Index]) -> Value:
-        """A value of another shape that reads this one at `index` (over the axes of `shape`)."""
+        """Return a value of another shape that reads this one at `index` (over the axes of `shape`)."""
         return Value(shape, self.dtype, self.device, self.at(index, axis_bounds(shape)))
 
     def buffer(self) -> str | None:
-        """The buffer this value is, element for element; None for a view or a computed value."""
+        """Return the buffer that holds this value, element for element; None for a view or a computed value."""
         if isinstance(self.expr, Load) and self.expr.mask is None and self.expr.index == axes_of(self.shape):
             return self.expr.buffer
         return None
 
 
 def axes_of(shape: Shape) -> tuple[sympy.Symbol, ...]:
-    """The axis symbols of a shape, one per dimension."""
+    """Return the axis symbols of a shape, one per dimension."""
     return tuple(axis_symbol(k) for k in range(len(shape)))
 
 
 def axis_bounds(shape: Shape) -> dict[sympy.Symbol, sympy.Expr]:
-    """Axis symbol → size."""
+    """Return axis symbol → size."""
     return dict(zip(axes_of(shape), shape, strict=True))
 
 
 def contiguous_strides(shape: Shape) -> Shape:
-    """Row-major strides in elements.
+    """Return row-major strides in elements.
 
     >>> contiguous_strides((sympy.Integer(2), sympy.Integer(3), sympy.Integer(4)))
     (12, 4, 1)
@@ -75,7 +75,7 @@ def contiguous_strides(shape: Shape) -> Shape:
 
 
 def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
-    """The common shape of operands under PyTorch's broadcasting.
+    """Return the common shape of operands under PyTorch's broadcasting.
 
     Raises:
         Unsupported: the shapes are not known to agree.
@@ -93,7 +93,7 @@ def broadcast_shapes(shapes: Sequence[Shape]) -> Shape:
 
 
 def broadcast_to(value: Value, shape: Shape) -> Value:
-    """`value` read with every axis that it lacks, or has with size 1, ignored."""
+    """Broadcast `value` to a shape."""
     if value.shape == shape:
         return value
     skip = len(shape) - value.rank
@@ -104,7 +104,7 @@ def broadcast_to(value: Value, shape: Shape) -> Value:
 
 
 def reshape(value: Value, shape: Shape) -> Value:
-    """`value` in row-major order under another shape with the same number of elements."""
+    """Reshape `value`, in row-major order, to another shape with the same number of elements."""
     if value.shape == shape:
         return value
     if 0 in shape:
@@ -122,7 +122,7 @@ def reshape(value: Value, shape: Shape) -> Value:
 
 
 def _matching_groups(old: Shape, new: Shape) -> list[tuple[list[int], list[int]]]:
-    """Shortest runs of dimensions of `old` and `new` with equal products, in order."""
+    """Return the shortest runs of dimensions of `old` and `new` with equal products, in order."""
     groups: list[tuple[list[int], list[int]]] = []
     i = j = 0
     while i < len(old) or j < len(new):

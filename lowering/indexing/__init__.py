@@ -1,18 +1,18 @@
-"""Index arithmetic: everything that makes `//` and `%` (`lowering/division.py`) disappear from indices.
+"""Index arithmetic: removes `//` and `%` (`lowering/division.py`) from indices.
 
 An index is an integer; it is non-negative where it is used unmasked, but parts of it need not be (`i - 3` in a
 concatenation).  `sizes` maps each axis symbol to its extent, an axis `i` runs over `0 ≤ i < sizes[i]`; these bounds are
-the only facts the laws here need.  Input: a sympy expression over axis and size symbols; output: an equal one,
-hopefully without `//` and `%`.  Divisors are positive.
+the only facts that the laws need.  Input: a sympy expression over axis and size symbols; output: an equal one, with as
+few `//` and `%` as possible.  Divisors are positive.
 
     intervals.py     the least and the greatest value of an index
-    digits.py        indices that are mixed-radix numbers of axes
-    laws.py          which `//` and `%` are not needed
-    substitution.py  other indices, or loaded values, in the place of axes
-    inverse.py       axes from indices
+    digits.py        indices as mixed-radix numbers over axes
+    laws.py          simplification of `//` and `%` by bounds
+    substitution.py  replacement of axes by indices or loaded values
+    inverse.py       axes as functions of indices
     offsets.py       several indices and their strides as one offset, and back
 
-Answers are remembered per expression and the bounds of its symbols: the indices of a graph are few and asked for often.
+Results are cached per expression and bounds of its symbols: a graph has few indices, and asks for them often.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Mixed-radix numbers: sums of whole axes, or of digits of axes, each times the extent of what stands below it.
+"""Mixed-radix numbers: sums of axes or digits of axes, each times the product of the less significant extents.
 
 Input: an index; output: its digits, or None where it has another form.
 """
@@ -25,12 +25,12 @@ class Digit:
 
 
 def radix_terms(expr: sympy.Expr, sizes: Sizes) -> tuple[Digit, ...] | None:
-    """`expr` as a mixed-radix number, least significant digit first; None if it has another form."""
+    """Decompose `expr` into the digits of a mixed-radix number, least significant first; None if it is not one."""
     return _radix(expr, facts_of(expr, sizes))
 
 
 def radix_extent(terms: Sequence[Digit]) -> sympy.Expr:
-    """How many values a mixed-radix number takes: it runs over all of `[0, extent)`."""
+    """Return how many values a mixed-radix number takes: it covers all of `[0, extent)`."""
     return expanded(sympy.Mul(*(term.size for term in terms)))
 
 
@@ -48,10 +48,10 @@ def _radix(expr: sympy.Expr, facts: Facts) -> tuple[Digit, ...] | None:
         weights[digit] = weights.get(digit, ZERO) + term / factors[0]
     weight, ordered = ONE, []
     while weights:
-        found = [digit for digit, scale in weights.items() if scale == weight]
-        if not found:
+        candidates = [digit for digit, scale in weights.items() if scale == weight]
+        if not candidates:
             return None
-        digit = min(found, key=lambda d: d.size != 1)  # of several with this weight all but the last have size 1
+        digit = min(candidates, key=lambda d: d.size != 1)  # of several with this weight all but the last have size 1
         del weights[digit]
         ordered.append(digit)
         weight = expanded(weight * digit.size)

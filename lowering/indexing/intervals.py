@@ -1,4 +1,4 @@
-"""Which symbols an index has, and between which bounds its values lie."""
+"""The symbols of an index, and the bounds of its values."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ Sizes: TypeAlias = Mapping[sympy.Symbol, sympy.Expr]
 
 
 def axis_symbol(k: int) -> sympy.Symbol:
-    """The k-th axis of a node: `i0`, `i1`, …  Equal nodes get equal names, so their text is canonical."""
+    """Return the symbol of a node's k-th axis: `i0`, `i1`, …; equal nodes get equal names and so equal text."""
     return _symbol("i", k)
 
 
 def over_symbol(k: int) -> sympy.Symbol:
-    """The k-th axis that a node reduces over: `r0`, `r1`, …"""
+    """Return the symbol of the k-th axis that a node reduces over: `r0`, `r1`, …"""
     return _symbol("r", k)
 
 
@@ -29,31 +29,31 @@ def _symbol(prefix: str, k: int) -> sympy.Symbol:
 
 
 Facts: TypeAlias = tuple[tuple[sympy.Symbol, sympy.Expr], ...]
-"""The sizes of the symbols of one expression: with the expression, the key under which an answer is remembered."""
+"""The sizes of the symbols of one expression; with the expression, a cache key."""
 
 
 @lru_cache(maxsize=1 << 16)
 def symbols_of(expr: sympy.Expr) -> tuple[sympy.Symbol, ...]:
-    """The symbols of an index, by name; remembered, because sympy walks the expression each time."""
+    """Return the symbols of an index, sorted by name; cached, because sympy traverses the expression each time."""
     return tuple(sorted(expr.free_symbols, key=str))
 
 
 def facts_of(expr: sympy.Expr, sizes: Sizes) -> Facts:
-    """The axes of `expr` with their sizes, as a key: all that a law asks of `sizes`."""
+    """Return the axes of `expr` with their sizes, as a cache key: all that a law reads of `sizes`."""
     return tuple((symbol, sizes[symbol]) for symbol in symbols_of(expr) if symbol in sizes)
 
 
 def bounds(expr: sympy.Expr, sizes: Sizes) -> tuple[sympy.Expr, sympy.Expr] | None:
-    """The least and greatest value of `expr`, inclusive; None where they are not known as integers.
+    """Return the least and greatest value of `expr`, inclusive; None where they are not known as integers.
 
-    They hold always, and are reached if no symbol occurs twice and no `%` is left.
+    The bounds are attained if no symbol occurs twice and no `%` is left.
 
     >>> i = axis_symbol(0)
     >>> bounds(3 * i + 1, {i: sympy.Integer(4)})
     (1, 10)
     """
-    found = _bounds(expr, facts_of(expr, sizes))
-    return None if found is None else (sympy.Integer(found[0]), sympy.Integer(found[1]))
+    limits = _bounds(expr, facts_of(expr, sizes))
+    return None if limits is None else (sympy.Integer(limits[0]), sympy.Integer(limits[1]))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -62,7 +62,7 @@ def _bounds(expr: sympy.Expr, facts: Facts) -> tuple[int, int] | None:
 
 
 def interval(expr: sympy.Expr, sizes: Sizes) -> tuple[int, int] | None:
-    """The least and greatest value as `bounds` has them, in Python's integers: ten times faster than sympy's."""
+    """Compute the bounds of `bounds` in Python's integers, ten times faster than sympy's."""
     if expr.is_Integer:
         return int(expr), int(expr)
     if expr.is_Symbol:
@@ -88,7 +88,7 @@ def interval(expr: sympy.Expr, sizes: Sizes) -> tuple[int, int] | None:
 
 
 def _remainder(part: tuple[int, int] | None, divisor: int) -> tuple[int, int]:
-    """What is left of a division: all of `part` where it is less than the divisor, and not negative."""
+    """Bound a remainder: by `part` itself where that lies within the divisor, else by the divisor."""
     return part if part is not None and part[0] >= 0 and part[1] < divisor else (0, divisor - 1)
 
 
@@ -98,5 +98,5 @@ def _multiplied(left: tuple[int, int], right: tuple[int, int]) -> tuple[int, int
 
 
 def expanded(expr: sympy.Expr) -> sympy.Expr:
-    """`expr` as a sum of products; sympy takes its time with what is none anyway."""
+    """Return `expr` as a sum of products; skips sympy's expansion for atoms."""
     return expr if expr.is_Atom else sympy.expand(expr)

@@ -1,4 +1,4 @@
-"""Index maps read backwards: which axes lead to given indices, and at which points an axis must be split for that."""
+"""Inverse index maps: axes as functions of indices, and the points at which an axis must be split for that."""
 
 from __future__ import annotations
 
@@ -55,10 +55,10 @@ def invert(
         number = _number(expr.xreplace(single) if single else expr, value, extent, sizes)
         if number is None:
             return None
-        for digit, place in _places(*number):
+        for digit, digit_value in _digit_values(*number):
             if digit.divisor in digits.setdefault(digit.axis, {}):
                 return None
-            digits[digit.axis][digit.divisor] = (digit.size, place)
+            digits[digit.axis][digit.divisor] = (digit.size, digit_value)
     for axis, parts in digits.items():
         total = _total(parts, sizes[axis])
         if total is None:
@@ -70,9 +70,9 @@ def invert(
 def _number(
     expr: sympy.Expr, value: sympy.Expr, extent: sympy.Expr, sizes: Sizes
 ) -> tuple[tuple[Digit, ...], sympy.Expr] | None:
-    """The digits of `expr`, and the number of which they are the digits: its `value`, or what is left to the last one.
+    """Return the digits of `expr` and the number that they represent: `value`, or `extent - 1 - value`.
 
-    (The index of a flipped tensor counts down.)  None where it does not take each value below `extent` once.
+    (The index of a flipped tensor counts down.)  None unless `expr` takes each value below `extent` once.
     """
     expr = simplify(expr, sizes)
     digits = radix_terms(expr, sizes)
@@ -81,8 +81,8 @@ def _number(
     return None if digits is None or radix_extent(digits) != expanded(extent) else (digits, value)
 
 
-def _places(digits: Sequence[Digit], number: sympy.Expr) -> Iterator[tuple[Digit, sympy.Expr]]:
-    """Each of `digits`, the least significant first, with what stands in its place of `number`."""
+def _digit_values(digits: Sequence[Digit], number: sympy.Expr) -> Iterator[tuple[Digit, sympy.Expr]]:
+    """Yield each of `digits`, least significant first, with its value as a function of `number`."""
     weight: sympy.Expr = ONE
     for digit in digits:
         place = FloorDiv(number, weight)
@@ -91,7 +91,7 @@ def _places(digits: Sequence[Digit], number: sympy.Expr) -> Iterator[tuple[Digit
 
 
 def _total(places: dict[sympy.Expr, tuple[sympy.Expr, sympy.Expr]], extent: sympy.Expr) -> sympy.Expr | None:
-    """An axis of `extent` points from its digits (divisor: size and value); None unless they are all there."""
+    """Recombine an axis of `extent` points from its digits (divisor: size and value); None if a digit is missing."""
     weight, total = ONE, ZERO
     rest = dict(places)
     while weight in rest:
@@ -102,9 +102,9 @@ def _total(places: dict[sympy.Expr, tuple[sympy.Expr, sympy.Expr]], extent: symp
 
 
 def split_points(exprs: Iterable[sympy.Expr], axis: sympy.Symbol, size: sympy.Expr) -> list[int]:
-    """The divisors at which `axis` must be split so that no expression needs `//` or `%` of it; ascending.
+    """Return the divisors at which `axis` must be split so that no expression needs `//` or `%` of it; ascending.
 
-    Empty when nothing to split, or when the divisors do not form a chain that divides `size`.
+    Empty if there is nothing to split, or if the divisors do not form a chain that divides `size`.
     """
     if not size.is_Integer:
         return []

@@ -1,4 +1,4 @@
-"""The laws of `//` and `%`: which of them an index does not need, because its bounds are known.
+"""Simplification of `//` and `%` in indices by the bounds of their operands.
 
 Input: an index and the sizes of its axes; output: an equal index.
 """
@@ -22,12 +22,12 @@ def _has_digits(expr: sympy.Expr) -> bool:
 
 
 def within(expr: sympy.Expr, size: sympy.Expr, sizes: Sizes) -> bool:
-    """Is `0 ≤ expr < size` certain?"""
+    """Return whether `0 ≤ expr < size` is certain."""
     if expr == 0 or (isinstance(expr, Mod) and expr.args[1] == size):
         return True  # a divisor is positive
     if size.is_Integer:
-        found = interval(expr, sizes)
-        return found is not None and found[0] >= 0 and found[1] < int(size)
+        limits = interval(expr, sizes)
+        return limits is not None and limits[0] >= 0 and limits[1] < int(size)
     terms = radix_terms(expr, sizes)
     if terms is None:
         return False
@@ -39,7 +39,7 @@ def within(expr: sympy.Expr, size: sympy.Expr, sizes: Sizes) -> bool:
 
 
 def simplify(expr: sympy.Expr, sizes: Sizes) -> sympy.Expr:
-    """An equal expression with as few `//` and `%` as the bounds allow.
+    """Return an equal expression with as few `//` and `%` as the bounds allow.
 
     >>> from fusion.lowering.indexing import axis_symbol
     >>> b, s = axis_symbol(0), axis_symbol(1)
@@ -66,7 +66,7 @@ def _simplified(expr: sympy.Expr, facts: Facts) -> sympy.Expr:
 
 
 def _split_multiple(expr: sympy.Expr, of: sympy.Expr) -> tuple[sympy.Expr, sympy.Expr]:
-    """`(q, r)` with `expr = q·of + r`, taking into q every term that is a multiple of `of`."""
+    """Return `(q, r)` with `expr = q·of + r`, taking into q every term that is a multiple of `of`."""
     quotient, rest = [], []
     for term in sympy.Add.make_args(sympy.expand_mul(expr)):
         if of.is_Integer:
@@ -88,22 +88,22 @@ def _split_multiple(expr: sympy.Expr, of: sympy.Expr) -> tuple[sympy.Expr, sympy
 
 
 def _common_factors(rest: sympy.Expr, b: sympy.Expr) -> list[sympy.Expr]:
-    """What some term of `rest` and `b` have in common, greatest first; each divides `b`."""
-    found: set[sympy.Expr] = set()
+    """Return the common divisors of single terms of `rest` with `b`, greatest first; each divides `b`."""
+    divisors: set[sympy.Expr] = set()
     number, symbols = (sympy.factor_terms(b) if b.is_Add else b).as_coeff_Mul()  # a size may be s - 1
     for term in sympy.Add.make_args(rest):
         coefficient, factor = term.as_coeff_Mul()
         shared = set(sympy.Mul.make_args(factor)).intersection(sympy.Mul.make_args(symbols))
-        found.add(sympy.Mul(math.gcd(int(coefficient), int(number)), *shared))
-    return sorted(found - {ONE}, key=lambda g: (-len(symbols_of(g)), -int(g.as_coeff_Mul()[0]), str(g)))
+        divisors.add(sympy.Mul(math.gcd(int(coefficient), int(number)), *shared))
+    return sorted(divisors - {ONE}, key=lambda g: (-len(symbols_of(g)), -int(g.as_coeff_Mul()[0]), str(g)))
 
 
 def _simplify_floordiv(a: sympy.Expr, b: sympy.Expr, sizes: Sizes) -> sympy.Expr:
     quotient, rest = _split_multiple(a, b)
     if within(rest, b, sizes):
         return quotient
-    if b.is_Integer and (found := interval(rest, sizes)) and found[0] // int(b) == found[1] // int(b):
-        return quotient + found[0] // int(b)
+    if b.is_Integer and (limits := interval(rest, sizes)) and limits[0] // int(b) == limits[1] // int(b):
+        return quotient + limits[0] // int(b)
     if isinstance(rest, Mod) and b.is_Integer and rest.args[1].is_Integer and rest.args[1] % b == 0:
         return quotient + simplify(Mod(FloorDiv(rest.args[0], b), rest.args[1] // b), sizes)
     for g in _common_factors(rest, b):  # (g·x + y) // (g·c) = x // c when 0 ≤ y < g
@@ -118,8 +118,8 @@ def _simplify_mod(a: sympy.Expr, b: sympy.Expr, sizes: Sizes) -> sympy.Expr:
     if within(rest, b, sizes):
         return rest
     if b.is_Integer:
-        if (found := interval(rest, sizes)) and found[0] // int(b) == found[1] // int(b):
-            return rest - found[0] // int(b) * b
+        if (limits := interval(rest, sizes)) and limits[0] // int(b) == limits[1] // int(b):
+            return rest - limits[0] // int(b) * b
         reduced = sympy.Add(*(_reduce_term(term, b) for term in sympy.Add.make_args(rest)))
         if reduced != rest:
             return _simplify_mod(reduced, b, sizes)
@@ -131,7 +131,7 @@ def _simplify_mod(a: sympy.Expr, b: sympy.Expr, sizes: Sizes) -> sympy.Expr:
 
 
 def _reduce_term(term: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
-    """A term equal to `term` modulo `b`: `(b + c)·x → c·x` and `c·(x % m) → c·x` where b divides c·m."""
+    """Reduce a term modulo `b`: `(b + c)·x → c·x` and `c·(x % m) → c·x` where b divides c·m."""
     coefficient, factor = term.as_coeff_Mul()
     if isinstance(factor, Mod) and factor.args[1].is_Integer and coefficient * factor.args[1] % b == 0:
         factor = factor.args[0]
@@ -140,7 +140,7 @@ def _reduce_term(term: sympy.Expr, b: sympy.Expr) -> sympy.Expr:
 
 
 def _recompose(total: sympy.Add, sizes: Sizes) -> sympy.Expr:
-    """`c·b·(a // b) + c·(a % b) → c·a` and `c·b·(a // b % m) + c·(a % b) → c·(a % bm)`, until nothing changes."""
+    """Rewrite `c·b·(a // b) + c·(a % b) → c·a` and `c·b·(a // b % m) + c·(a % b) → c·(a % bm)`, to a fixed point."""
     terms = set(total.args)
     for term in total.args:
         for mod in (f for f in sympy.Mul.make_args(term.as_coeff_Mul()[1]) if isinstance(f, Mod)):
@@ -149,19 +149,19 @@ def _recompose(total: sympy.Add, sizes: Sizes) -> sympy.Expr:
             quotient = simplify(FloorDiv(a, b), sizes)
             parts = sympy.Add.make_args(sympy.expand_mul(scale * b * quotient))
             if term in parts or not terms.issuperset(parts):
-                parts, a = _quotient_beside(total.args, mod, scale, sizes)
+                parts, a = _matching_quotient(total.args, mod, scale, sizes)
             if not parts:
-                parts, a = _digit_beside(total.args, mod, scale, quotient)
+                parts, a = _matching_digit(total.args, mod, scale, quotient)
             if parts:
                 left = terms.difference(parts, {term})
                 return simplify(sympy.Add(*left, sympy.expand_mul(scale * a)), sizes)
     return total
 
 
-def _digit_beside(
+def _matching_digit(
     terms: Iterable[sympy.Expr], mod: sympy.Expr, scale: sympy.Expr, quotient: sympy.Expr
 ) -> tuple[tuple[sympy.Expr, ...], sympy.Expr]:
-    """`c·b·(a // b % m)` among `terms`, and `a % bm`, where `mod` is `a % b` and `quotient` is `a // b`."""
+    """Find `c·b·(a // b % m)` among `terms`; return it with `a % bm`; `mod` is `a % b`, `quotient` `a // b`."""
     a, b = mod.args
     for term in terms:
         digit = next((f for f in sympy.Mul.make_args(term) if isinstance(f, Mod) and f.args[0] == quotient), None)
@@ -170,10 +170,10 @@ def _digit_beside(
     return (), mod
 
 
-def _quotient_beside(
+def _matching_quotient(
     terms: Iterable[sympy.Expr], mod: sympy.Expr, scale: sympy.Expr, sizes: Sizes
 ) -> tuple[tuple[sympy.Expr, ...], sympy.Expr]:
-    """`c·b·(a // b)` among `terms` as `c·b·(n // bd)`, and `a = n // d`; `mod` may have lost multiples of b of it."""
+    """Find `c·b·(n // bd)` among `terms`; return it with `a = n // d` (`mod` may have lost multiples of b of a)."""
     b = mod.args[1]
     for term in terms if b.is_Integer else ():
         quotient = next((f for f in sympy.Mul.make_args(term) if isinstance(f, FloorDiv)), None)

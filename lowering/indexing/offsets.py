@@ -1,4 +1,4 @@
-"""Offsets in memory: several indices and their strides as one number, and the stride of an axis in it."""
+"""Memory offsets: several indices and their strides as one number, and the stride of an axis in it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from fusion.lowering.sizes import where_there_are_elements
 
 
 def flatten(index: Sequence[Index], strides: Sequence[sympy.Expr], sizes: Sizes) -> Index:
-    """The offset in elements of a multi-dimensional index."""
-    plain: sympy.Expr = ZERO
+    """Return the offset in elements of a multi-dimensional index."""
+    affine: sympy.Expr = ZERO
     indirect: list[Expr] = []
     for position, stride in zip(index, strides, strict=True):
         step = where_there_are_elements(stride)
@@ -25,38 +25,38 @@ def flatten(index: Sequence[Index], strides: Sequence[sympy.Expr], sizes: Sizes)
             if not (isinstance(position, Const) and position.value == 0):
                 indirect.append(scaled)
         else:
-            plain += position * step
-    plain = simplify(sympy.expand_mul(plain), sizes)
+            affine += position * step
+    affine = simplify(sympy.expand_mul(affine), sizes)
     if not indirect:
-        return plain
+        return affine
     total: Expr = indirect[0]
     for part in indirect[1:]:
         total = Op("add", (total, part), torch.int64)
-    return total if plain == 0 else make_op("add", total, IndexValue(plain))
+    return total if affine == 0 else make_op("add", total, IndexValue(affine))
 
 
 def extent_of(shape: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> sympy.Expr:
-    """Elements from the first to the last one touched, inclusive (0 for an empty tensor)."""
+    """Return the number of elements from the first to the last one touched, inclusive (0 for an empty tensor)."""
     if any(size == 0 for size in shape):
         return ZERO
     return sympy.Add(1, *((size - 1) * stride for size, stride in zip(shape, strides, strict=True)))
 
 
 def coefficient(expr: sympy.Expr, axis: sympy.Symbol) -> sympy.Expr | None:
-    """The stride of `axis` in an affine offset; None where the axis appears under `//`, `%` or a power.
+    """Return the stride of `axis` in an affine offset; None where the axis appears under `//`, `%` or a power.
 
     >>> from fusion.lowering.indexing import FloorDiv, axis_symbol
     >>> i, j = axis_symbol(0), axis_symbol(1)
     >>> coefficient(12 * i + j, i), coefficient(12 * i + j, axis_symbol(2)), coefficient(FloorDiv(i, 2), i)
     (12, 0, None)
     """
-    found: sympy.Expr = ZERO
+    stride: sympy.Expr = ZERO
     if axis not in symbols_of(expr):
-        return found
+        return stride
     for term in sympy.Add.make_args(sympy.expand_mul(expr)):
         if axis in symbols_of(term):
             ratio = ONE if term is axis else term / axis
             if axis in symbols_of(ratio):
                 return None
-            found += ratio
-    return found
+            stride += ratio
+    return stride

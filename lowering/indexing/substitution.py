@@ -1,4 +1,4 @@
-"""Other indices in the place of axes; with a loaded value in the place of one, an index becomes an expression."""
+"""Substitution of axes by other indices; where a loaded value replaces an axis, the index becomes an expression."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from fusion.lowering.scalar_ops import ScalarName
 
 
 def substitute(root: Expr, axes: AxisMap, sizes: Sizes) -> Expr:
-    """`root` with axis symbols replaced; an axis may be replaced by a loaded value (a gather).
+    """Replace axis symbols in `root`; a loaded value may replace an axis (a gather).
 
     `sizes` are the bounds of the symbols that appear in the replacements; they are used to simplify.
     """
@@ -38,7 +38,7 @@ def substitute(root: Expr, axes: AxisMap, sizes: Sizes) -> Expr:
 
 
 def substitute_all(roots: Sequence[Expr], axes: AxisMap, sizes: Sizes) -> list[Expr]:
-    """`substitute` on several roots that share parts."""
+    """Apply `substitute` to several roots that share parts."""
     if all(symbol is value or symbol == value for symbol, value in axes.items()):
         return list(roots)
     memo: dict[sympy.Expr, Index] = {}
@@ -52,11 +52,11 @@ def substitute_all(roots: Sequence[Expr], axes: AxisMap, sizes: Sizes) -> list[E
         match concrete(node):
             case Load(buffer, old, dtype, mask):
                 index = tuple(i if isinstance(i, Expr) else replace(i) for i in old)
-                if all(new is place for new, place in zip(index, old, strict=True)):
+                if all(new is old_index for new, old_index in zip(index, old, strict=True)):
                     return None
                 return Load(buffer, index, dtype, mask)
-            case IndexValue(place, dtype):
-                value = replace(place)
+            case IndexValue(old_index, dtype):
+                value = replace(old_index)
                 return make_cast(value, dtype) if isinstance(value, Expr) else IndexValue(value, dtype)
             case Random(kind, seed, offset):
                 counter = replace(offset)
@@ -71,20 +71,20 @@ def substitute_all(roots: Sequence[Expr], axes: AxisMap, sizes: Sizes) -> list[E
 
 
 def replace_axes(index: sympy.Expr, axes: AxisMap, sizes: Sizes) -> Index:
-    """`index` with symbols replaced.  Becomes an `Expr` as soon as one replacement is one."""
-    found = {s: axes[s] for s in symbols_of(index) if s in axes}
-    if any(isinstance(value, Expr) for value in found.values()):
-        return _lift(index, found, sizes)
-    return simplify(index.xreplace(found) if found else index, sizes)
+    """Replace symbols in `index`, which becomes an `Expr` if one of the replacements is one."""
+    replacements = {s: axes[s] for s in symbols_of(index) if s in axes}
+    if any(isinstance(value, Expr) for value in replacements.values()):
+        return _lift(index, replacements, sizes)
+    return simplify(index.xreplace(replacements) if replacements else index, sizes)
 
 
 def as_expr(index: Index) -> Expr:
-    """An index as an int64 expression."""
+    """Return an index as an int64 expression."""
     return index if isinstance(index, Expr) else IndexValue(index)
 
 
 def _lift(index: sympy.Expr, axes: AxisMap, sizes: Sizes) -> Expr:
-    """`index` as an int64 expression: sympy's operators become scalar operations above a replaced axis."""
+    """Return `index` as an int64 expression: above a replaced axis, sympy's operators become scalar operations."""
     if index.is_Symbol:
         return as_expr(axes.get(index, index))
     if not any(isinstance(axes.get(s), Expr) for s in symbols_of(index)):

@@ -1,4 +1,4 @@
-"""What a call means that the graph makes as it is: the same call, with the tensors and the sizes that it names."""
+"""Evaluation of extern calls: the same call, with real tensors and sizes."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ def call(
     sizes: dict[sympy.Symbol, int],
     exact: bool,
 ) -> dict[str, torch.Tensor]:
-    """The tensors an extern returns, by buffer.
+    """Return the tensors that an extern returns, by buffer.
 
-    In float64 the call may be one that only takes other types, or change what it means (`view.dtype`): what fails or
-    has another shape is called again in the dtypes as stated.
+    In float64 a call may be refused, or change its meaning (`view.dtype`): one that fails or returns another shape is
+    repeated in the dtypes as stated.
     """
     if not exact:
         try:
             return _called(program, node, values, sizes, True)
         except (RuntimeError, NotImplementedError, TypeError, ValueError, VerifyError):
             values = {name: values[name].to(program.buffers[name].dtype) for name in node.reads}
-    found = _called(program, node, values, sizes, False)
-    return found if exact else {name: as_double(tensor) for name, tensor in found.items()}
+    results = _called(program, node, values, sizes, False)
+    return results if exact else {name: as_double(tensor) for name, tensor in results.items()}
 
 
 def _called(
@@ -55,7 +55,7 @@ def _called(
     sizes.update(
         {size: results[place] if dim is None else results[place].shape[dim] for size, place, dim in node.sizes}
     )
-    found: dict[str, torch.Tensor] = {}
+    tensors: dict[str, torch.Tensor] = {}
     for name, result in zip(node.outs, results, strict=True):
         if name is None:
             continue
@@ -65,10 +65,10 @@ def _called(
             raise VerifyError(f"{node.target} does not return a tensor of shape {shape} for {name}")
         if not double and result.dtype is not buffer.dtype:
             raise VerifyError(f"{node.target} returns {result.dtype} for {name}, not {buffer.dtype}")
-        found[name] = as_double(result) if double else result
-    return found
+        tensors[name] = as_double(result) if double else result
+    return tensors
 
 
 def as_double(tensor: torch.Tensor) -> torch.Tensor:
-    """A float tensor in float64, any other as it is."""
+    """Convert a float tensor to float64; return any other as it is."""
     return tensor.double() if tensor.is_floating_point() else tensor

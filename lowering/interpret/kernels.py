@@ -1,4 +1,4 @@
-"""What a Kernel means: its statements run over boxes of its grid, loops in blocks where values run along."""
+"""Evaluation of a Kernel: its statements run over boxes of its grid, and in blocks in loops with running values."""
 
 from __future__ import annotations
 
@@ -38,11 +38,11 @@ from fusion.lowering.kernel import (
     Spans,
     Stmt,
     Store,
+    loop_folds,
     running,
     spans,
     statements,
     values_of,
-    walked_folds,
 )
 from fusion.lowering.scalar_ops import identity
 
@@ -50,10 +50,10 @@ from fusion.lowering.scalar_ops import identity
 def run_kernel(
     kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int] = (), *, exact: bool = True
 ) -> None:
-    """Run a Kernel on the tensors of its params, in their order; what it stores is written in place.
+    """Run a Kernel on the tensors of its params, in their order; stores are written in place.
 
     Args:
-        exact: compute in the dtypes as stated; otherwise in float64, which the tensors of float params then hold.
+        exact: compute in the dtypes as stated; otherwise in float64, which the tensors of float params must then hold.
 
     Raises:
         VerifyError: a tensor is not as its param declares, or a load or store reaches outside.
@@ -63,7 +63,7 @@ def run_kernel(
         _run_grid(kernel, tensors, known, exact)
     at = {param.name: tensor for param, tensor in zip(kernel.params, tensors, strict=True)}
     parts, last = list(kernel.beside), kernel.then
-    while last is not None:  # each over parameters of the whole launch, not of the one before it
+    while last is not None:  # each has parameters of the whole launch, not of the kernel before it
         parts.append(replace(last, then=None))
         last = last.then
     for part in parts:
@@ -80,15 +80,15 @@ def _run_grid(kernel: Kernel, tensors: Sequence[torch.Tensor], known: Mapping[sy
         param.name: flat_view(tensor.to(device) if param.number else tensor)
         for param, tensor in zip(kernel.params, tensors, strict=True)
     }
-    found = spans(kernel)
-    varies = {stmt: _varies(stmt, found) for stmt in statements(kernel.body) if not isinstance(stmt, Loop)}
+    axes_of_values = spans(kernel)
+    varies = {stmt: _varies(stmt, axes_of_values) for stmt in statements(kernel.body) if not isinstance(stmt, Loop)}
     cost = max((points_of(spanned, axes) for spanned in varies.values()), default=0)
     for box in boxes(grid, pieces(cost)):
         _run_body(kernel, kernel.body, {**axes, **box}, Scope(flats, known, {}, exact, device), varies)
 
 
 _RUNNING_BLOCKS = 3
-"""Blocks in which a loop with running values is walked, so that what is carried is carried more than once."""
+"""Blocks of a loop with running values, so that a carried value is carried more than once."""
 
 
 def _run_body(
@@ -97,11 +97,11 @@ def _run_body(
     axes: Ranges,
     scope: Scope,
     varies: Mapping[Fold | Prefix | Store, list[frozenset[sympy.Symbol]]],
-    walked: frozenset[str] = frozenset(),
+    running_folds: frozenset[str] = frozenset(),
 ) -> dict[str, torch.Tensor]:
-    """Run statements over a box; returns the tiles of `scope` and those of the folds that ran.
+    """Run statements over a box; return the tiles of `scope` and those of the folds that ran.
 
-    `walked` are folds whose loop is walked in blocks, of which the box is one.
+    `running_folds` are the folds of the enclosing loop, of whose blocks the box is one.
     """
     tiles = dict(scope.tiles)
     scope = replace(scope, tiles=tiles)
@@ -111,14 +111,14 @@ def _run_body(
                 if not running(stmt):
                     tiles.update(_run_body(kernel, stmt.body, axes, scope, varies))
                     continue
-                own = {fold.name: fold for fold in walked_folds(stmt)}
+                own = {fold.name: fold for fold in loop_folds(stmt)}
                 tiles.update({name: _identity_of(fold, len(axes), scope) for name, fold in own.items()})
                 for part in boxes({stmt.axes[0]: axes[stmt.axes[0]]}, _RUNNING_BLOCKS):
                     tiles.update({f"{name}'": tiles[name] for name in own})
                     tiles.update(_run_body(kernel, stmt.body, {**axes, **part}, scope, varies, frozenset(own)))
             case Fold():
                 value = fold_over(stmt.op, stmt.args, stmt.over, axes, scope, points_of(varies[stmt], axes))
-                if stmt.name in walked:
+                if stmt.name in running_folds:
                     old = evaluate([stmt.carry or stmt.before], axes, scope)[0]
                     both = torch.stack([old.expand(value.shape), value.to(scope.dtype(stmt.dtype))])
                     value = fold("sum" if stmt.op == "dot" else stmt.op, [both], [0])[0][0]
@@ -141,7 +141,7 @@ def _identity_of(stmt: Fold, rank: int, scope: Scope) -> torch.Tensor:
 def _kernel_sizes(
     kernel: Kernel, tensors: Sequence[torch.Tensor], sizes: Sequence[int], exact: bool
 ) -> dict[sympy.Symbol, int]:
-    """The size symbols of a kernel and of the shapes of its params; refuses tensors that are not as declared."""
+    """Return the size symbols of a kernel and of its params' shapes; refuse tensors that differ from declarations."""
     known = dict(zip(kernel.sizes, sizes, strict=True))
     for param, tensor in zip(kernel.params, tensors, strict=True):
         if tensor.ndim != len(param.shape):
@@ -168,7 +168,7 @@ def _kernel_sizes(
 
 
 def _varies(stmt: Fold | Prefix | Store, found: Spans) -> list[frozenset[sympy.Symbol]]:
-    """The axes of the values that a statement holds at once: the operands of a product are never joined."""
+    """Return the axes of each value that a statement holds at once; operands of a product are never broadcast."""
     each = [found[value] for value in values_of(stmt)]
     match stmt:
         case Fold():

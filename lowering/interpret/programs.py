@@ -1,4 +1,4 @@
-"""What a Program means: its nodes, one after the other, over real tensors, in the dtypes as stated or in float64."""
+"""Evaluation of a Program: its nodes in order, over real tensors, in the dtypes as stated or in float64."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from fusion.lowering.program import Buffer, BufferRef, Contract, Extern, Map, Pr
 def run_program(
     program: Program, inputs: Sequence[torch.Tensor | int | None], *, exact: bool = True
 ) -> list[torch.Tensor | int | None]:
-    """Call a Program.
+    """Evaluate a Program.
 
     Args:
         inputs: one per entry of `program.inputs`: a tensor, an integer for a size symbol, anything for None.
@@ -45,9 +45,9 @@ def run_program(
         VerifyError: an input is not as declared, or the program reads outside a tensor.
     """
     sizes = bind_sizes(program, inputs)
-    given = {name: t for name, t in zip(program.inputs, inputs, strict=True) if isinstance(name, str)}
+    tensors = {name: t for name, t in zip(program.inputs, inputs, strict=True) if isinstance(name, str)}
     values: dict[str, torch.Tensor] = {}
-    for name, tensor in (*given.items(), *program.constants.items()):
+    for name, tensor in (*tensors.items(), *program.constants.items()):
         assert isinstance(tensor, torch.Tensor)
         values[name] = tensor if exact else as_double(tensor)
     with torch.no_grad():
@@ -57,7 +57,7 @@ def run_program(
 def _results(
     program: Program, values: dict[str, torch.Tensor], sizes: dict[sympy.Symbol, int], exact: bool
 ) -> list[torch.Tensor | int | None]:
-    """The outputs of a Program, of which `values` holds the inputs and the constants."""
+    """Return the outputs of a Program, given its inputs and constants in `values`."""
     for node in program.nodes:
         match node:
             case Extern():
@@ -88,16 +88,18 @@ def _in_chunks(
     sizes: Mapping[sympy.Symbol, int],
     exact: bool,
 ) -> dict[str, torch.Tensor]:
-    """The tensors that a region makes, by buffer."""
+    """Return the tensors that a chunked region computes, by buffer."""
 
     def body_of(body: Program) -> Body:
         def run(args: list[object]) -> tuple[torch.Tensor, ...]:
-            given = dict(zip(body.inputs, args, strict=True))
-            tensors = {name: t for name, t in given.items() if isinstance(name, str) and isinstance(t, torch.Tensor)}
-            known = {size: n for size, n in given.items() if isinstance(size, sympy.Symbol) and isinstance(n, int)}
+            arguments = dict(zip(body.inputs, args, strict=True))
+            tensors = {
+                name: t for name, t in arguments.items() if isinstance(name, str) and isinstance(t, torch.Tensor)
+            }
+            known = {size: n for size, n in arguments.items() if isinstance(size, sympy.Symbol) and isinstance(n, int)}
             _check_tensors(body, tensors, known, exact)
-            made = _results(body, tensors, known, exact)
-            return tuple(tensor for tensor in made if isinstance(tensor, torch.Tensor))
+            outputs = _results(body, tensors, known, exact)
+            return tuple(tensor for tensor in outputs if isinstance(tensor, torch.Tensor))
 
         return run
 
@@ -108,15 +110,15 @@ def _in_chunks(
         dtype = out.dtype if exact or not out.dtype.is_floating_point else torch.float64
         results[name] = torch.empty_strided(*layout, dtype=dtype, device=out.device)
     tensors = [values[name] for name, _ in node.sliced]
-    length, given = size_value(node.length, sizes), [size_value(size, sizes) for size in node.symbols]
-    run_chunks(node, [body_of(body) for body in node.bodies], length, given, tensors, results)
+    length, known_sizes = size_value(node.length, sizes), [size_value(size, sizes) for size in node.symbols]
+    run_chunks(node, [body_of(body) for body in node.bodies], length, known_sizes, tensors, results)
     return results
 
 
 def _check_tensors(
     program: Program, tensors: Mapping[str, torch.Tensor], sizes: Mapping[sympy.Symbol, int], exact: bool
 ) -> None:
-    """Refuse tensors that are not as the inputs of a body are declared."""
+    """Refuse tensors that differ from the declared inputs of a body."""
     for name, tensor in tensors.items():
         buffer = program.buffers[name]
         shape = tuple(size_value(size, sizes) for size in buffer.shape)
@@ -127,20 +129,20 @@ def _check_tensors(
 
 
 def bind_sizes(program: Program, inputs: Sequence[torch.Tensor | int | None]) -> dict[sympy.Symbol, int]:
-    """The values of the size symbols, from integer inputs and from the shapes and strides of tensor inputs.
+    """Return the values of the size symbols, from integer inputs and from the shapes and strides of tensor inputs.
 
     Raises:
         VerifyError: an input does not have the dtype or the shape that its buffer declares.
     """
     sizes: dict[sympy.Symbol, int] = {}
     tensors: list[tuple[Buffer, torch.Tensor]] = []
-    for entry, given in zip(program.inputs, inputs, strict=True):
+    for entry, value in zip(program.inputs, inputs, strict=True):
         if isinstance(entry, sympy.Symbol):
-            assert isinstance(given, int)
-            sizes[entry] = given
+            assert isinstance(value, int)
+            sizes[entry] = value
         elif entry is not None:
-            assert isinstance(given, torch.Tensor)
-            tensors.append((program.buffers[entry], given))
+            assert isinstance(value, torch.Tensor)
+            tensors.append((program.buffers[entry], value))
     for buffer, tensor in tensors:
         if tensor.ndim != len(buffer.shape):
             raise VerifyError(f"input {buffer.name} has {tensor.ndim} dimensions, not {len(buffer.shape)}")
@@ -201,7 +203,7 @@ def _compute(node: Map | Reduce | Scan | Contract, out: Buffer, scope: Scope) ->
 
 
 def _scattered(node: Scatter, scope: Scope, *, own: bool) -> torch.Tensor:
-    """The result in the memory of its start, which is the caller's `own` tensor, or in a copy."""
+    """Compute a scatter in the memory of its start, if that is the caller's `own` tensor, else in a copy."""
     result = scope.buffers[node.start]
     if not own:
         like = torch.empty_strided(result.shape, result.stride(), dtype=result.dtype, device=result.device)

@@ -1,10 +1,10 @@
-"""Amounts of memory, for people."""
+"""Amounts of memory as text."""
 
 from __future__ import annotations
 
 
 def format_bytes(count: int) -> str:
-    """A number of bytes in the largest unit of which there is at least one.
+    """Format a number of bytes in the largest unit that is not below 1.
 
     >>> format_bytes(512), format_bytes(3 * 1024 * 1024), format_bytes(5 << 40)
     ('512 B', '3.0 MiB', '5120.0 GiB')

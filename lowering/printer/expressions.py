@@ -17,7 +17,7 @@ SHORT = 16
 
 
 LONG = 100
-"""Text beyond this length is named, so that lines stay readable and nothing is copied over and over."""
+"""Text beyond this length is named, so that lines stay readable and text is not repeated."""
 
 
 DTYPES = {
@@ -60,13 +60,13 @@ _UNARY, _POWER, _ATOM = 7, 8, 9
 
 
 def format_dtype(dtype: torch.dtype) -> str:
-    """`f32`, `bf16`, `i64`, …"""
+    """Return a dtype's short name: `f32`, `bf16`, `i64`, …"""
     return DTYPES.get(dtype) or str(dtype).removeprefix("torch.")
 
 
 @lru_cache(maxsize=1 << 16)
 def format_index(index: sympy.Expr) -> str:
-    """An index expression, terms with the largest coefficient first.
+    """Format an index expression, terms with the largest coefficient first.
 
     >>> i, r = sympy.symbols("i0 r0", integer=True)
     >>> format_index(r + 781 * i), format_index(3 * FloorDiv(i + 1, 4) - 2), format_index(Mod(7 * i, 8))
@@ -90,25 +90,25 @@ def format_index(index: sympy.Expr) -> str:
 
 
 def _term_order(term: sympy.Expr) -> tuple[bool, bool, sympy.Expr, int, str]:
-    """Positive terms before negative ones, numbers after symbols, then the largest stride first."""
+    """Sort positive terms before negative ones, numbers after symbols, then by decreasing stride."""
     number, rest = term.as_coeff_Mul()
     return bool(number < 0), bool(rest == 1), -abs(number), -len(sympy.Mul.make_args(rest)), str(rest)
 
 
 def _inside(arg: sympy.Expr, weaker: str) -> str:
-    """`arg` as an operand, in parentheses where its own operator is one of `weaker`."""
+    """Format `arg` as an operand, in parentheses where its own operator is one of `weaker`."""
     own = "+" if arg.is_Add else "*" if arg.is_Mul else "/" if isinstance(arg, (FloorDiv, Mod)) else ""
     text = format_index(arg)
     return f"({text})" if (own and own in weaker) or text.startswith("-") else text
 
 
 def sizes_text(sizes: Iterable[sympy.Expr]) -> str:
-    """`4, s0, 2*s0 + 1`."""
+    """Format sizes: `4, s0, 2*s0 + 1`."""
     return ", ".join(format_index(size) for size in sizes)
 
 
 class Names:
-    """Text of expressions with shared and long ones named; `lines` holds the definitions that are not printed yet."""
+    """Formats expressions with shared and long parts named; `lines` holds definitions that are not printed yet."""
 
     def __init__(self, roots: Iterable[Expr]) -> None:
         self.users: dict[Expr, int] = {}
@@ -122,7 +122,7 @@ class Names:
         self.count = 0
 
     def text(self, root: Expr) -> str:
-        """`root` in full, its shared parts by name."""
+        """Return the text of `root`, its shared parts by name."""
         if root not in self.texts:
             for node in postorder(root):
                 if node not in self.texts:
@@ -138,7 +138,7 @@ class Names:
         return f"%{self.count}", _ATOM
 
     def _operand(self, node: Expr, above: int) -> str:
-        """A child's text, in parentheses if it binds less tightly than `above`."""
+        """Return a child's text, in parentheses if it binds less tightly than `above`."""
         text, precedence = self.texts[node]
         return text if precedence >= above else f"({text})"
 
@@ -178,12 +178,12 @@ class Names:
         return f"{node.name}({', '.join(self._operand(arg, 0) for arg in node.args)})", _ATOM
 
     def index(self, index: Index) -> str:
-        """One index of a load or store; a loaded value stands in it like any other."""
+        """Format one index of a load or store, an index expression or a loaded value."""
         return self._operand(index, 0) if isinstance(index, Expr) else format_index(index)
 
 
 def format_const(node: Const) -> str:
-    """A constant, with its dtype unless that is the usual one for its kind.
+    """Format a constant, with its dtype unless that is the usual one for its kind.
 
     >>> format_const(Const(-0.0, torch.float32)), format_const(Const(1, torch.int8))
     ('-0.0', '1_i8')
@@ -194,7 +194,7 @@ def format_const(node: Const) -> str:
 
 
 def format_expr(expr: Expr) -> str:
-    """One expression; definitions of named parts come first, a line each.
+    """Format one expression; definitions of named parts come first, a line each.
 
     >>> f32 = torch.float32
     >>> x = Load("x", (sympy.Symbol("i0"),), f32)

@@ -14,7 +14,7 @@ from fusion.lowering.scalar_ops import accumulator, keeps_position
 
 
 def format_kernel(kernel: Kernel) -> str:
-    """A Kernel: params, axes with their roles, a line per statement.  Equal kernels give equal text.
+    """Format a Kernel: params, axes with their roles, a line per statement.  Equal kernels give equal text.
 
     >>> import sympy
     >>> from fusion.lowering.expr import Load, Op
@@ -51,8 +51,8 @@ def _part_lines(kernel: Kernel) -> list[str]:
 
 
 def _param(param: Param) -> str:
-    said = ((" written", param.written), (" unaligned", not param.aligned), (" number", param.number))
-    notes = [note for note, on in said if on]
+    flags = ((" written", param.written), (" unaligned", not param.aligned), (" number", param.number))
+    notes = [note for note, on in flags if on]
     return f"{param.name}: {tensor_text(param.dtype, param.shape, param.strides)}{''.join(notes)}"
 
 
@@ -87,7 +87,7 @@ def _body_lines(body: Sequence[Stmt], names: Names, indent: str) -> list[str]:
 
 
 def _fold_notes(stmt: Fold) -> str:
-    """What is not said by the operation and its operands."""
+    """Note the dtype of a fold if it is unusual, and the rows and columns of a product."""
     operand = stmt.args[0].dtype
     usual = accumulator(stmt.op, operand) if stmt.op == "dot" else operand
     usual = torch.int64 if keeps_position(stmt.op) else usual

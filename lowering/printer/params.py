@@ -1,4 +1,4 @@
-"""What a parameter of a kernel holds, as a comment beside it in a generated source."""
+"""Parameters as comments in a generated source."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from fusion.lowering.kernel import Param
 
 
 def format_param(param: Param) -> str:
-    """Its element type, shape and strides, and whether it is written.
+    """Format a parameter's element type, shape and strides, and whether it is written.
 
     >>> import sympy, torch
     >>> two, three = sympy.Integer(2), sympy.Integer(3)

@@ -32,7 +32,7 @@ from fusion.lowering.scalar_ops import ScatterName
 
 
 def format_program(program: Program) -> str:
-    """A Program: inputs, a line per node with its origin, outputs.
+    """Format a Program: inputs, a line per node with its origin, outputs.
 
     >>> from fusion.lowering.expr import Load, Op
     >>> i, cpu = sympy.Symbol("i0"), torch.device("cpu")
@@ -60,13 +60,13 @@ def format_program(program: Program) -> str:
 
 
 def _describe(buffer: Buffer, device: str) -> str:
-    """`name: dtype[shape]`, with strides unless they are row-major, with the device unless it is the usual one."""
+    """Format `name: dtype[shape]`, with strides unless row-major, and the device unless it is the usual one."""
     elsewhere = "" if str(buffer.device) == device else f" on {buffer.device}"
     return f"{buffer.name}: {tensor_text(buffer.dtype, buffer.shape, buffer.strides)}{elsewhere}"
 
 
 def tensor_text(dtype: torch.dtype, shape: Sequence[sympy.Expr], strides: Sequence[sympy.Expr]) -> str:
-    """`f32[2, 3]`, with its strides where they are not row-major."""
+    """Format `f32[2, 3]`, with its strides where they are not row-major."""
     running: sympy.Expr = sympy.Integer(1)
     row_major = True
     for size, stride in zip(reversed(shape), reversed(strides), strict=True):
@@ -131,24 +131,24 @@ def _head(node: Compute) -> str:
 
 
 def _update(node: Scatter, texts: Sequence[str]) -> str:
-    """What happens at a point of a scatter."""
+    """Format the update at a point of a scatter."""
     index = ", ".join(texts[1 : 1 + len(node.index)])
     condition = "" if node.where is None else f" where {texts[-1]}"
     return f"[{index}] {assign_text(node.op)} {texts[0]}{condition}"
 
 
 def assign_text(op: ScatterName) -> str:
-    """The sign of an update: `+=`; by their names those that have no sign: `max=`."""
+    """Return the operator of an update: `+=`, or its name where there is no operator: `max=`."""
     return {"store": "=", "sum": "+=", "prod": "*="}.get(op, f"{op}=")
 
 
 def axis_text(axis: Axis) -> str:
-    """`i0:16`."""
+    """Format an axis with its size: `i0:16`."""
     return f"{axis.symbol}:{format_index(axis.size)}"
 
 
 def symbols_text(symbols: Sequence[sympy.Symbol]) -> str:
-    """`i0 r0`, or `none`."""
+    """Format symbols: `i0 r0`, or `none`."""
     return " ".join(map(str, symbols)) or "none"
 
 

@@ -1,14 +1,13 @@
 """The lowering rules, one module per family of operations.  Importing this package registers them all.
 
-Modules that are not imported here are what rules are written with:
-
-    formula.py    scalar expressions, written as one would on paper
-    promotion.py  formulas on tensors: the dtype that is computed in, and the shape
-    series.py     Chebyshev series; `bessel_series.py` has the coefficients of `bessel.py`
-    entries.py    small matrices, one entry after the other
-    windows.py    the few positions that each result looks at
-    places.py     where the sources of a write go, of which several may be one element:
-    meeting.py    as a scatter; `compared.py`, each element looks for its sources; `runs.py`, where these lie in a row
+Modules that are not imported here are used to write rules:
+    formula.py     scalar expressions in the notation of formulas
+    promotion.py   formulas on tensors: the dtype that is computed in, and the shape
+    series.py      Chebyshev series; `bessel_series.py` has the coefficients of `bessel.py`
+    entries.py     small matrices, entry by entry
+    windows.py     the window of positions that each result reads
+    places.py      the destinations of the sources of a write, of which several may be equal:
+    collisions.py  as a scatter; `compared.py`: each element searches its sources; `runs.py`: sources sorted into runs
 """
 
 from fusion.lowering.rules import (
@@ -51,7 +50,7 @@ from fusion.lowering.rules import (
     zeta,
 )
 
-# After all others: what it refuses is what they have no rule for.
+# After all others: it refuses operations that they have no rule for.
 from fusion.lowering.rules import library  # isort: skip
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Activation functions and their gradients: one formula each.
 
-The first arguments of an operation that are tensors become terms under PyTorch's promotion; numbers are handed to the
-formula as they are.  Gradients take the incoming gradient first, as in ATen.
+Tensor arguments become terms under PyTorch's promotion; numbers are passed to the formula unchanged.  Gradients take
+the incoming gradient first, as in ATen.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ def prelu(x: Term, weight: Term) -> Term:
 
 @formula(aten.hardtanh.default)
 def hardtanh(x: Term, min_val: float = -1.0, max_val: float = 1.0) -> Term:
-    """x held between two bounds."""
+    """x clamped to two bounds."""
     return clamp(x, min_val, max_val)
 
 
@@ -164,7 +164,7 @@ def _gelu_inner(x: Term) -> Term:
 
 @formula(aten.logit.default, Kind.INT_TO_FLOAT)
 def logit(x: Term, eps: float | None = None) -> Term:
-    """log(x / (1 - x)), with x first held eps away from 0 and 1 if given."""
+    """log(x / (1 - x)), with x first clamped to [eps, 1 - eps] if eps is given."""
     if eps is not None:
         x = clamp(x, eps, 1 - eps)
     return log(x / (1 - x))
@@ -175,63 +175,63 @@ def logit(x: Term, eps: float | None = None) -> Term:
 
 @formula(aten.threshold_backward.default)
 def threshold_backward(grad: Term, x: Term, threshold: float) -> Term:
-    """Of threshold and relu."""
+    """The gradient of threshold and relu."""
     return where(x <= threshold, 0, grad)
 
 
 @formula(aten.leaky_relu_backward.default)
 def leaky_relu_backward(grad: Term, x: Term, negative_slope: float, self_is_result: bool) -> Term:
-    """Of leaky_relu."""
+    """The gradient of leaky_relu."""
     return where(x > 0, grad, grad * negative_slope)
 
 
 @formula(aten.hardtanh_backward.default)
 def hardtanh_backward(grad: Term, x: Term, min_val: float, max_val: float) -> Term:
-    """Of hardtanh."""
+    """The gradient of hardtanh."""
     return where((x <= min_val) | (x >= max_val), 0.0, grad)
 
 
 @formula(aten.hardsigmoid_backward.default)
 def hardsigmoid_backward(grad: Term, x: Term) -> Term:
-    """Of hardsigmoid."""
+    """The gradient of hardsigmoid."""
     return where((x > -3.0) & (x < 3.0), grad * (1 / 6), 0.0)
 
 
 @formula(aten.hardswish_backward.default)
 def hardswish_backward(grad: Term, x: Term) -> Term:
-    """Of hardswish."""
+    """The gradient of hardswish."""
     return where(x <= -3.0, 0.0, where(x < 3.0, grad * (x / 3.0 + 0.5), grad))
 
 
 @formula(aten.sigmoid_backward.default)
 def sigmoid_backward(grad: Term, y: Term) -> Term:
-    """Of y = sigmoid(x)."""
+    """The gradient of y = sigmoid(x)."""
     return grad * (1 - y) * y
 
 
 @formula(aten.tanh_backward.default)
 def tanh_backward(grad: Term, y: Term) -> Term:
-    """Of y = tanh(x)."""
+    """The gradient of y = tanh(x)."""
     return grad * (1 - y * y)
 
 
 @formula(aten.silu_backward.default)
 def silu_backward(grad: Term, x: Term) -> Term:
-    """Of silu."""
+    """The gradient of silu."""
     s = sigmoid(x)
     return grad * s * (1 + x * (1 - s))
 
 
 @formula(aten.mish_backward.default)
 def mish_backward(grad: Term, x: Term) -> Term:
-    """Of mish."""
+    """The gradient of mish."""
     t = tanh(log1p(exp(x)))
     return grad * (t + x * sigmoid(x) * (1 - t * t))
 
 
 @formula(aten.softplus_backward.default)
 def softplus_backward(grad: Term, x: Term, beta: float, threshold: float) -> Term:
-    """Of softplus."""
+    """The gradient of softplus."""
     scaled = x * beta
     z = exp(scaled)
     return where(scaled > threshold, grad, grad * z / (z + 1))
@@ -241,7 +241,7 @@ def softplus_backward(grad: Term, x: Term, beta: float, threshold: float) -> Ter
 def elu_backward(
     grad: Term, alpha: float, scale: float, input_scale: float, is_result: bool, self_or_result: Term
 ) -> Term:
-    """Of elu, from its input or from its result."""
+    """The gradient of elu, from its input or from its result."""
     y = self_or_result
     if is_result:
         return where(y <= 0, grad * input_scale * (y + alpha * scale), grad * scale)
@@ -250,7 +250,7 @@ def elu_backward(
 
 @formula(aten.gelu_backward.default)
 def gelu_backward(grad: Term, x: Term, *, approximate: str = "none") -> Term:
-    """Of gelu."""
+    """The gradient of gelu."""
     if approximate == "tanh":
         t = tanh(_gelu_inner(x))
         inner = _SQRT_2_OVER_PI * (1 + 3 * 0.044715 * (x * x))
@@ -262,7 +262,7 @@ def gelu_backward(grad: Term, x: Term, *, approximate: str = "none") -> Term:
 
 @formula(aten.logit_backward.default)
 def logit_backward(grad: Term, x: Term, eps: float | None = None) -> Term:
-    """Of logit: 0 (NaN if no eps was given) outside the held range."""
+    """The gradient of logit: 0 (NaN if no eps is given) outside the clamped range."""
     low, high, outside = (0.0, 1.0, math.nan) if eps is None else (eps, 1.0 - eps, 0.0)
     return where((x < low) | (x > high), outside, grad / (x * (1 - x)))
 
@@ -270,5 +270,5 @@ def logit_backward(grad: Term, x: Term, eps: float | None = None) -> Term:
 @formula(aten.hardshrink_backward.default)
 @formula(aten.softshrink_backward.default)
 def shrink_backward(grad: Term, x: Term, lambd: float) -> Term:
-    """Of hardshrink and of softshrink."""
+    """The gradient of hardshrink and of softshrink."""
     return where((x >= -lambd) & (x <= lambd), 0.0, grad)

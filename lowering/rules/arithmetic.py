@@ -1,4 +1,4 @@
-"""Arithmetic with arguments of its own: products, divisions, powers, bounds, selection, repairs of special values.
+"""Arithmetic with extra arguments: products, divisions, powers, bounds, selection, repairs of special values.
 
 Integers to a fixed negative power are refused: eager rejects them.
 """
@@ -131,18 +131,18 @@ def _rounded_quotient(name: ScalarName, a: Argument, b: Argument) -> Value:
 
 @lowers(*overloads(aten.remainder))
 def remainder(ctx: Builder, a: Argument, b: Argument) -> Value:
-    """What is left of a after division by b, with the sign of b."""
+    """The remainder of a divided by b, with the sign of b."""
     return _divided("remainder", a, b)
 
 
 @lowers(*overloads(aten.fmod))
 def fmod(ctx: Builder, a: Argument, b: Argument) -> Value:
-    """What is left of a after division by b, with the sign of a."""
+    """The remainder of a divided by b, with the sign of a."""
     return _divided("fmod", a, b)
 
 
 def _divided(name: ScalarName, a: Argument, b: Argument) -> Value:
-    """A division of two numbers.  Eager refuses to divide integers by zero, but on a GPU."""
+    """A division of two numbers; on a CPU, eager refuses to divide integers by zero."""
     compute, _ = promote((a, b), Kind.DEFAULT)
     _, device = common_place((a, b))
     if compute.is_floating_point or device.type != "cpu":
@@ -168,7 +168,7 @@ def reciprocal(ctx: Builder, x: Value) -> Value:
 
 @lowers(aten.frac.default)
 def frac(ctx: Builder, x: Value) -> Value:
-    """What is left of x after truncation, with the sign of x."""
+    """The fractional part of x, with the sign of x."""
     return compose(lambda a: a - call("trunc", a), x)
 
 
@@ -177,7 +177,7 @@ def frac(ctx: Builder, x: Value) -> Value:
 
 @lowers(aten.pow.Tensor_Scalar)
 def pow_scalar(ctx: Builder, x: Value, exponent: Argument) -> Value:
-    """x to a fixed power; the powers that eager's kernels spell out are spelled out the same way."""
+    """x to a fixed power; powers that eager's kernels expand into products are expanded the same way."""
     if isinstance(exponent, sympy.Expr):
         if not exponent.is_Integer:
             raise Unsupported("power with a symbolic exponent")
@@ -199,9 +199,9 @@ def _power(a: Term, power: float) -> Term:
         return Term(literal(1, a.dtype))
     if not a.dtype.is_floating_point:
         return _integer_power(a, int(power))
-    spelled = {0.5: sqrt, 1: _same, 2: _squared, 3: _cubed, -0.5: _rsqrt, -1: _inverse, -2: _inverse_square}
-    if power in spelled:
-        return spelled[power](a)
+    expanded = {0.5: sqrt, 1: _same, 2: _squared, 3: _cubed, -0.5: _rsqrt, -1: _inverse, -2: _inverse_square}
+    if power in expanded:
+        return expanded[power](a)
     return call("pow", a, power)
 
 
@@ -230,7 +230,7 @@ def _inverse_square(a: Term) -> Term:
 
 
 def _integer_power(a: Term, power: int) -> Term:
-    """By repeated squaring; wraps as eager's integers do."""
+    """An integer power by repeated squaring; wraps as eager's integers do."""
     result: Term | None = None
     while power:
         if power & 1:
@@ -261,7 +261,7 @@ def pow_tensor(ctx: Builder, base: Argument, exponent: Argument) -> Value:
 
 @lowers(aten.clamp.default, aten.clamp.Tensor)
 def clamp(ctx: Builder, x: Value, min: Argument | None = None, max: Argument | None = None) -> Value:
-    """x held between two bounds, either of which may be missing; NaN and -0.0 stay."""
+    """x clamped to two bounds, either of which may be missing; NaN and -0.0 stay."""
 
     def formula(a: Term, *bounds: Term) -> Term:
         rest = list(bounds)
@@ -343,7 +343,7 @@ def nan_to_num(
 
 @lowers(aten.signbit.default)
 def signbit(ctx: Builder, x: Value) -> Value:
-    """Is the sign negative?  True for -0.0; NaN counts as positive, whatever its sign bit."""
+    """Whether the sign is negative: true for -0.0; NaN counts as positive, whatever its sign bit."""
     if x.dtype is torch.bool:
         raise Unsupported("signbit of bools")
     return compose(_negative, x, kind=Kind.ALWAYS_BOOL)
@@ -363,7 +363,7 @@ def copysign(ctx: Builder, a: Value, b: Argument) -> Value:
 
 @lowers(aten.hypot.default)
 def hypot(ctx: Builder, a: Value, b: Value) -> Value:
-    """sqrt(a² + b²) without overflow: scaled by the larger operand; infinite if either is, even beside NaN."""
+    """sqrt(a² + b²) without overflow: scaled by the larger operand; infinite if either is, even if the other is NaN."""
 
     def formula(x: Term, y: Term) -> Term:
         large, small = maximum(absolute(x), absolute(y)), minimum(absolute(x), absolute(y))

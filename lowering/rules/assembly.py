@@ -1,7 +1,7 @@
 """Tensors assembled from parts: concatenation, padding, triangles, writing into a slice, gradients of views.
 
-Each element selects the part that it comes from; a part is loaded only where it is selected (`Load.mask`), because its
-index means nothing elsewhere.  A concatenation of very many parts is refused: every element would test for each.
+Each element selects its part; a part is loaded only where it is selected (`Load.mask`), because its index is invalid
+elsewhere.  A concatenation of very many parts is refused: every element would compare with each bound.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Expr, Index, IndexValue, guarded
 from fusion.lowering.indexing import ONE, ZERO, FloorDiv, Mod, axis_symbol, simplify
 from fusion.lowering.registry import lowers
+from fusion.lowering.rules.collisions import updates_input, written
 from fusion.lowering.rules.formula import Term, both, eq, literal, where
-from fusion.lowering.rules.meeting import updates_input, written
 from fusion.lowering.rules.promotion import Argument, convert, shaped_as
 from fusion.lowering.rules.view import digits, is_dense, position_in, slice_start, unsqueeze
 from fusion.lowering.sizes import sizes_of
@@ -36,7 +36,7 @@ def placed(part: Value, shape: Shape, index: Sequence[Index], mask: Term | None)
 
 
 def choose(mask: Term | None, inside: Term, outside: Term) -> Term:
-    """`inside`, which is `placed` under `mask`, where that holds, else `outside`."""
+    """`inside`, which was built by `placed` under `mask`, where that holds, else `outside`."""
     if mask is None or outside.expr is literal(0, outside.dtype):
         return inside
     return where(mask, inside, outside)
@@ -51,10 +51,10 @@ def within(position: sympy.Expr, low: sympy.Expr | None, high: sympy.Expr | None
 
 
 def _all(tests: Sequence[Term]) -> Term | None:
-    joined: Term | None = None
+    combined: Term | None = None
     for test in tests:
-        joined = both(joined, test)
-    return joined
+        combined = both(combined, test)
+    return combined
 
 
 def _along(shape: Shape, dim: int, position: sympy.Expr) -> list[sympy.Expr]:
@@ -63,12 +63,12 @@ def _along(shape: Shape, dim: int, position: sympy.Expr) -> list[sympy.Expr]:
     return index
 
 
-# Side by side -------------------------------------------------------------------------------------------------------
+# Concatenation ------------------------------------------------------------------------------------------------------
 
 
 @lowers(aten.cat.default)
 def cat(ctx: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
-    """The tensors one after the other along `dim`; 1-d empty ones count for nothing."""
+    """The tensors concatenated along `dim`; 1-d empty ones are ignored."""
     dtype = ctx.current.meta["val"].dtype
     counted = [part for part in tensors if part.shape != (ZERO,)] or tensors[:1]
     parts = [convert(part, dtype) for part in counted]
@@ -96,7 +96,7 @@ def cat(ctx: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
 
 @lowers(aten.stack.default)
 def stack(ctx: Builder, tensors: Sequence[Value], dim: int = 0) -> Value:
-    """The tensors one after the other along a new dimension."""
+    """The tensors concatenated along a new dimension."""
     return cat(ctx, [unsqueeze(ctx, part, dim) for part in tensors], dim % (tensors[0].rank + 1))
 
 
@@ -145,7 +145,7 @@ def _triangle(x: Value, mask: Term) -> Value:
     return shaped_as(x, choose(mask, placed(x, x.shape, axes_of(x.shape), mask), Term(literal(0, x.dtype))))
 
 
-# Into a part of another tensor --------------------------------------------------------------------------------------
+# Writing into a part of another tensor ------------------------------------------------------------------------------
 
 
 @lowers(aten.slice_scatter.default)
@@ -183,19 +183,19 @@ def slice_backward(
     return _into_slice(Term(literal(0, grad.dtype)), shape, grad, dim, low, sympy.sympify(step))
 
 
-def _into_slice(around: Term, shape: Shape, src: Value, dim: int, low: sympy.Expr, step: sympy.Expr) -> Value:
+def _into_slice(outside_value: Term, shape: Shape, src: Value, dim: int, low: sympy.Expr, step: sympy.Expr) -> Value:
     axis, length = axis_symbol(dim), src.shape[dim]
     if length == 0:
-        return Value(shape, src.dtype, src.device, around.expr)
-    whole = step == 1 and low + length == shape[dim]
-    mask = within(axis, None if low == 0 else low, None if whole else low + (length - 1) * step + 1)
+        return Value(shape, src.dtype, src.device, outside_value.expr)
+    reaches_end = step == 1 and low + length == shape[dim]
+    mask = within(axis, None if low == 0 else low, None if reaches_end else low + (length - 1) * step + 1)
     offset = axis - low
     if step != 1:
         on_step = eq(Term(IndexValue(Mod(offset, step))), 0)
         mask = both(mask, on_step)
         offset = simplify(FloorDiv(offset, step), axis_bounds(shape))
     inside = placed(src, shape, _along(shape, dim, offset), mask)
-    return Value(shape, src.dtype, src.device, choose(mask, inside, around).expr)
+    return Value(shape, src.dtype, src.device, choose(mask, inside, outside_value).expr)
 
 
 @lowers(aten.select_scatter.default)
@@ -231,18 +231,18 @@ def diagonal_scatter(ctx: Builder, x: Value, src: Value, offset: int = 0, dim1: 
 def diagonal_backward(
     ctx: Builder, grad: Value, input_sizes: Sequence[int | sympy.Expr], offset: int, dim1: int, dim2: int
 ) -> Value:
-    """The gradient of a diagonal: 0 beside it."""
+    """The gradient of a diagonal: 0 off it."""
     shape = tuple(map(sympy.sympify, input_sizes))
     return _onto_diagonal(Term(literal(0, grad.dtype)), shape, grad, offset, dim1, dim2)
 
 
-def _onto_diagonal(around: Term, shape: Shape, src: Value, offset: int, dim1: int, dim2: int) -> Value:
+def _onto_diagonal(outside_value: Term, shape: Shape, src: Value, offset: int, dim1: int, dim2: int) -> Value:
     row, column = axis_symbol(dim1 % len(shape)), axis_symbol(dim2 % len(shape))
     mask = eq(Term(IndexValue(column - row)), offset)
     others = [s for s in axes_of(shape) if s not in (row, column)]
     along = row if offset >= 0 else column
     inside = placed(src, shape, [*others, along], mask)
-    return Value(shape, src.dtype, src.device, choose(mask, inside, around).expr)
+    return Value(shape, src.dtype, src.device, choose(mask, inside, outside_value).expr)
 
 
 @lowers(aten.as_strided_scatter.default)
@@ -254,7 +254,7 @@ def as_strided_scatter(
     stride: Sequence[int],
     storage_offset: int | None = None,
 ) -> Value:
-    """x, dense in memory, with the positions there that `size` and `stride` walk replaced by `src`."""
+    """x, dense in memory, with the positions there that `size` and `stride` select replaced by `src`."""
     source = ctx.current.args[0]
     assert isinstance(source, fx.Node)
     memory = source.meta["val"]

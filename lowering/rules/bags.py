@@ -1,9 +1,9 @@
-"""Bags of embeddings: rows of a table, summed up or averaged bag by bag.
+"""Embedding bags: rows of a table, summed or averaged bag by bag.
 
-`offsets` says where each bag begins among the indices.  A row finds its bag by search, and is added to it; bags of one
-length, which a table of indices is, are rows that a reduction runs along.  The gradient of a row is that of the bag, or
-of those bags whose largest row it is, element by element.  Gradients divided by how often a row was looked up are
-refused.
+`offsets` holds the first index of each bag.  A row determines its bag by binary search, and is added to it; bags of
+equal length, such as the rows of a table of indices, are reductions along a dimension.  The gradient of a row is that
+of its bag, or of those bags of which it is the maximum, element by element.  Gradients divided by the frequency of a
+row are refused.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from fusion.lowering.expr import Expr, IndexValue, const, guarded
 from fusion.lowering.indexing import ONE, FloorDiv, axis_symbol, coefficient
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.collisions import folded
 from fusion.lowering.rules.formula import Term, eq, literal, maximum, where
 from fusion.lowering.rules.gather import position
-from fusion.lowering.rules.meeting import folded
 from fusion.lowering.rules.promotion import combine, convert, rounded, widen
 from fusion.lowering.rules.search import bucketize
 from fusion.lowering.scalar_ops import identity
@@ -37,7 +37,7 @@ def _check(scale_grad_by_freq: bool) -> None:
 
 
 def _length(indices: Value, offsets: Value, count: sympy.Expr) -> sympy.Expr | None:
-    """How many indices each bag has, if the offsets are known to be so far from each other."""
+    """Return the number of indices in each bag, if the offsets are known to be equally spaced."""
     begins, axis = convert(offsets, torch.int64).expr, axis_symbol(0)
     if not isinstance(begins, IndexValue):
         return None
@@ -48,23 +48,23 @@ def _length(indices: Value, offsets: Value, count: sympy.Expr) -> sympy.Expr | N
 
 
 def _bags(ctx: Builder, indices: Value, offsets: Value, length: sympy.Expr | None) -> Value:
-    """The bag of each index: how many of the others begin no later, int64.  The first has to begin with the first."""
+    """Return the bag of each index (int64) by counting the bags that begin no later; the first offset must be 0."""
     if length is not None:
         return Value(indices.shape, torch.int64, indices.device, IndexValue(FloorDiv(axis_symbol(0), length)))
     at = Value(indices.shape, torch.int64, indices.device, IndexValue(axis_symbol(0)))
-    found = bucketize(ctx, at, convert(offsets, torch.int64), right=True)
-    return ctx.map(combine(lambda n: Term(checked((n - 1).expr, offsets.shape[0], 0, wrap=False)), found))
+    later_bags = bucketize(ctx, at, convert(offsets, torch.int64), right=True)
+    return ctx.map(combine(lambda n: Term(checked((n - 1).expr, offsets.shape[0], 0, wrap=False)), later_bags))
 
 
 def _counted(indices: Value, padding_idx: int) -> Term | None:
-    """Where an index counts: everywhere but at the padding."""
+    """Return where an index counts: everywhere but at the padding; None if there is no padding."""
     return None if padding_idx < 0 else ~eq(Term(convert(indices, torch.int64).expr), padding_idx)
 
 
 def _sizes(
     ctx: Builder, bags: Value, indices: Value, count: sympy.Expr, padding_idx: int, length: sympy.Expr | None
 ) -> Value:
-    """How many indices that count each bag has."""
+    """Return how many indices that are not padding each bag has."""
     if length is not None and padding_idx < 0:
         return Value((count,), torch.int64, bags.device, IndexValue(length))
     zeros = Value((count,), torch.int64, bags.device, const(0, torch.int64))
@@ -73,20 +73,20 @@ def _sizes(
 
 
 def _looked_up(indices: Value, weight: Value) -> Value:
-    """The rows of the table that the indices name, which eager checks."""
+    """Return the rows of the table that the indices name, checked as in eager."""
     at = position(convert(indices, torch.int64), weight.shape[0], 0, wrap=False)
     return Value(indices.shape, torch.int64, indices.device, at if isinstance(at, Expr) else IndexValue(at))
 
 
 def _of_bags(value: Value, bags: Value) -> Value:
-    """What `value` says of the bag (and column) of each index; 0 for indices behind the last bag."""
+    """Read `value` for the bag (and column) of each index; 0 for indices behind the last bag."""
     at = Term(bags.expr)
     read = placed(value, bags.shape, [at.expr, axis_symbol(1)][: value.rank], at < value.shape[0])
     return Value(bags.shape, value.dtype, value.device, read.expr)
 
 
 def _rows(bags: Value, width: sympy.Expr) -> Value:
-    """Something known of each index, along its row."""
+    """Broadcast a value per index along its row."""
     return bags.view((bags.shape[0], width), [axis_symbol(0)])
 
 
@@ -103,7 +103,7 @@ def embedding_bag(
     include_last_offset: bool = False,
     padding_idx: int = -1,
 ) -> tuple[Value, ...]:
-    """(the sum, mean or maximum of each bag, the bag of each index, the sizes of the bags, which rows are largest)."""
+    """(the sum, mean or maximum of each bag, the bag of each index, the sizes of the bags, the positions of maxima)."""
     _check(scale_grad_by_freq)
     metas = ctx.current.meta["val"]
     count = offsets.shape[0] - (1 if include_last_offset else 0)
@@ -136,25 +136,26 @@ def embedding_bag(
 def _largest(
     ctx: Builder, rows: Value, names: Value, bags: Value, sizes: Value, held: Term | None
 ) -> tuple[Value, Value]:
-    """(the largest element of each bag in each column, the row that has it first); 0 for bags without a row.
+    """Return (the maximum of each bag and column, the first row that attains it); 0 for bags without a row.
 
-    `rows` holds what was looked up, `names` the row and `bags` the bag of each; `sizes` has the shape of the result.
+    `rows` holds the rows of the table, `names` their positions in it and `bags` the bag of each; `sizes` has the shape
+    of the result.
     """
-    place = [bags.expr, axis_symbol(1)]
+    target = [bags.expr, axis_symbol(1)]
     lowest = Value(sizes.shape, rows.dtype, rows.device, literal(identity("max", rows.dtype), rows.dtype))
-    top = folded(ctx, "max", lowest, place, rows, held)
+    top = folded(ctx, "max", lowest, target, rows, held)
     order = Value(rows.shape, torch.int64, rows.device, IndexValue(axis_symbol(0)))
-    same = eq(Term(rows.expr), Term(top.view(rows.shape, place).expr))
+    same = eq(Term(rows.expr), Term(top.view(rows.shape, target).expr))
     none = Value(sizes.shape, torch.int64, rows.device, literal(identity("min", torch.int64), torch.int64))
-    first = folded(ctx, "min", none, place, order, same if held is None else same & held)
+    first = folded(ctx, "min", none, target, order, same if held is None else same & held)
     filled = Term(sizes.expr) > 0
-    found = Term(guarded(names.view(sizes.shape, [first.expr, axis_symbol(1)]).expr, filled.expr))
+    attained_at = Term(guarded(names.view(sizes.shape, [first.expr, axis_symbol(1)]).expr, filled.expr))
     empty = combine(lambda n, t: where(n > 0, t, 0), sizes, top)
-    return empty, Value(sizes.shape, torch.int64, rows.device, where(filled, found, 0).expr)
+    return empty, Value(sizes.shape, torch.int64, rows.device, where(filled, attained_at, 0).expr)
 
 
 def _as(meta: torch.Tensor, value: Value | None) -> Value:
-    """`value` in the shape that eager gives it, which is sometimes empty or one longer; zeros for what is not told."""
+    """Return `value` in eager's shape, which is sometimes empty or one longer; zeros for a value that is None."""
     shape = tuple(map(sympy.sympify, meta.shape))
     if value is None or 0 in shape:
         return Value(shape, meta.dtype, meta.device, literal(0, meta.dtype))
@@ -184,7 +185,7 @@ def embedding_bag_backward(
     per_sample_weights: Value | None,
     padding_idx: int = -1,
 ) -> Value:
-    """For each row of the table Σ of the gradients of the bags it is in."""
+    """The gradient of the table: for each row, the sum of the gradients of the bags that contain it."""
     _check(scale_grad_by_freq)
     if sparse:
         raise Unsupported("sparse gradients")
@@ -219,7 +220,7 @@ def per_sample_weights_backward(
     mode: int,
     padding_idx: int = -1,
 ) -> Value:
-    """For each index Σ of the gradient of its bag times its row."""
+    """The gradient of the weights of samples: for each index, the dot product of its bag's gradient and its row."""
     width = grad.shape[1]
     along = _rows(_bags(ctx, indices, offsets, _length(indices, offsets, grad.shape[0])), width)
     at = _rows(_looked_up(indices, weight), width)

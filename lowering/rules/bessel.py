@@ -1,7 +1,7 @@
 """Bessel functions of orders 0 and 1 and the Airy function, computed in float64: they oscillate.
 
-Near 0 they are series in x or x²; far from it a sine and a cosine of the phase, each times a series in the inverse of
-the argument: J = √(2/πx)·(P·cos φ - Q·sin φ), Y = √(2/πx)·(P·sin φ + Q·cos φ) with φ = x - π/4 - n·π/2.
+Near 0 they are series in x or x²; for large arguments a sine and a cosine of the phase, each times a series in the
+inverse of the argument: J = √(2/πx)·(P·cos φ - Q·sin φ), Y = √(2/πx)·(P·sin φ + Q·cos φ) with φ = x - π/4 - n·π/2.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Series = Sequence[float]
 NEAR = 8.0
 AIRY_NEAR = 2.0
 AIRY_TOP = 1.5 / AIRY_NEAR**1.5
-"""The largest inverse of ζ = ⅔·|x|^1.5 away from 0."""
+"""The largest value of 1/ζ, ζ = ⅔·|x|^1.5, outside the interval of the series around 0."""
 
 
 def _in_double(*targets: OpOverload) -> Callable[[Callable[[Term], Term]], Callable[[Term], Term]]:
@@ -57,15 +57,15 @@ def _in_double(*targets: OpOverload) -> Callable[[Callable[[Term], Term]], Calla
 
 
 def _far(x: Term, order: int, p: Series, q: Series, *, second: bool) -> Term:
-    """Either kind for x ≥ 8; both vanish at infinity."""
-    at = where(isinf(x), NEAR, x)
-    inverse = NEAR / at
-    phase = at - (math.pi / 4 + order * math.pi / 2)
+    """The asymptotic form of either kind for x ≥ 8; both vanish at infinity."""
+    finite = where(isinf(x), NEAR, x)
+    inverse = NEAR / finite
+    phase = finite - (math.pi / 4 + order * math.pi / 2)
     sine, cosine = call("sin", phase), call("cos", phase)
     square = inverse * inverse
     straight, crossed = clenshaw(p, square, 0, 1), clenshaw(q, square, 0, 1) * inverse
     wave = straight * sine + crossed * cosine if second else straight * cosine - crossed * sine
-    return where(isinf(x), 0, wave * sqrt(2 / (math.pi * at)))
+    return where(isinf(x), 0, wave * sqrt(2 / (math.pi * finite)))
 
 
 def _first_kind(x: Term, order: int, near: Series, p: Series, q: Series) -> Term:
@@ -91,13 +91,13 @@ def j1(x: Term) -> Term:
 
 
 def _second_kind(x: Term, inside: Term, beyond: Term) -> Term:
-    """-∞ at 0 and NaN below."""
+    """A function of the second kind: -∞ at 0 and NaN below."""
     result = where(x <= NEAR, inside, beyond)
     return where(isnan(x), x, where(x < 0, math.nan, where(eq(x, 0), -math.inf, result)))
 
 
 def _between(x: Term) -> Term:
-    """x held within (0, 8]."""
+    """x clamped to (0, 8]."""
     return minimum(maximum(x, 1e-300), NEAR)
 
 
@@ -126,7 +126,7 @@ def y1(x: Term) -> Term:
 
 @_in_double(aten.special_airy_ai.default)
 def airy(x: Term) -> Term:
-    """Ai(x): decays above 0, oscillates below; NaN at either infinity below, 0 above."""
+    """Ai(x): decays above 0, oscillates below; NaN at -∞, 0 at +∞."""
     size = minimum(maximum(absolute(x), AIRY_NEAR), 1e300)
     zeta = size * sqrt(size) * (2 / 3)
     inverse, root = 1 / zeta, sqrt(sqrt(size))

@@ -1,6 +1,6 @@
-"""Chebyshev coefficients of what Bessel and Airy functions are made of, as in `series.py`.
+"""Chebyshev coefficients of the parts of Bessel and Airy functions, as in `series.py`.
 
-Each is cut where a term no longer counts in float64; see `bessel.py` for how they are put together.
+Each series ends where a term no longer counts in float64; `bessel.py` combines them.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ P0_FAR = (
     6.748072215733873e-16,
     -1.0011513723467786e-16,
 )
-"""What multiplies the cosine in order 0, in (8/x)²."""
+"""The factor of the cosine in order 0, in (8/x)²."""
 
 Q0_FAR = (
     -0.015555854605337009,
@@ -119,7 +119,7 @@ Q0_FAR = (
     -1.6686065214378146e-17,
     3.1082440486738143e-18,
 )
-"""What multiplies the sine, times x/8, in (8/x)²."""
+"""The factor of the sine in order 0, times x/8, in (8/x)²."""
 
 P1_FAR = (
     1.0009030408600137,
@@ -135,7 +135,7 @@ P1_FAR = (
     -7.221180842274018e-16,
     1.0667689114335412e-16,
 )
-"""What multiplies the cosine in order 1, in (8/x)²."""
+"""The factor of the cosine in order 1, in (8/x)²."""
 
 Q1_FAR = (
     0.04677778706953532,
@@ -152,7 +152,7 @@ Q1_FAR = (
     -1.0269147531823243e-16,
     1.767635548776479e-17,
 )
-"""What multiplies the sine, times x/8, in (8/x)²."""
+"""The factor of the sine in order 1, times x/8, in (8/x)²."""
 
 AIRY_NEAR = (
     0.26381798191440015,
@@ -236,7 +236,7 @@ AIRY_SINE = (
     -8.655096500438612e-17,
     1.5758915396007819e-16,
 )
-"""What multiplies the sine of ζ + π/4 below -2, in 1/ζ."""
+"""The factor of the sine of ζ + π/4 below -2, in 1/ζ."""
 
 AIRY_COSINE = (
     0.017192707742813833,
@@ -270,4 +270,4 @@ AIRY_COSINE = (
     -5.5458828684767316e-18,
     2.3803964965615335e-18,
 )
-"""What multiplies minus its cosine."""
+"""The factor of minus the cosine of ζ + π/4 below -2, in 1/ζ."""

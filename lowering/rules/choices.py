@@ -1,9 +1,9 @@
-"""Choices by weight: `multinomial`, of the rows of a matrix each by itself.
+"""Weighted sampling: `multinomial` for each row of a matrix.
 
-With replacement, a number that is drawn evenly falls between two running sums of the weights.  Without, each element
-waits for a time drawn at the rate of its weight, and the first ones to come are chosen (Gumbel's trick, as in eager);
-of several choices from a row longer than can be ordered here, that is refused.  Weights that are negative, infinite or
-NaN, or whose sum is 0, are the caller's error, as in eager; what is chosen is then not defined.
+With replacement, uniform numbers are searched in the running sums of the weights.  Without, each element has an
+exponential waiting time at the rate of its weight, and the first ones are chosen (the Gumbel trick, as in eager);
+several choices from a row longer than can be sorted here are refused.  Weights that are negative, infinite or NaN, or
+whose sum is 0, are the caller's error, as in eager; the choice is then undefined.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fusion.lowering.expr import IndexValue
 from fusion.lowering.indexing import ONE, axis_symbol
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.formula import Term, log1p, minimum
-from fusion.lowering.rules.ordering import chosen, placed_in_order
+from fusion.lowering.rules.ordering import chosen, keys_and_ranks
 from fusion.lowering.rules.promotion import widen
 from fusion.lowering.rules.random import open_term, uniform_term
 from fusion.lowering.rules.reduction import fold
@@ -43,27 +43,29 @@ def multinomial(
     if number == 0 or (not replacement and (weights.shape[-1] - number).is_negative):
         raise Unsupported(f"{number} choices among {weights.shape[-1]}")
     rows = reshape(widen(weights), (sympy.Mul(*weights.shape[:-1]), weights.shape[-1]))
-    found = _again(ctx, rows, number) if replacement and number != 1 else _apart(ctx, rows, number)
-    return reshape(found, (*weights.shape[:-1], number))
+    positions = (
+        _with_replacement(ctx, rows, number) if replacement and number != 1 else _without_replacement(ctx, rows, number)
+    )
+    return reshape(positions, (*weights.shape[:-1], number))
 
 
-def _again(ctx: Builder, rows: Value, count: sympy.Expr) -> Value:
-    """By where a number falls among the running sums; one that rounding takes to the end stays below it."""
+def _with_replacement(ctx: Builder, rows: Value, count: sympy.Expr) -> Value:
+    """Search uniform numbers in the running sums; rounding must not lift one to the total."""
     length = rows.shape[1]
     sums = cumsum(ctx, rows, 1)
     shape = (rows.shape[0], count)
     total = Term(sums.view(shape, [axis_symbol(0), length - 1]).expr)
     drawn = uniform_term(ctx.seed(rows.device).expr, shape, rows.dtype) * total * (1 - 2.0**-22)
-    places = searchsorted(ctx, sums, ctx.map(Value(shape, rows.dtype, rows.device, drawn.expr)), right=True)
-    return Value(shape, torch.int64, rows.device, minimum(Term(places.expr), length - 1).expr)
+    positions = searchsorted(ctx, sums, ctx.map(Value(shape, rows.dtype, rows.device, drawn.expr)), right=True)
+    return Value(shape, torch.int64, rows.device, minimum(Term(positions.expr), length - 1).expr)
 
 
-def _apart(ctx: Builder, rows: Value, count: sympy.Expr) -> Value:
-    """By the times that elements wait for: the larger a weight over a number drawn exponentially, the earlier."""
+def _without_replacement(ctx: Builder, rows: Value, count: sympy.Expr) -> Value:
+    """Choose by waiting times: the larger a weight over an exponential number, the earlier."""
     wait = -log1p(-open_term(ctx.seed(rows.device).expr, rows.shape, rows.dtype))
     rate = ctx.map(Value(rows.shape, rows.dtype, rows.device, (Term(rows.expr) / wait).expr))
     if count == 1:
-        places = Value(rows.shape, torch.int64, rows.device, IndexValue(axis_symbol(1)))
-        return reshape(fold(ctx, "argmax", [rate, places], [1]), (rows.shape[0], ONE))
-    keys, places = placed_in_order(ctx, rate, 1, descending=True)
-    return chosen(ctx, rate, keys, places, 1, count)[1]
+        positions = Value(rows.shape, torch.int64, rows.device, IndexValue(axis_symbol(1)))
+        return reshape(fold(ctx, "argmax", [rate, positions], [1]), (rows.shape[0], ONE))
+    keys, positions = keys_and_ranks(ctx, rate, 1, descending=True)
+    return chosen(ctx, rate, keys, positions, 1, count)[1]

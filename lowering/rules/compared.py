@@ -1,8 +1,8 @@
-"""Compared: each element of a tensor looks for the sources that name it, so that nothing is written twice.
+"""Scatters by comparison: each element of a tensor searches the sources that name it, so that no writes collide.
 
-Input: the tensor, the positions along one dimension and the sources; what leaves says, for each element and each source
-that it is compared with, whether that names it.  Where that would take more comparisons than a call may cost, each
-source finds its place instead (`meeting`).
+Input: the tensor, the positions along one dimension and the sources; output: for each element and each source that it
+is compared with, whether that names it.  Where that would take too many comparisons, each source is scattered instead
+(`collisions`).
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from fusion.lowering.scalar_ops import FoldName, identity
 from fusion.lowering.value import Value, axes_of, reshape
 
 MOST = 1 << 20
-"""Comparisons of a place with a source that a call may cost."""
+"""Comparisons of an element with a source that a call may cost."""
 FEW = 32
-"""Sources that each element of a tensor of any size may be compared with."""
+"""Sources per row that each element is compared with, whatever the size of the tensor."""
 
 
 def is_few(work: sympy.Expr) -> bool:
-    """Is this a known number of comparisons that a call may cost?"""
+    """Return whether this is a known number of comparisons that a call may cost."""
     return bool(work.is_Integer and work <= MOST)
 
 
 def is_compared(x: Value, dim: int, index: Value) -> bool:
-    """Does each element of x look for its sources?
+    """Return whether each element of x searches its sources by comparison.
 
     Raises:
         Unsupported: the index has another rank.
@@ -45,7 +45,7 @@ def is_compared(x: Value, dim: int, index: Value) -> bool:
 
 
 def is_one(x: Value, dim: int, index: Value) -> bool:
-    """Is at most one place per row written?"""
+    """Return whether at most one element per row is written."""
     if x.rank == 0 or 0 in index.shape:
         return True
     dim %= x.rank
@@ -53,9 +53,9 @@ def is_one(x: Value, dim: int, index: Value) -> bool:
 
 
 def sources_of_each(x: Value, dim: int, index: Value, src: Value | None) -> tuple[Value, Value]:
-    """(whether a source names an element of x, the source), each over the axes of x and, behind them, of the sources.
+    """Return (whether a source names an element of x, the source), over the axes of x and then of the sources.
 
-    One source per row has no axis.  The second is the first again where no sources are given.
+    One source per row has no axis.  Without `src`, the second is the first again.
     """
     if 0 in index.shape:
         never = Value(x.shape, torch.bool, x.device, literal(False, torch.bool))
@@ -67,24 +67,26 @@ def sources_of_each(x: Value, dim: int, index: Value, src: Value | None) -> tupl
     one = is_one(x, dim, index)
     count = index.shape[dim]
     shape = x.shape if one else (*x.shape, count)
-    place: list[sympy.Expr] = list(axes_of(x.shape))
-    place[dim] = ZERO if one else axis_symbol(x.rank)
+    source_index: list[sympy.Expr] = list(axes_of(x.shape))
+    source_index[dim] = ZERO if one else axis_symbol(x.rank)
     inside: Term | None = None
-    for k, (size, own) in enumerate(zip(index.shape, x.shape, strict=True)):
-        if k != dim and size != own:  # rows behind the last one of `index` are left out
+    for k, (size, size_of_x) in enumerate(zip(index.shape, x.shape, strict=True)):
+        if k != dim and size != size_of_x:  # rows behind the last one of `index` are left out
             test = Term(IndexValue(axis_symbol(k))) < size
             inside = both(inside, test)
-    at = placed(index, shape, place, inside)
+    at = placed(index, shape, source_index, inside)
     hit = eq(at, Term(IndexValue(axis_symbol(dim))))
     hit = hit if inside is None else hit & inside
     named = Value(shape, torch.bool, x.device, hit.expr)
     if src is None:
         return named, named
-    return named, Value(shape, src.dtype, x.device, placed(src, shape, place, hit if inside is not None else None).expr)
+    return named, Value(
+        shape, src.dtype, x.device, placed(src, shape, source_index, hit if inside is not None else None).expr
+    )
 
 
 def folded_sources(ctx: Builder, op: FoldName, value: Value, x: Value) -> Value:
-    """The fold `op` of `value`, which has the sources of each element of x along one more, last dimension."""
+    """Fold `value` over its last dimension, which runs over the sources of each element of x."""
     if value.shape[-1] == 0:
         return Value(x.shape, value.dtype, x.device, literal(identity(op, value.dtype), value.dtype))
     return ctx.reduce(op, [value], [x.rank])

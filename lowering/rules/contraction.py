@@ -1,6 +1,6 @@
 """Matrix products: Contract nodes, with the bias and scale of `addmm` as pointwise work on the product.
 
-A product with a vector is a sum of products: it is bound by memory and has nothing for matrix units to share.
+A product with a vector is a sum of products: it is memory-bound, and has no reuse for matrix units.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from fusion.lowering.builder import Builder, load_of
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Load
 from fusion.lowering.indexing import ONE
-from fusion.lowering.made_again import is_made_again
 from fusion.lowering.program import BufferRef, Extern
+from fusion.lowering.recomputed import is_recomputed
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.promotion import Argument, combine, pointwise, rounded, widen
 from fusion.lowering.rules.reduction import fold
@@ -28,16 +28,16 @@ def product(ctx: Builder, lhs: Value, rhs: Value) -> Value:
     """lhs [b?, m, k] · rhs [b?, k, n] → [b?, m, n]."""
     _check(lhs, rhs)
     node = ctx.current
-    left = ctx.wanted.contractions is not None and node.name not in ctx.wanted.contractions
-    if left and _is_small(ctx, lhs, rhs):
+    is_library = ctx.wanted.contractions is not None and node.name not in ctx.wanted.contractions
+    if is_library and _is_small(ctx, lhs, rhs):
         return _summed(ctx, lhs, rhs)
-    if left and lhs.dtype in HALVES and is_made_again(node):
+    if is_library and lhs.dtype in HALVES and is_recomputed(node):
         return rounded(_wide_call(ctx, lhs, rhs), lhs.dtype)
     return ctx.contract(lhs, rhs, lhs.dtype)
 
 
 def _is_small(ctx: Builder, lhs: Value, rhs: Value) -> bool:
-    """Does the product have so few multiplications that a call would take longer?"""
+    """Return whether the product has so few multiplications that a library call would take longer."""
     count = sympy.Mul(*lhs.shape, rhs.shape[-1])
     return bool(count.is_Integer and count <= ctx.wanted.small and lhs.dtype.is_floating_point)
 
@@ -53,9 +53,9 @@ def _summed(ctx: Builder, lhs: Value, rhs: Value) -> Value:
 
 
 def _wide_call(ctx: Builder, lhs: Value, rhs: Value) -> Value:
-    """A library's product in float32.
+    """Call the library's product in float32.
 
-    Of forward and backward, one may generate a product that the other leaves to the library (see `made_again`).
+    One of forward and backward may generate a product that the other leaves to the library (see `recomputed`).
     """
     operands = [ctx.map(widen(operand)).expr for operand in (lhs, rhs)]
     names = [BufferRef(operand.buffer) for operand in operands if isinstance(operand, Load)]
@@ -83,7 +83,7 @@ def integer_product(ctx: Builder, lhs: Value, rhs: Value) -> Value:
 def product_plus(
     ctx: Builder, bias: Value, lhs: Value, rhs: Value, *, beta: Argument = 1, alpha: Argument = 1
 ) -> Value:
-    """beta·bias + alpha·(lhs · rhs); a bias with beta = 0 is not read, so its NaNs do not count."""
+    """beta·bias + alpha·(lhs · rhs); a bias with beta = 0 is not read, so its NaNs do not matter."""
     if not lhs.dtype.is_floating_point:
         raise Unsupported(f"scaled matrix product of {lhs.dtype}")
     return _plus(bias, product(ctx, lhs, rhs), beta, alpha)

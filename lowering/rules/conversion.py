@@ -1,8 +1,7 @@
-"""Copies and conversions: what changes dtype or makes a tensor of its own without computing anything.
+"""Copies and conversions: operations that change the dtype or allocate a tensor without computing anything.
 
-A conversion that the user wrote is explicit, its rounding is kept.  One that PyTorch wrote, taking another operation
-apart, stands for the rounding of that operation's result, which any operation has that eager stores: it is implicit.
-Copies between devices are refused.
+A conversion that the user wrote is explicit: its rounding is kept.  One in PyTorch's decomposition of another operation
+stands for the rounding of that operation's stored result: it is implicit.  Copies between devices are refused.
 """
 
 from __future__ import annotations
@@ -18,15 +17,15 @@ from fusion.lowering.value import Value, broadcast_to
 aten, prims = torch.ops.aten, torch.ops.prims
 
 CONVERSIONS = frozenset({aten._to_copy, aten.to, aten.type_as, aten.copy, aten.copy_, prims.convert_element_type})
-"""What a user calls to convert."""
+"""Operations by which a user converts."""
 
 ONLY_STORED = "only_stored"
-"""The mark, in a node's meta, of a conversion that no user wrote: its rounding is as that of any stored value."""
+"""The mark, in a node's meta, of a conversion that no user wrote, which only rounds a stored value."""
 
 
 @lowers(aten.clone.default, aten.lift_fresh_copy.default, aten.contiguous.default, prims.clone.default)
 def copy(ctx: Builder, x: Value, *, memory_format: torch.memory_format | None = None) -> Value:
-    """x itself: layouts are settled where a buffer is made."""
+    """x itself: layouts are decided when a buffer is allocated."""
     return x
 
 
@@ -55,7 +54,7 @@ def to_copy(
 
 
 def _is_implicit(ctx: Builder) -> bool:
-    """Is the current conversion part of another operation, or one that only stores a value?"""
+    """Return whether the current conversion is part of another operation, or only stores a value."""
     meta = ctx.current.meta
     whole = meta.get("original_aten")
     part = whole is not None and getattr(whole, "overloadpacket", whole) not in CONVERSIONS

@@ -1,7 +1,7 @@
-"""Tensors made from nothing: constants and ranges, which stay expressions and never cost memory.
+"""Tensors without tensor operands: constants and ranges, which stay expressions and take no memory.
 
-Shape, dtype and device are those that eager gave the fake tensor.  Uninitialised memory (`empty`) has no value to
-give: it is allocated, unless it has no elements.
+Shape, dtype and device are those of eager's fake tensor.  Uninitialised memory (`empty`) has no value: it is allocated,
+unless it has no elements.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fusion.lowering.value import Value, broadcast_to
 aten, prims = torch.ops.aten, torch.ops.prims
 
 
-def made(ctx: Builder, expr: Expr) -> Value:
-    """`expr` over the shape, and converted to the dtype, of the call being lowered."""
+def filled(ctx: Builder, expr: Expr) -> Value:
+    """Return `expr` over the shape, and converted to the dtype, of the call being lowered."""
     meta = ctx.current.meta["val"]
     return Value(sizes_of(meta.shape), meta.dtype, meta.device, make_cast(expr, meta.dtype))
 
@@ -37,13 +37,13 @@ def _number(ctx: Builder, value: object) -> Expr:
 @lowers(aten.full.default, aten.full_like.default, aten.fill.Scalar, lazy=True)
 def full(ctx: Builder, like: object, fill_value: Argument, **options: object) -> Value:
     """One number everywhere."""
-    return made(ctx, _number(ctx, fill_value))
+    return filled(ctx, _number(ctx, fill_value))
 
 
 @lowers(aten.new_full.default, lazy=True)
 def new_full(ctx: Builder, like: Value, size: object, fill_value: Argument, **options: object) -> Value:
     """One number everywhere."""
-    return made(ctx, _number(ctx, fill_value))
+    return filled(ctx, _number(ctx, fill_value))
 
 
 @lowers(
@@ -53,7 +53,7 @@ def new_full(ctx: Builder, like: Value, size: object, fill_value: Argument, **op
 )
 def zeros(ctx: Builder, like: object, *rest: object, **options: object) -> Value:
     """0 everywhere."""
-    return made(ctx, _number(ctx, 0))
+    return filled(ctx, _number(ctx, 0))
 
 
 @lowers(
@@ -62,22 +62,22 @@ def zeros(ctx: Builder, like: object, *rest: object, **options: object) -> Value
     lazy=True,
 )
 def empty(ctx: Builder, like: object, *rest: object, **options: object) -> Value:
-    """Memory that nobody has written to."""
+    """Uninitialised memory."""
     if 0 not in ctx.current.meta["val"].shape:
         return ctx.memory()
-    return made(ctx, _number(ctx, 0))
+    return filled(ctx, _number(ctx, 0))
 
 
 @lowers(aten.ones.default, aten.ones_like.default, aten.new_ones.default, lazy=True)
 def ones(ctx: Builder, like: object, *rest: object, **options: object) -> Value:
     """1 everywhere."""
-    return made(ctx, _number(ctx, 1))
+    return filled(ctx, _number(ctx, 1))
 
 
 @lowers(aten.scalar_tensor.default, prims.scalar_tensor.default, lazy=True)
 def scalar_tensor(ctx: Builder, value: Argument, *rest: object, **options: object) -> Value:
     """A 0-d tensor."""
-    return made(ctx, _number(ctx, value))
+    return filled(ctx, _number(ctx, value))
 
 
 @lowers(aten.fill.Tensor, lazy=True)
@@ -111,12 +111,12 @@ def iota(
 
 
 def _progression(ctx: Builder, start: int | float | sympy.Expr, step: int | float | sympy.Expr) -> Value:
-    """Integers exactly, from bounds cut to integers; floats in float64, as eager does on a CPU."""
+    """Integers exactly, from bounds truncated to integers; floats in float64, as eager does on a CPU."""
     if ctx.current.meta["val"].dtype.is_floating_point and (isinstance(start, float) or isinstance(step, float)):
         position = Term(make_cast(IndexValue(axis_symbol(0)), torch.float64))
-        return made(ctx, (start + position * step).expr)
+        return filled(ctx, (start + position * step).expr)
     first, by = (number if isinstance(number, sympy.Expr) else sympy.Integer(int(number)) for number in (start, step))
-    return made(ctx, IndexValue(first + axis_symbol(0) * by))
+    return filled(ctx, IndexValue(first + axis_symbol(0) * by))
 
 
 @lowers(
@@ -124,30 +124,30 @@ def _progression(ctx: Builder, start: int | float | sympy.Expr, step: int | floa
     lazy=True,
 )
 def linspace(ctx: Builder, start: Argument, end: Argument, steps: int | sympy.Expr, **options: object) -> Value:
-    """`steps` numbers from start to end, both exact: each half is counted from its own end."""
+    """`steps` numbers from start to end, both exact: each half is computed from its own end."""
     dtype = ctx.current.meta["val"].dtype
     if not dtype.is_floating_point or any(isinstance(n, sympy.Expr) for n in (start, end)):
         raise Unsupported("linspace of integers, or between symbolic bounds")
     compute, shape = widened(dtype), (sympy.sympify(steps),)
     first, last = (term_of(n, shape, compute) for n in (start, end))
-    return made(ctx, spaced(first, last, sympy.sympify(steps)).expr)
+    return filled(ctx, spaced(first, last, sympy.sympify(steps)).expr)
 
 
 def spaced(first: Term, last: Term, steps: sympy.Expr, *, once: bool = False) -> Term:
-    """The numbers of `linspace`, over the first axis; with `once`, each is rounded once, as by a fused operation."""
+    """Return the numbers of `linspace`, over the first axis; with `once`, each is rounded once, as by an FMA."""
     if steps == 1:
         return first
     compute = first.dtype
     count = Term(literal(steps, compute))
-    place = Term(make_cast(IndexValue(axis_symbol(0)), compute))
+    position = Term(make_cast(IndexValue(axis_symbol(0)), compute))
     step, wide = (last - first) / (count - 1), torch.float64 if once else compute
-    behind = first.to(wide) + step.to(wide) * place.to(wide)
-    before = last.to(wide) - step.to(wide) * (count - place - 1).to(wide)
-    return where(place * 2 + 1 < count, behind, before).to(compute)
+    from_first = first.to(wide) + step.to(wide) * position.to(wide)
+    from_last = last.to(wide) - step.to(wide) * (count - position - 1).to(wide)
+    return where(position * 2 + 1 < count, from_first, from_last).to(compute)
 
 
 @lowers(aten.eye.default, aten.eye.m, lazy=True)
 def eye(ctx: Builder, n: int | sympy.Expr, *rest: object, **options: object) -> Value:
     """1 on the diagonal, 0 elsewhere."""
     row, column = Term(IndexValue(axis_symbol(0))), Term(IndexValue(axis_symbol(1)))
-    return made(ctx, eq(row, column).expr)
+    return filled(ctx, eq(row, column).expr)

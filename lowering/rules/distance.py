@@ -1,4 +1,4 @@
-"""Distances between rows, and products of three: reductions over an axis that no result has."""
+"""Distances between rows, and products of three tensors: reductions over an axis that no result has."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from fusion.lowering.value import Value, broadcast_shapes, broadcast_to
 aten = torch.ops.aten
 
 
-def _apart(ctx: Builder, x1: Value, x2: Value) -> tuple[Value, Value]:
-    """Rows [.., p, m] and [.., r, m] against each other: both as [.., p, r, m]."""
+def _all_pairs(ctx: Builder, x1: Value, x2: Value) -> tuple[Value, Value]:
+    """Broadcast rows [.., p, m] and [.., r, m] against each other: both as [.., p, r, m]."""
     return unsqueeze(ctx, widen(x1), -2), unsqueeze(ctx, widen(x2), -3)
 
 
-def _length(ctx: Builder, gaps: Value, p: float, dtype: torch.dtype) -> Value:
-    """The p-norm along the last dimension of what is not negative."""
+def _norm(ctx: Builder, gaps: Value, p: float, dtype: torch.dtype) -> Value:
+    """The p-norm of non-negative numbers along the last dimension."""
     over = [gaps.rank - 1]
     if gaps.shape[-1] == 0:
         raise Unsupported("distances of rows without elements")
@@ -48,8 +48,8 @@ def _length(ctx: Builder, gaps: Value, p: float, dtype: torch.dtype) -> Value:
     return rounded(total, dtype)
 
 
-def _slope(p: float, a: Term, b: Term, g: Term, d: Term) -> Term:
-    """What the gradient `g` of the distance `d` of two rows gives `a` of the one, against `b` of the other."""
+def _gradient_of_gap(p: float, a: Term, b: Term, g: Term, d: Term) -> Term:
+    """The gradient for element `a` of a row, given the gradient `g` of its distance `d` to a row with element `b`."""
     gap = a - b
     sign = call("sign", gap)
     if p == 0:
@@ -65,27 +65,27 @@ def _slope(p: float, a: Term, b: Term, g: Term, d: Term) -> Term:
     return where(nowhere, 0, slope)
 
 
-def _nothing(like: Value) -> Value:
+def _zeros_like(like: Value) -> Value:
     return Value(like.shape, like.dtype, like.device, literal(0, like.dtype))
 
 
 @lowers(aten._cdist_forward.default)
 def cdist(ctx: Builder, x1: Value, x2: Value, p: float, compute_mode: int | None) -> Value:
     """The p-norm of the difference of each two rows."""
-    gaps = combine(lambda a, b: absolute(a - b), *_apart(ctx, x1, x2))
-    return _length(ctx, gaps, p, x1.dtype)
+    gaps = combine(lambda a, b: absolute(a - b), *_all_pairs(ctx, x1, x2))
+    return _norm(ctx, gaps, p, x1.dtype)
 
 
 @lowers(aten._cdist_backward.default)
 def cdist_backward(ctx: Builder, grad: Value, x1: Value, x2: Value, p: float, distances: Value) -> Value:
-    """The gradient for x1, and for what it is broadcast to: 0 where two rows are equal."""
-    a, b = _apart(ctx, x1, x2)
+    """The gradient for x1, also where it is broadcast: 0 where two rows are equal."""
+    a, b = _all_pairs(ctx, x1, x2)
     g, d = (unsqueeze(ctx, widen(value), -1) for value in (grad, distances))
     shape = broadcast_shapes([a.shape, b.shape, g.shape])
     if 0 in shape:
-        return _nothing(x1)
+        return _zeros_like(x1)
     full = [broadcast_to(value, shape) for value in (a, b, g, d)]
-    total = fold(ctx, "sum", [combine(partial(_slope, p), *full)], [len(shape) - 2])
+    total = fold(ctx, "sum", [combine(partial(_gradient_of_gap, p), *full)], [len(shape) - 2])
     return rounded(total, x1.dtype)
 
 
@@ -93,13 +93,13 @@ def cdist_backward(ctx: Builder, grad: Value, x1: Value, x2: Value, p: float, di
 
 
 MANY = 64
-"""Rows beyond which a CPU's library takes the pairs in their order sooner than each number finds out which it is of."""
+"""Rows beyond which a CPU's library, which enumerates pairs in order, beats computing the pair of each result."""
 
 
 def _refuse_many(x: Value, p: float) -> None:
-    """Leave many rows to the library where it has a loop of vectors for this norm.
+    """Leave many rows to the library where it has a vectorised loop for this norm.
 
-    On a CPU distances of 1000 rows took 10 to 18 times as long, their gradients 8 to 22 times; with powers 0.4 times.
+    On a CPU, distances of 1000 rows took 10 to 18 times as long generated, gradients 8 to 22 times; powers 0.4 times.
     """
     if x.device.type == "cpu" and p in (1.0, 2.0, math.inf) and not (x.shape[0].is_Integer and x.shape[0] <= MANY):
         raise Unsupported("the library takes the pairs of many rows in their order")
@@ -117,26 +117,26 @@ def pdist(ctx: Builder, x: Value, p: float = 2.0) -> Value:
     first = (middle - sqrt(middle * middle - 2 * pair.to(torch.float64) - 1)).to(torch.int64)
     second = pair - n * first + call("floordiv", first * (first + 1), 2) + first + 1
     one, other = (widen(x.view(shape, [row.expr, axis_symbol(1)])) for row in (first, second))
-    return _length(ctx, combine(lambda a, b: absolute(a - b), one, other), p, x.dtype)
+    return _norm(ctx, combine(lambda a, b: absolute(a - b), one, other), p, x.dtype)
 
 
 @lowers(aten._pdist_backward.default)
 def pdist_backward(ctx: Builder, grad: Value, x: Value, p: float, distances: Value) -> Value:
-    """For each row Σ over the pairs that it is in."""
+    """For each row, the sum over the pairs that contain it."""
     _refuse_many(x, p)
     n, m = x.shape
     if 0 in grad.shape or m == 0:
-        return _nothing(x)
+        return _zeros_like(x)
     shape = (n, m, n)
     row, column, other = (axis_symbol(k) for k in range(3))
     own, against = (Term(IndexValue(at)) for at in (row, other))
     low, high = minimum(own, against), maximum(own, against)
     pair = low * n - call("floordiv", low * (low + 1), 2) + high - low - 1
-    apart = ne(Term(IndexValue(row - other)), 0)
-    g, d = (placed(widen(value), shape, [pair.expr], apart) for value in (grad, distances))
+    distinct = ne(Term(IndexValue(row - other)), 0)
+    g, d = (placed(widen(value), shape, [pair.expr], distinct) for value in (grad, distances))
     wide = widen(x)
     a, b = (Term(wide.view(shape, [at, column]).expr) for at in (row, other))
-    term = where(apart, _slope(p, a, b, g, d), 0)
+    term = where(distinct, _gradient_of_gap(p, a, b, g, d), 0)
     total = fold(ctx, "sum", [Value(shape, term.dtype, x.device, term.expr)], [2])
     return rounded(total, x.dtype)
 
@@ -153,7 +153,7 @@ def trilinear(
     sumdim: Sequence[int],
     unroll_dim: int = 1,
 ) -> Value:
-    """Σ over `sumdim` of the product of three, each with dimensions of size 1 put in."""
+    """Σ over `sumdim` of the product of three tensors, each with dimensions of size 1 inserted."""
     wide = []
     for value, dims in ((i1, expand1), (i2, expand2), (i3, expand3)):
         spread = widen(value)

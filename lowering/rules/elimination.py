@@ -1,7 +1,7 @@
-"""Factors of small matrices by Gaussian elimination, and what they are for: systems, inverses, determinants.
+"""LU factors of small matrices by Gaussian elimination, and their uses: systems, inverses, determinants.
 
-Rows are exchanged as LAPACK does it: the largest element of a column comes up, the first of equal ones.  A column of
-zeros stays as it is and is named in `info`.  Factors are results, with which backward solves: where eager factors the
+Rows are pivoted as in LAPACK: the largest element of a column moves up, the first of equal ones.  A column of zeros is
+left as it is and reported in `info`.  Factors are results, with which backward solves: where eager factors the
 transpose, so do the rules.
 """
 
@@ -39,17 +39,17 @@ from fusion.lowering.value import Shape, Value, axes_of
 aten = torch.ops.aten
 
 MOST_STEPS = 6**3
-"""Rows, columns and pivots of a matrix that is factored, multiplied: what exchanges rows is as long, and is built for
-some seconds where it is longer."""
+"""The largest product of rows, columns and pivots that is factored here: pivoting takes that much code, which would
+compile for seconds if it were longer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Factors:
-    """L below the diagonal, where its ones are left out, and U on and above it; what was exchanged.
+    """L below the diagonal (its ones omitted), U on and above it, and the pivots.
 
     Attributes:
         rows: the entries.
-        pivots: the row, counted from 1, with which each was exchanged, int32.
+        pivots: the row, counted from 1, that each row was exchanged with, int32.
         info: 0, or the first column without a pivot, int32.
     """
 
@@ -58,12 +58,12 @@ class Factors:
     info: Term
 
     def solve(self, *, adjoint: bool) -> Solve:
-        """By A, or by its transpose."""
+        """Return a solver for A, or for its transpose."""
         return solver(lambda row, column: self.rows[row][column], self.pivots, adjoint=adjoint)
 
     @property
     def diagonal(self) -> Sequence[Term]:
-        """Of U."""
+        """The diagonal of U."""
         return [row[k] for k, row in enumerate(self.rows[: len(self.pivots)])]
 
     def lower(self, dtype: torch.dtype) -> list[list[Term]]:
@@ -86,7 +86,7 @@ class Factors:
 
 
 def eliminated(entry: Entry, rows: int, columns: int, *, pivot: bool = True) -> Factors:
-    """The factors of a matrix."""
+    """Return the LU factors of a matrix."""
     a = [[entry(row, column) for column in range(columns)] for row in range(rows)]
     pivots: list[Term] = []
     info = Term(const(0, torch.int32))
@@ -97,7 +97,7 @@ def eliminated(entry: Entry, rows: int, columns: int, *, pivot: bool = True) -> 
         info = where(eq(info, 0) & eq(a[k][k], 0), k + 1, info)
         for row in range(k + 1, rows):
             share = a[row][k] / a[k][k]
-            if pivot:  # all that is below is no larger
+            if pivot:  # no element below is larger
                 share = where(eq(a[k][k], 0), a[row][k], share)
             rest = [a[row][j] - share * a[k][j] for j in range(k + 1, columns)]
             a[row] = [*a[row][:k], share, *rest]
@@ -105,32 +105,32 @@ def eliminated(entry: Entry, rows: int, columns: int, *, pivot: bool = True) -> 
 
 
 def _largest(a: Sequence[Sequence[Term]], k: int) -> Term:
-    """The first row from `k` on whose element in that column is the largest, counted from 1."""
-    size, found = absolute(a[k][k]), Term(const(k + 1, torch.int32))
+    """Return the first row from `k` on with the largest element in that column, counted from 1."""
+    size, position = absolute(a[k][k]), Term(const(k + 1, torch.int32))
     for row in range(k + 1, len(a)):
         other = absolute(a[row][k])
-        size, found = where(other > size, other, size), where(other > size, row + 1, found)
-    return found
+        size, position = where(other > size, other, size), where(other > size, row + 1, position)
+    return position
 
 
 def exchanged(a: Sequence[Sequence[Term]], k: int, pivot: Term, among: Sequence[int]) -> list[list[Term]]:
-    """The rows with row `k` and the one that `pivot` counts, itself or one `among` those named, exchanged."""
-    result, mine = [list(row) for row in a], list(a[k])
+    """Exchange row `k` with the row number `pivot`, which is `k` itself or one of `among`."""
+    result, row_k = [list(row) for row in a], list(a[k])
     for row in among:
         here = eq(pivot, row + 1)
-        mine = [where(here, other, own) for other, own in zip(a[row], mine, strict=True)]
+        row_k = [where(here, other, own) for other, own in zip(a[row], row_k, strict=True)]
         result[row] = [where(here, own, other) for own, other in zip(a[k], a[row], strict=True)]
-    result[k] = mine
+    result[k] = row_k
     return result
 
 
 def _others(k: int, count: int) -> Sequence[int]:
-    """The rows but row `k`: what a tensor holds may count any of them."""
+    """Return the rows except row `k`: a pivot from a tensor may name any of them."""
     return [row for row in range(count) if row != k]
 
 
 def solver(entry: Entry, pivots: Sequence[Term], *, adjoint: bool) -> Solve:
-    """Solves by the factors of A, or of its transpose."""
+    """Return a solver by the LU factors of A, or of its transpose."""
 
     def solve(known: Sequence[Term]) -> Sequence[Term]:
         x = [[term] for term in known]
@@ -149,7 +149,7 @@ def solver(entry: Entry, pivots: Sequence[Term], *, adjoint: bool) -> Solve:
 
 
 def _factors(ctx: Builder, a: Value, batch: Shape, *, turned: bool = False, pivot: bool = True) -> Factors:
-    """Of the matrices, or of their transposes, read over the axes of `batch`."""
+    """Factor the matrices, or their transposes, read over the axes of `batch`."""
     rows, columns = sides(ctx, a)
     if rows * columns * min(rows, columns) > MOST_STEPS:
         raise Unsupported(f"factors of matrices of {rows} rows and {columns} columns")
@@ -159,15 +159,15 @@ def _factors(ctx: Builder, a: Value, batch: Shape, *, turned: bool = False, pivo
     return eliminated(transposed(read) if turned else read, rows, columns, pivot=pivot)
 
 
-def _turned(ctx: Builder) -> bool:
-    """Does eager factor the transpose of the first argument?  So it does where that is contiguous."""
+def _factors_transpose(ctx: Builder) -> bool:
+    """Return whether eager factors the transpose of the first argument, as it does if that is contiguous."""
     a = ctx.current.args[0]
     assert isinstance(a, fx.Node)
     return bool(a.meta["val"].is_contiguous())
 
 
 def _results(a: Value, factors: Factors) -> tuple[Value, Value]:
-    """(the factors in one matrix, what was exchanged)."""
+    """(the factors in one matrix, the pivots)."""
     *lead, rows, columns = a.shape
     pivots = factors.pivots or [Term(const(0, torch.int32))]
     together = assembled(a.shape, a, factors.rows)
@@ -181,7 +181,7 @@ def _results(a: Value, factors: Factors) -> tuple[Value, Value]:
 def lu_factor_ex(
     ctx: Builder, a: Value, *, pivot: bool = True, check_errors: bool = False
 ) -> tuple[Value, Value, Value]:
-    """(the factors in one matrix, what was exchanged, 0 or the first column without a pivot)."""
+    """(the factors in one matrix, the pivots, 0 or the first column without a pivot)."""
     lead = a.shape[:-2]
     factors = _factors(ctx, a, lead, pivot=pivot)
     return (*_results(a, factors), held(lead, a, factors.info))
@@ -189,32 +189,32 @@ def lu_factor_ex(
 
 @lowers(aten.linalg_lu.default)
 def lu(ctx: Builder, a: Value, *, pivot: bool = True) -> tuple[Value, Value, Value]:
-    """(P, L, U) with P·L·U = A; without exchanged rows P is nothing."""
+    """(P, L, U) with P·L·U = A; without pivoting P is empty."""
     factors = _factors(ctx, a, a.shape[:-2], pivot=pivot)
     *lead, rows, columns = a.shape
     inner = min(rows, columns)
     lower, upper = factors.lower(a.dtype), factors.upper(a.dtype)
     parts = assembled((*lead, rows, inner), a, lower), assembled((*lead, inner, columns), a, upper)
-    return _permutation(a, factors.pivots) if pivot else _nothing(a), *parts
+    return _permutation(a, factors.pivots) if pivot else _empty(a), *parts
 
 
 @lowers(aten.lu_unpack.default)
 def lu_unpack(
     ctx: Builder, a: Value, pivots: Value, unpack_data: bool = True, unpack_pivots: bool = True
 ) -> tuple[Value, Value, Value]:
-    """(P, L, U) of factors that stand in one matrix."""
+    """(P, L, U) of factors that are stored in one matrix."""
     sides(ctx, a)
-    lower, upper = _triangles(ctx, a) if unpack_data else (_nothing(a), _nothing(a))
-    return _permutation(a, _given(ctx, pivots, a.shape[:-2])) if unpack_pivots else _nothing(a), lower, upper
+    lower, upper = _triangles(ctx, a) if unpack_data else (_empty(a), _empty(a))
+    return _permutation(a, _pivots_from(ctx, pivots, a.shape[:-2])) if unpack_pivots else _empty(a), lower, upper
 
 
-def _given(ctx: Builder, pivots: Value, batch: Shape) -> list[Term]:
-    """Exchanged rows that a tensor holds."""
+def _pivots_from(ctx: Builder, pivots: Value, batch: Shape) -> list[Term]:
+    """Read the pivots from a tensor."""
     read = Matrices(unsqueeze(ctx, pivots, -1), batch, len(batch)).read
     return [read(k, 0) for k in range(int(pivots.shape[-1]))]
 
 
-def _nothing(like: Value) -> Value:
+def _empty(like: Value) -> Value:
     return held((ZERO,), like, Term(literal(0, like.dtype)))
 
 
@@ -245,12 +245,12 @@ def _permutation(a: Value, pivots: Sequence[Term]) -> Value:
 
 @lowers(aten.linalg_lu_solve.default)
 def lu_solve(ctx: Builder, a: Value, pivots: Value, b: Value, *, left: bool = True, adjoint: bool = False) -> Value:
-    """The X with A·X = B, or with X·A = B if not `left`, of factors of A, or of its transpose if `adjoint`."""
+    """The X with A·X = B, or with X·A = B if not `left`, from the LU factors of A, or of its transpose if `adjoint`."""
     count, _ = sides(ctx, a, b)
     shape = (*batch_of(a, b), *b.shape[-2:])
     batch = shape[:-2]
     entry: Entry = Matrices(a, batch, len(batch)).read
-    by = solver(entry, _given(ctx, pivots, batch), adjoint=adjoint is left)
+    by = solver(entry, _pivots_from(ctx, pivots, batch), adjoint=adjoint is left)
     return solved(b, shape, count, by, left=left)
 
 
@@ -258,15 +258,19 @@ def lu_solve(ctx: Builder, a: Value, pivots: Value, b: Value, *, left: bool = Tr
 def solve_ex(
     ctx: Builder, a: Value, b: Value, *, left: bool = True, check_errors: bool = False
 ) -> tuple[Value, Value, Value, Value]:
-    """(the X with A·X = B, or with X·A = B; the factors of A, what was exchanged, where there is no pivot)."""
+    """(the X with A·X = B, or with X·A = B; the factors of A, its pivots, 0 or the first column without a pivot)."""
     count, _ = sides(ctx, a, b)
     vector = b.rank == 1 or (b.rank == a.rank - 1 and b.shape == a.shape[:-1])
     known = unsqueeze(ctx, b, -1) if vector else b
     shape = (*batch_of(a, known), *known.shape[-2:])
     by = _factors(ctx, a, shape[:-2]).solve(adjoint=not left)
-    found = solved(known, shape, count, by, left=left)
-    own = _factors(ctx, a, a.shape[:-2])
-    return squeeze_dim(ctx, found, -1) if vector else found, *_results(a, own), held(a.shape[:-2], a, own.info)
+    solution = solved(known, shape, count, by, left=left)
+    factors = _factors(ctx, a, a.shape[:-2])
+    return (
+        squeeze_dim(ctx, solution, -1) if vector else solution,
+        *_results(a, factors),
+        held(a.shape[:-2], a, factors.info),
+    )
 
 
 @lowers(aten.linalg_inv_ex.default)
@@ -282,7 +286,7 @@ def inv_ex(ctx: Builder, a: Value, *, check_errors: bool = False) -> tuple[Value
 # Determinants ---------------------------------------------------------------------------------------------------------
 
 
-def _joined(terms: Sequence[Term], like: Value, start: float, join: Callable[[Term, Term], Term]) -> Term:
+def _accumulated(terms: Sequence[Term], like: Value, start: float, join: Callable[[Term, Term], Term]) -> Term:
     total = Term(literal(start, like.dtype))
     for k, term in enumerate(terms):
         total = join(total, term) if k else term
@@ -291,19 +295,19 @@ def _joined(terms: Sequence[Term], like: Value, start: float, join: Callable[[Te
 
 @lowers(aten._linalg_det.default)
 def det(ctx: Builder, a: Value) -> tuple[Value, Value, Value]:
-    """(the determinant, the factors, what was exchanged)."""
+    """(the determinant, the factors, the pivots)."""
     lead = a.shape[:-2]
-    factors = _factors(ctx, a, lead, turned=_turned(ctx))
-    product = _joined(factors.diagonal, a, 1, Term.__mul__)
+    factors = _factors(ctx, a, lead, turned=_factors_transpose(ctx))
+    product = _accumulated(factors.diagonal, a, 1, Term.__mul__)
     return held(lead, a, product * factors.sign(a.dtype)), *_results(a, factors)
 
 
 @lowers(aten._linalg_slogdet.default)
 def slogdet(ctx: Builder, a: Value) -> tuple[Value, Value, Value, Value]:
-    """(the sign of the determinant, the logarithm of its size, the factors, what was exchanged)."""
+    """(the sign of the determinant, the logarithm of its absolute value, the factors, the pivots)."""
     lead = a.shape[:-2]
-    factors = _factors(ctx, a, lead, turned=_turned(ctx))
+    factors = _factors(ctx, a, lead, turned=_factors_transpose(ctx))
     signs = [call("sign", term) for term in factors.diagonal]
-    sign = _joined(signs, a, 1, Term.__mul__) * factors.sign(a.dtype)
-    size = _joined([log(absolute(term)) for term in factors.diagonal], a, 0, Term.__add__)
+    sign = _accumulated(signs, a, 1, Term.__mul__) * factors.sign(a.dtype)
+    size = _accumulated([log(absolute(term)) for term in factors.diagonal], a, 0, Term.__add__)
     return held(lead, a, sign), held(lead, a, size), *_results(a, factors)

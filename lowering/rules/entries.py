@@ -1,8 +1,8 @@
-"""Small matrices as their entries: what is computed one entry after the other, with no axis to walk.
+"""Small matrices as their entries: computed one by one, without axes for rows and columns.
 
-An entry is a term that varies along the dimensions before the last two alone, once for each matrix; an element of a
-result picks its own.  Elimination takes some n³ operations, all of which are written out, so that matrices of more than
-a few rows are left to the library.
+An entry is a term over the batch dimensions alone, one value per matrix; an element of a result picks its own.
+Elimination takes some n³ operations, all of which are unrolled, so that matrices of more than a few rows are left to
+the library.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fusion.lowering.rules.formula import Term, eq, literal, where
 from fusion.lowering.value import Shape, Value, broadcast_shapes
 
 LARGEST = 8
-"""Rows and columns of a matrix that is taken apart."""
+"""The largest number of rows or columns of a matrix that is unrolled into entries."""
 
 
 Entry = Callable[[int, int], Term]
-"""The entry of a matrix in a row and a column."""
+"""Returns the entry of a matrix in a row and a column."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +33,8 @@ class Matrices:
     """The matrices in the last two dimensions of `value`, read over the axes of a result.
 
     Attributes:
-        shape: of the result, whose dimensions begin with those of the batch.
-        batch: how many these are.
+        shape: the shape of the result, whose dimensions begin with those of the batch.
+        batch: the number of batch dimensions.
     """
 
     value: Value
@@ -42,17 +42,17 @@ class Matrices:
     batch: int
 
     def read(self, row: sympy.Expr | int, column: sympy.Expr | int) -> Term:
-        """The element at a place in each matrix."""
+        """Return the element in a row and a column of each matrix."""
         sizes = self.value.shape[:-2]
         lead = [ZERO if n == 1 else axis_symbol(self.batch - len(sizes) + k) for k, n in enumerate(sizes)]
         return Term(self.value.view(self.shape, [*lead, sympy.sympify(row), sympy.sympify(column)]).expr)
 
 
 def sides(ctx: Builder, *matrices: Value) -> tuple[int, int]:
-    """Rows and columns of the first of some matrices.
+    """Return the rows and columns of the first of some matrices.
 
     Raises:
-        Unsupported: it is not to be taken apart.
+        Unsupported: its entries should not be computed one by one.
     """
     rows, columns = matrices[0].shape[-2:]
     if ctx.wanted.rounded:
@@ -65,26 +65,26 @@ def sides(ctx: Builder, *matrices: Value) -> tuple[int, int]:
 
 
 def batch_of(*matrices: Value) -> Shape:
-    """The dimensions before the last two, broadcast."""
+    """Return the dimensions before the last two, broadcast."""
     return broadcast_shapes([matrix.shape[:-2] for matrix in matrices])
 
 
 def pick(dim: int, terms: Sequence[Term]) -> Term:
-    """The term whose number is the position along `dim`."""
-    at, found = Term(IndexValue(axis_symbol(dim))), terms[-1]
+    """Select the term whose number is the position along `dim`."""
+    at, selected = Term(IndexValue(axis_symbol(dim))), terms[-1]
     for k in reversed(range(len(terms) - 1)):
-        found = where(eq(at, k), terms[k], found)
-    return found
+        selected = where(eq(at, k), terms[k], selected)
+    return selected
 
 
 def held(shape: Shape, like: Value, term: Term) -> Value:
-    """A value of this shape that is `term` everywhere; without elements it is nothing that would have to be read."""
+    """Return a value of this shape that is `term` everywhere; without elements it reads nothing."""
     expr = literal(0, term.dtype) if 0 in shape else term.expr
     return Value(shape, term.dtype, like.device, expr)
 
 
 def assembled(shape: Shape, like: Value, entries: Sequence[Sequence[Term]]) -> Value:
-    """The value of this shape whose matrices have these entries, row by row."""
+    """Return a value of this shape whose matrices have these entries, row by row."""
     if 0 in shape:
         return held(shape, like, Term(literal(0, like.dtype)))
     dim = len(shape) - 2
@@ -92,14 +92,14 @@ def assembled(shape: Shape, like: Value, entries: Sequence[Sequence[Term]]) -> V
 
 
 def identity_like(like: Value) -> Value:
-    """Ones on the diagonals of matrices of this shape, and zeros beside them."""
+    """Return identity matrices in the shape of `like`."""
     row, column = (Term(IndexValue(axis_symbol(like.rank - k))) for k in (2, 1))
     one, zero = (Term(literal(number, like.dtype)) for number in (1, 0))
     return Value(like.shape, like.dtype, like.device, where(eq(row, column), one, zero).expr)
 
 
 def transposed(entry: Entry) -> Entry:
-    """The entries with rows and columns exchanged."""
+    """Return the entries with rows and columns exchanged."""
     return lambda row, column: entry(column, row)
 
 

@@ -1,7 +1,7 @@
-"""How a float is made: its exponent and its neighbours.
+"""The parts of a float: its exponent, and its neighbours.
 
-There is no access to bits: an exponent is found by a logarithm and put right by comparing.  That is done in float64,
-which holds every narrower float and twice its exponents exactly; for float64 itself the calls stay.
+Bits are not accessible: an exponent is a logarithm, corrected by comparisons.  It is computed in float64, which holds
+every narrower float and twice its exponents exactly; for float64 itself the calls stay.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusion.lowering.value import Value
 aten = torch.ops.aten
 
 
-def _taken_apart(x: Term) -> tuple[Term, Term]:
+def _decomposed(x: Term) -> tuple[Term, Term]:
     """(mantissa in [½, 1), exponent) of a finite number other than 0, as float64."""
     size = absolute(x)
     exponent = call("floor", call("log2", size)) + 1
@@ -45,12 +45,12 @@ def frexp(ctx: Builder, x: Value) -> tuple[Value, ...]:
 
     def mantissa(a: Term) -> Term:
         plain = is_plain(a)
-        part, _ = _taken_apart(where(plain, a, 1))
+        part, _ = _decomposed(where(plain, a, 1))
         return where(plain, where(a < 0, -part, part), a)
 
     def exponent(a: Term) -> Term:
         plain = is_plain(a)
-        return where(plain, _taken_apart(where(plain, a, 1))[1], 0)
+        return where(plain, _decomposed(where(plain, a, 1))[1], 0)
 
     wide = _narrow(x)
     return rounded(combine(mantissa, wide), x.dtype), convert(combine(exponent, wide), torch.int32)
@@ -58,15 +58,15 @@ def frexp(ctx: Builder, x: Value) -> tuple[Value, ...]:
 
 @lowers(aten.nextafter.default)
 def nextafter(ctx: Builder, x: Value, towards: Value) -> Value:
-    """The number of x's dtype next to x on the way to another one."""
+    """The number of x's dtype next to x in the direction of another one."""
     if x.dtype is not towards.dtype:
         raise Unsupported(f"the neighbour of {x.dtype} towards {towards.dtype}")
     info = torch.finfo(x.dtype)
     least = info.smallest_normal * info.eps  # the smallest number above 0
 
     def formula(a: Term, b: Term) -> Term:
-        # Numbers of a's size are at most eps·|a| apart and more than half as far: a step between half of their distance
-        # and all of it, and half as much again, is rounded to the neighbour, also where they lie twice as dense below.
+        # Numbers near a are at most eps·|a| apart and more than half as far: a step between half of their distance and
+        # one and a half times it is rounded to the neighbour, also where they are twice as dense below.
         step = maximum(absolute(a) * (0.625 * info.eps), least)
         one = Term(literal(1.0, a.dtype))
         direction = where(b > a, one, -one)
@@ -77,5 +77,5 @@ def nextafter(ctx: Builder, x: Value, towards: Value) -> Value:
         moved = where(isinf(a), -direction * info.max, moved)
         return where(isnan(a) | isnan(b), a + b, where(eq(a, b), b, moved))
 
-    found = compose(formula, _narrow(x), _narrow(towards))
-    return rounded(found, x.dtype)
+    neighbour = compose(formula, _narrow(x), _narrow(towards))
+    return rounded(neighbour, x.dtype)

@@ -1,8 +1,8 @@
-"""Formulas: scalar expressions written as one would on paper.
+"""Formulas: scalar expressions in the notation of mathematics.
 
 A `Term` is an expression with Python's operators, so that a rule can say `x / (1 + exp(-x))`.  Input: terms of one
-dtype, and numbers, which take the dtype of the term they meet; output: a term.  Nothing is promoted here: operands of
-different dtypes fail an assertion, because promotion has been settled before a formula is applied.
+dtype, and numbers, which take the dtype of the other operand; output: a term.  Nothing is promoted here: operands of
+different dtypes fail an assertion, because promotion comes before a formula is applied.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Term:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of what it computes."""
+        """The dtype of its value."""
         return self.expr.dtype
 
     def __add__(self, other: Operand) -> Term:
@@ -84,7 +84,7 @@ class Term:
 
 
 Operand: TypeAlias = "Term | sympy.Expr | bool | int | float"
-"""What an operator takes: a term, a number, or an index expression that stands for a size."""
+"""An operand of an operator: a term, a number, or an index expression that stands for a size."""
 
 _ORDERED = frozenset({"lt", "le", "gt", "ge"})
 _LOGICAL: dict[ScalarName, ScalarName] = {
@@ -98,10 +98,10 @@ _LOGICAL: dict[ScalarName, ScalarName] = {
 
 
 def call(name: ScalarName, *args: Operand) -> Term:
-    """The scalar operation `name` on operands of one dtype.
+    """Build the scalar operation `name` on operands of one dtype.
 
-    On bools arithmetic becomes logic, and an ordering is taken of integers: targets need only know `and`, `or`, `xor`,
-    `not` and equality of bools.
+    On bools arithmetic becomes logic, and orderings compare integers: targets need only `and`, `or`, `xor`, `not` and
+    equality of bools.
     """
     dtype = next(arg.dtype for arg in args if isinstance(arg, Term))
     exprs = [literal(arg, dtype) for arg in args]
@@ -114,7 +114,7 @@ def call(name: ScalarName, *args: Operand) -> Term:
 
 
 def literal(operand: Operand, dtype: torch.dtype) -> Expr:
-    """An operand as an expression; numbers become constants of `dtype`, integers wrapped to its width as eager does.
+    """Return an operand as an expression; numbers become constants of `dtype`, integers wrapped as eager does.
 
     >>> literal(-1, torch.uint8).value, literal(1, torch.float32).value
     (255, 1.0)
@@ -149,10 +149,10 @@ _REAL: dict[type, ScalarName] = {
 
 
 def _of_sizes(number: sympy.Expr) -> Expr:
-    """A number computed from sizes: an integer as an index, a real one in float64.
+    """Return a number computed from sizes: an integer as an index, a real one in float64.
 
     Raises:
-        Unsupported: it is computed by a function that is not known here.
+        Unsupported: it is computed by an unknown function.
     """
     if number.is_integer:
         return IndexValue(number)
@@ -183,7 +183,7 @@ def ne(a: Term, b: Operand) -> Term:
 
 
 def both(mask: Term | None, test: Term) -> Term:
-    """Where a mask, if there is one, and a test hold."""
+    """Return the conjunction of a mask, if there is one, and a test."""
     return test if mask is None else mask & test
 
 
@@ -250,17 +250,17 @@ def erf(a: Term) -> Term:
 
 
 def isnan(a: Term) -> Term:
-    """Is `a` NaN?  False for integers."""
+    """Whether `a` is NaN; false for integers."""
     return call("isnan", a) if a.dtype.is_floating_point else Term(const(False, torch.bool))
 
 
 def isinf(a: Term) -> Term:
-    """Is `a` infinite?  False for integers."""
+    """Whether `a` is infinite; false for integers."""
     return call("isinf", a) if a.dtype.is_floating_point else Term(const(False, torch.bool))
 
 
 def clamp(a: Term, low: Operand, high: Operand) -> Term:
-    """`a` held between two bounds, a -0.0 too; where they cross, `high` wins."""
+    """`a` clamped to two bounds, a -0.0 too; if the bounds cross, `high` wins."""
     return minimum(high, maximum(low, a))
 
 

@@ -1,8 +1,8 @@
-"""Fractional max pooling: windows of one size whose distances are drawn at random, and their gradients.
+"""Fractional max pooling: windows of one size at random distances, and their gradients.
 
-Window o of a row begins at ⌊(o + u)·α⌋ - ⌊u·α⌋, the last one at the end, with a number u for each channel and
-dimension; α is how far windows are apart on average.  Eager computes that in the dtype of the input on a CPU, and so do
-we: where a window begins is decided by how that rounds.
+Window o of a row begins at ⌊(o + u)·α⌋ - ⌊u·α⌋, the last one at the end, with a random number u for each channel and
+dimension; α is the average distance of windows.  On a CPU eager computes that in the dtype of the input, and so do the
+rules here: rounding decides where a window begins.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from fusion.lowering.expr import Index, IndexValue
 from fusion.lowering.indexing import axis_symbol
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.collisions import folded
 from fusion.lowering.rules.formula import Term, eq, literal, where
-from fusion.lowering.rules.meeting import folded
 from fusion.lowering.rules.promotion import rounded, widen, widened
 from fusion.lowering.rules.reduction import fold
 from fusion.lowering.rules.windows import fixed
@@ -30,7 +30,7 @@ aten = torch.ops.aten
 
 
 def _rounding(dtype: torch.dtype, device: torch.device) -> Callable[[Term], Term]:
-    """What eager does to the result of each operation on where windows begin."""
+    """Return the rounding that eager applies to each operation on the beginnings of windows."""
     if dtype in HALVES and device.type == "cpu":
         return lambda term: term.to(dtype).to(torch.float32)
     return lambda term: term
@@ -39,14 +39,14 @@ def _rounding(dtype: torch.dtype, device: torch.device) -> Callable[[Term], Term
 def _begin(
     drawn: Term, window: sympy.Symbol, windows: int, size: int, kernel: int, rounded: Callable[[Term], Term]
 ) -> Term:
-    """Where a window begins, int64."""
+    """Return the first position of a window, int64."""
     last = Term(literal(size - kernel, torch.int64))
     if windows == 1:
         return last
     number = Term(IndexValue(window))
-    apart = rounded(Term(literal(size - kernel, drawn.dtype)) / (windows - 1))
-    reach = rounded(rounded(number.to(drawn.dtype) + drawn) * apart).to(torch.int64)
-    return where(eq(number, windows - 1), last, reach - rounded(drawn * apart).to(torch.int64))
+    distance = rounded(Term(literal(size - kernel, drawn.dtype)) / (windows - 1))
+    reach = rounded(rounded(number.to(drawn.dtype) + drawn) * distance).to(torch.int64)
+    return where(eq(number, windows - 1), last, reach - rounded(drawn * distance).to(torch.int64))
 
 
 def _fractional_max_pool(count: int) -> None:
@@ -85,12 +85,12 @@ def _fractional_max_pool(count: int) -> None:
     def gradient(
         ctx: Builder, grad: Value, x: Value, kernel: Sequence[int], output_size: Sequence[int], indices: Value
     ) -> Value:
-        """Each gradient added to the element that was the largest of its window."""
+        """Add each gradient to the largest element of its window."""
         lead = x.rank - count
         total = sympy.Mul(*x.shape[lead:])
         zeros = Value((*x.shape[:lead], total), grad.dtype, grad.device, literal(0, grad.dtype))
-        place: list[Index] = [axis_symbol(k) for k in range(lead)]
-        return reshape(folded(ctx, "sum", zeros, [*place, indices.expr], grad), x.shape)
+        target: list[Index] = [axis_symbol(k) for k in range(lead)]
+        return reshape(folded(ctx, "sum", zeros, [*target, indices.expr], grad), x.shape)
 
 
 for _count in (2, 3):

@@ -1,8 +1,8 @@
-"""Reads at positions that are themselves loaded: indexing by tensors, gather, embedding.
+"""Reads at positions that are loaded: indexing by tensors, gather, embedding.
 
-Negative positions count from the end where eager lets them.  What is out of range fails a check, as in eager; where
-that could not be told from an empty tensor, the call stays an extern.  So do masks (bool indices), whose results have
-an unknown size.
+Negative positions count from the end where eager allows them.  A position out of range fails a check, as in eager;
+along a dimension that may be empty, which such a check cannot express, the call stays an extern.  So do masks (bool
+indices), whose results have a data-dependent size.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ aten = torch.ops.aten
 
 
 def position(index: Value, size: sympy.Expr, dim: int, *, wrap: bool, check: bool = True) -> Index:
-    """The positions along dimension `dim` held by an index tensor, over its own axes; with `wrap`, negative ones count
-    from the end.
+    """Return the positions along dimension `dim` in an index tensor, over its own axes; with `wrap`, negative ones
+    count from the end.
 
     Args:
-        size: of that dimension.
-        check: may a position be out of range?
+        size: the size of that dimension.
+        check: whether a position may be out of range.
 
     Raises:
         Unsupported: the tensor is a mask, or not of integers; or the dimension may be empty.
@@ -54,13 +54,13 @@ def position(index: Value, size: sympy.Expr, dim: int, *, wrap: bool, check: boo
 
 
 def looked_up(x: Value, shape: Shape, source: Sequence[Index]) -> Value:
-    """`x.view(shape, source)`, with the checks also along dimensions along which x is the same everywhere."""
+    """Return `x.view(shape, source)`, also with the checks along dimensions where x is constant."""
     result = x.view(shape, source)
     kept = set(postorder(result.expr))
     for index in source:
         if isinstance(index, Op) and index.name == CHECKED and index not in kept:
-            found = where(Term(index) >= 0, Term(result.expr), 0)
-            result = Value(shape, x.dtype, x.device, found.expr)
+            checked_value = where(Term(index) >= 0, Term(result.expr), 0)
+            result = Value(shape, x.dtype, x.device, checked_value.expr)
     return result
 
 
@@ -72,16 +72,16 @@ def _moved(index: Index, axes: dict[sympy.Symbol, sympy.Expr], shape: Shape) -> 
 
 @lowers(aten.index.Tensor, aten._unsafe_index.Tensor)
 def index_tensor(ctx: Builder, x: Value, indices: Sequence[Value | None]) -> Value:
-    """x[indices]: the broadcast index tensors' axes stand where the indices are adjacent, else in front."""
+    """x[indices]: the axes of the broadcast index tensors replace adjacent indices, else they come first."""
     check = ctx.current.target is aten.index.Tensor
     return looked_up(x, *indexed(x.shape, indices, check=check)) if any(index is not None for index in indices) else x
 
 
 def indexed(whole: Shape, indices: Sequence[Value | None], *, check: bool) -> tuple[Shape, list[Index]]:
-    """The shape of x[indices], for an x of shape `whole`, and where each of its elements is in x."""
-    given = [(k, index) for k, index in enumerate(indices) if index is not None]
-    common = broadcast_shapes([index.shape for _, index in given])
-    used = [k for k, _ in given]
+    """Return the shape of x[indices], for an x of shape `whole`, and the position in x of each of its elements."""
+    index_tensors = [(k, index) for k, index in enumerate(indices) if index is not None]
+    common = broadcast_shapes([index.shape for _, index in index_tensors])
+    used = [k for k, _ in index_tensors]
     adjacent = used == list(range(used[0], used[0] + len(used)))
     front = used[0] if adjacent else 0
     kept = [k for k in range(len(whole)) if k not in used]
@@ -90,7 +90,7 @@ def indexed(whole: Shape, indices: Sequence[Value | None], *, check: bool) -> tu
     for place, k in enumerate(kept):
         source[k] = axis_symbol(place if place < front else place + len(common))
     shifted = {axis_symbol(k): axis_symbol(front + k) for k in range(len(common))}
-    for k, index in given:
+    for k, index in index_tensors:
         at = position(broadcast_to(index, common), whole[k], k, wrap=True, check=check)
         source[k] = _moved(at, shifted, shape)
     return shape, source
@@ -98,7 +98,7 @@ def indexed(whole: Shape, indices: Sequence[Value | None], *, check: bool) -> tu
 
 @lowers(aten.gather.default)
 def gather(ctx: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool = False) -> Value:
-    """x at the positions along `dim` that `index` holds; the result has its shape, and any rank where that is empty."""
+    """x at the positions along `dim` in `index`; the result has the shape of `index`, and any rank if that is empty."""
     if 0 in index.shape:
         return held(index.shape, x, Term(literal(0, x.dtype)))
     if x.rank == 0:
@@ -111,7 +111,7 @@ def gather(ctx: Builder, x: Value, dim: int, index: Value, *, sparse_grad: bool 
 
 @lowers(aten.index_select.default)
 def index_select(ctx: Builder, x: Value, dim: int, index: Value) -> Value:
-    """x at the positions along `dim` that the 1-d `index` holds."""
+    """x at the positions along `dim` in the 1-d `index`."""
     if x.rank == 0:
         return looked_up(reshape(x, (ONE,)), (), [position(reshape(index, ()), ONE, 0, wrap=False)])
     dim %= x.rank
@@ -133,13 +133,13 @@ def embedding(
     scale_grad_by_freq: bool = False,
     sparse: bool = False,
 ) -> Value:
-    """The rows of `weight` that `indices` names; the result has their shape and one more dimension."""
+    """The rows of `weight` at `indices`, whose shape the result has, with one more dimension."""
     shape = (*indices.shape, weight.shape[1])
     return looked_up(weight, shape, [position(indices, weight.shape[0], 0, wrap=False), axis_symbol(indices.rank)])
 
 
 @lowers(aten.take.default)
 def take(ctx: Builder, x: Value, index: Value) -> Value:
-    """x laid flat, at the positions that `index` holds."""
+    """x, flattened, at the positions in `index`."""
     total = sympy.Mul(*x.shape)
     return looked_up(reshape(x, (total,)), index.shape, [position(index, total, 0, wrap=True)])

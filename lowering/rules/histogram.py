@@ -1,9 +1,9 @@
-"""Histograms: each element finds its bin along each dimension, and is added to it.
+"""Histograms: each element computes its bin along each dimension, and is added to it.
 
-Bins of equal width are found by dividing, and where their edges are told, too, by looking at those around; given edges
-by a halving search.  The last bin holds its right edge, NaN is in none.  Halves and integers are refused, and so are
-edges of symbolic number.  A range that the elements tell and that is not finite is the caller's error, as in eager;
-no bin holds anything then.
+Bins of equal width are computed by a division, corrected by the neighbouring edges if these are part of the result; for
+arbitrary edges a binary search is used.  The last bin includes its right edge, NaN is in none.  16-bit floats and
+integers are refused, and so are edges of symbolic number.  A data-dependent range that is not finite is the caller's
+error, as in eager; all bins are empty then.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import guarded
 from fusion.lowering.indexing import ONE, axis_symbol
 from fusion.lowering.registry import lowers
+from fusion.lowering.rules.collisions import folded
 from fusion.lowering.rules.creation import spaced
 from fusion.lowering.rules.formula import Term, call, eq, literal, maximum, minimum, where
-from fusion.lowering.rules.meeting import folded
 from fusion.lowering.rules.places import laid_flat
 from fusion.lowering.rules.promotion import combine, convert
 from fusion.lowering.rules.reduction import fold
@@ -42,10 +42,10 @@ class Bins:
     """The bins along one dimension.
 
     Attributes:
-        count: how many.
+        count: the number of bins.
         low, high: the outer edges, 0-d.
-        edges: all of them; None where they are not told.
-        even: are they of equal width?
+        edges: all edges; None where they are not needed.
+        even: whether the bins have equal width.
     """
 
     count: int
@@ -55,22 +55,22 @@ class Bins:
     even: bool
 
     def find(self, element: Value) -> tuple[Term, Term]:
-        """(the bin of each element, int64; is it in one?)."""
+        """(the bin of each element, int64; whether it is in one)."""
         x = Term(element.expr)
         low, high = (Term(broadcast_to(edge, element.shape).expr) for edge in (self.low, self.high))
         inside = (x >= low) & (x <= high)
         if self.even:
-            place = where(inside, (x - low) * self.count / (high - low), 0).to(torch.int64)
+            bin_index = where(inside, (x - low) * self.count / (high - low), 0).to(torch.int64)
             if self.edges is not None:
-                begin, end = maximum(place - 1, 0), minimum(place + 2, self.count + 1)
-                place = self._before(element, begin, end, 2) - 1
+                begin, end = maximum(bin_index - 1, 0), minimum(bin_index + 2, self.count + 1)
+                bin_index = self._before(element, begin, end, 2) - 1
         else:
             begin, end = (Term(literal(number, torch.int64)) for number in (0, self.count + 1))
-            place = self._before(element, begin, end, (self.count + 1).bit_length()) - 1
-        return minimum(place, self.count - 1), inside
+            bin_index = self._before(element, begin, end, (self.count + 1).bit_length()) - 1
+        return minimum(bin_index, self.count - 1), inside
 
     def _before(self, element: Value, first: Term, end: Term, steps: int) -> Term:
-        """The first of the edges between two places that is larger than the element: `steps` halvings."""
+        """Return the first of the edges in a range that is larger than the element, by `steps` bisections."""
         assert self.edges is not None
         left = end - first
         for _ in range(steps):
@@ -88,12 +88,12 @@ def _number(value: float, like: Value) -> Value:
     return Value((), like.dtype, like.device, literal(value, like.dtype))
 
 
-def _range(ctx: Builder, x: Value, given: Sequence[float] | None, margin: float) -> tuple[Value, Value]:
-    """The outer edges of bins for the 1-d `x`: those given, else its extremes; never the same number."""
-    if given is not None:
-        low, high = float(given[0]), float(given[1])
-        apart = 0.0 if low != high else margin
-        return _number(low - apart, x), _number(high + apart, x)
+def _range(ctx: Builder, x: Value, limits: Sequence[float] | None, margin: float) -> tuple[Value, Value]:
+    """Return the outer edges of bins for the 1-d `x`: `limits`, else its extremes; never equal."""
+    if limits is not None:
+        low, high = float(limits[0]), float(limits[1])
+        widening = 0.0 if low != high else margin
+        return _number(low - widening, x), _number(high + widening, x)
     if x.shape[0] == 0:
         return _number(0.0, x), _number(1.0, x)
     low_, high_ = (fold(ctx, op, [x], [0]) for op in ("min", "max"))
@@ -101,11 +101,13 @@ def _range(ctx: Builder, x: Value, given: Sequence[float] | None, margin: float)
     return ctx.map(combine(lambda a, by: a - by, low_, wider)), ctx.map(combine(lambda a, by: a + by, high_, wider))
 
 
-def _even(ctx: Builder, x: Value, count: int, given: Sequence[float] | None, margin: float, *, told: bool) -> Bins:
-    """Bins of equal width for the elements of the 1-d `x`; `told`: are their edges?"""
-    low, high = _range(ctx, x, given, margin)
+def _even(
+    ctx: Builder, x: Value, count: int, limits: Sequence[float] | None, margin: float, *, with_edges: bool
+) -> Bins:
+    """Return bins of equal width for the elements of the 1-d `x`; with `with_edges`, also their edges."""
+    low, high = _range(ctx, x, limits, margin)
     edges = None
-    if told:
+    if with_edges:
         shape = (sympy.Integer(count + 1),)
         first, last = (Term(broadcast_to(edge, shape).expr) for edge in (low, high))
         edges = ctx.map(Value(shape, x.dtype, x.device, spaced(first, last, shape[0], once=True).expr))
@@ -113,7 +115,7 @@ def _even(ctx: Builder, x: Value, count: int, given: Sequence[float] | None, mar
 
 
 def _between(edges: Value, x: Value) -> Bins:
-    """The bins between edges that ascend."""
+    """Return the bins between ascending edges."""
     if edges.dtype is not x.dtype or not edges.shape[0].is_Integer or edges.shape[0] < 2:
         raise Unsupported("edges of another type or of unknown number")
     low, high = (edges.view((), [place]) for place in (sympy.Integer(0), edges.shape[0] - 1))
@@ -121,21 +123,21 @@ def _between(edges: Value, x: Value) -> Bins:
 
 
 def _counted(ctx: Builder, columns: Sequence[Value], bins: Sequence[Bins], weight: Value | None) -> Value:
-    """How many rows, or how much weight, fall into each bin; `columns` holds the rows' elements, each 1-d."""
+    """Return how many rows, or how much weight, fall into each bin; `columns` holds the rows' elements, each 1-d."""
     like = columns[0]
-    found = [each.find(column) for each, column in zip(bins, columns, strict=True)]
-    inside = found[0][1]
-    for _, test in found[1:]:
+    bins_of_rows = [each.find(column) for each, column in zip(bins, columns, strict=True)]
+    inside = bins_of_rows[0][1]
+    for _, test in bins_of_rows[1:]:
         inside = inside & test
     shape = tuple(sympy.Integer(each.count) for each in bins)
     zeros = Value(shape, like.dtype, like.device, literal(0, like.dtype))
     ones = Value(like.shape, like.dtype, like.device, literal(1, like.dtype))
     source = ones if weight is None else convert(reshape(weight, like.shape), like.dtype)
-    return folded(ctx, "sum", zeros, [place.expr for place, _ in found], source, inside)
+    return folded(ctx, "sum", zeros, [bin_index.expr for bin_index, _ in bins_of_rows], source, inside)
 
 
 def _as_density(ctx: Builder, counts: Value, bins: Sequence[Bins]) -> Value:
-    """The share of each bin over its width in all dimensions."""
+    """Divide the share of each bin by its volume."""
     total = fold(ctx, "sum", [counts], list(range(counts.rank)))
     result = combine(lambda n, all_: n / all_, counts, total)
     for dim, each in enumerate(bins):
@@ -154,23 +156,23 @@ def _finished(
 
 
 def _columns(x: Value) -> list[Value]:
-    """The columns of x, laid flat but for its last dimension."""
+    """Return the columns of x, flattened but for its last dimension."""
     _check(x)
     count = x.shape[-1]
     if not count.is_Integer:
         raise Unsupported("a histogram over a symbolic number of dimensions")
     rows = sympy.Mul(*x.shape[:-1])
-    whole = reshape(x, (rows, count))
-    return [whole.view((rows,), [axis_symbol(0), sympy.Integer(k)]) for k in range(int(count))]
+    table = reshape(x, (rows, count))
+    return [table.view((rows,), [axis_symbol(0), sympy.Integer(k)]) for k in range(int(count))]
 
 
 @lowers(aten.histc.default)
 def histc(ctx: Builder, x: Value, bins: int = 100, min: float = 0, max: float = 0) -> Value:
-    """How many elements fall into each of `bins` between two edges; the extremes, where these are the same."""
+    """Count the elements in each of `bins` between two edges, or between the extremes if the edges are equal."""
     _check(x)
     flat = laid_flat(x)
-    given = (min, max) if min != max or flat.shape[0] == 0 else None
-    return _counted(ctx, [flat], [_even(ctx, flat, bins, given, 1.0, told=False)], None)
+    limits = (min, max) if min != max or flat.shape[0] == 0 else None
+    return _counted(ctx, [flat], [_even(ctx, flat, bins, limits, 1.0, with_edges=False)], None)
 
 
 @lowers(aten.histogram.bin_ct)
@@ -183,32 +185,34 @@ def histogram(
     weight: Value | None = None,
     density: bool = False,
 ) -> tuple[Value, ...]:
-    """(how many elements fall into each of `bins`, their edges)."""
+    """(the number of elements in each of `bins`, their edges)."""
     _check(x)
     flat = laid_flat(x)
-    found = _even(ctx, flat, bins, range, 0.5, told=True)
-    assert found.edges is not None
-    return _finished(ctx, [flat], [found], weight, density), found.edges
+    even_bins = _even(ctx, flat, bins, range, 0.5, with_edges=True)
+    assert even_bins.edges is not None
+    return _finished(ctx, [flat], [even_bins], weight, density), even_bins.edges
 
 
 @lowers(aten.histogram.bins_tensor)
 def histogram_between(
     ctx: Builder, x: Value, bins: Value, *, weight: Value | None = None, density: bool = False
 ) -> tuple[Value, ...]:
-    """(how many elements fall between each two edges, the edges)."""
+    """(the number of elements between each two edges, the edges)."""
     _check(x)
     return _finished(ctx, [laid_flat(x)], [_between(bins, x)], weight, density), bins
 
 
-def _grid(ctx: Builder, x: Value, bins: Sequence[int], given: Sequence[float] | None) -> tuple[list[Value], list[Bins]]:
+def _grid(
+    ctx: Builder, x: Value, bins: Sequence[int], limits: Sequence[float] | None
+) -> tuple[list[Value], list[Bins]]:
     """(the columns of x, bins of equal width along each)."""
     columns = _columns(x)
-    ranges = [None if given is None else given[2 * k : 2 * k + 2] for k, _ in enumerate(columns)]
-    found = [
-        _even(ctx, column, count, limits, 0.5, told=True)
+    ranges = [None if limits is None else limits[2 * k : 2 * k + 2] for k, _ in enumerate(columns)]
+    bins_of_columns = [
+        _even(ctx, column, count, limits, 0.5, with_edges=True)
         for column, count, limits in zip(columns, bins, ranges, strict=True)
     ]
-    return columns, found
+    return columns, bins_of_columns
 
 
 @lowers(aten._histogramdd_bin_edges.default)
@@ -234,7 +238,7 @@ def histogram_of_rows(
     weight: Value | None = None,
     density: bool = False,
 ) -> Value:
-    """How many rows fall into each bin of a grid of bins of equal width."""
+    """Count the rows in each bin of a grid of bins of equal width."""
     return _finished(ctx, *_grid(ctx, x, bins, range), weight, density)
 
 
@@ -242,5 +246,5 @@ def histogram_of_rows(
 def histogram_of_rows_between(
     ctx: Builder, x: Value, bins: Sequence[Value], *, weight: Value | None = None, density: bool = False
 ) -> Value:
-    """How many rows fall between the edges of each dimension."""
+    """Count the rows between the edges of each dimension."""
     return _finished(ctx, _columns(x), [_between(edges, x) for edges in bins], weight, density)

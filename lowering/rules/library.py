@@ -1,4 +1,4 @@
-"""What is left to the library on purpose, and why: these calls are neither lowered nor taken apart."""
+"""Calls that are left to the library on purpose, with the reason: they are neither lowered nor decomposed."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ REASONS: dict[str, tuple[OpOverloadPacket, ...]] = {
     "a distribution that is drawn by rejection or in sequence": (*(aten.randperm, aten.poisson, aten.binomial),),
     "its parts would be library calls again": (aten._euclidean_dist,),
 }
-"""Why → which.  Overloads that have a rule elsewhere keep it."""
+"""Reason → operations.  Overloads that have a rule elsewhere keep it."""
 
 
 def _refuse(packet: OpOverloadPacket, reason: str) -> None:

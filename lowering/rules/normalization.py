@@ -1,7 +1,7 @@
 """Softmax and the norms, with their gradients.
 
-Everything is computed in float32 for halves and rounded once; statistics have the dtype and shape that eager returns.
-Variances are taken in two passes.  Batch norms come here taken apart (see `decompositions.py`).
+Everything is computed in float32 for 16-bit floats and rounded once; statistics have the dtype and shape that eager
+returns.  Variances take two passes.  Batch norms are decomposed before (see `decompositions.py`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _dtypes(ctx: Builder) -> list[torch.dtype | None]:
 
 
 def _results(ctx: Builder, *values: Value | None) -> tuple[Value | None, ...]:
-    """`values` in the dtypes that eager returns them in."""
+    """Return `values` in the dtypes of eager's results."""
     return tuple(
         None if value is None or dtype is None else rounded(value, dtype)
         for value, dtype in zip(values, _dtypes(ctx), strict=True)
@@ -102,7 +102,7 @@ def _inner_dims(x: Value, normalized_shape: Sequence[object]) -> tuple[list[int]
 
 
 def _scaled(x: Value, weight: Value | None, bias: Value | None) -> Value:
-    """x·weight + bias, of those given; they broadcast against x."""
+    """x·weight + bias, as far as they are given; they broadcast against x."""
     if weight is not None:
         x = combine(_product, x, widen(weight))
     return x if bias is None else combine(lambda a, b: a + b, x, widen(bias))
@@ -140,7 +140,7 @@ def layer_norm_backward(
     bias: Value | None,
     mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
-    """Gradients of x, weight and bias, those that `mask` asks for."""
+    """The gradients of x, weight and bias that `mask` selects."""
     outer, inner = _inner_dims(x, normalized_shape)
     g, scale = widen(grad), widen(rstd)
     normal = combine(_standardised, widen(x), widen(mean), scale)
@@ -164,7 +164,7 @@ def _through_norm(ctx: Builder, g: Value, normal: Value, rstd: Value, dims: Sequ
 def rms_norm(
     ctx: Builder, x: Value, normalized_shape: Sequence[object], weight: Value | None, eps: float | None
 ) -> tuple[Value | None, ...]:
-    """(x·rstd·weight, rstd) with rstd = 1 / sqrt(mean(x²) + eps); without eps, that of the dtype computed in."""
+    """(x·rstd·weight, rstd) with rstd = 1 / sqrt(mean(x²) + eps); the default eps is that of the computing dtype."""
     wide = widen(x)
     small = torch.finfo(wide.dtype).eps if eps is None else eps
     power = mean_over(ctx, combine(_product, wide, wide), _inner_dims(x, normalized_shape)[1])
@@ -182,7 +182,7 @@ def rms_norm_backward(
     weight: Value | None,
     mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
-    """Gradients of x and weight, those that `mask` asks for."""
+    """The gradients of x and weight that `mask` selects."""
     outer, inner = _inner_dims(x, normalized_shape)
     g, scale = widen(grad), widen(rstd)
     normal = combine(_product, widen(x), scale)
@@ -199,7 +199,7 @@ def rms_norm_backward(
 
 
 def _per_channel(weight: Value | None, groups: int | sympy.Expr) -> Value | None:
-    """A value per channel as [1, groups, channels of a group, 1], to meet [n, groups, channels, pixels]."""
+    """A value per channel as [1, groups, channels of a group, 1], to broadcast to [n, groups, channels, pixels]."""
     if weight is None:
         return None
     shape = (ONE, sympy.sympify(groups), FloorDiv(weight.shape[0], sympy.sympify(groups)), ONE)
@@ -249,7 +249,7 @@ def group_norm_backward(
     groups: int,
     mask: Sequence[bool],
 ) -> tuple[Value | None, ...]:
-    """Gradients of x, weight and bias, those that `mask` asks for."""
+    """The gradients of x, weight and bias that `mask` selects."""
     g, wide = (_grouped(widen(value), n, c, pixels, groups) for value in (grad, x))
     statistics = (*g.shape[:2], ONE, ONE)
     scale = reshape(widen(rstd), statistics)

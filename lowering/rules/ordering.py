@@ -1,9 +1,9 @@
-"""Sorting short rows, and membership in short sets.
+"""Sorting of short rows, and membership in small sets.
 
-An element's place in its sorted row is how many elements come before it: one sum over the row for each.  The element at
-a place is the one whose place that is.  Both are n² comparisons, which short rows can afford and which fuse with what
-surrounds them; longer rows are left to the library's sort.  NaN comes after every number, and equal elements keep their
-order, as on a CPU, whether or not that is asked for.
+An element's rank in its row is the number of elements before it: one sum over the row for each.  The element at a
+position is the one of that rank.  Both take n² comparisons, which short rows can afford and which fuse with surrounding
+operations; longer rows are left to the library's sort.  NaN comes after every number, and the sort is always stable, as
+on a CPU.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from fusion.lowering.value import Shape, Value, reshape
 aten = torch.ops.aten
 
 LONGEST = 64
-"""Elements of a row that is sorted here."""
+"""The longest row that is sorted here."""
 
 MOST_TESTED = 128
-"""Elements of a set in which each element is looked for, one by one."""
+"""The largest set that each element is compared with one by one."""
 
 
 @lowers(aten.sort.default)
 def sort(ctx: Builder, x: Value, dim: int = -1, descending: bool = False) -> tuple[Value, ...]:
-    """(the elements along `dim` in order, where they were)."""
+    """(the elements along `dim` in order, their positions before)."""
     return sort_stable(ctx, x, stable=True, dim=dim, descending=descending)
 
 
@@ -41,66 +41,66 @@ def sort(ctx: Builder, x: Value, dim: int = -1, descending: bool = False) -> tup
 def sort_stable(
     ctx: Builder, x: Value, *, stable: bool | None, dim: int = -1, descending: bool = False
 ) -> tuple[Value, ...]:
-    """(the elements along `dim` in order, where they were)."""
+    """(the elements along `dim` in order, their positions before)."""
     if x.rank == 0:
         return x, Value((), torch.int64, x.device, literal(0, torch.int64))
     dim %= x.rank
-    keys, places = placed_in_order(ctx, x, dim, descending=descending)
-    return chosen(ctx, x, keys, places, dim, x.shape[dim])
+    keys, ranks = keys_and_ranks(ctx, x, dim, descending=descending)
+    return chosen(ctx, x, keys, ranks, dim, x.shape[dim])
 
 
-def placed_in_order(ctx: Builder, x: Value, dim: int, *, descending: bool = False) -> tuple[Value, Value]:
-    """(x as it is compared, the place of each element in its sorted row along `dim`)."""
+def keys_and_ranks(ctx: Builder, x: Value, dim: int, *, descending: bool = False) -> tuple[Value, Value]:
+    """(the keys by which x is compared, the rank of each element in its row along `dim`)."""
     length = x.shape[dim]
     if not length.is_Integer or length > LONGEST:
         raise Unsupported("a sort of long rows")
     keys = convert(x, torch.uint8) if x.dtype is torch.bool else widen(x)
-    return keys, ctx.map(_places(ctx, keys, dim, descending=descending))
+    return keys, ctx.map(_ranks(ctx, keys, dim, descending=descending))
 
 
 def chosen(
-    ctx: Builder, x: Value, keys: Value, places: Value, dim: int, count: sympy.Expr, first: Value | None = None
+    ctx: Builder, x: Value, keys: Value, ranks: Value, dim: int, count: sympy.Expr, first: Value | None = None
 ) -> tuple[Value, Value]:
-    """(those of the elements of each row whose places are 0, 1, … up to `count`, where they were).
+    """(the elements of each row with the ranks 0, 1, … below `count`, their positions).
 
-    With `first`, which has one number for each row and size 1 along `dim`, places are counted from there.
+    With `first`, which has one number for each row and size 1 along `dim`, ranks are counted from there.
     """
     numbers = _numbers(x, dim, count)
     if first is not None:
         numbers = combine(lambda n, by: n + by, numbers, spread(first, dim))
-    at = apart(places, dim), numbers
+    at = apart(ranks, dim), numbers
     lowest = identity("max", keys.dtype)
-    held = combine(lambda p, k, v: where(eq(p, k), v, lowest), *at, apart(keys, dim))
-    values = rounded(fold(ctx, "max", [held], [dim + 1]), x.dtype)
+    values_at = combine(lambda p, k, v: where(eq(p, k), v, lowest), *at, apart(keys, dim))
+    values = rounded(fold(ctx, "max", [values_at], [dim + 1]), x.dtype)
     counted = Value(x.shape, torch.int64, x.device, IndexValue(axis_symbol(dim)))
-    found = combine(lambda p, k, i: where(eq(p, k), i, 0), *at, apart(counted, dim))
-    return values, fold(ctx, "sum", [found], [dim + 1])
+    positions_at = combine(lambda p, k, i: where(eq(p, k), i, 0), *at, apart(counted, dim))
+    return values, fold(ctx, "sum", [positions_at], [dim + 1])
 
 
 def apart(x: Value, dim: int) -> Value:
-    """x with its dimension `dim` moved one on, behind one of size 1."""
+    """Insert a dimension of size 1 before `dim`."""
     return reshape(x, (*x.shape[:dim], ONE, *x.shape[dim:]))
 
 
 def spread(x: Value, dim: int) -> Value:
-    """x with a dimension of size 1 behind `dim`."""
+    """Insert a dimension of size 1 after `dim`."""
     return reshape(x, (*x.shape[: dim + 1], ONE, *x.shape[dim + 1 :]))
 
 
 def _numbers(x: Value, dim: int, count: sympy.Expr) -> Value:
-    """The places 0, 1, … up to `count` along `dim`, with a dimension of size 1 behind."""
+    """Return 0, 1, … below `count` along `dim`, with a dimension of size 1 behind."""
     shape: Shape = tuple(count if k == dim else ONE for k in range(x.rank))
     return spread(Value(shape, torch.int64, x.device, IndexValue(axis_symbol(dim))), dim)
 
 
-def _places(ctx: Builder, keys: Value, dim: int, *, descending: bool) -> Value:
-    """How many elements of its row come before each."""
+def _ranks(ctx: Builder, keys: Value, dim: int, *, descending: bool) -> Value:
+    """Return the number of elements before each in the order of its row."""
     shape = (*keys.shape[: dim + 1], keys.shape[dim], *keys.shape[dim + 1 :])
     own, other = (IndexValue(axis_symbol(k)) for k in (dim, dim + 1))
     earlier = Value(shape, torch.bool, keys.device, (Term(other) < Term(own)).expr)
 
     def before(a: Term, b: Term, first: Term) -> Term:
-        """Does b come before a?"""
+        """Whether b comes before a."""
         ahead, equal = (b > a if descending else b < a), eq(a, b)
         if a.dtype.is_floating_point:
             a_nan, b_nan = isnan(a), isnan(b)
@@ -116,7 +116,7 @@ def _places(ctx: Builder, keys: Value, dim: int, *, descending: bool) -> Value:
 def isin(
     ctx: Builder, elements: Argument, tests: Argument, *, assume_unique: bool = False, invert: bool = False
 ) -> Value:
-    """Is each element one of `tests`?"""
+    """Whether each element is one of `tests`."""
     x, among = (_as_tensor(arg, other) for arg, other in ((elements, tests), (tests, elements)))
     count = sympy.Mul(*among.shape)
     if not count.is_Integer or count > MOST_TESTED:
@@ -124,12 +124,12 @@ def isin(
     if x.dtype is not among.dtype:
         raise Unsupported(f"membership of {x.dtype} in {among.dtype}")
     pairs = combine(eq, reshape(x, (*x.shape, ONE)), reshape(among, (count,)))
-    found = fold(ctx, "any", [pairs], [x.rank])
-    return combine(lambda a: ~a, found) if invert else found
+    is_member = fold(ctx, "any", [pairs], [x.rank])
+    return combine(lambda a: ~a, is_member) if invert else is_member
 
 
 def _as_tensor(arg: Argument, other: Argument) -> Value:
-    """A number as a 0-d tensor beside `other`."""
+    """Return a number as a 0-d tensor on the device of `other`."""
     if isinstance(arg, Value):
         return arg
     assert isinstance(other, Value)

@@ -1,8 +1,8 @@
 """Chebyshev polynomials of the four kinds, at x or shifted to [0, 1], of orders that are data.
 
-Low orders by the recurrence pₖ₊₁ = 2x·pₖ - pₖ₋₁, as eager computes them; higher ones by their angle: cos θ = x inside
-[-1, 1], cosh θ = |x| outside.  An order below 0 gives 0.  Hermite, Laguerre and Legendre polynomials of unknown order
-have no such form; they stay calls.  All is computed in float64: with an angle its error is multiplied by the order.
+Low orders by the recurrence pₖ₊₁ = 2x·pₖ - pₖ₋₁, as in eager; higher ones by their angle: cos θ = x inside [-1, 1],
+cosh θ = |x| outside.  An order below 0 gives 0.  Hermite, Laguerre and Legendre polynomials of data-dependent order
+have no such form; they stay calls.  All is computed in float64: by the angle, the error is multiplied by the order.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from fusion.lowering.value import Value
 aten = torch.ops.aten
 
 LOW = 8
-"""The highest order that the recurrence is walked to."""
+"""The highest order that is computed by the recurrence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """One kind: p₁ = slope·x + offset, and how pₙ is made of sines of multiples of half the angle.
+    """One kind: p₁ = slope·x + offset, and pₙ as a quotient of sines or cosines of multiples of half the angle.
 
     Attributes:
-        above: n + above is the multiple of θ in the numerator.
-        even: cosines, else sines.
-        half: the denominator is of θ/2, else of θ; none for the first kind.
+        above: (n + above)·θ is the argument of the numerator.
+        even: whether the numerator is a cosine, else a sine.
+        half: whether the denominator is of θ/2, else of θ; None for the first kind, which has none.
     """
 
     slope: int
@@ -52,15 +52,15 @@ KINDS = {
 
 def _recurrence(family: Family, x: Term, n: Term) -> Term:
     older, newer = Term(literal(1, x.dtype)), family.slope * x + family.offset
-    found = where(eq(n, 0), older, newer)
+    result = where(eq(n, 0), older, newer)
     for order in range(2, LOW + 1):
         older, newer = newer, 2 * x * newer - older
-        found = where(eq(n, order), newer, found)
-    return found
+        result = where(eq(n, order), newer, result)
+    return result
 
 
 def _by_angle(family: Family, x: Term, n: Term) -> Term:
-    """Of orders above `LOW`."""
+    """Orders above `LOW`, by their angle."""
     inside = absolute(x) < 1
     theta = call("acos", maximum(minimum(x, 1), -1))
     wave: ScalarName = "cos" if family.even else "sin"
@@ -72,20 +72,20 @@ def _by_angle(family: Family, x: Term, n: Term) -> Term:
 
 
 def _outside(family: Family, x: Term, n: Term) -> Term:
-    """The same of |x| ≥ 1, where the angle is imaginary; below -1 the third kind is the fourth, and its sign turns."""
+    """The same for |x| ≥ 1, where the angle is imaginary; below -1 the third and fourth kinds swap, with a sign."""
     size = maximum(absolute(x), 1)
     growth = log(size + sqrt((size - 1) * (size + 1)))
     negative, odd = x < 0, ne(call("fmod", n, 2), 0)
 
-    def joined(even: bool, angle: Term) -> Term:
+    def hyperbolic(even: bool, angle: Term) -> Term:
         up, down = exp(angle), exp(-angle)
         return (up + down) * 0.5 if even else (up - down) * 0.5
 
     def of(even: bool) -> Term:
-        value = joined(even, (n + family.above) * growth)
+        value = hyperbolic(even, (n + family.above) * growth)
         if family.half is None:
             return value
-        return value / joined(even, growth * 0.5 if family.half else growth)
+        return value / hyperbolic(even, growth * 0.5 if family.half else growth)
 
     value = of(family.even)
     if family.half:
@@ -101,10 +101,10 @@ def _register(packet: OpOverloadPacket, family: Family, shifted: bool) -> None:
     @lowers(*overloads(packet))
     def rule(ctx: Builder, x: Argument, n: Argument) -> Value:
         def formula(a: Term, order: Term) -> Term:
-            x, whole = a.to(torch.float64), call("trunc", order.to(torch.float64))
-            place = 2 * x - 1 if shifted else x
-            value = where(whole <= LOW, _recurrence(family, place, whole), _by_angle(family, place, whole))
-            return where(whole < 0, 0, value).to(a.dtype)
+            x, degree = a.to(torch.float64), call("trunc", order.to(torch.float64))
+            argument = 2 * x - 1 if shifted else x
+            value = where(degree <= LOW, _recurrence(family, argument, degree), _by_angle(family, argument, degree))
+            return where(degree < 0, 0, value).to(a.dtype)
 
         return compose(formula, x, n, kind=Kind.INT_TO_FLOAT)
 

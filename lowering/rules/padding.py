@@ -1,4 +1,4 @@
-"""The gradient of replicated edges: each element sums up its copies.  Sizes have to be known."""
+"""The gradient of replicated edges: each element sums the gradients of its copies.  Sizes must be static."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ aten = torch.ops.aten
     *(aten.replication_pad3d_backward.default,),
 )
 def replication_pad_backward(ctx: Builder, grad: Value, x: Value, padding: Sequence[int]) -> Value:
-    """Σ of the gradients of the copies; an element at the edge has some on either side."""
+    """Σ of the gradients of the copies; an edge element has copies outside."""
     count = len(padding) // 2
     sizes = fixed(x.shape[-count:])
     fixed(grad.shape[-count:])
@@ -35,7 +35,7 @@ def replication_pad_backward(ctx: Builder, grad: Value, x: Value, padding: Seque
 
 
 def _copies(size: int, before: int, after: int) -> Along:
-    """Position i became i + before; those at the edges also what lies outside.  Negative counts crop."""
+    """Position i became i + before; the edges were also copied outwards.  Negative counts crop."""
     left, right = max(before, 0), max(after, 0)
 
     def tests(i: sympy.Symbol, t: sympy.Symbol) -> list[Term]:

@@ -1,4 +1,4 @@
-"""Places: where in a tensor the sources of a write go, as an index for each of its dimensions.
+"""Indices of the sources of a write, one for each dimension of the target.
 
 Input: tensors of positions along a dimension, one for each source or one for each slice; output: indices over the axes
 of the sources.  A position that eager would refuse fails a check.
@@ -17,19 +17,19 @@ from fusion.lowering.value import Shape, Value, axes_of, reshape
 
 
 def laid_flat(index: Value) -> Value:
-    """A tensor as a vector."""
+    """Flatten a tensor to a vector."""
     return reshape(index, (sympy.Mul(*index.shape),))
 
 
 def positions(index: Value, size: sympy.Expr, dim: int, *, wrap: bool, check: bool = True) -> Value:
-    """What `position` makes of an index, as a tensor."""
+    """Apply `position` to an index, as a tensor."""
     named = position(index, size, dim, wrap=wrap, check=check)
     expr = named if isinstance(named, Expr) else IndexValue(named)
     return Value(index.shape, torch.int64, index.device, expr)
 
 
 def aligned(values: Value, shape: Shape) -> Value:
-    """`values` without leading dimensions of size 1 that `shape` does not have."""
+    """Drop leading dimensions of size 1 from `values` that `shape` does not have."""
     extra = values.rank - len(shape)
     if extra <= 0:
         return values
@@ -38,30 +38,30 @@ def aligned(values: Value, shape: Shape) -> Value:
 
 
 def along(dim: int, index: Value) -> list[Index]:
-    """The places of sources in the shape of `index`, which holds where each is along `dim`."""
+    """Return the indices of sources in the shape of `index`, which holds their positions along `dim`."""
     place: list[Index] = list(axes_of(index.shape))
     place[dim] = _as_index(index)
     return place
 
 
 def named_along(x: Value, dim: int, index: Value) -> Value:
-    """The positions along `dim` that an index for each source holds; x without dimensions has the one position 0."""
+    """Return the positions along `dim` in an index for each source; a 0-d x has the single position 0."""
     size = x.shape[dim] if x.rank else ONE
     return positions(convert(index, torch.int64), size, dim % max(x.rank, 1), wrap=False)
 
 
 def _as_index(index: Value) -> Index:
-    """A tensor of positions as an index: affine where it is."""
+    """Return a tensor of positions as an index: affine if it is."""
     return index.expr.index if isinstance(index.expr, IndexValue) else index.expr
 
 
 def rows(index: Value, dim: int, shape: Shape) -> list[Index]:
-    """The places of sources of this shape whose slices along `dim` are named by the 1-d `index`."""
+    """Return the indices of sources of this shape whose slices along `dim` are at the 1-d `index`."""
     place: list[Index] = list(axes_of(shape))
     place[dim] = _as_index(index.view(shape, [axis_symbol(dim)]))
     return place
 
 
 def sources_at(src: Value, index: Value) -> Value:
-    """The part of the sources that `index` has places for."""
+    """Return the part of the sources for which `index` has positions."""
     return src if src.shape == index.shape else src.view(index.shape, axes_of(index.shape))

@@ -1,4 +1,4 @@
-"""Pointwise operations that are one scalar operation: a table row each.
+"""Pointwise operations that are one scalar operation each: rows of a table.
 
 Type promotion and broadcasting are PyTorch's own, see `promotion.py`.  Operations with arguments of their own are in
 `arithmetic.py`, activation functions in `activation.py`.
@@ -68,10 +68,10 @@ TABLE: tuple[tuple[OpOverloadPacket, ScalarName, Kind], ...] = (
     (aten.__lshift__, "shl", Kind.DEFAULT),
     (aten.__rshift__, "shr", Kind.DEFAULT),
 )
-"""ATen operation, scalar operation, promotion."""
+"""ATen operation, scalar operation, kind of promotion."""
 
 BITWISE = frozenset({"and", "or", "xor", "not", "shl", "shr"})
-"""The scalar operations that floats do not have."""
+"""The scalar operations that are undefined on floats."""
 
 COMPARISONS: tuple[tuple[OpOverloadPacket, ScalarName], ...] = (
     (aten.eq, "eq"),
@@ -107,7 +107,7 @@ def _register(packet: OpOverloadPacket, name: ScalarName, kind: Kind) -> None:
 def _register_comparison(packet: OpOverloadPacket, name: ScalarName) -> None:
     @lowers(*overloads(packet))
     def rule(ctx: Builder, *args: Argument) -> Value:
-        """In the operands' own dtype: a half that is compared with what was stored is rounded as that was."""
+        """Compare in the operands' own dtype: a 16-bit float is rounded as the stored value it is compared with."""
         shape, device = common_place(args)
         _, common = promote(args, Kind.DEFAULT)
         terms = [term_of(arg, shape, common) for arg in args]

@@ -1,6 +1,6 @@
-"""Pooling: a reduction over the taps of each window; its gradient, over the windows that each element is part of.
+"""Pooling: a reduction over the taps of each window; its gradient, over the windows that contain each element.
 
-Averages are taken in float32 for halves and rounded once.  A maximum keeps its first position; a NaN is the largest.
+Averages of 16-bit floats are computed in float32 and rounded once.  A maximum keeps its first position; NaN is largest.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fusion.lowering.expr import Index, IndexValue, const
 from fusion.lowering.indexing import FloorDiv, Mod, axis_symbol
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import choose
+from fusion.lowering.rules.collisions import folded
 from fusion.lowering.rules.formula import Term, both, call, eq, literal, maximum, minimum, where
-from fusion.lowering.rules.meeting import folded
 from fusion.lowering.rules.promotion import convert, rounded, widen, widened
 from fusion.lowering.rules.reduction import fold
 from fusion.lowering.rules.windows import Along, Windows, covering, each, fixed, proportional, strided, windows
@@ -29,7 +29,7 @@ from fusion.lowering.value import Shape, Value, axes_of, reshape
 aten = torch.ops.aten
 
 NEVER = torch.iinfo(torch.int64).max
-"""The position of a tap that does not count: any other one comes before it."""
+"""The position of a tap that does not count: larger than any other."""
 
 
 def _result_sizes(ctx: Builder, count: int) -> list[int]:
@@ -50,7 +50,7 @@ def _floats(x: Value) -> torch.dtype:
 
 
 Divisor = Callable[[Sequence[sympy.Expr], torch.dtype], Term]
-"""What the window at some place is divided by."""
+"""Returns the divisor of the window at a position."""
 
 
 def _mean(ctx: Builder, x: Value, dims: Sequence[Along], divisor: Divisor) -> Value:
@@ -63,7 +63,7 @@ def _mean(ctx: Builder, x: Value, dims: Sequence[Along], divisor: Divisor) -> Va
 
 
 def _mean_gradient(ctx: Builder, grad: Value, dims: Sequence[Along], divisor: Divisor) -> Value:
-    """Σ of the gradients of the windows that an element is part of, each over its divisor."""
+    """Σ of the gradients of the windows that contain an element, each over its divisor."""
     compute, taps = _floats(grad), windows(grad.shape, dims)
     each_one = taps.read(grad).to(compute) / divisor(taps.index[-len(dims) :], compute)
     return rounded(_summed(ctx, grad, taps, taps.counted(each_one)), grad.dtype)
@@ -105,7 +105,7 @@ def _average_pool(count: int) -> None:
         count_include_pad: bool,
         divisor_override: int | None,
     ) -> Value:
-        """Σ of the gradients of the windows that an element is part of, each over its number of elements."""
+        """Σ of the gradients of the windows that contain an element, each over its number of elements."""
         sizes, results = fixed(x.shape[-count:]), fixed(grad.shape[-count:])
         k, s, p = each(kernel, count), each(stride or kernel, count), each(padding, count)
         dims = [_member(*numbers) for numbers in zip(sizes, k, s, p, strict=True)]
@@ -113,7 +113,7 @@ def _average_pool(count: int) -> None:
 
 
 def _member(inputs: int, kernel: int, stride: int, padding: int) -> Along:
-    """The windows that an element is part of: of those that begin before it, the ones that reach it."""
+    """The windows that contain an element: those that begin before it and reach it."""
     candidates = covering(inputs, kernel, stride, padding)
 
     def tests(i: sympy.Symbol, t: sympy.Symbol) -> list[Term]:
@@ -133,7 +133,7 @@ def _elements(
     include_pad: bool,
     override: int | None,
 ) -> Divisor:
-    """How many elements a window has."""
+    """Return the divisor: the number of elements in a window."""
 
     def divisor(at: Sequence[sympy.Expr], dtype: torch.dtype) -> Term:
         if override is not None:
@@ -145,7 +145,7 @@ def _elements(
                 whole *= k
                 continue
             start = Term(IndexValue(o * s - p))
-            end = minimum(start + k, size + p)  # a window may hang over the padding, but that does not count
+            end = minimum(start + k, size + p)  # a window may reach beyond the padding, which does not count
             if not include_pad:
                 start, end = maximum(start, 0), minimum(end, size)
             number = number * (end - start).to(dtype)
@@ -158,9 +158,9 @@ def _elements(
 
 
 WIDE = 256
-"""Elements of an image beyond which a CPU's library is sooner done with its windows of unequal lengths.
+"""Elements of an image beyond which a CPU's library is faster at adaptive windows of unequal lengths.
 
-56 by 56 averaged to 5 by 5: 17 times as soon; 28 by 28: 5 times.  Where windows are as many as elements, 0.4 times.
+56 by 56 averaged to 5 by 5: 17 times as fast; 28 by 28: 5 times.  With as many windows as elements: 0.4 times.
 """
 
 
@@ -177,17 +177,17 @@ def _adaptive_average_pool(count: int) -> None:
 
     @lowers(backward.default)
     def gradient(ctx: Builder, grad: Value, x: Value) -> Value:
-        """Σ of the gradients of the windows that an element is part of, each over its length."""
+        """Σ of the gradients of the windows that contain an element, each over its length."""
         sizes, results = fixed(x.shape[-count:]), fixed(grad.shape[-count:])
         uneven = any(size % n for size, n in zip(sizes, results, strict=True))
-        if uneven and math.prod(sizes) > max(WIDE, 2 * math.prod(results)) and _asks_across_lanes(ctx, grad):
+        if uneven and math.prod(sizes) > max(WIDE, 2 * math.prod(results)) and _gathers_across_lanes(ctx, grad):
             raise Unsupported("the library takes large windows of unequal lengths one after the other")
         dims = [proportional(*numbers) for numbers in zip(sizes, results, strict=True)]
         return _mean_gradient(ctx, grad, dims, _lengths(results, sizes))
 
 
 def _lengths(results: Sequence[int], sizes: Sequence[int]) -> Divisor:
-    """How many elements a window has, where windows share the input."""
+    """Return the divisor of adaptive windows: their number of elements."""
 
     def divisor(at: Sequence[sympy.Expr], dtype: torch.dtype) -> Term:
         number, whole = Term(literal(1, dtype)), 1
@@ -215,8 +215,8 @@ def _largest(ctx: Builder, x: Value, taps: Windows, sizes: Sequence[int]) -> tup
 
 
 def _where_largest(ctx: Builder, grad: Value, indices: Value, taps: Windows, sizes: Sequence[int]) -> Value:
-    """Σ of the gradients of those windows whose largest element is this one."""
-    if _takes_updates(ctx, grad):
+    """Σ of the gradients of the windows whose largest element is this one."""
+    if _is_scattered(ctx, grad):
         return _added_at(ctx, grad, indices, sizes)
     own: sympy.Expr = sympy.Integer(0)
     for d, size in enumerate(sizes):
@@ -227,7 +227,7 @@ def _where_largest(ctx: Builder, grad: Value, indices: Value, taps: Windows, siz
 
 
 def _added_at(ctx: Builder, grad: Value, indices: Value, sizes: Sequence[int]) -> Value:
-    """Zeros of these sizes, to which each gradient is added at the position that `indices` gives."""
+    """Return zeros of these sizes with each gradient added at the position in `indices`."""
     lead = grad.rank - len(sizes)
     shape = (*grad.shape[:lead], *map(sympy.Integer, sizes))
     place: list[Index] = list(axes_of(grad.shape))
@@ -239,13 +239,13 @@ def _added_at(ctx: Builder, grad: Value, indices: Value, sizes: Sequence[int]) -
     return folded(ctx, "sum", Value(shape, grad.dtype, grad.device, const(0, grad.dtype)), place, grad)
 
 
-def _takes_updates(ctx: Builder, grad: Value) -> bool:
-    """Are few elements updated one after the other sooner than each element asks the windows around it?"""
-    return _asks_across_lanes(ctx, grad) and (ctx.wanted.scatters is None or "sum" in ctx.wanted.scatters)
+def _is_scattered(ctx: Builder, grad: Value) -> bool:
+    """Return whether scattering the few gradients is faster than each element checking the windows around it."""
+    return _gathers_across_lanes(ctx, grad) and (ctx.wanted.scatters is None or "sum" in ctx.wanted.scatters)
 
 
-def _asks_across_lanes(ctx: Builder, grad: Value) -> bool:
-    """Do the lanes of a CPU run along an image, each with windows of its own?  Channels that are last share theirs."""
+def _gathers_across_lanes(ctx: Builder, grad: Value) -> bool:
+    """Return whether the lanes of a CPU run along an image, each with other windows (not with channels last)."""
     results = ctx.results()
     return grad.device.type == "cpu" and len(results) == 1 and sizes_of(results[0].stride())[-1] == 1
 
@@ -316,7 +316,7 @@ for _count in (2, 3):
     _adaptive_max_pool(_count)
 
 
-# Windows laid side by side, and put together again ------------------------------------------------------------------
+# Unfolded windows, folded back ----------------------------------------------------------------------------------------
 
 
 @lowers(aten.col2im.default)
@@ -329,7 +329,7 @@ def col2im(
     padding: Sequence[int],
     stride: Sequence[int],
 ) -> Value:
-    """Windows [n, c·kh·kw, windows] summed up where they lay in an image [n, c, h, w]."""
+    """Windows [n, c·kh·kw, windows] summed at their positions in an image [n, c, h, w]."""
     sizes = fixed([sympy.sympify(size) for size in output_size])
     k, d, p, s = (each(a, 2) for a in (kernel, dilation, padding, stride))
     counts = [(n + 2 * q - e * (t - 1) - 1) // f + 1 for n, t, e, q, f in zip(sizes, k, d, p, s, strict=True)]
@@ -337,7 +337,7 @@ def col2im(
     fixed((rows,))
     channels = rows / sympy.Mul(*k)
     # [n, c, kh, kw, windows down, windows across]
-    apart = reshape(x, (*batch, channels, *map(sympy.Integer, (*k, *counts))))
+    unfolded = reshape(x, (*batch, channels, *map(sympy.Integer, (*k, *counts))))
     lead = len(batch) + 1
     shape: Shape = (*batch, channels, *map(sympy.Integer, (*sizes, *k)))
     index: list[sympy.Expr] = [axis_symbol(n) for n in range(lead)]
@@ -350,11 +350,11 @@ def col2im(
         for test in tests:
             mask = both(mask, test)
     taps = Windows(shape, tuple(index), mask, (lead + 2, lead + 3))
-    return rounded(_summed(ctx, x, taps, taps.read(apart).to(widened(x.dtype))), x.dtype)
+    return rounded(_summed(ctx, x, taps, taps.read(unfolded).to(widened(x.dtype))), x.dtype)
 
 
 def _window_of(reach: sympy.Expr, stride: int, count: int) -> tuple[sympy.Expr, list[Term]]:
-    """The window that begins at `reach`, and whether there is one."""
+    """Return the window that begins at `reach`, and the tests that it exists."""
     at = Term(IndexValue(reach))
     tests = [at >= 0, at < stride * count]
     if stride == 1:
@@ -366,7 +366,7 @@ def _window_of(reach: sympy.Expr, stride: int, count: int) -> tuple[sympy.Expr, 
 def unfold_backward(
     ctx: Builder, grad: Value, input_sizes: Sequence[int | sympy.Expr], dim: int, size: int, step: int
 ) -> Value:
-    """The gradient of `unfold`: Σ over the windows that a position is part of."""
+    """The gradient of `unfold`: Σ over the windows that contain a position."""
     shape = tuple(map(sympy.sympify, input_sizes))
     if not shape:  # one window of one element
         return rounded(fold(ctx, "sum", [widen(grad)], [0]), grad.dtype)

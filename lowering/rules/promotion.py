@@ -1,8 +1,8 @@
-"""Applying formulas to tensors: which dtype is computed in, which comes out, and over which shape.
+"""Application of formulas to tensors: the dtype of the computation, the dtype of the result, and the shape.
 
-`compose` follows PyTorch's type promotion; `combine` leaves dtypes alone, for rules that have settled them.
-Half-precision operands are computed in float32 and rounded once at the end (`Cast(implicit=True)`), as eager's kernels
-do for a single operation; see `expr.make_cast` for what fusion makes of that rounding.  Complex results are refused.
+`compose` follows PyTorch's type promotion; `combine` keeps dtypes, for rules that have converted their operands.
+Half-precision operands are computed in float32 and rounded once at the end (`Cast(implicit=True)`), as in eager's
+kernels for a single operation; fusion may drop that rounding (`expr.make_cast`).  Complex results are refused.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ Kind = ELEMENTWISE_TYPE_PROMOTION_KIND
 
 
 def pointwise(name: ScalarName, *args: Argument, kind: Kind = Kind.DEFAULT) -> Value:
-    """The scalar operation `name` on broadcast operands under promotion `kind`."""
+    """Apply the scalar operation `name` to broadcast operands under promotion `kind`."""
     return compose(lambda *terms: call(name, *terms), *args, kind=kind)
 
 
 def compose(build: Callable[..., Term], *args: Argument, kind: Kind = Kind.DEFAULT) -> Value:
-    """A formula on broadcast operands: `build` maps the promoted operands, a term each, to the result."""
+    """Apply a formula to broadcast operands: `build` maps the promoted operands, a term each, to the result."""
     compute, result = promote(args, kind)
     shape, device = common_place(args)
     terms = [term_of(arg, shape, compute) for arg in args]
@@ -43,39 +43,39 @@ def compose(build: Callable[..., Term], *args: Argument, kind: Kind = Kind.DEFAU
 
 
 def combine(build: Callable[..., Term], *values: Value) -> Value:
-    """A formula on broadcast values that keep their dtypes; the result has the dtype of the term."""
+    """Apply a formula to broadcast values that keep their dtypes; the result has the dtype of the term."""
     shape, device = common_place(values)
     term = build(*(Term(broadcast_to(value, shape).expr) for value in values))
     return Value(shape, term.dtype, device, term.expr)
 
 
 def convert(value: Value, dtype: torch.dtype) -> Value:
-    """`value` converted to `dtype`."""
+    """Convert `value` to `dtype`, explicitly."""
     return Value(value.shape, dtype, value.device, make_cast(value.expr, dtype))
 
 
 def rounded(value: Value, dtype: torch.dtype) -> Value:
-    """`value` in the dtype that eager rounds it to; where it is not stored, that is not done (`make_cast`)."""
+    """Convert `value` to the dtype eager stores it in; it is rounded only where stored (`make_cast`)."""
     return Value(value.shape, dtype, value.device, make_cast(value.expr, dtype, implicit=True))
 
 
 def shaped_as(like: Value, term: Term) -> Value:
-    """`term`, which is over the axes of `like`, as a tensor of its shape."""
+    """Return `term`, which is over the axes of `like`, as a tensor of its shape."""
     return Value(like.shape, term.dtype, like.device, term.expr)
 
 
 def widened(dtype: torch.dtype) -> torch.dtype:
-    """The dtype in which values of `dtype` are computed and summed: float32 for halves."""
+    """Return the dtype in which values of `dtype` are computed and summed: float32 for 16-bit floats."""
     return torch.float32 if dtype in HALVES else dtype
 
 
 def widen(value: Value) -> Value:
-    """`value` in the dtype it is computed in."""
+    """Convert `value` to the dtype that it is computed in."""
     return convert(value, widened(value.dtype))
 
 
 def common_place(args: Sequence[Argument]) -> tuple[Shape, torch.device]:
-    """The broadcast shape and the device of the result; 0-d CPU tensors do not decide the device."""
+    """Return the broadcast shape and the device of the result; 0-d CPU tensors do not decide the device."""
     tensors = [arg for arg in args if isinstance(arg, Value)]
     shape = broadcast_shapes([tensor.shape for tensor in tensors])
     ranked = sorted(tensors, key=lambda tensor: tensor.rank == 0 and tensor.device.type == "cpu")
@@ -86,14 +86,14 @@ def common_place(args: Sequence[Argument]) -> tuple[Shape, torch.device]:
 
 
 def term_of(arg: Argument, shape: Shape, dtype: torch.dtype) -> Term:
-    """An operand converted to `dtype` and broadcast to `shape`, as a term over the axes of `shape`."""
+    """Return an operand converted to `dtype` and broadcast to `shape`, as a term over the axes of `shape`."""
     if isinstance(arg, Value):
         return Term(make_cast(broadcast_to(arg, shape).expr, dtype))
     return Term(literal(arg, dtype))
 
 
 def promote(args: Sequence[Argument], kind: Kind) -> tuple[torch.dtype, torch.dtype]:
-    """(dtype to compute in, dtype of the result) under PyTorch's promotion rules.
+    """Return (dtype to compute in, dtype of the result) under PyTorch's promotion rules.
 
     Raises:
         Unsupported: one of them is complex or otherwise not generated.
@@ -118,7 +118,7 @@ def promote(args: Sequence[Argument], kind: Kind) -> tuple[torch.dtype, torch.dt
 def _promote(
     keys: tuple[tuple[torch.dtype, bool] | type, ...], kind: Kind, default: torch.dtype
 ) -> tuple[torch.dtype, torch.dtype]:
-    """Dtypes while `default` is that of floats made of integers."""
+    """Promote, where `default` is the dtype of floats computed from integers."""
     samples = [
         key(1) if isinstance(key, type) else torch.empty((1,) if key[1] else (), dtype=key[0], device="meta")
         for key in keys
@@ -128,6 +128,6 @@ def _promote(
 
 
 def overloads(packet: OpOverloadPacket) -> list[OpOverload]:
-    """The functional overloads of an operation: no `out=` and nothing mutated."""
-    found: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]  # torch has no annotation
-    return [o for o in found if not o._schema.is_mutable and not any(a.is_out for a in o._schema.arguments)]
+    """Return the functional overloads of an operation: no `out=` and nothing mutated."""
+    candidates: list[OpOverload] = [getattr(packet, name) for name in packet.overloads()]  # type: ignore[no-untyped-call]  # torch has no annotation
+    return [o for o in candidates if not o._schema.is_mutable and not any(a.is_out for a in o._schema.arguments)]

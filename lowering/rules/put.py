@@ -1,7 +1,7 @@
 """Writes of slices, of elements at a list of positions, and under a mask.
 
-Where few comparisons tell, each element looks for the last source that names it; else each source finds its place
-(`meeting`).  Of sources that meet the last one wins, or they are added up (`scatter`).
+With few comparisons, each element searches the last source that names it; else the sources are scattered
+(`collisions`).  Of sources with one position the last one wins, or they are added (`scatter`).
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from fusion.lowering.expr import Index, IndexValue, make_cast
 from fusion.lowering.indexing import ONE, axis_symbol
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.collisions import folded, updates_input, written
 from fusion.lowering.rules.compared import is_few
 from fusion.lowering.rules.formula import Term, eq, literal, where
 from fusion.lowering.rules.gather import indexed
 from fusion.lowering.rules.masked import numbered_sources
-from fusion.lowering.rules.meeting import folded, updates_input, written
 from fusion.lowering.rules.places import aligned, laid_flat, positions, rows
 from fusion.lowering.rules.promotion import Argument, combine, convert, term_of, widened
 from fusion.lowering.rules.runs import summed_in_runs
@@ -32,7 +32,7 @@ aten = torch.ops.aten
 
 
 def last_source(ctx: Builder, index: Value, size: sympy.Expr) -> Value:
-    """For each of `size` places the last element of the 1-d `index` of positions that names it, -1 where none does."""
+    """Return for each of `size` positions the last element of the 1-d `index` that names it, -1 if there is none."""
     if index.shape[0] == 0:
         return Value((size,), torch.int64, index.device, literal(-1, torch.int64))
     places = (size, index.shape[0])
@@ -54,7 +54,7 @@ def index_copy(ctx: Builder, x: Value, dim: int, index: Value, source: Value) ->
 
 
 def _copied(ctx: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
-    """The same at positions that are settled, which nobody looks at where nothing is written."""
+    """Copy slices to positions that are checked already."""
     if 0 in source.shape:
         return x
     if updates_input(ctx) or not is_few(source.shape[dim] * x.shape[dim]):
@@ -92,21 +92,21 @@ def index_fill(ctx: Builder, x: Value, dim: int, index: Value, value: Argument) 
 def index_put(
     ctx: Builder, x: Value, indices: Sequence[Value | None], values: Value, accumulate: bool = False
 ) -> Value:
-    """x[indices] = values, or += with `accumulate`; of masks those with one number."""
-    given = [(k, index) for k, index in enumerate(indices) if index is not None]
-    if len(given) == 1 and given[0][1].dtype in (torch.bool, torch.uint8):
-        return _under_mask(ctx, x, given[0][0], given[0][1], values, accumulate)
-    if not given:
+    """x[indices] = values, or += with `accumulate`; masks are supported for a single number."""
+    index_tensors = [(k, index) for k, index in enumerate(indices) if index is not None]
+    if len(index_tensors) == 1 and index_tensors[0][1].dtype in (torch.bool, torch.uint8):
+        return _under_mask(ctx, x, index_tensors[0][0], index_tensors[0][1], values, accumulate)
+    if not index_tensors:
         raise Unsupported("no index")
     if accumulate and not updates_input(ctx):
-        shape, place = indexed(x.shape, indices, check=False)  # those of runs are known to be in range
+        shape, place = indexed(x.shape, indices, check=False)  # positions of runs are known to be in range
         source = convert(broadcast_to(aligned(values, shape), shape), x.dtype)
         if (in_runs := summed_in_runs(ctx, x, place, source)) is not None:
             return in_runs
-    dim, index = given[0]
+    dim, index = index_tensors[0]
     compared = sympy.Mul(*index.shape) * (sympy.Mul(*x.shape) if accumulate else x.shape[dim])
-    exact = not accumulate or x.dtype.itemsize >= 4  # else it is summed up in another tensor
-    if len(given) > 1 or (exact and updates_input(ctx)) or not is_few(compared):
+    exact = not accumulate or x.dtype.itemsize >= 4  # else it is accumulated in another tensor
+    if len(index_tensors) > 1 or (exact and updates_input(ctx)) or not is_few(compared):
         shape, place = indexed(x.shape, indices, check=_is_checked(ctx))
         source = convert(broadcast_to(aligned(values, shape), shape), x.dtype)
         return folded(ctx, "sum", x, place, source) if accumulate else written(ctx, x, place, source)
@@ -119,13 +119,13 @@ def index_put(
 
 
 def _is_checked(ctx: Builder) -> bool:
-    """Does the current call look whether positions are in range?"""
+    """Return whether the current call checks that positions are in range."""
     return ctx.current.target is not aten._unsafe_index_put.default
 
 
 @lowers(aten.put.default)
 def put(ctx: Builder, x: Value, index: Value, source: Value, accumulate: bool = False) -> Value:
-    """x laid flat with `source` written, or added, at the positions that `index` holds."""
+    """x, flattened, with `source` written, or added, at the positions in `index`."""
     total = sympy.Mul(*x.shape)
     flat, at, new = reshape(x, (total,)), positions(laid_flat(index), total, 0, wrap=True), laid_flat(source)
     result = summed(ctx, flat, 0, at, new) if accumulate else _copied(ctx, flat, 0, at, new)
@@ -133,7 +133,7 @@ def put(ctx: Builder, x: Value, index: Value, source: Value, accumulate: bool = 
 
 
 def _under_mask(ctx: Builder, x: Value, first: int, mask: Value, values: Value, accumulate: bool) -> Value:
-    """One number, or one after the other, written or added wherever a mask over some adjacent dimensions holds."""
+    """Write or add values, one number or several in order, where a mask over some adjacent dimensions holds."""
     if mask.shape != x.shape[first : first + mask.rank]:
         raise Unsupported(f"a mask of shape {list(mask.shape)}")  # eager refuses another shape
     if all(size == 1 for size in values.shape):

@@ -1,8 +1,8 @@
 """Random tensors: counter-based, one seed per call drawn from the device's default generator.
 
 Same distributions as eager, other numbers; the same numbers again under the same `torch.manual_seed`.  The counter of
-an element is its position in row-major order.  A generator of the caller's own is refused, as are the distributions
-that eager draws by rejection, and the parameters that eager refuses: the call then says why.
+an element is its position in row-major order.  A generator of the caller's own is refused, as are distributions that
+eager draws by rejection, and parameters that eager refuses: the call then raises its error.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fusion.lowering.builder import Builder
 from fusion.lowering.errors import Unsupported
 from fusion.lowering.expr import Expr, Random
 from fusion.lowering.registry import lowers
-from fusion.lowering.rules.creation import made
+from fusion.lowering.rules.creation import filled
 from fusion.lowering.rules.formula import Term, call, exp, literal, log1p, maximum, minimum, sqrt, where
 from fusion.lowering.rules.promotion import Argument, compose, term_of, widened
 from fusion.lowering.rules.view import result_shape
@@ -26,7 +26,7 @@ from fusion.lowering.value import Shape, Value, axes_of, contiguous_strides
 aten = torch.ops.aten
 
 DIGITS = {torch.float16: 11, torch.bfloat16: 8}
-"""Binary digits of a number in [0, 1), as eager draws them: halves are cut, not rounded, so that 1 never comes out."""
+"""Binary digits of a number in [0, 1), as eager draws them: 16-bit floats are truncated, so that 1 never occurs."""
 
 
 def draw(kind: Distribution, seed: Expr, shape: Shape, part: int = 0, parts: int = 1) -> Term:
@@ -36,7 +36,7 @@ def draw(kind: Distribution, seed: Expr, shape: Shape, part: int = 0, parts: int
 
 
 def uniform_term(seed: Expr, shape: Shape, dtype: torch.dtype, part: int = 0, parts: int = 1) -> Term:
-    """Uniform in [0, 1) with as many digits as `dtype` shows; in the dtype that it is computed in."""
+    """Uniform in [0, 1) with as many digits as `dtype` has, in the dtype that it is computed in."""
     if dtype is torch.float64:  # 48 digits, from two numbers
         high, low = (draw("uniform", seed, shape, 2 * part + k, 2 * parts).to(dtype) for k in (0, 1))
         return high + low * 2.0**-24
@@ -63,7 +63,7 @@ def _fresh(ctx: Builder, generator: object) -> tuple[Expr, Shape, torch.dtype]:
 
 
 def _rounded(ctx: Builder, term: Term, dtype: torch.dtype) -> Value:
-    return made(ctx, term.to(dtype, implicit=True).expr)
+    return filled(ctx, term.to(dtype, implicit=True).expr)
 
 
 # Uniform ------------------------------------------------------------------------------------------------------------
@@ -87,7 +87,7 @@ def uniform(ctx: Builder, x: Value, low: float = 0.0, high: float = 1.0, *, gene
 
 
 def _below(bound: float, dtype: torch.dtype) -> float:
-    """The largest number of `dtype` below `bound`: what is drawn is cut there, as rounding may lead beyond it."""
+    """Return the largest number of `dtype` below `bound`, to which draws are clamped, as rounding may exceed it."""
     nearest = torch.tensor(bound, dtype=dtype)
     if float(nearest) < bound:
         return float(nearest)
@@ -158,22 +158,22 @@ def log_normal(ctx: Builder, x: Value, mean: float = 1.0, std: float = 2.0, *, g
 
 @lowers(aten.geometric.default)
 def geometric(ctx: Builder, x: Value, p: float, *, generator: object = None) -> Value:
-    """How many coins of probability p it takes to the first success, at least one."""
+    """The number of trials of probability p up to the first success, at least one."""
     seed, shape, dtype = _fresh(ctx, generator)
     compute = torch.float64 if dtype is torch.float64 else torch.float32
     trials = call("ceil", log1p(-open_term(seed, shape, compute)) / math.log1p(-p))
-    return made(ctx, maximum(trials, 1).expr)
+    return filled(ctx, maximum(trials, 1).expr)
 
 
 def open_term(seed: Expr, shape: Shape, dtype: torch.dtype) -> Term:
-    """Uniform between 0 and 1 and neither of them, in the dtype that `dtype` is computed in."""
+    """Uniform in the open interval (0, 1), in the dtype that `dtype` is computed in."""
     compute = widened(dtype)
     return uniform_term(seed, shape, compute) * (1 - 2.0**-23) + 2.0**-24
 
 
 @lowers(aten.randint.default, aten.randint.low, aten.randint_like.default, aten.randint_like.low_dtype)
 def randint(ctx: Builder, *args: object, **options: object) -> Value:
-    """Integers from `low` (or 0) up to, and without, `high`: what 48 uniform bits leave modulo their number."""
+    """Integers from `low` (or 0) up to, and without, `high`: 48 uniform bits modulo their number."""
     bounds = [arg for arg in args if isinstance(arg, int)]
     if len(bounds) != sum(not isinstance(arg, (Value, list)) for arg in args):
         raise Unsupported("random integers between symbolic bounds")
@@ -182,7 +182,7 @@ def randint(ctx: Builder, *args: object, **options: object) -> Value:
         raise Unsupported("random integers from a range of none, or of more than 32 bits")
     seed, shape, _ = _fresh(ctx, options.get("generator"))
     first, second = ((draw("uniform", seed, shape, k, 2) * 2.0**24).to(torch.int64) for k in (0, 1))
-    return made(ctx, (call("remainder", first * 2**24 + second, high - low) + low).expr)
+    return filled(ctx, (call("remainder", first * 2**24 + second, high - low) + low).expr)
 
 
 @lowers(aten.rrelu_with_noise_functional.default)
@@ -206,7 +206,7 @@ def rrelu(
     return compose(lambda a, s: a * s, x, slopes), slopes
 
 
-# Coins --------------------------------------------------------------------------------------------------------------
+# Bernoulli ------------------------------------------------------------------------------------------------------------
 
 
 @lowers(aten.bernoulli.p, aten.bernoulli.Tensor)
@@ -214,7 +214,7 @@ def bernoulli_p(ctx: Builder, x: Value, p: Argument = 0.5, *, generator: object 
     """1 with probability p, else 0, in the shape and dtype of x."""
     _refuse_improbable(p)
     seed, shape, _ = _fresh(ctx, generator)
-    return made(ctx, _coin(seed, shape, p).expr)
+    return filled(ctx, _coin(seed, shape, p).expr)
 
 
 @lowers(aten.bernoulli.default)

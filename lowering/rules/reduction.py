@@ -1,7 +1,7 @@
 """Reductions: sums and products, extremes and their positions, norms, variances.
 
-Halves are accumulated in float32 and rounded once; integers and bools are summed as int64, as in eager.  Variances are
-taken in two passes, never from raw moments.  The position of an extreme over several dimensions counts in row-major
+16-bit floats are accumulated in float32 and rounded once; integers and bools are summed as int64, as in eager.
+Variances take two passes, never raw moments.  The position of an extreme over several dimensions counts in row-major
 order.
 """
 
@@ -30,7 +30,7 @@ aten = torch.ops.aten
 
 
 def reduced_dims(x: Value, dims: Sequence[int] | int | None) -> list[int]:
-    """The dimensions meant, ascending; none given means all."""
+    """Return the reduced dimensions, ascending; None or an empty sequence means all."""
     if x.rank == 0:
         return []
     if dims is None or (not isinstance(dims, int) and not dims):
@@ -39,9 +39,9 @@ def reduced_dims(x: Value, dims: Sequence[int] | int | None) -> list[int]:
 
 
 def fold(ctx: Builder, op: FoldName, args: Sequence[Value], dims: Sequence[int], keepdim: bool = False) -> Value:
-    """`ctx.reduce`, with the reduced dimensions kept at size 1 on request; over no dimension it is the value itself.
+    """Apply `ctx.reduce`; `keepdim` keeps reduced dimensions at size 1; over no dimension the result is the value.
 
-    A sum begins with 0, to which a -0.0 adds nothing: it is 0.0, over no dimension too.
+    A sum starts at 0, so that -0.0 becomes 0.0, over no dimension too.
     """
     folded = ctx.reduce(op, args, dims) if dims else args[-1]
     if op == "sum" and not dims and folded.dtype.is_floating_point:
@@ -50,22 +50,22 @@ def fold(ctx: Builder, op: FoldName, args: Sequence[Value], dims: Sequence[int],
 
 
 def kept(folded: Value, dims: Sequence[int]) -> Value:
-    """`folded` with dimensions of size 1 where `dims` (of the tensor before) were folded away."""
+    """Insert dimensions of size 1 into `folded` at `dims` (of the tensor before), which were reduced."""
     rank = folded.rank + len(dims)
-    places = [k for k in range(rank) if k not in dims]
+    kept_dims = [k for k in range(rank) if k not in dims]
     shape = [ONE] * rank
-    for size, k in zip(folded.shape, places, strict=True):
+    for size, k in zip(folded.shape, kept_dims, strict=True):
         shape[k] = size
-    return folded.view(tuple(shape), [axis_symbol(k) for k in places])
+    return folded.view(tuple(shape), [axis_symbol(k) for k in kept_dims])
 
 
 def count(x: Value, dims: Sequence[int]) -> sympy.Expr:
-    """How many elements a reduction over `dims` joins."""
+    """Return the number of elements in a reduction over `dims`."""
     return sympy.Mul(*(x.shape[k] for k in dims))
 
 
 def mean_over(ctx: Builder, x: Value, dims: Sequence[int]) -> Value:
-    """The mean of x (already wide) over `dims`, kept at size 1."""
+    """Return the mean of x (already wide) over `dims`, kept at size 1."""
     return combine(lambda s: s / count(x, dims), fold(ctx, "sum", [x], dims, keepdim=True))
 
 
@@ -111,7 +111,7 @@ def mean(
     *,
     dtype: torch.dtype | None = None,
 ) -> Value:
-    """Σ x / n; NaN over nothing."""
+    """Σ x / n; NaN over no elements."""
     out = dtype or x.dtype
     if not out.is_floating_point:
         raise Unsupported(f"mean as {out}")
@@ -122,20 +122,20 @@ def mean(
 
 @lowers(aten.count_nonzero.default, aten.count_nonzero.dim_IntList)
 def count_nonzero(ctx: Builder, x: Value, dims: Sequence[int] | None = None) -> Value:
-    """How many elements are not 0."""
+    """The number of non-zero elements."""
     ones = convert(convert(x, torch.bool), torch.int64)
     return fold(ctx, "sum", [ones], reduced_dims(x, dims))
 
 
 @lowers(aten.any.default, aten.any.dim, aten.any.dims)
 def any_(ctx: Builder, x: Value, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
-    """Is some element not 0?"""
+    """Whether some element is not 0."""
     return _logical(ctx, "any", x, dims, keepdim)
 
 
 @lowers(aten.all.default, aten.all.dim, aten.all.dims)
 def all_(ctx: Builder, x: Value, dims: Sequence[int] | int | None = None, keepdim: bool = False) -> Value:
-    """Are all elements not 0?"""
+    """Whether all elements are non-zero."""
     return _logical(ctx, "all", x, dims, keepdim)
 
 
@@ -154,8 +154,8 @@ def _extreme(ctx: Builder, op: FoldName, x: Value, dims: Sequence[int], keepdim:
     return rounded(fold(ctx, op, [widen(x)], dims, keepdim), x.dtype)
 
 
-def _place(ctx: Builder, op: FoldName, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
-    """The position of an extreme over `dims`, counted in row-major order.  Eager raises where there is none."""
+def _position_of(ctx: Builder, op: FoldName, x: Value, dims: Sequence[int], keepdim: bool) -> Value:
+    """Return the position of an extreme over `dims`, in row-major order.  Eager raises if there are no elements."""
     if any(x.shape[k] == 0 for k in dims):
         raise Unsupported("the extreme of no elements")
     if not dims:
@@ -201,26 +201,26 @@ def _extreme_of_all(ctx: Builder, op: FoldName, x: Value) -> Value:
 def max_dim(ctx: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, ...]:
     """(the largest elements, their positions)."""
     over = reduced_dims(x, dim)
-    return _extreme(ctx, "max", x, over, keepdim), _place(ctx, "argmax", x, over, keepdim)
+    return _extreme(ctx, "max", x, over, keepdim), _position_of(ctx, "argmax", x, over, keepdim)
 
 
 @lowers(aten.min.dim)
 def min_dim(ctx: Builder, x: Value, dim: int, keepdim: bool = False) -> tuple[Value, ...]:
     """(the smallest elements, their positions)."""
     over = reduced_dims(x, dim)
-    return _extreme(ctx, "min", x, over, keepdim), _place(ctx, "argmin", x, over, keepdim)
+    return _extreme(ctx, "min", x, over, keepdim), _position_of(ctx, "argmin", x, over, keepdim)
 
 
 @lowers(aten.argmax.default)
 def argmax(ctx: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     """The first position of the largest element; a NaN is the largest."""
-    return _place(ctx, "argmax", x, reduced_dims(x, dim), keepdim)
+    return _position_of(ctx, "argmax", x, reduced_dims(x, dim), keepdim)
 
 
 @lowers(aten.argmin.default)
 def argmin(ctx: Builder, x: Value, dim: int | None = None, keepdim: bool = False) -> Value:
     """The first position of the smallest element; a NaN is the smallest."""
-    return _place(ctx, "argmin", x, reduced_dims(x, dim), keepdim)
+    return _position_of(ctx, "argmin", x, reduced_dims(x, dim), keepdim)
 
 
 @lowers(aten.aminmax.default)
@@ -267,7 +267,7 @@ def _norm_parts(ord: float) -> tuple[Callable[[Term], Term], Callable[[Term], Te
 
 @lowers(aten.logsumexp.default)
 def logsumexp(ctx: Builder, x: Value, dims: Sequence[int], keepdim: bool = False) -> Value:
-    """log Σ exp(x), shifted by the largest element."""
+    """log Σ exp(x), shifted by the maximum."""
     if not x.dtype.is_floating_point:
         raise Unsupported(f"logsumexp of {x.dtype}")
     over, wide = reduced_dims(x, dims), widen(x)
@@ -281,10 +281,10 @@ def logsumexp(ctx: Builder, x: Value, dims: Sequence[int], keepdim: bool = False
 
 
 def _squeezed(value: Value, dims: Sequence[int]) -> Value:
-    """`value` without the dimensions of size 1 at `dims`."""
-    places = [k for k in range(value.rank) if k not in dims]
-    index = [ZERO if k in dims else axis_symbol(places.index(k)) for k in range(value.rank)]
-    return value.view(tuple(value.shape[k] for k in places), index)
+    """Drop the dimensions of size 1 at `dims`."""
+    kept_dims = [k for k in range(value.rank) if k not in dims]
+    index = [ZERO if k in dims else axis_symbol(kept_dims.index(k)) for k in range(value.rank)]
+    return value.view(tuple(value.shape[k] for k in kept_dims), index)
 
 
 # Variances ----------------------------------------------------------------------------------------------------------
@@ -295,10 +295,10 @@ def moments(
 ) -> tuple[Value, Value]:
     """(variance, mean) of x (already wide) over `dims`, both kept at size 1, in two passes.
 
-    With `corrected`, what the rounding of the mean adds to the squares is taken off: (Σ (x - mean))² / n (Chan, Golub,
-    LeVeque: Algorithms for Computing the Sample Variance, 1983).  The mean itself gets what it lacks, Σ (x - mean) / n:
-    that of equal numbers is exact, and that of a row with an infinity NaN, as eager's, which is brought from number to
-    number.
+    With `corrected`, the error that the rounding of the mean adds to the squares is subtracted: (Σ (x - mean))² / n
+    (Chan, Golub, LeVeque: Algorithms for Computing the Sample Variance, 1983).  The mean itself is corrected by
+    Σ (x - mean) / n: that of equal numbers is exact, and that of a row with an infinity is NaN, as in eager, which
+    updates it number by number.
     """
     average = mean_over(ctx, x, dims)
     squares = combine(lambda a, m: (a - m) * (a - m), x, average)
@@ -324,8 +324,10 @@ def _variance(
     if not x.dtype.is_floating_point:
         raise Unsupported(f"variance of {x.dtype}")
     over = reduced_dims(x, dims)
-    found = moments(ctx, widen(x), over, 1 if correction is None else correction, corrected=True)
-    return found if keepdim else (_squeezed(found[0], over), _squeezed(found[1], over))
+    variance_and_mean = moments(ctx, widen(x), over, 1 if correction is None else correction, corrected=True)
+    return (
+        variance_and_mean if keepdim else (_squeezed(variance_and_mean[0], over), _squeezed(variance_and_mean[1], over))
+    )
 
 
 @lowers(aten.var.correction)

@@ -1,8 +1,8 @@
-"""Resampling images with a filter as wide as the step between samples: antialiased resizing, and its gradients.
+"""Antialiased resizing of images, with a filter as wide as the step between samples, and its gradients.
 
-One dimension after the other.  Result o of a dimension is the mean, weighted by the filter, of the inputs within its
-reach; the gradient of an input is Σ over the results that it is within reach of.  Integers are refused, sizes have to
-be known.
+Dimensions are resized one after the other.  Result o of a dimension is the mean, weighted by the filter, of the inputs
+within its reach; the gradient of an input is Σ over the results within whose reach it is.  Integers are refused, sizes
+must be static.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def _cubic(x: Term) -> Term:
 
 
 FILTERS: dict[str, tuple[int, Callable[[Term], Term]]] = {"bilinear": (2, _linear), "bicubic": (4, _cubic)}
-"""How many inputs a filter reaches over where it is not stretched, and its weight at a distance."""
+"""The number of inputs that an unstretched filter covers, and its weight at a distance."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,43 +59,43 @@ class Along:
 
     @property
     def reach(self) -> float:
-        """How far the filter reaches to either side."""
+        """The extent of the filter to either side."""
         return self.width * 0.5 * max(self.step, 1.0)
 
     @property
     def taps(self) -> int:
-        """How many inputs a result looks at, at most."""
+        """The largest number of inputs that a result reads."""
         return math.ceil(self.reach) * 2 + 1
 
     @property
     def views(self) -> int:
-        """How many results look at an input, at most."""
+        """The largest number of results that read an input."""
         if self.step == 0:
             return self.results
         return min(self.results, math.ceil(2 * (self.reach + 1) / self.step) + 2)
 
     def centre(self, result: Term) -> Term:
-        """The middle of what a result looks at."""
+        """Return the centre of the inputs that a result reads."""
         return (result.to(self.dtype) + 0.5) * self.step
 
     def window(self, result: Term) -> tuple[Term, Term]:
-        """(the first input that a result looks at, the end of those)."""
+        """Return (the first input that a result reads, the end of these)."""
         centre = self.centre(result)
         first = maximum((centre - self.reach + 0.5).to(torch.int64), 0)
         return first, minimum((centre + self.reach + 0.5).to(torch.int64), self.inputs)
 
     def weight(self, result: Term, at: Term) -> Term:
-        """What an input within reach counts."""
+        """Return the weight of an input within reach."""
         return self.weight_at((at.to(self.dtype) - self.centre(result) + 0.5) * (1 / max(self.step, 1.0)))
 
     def first_view(self, at: Term) -> Term:
-        """A result before which none looks at this input."""
+        """Return a result before which none reads this input."""
         if self.views == self.results:
             return Term(literal(0, torch.int64))
         return call("floor", (at.to(self.dtype) - self.reach - 0.5) * (1 / self.step) - 0.5).to(torch.int64)
 
     def totals(self, ctx: Builder, device: torch.device) -> Value:
-        """The weight of all that each result looks at, [results]."""
+        """Return the sum of the weights of each result, [results]."""
         result, tap = (Term(IndexValue(axis_symbol(k))) for k in range(2))
         first, end = self.window(result)
         weight = where(first + tap < end, self.weight(result, first + tap), 0)
@@ -104,7 +104,7 @@ class Along:
 
 
 def _resampled(ctx: Builder, x: Value, dim: int, along: Along) -> Value:
-    """x resampled along `dim`."""
+    """Resample x along `dim`."""
     shape = (*x.shape[:dim], sympy.Integer(along.results), *x.shape[dim + 1 :], sympy.Integer(along.taps))
     axes = [axis_symbol(k) for k in range(len(shape))]
     result, tap = Term(IndexValue(axes[dim])), Term(IndexValue(axes[-1]))
@@ -114,8 +114,8 @@ def _resampled(ctx: Builder, x: Value, dim: int, along: Along) -> Value:
     index[dim] = at.expr
     term = placed(x, shape, index, at < end) * along.weight(result, at)
     total = fold(ctx, "sum", [Value(shape, x.dtype, x.device, term.expr)], [x.rank])
-    whole = Term(along.totals(ctx, x.device).view(total.shape, [axes[dim]]).expr)
-    return Value(total.shape, x.dtype, x.device, (Term(total.expr) / _not_zero(whole)).expr)
+    total_weight = Term(along.totals(ctx, x.device).view(total.shape, [axes[dim]]).expr)
+    return Value(total.shape, x.dtype, x.device, (Term(total.expr) / _not_zero(total_weight)).expr)
 
 
 def _not_zero(total: Term) -> Term:
@@ -123,36 +123,36 @@ def _not_zero(total: Term) -> Term:
 
 
 def _gathered(ctx: Builder, grad: Value, dim: int, along: Along) -> Value:
-    """For each input along `dim` Σ over the results that look at it."""
+    """Return for each input along `dim` Σ over the results that read it."""
     shape = (*grad.shape[:dim], sympy.Integer(along.inputs), *grad.shape[dim + 1 :], sympy.Integer(along.views))
     axes = [axis_symbol(k) for k in range(len(shape))]
     at = Term(IndexValue(axes[dim]))
     result = along.first_view(at) + Term(IndexValue(axes[-1]))
     first, end = along.window(result)
-    seen = (result >= 0) & (result < along.results) & (at >= first) & (at < end)
+    is_read = (result >= 0) & (result < along.results) & (at >= first) & (at < end)
     index: list[Index] = list(axes[:-1])
     index[dim] = result.expr
-    whole = placed(along.totals(ctx, grad.device), shape, [result.expr], seen)
-    share = placed(grad, shape, index, seen) * along.weight(result, at) / _not_zero(whole)
-    term = where(seen, share, 0)
+    total_weight = placed(along.totals(ctx, grad.device), shape, [result.expr], is_read)
+    share = placed(grad, shape, index, is_read) * along.weight(result, at) / _not_zero(total_weight)
+    term = where(is_read, share, 0)
     return fold(ctx, "sum", [Value(shape, grad.dtype, grad.device, term.expr)], [grad.rank])
 
 
 def _dimensions(
     name: str, x: Value, inputs: Sequence[int], results: Sequence[int], align: bool, scales: Sequence[float | None]
 ) -> list[Along]:
-    """The last two dimensions, each with its step as eager computes it."""
+    """Return the last two dimensions, each with its step as eager computes it."""
     if not x.dtype.is_floating_point:
         raise Unsupported(f"images of {x.dtype}")
     width, weight = FILTERS[name]
-    found = []
+    dimensions = []
     for size, count, scale in zip(inputs, results, scales, strict=True):
         if align:
             step = _divided(size - 1, count - 1, x.dtype) if count > 1 else 0.0
         else:
             step = _divided(size, count, x.dtype) if scale is None or scale <= 0 else _divided(1.0, scale, x.dtype)
-        found.append(Along(size, count, step, width, weight, x.dtype))
-    return found
+        dimensions.append(Along(size, count, step, width, weight, x.dtype))
+    return dimensions
 
 
 def _divided(a: float, b: float, dtype: torch.dtype) -> float:
@@ -189,7 +189,7 @@ def _antialiased(name: str) -> None:
         scales_h: float | None = None,
         scales_w: float | None = None,
     ) -> Value:
-        """For each input Σ of the gradients of the results that look at it, by its share in them."""
+        """For each input Σ of the gradients of the results that read it, by its weight in them."""
         wide = widen(grad)
         inputs = fixed([sympy.sympify(size) for size in input_size[-2:]])
         down, across = _dimensions(name, wide, inputs, fixed(grad.shape[-2:]), align_corners, (scales_h, scales_w))

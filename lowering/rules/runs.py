@@ -1,9 +1,9 @@
-"""Sums scattered to places that ascend along their sources: each element sums the run of sources that name it.
+"""Sums scattered to ascending positions: each element sums the run of sources that name it.
 
-The gradient of resampling by the nearest neighbour is such a sum: the place of a source is computed from its position
-alone.  Where all positions are known, so are the places; where the runs begin at an affine quotient of the place, each
-element finds its own, and nothing meets.  Input: a sum as `folded` takes it; None is returned where the places are
-loaded, do not ascend, or have no such form, and where targets may disagree on how they round.
+The gradient of nearest-neighbour resampling is such a sum: the target of a source is computed from its position alone.
+If all positions are known, so are the targets; if the runs begin at an affine quotient of the target, each element
+computes its own run, and no indices collide.  Input: a sum as `folded` takes it; None is returned where the targets are
+loaded, do not ascend, or have no such form, and where devices might round them differently.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from fusion.lowering.rules.reduction import fold
 from fusion.lowering.value import Shape, Value, axis_bounds
 
 LONGEST, MOST_TAPS = 1 << 16, 32
-"""Sources along a dimension whose places are worked out, and sources that an element may have to sum."""
+"""Sources along a dimension whose targets are evaluated, and the longest run of an element."""
 
-PLAIN = frozenset(
+EXACT_OPERATIONS = frozenset(
     {"mul", "floor", "trunc", "minimum", "maximum", "where", "neg", *("lt", "le", "gt", "ge", "eq", "ne")}
 )
-"""Operations on floats with one result on every target, whatever surrounds them."""
+"""Operations on floats with one result on every device, whatever the surrounding operations."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """The sources along `axis` that name an element: from ⌊(n·place + shift) / size⌋ on, `taps` at most.
+    """The sources along `axis` that name an element: from ⌊(n·place + shift) / size⌋ on, at most `taps`.
 
-    `even`: they are as many for each element.  The first run begins at 0, the last one ends at `count`.
+    `even`: each element has equally many.  The first run begins at 0, the last one ends at `count`.
     """
 
     axis: sympy.Symbol
@@ -48,10 +48,10 @@ class Run:
     shift: int
     taps: int
     even: bool
-    inner: bool  # the form holds inside alone, not at both ends
+    inner: bool  # the form does not hold at both ends
 
     def begin(self, place: sympy.Expr, further: sympy.Expr = ZERO) -> Index:
-        """So many sources behind where the run of an element begins; behind the last element is where its run ends."""
+        """Return the first source of an element's run plus `further`; behind the last element, the end of its run."""
         quotient = FloorDiv(place * self.count + self.shift, sympy.Integer(self.size))
         at = simplify(quotient, {}) + further
         if not self.inner:
@@ -62,7 +62,7 @@ class Run:
 
 
 def summed_in_runs(ctx: Builder, x: Value, place: Sequence[Index], source: Value) -> Value | None:
-    """x with the sources added at their places, or None where those are not in runs."""
+    """Return x with the sources added at their positions, or None where those do not form runs."""
     own = axis_bounds(source.shape)
     runs: dict[int, Run] = {}
     left = set(own)
@@ -82,7 +82,7 @@ def summed_in_runs(ctx: Builder, x: Value, place: Sequence[Index], source: Value
 
 
 def _gathered(ctx: Builder, x: Value, place: Sequence[Index], source: Value, runs: dict[int, Run]) -> Value:
-    """The sum: over the dimensions of x and, behind them, of the taps."""
+    """Return the sum over the dimensions of x and, behind them, of the taps."""
     shape: Shape = (*x.shape, *(sympy.Integer(run.taps) for run in runs.values()))
     read: dict[sympy.Symbol, Index] = {}
     mask: Term | None = None
@@ -100,12 +100,12 @@ def _gathered(ctx: Builder, x: Value, place: Sequence[Index], source: Value, run
     term = placed(wide, shape, [read[axis_symbol(k)] for k in range(source.rank)], mask)
     values = Value(shape, wide.dtype, x.device, term.expr)
     total = fold(ctx, "sum", [values], list(range(x.rank, len(shape))))
-    joined = combine(lambda old, new: old + new, convert(x, widened(x.dtype)), convert(total, widened(x.dtype)))
-    return rounded(joined, x.dtype)
+    updated = combine(lambda old, new: old + new, convert(x, widened(x.dtype)), convert(total, widened(x.dtype)))
+    return rounded(updated, x.dtype)
 
 
 def _run(ctx: Builder, index: Expr, size: sympy.Expr, own: dict[sympy.Symbol, sympy.Expr]) -> Run | None:
-    """The runs of one dimension with so many elements, from the place of each source."""
+    """Return the runs along a dimension of this size, from the positions of the sources."""
     known = _resolved(ctx, index, own)
     symbols = free_axes(known)
     if not size.is_Integer or len(symbols) != 1 or not symbols <= own.keys() or not _is_exact(known):
@@ -114,15 +114,15 @@ def _run(ctx: Builder, index: Expr, size: sympy.Expr, own: dict[sympy.Symbol, sy
     count = own[axis]
     if not count.is_Integer or not 0 < count <= LONGEST or not 0 < size <= LONGEST:
         return None
-    (found,) = evaluate([known], {axis: range(int(count))}, Scope({}, {}, {}))
-    places = found.expand(int(count)) if found.ndim else found.expand(1)
+    (evaluated,) = evaluate([known], {axis: range(int(count))}, Scope({}, {}, {}))
+    places = evaluated.expand(int(count)) if evaluated.ndim else evaluated.expand(1)
     if places[0] < 0 or places[-1] >= size or (places.diff() < 0).any():
         return None
     return _form(axis, places, int(size))
 
 
 def _form(axis: sympy.Symbol, places: torch.Tensor, size: int) -> Run | None:
-    """The runs of places that ascend."""
+    """Return the runs of ascending positions, if they have the form of `Run`."""
     count = len(places)
     begins = torch.searchsorted(places, torch.arange(size + 1))
     lengths = begins.diff()
@@ -137,13 +137,13 @@ def _form(axis: sympy.Symbol, places: torch.Tensor, size: int) -> Run | None:
 
 
 def _resolved(ctx: Builder, index: Expr, own: dict[sympy.Symbol, sympy.Expr]) -> Expr:
-    """`index` with what maps computed before put in the place of its loads."""
-    made = {node.out: node for node in ctx.nodes if isinstance(node, Map)}
+    """Inline the maps that were computed before into the loads of `index`."""
+    maps = {node.out: node for node in ctx.nodes if isinstance(node, Map)}
 
     def rule(expr: Expr) -> Expr | None:
-        if not isinstance(expr, Load) or expr.mask is not None or expr.buffer not in made:
+        if not isinstance(expr, Load) or expr.mask is not None or expr.buffer not in maps:
             return None
-        node = made[expr.buffer]
+        node = maps[expr.buffer]
         at = {axis.symbol: place for axis, place in zip(node.axes, expr.index, strict=True)}
         return substitute(node.expr, at, own)
 
@@ -155,13 +155,13 @@ def _resolved(ctx: Builder, index: Expr, own: dict[sympy.Symbol, sympy.Expr]) ->
 
 
 def _is_exact(expr: Expr) -> bool:
-    """Does every target find the same number?  Quotients may differ, and sums of products, which may round once."""
+    """Return whether every device computes the same number; quotients may differ, and sums of products (FMA)."""
     for part in postorder(expr):
         if isinstance(part, Op) and any(arg.dtype.is_floating_point for arg in part.args):
             sums = part.name in ("add", "sub") and not any(
                 isinstance(arg, Op) and arg.name == "mul" for arg in part.args
             )
-            if not sums and part.name not in PLAIN:
+            if not sums and part.name not in EXACT_OPERATIONS:
                 return False
         elif not isinstance(part, (Op, Cast, Const, IndexValue)):
             return False

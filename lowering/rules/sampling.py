@@ -1,9 +1,9 @@
-"""Sampling an image, or a volume, at the positions that a grid holds: `grid_sample`, its gradients for both.
+"""Sampling an image, or a volume, at the positions in a grid: `grid_sample`, with gradients for both.
 
-Along each dimension a sample looks at one, two or four elements, its taps: a position, whether that is inside, a weight
-and how the weight changes with the coordinate.  A sample is Σ over the taps of all dimensions of element times weights;
-the gradient of the image adds the same products up where the taps lie, that of the grid folds them over the channels.
-A position that is NaN lies nowhere.
+Along each dimension a sample reads one, two or four elements, its taps: a position, whether that is inside, a weight
+and the derivative of the weight by the coordinate.  A sample is Σ over the taps of all dimensions of element times
+weights; the gradient of the image scatters the same products to the taps, that of the grid reduces them over channels.
+A position that is NaN has no element.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from fusion.lowering.expr import IndexValue
 from fusion.lowering.indexing import axis_symbol
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.collisions import folded
 from fusion.lowering.rules.formula import Term, absolute, call, clamp, eq, literal, where
-from fusion.lowering.rules.meeting import folded
 from fusion.lowering.rules.promotion import rounded, widened
 from fusion.lowering.rules.reduction import fold
 from fusion.lowering.value import Shape, Value, axes_of
@@ -38,21 +38,21 @@ CUBIC_A = -0.75
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """How positions become coordinates, and these elements."""
+    """The mapping from positions to coordinates, and from these to elements."""
 
     mode: int
     padding: int
     corners: bool
 
     def unnormalised(self, position: Term, size: sympy.Expr) -> tuple[Term, Term]:
-        """(a position from [-1, 1] as a coordinate, how fast that changes with it)."""
+        """(a position from [-1, 1] as a coordinate, the derivative of that)."""
         extent = Term(literal(size, position.dtype))
         if self.corners:
             return (position + 1) / 2 * (extent - 1), (extent - 1) / 2
         return ((position + 1) * extent - 1) / 2, extent / 2
 
     def padded(self, at: Term, size: sympy.Expr) -> tuple[Term, Term]:
-        """(the coordinate that stands for `at`, which may lie outside; how fast it changes with `at`)."""
+        """(the coordinate that replaces `at`, which may be outside; its derivative by `at`)."""
         one = Term(literal(1, at.dtype))
         if self.padding == ZEROS:
             return at, one
@@ -63,7 +63,7 @@ class Sampling:
         return clamp(at, 0, last), where((at > 0) & (at < last), slope, 0)
 
     def _reflected(self, at: Term, size: sympy.Expr) -> tuple[Term, Term]:
-        """The same between the outer elements, or between their outer edges."""
+        """The same by reflection at the outer elements, or at their outer edges."""
         if self.corners and size == 1:
             return Term(literal(0, at.dtype)), Term(literal(0, at.dtype))
         low = 0.0 if self.corners else -0.5
@@ -81,10 +81,10 @@ class Along:
     """One dimension of a sample.
 
     Attributes:
-        size: how many elements there are.
+        size: the number of elements.
         start: the coordinate of the first tap, a whole number.
-        part: how far the coordinate is behind the tap that it falls on or follows.
-        slope: how fast the coordinate changes with the position in the grid.
+        coordinate: the coordinate of the sample.
+        slope: the derivative of the coordinate by the position in the grid.
     """
 
     sampling: Sampling
@@ -94,14 +94,14 @@ class Along:
     slope: Term
 
     def place(self, tap: Term) -> tuple[Term, Term]:
-        """(the position of a tap, is it inside); taps are numbered by floats."""
+        """(the position of a tap, whether it is inside); taps are numbered by floats."""
         at = self.start + tap
         if self.sampling.mode == CUBIC:
             at = self.sampling.padded(at, self.size)[0]
         return at.to(torch.int64), (at >= 0) & (at < Term(literal(self.size, at.dtype)))
 
     def weight(self, tap: Term) -> Term:
-        """What the tap counts."""
+        """Return the weight of a tap."""
         if self.sampling.mode == NEAREST:
             return Term(literal(1, self.start.dtype))
         if self.sampling.mode == LINEAR:
@@ -109,7 +109,7 @@ class Along:
         return self._cubic(tap, _cubic_near, _cubic_far)
 
     def change(self, tap: Term) -> Term:
-        """How fast the weight changes with the coordinate."""
+        """Return the derivative of the weight by the coordinate."""
         one = Term(literal(1, self.start.dtype))
         if self.sampling.mode == NEAREST:
             return one * 0
@@ -119,7 +119,7 @@ class Along:
         return ahead * self._cubic(tap, _cubic_near_slope, _cubic_far_slope)
 
     def _cubic(self, tap: Term, near: Callable[[Term], Term], far: Callable[[Term], Term]) -> Term:
-        """By the distance from the tap: `near` of up to one, `far` of up to two."""
+        """Return a function of the distance from the tap: `near` for up to one, `far` for up to two."""
         gap = absolute(self.coordinate - (self.start + tap))
         return where((tap > 0.5) & (tap < 2.5), near(gap), far(gap))
 
@@ -143,14 +143,14 @@ def _cubic_far_slope(x: Term) -> Term:
 def _samples(
     ctx: Builder, x: Value, grid: Value, sampling: Sampling, shape: Shape, points: Sequence[sympy.Symbol]
 ) -> list[Along]:
-    """The dimensions of the sample at each of `points` (batch, then the grid's own), over the axes of `shape`.
+    """Return the dimensions of the sample at each of `points` (batch, then the grid's own), over the axes of `shape`.
 
-    A grid names the last dimension first.  Coordinates are values of their own: every channel has the same.
+    A grid holds the last dimension first.  Coordinates are computed once into buffers: all channels share them.
     """
     if x.rank != grid.rank or (sampling.mode == CUBIC and x.rank != 4):
         raise Unsupported("samples of this mode in this number of dimensions")
     count, lines = x.rank - 2, grid.shape[:-1]
-    found = []
+    dimensions = []
     for dim in range(count):
         read = grid.view(lines, [*axes_of(lines), sympy.Integer(count - 1 - dim)])
         size = x.shape[2 + dim]
@@ -161,14 +161,14 @@ def _samples(
         coordinate = Term(ctx.map(Value(lines, at.dtype, x.device, at.expr)).view(shape, points).expr)
         change = Term(Value(lines, slope.dtype, x.device, slope.expr).view(shape, points).expr)
         start = call("round" if sampling.mode == NEAREST else "floor", coordinate)
-        found.append(Along(sampling, size, coordinate, start - 1 if sampling.mode == CUBIC else start, change))
-    return found
+        dimensions.append(Along(sampling, size, coordinate, start - 1 if sampling.mode == CUBIC else start, change))
+    return dimensions
 
 
 def _read(
     x: Value, dims: Sequence[Along], taps: Sequence[int], shape: Shape, batch: Sequence[sympy.Symbol]
 ) -> tuple[Term, list[Term]]:
-    """(the element of x at some taps, 0 outside; the taps as terms)."""
+    """Return (the element of x at some taps, 0 outside; the taps as terms)."""
     numbers = [Term(literal(tap, dims[0].start.dtype)) for tap in taps]
     places = [dim.place(tap) for dim, tap in zip(dims, numbers, strict=True)]
     inside = places[0][1]
@@ -209,14 +209,14 @@ def _grid_sampler(forward: torch._ops.OpOverload, backward: torch._ops.OpOverloa
         align_corners: bool,
         output_mask: Sequence[bool],
     ) -> tuple[Value | None, ...]:
-        """(the gradient of the image if that is asked for, that of the grid)."""
+        """(the gradient of the image if it is requested, that of the grid)."""
         sampling = Sampling(mode, padding, align_corners)
         image = _image_gradient(ctx, grad, x, grid, sampling) if output_mask[0] else None
         return image, _grid_gradient(ctx, grad, x, grid, sampling)
 
 
 def _image_gradient(ctx: Builder, grad: Value, x: Value, grid: Value, sampling: Sampling) -> Value:
-    """Each gradient, times its weights, added to where its taps lie."""
+    """Scatter each gradient, times its weights, to its taps."""
     count = x.rank - 2
     shape = (*grad.shape, *(sympy.Integer(TAPS[sampling.mode]),) * count)
     axes = [axis_symbol(k) for k in range(len(shape))]
@@ -235,7 +235,7 @@ def _image_gradient(ctx: Builder, grad: Value, x: Value, grid: Value, sampling: 
 
 
 def _grid_gradient(ctx: Builder, grad: Value, x: Value, grid: Value, sampling: Sampling) -> Value:
-    """For each sample and dimension Σ over channels and taps of gradient, element and how the weights change."""
+    """For each sample and dimension Σ over channels and taps of gradient times element times derivative of weights."""
     count = x.rank - 2
     if sampling.mode == NEAREST:
         return Value(grid.shape, grid.dtype, grid.device, literal(0, grid.dtype))
@@ -259,14 +259,14 @@ def _grid_gradient(ctx: Builder, grad: Value, x: Value, grid: Value, sampling: S
     sums = []
     for dim, term in zip(dims, parts, strict=True):
         assert term is not None
-        whole = term * own * dim.slope
-        sums.append(fold(ctx, "sum", [Value(shape, compute, x.device, whole.expr)], [x.rank - 1]))
+        contribution = term * own * dim.slope
+        sums.append(fold(ctx, "sum", [Value(shape, compute, x.device, contribution.expr)], [x.rank - 1]))
     # the last dimension comes first
-    which = Term(IndexValue(axis_symbol(grid.rank - 1)))
+    dimension = Term(IndexValue(axis_symbol(grid.rank - 1)))
     points = axes[:-1]
     result = Term(sums[0].view(grid.shape, points).expr)
     for k in range(1, count):
-        result = where(eq(which, count - 1 - k), Term(sums[k].view(grid.shape, points).expr), result)
+        result = where(eq(dimension, count - 1 - k), Term(sums[k].view(grid.shape, points).expr), result)
     return rounded(Value(grid.shape, compute, grid.device, result.expr), grid.dtype)
 
 

@@ -1,7 +1,8 @@
 """Scans: running sums, products, extremes and log-sum-exp along one dimension.
 
-Halves are carried in float32 and rounded at each point, integers narrower than int32 in int32; sums and products of
-integers are int64 unless asked otherwise, as in eager.  Along a dimension of at most one element a scan is the value.
+16-bit floats are carried in float32 and rounded at each point, integers narrower than int32 in int32; sums and products
+of integers are int64 unless asked otherwise, as in eager.  Along a dimension of
+one element at most, a scan is the value.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ aten = torch.ops.aten
 
 
 def _scanned(value: Value) -> Value:
-    """`value` in a dtype that is scanned."""
+    """Convert `value` to a dtype that is scanned."""
     wide = widen(value)
     return wide if wide.dtype in SCANNED else convert(wide, torch.int32)
 
 
 def _is_trivial(x: Value, dim: int) -> bool:
-    """Is there nothing to carry?"""
+    """Return whether the dimension has at most one element, or x none."""
     return x.rank == 0 or x.shape[dim] in (ZERO, ONE) or sympy.Mul(*x.shape) == 0
 
 
 def _scan(ctx: Builder, op: ScanName, x: Value, dim: int) -> Value:
-    """`op` of x up to each point of `dim`, in the dtype of x."""
+    """Scan x by `op` along `dim`, in the dtype of x."""
     if _is_trivial(x, dim):
         return x
     return rounded(ctx.scan(op, [_scanned(x)], dim % x.rank), x.dtype)
@@ -49,7 +50,7 @@ def _accumulated(ctx: Builder, op: ScanName, x: Value, dim: int, dtype: torch.dt
 
 @lowers(aten.cumsum.default)
 def cumsum(ctx: Builder, x: Value, dim: int, *, dtype: torch.dtype | None = None) -> Value:
-    """Σ of x up to each point; of integers that are all zero, as differences of positions may be, it is zero."""
+    """Σ of x up to each point; 0 for a constant integer 0, as differences of positions may be."""
     if isinstance(x.expr, Const) and not x.dtype.is_floating_point and not x.expr.value and dtype is not torch.bool:
         return Value(x.shape, dtype or torch.int64, x.device, const(0, dtype or torch.int64))
     return _accumulated(ctx, "sum", x, dim, dtype)
@@ -71,17 +72,17 @@ def logcumsumexp(ctx: Builder, x: Value, dim: int) -> Value:
 
 @lowers(aten.cummax.default)
 def cummax(ctx: Builder, x: Value, dim: int) -> tuple[Value, ...]:
-    """(the largest element up to each point, where it was last); NaN is above everything."""
-    return _scan(ctx, "max", x, dim), _place(ctx, "argmax", x, dim)
+    """(the largest element up to each point, its last position); NaN is above everything."""
+    return _scan(ctx, "max", x, dim), _position_of(ctx, "argmax", x, dim)
 
 
 @lowers(aten.cummin.default)
 def cummin(ctx: Builder, x: Value, dim: int) -> tuple[Value, ...]:
-    """(the smallest element up to each point, where it was last); NaN is below everything."""
-    return _scan(ctx, "min", x, dim), _place(ctx, "argmin", x, dim)
+    """(the smallest element up to each point, its last position); NaN is below everything."""
+    return _scan(ctx, "min", x, dim), _position_of(ctx, "argmin", x, dim)
 
 
-def _place(ctx: Builder, op: ScanName, x: Value, dim: int) -> Value:
+def _position_of(ctx: Builder, op: ScanName, x: Value, dim: int) -> Value:
     if _is_trivial(x, dim):
         return Value(x.shape, torch.int64, x.device, literal(0, torch.int64))
     positions = Value(x.shape, torch.int64, x.device, IndexValue(axis_symbol(dim % x.rank)))

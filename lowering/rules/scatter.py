@@ -1,8 +1,8 @@
-"""Writes along one dimension, each row to places of its own.
+"""Writes along one dimension, with positions for each row.
 
-Where few comparisons tell, each element looks for the sources that name it (`compared`): where one place per row is
-written, an element sees by itself whether it is the one; else sources that meet are folded, the last one wins or they
-are added up.  Where that would take many comparisons, each source finds its place (`meeting`).
+With few comparisons, each element searches the sources that name it (`compared`): if each row has one source, an
+element compares its position with that; else the sources with one position are folded, and the last one wins or they
+are added.  Where that would take many comparisons, the sources are scattered (`collisions`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from fusion.lowering.expr import Index, IndexValue
 from fusion.lowering.indexing import ONE, axis_symbol
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules.assembly import placed
+from fusion.lowering.rules.collisions import JOINS, folded, written
 from fusion.lowering.rules.compared import folded_sources, is_compared, is_one, sources_of_each
 from fusion.lowering.rules.formula import Term, eq, literal, maximum, where
-from fusion.lowering.rules.meeting import JOINS, folded, written
 from fusion.lowering.rules.places import along, laid_flat, named_along, positions, sources_at
 from fusion.lowering.rules.promotion import Argument, combine, convert, term_of, widened
 from fusion.lowering.scalar_ops import JoinName, identity
@@ -41,12 +41,12 @@ def scatter_value(ctx: Builder, x: Value, dim: int, index: Value, value: Argumen
 
 @lowers(aten.scatter.src)
 def scatter_src(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
-    """x with `src` written at `index`; of sources that meet one stays."""
+    """x with `src` written at `index`; of sources with one index, any one stays."""
     return _written(ctx, x, dim, named_along(x, dim, index), src)
 
 
 def _written(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
-    """The same at positions that are settled."""
+    """The same at positions that are checked already."""
     if not is_compared(x, dim, index):
         return written(ctx, x, along(dim, index), sources_at(src, index))
     named, source = sources_of_each(x, dim, index, src)
@@ -55,10 +55,10 @@ def _written(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Valu
     order = combine(lambda h: where(h, Term(IndexValue(axis_symbol(x.rank))), -1), named)
     last = folded_sources(ctx, "max", order, x)
     dim %= x.rank
-    place: list[Index] = list(axes_of(x.shape))
-    place[dim] = last.expr
+    source_index: list[Index] = list(axes_of(x.shape))
+    source_index[dim] = last.expr
     hit = Term(last.expr) >= 0
-    read = placed(src, x.shape, place, hit)
+    read = placed(src, x.shape, source_index, hit)
     return Value(x.shape, x.dtype, x.device, where(hit, read, Term(x.expr)).expr)
 
 
@@ -69,7 +69,7 @@ def scatter_add(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> V
 
 
 def _added_along(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> Value:
-    """The same at positions that are settled."""
+    """The same at positions that are checked already."""
     if not is_compared(x, dim, index):
         return folded(ctx, "sum", x, along(dim, index), sources_at(src, index))
     return _added(ctx, x, *sources_of_each(x, dim, index, src), one=is_one(x, dim, index))
@@ -77,7 +77,7 @@ def _added_along(ctx: Builder, x: Value, dim: int, index: Value, src: Value) -> 
 
 @lowers(aten.index_add.default)
 def index_add(ctx: Builder, x: Value, dim: int, index: Value, source: Value, *, alpha: Argument = 1) -> Value:
-    """x with alpha times the slices of `source` added at the places along `dim` that the 1-d `index` holds."""
+    """x with alpha times the slices of `source` added at the positions along `dim` in the 1-d `index`."""
     if x.rank == 0:
         source, whole = reshape(source, (sympy.Mul(*source.shape),)), reshape(x, (ONE,))
         return reshape(index_add(ctx, whole, 0, laid_flat(index), source, alpha=alpha), ())
@@ -87,7 +87,7 @@ def index_add(ctx: Builder, x: Value, dim: int, index: Value, source: Value, *, 
 
 
 def summed(ctx: Builder, x: Value, dim: int, index: Value, source: Value) -> Value:
-    """x with the slices of `source` added at positions that are settled."""
+    """Add the slices of `source` to x at positions that are checked already."""
     return _added_along(ctx, x, dim, index.view(source.shape, [axis_symbol(dim)]), source)
 
 
@@ -100,9 +100,9 @@ def embedding_backward(
     padding_idx: int | sympy.Expr,
     scale_grad_by_freq: bool,
 ) -> Value:
-    """For each row of the weight Σ of the gradients of where it was looked up; none for the row of the padding.
+    """For each row of the weight Σ of the gradients at its lookups; 0 for the row of the padding.
 
-    As in eager, a position that is not one of a row (which forward refuses) has no gradient.
+    As in eager, a position out of range (which forward refuses) has no gradient.
     """
     if scale_grad_by_freq:
         raise Unsupported("gradients divided by how often a row was looked up")
@@ -137,21 +137,23 @@ FOLDS: dict[str, JoinName] = {"sum": "sum", "prod": "prod", "mean": "sum", "amax
 def scatter_reduce(
     ctx: Builder, x: Value, dim: int, index: Value, src: Value, reduce: str, *, include_self: bool = True
 ) -> Value:
-    """x with the sources that name each element folded into it, or put in its place."""
+    """x with the sources that name each element folded into it, or replacing it."""
     if (reduce == "mean" and not x.dtype.is_floating_point) or x.dtype is torch.bool:
         raise Unsupported(f"{reduce} of {x.dtype} that are scattered")
     index = named_along(x, dim, index)
     if not is_compared(x, dim, index):
-        place, source = along(dim, index), sources_at(src, index)
-        return folded(ctx, FOLDS[reduce], x, place, source, include_self=include_self, mean=reduce == "mean")
+        index_of_source, source = along(dim, index), sources_at(src, index)
+        return folded(ctx, FOLDS[reduce], x, index_of_source, source, include_self=include_self, mean=reduce == "mean")
     named, source = sources_of_each(x, dim, index, src)
     one, op, compute = is_one(x, dim, index), FOLDS[reduce], widened(x.dtype)
     nothing = literal(identity(op, compute), compute)
     parts = combine(lambda h, new: where(h, new.to(compute), Term(nothing)), named, source)
     hits = named if one else folded_sources(ctx, "any", named, x)
-    joined = parts if one else folded_sources(ctx, op, parts, x)
+    folded_parts = parts if one else folded_sources(ctx, op, parts, x)
     old = convert(x, compute)
-    total = combine(JOINS[op], joined, old) if include_self else joined  # of 0.0 and -0.0 eager keeps the old one
+    total = (
+        combine(JOINS[op], folded_parts, old) if include_self else folded_parts
+    )  # of 0.0 and -0.0 eager keeps the old one
     if reduce == "mean":
         counts = combine(lambda h: h.to(torch.int64), named)
         number = counts if one else folded_sources(ctx, "sum", counts, x)
@@ -164,7 +166,7 @@ def scatter_reduce(
 def index_reduce(
     ctx: Builder, x: Value, dim: int, index: Value, source: Value, reduce: str, *, include_self: bool = True
 ) -> Value:
-    """The same with slices along `dim`."""
+    """Apply `scatter_reduce` to slices along `dim`."""
     if x.rank == 0:
         parts, whole = reshape(source, (sympy.Mul(*source.shape),)), reshape(x, (ONE,))
         return reshape(index_reduce(ctx, whole, 0, index, parts, reduce, include_self=include_self), ())

@@ -1,7 +1,7 @@
-"""Searching a sorted sequence: a halving search per element, its steps spelled out.
+"""Binary search in a sorted sequence, one per element, with its steps unrolled.
 
-A sequence of n numbers takes ⌈log₂(n + 1)⌉ loads, each at a position that depends on the one before.  NaN comes after
-every number.  A sequence of symbolic length is refused.
+A sequence of n numbers takes ⌈log₂(n + 1)⌉ dependent loads.  NaN comes after every number.  A sequence of symbolic
+length is refused.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ aten = torch.ops.aten
 
 @lowers(aten.bucketize.Tensor, aten.bucketize.Scalar)
 def bucketize(ctx: Builder, x: Argument, boundaries: Value, *, out_int32: bool = False, right: bool = False) -> Value:
-    """For each element how many of the ascending boundaries lie below it; with `right`, or equal it."""
-    return _places(boundaries, x, [], None, out_int32=out_int32, right=right)
+    """For each element the number of ascending boundaries below it; with `right`, also of equal ones."""
+    return _insertion_points(boundaries, x, [], None, out_int32=out_int32, right=right)
 
 
 @lowers(aten.searchsorted.Tensor, aten.searchsorted.Scalar)
@@ -41,12 +41,12 @@ def searchsorted(
     side: str | None = None,
     sorter: Value | None = None,
 ) -> Value:
-    """The same in sequences of their own for each row of x; `sorter` says in which order they ascend."""
+    """The same with a sequence for each row of x; `sorter` holds the order in which it ascends."""
     rows = axes_of(sequence.shape)[:-1]
-    return _places(sequence, x, rows, sorter, out_int32=out_int32, right=right or side == "right")
+    return _insertion_points(sequence, x, rows, sorter, out_int32=out_int32, right=right or side == "right")
 
 
-def _places(
+def _insertion_points(
     sequence: Value,
     x: Argument,
     rows: Sequence[sympy.Symbol],
@@ -61,27 +61,27 @@ def _places(
     compute, _ = promote((sequence, x), Kind.DEFAULT)
     shape = x.shape if isinstance(x, Value) else ()
     sought = term_of(x, shape, compute)
-    found = Term(literal(0, torch.int64))
+    position = Term(literal(0, torch.int64))
     for bit in reversed(range(int(length).bit_length())):
-        further = found + (1 << bit)
+        further = position + (1 << bit)
         exists = further <= length
         element = _element(sequence, shape, rows, further - 1, exists, sorter).to(compute)
         after = element > sought if right else element >= sought
-        found = where(exists & ~after, further, found)
-    result = Value(shape, torch.int64, sequence.device, found.expr)
+        position = where(exists & ~after, further, position)
+    result = Value(shape, torch.int64, sequence.device, position.expr)
     return convert(result, torch.int32) if out_int32 else result
 
 
 def _element(
     sequence: Value, shape: Shape, rows: Sequence[sympy.Symbol], place: Term, exists: Term, sorter: Value | None
 ) -> Term:
-    """The element at `place` of the row's sequence, looked at only where it exists."""
+    """Return the element at `place` of the row's sequence, read only where it exists."""
 
     def read(source: Value, at: Term) -> Expr:
         bound = {s: ZERO if size == 1 else s for s, size in zip(rows, source.shape, strict=False)}
         return guarded(source.view(shape, [*(bound[s] for s in rows), at.expr]).expr, exists.expr, safe=[at.expr])
 
     if sorter is not None:
-        named = Term(read(sorter, place)).to(torch.int64)
-        place = Term(checked(named.expr, sequence.shape[-1], sequence.rank - 1, wrap=False))
+        sorted_position = Term(read(sorter, place)).to(torch.int64)
+        place = Term(checked(sorted_position.expr, sequence.shape[-1], sequence.rank - 1, wrap=False))
     return Term(read(sequence, place))

@@ -1,7 +1,7 @@
-"""Reductions of segments: runs of elements along one dimension, told by their lengths or by where they begin.
+"""Reductions of segments: runs of elements along one dimension, given by their lengths or by their first elements.
 
-An element finds its segment by search and is folded into it; a gradient goes the other way.  Before the dimension of
-the segments, lengths have the dimensions of the data.  What is in no segment counts for nothing.
+An element determines its segment by binary search and is folded into it; a gradient is read from there.  Before the
+dimension of the segments, lengths have the dimensions of the data.  Elements in no segment are ignored.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fusion.lowering.expr import Index, IndexValue, guarded
 from fusion.lowering.indexing import ONE, axis_symbol
 from fusion.lowering.registry import lowers
 from fusion.lowering.rules import reduction
+from fusion.lowering.rules.collisions import JOINS, folded
 from fusion.lowering.rules.formula import Term, eq, isnan, literal, maximum, ne, where
-from fusion.lowering.rules.meeting import JOINS, folded
 from fusion.lowering.rules.ordering import apart, spread
 from fusion.lowering.rules.promotion import combine, convert, rounded, shaped_as, widen
 from fusion.lowering.rules.scans import cumsum
@@ -29,7 +29,7 @@ from fusion.lowering.value import Shape, Value, axes_of, reshape
 aten = torch.ops.aten
 
 MOST_TESTED = 4096
-"""Pairs of a segment and an element that may be looked at where elements cannot be folded into their segments."""
+"""The largest number of pairs of a segment and an element that are compared where scatters are not supported."""
 
 FOLDS: dict[str, JoinName] = {"sum": "sum", "mean": "sum", "max": "max", "min": "min", "prod": "prod"}
 
@@ -39,10 +39,10 @@ class Segments:
     """The segments along the dimension `dim` of a tensor.
 
     Attributes:
-        shape: of what holds one element for each segment.
-        sizes: how many elements each has, int64, over the dimensions up to `dim`.
+        shape: the shape of a tensor with one element for each segment.
+        sizes: the number of elements of each, int64, over the dimensions up to `dim`.
         own: the segment of each element of the tensor, int64, over the dimensions up to `dim`.
-        inside: is the element in one?
+        inside: whether the element is in one.
     """
 
     dim: int
@@ -52,21 +52,21 @@ class Segments:
     inside: Term
 
     def place(self, like: Value) -> list[Index]:
-        """Where the segment of each element of `like` is."""
+        """Return the index of the segment of each element of `like`."""
         index: list[Index] = list(axes_of(like.shape))
         index[self.dim] = self.own.expr
         return index
 
     def read(self, value: Value, like: Value) -> Term:
-        """What is known of the segment of each element of `like`; 0 where there is none."""
+        """Read `value` for the segment of each element of `like`; 0 where there is none."""
         return Term(guarded(value.view(like.shape, self.place(like)).expr, self.inside.expr))
 
     def spread(self, value: Value) -> Value:
-        """Something known of each segment along `dim`, for all that is behind that."""
+        """Broadcast a value for each segment along `dim` to the dimensions behind it."""
         return value.view(self.shape, [axis_symbol(k) for k in range(self.dim + 1)])
 
     def fold(self, ctx: Builder, op: JoinName, source: Value, start: float) -> Value:
-        """`op` of the sources of each segment and `start`."""
+        """Fold the sources of each segment, and `start`, by `op`."""
         pairs = self.shape[self.dim] * source.shape[self.dim]
         may_meet = ctx.wanted.scatters is None or op in ctx.wanted.scatters
         if not may_meet and pairs.is_Integer and pairs <= MOST_TESTED:
@@ -75,7 +75,7 @@ class Segments:
         return folded(ctx, op, begin, self.place(source), source, self.inside)
 
     def _gathered(self, ctx: Builder, op: JoinName, source: Value, start: float) -> Value:
-        """The same where sources cannot meet in memory: each segment looks at all of them."""
+        """The same without a scatter: each segment compares itself with all elements."""
         behind = (ONE,) * (source.rank - self.dim - 1)
         owned = combine(lambda own, inside: where(inside, own, -1), self.own, shaped_as(self.own, self.inside))
         segment = Value(self.shape, torch.int64, source.device, IndexValue(axis_symbol(self.dim)))
@@ -91,27 +91,27 @@ class Segments:
 
 
 def _segments(ctx: Builder, data: Value, dim: int, lengths: Value | None, offsets: Value | None) -> Segments:
-    told = lengths if lengths is not None else offsets
-    if told is None or told.rank != dim + 1:
+    given_by = lengths if lengths is not None else offsets
+    if given_by is None or given_by.rank != dim + 1:
         raise Unsupported("segments told by indices")
-    told = convert(told, torch.int64)
+    given_by = convert(given_by, torch.int64)
     if lengths is not None:
-        count, sizes = told.shape[-1], told
+        count, sizes = given_by.shape[-1], given_by
         if count == 0:
             raise Unsupported("no segments")
-        ends, first = cumsum(ctx, told, -1), None
+        ends, first = cumsum(ctx, given_by, -1), None
     else:
-        count, rows = told.shape[-1] - 1, axes_of(told.shape)[:-1]
-        shape, last = (*told.shape[:-1], count), axis_symbol(dim)
-        ends, begins = told.view(shape, [*rows, last + 1]), told.view(shape, [*rows, last])
+        count, rows = given_by.shape[-1] - 1, axes_of(given_by.shape)[:-1]
+        shape, last = (*given_by.shape[:-1], count), axis_symbol(dim)
+        ends, begins = given_by.view(shape, [*rows, last + 1]), given_by.view(shape, [*rows, last])
         sizes = combine(lambda end, begin: end - begin, ends, begins)
-        first = told.view((*told.shape[:-1], ONE), [*rows, sympy.Integer(0)])
+        first = given_by.view((*given_by.shape[:-1], ONE), [*rows, sympy.Integer(0)])
     at = Value(data.shape[: dim + 1], torch.int64, data.device, IndexValue(axis_symbol(dim)))
     own = ctx.map(searchsorted(ctx, ends, at, right=True))
     inside = Term(own.expr) < count
     if first is not None:
-        begun = first.view(own.shape, [*axes_of(own.shape)[:-1], sympy.Integer(0)])
-        inside = inside & (Term(at.expr) >= Term(begun.expr))
+        segment_begin = first.view(own.shape, [*axes_of(own.shape)[:-1], sympy.Integer(0)])
+        inside = inside & (Term(at.expr) >= Term(segment_begin.expr))
     return Segments(dim, (*data.shape[:dim], count, *data.shape[dim + 1 :]), sizes, own, inside)
 
 
@@ -132,7 +132,7 @@ def segment_reduce(
     unsafe: bool = False,
     initial: float | None = None,
 ) -> Value:
-    """The sum, mean, product or an extreme of each segment and `initial`; the mean of nothing is NaN."""
+    """The sum, mean, product or an extreme of each segment and `initial`; the mean of no elements is NaN."""
     dim, wide = axis % data.rank, widen(data)
     segments = _segments(ctx, data, dim, lengths, offsets)
     total = segments.fold(ctx, FOLDS[reduce], wide, _start(reduce, initial, wide.dtype))
@@ -159,28 +159,28 @@ def segment_reduce_backward(
     axis: int = 0,
     initial: float | None = None,
 ) -> Value:
-    """What the gradients of the segments give each element; 0 where there is none."""
+    """The gradient of each element from that of its segment; 0 for elements in no segment."""
     wide = widen(data)
     segments = _segments(ctx, data, axis % data.rank, lengths, offsets)
     x, g, out = Term(wide.expr), segments.read(widen(grad), wide), segments.read(widen(output), wide)
     if reduce == "mean":
         size = segments.read(segments.spread(segments.sizes), wide)
-        found = g / maximum(size, 1).to(g.dtype)
+        gradient = g / maximum(size, 1).to(g.dtype)
     elif reduce == "prod":
-        found = _of_products(ctx, segments, wide, g, out, _start(reduce, initial, wide.dtype))
+        gradient = _of_products(ctx, segments, wide, g, out, _start(reduce, initial, wide.dtype))
     elif reduce in ("max", "min"):
         hit = segments.inside & (isnan(x) | eq(x, out))
         hits = segments.fold(ctx, "sum", shaped_as(wide, hit.to(torch.int64)), 0)
         shared = segments.read(hits, wide)
-        # eager shares only what is positive among equal elements
-        found = where(hit, where((shared > 1) & (g > 0), g / maximum(shared, 1).to(g.dtype), g), 0)
+        # eager divides only positive gradients among equal elements
+        gradient = where(hit, where((shared > 1) & (g > 0), g / maximum(shared, 1).to(g.dtype), g), 0)
     else:
-        found = g
-    return rounded(shaped_as(wide, where(segments.inside, found, 0)), data.dtype)
+        gradient = g
+    return rounded(shaped_as(wide, where(segments.inside, gradient, 0)), data.dtype)
 
 
 def _of_products(ctx: Builder, segments: Segments, x: Value, g: Term, out: Term, start: float) -> Term:
-    """The gradient of products: that times the product of the other elements, by division where that is possible."""
+    """The gradient of products: g times the product of the other elements, by division where that is possible."""
     own = Term(x.expr)
     zero, nan = eq(own, 0), isnan(own)
     odd = zero | nan

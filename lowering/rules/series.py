@@ -1,7 +1,7 @@
 """Chebyshev series of special functions: coefficients c, f(x) = Σ cₖ·Tₖ(2·(x - a)/(b - a) - 1) on [a, b].
 
-Each is cut where a term no longer counts in float64.  They are cosine sums over the function at the Chebyshev nodes,
-computed with forty digits.
+Each series ends where a term no longer counts in float64.  The coefficients are cosine sums over the function at the
+Chebyshev nodes, computed with forty digits.
 """
 
 from __future__ import annotations

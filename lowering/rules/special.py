@@ -1,7 +1,7 @@
 """Special functions as formulas over ordinary ones, accurate in the dtype they are computed in.
 
 Chebyshev series (`series.py`) are summed by Clenshaw's recurrence.  Where a function has several forms, each element
-computes all of them, on arguments moved to where the form holds, and chooses.
+computes all of them, on arguments clamped to the range of the form, and selects one.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ TWO_OVER_SQRT_PI = 2 / math.sqrt(math.pi)
 
 
 def special(*targets: OpOverload) -> Callable[[Callable[[Term], Term]], Callable[[Term], Term]]:
-    """Register the decorated formula of one argument, which integers enter as floats."""
+    """Register the decorated formula of one argument; integers are converted to floats."""
 
     def register(build: Callable[[Term], Term]) -> Callable[[Term], Term]:
         @lowers(*targets)
@@ -53,16 +53,16 @@ def special(*targets: OpOverload) -> Callable[[Callable[[Term], Term]], Callable
 
 
 def clenshaw(coefficients: Sequence[float], x: Term, low: float, high: float) -> Term:
-    """Σ cₖ·Tₖ over [low, high]."""
-    place = (x * 2 - (low + high)) / (high - low)
-    twice, newer, older = place * 2, place * 0, place * 0
+    """Return Σ cₖ·Tₖ over [low, high] by Clenshaw's recurrence."""
+    scaled = (x * 2 - (low + high)) / (high - low)
+    twice, newer, older = scaled * 2, scaled * 0, scaled * 0
     for coefficient in reversed(coefficients[1:]):
         newer, older = twice * newer - older + coefficient, newer
-    return place * newer - older + coefficients[0]
+    return scaled * newer - older + coefficients[0]
 
 
 def polynomial(x: Term, coefficients: Sequence[float]) -> Term:
-    """Σ cₖ·xᵏ."""
+    """Return Σ cₖ·xᵏ by Horner's rule."""
     total: Term | None = None
     for coefficient in reversed(coefficients):
         total = Term(literal(coefficient, x.dtype)) if total is None else total * x + coefficient
@@ -168,7 +168,7 @@ def erfcx(x: Term) -> Term:
 
 
 def _guess(y: Term, rest: Term) -> Term:
-    """A number whose erf is `y` ≥ 0 and whose erfc is `rest`, to two digits (Winitzki 2008; near 0 the series)."""
+    """Return a number with erf ≈ `y` ≥ 0 and erfc ≈ `rest`, to two digits (Winitzki 2008; near 0 the series)."""
     shape = 0.147
     logarithm = log(rest * (1 + y))
     middle = 2 / (math.pi * shape) + logarithm * 0.5
@@ -178,7 +178,7 @@ def _guess(y: Term, rest: Term) -> Term:
 
 
 def _refined(guess: Term, y: Term, rest: Term) -> Term:
-    """`guess` after three steps of Halley's method; in the tail the residual is taken from erfc, which keeps digits."""
+    """Refine `guess` by three steps of Halley's method; in the tail the residual uses erfc, which keeps digits."""
     x = guess
     for _ in range(3):
         residual = where(y < 0.5, erf(x) - y, rest - call("erfc", x))
@@ -194,27 +194,27 @@ def erfinv(y: Term) -> Term:
         return _erfinv_by_series(y.to(torch.float64)).to(torch.float32)
     size = absolute(y)
     inside = size < 1
-    held = where(inside, size, 0)
-    found = _refined(_guess(held, 1 - held), held, 1 - held)
-    result = where(inside, found, where(eq(size, 1), math.inf, y * 0 + math.nan))
+    clamped = where(inside, size, 0)
+    positive = _refined(_guess(clamped, 1 - clamped), clamped, 1 - clamped)
+    result = where(inside, positive, where(eq(size, 1), math.inf, y * 0 + math.nan))
     return where(eq(y, 0), y, where(y < 0, -result, result))  # a zero keeps its sign
 
 
 def _erfinv_by_series(y: Term) -> Term:
-    """The same with the digits of float32: y times a polynomial of -log(1 - y²) (Giles 2012); infinite at ±1 as log is.
+    """Return erfinv to float32's precision: y times a polynomial of -log(1 - y²) (Giles 2012); infinite at ±1, as log.
 
-    Even and odd powers are summed up apart, so that no sum waits for all the others.
+    Even and odd powers are summed separately, for shorter chains of dependences.
     """
-    place = log((1 - y) * (1 + y)) * (-2 / series.ERFINV_RANGE[1]) - 1
-    square = place * place
-    return y * (polynomial(square, series.ERFINV[::2]) + place * polynomial(square, series.ERFINV[1::2]))
+    scaled = log((1 - y) * (1 + y)) * (-2 / series.ERFINV_RANGE[1]) - 1
+    square = scaled * scaled
+    return y * (polynomial(square, series.ERFINV[::2]) + scaled * polynomial(square, series.ERFINV[1::2]))
 
 
 @special(aten.special_ndtri.default)
 def ndtri(p: Term) -> Term:
     """The quantile of the standard normal distribution."""
     lower = p < 0.5
-    tail = 2 * where(lower, p, 1 - p)  # erfc of what is sought, over √2
+    tail = 2 * where(lower, p, 1 - p)  # erfc of the result's size over √2
     inside = (tail > 0) & (tail <= 1)
     rest = where(inside, tail, 1)
     found = _refined(_guess(1 - rest, rest), 1 - rest, rest) * math.sqrt(2)
@@ -228,12 +228,12 @@ BERNOULLI = (1 / 6, -1 / 30, 1 / 42, -1 / 30, 5 / 66, -691 / 2730, 7 / 6)
 """B₂, B₄, …"""
 
 ASYMPTOTIC = 10
-"""From here on the asymptotic series have all digits of float64."""
+"""From this argument on, the asymptotic series have all digits of float64."""
 
 
 @special(aten.digamma.default)
 def digamma(x: Term) -> Term:
-    """ψ(x): by reflection below 0, moved up to where its asymptotic series holds; at 0 an infinity against its sign."""
+    """ψ(x): by reflection below 0, shifted to where its asymptotic series holds; at 0 an infinity against its sign."""
     reflected = x <= 0
     start = where(reflected, 1 - x, x)
     total, at = Term(literal(0, x.dtype)), start

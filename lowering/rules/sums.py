@@ -1,7 +1,7 @@
 """Scaled sums: a + alpha·b and its differences.
 
-Under strict numerics (`Wanted.rounded`) they are rounded as eager's kernels round them inside: on a CPU halves are
-scaled and added as halves, and a number is made a half first; else alpha·b is added without being rounded, by a fused
+Under strict numerics (`Wanted.rounded`) they are rounded as inside eager's kernels: on a CPU 16-bit floats are scaled
+and added in their own dtype, and numbers are rounded to it first; otherwise alpha·b is added unrounded, by a fused
 multiply-add.
 """
 
@@ -43,13 +43,13 @@ def rsub(ctx: Builder, a: Argument, b: Argument, alpha: Argument = 1) -> Value:
 
 
 def _refuse_bools(*args: Argument) -> None:
-    """Eager raises where one operand of a difference is a tensor of bools."""
+    """Refuse a difference with a tensor of bools, for which eager raises."""
     if any(isinstance(arg, Value) and arg.dtype is torch.bool for arg in args):
         raise Unsupported("a difference of bools")
 
 
 def _sum(ctx: Builder, a: Argument, b: Argument, alpha: Argument, join: Callable[[Term, Term], Term]) -> Value:
-    """`join` of a and alpha·b."""
+    """Return `join` of a and alpha·b."""
     assert not isinstance(alpha, Value)
     compute, result = promote((a, b), Kind.DEFAULT)
     if not ctx.wanted.rounded or not result.is_floating_point:
@@ -62,12 +62,12 @@ def _sum(ctx: Builder, a: Argument, b: Argument, alpha: Argument, join: Callable
         return compose(join, a, b)
 
     def at_once(x: Term, y: Term) -> Term:
-        wide = torch.float64  # holds the product of two float32 exactly
-        return join(x.to(wide), scale * y.to(wide)).to(compute)
+        double = torch.float64  # holds the product of two float32 exactly
+        return join(x.to(double), scale * y.to(double)).to(compute)
 
     return compose(at_once, a, b)
 
 
 def _rounded(arg: Argument, dtype: torch.dtype) -> Argument:
-    """A number as `dtype` holds it; anything else as it is."""
+    """Round a number to `dtype`; return other arguments unchanged."""
     return torch.tensor(arg, dtype=dtype).item() if isinstance(arg, (int, float)) else arg

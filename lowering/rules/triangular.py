@@ -1,7 +1,7 @@
 """Systems of equations with small triangular matrices, solved by substitution, and Cholesky factors.
 
-The triangle that an operation does not look at is not read.  Zeros on a diagonal give infinities and NaN; of a matrix
-that is not positive definite the factor is NaN from the row on that `info` names.
+The other triangle of a matrix is not read.  Zeros on a diagonal give infinities and NaN; the factor of a matrix that is
+not positive definite is NaN from the row on that `info` names.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from fusion.lowering.value import Shape, Value, broadcast_to
 aten = torch.ops.aten
 
 Solve = Callable[[Sequence[Term]], Sequence[Term]]
-"""The unknowns of a system, by its right-hand sides."""
+"""Returns the unknowns of a system, given its right-hand sides."""
 
 
 def substituted(entry: Entry, known: Sequence[Term], *, upper: bool, unit: bool = False) -> Sequence[Term]:
-    """The x with A·x = `known`, of an A of which only the named triangle counts; `unit`: with ones on its diagonal."""
+    """Return the x with A·x = `known`, reading only the given triangle of A; `unit`: with ones on its diagonal."""
     order = range(len(known))
-    found: dict[int, Term] = {}
+    unknowns: dict[int, Term] = {}
     for row in reversed(order) if upper else order:
         rest = known[row]
-        for column, x in found.items():
+        for column, x in unknowns.items():
             rest = rest - entry(row, column) * x
-        found[row] = rest if unit else rest / entry(row, row)
-    return [found[row] for row in order]
+        unknowns[row] = rest if unit else rest / entry(row, row)
+    return [unknowns[row] for row in order]
 
 
 def solved(b: Value, shape: Shape, count: int, solve: Solve, *, left: bool = True) -> Value:
-    """The X with A·X = B, or with X·A = B if not `left`: `solve` has one column of B, or one of its rows, at a time."""
+    """Return the X with A·X = B, or with X·A = B if not `left`; `solve` takes one column (or row) of B at a time."""
     if 0 in shape:
         return assembled(shape, b, ())
     row, column = len(shape) - 2, len(shape) - 1
@@ -79,8 +79,8 @@ def triangular_solve(
     shape = (*batch_of(a, b), *b.shape[-2:])
     entry: Entry = Matrices(a, shape, len(shape) - 2).read
     entry, upper = (transposed(entry), not upper) if transpose else (entry, upper)
-    found = solved(b, shape, count, lambda known: substituted(entry, known, upper=upper, unit=unitriangular))
-    return found, broadcast_to(a, (*shape[:-2], *a.shape[-2:]))
+    solution = solved(b, shape, count, lambda known: substituted(entry, known, upper=upper, unit=unitriangular))
+    return solution, broadcast_to(a, (*shape[:-2], *a.shape[-2:]))
 
 
 # Products of a triangle with its transpose ----------------------------------------------------------------------------
@@ -114,15 +114,15 @@ def cholesky_ex(ctx: Builder, a: Value, *, upper: bool = False, check_errors: bo
     lead = a.shape[:-2]
     read: Entry = Matrices(a, a.shape, len(lead)).read
     entry = transposed(read) if upper else read
-    found: dict[tuple[int, int], Term] = {}
+    lower_entries: dict[tuple[int, int], Term] = {}
     info = Term(literal(0, torch.int32))
     for k in range(count):
         for row in range(k, count):
             rest = entry(row, k)
             for j in range(k):
-                rest = rest - found[row, j] * found[k, j]
-            found[row, k] = sqrt(rest) if row == k else rest / found[k, k]
-        info = where(eq(info, 0) & ((found[k, k] <= 0) | isnan(found[k, k])), k + 1, info)
-    lower = [[found.get((row, k), Term(literal(0, a.dtype))) for k in range(count)] for row in range(count)]
+                rest = rest - lower_entries[row, j] * lower_entries[k, j]
+            lower_entries[row, k] = sqrt(rest) if row == k else rest / lower_entries[k, k]
+        info = where(eq(info, 0) & ((lower_entries[k, k] <= 0) | isnan(lower_entries[k, k])), k + 1, info)
+    lower = [[lower_entries.get((row, k), Term(literal(0, a.dtype))) for k in range(count)] for row in range(count)]
     factor = [list(row) for row in zip(*lower, strict=True)] if upper else lower
     return assembled(a.shape, a, factor), held(lead, a, info)

@@ -1,7 +1,7 @@
-"""Views: never nodes, only another index on the load that reads through them.
+"""Views: never nodes, but another index of the load that reads through them.
 
 The `_copy` forms of views are here too, because a graph of pure functions cannot tell them apart.  A view as another
-dtype, and an `as_strided` that is not provably an index change, stay externs.
+dtype, and an `as_strided` that is not provably a change of index, stay externs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ aten, prims = torch.ops.aten, torch.ops.prims
     lazy=True,
 )
 def view(ctx: Builder, x: Value, shape: Sequence[int | sympy.Expr], strides: object = None) -> Value:
-    """The same elements in row-major order under `shape`, where one size may be -1."""
+    """The same elements in row-major order under `shape`, in which one size may be -1."""
     sizes = [sympy.sympify(size) for size in shape]
     if -1 in sizes:
         known = sympy.Mul(*(size for size in sizes if size != -1))
@@ -107,7 +107,7 @@ def transpose(ctx: Builder, x: Value, dim0: int, dim1: int) -> Value:
 
 @lowers(aten.t.default, aten.t_copy.default, lazy=True)
 def t(ctx: Builder, x: Value) -> Value:
-    """The transpose of a matrix; a vector as it is."""
+    """The transpose of a matrix; a vector is unchanged."""
     return permute(ctx, x, range(x.rank)[::-1])
 
 
@@ -138,19 +138,19 @@ def slice_start(
     step: int | sympy.Expr,
     length: sympy.Expr,
 ) -> sympy.Expr:
-    """Where a slice of a dimension of `size` begins, given that it turned out to be of `length`.
+    """Return the start of a slice of a dimension of `size`, given that the result has this `length`.
 
-    Bounds count from the end if negative and are clamped.  With symbolic sizes the length says which of these happened.
+    Bounds count from the end if negative and are clamped.  With symbolic sizes the length tells which applies.
 
     Raises:
-        Unsupported: no reading of the bounds gives this length, or several do, which begin at different positions.
+        Unsupported: no reading of the bounds gives this length, or several do, with different starts.
     """
     if length == 0:
         return ZERO
     step, first = sympy.sympify(step), ZERO if start is None else sympy.sympify(start)
     last = size if end is None or end == sys.maxsize else sympy.sympify(end)
     lows, highs = _readings(first, size), _readings(last, size)
-    # Bounds outside are clamped, a start to 0 and an end to the size: otherwise the slice would be empty.
+    # A start outside is clamped to 0, an end to the size: otherwise the slice would be empty.
     lows += [ZERO] if ZERO not in lows and not first.is_nonnegative else []
     highs += [size] if size not in highs and not last.is_nonpositive else []
     fitting = [
@@ -164,7 +164,7 @@ def slice_start(
 
 
 def _readings(bound: sympy.Expr, size: sympy.Expr) -> list[sympy.Expr]:
-    """The positions inside of a dimension that a bound of a slice may mean."""
+    """Return the positions within a dimension that a bound of a slice may mean."""
     if bound.is_Integer and size.is_Integer:
         return [max(ZERO, bound + size) if bound < 0 else min(bound, size)]
     if bound.is_nonnegative:
@@ -173,7 +173,7 @@ def _readings(bound: sympy.Expr, size: sympy.Expr) -> list[sympy.Expr]:
 
 
 def result_shape(ctx: Builder) -> Shape:
-    """The shape that eager gave the result of the call being lowered."""
+    """Return the shape of eager's result of the call being lowered."""
     return sizes_of(ctx.current.meta["val"].shape)
 
 
@@ -200,7 +200,7 @@ def _part(x: Value, dim: int, start: sympy.Expr, length: sympy.Expr, step: sympy
 
 
 def position_in(size: sympy.Expr, position: int | sympy.Expr) -> sympy.Expr:
-    """A position in a dimension, counted from the front.
+    """Return a position in a dimension, counted from the front.
 
     Raises:
         Unsupported: the sign of a symbolic position is not known.
@@ -244,12 +244,12 @@ def split_with_sizes(ctx: Builder, x: Value, sizes: Sequence[int | sympy.Expr], 
 
 @lowers(aten.split.Tensor, aten.unsafe_split.Tensor, aten.split_copy.Tensor, lazy=True)
 def split(ctx: Builder, x: Value, size: int | sympy.Expr, dim: int = 0) -> tuple[Value, ...]:
-    """Consecutive parts of equal size, the last one with what is left."""
-    whole, part = x.shape[dim], sympy.sympify(size)
-    if not (whole.is_Integer and part.is_Integer):
-        raise Unsupported(f"a dimension of size {whole} split into parts of {part}")
-    starts = range(0, int(whole), int(part)) if part != 0 else [0]
-    return split_with_sizes(ctx, x, [min(int(part), int(whole) - start) for start in starts] or [0], dim)
+    """Consecutive parts of equal size, the last one with the remainder."""
+    length, part = x.shape[dim], sympy.sympify(size)
+    if not (length.is_Integer and part.is_Integer):
+        raise Unsupported(f"a dimension of size {length} split into parts of {part}")
+    starts = range(0, int(length), int(part)) if part != 0 else [0]
+    return split_with_sizes(ctx, x, [min(int(part), int(length) - start) for start in starts] or [0], dim)
 
 
 @lowers(aten.unbind.int, aten.unbind_copy.int, lazy=True)
@@ -303,13 +303,13 @@ def repeat(ctx: Builder, x: Value, repeats: Sequence[int | sympy.Expr]) -> Value
 
 
 def _wrapped(position: sympy.Expr, size: sympy.Expr, shape: Shape) -> sympy.Expr:
-    """`position` mod `size`, where an empty dimension is never read."""
+    """Return `position` mod `size`, or 0 for an empty dimension, which is never read."""
     return ZERO if size == 0 else simplify(Mod(position, size), axis_bounds(shape))
 
 
 @lowers(aten.roll.default, lazy=True)
 def roll(ctx: Builder, x: Value, shifts: Sequence[int | sympy.Expr], dims: Sequence[int] = ()) -> Value:
-    """x moved along `dims`, what leaves at the end comes back at the front; without dims, of x laid flat."""
+    """x shifted along `dims`, with elements beyond the end reappearing at the front; without dims, x flattened."""
     if not dims:
         flat = reshape(x, (sympy.Mul(*x.shape),))
         return reshape(roll(ctx, flat, shifts, [0]), x.shape)
@@ -334,7 +334,7 @@ def as_strided(
     stride: Sequence[int | sympy.Expr],
     storage_offset: int | sympy.Expr | None = None,
 ) -> Value:
-    """Positions in the memory of x, where x is dense there, in any order of dimensions, and holds all of them."""
+    """Positions in the memory of x, if x is dense, in any order of dimensions, and contains all of them."""
     source = ctx.current.args[0]
     assert isinstance(source, fx.Node)
     memory = source.meta["val"]
@@ -351,7 +351,7 @@ def as_strided(
 
 
 def is_dense(shape: Shape, strides: Shape) -> bool:
-    """Do these strides walk a piece of memory without gaps, each element once, in some order of the dimensions?"""
+    """Return whether these strides cover memory without gaps, each element once, in some order of the dimensions."""
     if not all(number.is_Integer for number in (*shape, *strides)):
         return False
     order = sorted(range(len(shape)), key=lambda k: (-strides[k], k))
@@ -359,7 +359,7 @@ def is_dense(shape: Shape, strides: Shape) -> bool:
 
 
 def digits(position: sympy.Expr, shape: Shape, strides: Shape, over: Shape) -> list[sympy.Expr]:
-    """The index into a dense tensor at a position in its memory, which is an expression over the axes of `over`."""
+    """Return the index into a dense tensor of a position in its memory, an expression over the axes of `over`."""
     bounds = axis_bounds(over)
     return [
         simplify(Mod(simplify(FloorDiv(position, s), bounds), n), bounds) for s, n in zip(strides, shape, strict=True)

@@ -1,8 +1,8 @@
-"""Windows: for each result, the few positions of a tensor that it looks at.
+"""Windows: for each result, the few positions of a tensor that it reads.
 
-A pooling reads windows of its input; its gradient reads, for each input, the windows that this was part of.  Both are
-the same thing here: along each of the last dimensions, a number of taps, the position that tap t of result o reads, and
-tests that say whether it counts.  A tap outside the tensor never counts.  Sizes have to be known.
+A pooling reads windows of its input; its gradient reads, for each input, the windows that contain it.  Both have the
+same form: along each of the last dimensions, a number of taps, the position that tap t of result o reads, and tests
+whether it counts.  A tap outside the tensor never counts.  Sizes must be static.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def _no_tests(result: sympy.Symbol, tap: sympy.Symbol) -> list[Term]:
 
 @dataclass(frozen=True, slots=True)
 class Along:
-    """One dimension: how many results, how many taps each, the position that a tap reads, and whether it counts."""
+    """One dimension: the number of results, of taps for each, the position that a tap reads, and whether it counts."""
 
     results: int
     taps: int
@@ -43,7 +43,7 @@ class Windows:
     Attributes:
         shape: leading dimensions, results, taps.
         index: the position of each tap, over the axes of `shape`.
-        mask: does the tap count?  None: all do.
+        mask: whether the tap counts; None if all do.
         over: the dimensions of the taps.
     """
 
@@ -53,19 +53,19 @@ class Windows:
     over: tuple[int, ...]
 
     def read(self, x: Value) -> Term:
-        """The elements of x at the taps, 0 for those that do not count."""
+        """Return the elements of x at the taps, 0 for those that do not count."""
         return placed(x, self.shape, self.index, self.mask)
 
     def counted(self, term: Term) -> Term:
-        """`term` at the taps that count, 0 at others."""
+        """Return `term` at the taps that count, 0 at others."""
         return term if self.mask is None else where(self.mask, term, 0)
 
     def value(self, like: Value, term: Term) -> Value:
-        """`term`, one number per tap, on the device of `like`."""
+        """Return `term`, one number per tap, on the device of `like`."""
         return Value(self.shape, term.dtype, like.device, term.expr)
 
     def flat(self, sizes: Sequence[int]) -> sympy.Expr:
-        """The row-major position of each tap in the last dimensions, which have these sizes."""
+        """Return the row-major position of each tap in the last dimensions, which have these sizes."""
         total: sympy.Expr = sympy.Integer(0)
         for size, position in zip(sizes, self.index[-len(sizes) :], strict=True):
             total = total * size + position
@@ -73,7 +73,7 @@ class Windows:
 
 
 def windows(shape: Shape, dims: Sequence[Along]) -> Windows:
-    """The windows that look at a tensor of `shape`, along its last dimensions."""
+    """Return the windows that read a tensor of `shape`, along its last dimensions."""
     lead = len(shape) - len(dims)
     axes = [axis_symbol(k) for k in range(lead + 2 * len(dims))]
     whole = (
@@ -101,10 +101,10 @@ def windows(shape: Shape, dims: Sequence[Along]) -> Windows:
 
 
 def fixed(sizes: Sequence[sympy.Expr]) -> list[int]:
-    """Sizes as integers.
+    """Return sizes as integers.
 
     Raises:
-        Unsupported: one of them is symbolic, or there is nothing to look at.
+        Unsupported: one of them is symbolic, or a dimension is empty.
     """
     if not all(size.is_Integer and size > 0 for size in sizes):
         raise Unsupported("windows over dimensions of symbolic size, or empty ones")
@@ -112,23 +112,23 @@ def fixed(sizes: Sequence[sympy.Expr]) -> list[int]:
 
 
 def each(argument: Sequence[int] | int, count: int) -> list[int]:
-    """An argument of one number per dimension, or one for all."""
+    """Return an argument as one number per dimension, repeating a single one."""
     numbers = [argument] if isinstance(argument, int) else [int(number) for number in argument]
     return numbers * count if len(numbers) == 1 else numbers
 
 
 def strided(results: int, taps: int, stride: int, padding: int, dilation: int = 1) -> Along:
-    """Windows a stride apart: tap t of result o reads o·stride - padding + t·dilation."""
+    """Return windows a stride apart: tap t of result o reads o·stride - padding + t·dilation."""
     return Along(results, taps, lambda o, t: o * stride - padding + t * dilation)
 
 
 def covering(inputs: int, extent: int, stride: int, padding: int) -> Along:
-    """The windows that position i may be part of: those that begin at most `extent` - 1 before it, last one first."""
+    """Return the windows that position i may be in: those that begin at most `extent` - 1 before it, last one first."""
     return Along(inputs, (extent - 1) // stride + 1, lambda i, t: FloorDiv(i + padding, sympy.Integer(stride)) - t)
 
 
 def proportional(results: int, inputs: int) -> Along:
-    """Windows that share `inputs` among `results`: from ⌊o·inputs / results⌋ up to ⌈(o + 1)·inputs / results⌉."""
+    """Return adaptive windows: from ⌊o·inputs / results⌋ up to ⌈(o + 1)·inputs / results⌉."""
 
     def start(o: sympy.Expr) -> sympy.Expr:
         return FloorDiv(o * inputs, sympy.Integer(results))

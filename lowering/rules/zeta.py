@@ -2,7 +2,7 @@
 
 ζ(s, q) = Σ 1 / (q + k)ˢ is summed up to an argument from which on the Euler-Maclaurin series holds.  Below 0, where
 only whole s have a value, the terms with negative arguments are a difference of two values above 0.  All is computed in
-float64: near a pole nothing else has the digits.
+float64, whose digits are needed near a pole.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from fusion.lowering.value import Value
 aten = torch.ops.aten
 
 MOVED = 10
-"""How far the argument is moved: from there on the series has all digits of float64 for s up to about 10."""
+"""By how much the argument is shifted, so that the series has all digits of float64 for s up to about 10."""
 
 Power = Callable[[Term], Term]
-"""x to the power of -s, for x > 0."""
+"""Returns x to the power of -s, for x > 0."""
 
 
 def _above(q: Term, s: Term, power: Power) -> Term:
@@ -50,7 +50,7 @@ def _zeta(s: Term, q: Term, power: Power) -> Term:
     negative = q <= 0
     whole = eq(call("floor", s), s)
     fraction = q - floor
-    held = where(negative, where(eq(fraction, 0), 1, fraction), q)  # at a pole, whatever is finite
+    held = where(negative, where(eq(fraction, 0), 1, fraction), q)  # at a pole, any finite number
     odd = ne(call("fmod", s, 2), 0)
     below = _above(1 - held, s, power) - _above(where(negative, 1 - q, q + 1), s, power)
     value = _above(held, s, power)
@@ -99,7 +99,7 @@ def _inverse(x: Term, power: int) -> Term:
 
 
 def trigamma(x: Term) -> Term:
-    """ψ′(x): by reflection below ½, moved up to where its asymptotic series holds."""
+    """ψ′(x): by reflection below ½, shifted to where its asymptotic series holds."""
     reflected = x < 0.5
     start = where(reflected, 1 - x, x)
     total, at = Term(literal(0, x.dtype)), start

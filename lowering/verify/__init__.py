@@ -1,8 +1,8 @@
-"""The verifier: is a Program or a Kernel well formed?
+"""The verifier of Programs and Kernels.
 
-Input: a Program or a Kernel; nothing leaves.  What breaks a rule of its IR is refused with `VerifyError`, which names
-the node and the rule: that is a defect of the compiler, found next to the pass that made it.  Only what is certain is
-refused; an index is out of bounds only if some point of the iteration space is known to be.
+Input: a Program or a Kernel; no output.  A violated rule of its IR raises `VerifyError` with the node and the rule: a
+defect of the compiler, detected next to the pass that caused it.  Only certain violations are refused; an index is out
+of bounds only if it certainly is at some point of the iteration space.
 """
 
 from __future__ import annotations

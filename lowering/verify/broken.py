@@ -1,4 +1,4 @@
-"""A rule that is broken, and the error that it becomes where it is known what broke it."""
+"""Violated rules, and the errors that they become once the violating node is known."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ from fusion.lowering.errors import Origin, VerifyError
 
 
 class Broken(Exception):
-    """A rule is broken; the caller knows where."""
+    """A rule is violated; the caller knows where."""
 
 
 def require(holds: object, rule: str, *details: object) -> None:
-    """Raise `rule`, its `{}` filled with `details`, unless it holds (sympy's text is slow: none is made in vain)."""
+    """Raise `rule`, its `{}` filled with `details`, unless it holds (formatted late, as sympy's text is slow)."""
     if not holds:
         raise Broken(rule.format(*details))
 
 
 def defect(place: str, broken: Broken, origin: Origin | None = None) -> VerifyError:
-    """The error of a rule that is broken at `place`."""
+    """Return the error for a rule that is violated at `place`."""
     return VerifyError(f"{place}: {broken}", hint="this is a defect of the compiler; please report it", origin=origin)

@@ -1,7 +1,7 @@
-"""The rules that expressions and folds must keep, wherever they stand.
+"""The rules of expressions and folds, in Programs and in Kernels.
 
-Input: expressions with what they may load and the sizes of their axes; nothing leaves.  A broken rule raises `Broken`;
-who knows the node it happened in turns that into an error.
+Input: expressions, the tensors that they may load and the sizes of their axes; no output.  A violated rule raises
+`Broken`, which the caller, who knows the node, turns into an error.
 """
 
 from __future__ import annotations
@@ -47,11 +47,11 @@ from fusion.lowering.verify.broken import Broken, require
 
 
 class ExpressionRules:
-    """The rules for one expression after the other, each checked once.
+    """Checks expressions, each once.
 
     Args:
-        tensors: what can be loaded: name → dtype, shape.
-        tiles: whether there are tiles to name.
+        tensors: the tensors that may be loaded: name → dtype, shape.
+        tiles: whether `TileRef` is allowed.
     """
 
     def __init__(self, tensors: Mapping[str, tuple[torch.dtype, tuple[sympy.Expr, ...]]], tiles: bool) -> None:
@@ -62,13 +62,13 @@ class ExpressionRules:
         """Check `roots` over axes of the given sizes, where the symbols `known` are sizes.
 
         Returns:
-            The names of what they load.
+            The names of the buffers that they load.
         """
         empty = any(size == 0 for size in sizes.values())
         loaded: set[str] = set()
         for node in postorder(*roots):
             if node not in self.passed:
-                self._alone(node)
+                self._check_node(node)
                 self.passed.add(node)
             for index in index_of(node):
                 check_symbols(index, sizes, known, computed=not self.tiles)
@@ -79,8 +79,8 @@ class ExpressionRules:
                         check_bounds(node.buffer, index, size, sizes)
         return loaded
 
-    def _alone(self, node: Expr) -> None:
-        """The rules that do not depend on where an expression stands."""
+    def _check_node(self, node: Expr) -> None:
+        """Check the rules that do not depend on an expression's context."""
         match concrete(node):
             case Op() as op:
                 _check_op(op)
@@ -133,7 +133,7 @@ def _check_op(node: Op) -> None:
 
 @lru_cache(maxsize=4096)
 def _gives(name: ScalarName, operand: torch.dtype) -> torch.dtype | None:
-    """What the defining function makes of operands of this dtype; None if it does not take them."""
+    """Return the dtype of the defining function for operands of this dtype; None if it does not accept them."""
     args = [torch.ones((), dtype=operand)] * SCALAR_OPS[name].arity
     if name == "where":
         args[0] = torch.ones((), dtype=torch.bool)
@@ -145,37 +145,37 @@ def _gives(name: ScalarName, operand: torch.dtype) -> torch.dtype | None:
 
 @lru_cache(maxsize=1 << 16, typed=True)  # typed: 0 is equal to sympy's 0, but no index
 def _foreign_parts(index: sympy.Expr) -> tuple[sympy.Expr, ...]:
-    """The parts of an index that are no index arithmetic; sizes may be computed by them, axes not."""
+    """Return the parts of an index that are not index arithmetic; sizes may contain them, axes not."""
     require(isinstance(index, sympy.Expr), "the index {!r} is no sympy expression", index)
-    found = []
+    parts = []
     for part in sympy.preorder_traversal(index):
-        plain = part.is_Symbol or part.is_Number or part.is_Add or part.is_Mul or isinstance(part, (FloorDiv, Mod))
-        if not plain and not (part.is_Pow and part.exp.is_Integer and part.exp > 0):
-            found.append(part)
-    return tuple(found)
+        arithmetic = part.is_Symbol or part.is_Number or part.is_Add or part.is_Mul or isinstance(part, (FloorDiv, Mod))
+        if not arithmetic and not (part.is_Pow and part.exp.is_Integer and part.exp > 0):
+            parts.append(part)
+    return tuple(parts)
 
 
 def check_symbols(index: sympy.Expr, sizes: Sizes, known: Collection[sympy.Symbol], *, computed: bool = False) -> None:
-    """Refuse symbols of an index that are neither axes nor sizes, and operations on axes that indices have not.
+    """Refuse symbols of an index that are neither axes nor sizes, and other operations on axes than index arithmetic.
 
     Args:
-        computed: whether what is computed of known sizes is known, too; a kernel is told each that it needs.
+        computed: whether sizes computed from known ones are known, too; a kernel must be passed each that it needs.
     """
     for symbol in symbols_of(index):
-        given = computed and isinstance(symbol, Computed) and all(size in known for size in symbol.given)
-        require(symbol in sizes or symbol in known or given, "{} is neither an axis nor a size", symbol)
+        derived = computed and isinstance(symbol, Computed) and all(size in known for size in symbol.given)
+        require(symbol in sizes or symbol in known or derived, "{} is neither an axis nor a size", symbol)
     for part in _foreign_parts(index):
         require(part.free_symbols.isdisjoint(sizes), "an index has no operation {}: {}", part.func.__name__, index)
 
 
 def check_bounds(name: str, index: Index, size: sympy.Expr, sizes: Sizes) -> None:
-    """Refuse an unmasked access of a dimension that is known to reach outside of it."""
+    """Refuse an unmasked access that is known to reach outside a dimension."""
     if isinstance(index, Expr) or (index.is_Symbol and sizes.get(index) == size):
         return
-    found = bounds(index, sizes)
-    if found is None:
+    limits = bounds(index, sizes)
+    if limits is None:
         return
-    low, high = int(found[0]), int(found[1])
+    low, high = int(limits[0]), int(limits[1])
     limit = int(size) if size.is_Integer else high + 1
     if low >= 0 and high < limit:
         return
@@ -185,7 +185,7 @@ def check_bounds(name: str, index: Index, size: sympy.Expr, sizes: Sizes) -> Non
 
 @lru_cache(maxsize=1 << 16)
 def _reaches_its_bounds(index: sympy.Expr) -> bool:
-    """Are the bounds of `index` values of it?  (See `indexing.bounds`.)"""
+    """Return whether the bounds of `index` are attained (see `indexing.bounds`)."""
     parts = list(sympy.preorder_traversal(index))
     used = [part for part in parts if part.is_Symbol]
     return len(used) == len(set(used)) and not any(isinstance(part, Mod) for part in parts)
@@ -195,7 +195,7 @@ def _reaches_its_bounds(index: sympy.Expr) -> bool:
 
 
 def check_fold(op: FoldName, args: Sequence[Expr], dtype: torch.dtype) -> None:
-    """A fold takes the operands its operation asks for, and gives what that makes of them."""
+    """Check the operands and the result dtype of a fold."""
     fold = FOLD_OPS.get(op)
     if fold is None:
         raise Broken(f"no reduction {op!r}")
@@ -213,7 +213,7 @@ def check_fold(op: FoldName, args: Sequence[Expr], dtype: torch.dtype) -> None:
 
 
 def check_scan(op: ScanName, args: Sequence[Expr], dtype: torch.dtype) -> None:
-    """A scan takes the operands its operation asks for, in a dtype that is scanned, and gives what they make."""
+    """Check the operands and the result dtype of a scan."""
     scan = SCAN_OPS.get(op)
     if scan is None:
         raise Broken(f"no scan {op!r}")
@@ -234,7 +234,7 @@ def check_sides(
     lhs_spans: Collection[sympy.Symbol],
     rhs_spans: Collection[sympy.Symbol],
 ) -> None:
-    """Rows and columns of a product are axes of its result; only its left or only its right side varies along them."""
+    """Check that rows and columns of a product are axes of its result along which only its own side varies."""
     for symbol in (*rows, *columns):
         require(symbol in parallel, "{} is no parallel axis, it cannot be a row or column of a product", symbol)
     for symbol in rows:

@@ -1,4 +1,4 @@
-"""The rules of a Kernel: names, roles, where folds stand and where they are named, dtypes, bounds, spans."""
+"""The rules of a Kernel: names, roles, placement and use of folds, dtypes, bounds, spans."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from fusion.lowering.kernel import (
     Stmt,
     Store,
     loaded,
+    loop_folds,
     running,
     spans,
     statements,
     stored,
     values_of,
-    walked_folds,
 )
 from fusion.lowering.program import SCATTER_OPS
 from fusion.lowering.verify.broken import Broken, defect, require
@@ -41,7 +41,7 @@ from fusion.lowering.verify.expressions import (
 
 
 def verify_kernel(kernel: Kernel) -> None:
-    """Check the rules of a Kernel: names, roles, where folds stand and where they are named, dtypes, bounds, spans.
+    """Check the rules of a Kernel: names, roles, placement and use of folds, dtypes, bounds, spans.
 
     Raises:
         VerifyError: with the kernel, the statement and the rule.
@@ -55,16 +55,16 @@ def verify_kernel(kernel: Kernel) -> None:
         try:
             checker.check_header(written)
             if part is not kernel:
-                checker.check_shares(kernel, follows=part in chain)
+                checker.check_launch(kernel, follows=part in chain)
             checker.check_body(part.body, ())
-            checker.check_overwritten()
+            checker.check_overwrites()
             checker.check_spans()
         except Broken as broken:
             raise defect(f"kernel {part.name}, {checker.place}", broken) from None
 
 
 class _KernelRules:
-    """A walk over a Kernel in the order of its statements."""
+    """Checks a Kernel in the order of its statements."""
 
     def __init__(self, kernel: Kernel) -> None:
         self.kernel = kernel
@@ -78,26 +78,28 @@ class _KernelRules:
         self.closed: set[str] = set()  # prefixes whose loop is over
         self.place = "header"
 
-    def check_shares(self, first: Kernel, *, follows: bool) -> None:
-        """What runs in another kernel's launch, at its end or beside it, has only what that one was called with."""
-        place = "follows" if follows else "stands beside others"
+    def check_launch(self, first: Kernel, *, follows: bool) -> None:
+        """Check that a kernel in the launch of `first` has arguments of the launch, and conflicts with no other."""
+        relation = "follows" if follows else "runs beside others"
         for param in self.kernel.params:
-            require(param in first.params, "it {} in a launch that does not take {}", place, param.name)
+            require(param in first.params, "it {} in a launch that does not take {}", relation, param.name)
         for symbol in self.kernel.sizes:
-            require(symbol in first.sizes, "it {} in a launch that does not take {}", place, symbol)
-        require(not self.kernel.beside, "others stand beside it, which is not the first of its launch")
+            require(symbol in first.sizes, "it {} in a launch that does not take {}", relation, symbol)
+        require(not self.kernel.beside, "others run beside it, which is not the first of its launch")
         if follows:
             self._check_tiles(first)
             return
-        require(first.then is None and self.kernel.then is None, "it stands beside others in a launch that goes on")
+        require(first.then is None and self.kernel.then is None, "it runs beside others in a launch that goes on")
         mine, others = stored(self.kernel), [part for part in first.parts if part is not self.kernel]
-        require(len(others) == len(first.beside), "it stands beside itself")
+        require(len(others) == len(first.beside), "it runs beside itself")
         for part in others:
-            met = (mine & (loaded(part) | stored(part))) | (loaded(self.kernel) & stored(part))
-            require(not met, "it runs beside {}, and one of them writes {}", part.name, ", ".join(sorted(met)))
+            conflicts = (mine & (loaded(part) | stored(part))) | (loaded(self.kernel) & stored(part))
+            require(
+                not conflicts, "it runs beside {}, and one of them writes {}", part.name, ", ".join(sorted(conflicts))
+            )
 
     def _check_tiles(self, first: Kernel) -> None:
-        """What follows tile by tile is the last of its launch, and reads what was written where it runs itself."""
+        """Check that a kernel that follows tile by tile is the last, and reads only its own tile's results."""
         grid = self.kernel.with_role(Role.GRID)
         if not grid:
             require(not first.awaited, "it follows what follows tile by tile")
@@ -110,11 +112,11 @@ class _KernelRules:
         read = loads(*(value for stmt in statements(self.kernel.body) for value in values_of(stmt)))
         for load in read:
             for store in (stmt for stmt in stores if stmt.param == load.buffer):
-                here, there = load.index[0], store.offset
-                plain = not isinstance(here, Expr) and not isinstance(there, Expr)
-                require(plain, "it reads {} at positions that are computed", load.buffer)
-                apart = symbols_of(sympy.expand(here.xreplace(single) - there.xreplace(awaited)))  # type: ignore[union-attr]  # plain
-                require(self.reduced.issuperset(apart), "it reads {} where other tiles are written", load.buffer)
+                read_at, written_at = load.index[0], store.offset
+                affine = not isinstance(read_at, Expr) and not isinstance(written_at, Expr)
+                require(affine, "it reads {} at positions that are computed", load.buffer)
+                differing = symbols_of(sympy.expand(read_at.xreplace(single) - written_at.xreplace(awaited)))  # type: ignore[union-attr]  # plain
+                require(self.reduced.issuperset(differing), "it reads {} where other tiles are written", load.buffer)
 
     def check_header(self, stored: Collection[str]) -> None:
         kernel = self.kernel
@@ -137,8 +139,8 @@ class _KernelRules:
             )
 
     def check_body(self, body: Sequence[Stmt], loop: tuple[sympy.Symbol, ...]) -> None:
-        """The statements of a kernel, or of a loop over these axes: what they name is known where they stand."""
-        walked: set[str] = set()
+        """Check the statements of a kernel, or of a loop over these axes, and the names that they use."""
+        folded: set[str] = set()
         scanned: set[str] = set()
         for stmt in body:
             if isinstance(stmt, Loop):
@@ -157,16 +159,16 @@ class _KernelRules:
                     self._check_fold(stmt, loop)
                     self._check_values(replace(stmt, carry=None))
                     self.folds[stmt.name] = stmt
-                    if self._is_walked(stmt):
+                    if self._is_loop_fold(stmt):
                         self.running.add(stmt.name)
-                        walked.add(stmt.name)
+                        folded.add(stmt.name)
                     self._check_carry(stmt)
                 case Store():
                     self._check_values(stmt)
                     self._check_store(stmt)
                 case _:
                     assert_never(stmt)
-        self.running -= walked
+        self.running -= folded
         self.closed |= scanned
 
     def _check_carry(self, fold: Fold) -> None:
@@ -175,31 +177,31 @@ class _KernelRules:
             require(fold.carry.dtype is fold.dtype, "it is {}, it carries {}", fold.dtype, fold.carry.dtype)
             self._check_values(fold)
 
-    def check_overwritten(self) -> None:
-        """What is stored over something that is loaded: each element where it is loaded, and none is loaded later."""
-        over: set[str] = set()
+    def check_overwrites(self) -> None:
+        """Check that an overwritten param is loaded only at the stored element, and not afterwards."""
+        overwritten: set[str] = set()
         for stmt in statements(self.kernel.body):
             self.place = "loop" if isinstance(stmt, Loop) else _place_of(stmt)
             read = list(loads(*values_of(stmt)))
-            lost = over.intersection(load.buffer for load in read)
+            lost = overwritten.intersection(load.buffer for load in read)
             require(not lost, "it reads {}, which was overwritten", ", ".join(sorted(lost)))
             if isinstance(stmt, Store) and stmt.axes is None:
                 alike = all(load.index == (stmt.offset,) for load in read if load.buffer == stmt.param)
                 require(alike, "it overwrites {} at another place than it reads", stmt.param)
-                over.add(stmt.param)
+                overwritten.add(stmt.param)
 
     def _check_loop(self, stmt: Loop, outer: tuple[sympy.Symbol, ...]) -> None:
-        """A loop but for its statements: its axes, when a block of it is skipped, what it may hold."""
+        """Check a loop's axes and condition, and which statements it may hold."""
         self.place = f"loop over {', '.join(map(str, stmt.axes))}"
         for axis in stmt.axes:
             require(self.roles.get(axis) is Role.LOOP, "{} is no loop axis", axis)
-        require(not set(stmt.axes).intersection(outer), "an axis is walked inside its own loop")
+        require(not set(stmt.axes).intersection(outer), "an axis is looped over inside its own loop")
         if stmt.where is not None:
             require(stmt.where.dtype is torch.bool, "it is skipped by {}, no bool", stmt.where.dtype)
             self._check_values(stmt)
         if running(stmt):
-            ordered = {fold.op for fold in walked_folds(stmt) if len(fold.args) > 1}
-            require(ordered <= {"dot"}, "positions of extremes cannot be followed from block to block")
+            ordered = {fold.op for fold in loop_folds(stmt) if len(fold.args) > 1}
+            require(ordered <= {"dot"}, "positions of extremes cannot be carried from block to block")
             scans = any(isinstance(inner, Prefix) for inner in stmt.body)
             require(not scans, "a scan stands beside running values")
 
@@ -220,7 +222,7 @@ class _KernelRules:
         check_fold(stmt.op, stmt.args, stmt.dtype)
         require(len(set(stmt.over)) == len(stmt.over), "it folds an axis twice")
         roles = {self.roles.get(axis) for axis in stmt.over}
-        require(roles <= {Role.WHOLE, Role.LOOP}, "it folds what is no reduced axis")
+        require(roles <= {Role.WHOLE, Role.LOOP}, "it folds an axis that is not reduced")
         require(len(roles) < 2, "it folds whole and loop axes at once")
         if roles == {Role.LOOP}:
             require(set(stmt.over) == set(loop), "a fold over loop axes stands in a loop over exactly these")
@@ -229,11 +231,11 @@ class _KernelRules:
         require(stmt.name not in self.folds, "two folds have the same name")
         check_scan(stmt.op, stmt.args, stmt.dtype)
         role = self.roles.get(stmt.along)
-        require(role in (Role.WHOLE, Role.LOOP), "it runs along what is no reduced axis")
+        require(role in (Role.WHOLE, Role.LOOP), "it runs along an axis that is not reduced")
         inside = loop == (stmt.along,) if role is Role.LOOP else stmt.along not in loop
         require(inside, "a scan along a loop axis stands in a loop over exactly this axis")
 
-    def _is_walked(self, stmt: Fold) -> bool:
+    def _is_loop_fold(self, stmt: Fold) -> bool:
         return any(self.roles[axis] is Role.LOOP for axis in stmt.over)
 
     def _check_store(self, stmt: Store) -> None:
@@ -243,7 +245,7 @@ class _KernelRules:
         require(stmt.value.dtype is param.dtype, "{} is stored to a param of {}", stmt.value.dtype, param.dtype)
         require(stmt.op in SCATTER_OPS, "a store has no operation {}", stmt.op)
         plain = stmt.op == "store" and stmt.where is None
-        require(plain or stmt.axes is not None, "an update of elements says at which points")
+        require(plain or stmt.axes is not None, "an update of elements does not name its axes")
         require(stmt.where is None or stmt.where.dtype is torch.bool, "its condition is no bool")
         if isinstance(stmt.offset, Expr):
             require(stmt.offset.dtype is torch.int64, "its offset is {}, not int64", stmt.offset.dtype)
@@ -253,61 +255,61 @@ class _KernelRules:
             check_bounds(param.name, stmt.offset, param.extent, self.sizes)
 
     def _check_carries(self, loop: Loop) -> None:
-        """What was summed up with a running value must follow it: only a fold that carries may name one."""
-        own = {fold.name for fold in walked_folds(loop)}
+        """Check that a fold that depends on a running value has a carry, as its sum has to follow that value."""
+        own = {fold.name for fold in loop_folds(loop)}
         for stmt in loop.body:
             if isinstance(stmt, Loop):
                 continue
             self.place = _place_of(stmt)
             named = {node.name for node in postorder(*values_of(stmt)) if isinstance(node, TileRef)}
             carries = isinstance(stmt, Fold) and stmt.carry is not None
-            require(carries or not named & own, "it is made of running values, but carries nothing")
+            require(carries or not named & own, "it depends on running values, but carries nothing")
 
     def check_spans(self) -> None:
-        found = spans(self.kernel)
-        self._check_body_spans(self.kernel.body, found, frozenset())
+        axes_of = spans(self.kernel)
+        self._check_body_spans(self.kernel.body, axes_of, frozenset())
 
-    def _check_body_spans(self, body: Sequence[Stmt], found: Spans, walked: frozenset[sympy.Symbol]) -> None:
+    def _check_body_spans(self, body: Sequence[Stmt], axes_of: Spans, looped: frozenset[sympy.Symbol]) -> None:
         for stmt in body:
             if isinstance(stmt, Loop):
                 if running(stmt):
                     self._check_carries(stmt)
-                self._check_body_spans(stmt.body, found, walked.union(stmt.axes))
+                self._check_body_spans(stmt.body, axes_of, looped.union(stmt.axes))
                 continue
             self.place = _place_of(stmt)
-            used = frozenset().union(*(found[value] for value in values_of(stmt)))
+            used = frozenset().union(*(axes_of[value] for value in values_of(stmt)))
             match stmt:
                 case Fold():
                     if stmt.op == "dot":
-                        left, right = (found[arg] for arg in stmt.args)
+                        left, right = (axes_of[arg] for arg in stmt.args)
                         kept = [axis for axis in self.roles if axis not in stmt.over]
                         check_sides(stmt.rows, stmt.columns, kept, left, right)
                 case Store():
-                    used |= self._stored_over(stmt, found)
+                    used |= self._stored_over(stmt, axes_of)
                 case Prefix():
                     pass
                 case _:
                     assert_never(stmt)
             for axis in used:
-                outside = self.roles[axis] is Role.LOOP and axis not in walked
-                require(not outside, "it varies along {}, which is walked only inside a loop", axis)
+                outside = self.roles[axis] is Role.LOOP and axis not in looped
+                require(not outside, "it varies along {}, which has values only inside a loop", axis)
 
-    def _stored_over(self, stmt: Store, found: Spans) -> frozenset[sympy.Symbol]:
-        """The axes over which a store writes, along which alone its value varies."""
+    def _stored_over(self, stmt: Store, axes_of: Spans) -> frozenset[sympy.Symbol]:
+        """Return the axes over which a store writes; its value must not vary along others."""
         offset = stmt.offset
-        target = found[offset] if isinstance(offset, Expr) else frozenset(self.sizes.keys() & symbols_of(offset))
-        varies = {axis for axis in found[stmt.value] if self.sizes[axis] != 1}
+        target = axes_of[offset] if isinstance(offset, Expr) else frozenset(self.sizes.keys() & symbols_of(offset))
+        varies = {axis for axis in axes_of[stmt.value] if self.sizes[axis] != 1}
         if stmt.axes is not None:
-            where = found[stmt.where] if stmt.where is not None else frozenset[sympy.Symbol]()
+            where = axes_of[stmt.where] if stmt.where is not None else frozenset[sympy.Symbol]()
             varies |= {axis for axis in target | where if self.sizes[axis] != 1}
             target = frozenset(stmt.axes)
-        stored = all(size != 0 for size in self.sizes.values())  # strides of no elements say nothing
+        stored = all(size != 0 for size in self.sizes.values())  # strides of an empty tensor are arbitrary
         require(varies <= target or not stored, "the value varies along an axis that the offset does not")
         return target
 
 
 def _place_of(stmt: Fold | Prefix | Store) -> str:
-    """What a message calls a statement."""
+    """Name a statement in a message."""
     match stmt:
         case Fold():
             return f"fold {stmt.name}"

@@ -9,7 +9,7 @@ import torch
 from typing_extensions import assert_never
 
 from fusion.lowering.arguments import leaves
-from fusion.lowering.chunks import ADDED_UP, BETA, POINTS, START, Chunked
+from fusion.lowering.chunks import BETA, COMBINED_BY, POINTS, START, Chunked
 from fusion.lowering.expr import free_axes
 from fusion.lowering.indexing import symbols_of
 from fusion.lowering.program import (
@@ -36,33 +36,32 @@ from fusion.lowering.verify.expressions import ExpressionRules, check_fold, chec
 
 
 class Verified:
-    """The nodes that were found to be well formed, each with the buffers and size symbols that this was found for.
+    """Nodes that were verified, each with the buffers and size symbols that it was verified for.
 
-    What passes leave as it is need not be looked at after each of them again.  A call was made for tensors laid out as
-    they were, and may read wrong numbers without a word where they lie otherwise: a pass that knows better makes it
-    anew.
+    Nodes that a pass leaves unchanged need not be verified again.  A call is added for given layouts of its tensors,
+    and would silently read wrong numbers if these changed: a pass that changes them has to add a new call.
     """
 
     def __init__(self) -> None:
-        self._found: dict[int, tuple[Compute, Buffer, Mapping[str, Buffer], frozenset[sympy.Symbol]]] = {}
+        self._verified: dict[int, tuple[Compute, Buffer, Mapping[str, Buffer], frozenset[sympy.Symbol]]] = {}
         self._calls: dict[int, tuple[Call, Mapping[str, Buffer]]] = {}
 
     def loads(
         self, node: Compute, buffers: Mapping[str, Buffer], symbols: frozenset[sympy.Symbol]
     ) -> Mapping[str, Buffer] | None:
-        """The buffers that a node loads from; None where it was not found well formed over these."""
-        if id(node) not in self._found:
+        """Return the buffers that a node loads from; None if it was not verified for these."""
+        if id(node) not in self._verified:
             return None
-        _, out, loaded, known = self._found[id(node)]
+        _, out, loaded, known = self._verified[id(node)]
         same = out == buffers[node.out] and all(buffers.get(name) == buffer for name, buffer in loaded.items())
         return loaded if same and known <= symbols else None
 
     def add(self, node: Compute, out: Buffer, loaded: Mapping[str, Buffer], symbols: frozenset[sympy.Symbol]) -> None:
-        """Note that `node` is well formed over these buffers and size symbols."""
-        self._found[id(node)] = node, out, loaded, symbols  # as long as the node is held, its id is its own
+        """Record that `node` is well formed over these buffers and size symbols."""
+        self._verified[id(node)] = node, out, loaded, symbols  # the node is kept alive, so its id stays unique
 
     def changed(self, call: Call, buffers: Mapping[str, Buffer]) -> str | None:
-        """A buffer of a call that is not what it was where the call was first met."""
+        """Return a buffer of a call that has changed since the call was first verified, if there is one."""
         names = (*call.reads, *writes(call))
         _, known = self._calls.setdefault(id(call), (call, {name: buffers[name] for name in names}))
         return next((name for name in names if buffers[name] != known[name]), None)
@@ -72,7 +71,7 @@ def verify_program(program: Program, before: Verified | None = None) -> None:
     """Check the rules of a Program: dtypes, shapes, names, order, bounds.
 
     Args:
-        before: nodes of programs that this one was made of; what is checked of others is added.
+        before: verified nodes of earlier programs; nodes verified here are added.
 
     Raises:
         VerifyError: with the node (by its output buffer), its origin and the rule.
@@ -82,9 +81,9 @@ def verify_program(program: Program, before: Verified | None = None) -> None:
     try:
         checker.check_inputs()
         for node in program.nodes:
-            made = writes(node)
-            place = f"the call of {node.target}" if isinstance(node, Extern) else f"node {', '.join(made)}"
-            origin = next((program.origins[name] for name in made if name in program.origins), None)
+            names = writes(node)
+            place = f"the call of {node.target}" if isinstance(node, Extern) else f"node {', '.join(names)}"
+            origin = next((program.origins[name] for name in names if name in program.origins), None)
             checker.check_node(node)
         place, origin = "the outputs", None
         checker.check_outputs()
@@ -93,7 +92,7 @@ def verify_program(program: Program, before: Verified | None = None) -> None:
 
 
 class _ProgramRules:
-    """A walk over a Program in execution order: what is known and what is written so far."""
+    """Checks a Program in execution order, with the sizes and buffers known so far."""
 
     def __init__(self, program: Program, before: Verified) -> None:
         self.program, self.before = program, before
@@ -135,7 +134,7 @@ class _ProgramRules:
         return self.program.buffers[node.out]
 
     def _check_pure(self, node: Map | Reduce | Scan | Contract) -> None:
-        """A node that only its expressions and the buffers that it touches can break: each is checked once."""
+        """Check a node whose validity depends on its expressions and buffers alone, unless it is verified already."""
         out, sizes = self._out(node), _sizes_of((*node.axes, *node.over))
         known = self.known_symbols()
         loaded = self.before.loads(node, self.program.buffers, known)
@@ -147,7 +146,7 @@ class _ProgramRules:
         self._make(node.out)
 
     def known_symbols(self) -> frozenset[sympy.Symbol]:
-        """The sizes that are known by now."""
+        """Return the sizes that are known so far."""
         if len(self.frozen) != len(self.symbols):
             self.frozen = frozenset(self.symbols)
         return self.frozen
@@ -155,7 +154,7 @@ class _ProgramRules:
     def _check_computed(
         self, node: Map | Reduce | Scan | Contract, out: Buffer, sizes: Mapping[sympy.Symbol, sympy.Expr]
     ) -> set[str]:
-        """What depends on the node and the buffers that it touches alone; returns the names of those that it loads."""
+        """Check the rules that depend on the node and its buffers alone; return the names of the buffers it loads."""
         _check_shape([axis.size for axis in node.axes], out)
         loaded = self.expressions.check(node.exprs, sizes, self.symbols)
         match node:
@@ -180,8 +179,8 @@ class _ProgramRules:
     def _check_scatter(self, node: Scatter, out: Buffer, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> None:
         self._read([node.start, *self.expressions.check(node.exprs, sizes, self.symbols)])
         start = self.program.buffers[node.start]
-        alike = (start.dtype, start.shape, start.moving) == (out.dtype, out.shape, out.moving)
-        require(alike, "it begins as {}, which is laid out otherwise", node.start)
+        alike = (start.dtype, start.shape, start.moving_strides) == (out.dtype, out.shape, out.moving_strides)
+        require(alike, "it begins as {}, which has another layout", node.start)
         readers = [each for each in self.program.nodes if node.start in reads(each)]
         kept = node.start in (*self.program.constants, *self.program.output_names())
         require(readers == [node] and not kept, "{} is needed elsewhere, but is overwritten", node.start)
@@ -194,14 +193,14 @@ class _ProgramRules:
 
     def _check_library(self, node: Contract) -> None:
         if calls := self.program.library.get(node.out, ()):
-            made: set[str] = set()
+            written: set[str] = set()
             for step in calls:
                 for name in reads(step):
-                    require(name in self.available or name in made, "its library form reads {} too early", name)
-                made.update(writes(step))
+                    require(name in self.available or name in written, "its library form reads {} too early", name)
+                written.update(writes(step))
                 if isinstance(step, Extern):
                     self._check_layouts(step)
-            require(node.out in made, "its library form gives other buffers: {}", made)
+            require(node.out in written, "its library form gives other buffers: {}", written)
 
     def _check_extern(self, node: Extern) -> None:
         self._read(node.reads)
@@ -212,7 +211,7 @@ class _ProgramRules:
         self.symbols.update(size for size, _, _ in node.sizes)
         for name in writes(node):
             self._make(name)
-            self._learn_sizes(self.program.buffers[name])  # a call may return a size that nothing tells beforehand
+            self._learn_sizes(self.program.buffers[name])  # a call may return a size that no input determines
         self._check_layouts(node)
 
     def _check_chunked(self, node: Chunked[Program]) -> None:
@@ -225,27 +224,29 @@ class _ProgramRules:
             for size in (*out.shape, *out.strides):
                 self._check_symbols(size)
         require(len(node.bodies) in (1, 2), "{} bodies are neither one nor one and a shorter one", len(node.bodies))
-        require(set(node.folds.values()) <= ADDED_UP.keys(), "nothing joins the {} of chunks", set(node.folds.values()))
+        require(
+            set(node.folds.values()) <= COMBINED_BY.keys(), "nothing joins the {} of chunks", set(node.folds.values())
+        )
         buffers = [self.program.buffers[name] for name, _ in node.sliced]
         buffers += [self.program.buffers[name] for name in node.sums]
         cut = [*(dimension for _, dimension in node.sliced), *(None for _ in node.sums)]
         results = [self.program.buffers[name] for name in (*node.rows, *node.folds)]
         for buffer, dimension in (*zip(buffers, cut, strict=True), *zip(results, node.rows.values(), strict=False)):
             inside = dimension is None or dimension < len(buffer.shape)
-            require(inside, "{} is cut along dimension {}, which it has not", buffer.name, dimension)
+            require(inside, "{} is cut along dimension {}, which it does not have", buffer.name, dimension)
         for body in node.bodies:
             sizes = (START, BETA, POINTS, *node.symbols)
             require(body.inputs[: len(sizes)] == sizes, "a body takes the sizes {}, not {}", body.inputs, sizes)
-            given = [body.buffers[str(name)] for name in body.inputs[len(sizes) :]]
-            made = [body.buffers[out.name] for out in body.outputs if isinstance(out, BufferRef)]
-            for own, outside, what in ((given, buffers, "takes"), (made, results, "gives")):
+            inputs = [body.buffers[str(name)] for name in body.inputs[len(sizes) :]]
+            outputs = [body.buffers[out.name] for out in body.outputs if isinstance(out, BufferRef)]
+            for own, outside, verb in ((inputs, buffers, "takes"), (outputs, results, "gives")):
                 there, wanted = ([(each.dtype, len(each.shape)) for each in side] for side in (own, outside))
-                require(there == wanted, "a body {} {}, not {}", what, there, wanted)
+                require(there == wanted, "a body {} {}, not {}", verb, there, wanted)
         self._check_layouts(node)
 
     def _check_layouts(self, call: Call) -> None:
         changed = self.before.changed(call, self.program.buffers)
-        require(changed is None, "{} is not laid out as where the call was made", changed)
+        require(changed is None, "{} has another layout than when the call was made", changed)
 
     def check_outputs(self) -> None:
         products = {node.out for node in self.program.nodes if isinstance(node, Contract)}

@@ -93,7 +93,7 @@ def test_defects_are_refused() -> None:
     (folded,) = node.folds
     refused({"bodies": ()}, "0 bodies are neither one nor one and a shorter one")
     refused({"folds": {folded: "prod"}}, "nothing joins the")
-    refused({"rows": {row: 3}}, "is cut along dimension 3, which it has not")
+    refused({"rows": {row: 3}}, "is cut along dimension 3, which it does not have")
     refused({"sliced": (("nowhere", None), *node.sliced[1:])}, "nowhere is read before it is written")
     refused({"length": sympy.Symbol("s9")}, "the size s9 is unknown")
     refused({"symbols": (sympy.Symbol("s9"),)}, "the size s9 is unknown")

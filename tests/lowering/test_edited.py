@@ -47,11 +47,11 @@ def test_what_is_not_given_is_kept() -> None:
         [made.nodes[0], copy, last],
         buffers=[replace(made.buffers["y"], name="w")],
         origins={"w": "y"},
-        inlined={"w": made.made_of("y")},
+        inlined={"w": made.operations_of("y")},
     )
     assert list(changed.buffers) == ["x", "half", "y", "z", "w"] and changed.constants is made.constants
     assert changed.origins == {**made.origins, "w": made.origins["y"]}
-    assert changed.made_of("w") == ("mul", "y", "w") and changed.made_of("y") == ("mul", "y")
+    assert changed.operations_of("w") == ("mul", "y", "w") and changed.operations_of("y") == ("mul", "y")
     assert (changed.inputs, changed.outputs) == (made.inputs, made.outputs)
     torch.testing.assert_close(run(changed), run(made))
 

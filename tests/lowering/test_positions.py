@@ -1,4 +1,4 @@
-"""Positions: random integers made of indices mean the same when they are settled, and what bounds decide is decided."""
+"""Positions: simplification keeps the value of random integers of indices, and decides comparisons by bounds."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fusion.lowering.evaluate import Scope, evaluate
 from fusion.lowering.expr import Const, Expr, IndexValue, Load, Op, const
 from fusion.lowering.expr import make_op as op
-from fusion.lowering.positions import is_free, settled
+from fusion.lowering.positions import is_free, simplify_all
 from fusion.lowering.program import Map
 from tests.lowering.building import I0, I1
 from tests.lowering.lowered import check, lowered
@@ -44,13 +44,13 @@ def values(*roots: Expr) -> torch.Tensor:
 @given(integers, integers, compared)
 def test_settled_numbers_and_comparisons_mean_the_same(first: Expr, second: Expr, name: str) -> None:
     roots = [first, op("where", op(name, first, second), first, second)]
-    assert torch.equal(values(*settled(roots, SIZES)), values(*roots))
+    assert torch.equal(values(*simplify_all(roots, SIZES)), values(*roots))
     compared = op(name, first, second)
-    assert torch.equal(values(*settled([compared], SIZES)), values(compared))
+    assert torch.equal(values(*simplify_all([compared], SIZES)), values(compared))
 
 
 def decided(condition: Expr, sizes: dict[sympy.Symbol, sympy.Expr] = SIZES) -> bool | None:
-    (found,) = settled([condition], sizes)
+    (found,) = simplify_all([condition], sizes)
     return bool(found.value) if isinstance(found, Const) else None
 
 
@@ -83,11 +83,11 @@ def test_checks_of_positions_that_are_inside_go() -> None:
         return op("checked", index, *(const(n, torch.int64) for n in (size, size - 1, 0)))
 
     i = IndexValue(I0)
-    assert settled([check_of(i, 5)], SIZES) == [i]
-    assert settled([check_of(i, 4)], SIZES) == [check_of(i, 4)]
+    assert simplify_all([check_of(i, 5)], SIZES) == [i]
+    assert simplify_all([check_of(i, 4)], SIZES) == [check_of(i, 4)]
     back = op("sub", i, const(1, torch.int64))
-    assert settled([check_of(back, 5)], SIZES) == [check_of(IndexValue(I0 - 1), 5)]
-    (load,) = settled([Load("x", (check_of(i, 5),), torch.int64)], SIZES)
+    assert simplify_all([check_of(back, 5)], SIZES) == [check_of(IndexValue(I0 - 1), 5)]
+    (load,) = simplify_all([Load("x", (check_of(i, 5),), torch.int64)], SIZES)
     assert load == Load("x", (I0,), torch.int64)
 
 

@@ -114,7 +114,7 @@ def test_each_loop_names_its_own_scan_in_what_an_update_asks() -> None:
     [
         ((TOTAL, OUT), Role.WHOLE, "p is named before its fold"),
         ((P, P, TOTAL, OUT), Role.WHOLE, "scan p: two folds have the same name"),
-        ((replace(P, along=I0), TOTAL, OUT), Role.WHOLE, "scan p: it runs along what is no reduced axis"),
+        ((replace(P, along=I0), TOTAL, OUT), Role.WHOLE, "scan p: it runs along an axis that is not reduced"),
         ((replace(P, op="any"), TOTAL, OUT), Role.WHOLE, "scan p: no scan 'any'"),
         ((P, Loop((R0,), (TOTAL, OUT))), Role.LOOP, "scan p: a scan along a loop axis stands in a loop over exactly"),
         ((Loop((R0, R1), (P, replace(OUT, value=P.ref))),), Role.LOOP, "stands in a loop over exactly this axis"),

@@ -81,7 +81,7 @@ def test_an_input_that_it_begins_with_is_the_callers():
 @pytest.mark.parametrize(
     ("node", "rule"),
     [
-        (replace(SCATTER, start="x"), "it begins as x, which is laid out otherwise"),
+        (replace(SCATTER, start="x"), "it begins as x, which has another layout"),
         (replace(SCATTER, start="out"), "out is read before it is written"),
         (replace(SCATTER, op="mean"), "a scatter has no operation mean"),
         (replace(SCATTER, value=Cast(SCATTER.value, F64)), "torch.float64 is written to a buffer of torch.float32"),
@@ -105,13 +105,13 @@ def test_what_is_overwritten_is_needed_nowhere_else():
 
 
 def test_axes_along_which_points_may_meet():
-    assert [str(each.symbol) for each in SCATTER.meeting] == ["i0"]
+    assert [str(each.symbol) for each in SCATTER.colliding] == ["i0"]
     shifted = replace(SCATTER, index=(AT, IndexValue(I1 + 1)))
-    assert [str(each.symbol) for each in shifted.meeting] == ["i0"]
+    assert [str(each.symbol) for each in shifted.colliding] == ["i0"]
     halved = replace(SCATTER, index=(AT, IndexValue(FloorDiv(I1, sympy.Integer(2)))))
-    assert [str(each.symbol) for each in halved.meeting] == ["i0", "i1"]
+    assert [str(each.symbol) for each in halved.colliding] == ["i0", "i1"]
     both = replace(SCATTER, index=(AT, IndexValue(I0 + I1)))
-    assert [str(each.symbol) for each in both.meeting] == ["i0", "i1"]
+    assert [str(each.symbol) for each in both.colliding] == ["i0", "i1"]
 
 
 # Kernels --------------------------------------------------------------------------------------------------------------
@@ -135,7 +135,7 @@ def test_a_kernel_updates_what_it_is_given():
 @pytest.mark.parametrize(
     ("store", "rule"),
     [
-        (replace(UPDATE, axes=None), "an update of elements says at which points"),
+        (replace(UPDATE, axes=None), "an update of elements does not name its axes"),
         (replace(UPDATE, op="any"), "a store has no operation any"),
         (replace(UPDATE, axes=(I0,)), "the value varies along an axis that the offset does not"),
         (replace(UPDATE, where=Load("at", (R0,), I64)), "its condition is no bool"),

@@ -240,8 +240,8 @@ CHANGED: list[tuple[Callable[[Program], Program], str]] = [
         "torch.float32 is written to",
     ),
     (lambda made: replace(made, inputs=made.inputs[:1]), "w is read before it is written"),
-    (lambda made: laid_out(made, "z", (1, 4)), "z is not laid out as where the call was made"),
-    (lambda made: laid_out(made, "t", (4, 1)), "t is not laid out as where the call was made"),
+    (lambda made: laid_out(made, "z", (1, 4)), "z has another layout than when the call was made"),
+    (lambda made: laid_out(made, "t", (4, 1)), "t has another layout than when the call was made"),
 ]
 
 

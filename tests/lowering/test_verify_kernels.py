@@ -56,7 +56,7 @@ def test_well_formed_kernels_pass() -> None:
         ((TOP, TOP, TOTAL, OUT, ROWS), "fold top: two folds have the same name"),
         ((TOP, TOTAL, OUT), "header: rows is to be written, but nothing stores to it"),
         ((Loop((R0,), (TOP,)), TOTAL, OUT, ROWS), "loop over r0: r0 is no loop axis"),
-        ((replace(TOP, over=(I0,)), TOTAL, OUT, ROWS), "fold top: it folds what is no reduced axis"),
+        ((replace(TOP, over=(I0,)), TOTAL, OUT, ROWS), "fold top: it folds an axis that is not reduced"),
         ((replace(TOP, over=(R0, R0)), TOTAL, OUT, ROWS), "fold top: it folds an axis twice"),
         ((replace(TOP, op="mode"), TOTAL, OUT, ROWS), "fold top: no reduction 'mode'"),
         ((replace(TOP, dtype=F64), TOTAL, OUT, ROWS), "fold top: max of torch.float32 gives torch.float32"),
@@ -85,9 +85,9 @@ def test_broken_kernels_are_refused(body: tuple[object, ...], rule: str) -> None
         ((TOP, Loop((R0,), (TOTAL, OUT)), ROWS), "fold top: a fold over loop axes stands in a loop over exactly these"),
         ((Loop((R1,), (TOP,)), OUT, ROWS), "fold top: a fold over loop axes stands in a loop over exactly these"),
         ((Loop((R0, R1), (TOP,)), OUT, ROWS), "fold top: a fold over loop axes stands in a loop over exactly these"),
-        ((Loop((R0,), (TOP, TOTAL)), OUT, ROWS), "fold total: it is made of running values, but carries nothing"),
-        ((Loop((R0,), (Loop((R0,), (TOP,)),)), OUT, ROWS), "an axis is walked inside its own loop"),
-        ((Loop((R0,), (TOP,)), Loop((R0,), (TOTAL,)), OUT, ROWS), "store to out: it varies along r0, which is walked"),
+        ((Loop((R0,), (TOP, TOTAL)), OUT, ROWS), "fold total: it depends on running values, but carries nothing"),
+        ((Loop((R0,), (Loop((R0,), (TOP,)),)), OUT, ROWS), "an axis is looped over inside its own loop"),
+        ((Loop((R0,), (TOP,)), Loop((R0,), (TOTAL,)), OUT, ROWS), "store to out: it varies along r0, which has values"),
         (
             (
                 Loop((R0,), (replace(TOP, args=(Load("x", (R1,), F32),)),)),
@@ -95,7 +95,7 @@ def test_broken_kernels_are_refused(body: tuple[object, ...], rule: str) -> None
                 Loop((R0,), (OUT,)),
                 ROWS,
             ),
-            "fold top: it varies along r1, which is walked only inside a loop",
+            "fold top: it varies along r1, which has values only inside a loop",
         ),
     ],
 )
@@ -121,7 +121,7 @@ def test_running_values_are_carried() -> None:
     out = Loop((R0,), (OUT,))
     verify_kernel(rows_kernel(loop, out, ROWS, role=Role.LOOP))
     for body, rule in (
-        ((Loop((R0,), (TOP, total, OUT)), ROWS), "store to out: it is made of running values, but carries nothing"),
+        ((Loop((R0,), (TOP, total, OUT)), ROWS), "store to out: it depends on running values, but carries nothing"),
         ((Loop((R0,), (total, TOP)), out, ROWS), "fold total: top is named before its fold"),
         ((loop, out, replace(ROWS, value=TOTAL.before)), "total is named as it was before a block, outside"),
         ((Loop((R0,), (TOP, replace(total, carry=Cast(factor, F64)))), out, ROWS), "it carries torch.float64"),
@@ -202,13 +202,13 @@ def test_what_shares_a_launch_is_independent_and_has_nothing_of_its_own() -> Non
     whole = replace(one, params=params, beside=(two, three))
     verify_kernel(whole)
     assert [part.params for part in whole.parts] == [one.params, two.params, three.params]
-    refused_kernel(replace(whole, params=params[:-1]), "it stands beside others in a launch that does not take c")
+    refused_kernel(replace(whole, params=params[:-1]), "it runs beside others in a launch that does not take c")
     refused_kernel(replace(one, params=params, beside=(two, scaled("b", "c", 4))), "one of them writes b")
     refused_kernel(replace(whole, beside=(two, two, three)), "it stands beside itself")
     refused_kernel(replace(whole, beside=(two, replace(two, name="again"), three)), "one of them writes b")
     refused_kernel(replace(one, params=params, beside=(replace(two, beside=(three,)), three)), "others stand beside it")
     last = kernel(three.params, {R0: (9, Role.WHOLE)}, Store("c", sympy.Integer(0), Const(0.0, F32)))
-    refused_kernel(replace(whole, then=last), "it stands beside others in a launch that goes on")
+    refused_kernel(replace(whole, then=last), "it runs beside others in a launch that goes on")
 
 
 def test_names_in_the_header_are_distinct() -> None:

@@ -40,10 +40,10 @@ from fusion.lowering.kernel import (
     Role,
     Stmt,
     Store,
+    loop_folds,
     running,
     statements,
     values_of,
-    walked_folds,
 )
 from fusion.lowering.scalar_ops import keeps_position
 
@@ -154,7 +154,7 @@ class _Blocked:
 
     def _loop(self, loop: Loop) -> list[str]:
         lines = self._ahead(loop)
-        for fold in walked_folds(loop):
+        for fold in loop_folds(loop):
             lines += self._start(fold)
         blocks = [self.scope.blocks.of[symbol] for symbol in loop.axes]
         inner = [line for block in blocks for line in block.inside]
@@ -203,7 +203,7 @@ class _Blocked:
     def _copies(self, loop: Loop) -> list[str]:
         """Copies of the running values that are still named as they were before the block once they have moved on."""
         lines: list[str] = []
-        for fold in walked_folds(loop):
+        for fold in loop_folds(loop):
             tile = self.scope.known[fold.ref]
             position = loop.body.index(fold)
             later = [value for stmt in statements(loop.body[position + 1 :]) for value in values_of(stmt)]

@@ -35,7 +35,7 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
             names[node.out] = name = unused(f"{node.out}_{number}", buffers)
             buffers[name] = replace(buffers[node.out], name=name)
             origins[name] = node.out
-            inlined[name] = program.made_of(node.out)
+            inlined[name] = program.operations_of(node.out)
             copies.setdefault(member, []).append(replace(reading(node, names), out=name))
         renamed.append(names)
     nodes: list[Node] = []

@@ -17,7 +17,7 @@ def space_of(node: Scatter, *, ordered: bool) -> Space:
     """The axes of a scatter, those that are walked apart from those that are spread over programs."""
     if not ordered:
         return Space(node.axes, ())
-    met = node.meeting
+    met = node.colliding
     return Space(tuple(axis for axis in node.axes if axis not in met), met)
 
 
@@ -52,7 +52,7 @@ def out_of_order(dependences: Dependences, places: Mapping[int, Placement], spac
             continue
         for axis in node.axes:
             symbols = placement[axis.symbol].free_symbols
-            if symbols - reduced if axis in node.meeting else symbols & reduced:
+            if symbols - reduced if axis in node.colliding else symbols & reduced:
                 return "sources that may meet would not be taken in their order"
     return None
 

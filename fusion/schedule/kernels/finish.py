@@ -62,7 +62,7 @@ def finished(
     loaded = tuple(dict.fromkeys(load.buffer for stmt in statements(body) for load in loads(*values_of(stmt))))
     names = {name: f"in{k}" for k, name in enumerate(loaded)} | {name: f"out{k}" for k, name in enumerate(written)}
     buffers = (*(name.removeprefix(FLAT) for name in loaded), *written)
-    made_of = (name for m in cluster.members for name in program.made_of(dependences.compute(m).out))
+    made_of = (name for m in cluster.members for name in program.operations_of(dependences.compute(m).out))
     origins = tuple(dict.fromkeys(program.origins[name] for name in made_of))
     sizes = _sizes(axes, body)
     kernel = Kernel(
@@ -121,7 +121,7 @@ def _name(dependences: Dependences, cluster: Cluster) -> str:
     words: dict[str, None] = {}
     for member in cluster.members:
         node = dependences.compute(member)
-        for name in dependences.program.made_of(node.out):
+        for name in dependences.program.operations_of(node.out):
             word = "matmul" if isinstance(node, Contract) else re.sub(r"(_\d+)+(?=_|$)", "", name)
             words[re.sub(r"[\W_]+", "_", word).strip("_") or "map"] = None
     picked = list(words)

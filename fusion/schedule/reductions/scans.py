@@ -54,9 +54,9 @@ def _parts(program: Program, node: Scan, capabilities: Capabilities) -> int:
     """Into how many equal parts the scanned axis is cut; 1 leaves the node as it is."""
     if not all(axis.size.is_Integer for axis in node.axes):
         return 1
-    length = int(node.walked.size)
+    length = int(node.scanned.size)
     rows = math.prod(int(axis.size) for axis in node.axes) // max(1, length)
-    contiguous = walks_contiguously(program, node, [node.walked])
+    contiguous = walks_contiguously(program, node, [node.scanned])
     programs, enough = (rows, ROWS) if contiguous else (-(-rows // COLUMNS), BLOCKS)
     if not rows or programs >= enough * capabilities.parallelism:  # what is read twice costs half as much again
         return 1
@@ -82,7 +82,7 @@ class _Split:
 
     def __init__(self, made: _Made, node: Scan, count: int) -> None:
         self.made, self.node = made, node
-        self.length = node.walked.size / count
+        self.length = node.scanned.size / count
         others = [axis for axis in node.axes if axis.symbol != node.along]
         self.others = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate(others))
         self.part = Axis(axis_symbol(len(others)), sympy.Integer(count))

@@ -24,7 +24,7 @@ from fusion.lowering.expr import Cast, Expr, Load, Op, Random, as_stored, free_a
 from fusion.lowering.indexing import substitute
 from fusion.lowering.last_bits import compared, may_differ
 from fusion.lowering.live import without_dead_nodes
-from fusion.lowering.positions import settle
+from fusion.lowering.positions import simplify_step
 from fusion.lowering.program import (
     Compute,
     Contract,
@@ -171,7 +171,7 @@ def inline(node: Compute, producers: dict[str, Map]) -> Compute:
 
     def rule(expr: Expr) -> Expr | None:
         if not (isinstance(expr, Load) and expr.buffer in producers):
-            return settle(expr, sizes)
+            return simplify_step(expr, sizes)
         producer = producers[expr.buffer]
         at = {axis.symbol: index for axis, index in zip(producer.axes, expr.index, strict=True)}
         value = substitute(producer.expr, at, sizes)

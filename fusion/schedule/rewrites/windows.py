@@ -23,7 +23,7 @@ from fusion.codegen.target import Capabilities
 from fusion.lowering.expr import Expr, Load, Op, const, make_op, postorder
 from fusion.lowering.indexing import Sizes, substitute_all
 from fusion.lowering.live import without_dead_nodes
-from fusion.lowering.positions import settled
+from fusion.lowering.positions import simplify_all
 from fusion.lowering.program import Map, Node, Program, Reduce
 from fusion.lowering.scalar_ops import FoldName, ScalarName
 
@@ -75,7 +75,7 @@ def _unrolled(node: Reduce) -> Map:
 
 def _at(args: Sequence[Expr], point: Mapping[sympy.Symbol, sympy.Expr], sizes: Sizes) -> tuple[Expr, ...]:
     """The operands at one point of the window, without the tests that hold there for all of them."""
-    return tuple(settled(substitute_all(args, point, sizes), sizes))
+    return tuple(simplify_all(substitute_all(args, point, sizes), sizes))
 
 
 def _ranked(name: FoldName) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]:

@@ -87,7 +87,7 @@ def single(dependences: Dependences, capabilities: Capabilities, position: int) 
         case Scatter():
             space = scattered.space_of(node, ordered=capabilities.ordered)
         case Scan():  # its axis is walked as that of a row reduction is
-            space = Space(tuple(axis for axis in node.axes if axis.symbol != node.along), (node.walked,))
+            space = Space(tuple(axis for axis in node.axes if axis.symbol != node.along), (node.scanned,))
         case _:
             assert_never(node)
     return Cluster((position,), space, {position: {axis.symbol: axis.symbol for axis in space.axes}})

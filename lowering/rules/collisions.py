@@ -1,9 +1,8 @@
-"""Scatters as nodes: any number of sources, each with its place in a tensor, of which several may name one element.
+"""Scatters as nodes: any number of sources, each with an index into a tensor; several may have the same index.
 
-Input: a tensor, the places of the sources (an index for each of its dimensions, over the axes of the sources) and the
-sources; output: the tensor with the sources written to it or folded into it.  Narrow types are summed up in 32 bits and
-rounded once.  Nothing is written at a place out of range, of which a rule sees to it that it fails a check where eager
-looks.
+Input: a tensor, the indices of the sources (one for each of its dimensions, over the axes of the sources) and the
+sources; output: the tensor with the sources written to it or folded into it.  Narrow types are accumulated in 32 bits
+and rounded once.  Nothing is written at an index out of range; rules make eager's checks fail there.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ JOINS: dict[JoinName, Callable[[Term, Term], Term]] = {
 
 
 def updates_input(ctx: Builder) -> bool:
-    """Is the result of the current call copied back into the input that it is made of, as an updated cache is?
+    """Return whether the result of the current call is copied back into its first input, as an updated cache is.
 
-    Only where nothing else reads that input, so that the update can take place in it.
+    Nothing else may read that input, so that the update can be done in place.
     """
     x = ctx.current.args[0]
     if not isinstance(x, fx.Node) or x.op != "placeholder":
@@ -45,15 +44,15 @@ def updates_input(ctx: Builder) -> bool:
 
 
 def _is_replaced(view: fx.Node) -> bool:
-    """Is this only there to be copied over, so that its shape is all that is read?"""
+    """Return whether a view is only overwritten, so that nothing but its shape is read."""
     if view.op != "call_function" or not view.users:
         return False
     return all((user.target is aten.copy.default and user.args[0] is view) or _is_replaced(user) for user in view.users)
 
 
-def written(ctx: Builder, x: Value, place: Sequence[Index], source: Value, held: Term | None = None) -> Value:
-    """`x` with each source at its place, where `held` holds; of those that meet, one stays."""
-    place, inside = _inside(x.shape, place, source.shape, held)
+def written(ctx: Builder, x: Value, place: Sequence[Index], source: Value, condition: Term | None = None) -> Value:
+    """Write each source to its index in `x`, where `condition` holds; of sources with one index, any one stays."""
+    place, inside = _inside(x.shape, place, source.shape, condition)
     return ctx.scatter("store", x, source.shape, place, source.expr, None if inside is None else inside.expr)
 
 
@@ -63,35 +62,35 @@ def folded(
     x: Value,
     place: Sequence[Index],
     source: Value,
-    held: Term | None = None,
+    condition: Term | None = None,
     *,
     include_self: bool = True,
     mean: bool = False,
 ) -> Value:
-    """`x` with the sources folded into the elements they name, or put in their place.
+    """Fold the sources into the elements of `x` at their indices, or replace these.
 
     Args:
         op: sum, prod, max or min.
-        include_self: is the old value of an element one of what is folded?
-        mean: the sum is divided by how many it is of.
+        include_self: whether the old value of an element is included.
+        mean: divide the sum by the number of values in it.
     """
     compute = _accumulator(x.dtype)
-    place, inside = _inside(x.shape, place, source.shape, held)
+    place, inside = _inside(x.shape, place, source.shape, condition)
 
-    def met(op: ScatterName, start: Value, each: Expr) -> Value:
+    def scattered(op: ScatterName, start: Value, each: Expr) -> Value:
         return ctx.scatter(op, start, source.shape, place, each, None if inside is None else inside.expr)
 
     old = convert(x, compute)
-    compared = op in ("max", "min")  # which begins without a NaN of the old value
-    begins_old = include_self and not compared
-    total = met(op, old if begins_old else _full(old, identity(op, compute)), convert(source, compute).expr)
-    if include_self and compared:
+    extremum = op in ("max", "min")  # starts without the old value, which may be NaN
+    begins_old = include_self and not extremum
+    total = scattered(op, old if begins_old else _full(old, identity(op, compute)), convert(source, compute).expr)
+    if include_self and extremum:
         total = combine(JOINS[op], old, total)
     if mean or not include_self:
-        count = met("sum", Value(x.shape, torch.int32, x.device, const(0, torch.int32)), const(1, torch.int32))
+        count = scattered("sum", Value(x.shape, torch.int32, x.device, const(0, torch.int32)), const(1, torch.int32))
         if mean:
             total = combine(lambda t, n: t / maximum(n + int(include_self), 1).to(compute), total, count)
-        total = combine(lambda n, t, was: where(n > 0, t, was), count, total, old)
+        total = combine(lambda n, t, old_element: where(n > 0, t, old_element), count, total, old)
     return rounded(total, x.dtype)
 
 
@@ -100,18 +99,20 @@ def _full(like: Value, number: float) -> Value:
 
 
 def _accumulator(dtype: torch.dtype) -> torch.dtype:
-    """The type in which elements of `dtype` are joined in memory: at least 32 bits wide."""
+    """Return the type in which elements of `dtype` are accumulated in memory: at least 32 bits wide."""
     if dtype.itemsize >= 4:
         return dtype
     return torch.float32 if dtype.is_floating_point else torch.int32
 
 
-def _inside(shape: Shape, place: Sequence[Index], sources: Shape, held: Term | None) -> tuple[list[Index], Term | None]:
-    """The places of sources in a tensor of this shape, and where they are in it and `held` holds; None for everywhere.
+def _inside(
+    shape: Shape, place: Sequence[Index], sources: Shape, condition: Term | None
+) -> tuple[list[Index], Term | None]:
+    """Return the indices of sources, and the condition under which they are in range (and `condition` holds) or None.
 
-    What is checked is in it where its check leaves it as it is.
+    A checked index is in range where its check does not change it.
     """
-    found, settled = held, list(place)
+    mask, indices = condition, list(place)
     for k, (index, size) in enumerate(zip(place, shape, strict=True)):
         if not isinstance(index, Expr):
             if is_within(index, size, sources):
@@ -119,13 +120,13 @@ def _inside(shape: Shape, place: Sequence[Index], sources: Shape, held: Term | N
             at = Term(IndexValue(index))
             test = (at >= 0) & (at < size)
         elif isinstance(index, Op) and index.name == CHECKED:
-            settled[k] = wrapped(index)
+            indices[k] = wrapped(index)
             test = eq(Term(index), Term(wrapped(index)))
         else:
             at = Term(index)
             test = (at >= 0) & (at < size)
-        found = both(found, test)
-    return settled, found
+        mask = both(mask, test)
+    return indices, mask
 
 
 __all__ = ["JOINS", "folded", "updates_input", "written"]
