@@ -63,7 +63,7 @@ from fusion.schedule.layouts.aligned_rows import align_rows
 from fusion.schedule.layouts.copy_layouts import own_sources
 from fusion.schedule.layouts.round_on_store import store_rounded
 from fusion.schedule.layouts.scatter_in_place import own_destinations
-from fusion.schedule.library.choice import leave_lone_products, prefer_library
+from fusion.schedule.library.choice import leave_unchained_products, prefer_library
 from fusion.schedule.reductions.scans import split_scans
 from fusion.schedule.reductions.split import split_reductions
 from fusion.schedule.rewrites.inline import inline_cheap_maps
@@ -230,7 +230,7 @@ def _stream(scheduled: Scheduled, at: Scheduling) -> Scheduled:
 
 
 def _leave_lone_products(scheduled: Scheduled, at: Scheduling) -> Scheduled:
-    program, streams = leave_lone_products(scheduled.program, scheduled.streams)
+    program, streams = leave_unchained_products(scheduled.program, scheduled.streams)
     return scheduled if program is scheduled.program else replace(scheduled, program=program, streams=streams)
 
 

@@ -30,7 +30,7 @@ from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import BufferRef, ExternArg, Program, reads, writes
 from fusion.runtime.splice import splice
 from fusion.schedule import Schedule, grow
-from fusion.schedule.clusters.alternatives import Way, alone, moved, weighed
+from fusion.schedule.clusters.alternatives import Alternative, alone, moved, weighed
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.reductions.partial import with_cuts
@@ -44,7 +44,7 @@ class Trials:
     def __init__(self, target: Target, tuner: Tuner, hints: Mapping[sympy.Symbol, int] | None) -> None:
         self._target, self._tuner, self._hints = target, tuner, hints
 
-    def __call__(self, program: Program, cluster: Cluster, kernel: Kernel, ways: Sequence[Way]) -> Tuning:
+    def __call__(self, program: Program, cluster: Cluster, kernel: Kernel, ways: Sequence[Alternative]) -> Tuning:
         """See `schedule.ways.Measure`."""
         part = alone(program, cluster)
         touched = {name for node in part.nodes for name in (*reads(node), *writes(node))}
@@ -87,7 +87,9 @@ class Trials:
                 lines.append(f"{step.name} {_numbered([*given, outs], order)}")
         return "\n".join(lines)
 
-    def _tried(self, part: Program, kernel: Kernel, ways: Sequence[Way], schedules: Sequence[Schedule]) -> Tuning:
+    def _tried(
+        self, part: Program, kernel: Kernel, ways: Sequence[Alternative], schedules: Sequence[Schedule]
+    ) -> Tuning:
         """Run each schedule, check what it gives, and time it."""
         predicted = weighed(kernel, ways)
         trials = list(predicted.trials)

@@ -1,10 +1,9 @@
 """Scheduling: a Program becomes an ordered list of kernel launches and extern calls.
 
-`fusion/stages.py` has the passes in their order: PROGRAM (equal programs that fuse better), CLUSTERS (`legality`: may
-nodes share a kernel, `profit`: should they, less what the `library` does better) and LAUNCHES (`kernels` of clusters,
-and the `launches` and memory that they share).
-
-What was not fused comes back as refusals with reasons.
+`fusion/stages.py` lists the passes in order: PROGRAM (equal programs that fuse better), CLUSTERS (`legality`: may nodes
+share a kernel, `profit`: should they, except for products that the `library` computes faster) and LAUNCHES (`kernels`
+of clusters, and the `launches` and memory that they share).
+Edges that were not fused are returned as refusals with reasons.
 """
 
 from __future__ import annotations
@@ -26,8 +25,8 @@ Step: TypeAlias = "KernelCall | Call"
 class Schedule:
     """Steps in execution order over the buffers of `program`.
 
-    `refusals` are the data edges that were not fused.  `choices` are the ways to compute each product and the forms
-    of walks, with their prices.  `bodies` holds, for each call in chunks among the steps, the schedules of its bodies.
+    `refusals` are the data edges that were not fused.  `choices` are the alternatives for each product and the forms of
+    loops, with their prices.  `bodies` holds, for each chunked call among the steps, the schedules of its bodies.
     """
 
     program: Program
@@ -37,7 +36,7 @@ class Schedule:
     bodies: Mapping[Chunked[Program], tuple[Schedule, ...]] = field(default_factory=dict)
 
     def launches(self) -> Iterator[KernelCall]:
-        """Every kernel call, also those inside chunks."""
+        """Yield every kernel call, also those inside chunks."""
         for step in self.steps:
             if isinstance(step, KernelCall):
                 yield step

@@ -1,8 +1,8 @@
 """Finds the contractions, and maps of them, that can be computed block by block and never reach memory.
 
-Input: a program with its dependences; output: the positions of its tiles.  A contraction is one whose axis is short
-enough to be held, and whose result is larger than all that it is made of; or one of few rows, smaller than that, where
-operands are large.  Of neither does anybody need the whole at once.
+Input: a program with its dependences; output: the positions of its tiles.  A tile's contraction has an axis short
+enough to be held, and a result larger than its operands; or it has few rows, a smaller result, and large operands.  No
+reader of a tile needs all of it at once.
 """
 
 from __future__ import annotations
@@ -19,36 +19,36 @@ from fusion.schedule.chained.rows import FEW
 from fusion.schedule.iteration.dependences import Dependences
 
 SMALL = 1 << 18
-"""Elements of the tiles below which two launches and a trip through the cache cost too little to avoid."""
+"""Elements of tiles below which two launches and a trip through the cache are too cheap to avoid."""
 
 
 def tiles_of(dependences: Dependences, stored: Collection[int] = ()) -> frozenset[int]:
-    """Contractions over a short axis and maps of them, of which nobody outside needs the whole; not those `stored`."""
-    found: set[int] = set()
+    """Return contractions over a short axis, and maps of them, whose readers all need parts only; without `stored`."""
+    tiles: set[int] = set()
     for position, node in enumerate(dependences.program.nodes):
-        is_map_of_tiles = isinstance(node, Map) and any(p in found for p in dependences.producers(position))
+        is_map_of_tiles = isinstance(node, Map) and any(p in tiles for p in dependences.producers(position))
         if is_map_of_tiles or (
-            position not in stored and isinstance(node, Contract) and _is_worth_making_again(dependences, node)
+            position not in stored and isinstance(node, Contract) and _is_worth_recomputing(dependences, node)
         ):
-            found.add(position)
-    for position in sorted(found, reverse=True):
+            tiles.add(position)
+    for position in sorted(tiles, reverse=True):
         out = dependences.compute(position).out
         readers = dependences.readers.get(out, [])
-        if out in dependences.outputs or not readers or any(_needs_whole(dependences, r, found) for r in readers):
-            found.discard(position)
-    return frozenset(found)
+        if out in dependences.outputs or not readers or any(_needs_whole(dependences, r, tiles) for r in readers):
+            tiles.discard(position)
+    return frozenset(tiles)
 
 
-def _is_worth_making_again(dependences: Dependences, node: Contract) -> bool:
-    """Is the axis of a contraction short, and its result larger than its operands, or of few rows?"""
+def _is_worth_recomputing(dependences: Dependences, node: Contract) -> bool:
+    """Return whether a contraction's axis is short, and its result larger than its operands, or of few rows."""
     if len(node.over) != 1 or not node.over[0].size.is_Integer or node.over[0].size > HELD:
         return False
     sizes = {axis.symbol: dependences.estimate(axis.size) for axis in node.axes}
-    taken = sum(dependences.bytes(name) for name in reads(node))
-    if dependences.bytes(node.out) > taken:
+    operand_bytes = sum(dependences.bytes(name) for name in reads(node))
+    if dependences.bytes(node.out) > operand_bytes:
         return math.prod(sizes.values()) >= SMALL
     sides = [math.prod(sizes[symbol] for symbol in side) for side in (node.rows, node.columns)]
-    return min(sides) <= FEW and taken >= SMALL * node.lhs.dtype.itemsize
+    return min(sides) <= FEW and operand_bytes >= SMALL * node.lhs.dtype.itemsize
 
 
 def _needs_whole(dependences: Dependences, reader: int, tiles: Collection[int]) -> bool:

@@ -1,7 +1,7 @@
 """Gives each chain a copy of the nodes of a tile that several chains compute.
 
-Input: a Program and its streams; output: an equal Program in which every stream has nodes that nobody else reads, and
-the streams as clusters of them.
+Input: a Program and its chains; output: an equal Program in which the nodes of every chain have no other readers, and
+the chains as clusters of them.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from dataclasses import replace
 
 from fusion.lowering.chunks import Chunked
 from fusion.lowering.program import Extern, Node, Program, reading, writes
-from fusion.schedule.chained.place_producers import Stream
+from fusion.schedule.chained.place_producers import Chain
 from fusion.schedule.clusters.legality import Cluster, positions
 from fusion.schedule.iteration.naming import unused
 
 
-def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[Cluster, ...]]:
-    """The program with tiles that several streams make copied, and each stream as a cluster of its own nodes."""
+def separated(program: Program, chains: Sequence[Chain]) -> tuple[Program, tuple[Cluster, ...]]:
+    """Copy the tiles that several chains compute, and return each chain as a cluster of its own nodes."""
     owner: dict[int, int] = {}
-    copies: dict[int, list[Node]] = {}  # position → copies that stand behind it
+    copies: dict[int, list[Node]] = {}  # position → copies inserted behind it
     buffers = dict(program.buffers)
     origins: dict[str, str] = {}
     inlined: dict[str, tuple[str, ...]] = {}
     renamed: list[dict[str, str]] = []
-    for number, made in enumerate(streams):
+    for number, chain in enumerate(chains):
         names: dict[str, str] = {}
-        for member in sorted(made.places):
+        for member in sorted(chain.places):
             node = program.nodes[member]
             assert not isinstance(node, (Extern, Chunked))
             if member not in owner:
@@ -47,10 +47,10 @@ def apart(program: Program, streams: Sequence[Stream]) -> tuple[Program, tuple[C
     changed = program.edited(nodes, buffers=buffers.values(), origins=origins, inlined=inlined, library=library)
     position_of = positions(changed)
     clusters = []
-    for made, names in zip(streams, renamed, strict=True):
+    for chain, names in zip(chains, renamed, strict=True):
         places = {}
-        for member, placement in made.places.items():
+        for member, placement in chain.places.items():
             (out,) = writes(program.nodes[member])
             places[position_of[names.get(out, out)]] = placement
-        clusters.append(Cluster.of(made.space, places))
+        clusters.append(Cluster.of(chain.space, places))
     return changed, tuple(clusters)

@@ -1,8 +1,8 @@
-"""Prices the walk of a chain: how many programs it has, how long it takes, how many parts are best.
+"""Prices the loop of a chain: the number of its programs, its time, and the best number of parts.
 
-Input: a stream, as it was found or as a cluster; output: estimates, symbolic sizes at their hints.  A walk by fewer
-programs than keep the device busy takes as much longer as there are fewer.  Cut into parts that run side by side it
-does not, for another launch, which merges them (see `split_walks.py`).
+Input: a chain, as found or as a cluster; output: estimates, symbolic sizes at their hints.  With fewer programs than
+keep the device busy, a loop takes proportionally longer.  Split into parts that run side by side it does not, for
+another launch, which merges them (see `split_loops.py`).
 """
 
 from __future__ import annotations
@@ -17,88 +17,89 @@ from fusion.lowering.chunks import Chunked
 from fusion.lowering.expr import free_axes
 from fusion.lowering.indexing import FloorDiv, substitute_all
 from fusion.lowering.program import Contract, Extern, Map, Reduce, Scan, Scatter
-from fusion.schedule.chained.place_producers import Stream
+from fusion.schedule.chained.place_producers import Chain
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.misaligned_rows import is_odd
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.rewrites.inline import cost
 
 BLOCK = 64
-"""Elements of the walked axis that a program takes at once, and rows of a tile: parts end with a block."""
+"""Elements of the looped axis that a program processes at once, and rows of a tile: parts end with a block."""
 
 SHORTEST = 4 * BLOCK
-"""The shortest part: below it, filling the pipeline of a walk takes longer than the walk."""
+"""The shortest part: below it, filling the pipeline of a loop takes longer than the loop."""
 
 
-def programs(dependences: Dependences, made: Stream | Cluster) -> int:
-    """How many programs the walk of a stream has, uncut: blocks of rows, for each point of the other axes."""
-    spread = [axis for axis in made.space.parallel if axis.symbol not in made.space.held]
-    rows = rows_of(dependences, made)
+def programs(dependences: Dependences, chain: Chain | Cluster) -> int:
+    """Return the number of programs of a chain's loop without split: blocks of rows, for each point of other axes."""
+    spread = [axis for axis in chain.space.parallel if axis.symbol not in chain.space.held]
+    rows = rows_of(dependences, chain)
     count = math.prod(dependences.estimate(axis.size) for axis in spread if axis.symbol not in rows)
     return count * -(-math.prod(dependences.estimate(axis.size) for axis in spread if axis.symbol in rows) // BLOCK)
 
 
-def rows_of(dependences: Dependences, made: Stream | Cluster) -> frozenset[sympy.Symbol]:
-    """The axes spread over programs that only one side of some product varies along: they are rows of its tile."""
-    spread = {axis.symbol for axis in made.space.parallel} - made.space.held
-    found: set[sympy.Symbol] = set()
-    for member, placement in made.places.items():
+def rows_of(dependences: Dependences, chain: Chain | Cluster) -> frozenset[sympy.Symbol]:
+    """Return the grid axes that only one side of some product varies along: they are rows of its tile."""
+    spread = {axis.symbol for axis in chain.space.parallel} - chain.space.held
+    one_sided: set[sympy.Symbol] = set()
+    for member, placement in chain.places.items():
         node = dependences.compute(member)
         if isinstance(node, Contract):
-            left, right = (free_axes(side) for side in substitute_all(node.exprs, placement, made.space.sizes))
-            found |= left ^ right
-    return frozenset(found & spread)
+            left, right = (free_axes(side) for side in substitute_all(node.exprs, placement, chain.space.sizes))
+            one_sided |= left ^ right
+    return frozenset(one_sided & spread)
 
 
-def counts_of(dependences: Dependences, made: Stream | Cluster, capabilities: Capabilities) -> list[int]:
-    """Into how many parts the walk of a stream is best cut, most wanted first; none where it stays whole.
+def counts_of(dependences: Dependences, chain: Chain | Cluster, capabilities: Capabilities) -> list[int]:
+    """Return the counts of parts into which splitting a chain's loop pays off, best first; empty if none does.
 
-    Parts that are all of whole blocks, however few, come last: some walks can be cut only so.
+    Counts with whole blocks only, however few, come last: some loops can be split only so.
     """
-    if len(made.space.reduced) != 1:
+    if len(chain.space.reduced) != 1:
         return []
-    length, there = made.space.reduced[0].size, max(1, programs(dependences, made))
-    wanted = min(capabilities.parallelism // there, dependences.estimate(length) // SHORTEST)
-    if wanted < 2:
+    length, blocks = chain.space.reduced[0].size, max(1, programs(dependences, chain))
+    most = min(capabilities.parallelism // blocks, dependences.estimate(length) // SHORTEST)
+    if most < 2:
         return []
-    counts = [wanted]
+    counts = [most]
     if length.is_Integer:
-        whole = [d for d in range(wanted, 1, -1) if length % (d * BLOCK) == 0][:1]
-        near = [count for count in whole if 4 * count > 3 * wanted]
-        counts = near or [-(-int(length) // int(length_of_part(length, wanted))), *whole]
-    uncut = time_in_parts(dependences, made, 1, capabilities)
-    return [count for count in counts if time_in_parts(dependences, made, count, capabilities) < uncut]
+        even = [d for d in range(most, 1, -1) if length % (d * BLOCK) == 0][:1]
+        near = [count for count in even if 4 * count > 3 * most]
+        counts = near or [-(-int(length) // int(length_of_part(length, most))), *even]
+    uncut = time_in_parts(dependences, chain, 1, capabilities)
+    return [count for count in counts if time_in_parts(dependences, chain, count, capabilities) < uncut]
 
 
-def time_in_parts(dependences: Dependences, made: Stream | Cluster, parts: int, capabilities: Capabilities) -> float:
-    """Microseconds that a stream takes in so many parts, with its launches and the way of its sums through memory."""
-    there = parts * max(1, programs(dependences, made))
-    slots = capabilities.parallelism  # what a last round leaves idle is not counted
-    walk = capabilities.launch_us + walk_time(dependences, made, capabilities) / busy(min(there, slots), slots)
+def time_in_parts(dependences: Dependences, chain: Chain | Cluster, parts: int, capabilities: Capabilities) -> float:
+    """Return the microseconds of a chain in this many parts, with its launches and its sums' trip through memory."""
+    count = parts * max(1, programs(dependences, chain))
+    slots = capabilities.parallelism  # a partly idle last wave is not counted
+    loop_us = capabilities.launch_us + loop_time(dependences, chain, capabilities) / busy(min(count, slots), slots)
     if parts == 1:
-        return walk
-    walked = {axis.symbol for axis in made.space.reduced}
+        return loop_us
+    looped = {axis.symbol for axis in chain.space.reduced}
     sums = 0
-    for member, at in made.places.items():
+    for member, at in chain.places.items():
         node = dependences.compute(member)
-        if any(walked & at[axis.symbol].free_symbols for axis in node.over):
+        if any(looped & at[axis.symbol].free_symbols for axis in node.over):
             sums += math.prod(dependences.estimate(axis.size) for axis in node.axes)
-    return walk + capabilities.launch_us + 2 * 4 * parts * sums / capabilities.bandwidth
+    return loop_us + capabilities.launch_us + 2 * 4 * parts * sums / capabilities.bandwidth
 
 
-def length_of_part(walked: sympy.Expr, parts: int) -> sympy.Expr:
-    """The length of each part of an axis: what divides it, or whole blocks of which the last part may lack some.
+def length_of_part(length: sympy.Expr, parts: int) -> sympy.Expr:
+    """Return the length of each part of an axis: its equal share, or whole blocks, of which the last part may have
+    fewer.
 
     >>> length_of_part(sympy.Integer(4096), 16), length_of_part(sympy.Integer(4099), 16)
     (256, 320)
     """
-    if walked.is_Integer and walked % parts == 0:
-        return walked / parts
-    return BLOCK * FloorDiv(walked + parts * BLOCK - 1, sympy.Integer(parts * BLOCK))
+    if length.is_Integer and length % parts == 0:
+        return length / parts
+    return BLOCK * FloorDiv(length + parts * BLOCK - 1, sympy.Integer(parts * BLOCK))
 
 
 def time_alone(dependences: Dependences, position: int, capabilities: Capabilities) -> float:
-    """Microseconds that a product takes with its operands in memory, on the whole device; 0 for anything else."""
+    """Return the microseconds of a product with its operands in memory, on the full device; 0 for other nodes."""
     node = dependences.compute(position)
     if not isinstance(node, Contract):
         return 0.0
@@ -106,36 +107,38 @@ def time_alone(dependences: Dependences, position: int, capabilities: Capabiliti
     return max(product_time(dependences, position, capabilities), moved / capabilities.bandwidth)
 
 
-def walk_time(dependences: Dependences, made: Stream | Cluster, capabilities: Capabilities) -> float:
-    """Microseconds that the walk of a stream takes if it keeps the whole device busy."""
-    outs = {dependences.compute(p).out for p in made.places}
-    taken = {load.buffer for p in made.places for load in dependences.loads[p]} - outs
-    moved = sum(map(dependences.bytes, taken))
+def loop_time(dependences: Dependences, chain: Chain | Cluster, capabilities: Capabilities) -> float:
+    """Return the microseconds of a chain's loop if it keeps the full device busy."""
+    outs = {dependences.compute(p).out for p in chain.places}
+    inputs = {load.buffer for p in chain.places for load in dependences.loads[p]} - outs
+    moved = sum(map(dependences.bytes, inputs))
     products = sum(
-        product_time(dependences, p, capabilities) * (_padding(dependences, made, p) if capabilities.padded else 1.0)
-        for p in made.places
+        product_time(dependences, p, capabilities) * (_padding(dependences, chain, p) if capabilities.padded else 1.0)
+        for p in chain.places
     )
     products /= capabilities.streamed
-    multiplied = {load.buffer for p in made.places if _is_product(dependences, p) for load in dependences.loads[p]}
-    if capabilities.alignment > 1 and any(is_odd(dependences.program.buffers[name]) for name in multiplied & taken):
+    multiplied = {load.buffer for p in chain.places if _is_product(dependences, p) for load in dependences.loads[p]}
+    if capabilities.alignment > 1 and any(is_odd(dependences.program.buffers[name]) for name in multiplied & inputs):
         products /= capabilities.odd_rows.walked
-    return max(products + sum(_work(dependences, p, capabilities) for p in made.places), moved / capabilities.bandwidth)
+    return max(
+        products + sum(_work(dependences, p, capabilities) for p in chain.places), moved / capabilities.bandwidth
+    )
 
 
-def _padding(dependences: Dependences, made: Stream | Cluster, position: int) -> float:
-    """How many times as many products a stream makes of a contraction, with axes held whole as powers of two."""
-    node, space = dependences.compute(position), made.space
+def _padding(dependences: Dependences, chain: Chain | Cluster, position: int) -> float:
+    """Return the ratio of a chain's multiplications, with held axes padded to powers of two, to a contraction's."""
+    node, space = dependences.compute(position), chain.space
     held = {*space.held, *(axis.symbol for axis in space.private)}
-    share = 1.0
+    factor = 1.0
     for axis in (*node.axes, *node.over):
-        if made.places[position][axis.symbol] in held:
+        if chain.places[position][axis.symbol] in held:
             size = max(1, dependences.estimate(axis.size))
-            share *= (1 << (size - 1).bit_length()) / size
-    return share
+            factor *= (1 << (size - 1).bit_length()) / size
+    return factor
 
 
 def product_time(dependences: Dependences, position: int, capabilities: Capabilities) -> float:
-    """Microseconds that the matrix units take for a product, by the library; 0 for anything else."""
+    """Return the microseconds of a product on the matrix units, at the library's speed; 0 for other nodes."""
     node = dependences.compute(position)
     if not isinstance(node, Contract):
         return 0.0

@@ -1,9 +1,8 @@
 """Joins the rows of several programs that read the same columns, where one program has few rows.
 
-Input: a stream; output: the stream with an axis of its programs split in two, of which one counts rows. Of eight query
-heads that share their keys and values, each with a single query, eight programs would read these again; as eight rows
-of one tile they read them once.  It is seen in the indices alone: what one side of a product reads by `h // 8`, it does
-not vary along `h % 8`.
+Input: a chain; output: the chain with a grid axis split in two, one of which counts rows.  With eight query heads that
+share keys and values, each with a single query, eight programs would each read these; as eight rows of one tile they
+read them once.  The indices alone show it: one side of a product reads `h // 8`, and does not vary along `h % 8`.
 """
 
 from __future__ import annotations
@@ -19,57 +18,57 @@ from fusion.lowering.expr import Expr, loads
 from fusion.lowering.indexing import split_points, substitute_all
 from fusion.lowering.program import Axis, Contract
 from fusion.schedule.chained.occupancy import rows_of
-from fusion.schedule.chained.place_producers import Stream
+from fusion.schedule.chained.place_producers import Chain
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import fresh, place
 
 FEW = 16
-"""Rows that the matrix units take at least: with fewer there is room for others."""
+"""Rows that the matrix units take at least: a tile with fewer has room for others."""
 
 
-def with_shared_columns(dependences: Dependences, made: Stream) -> Stream:
-    """`made` with rows of other programs that share its columns, where it has few; else the same object."""
-    if _count(dependences, made) >= FEW:
-        return made
-    indices = list(_indices(dependences, made))
-    for axis in made.space.parallel:
-        points = [] if axis.symbol in made.space.held else split_points(indices, axis.symbol, axis.size)
+def with_shared_columns(dependences: Dependences, chain: Chain) -> Chain:
+    """Return the chain with rows of other programs that share its columns, if it has few; else the same object."""
+    if _count(dependences, chain) >= FEW:
+        return chain
+    indices = list(_indices(dependences, chain))
+    for axis in chain.space.parallel:
+        points = [] if axis.symbol in chain.space.held else split_points(indices, axis.symbol, axis.size)
         if not points:
             continue
-        split = _split(made, axis, points)
-        if axis.symbol not in rows_of(dependences, made) and _count(dependences, split) > _count(dependences, made):
-            made, indices = split, list(_indices(dependences, split))
-    return made
+        split = _split(chain, axis, points)
+        if axis.symbol not in rows_of(dependences, chain) and _count(dependences, split) > _count(dependences, chain):
+            chain, indices = split, list(_indices(dependences, split))
+    return chain
 
 
-def _count(dependences: Dependences, made: Stream) -> int:
-    rows = rows_of(dependences, made)
-    return math.prod(dependences.estimate(axis.size) for axis in made.space.parallel if axis.symbol in rows)
+def _count(dependences: Dependences, chain: Chain) -> int:
+    rows = rows_of(dependences, chain)
+    return math.prod(dependences.estimate(axis.size) for axis in chain.space.parallel if axis.symbol in rows)
 
 
-def _indices(dependences: Dependences, made: Stream) -> Iterator[sympy.Expr]:
-    """The indices at which the products of a stream read, over its axes."""
-    for member, placement in made.places.items():
+def _indices(dependences: Dependences, chain: Chain) -> Iterator[sympy.Expr]:
+    """Yield the indices at which the products of a chain read, over its axes."""
+    for member, placement in chain.places.items():
         node = dependences.compute(member)
         if isinstance(node, Contract):
-            for load in loads(*substitute_all(node.exprs, placement, made.space.sizes)):
+            for load in loads(*substitute_all(node.exprs, placement, chain.space.sizes)):
                 yield from (index for index in load.index if not isinstance(index, Expr))
 
 
-def _split(made: Stream, axis: Axis, points: list[int]) -> Stream:
-    """`made` with `axis` split at strides `points`."""
-    taken = {*made.space.sizes}
+def _split(chain: Chain, axis: Axis, points: list[int]) -> Chain:
+    """Split `axis` of the chain at the strides `points`."""
+    taken = {*chain.space.sizes}
     bounds = [1, *points, int(axis.size)]
     parts: list[Axis] = []
-    whole: sympy.Expr = sympy.Integer(0)
+    recombined: sympy.Expr = sympy.Integer(0)
     for stride, end in pairwise(bounds):
         parts.insert(0, Axis(fresh("h", taken), sympy.Integer(end // stride)))
         taken.add(parts[0].symbol)
-        whole += stride * parts[0].symbol
-    parallel = [part for other in made.space.parallel for part in (parts if other is axis else [other])]
-    space = replace(made.space, parallel=tuple(parallel))
+        recombined += stride * parts[0].symbol
+    parallel = [part for other in chain.space.parallel for part in (parts if other is axis else [other])]
+    space = replace(chain.space, parallel=tuple(parallel))
     places = {
-        member: {own: place(expr, {axis.symbol: whole}, space.sizes) for own, expr in placement.items()}
-        for member, placement in made.places.items()
+        member: {own: place(expr, {axis.symbol: recombined}, space.sizes) for own, expr in placement.items()}
+        for member, placement in chain.places.items()
     }
-    return replace(made, space=space, places=places)
+    return replace(chain, space=space, places=places)

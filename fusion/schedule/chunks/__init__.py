@@ -1,15 +1,14 @@
-"""Chunks: a product too large to keep is made a few rows at a time, and all that reads it runs on these rows.
+"""Chunks: a product too large to keep is computed a few rows at a time, and its readers run on these rows.
 
     Program → Program
 
-The logits of a language model are the case in mind: eight thousand tokens times a hundred thousand words, read by a
-softmax, and by the two products of its gradient.  Nothing here knows of them.  A contraction whose result exceeds the
-workspace becomes part of a *region* (`region.py`), all of which can run for some points of one axis at a time; the
-region becomes one node, a `Chunked`, with a Program of its own for a chunk (`body.py`), scheduled as any other.  The
-result that was too large is then never there; what is left of it, rows, sums and extremes, is put together.
-
-Tiles that a kernel walks where it makes them (`streams/`) need no memory at all, and are left to it.  A product with
-a long axis cannot be one: made again in each tile it would cost more than memory does.
+The typical case are the logits of a language model: eight thousand tokens times a vocabulary of a hundred thousand,
+read by a softmax, and by the two products of its gradient.  Nothing here is specific to them.  A contraction whose
+result exceeds the workspace becomes part of a *region* (`region.py`), all of which can run for some points of one axis
+at a time; the region becomes one node, a `Chunked`, with a Program of its own for a chunk (`body.py`), scheduled like
+any other.  The large result then never exists; rows, sums and extremes computed from it are combined. Tiles that a
+kernel loops over where it computes them (`chained/`) need no memory, and are left to it.  A product with a long axis is
+not among them: recomputed in each tile it would cost more than memory does.
 """
 
 from __future__ import annotations
@@ -35,16 +34,16 @@ from fusion.schedule.chunks.region import Region, find_region, is_short
 from fusion.schedule.iteration.dependences import Dependences
 
 MAX_ROUNDED = 8
-"""Into how many chunks a region is cut at most where sums over them are rounded to half precision each time."""
+"""Largest number of chunks if sums over them are rounded to half precision each time."""
 
 
 def in_chunks(
     program: Program, capabilities: Capabilities, workspace: int, hints: Mapping[sympy.Symbol, int] | None = None
 ) -> Program:
-    """`program` with regions of products larger than `workspace` bytes in chunks; else the same object."""
-    streams = "dot" in capabilities.fold_ops
+    """Split regions of products larger than `workspace` bytes into chunks; the same object if there are none."""
+    has_chains = "dot" in capabilities.fold_ops
     refused: set[str] = set()
-    while (seed := _too_large(program, workspace, streams, refused, hints)) is not None:
+    while (seed := _too_large(program, workspace, has_chains, refused, hints)) is not None:
         for form in (program, collapse(program, seed)):
             changed = _cut_at(Dependences(form, hints), seed, workspace, capabilities.alignment)
             if changed is not None:
@@ -58,14 +57,14 @@ def in_chunks(
 def _too_large(
     program: Program,
     workspace: int,
-    streams: bool,
+    has_chains: bool,
     refused: Collection[str],
     hints: Mapping[sympy.Symbol, int] | None,
 ) -> str | None:
-    """The first contraction with a result of more than `workspace` bytes; symbolic sizes are as they were traced."""
+    """Return the first contraction with a result of more than `workspace` bytes; symbolic sizes are as traced."""
     dependences = Dependences(program, hints)
     for node in program.nodes:
-        if not isinstance(node, Contract) or node.out in refused or (streams and is_short(node)):
+        if not isinstance(node, Contract) or node.out in refused or (has_chains and is_short(node)):
             continue
         known = all(given_by(axis.size) <= dependences.hints.keys() for axis in (*node.axes, *node.over))
         if known and node.out not in dependences.outputs and dependences.bytes(node.out) > workspace:
@@ -79,7 +78,7 @@ def _cut_at(dependences: Dependences, seed: str, workspace: int, alignment: int)
 
 
 def _replaced(dependences: Dependences, region: Region, workspace: int, alignment: int) -> Program | None:
-    """The program with the region as one call; None if a product in it is not one that the library computes."""
+    """Replace a region by one call; None if the library does not compute one of its products."""
     members = region.axes.keys()
     before = set[int]().union(*(nx.ancestors(dependences.graph, member) for member in members)) - members
     dependences, views = _with_views(dependences, region, alignment)
@@ -93,9 +92,9 @@ def _replaced(dependences: Dependences, region: Region, workspace: int, alignmen
     if region.length.is_Integer:
         step = even(traced, fitting, most)
         points = (sympy.Integer(step), sympy.Integer(traced % step))
-    made = [body_of(dependences, region, parts, size, alignment) for size in points if size != 0]
-    bodies = tuple(body for body in made if body is not None)
-    if len(bodies) < len(made):
+    variants = [body_of(dependences, region, parts, size, alignment) for size in points if size != 0]
+    bodies = tuple(body for body in variants if body is not None)
+    if len(bodies) < len(variants):
         return None
     symbols = symbols_in(dependences, region)
     rows = even(traced, fitting, most)
@@ -110,11 +109,11 @@ def _replaced(dependences: Dependences, region: Region, workspace: int, alignmen
 
 
 def _with_views(dependences: Dependences, region: Region, alignment: int) -> tuple[Dependences, list[Node]]:
-    """Operands that are read at the cut axis through a split of it, as in hidden[i // S, i % S], as matrices; others
-    that are computed, or lie in no even steps, are copied into matrices.
+    """View operands that are read at the cut axis through a split of it, as hidden[i // S, i % S], as matrices; copy
+    other operands that are computed, or have no uniform strides, into matrices.
 
     Returns:
-        The program in which the region's contractions read these, and the nodes that make them.
+        The program in which the region's contractions read these, and the nodes that compute them.
     """
     program = dependences.program
     nodes, buffers = list(program.nodes), dict(program.buffers)
@@ -141,9 +140,9 @@ def _with_views(dependences: Dependences, region: Region, alignment: int) -> tup
             origins[name] = operand.buffer
             operands.append(Load(name, inner, operand.dtype))
         node = replace(node, lhs=operands[0], rhs=operands[1])
-        nodes[position], made = with_matrices(node, buffers, copies, alignment, later=inside)
-        origins.update((copy.out, node.out) for copy in made)
-        views += made
+        nodes[position], copied = with_matrices(node, buffers, copies, alignment, later=inside)
+        origins.update((copy.out, node.out) for copy in copied)
+        views += copied
     if not views:
         return dependences, []
     changed = program.edited(nodes, buffers=buffers.values(), origins=origins)
@@ -151,7 +150,7 @@ def _with_views(dependences: Dependences, region: Region, alignment: int) -> tup
 
 
 def _without_unread(program: Program) -> Program:
-    """The program with the buffers that its nodes, inputs and outputs name."""
+    """Drop the buffers that no node, input or output names."""
     used = named_buffers(program) | program.constants.keys()
     buffers = {name: buffer for name, buffer in program.buffers.items() if name in used}
     return replace(program, buffers=buffers)

@@ -1,8 +1,8 @@
-"""Bodies: the program that computes one chunk of a region.
+"""The program that computes one chunk of a region.
 
-Input: a region and how many points of the cut axis a chunk has; output: a Program over slices: tensors that are read at
-the cut axis alone are sliced along it, everything else is read whole, at the chunk's start plus the axis.  Products
-that run over the cut axis are added into their result by the library, in place.
+Input: a region and the number of points of a chunk; output: a Program over slices: tensors that are read at the cut
+axis alone are sliced along it, others are read whole, at the chunk's start plus the axis.  Products over the cut axis
+are accumulated into their result by the library, in place.
 """
 
 from __future__ import annotations
@@ -47,13 +47,13 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """How a region is cut: what is read in slices, and what is put together in which way.
+    """How a region is cut: which tensors are sliced, and how results are combined.
 
     Attributes:
         sliced: buffers read from outside → the dimension that is sliced, or None.
-        rows: results made in slices → the dimension.
-        sums: results of products, added up in place.
-        folds: results of reductions → the reduction that joins chunks.
+        rows: results written in slices → the dimension.
+        sums: results of products, accumulated in place.
+        folds: results of reductions → the reduction that combines chunks.
     """
 
     sliced: Mapping[str, int | None]
@@ -63,19 +63,19 @@ class Cut:
 
 
 def cut(dependences: Dependences, region: Region) -> Cut:
-    """What a region reads and leaves behind."""
-    made = {dependences.compute(position).out: position for position in region.axes}
+    """Return the tensors that a region reads and its results, with their treatment."""
+    written_by = {dependences.compute(position).out: position for position in region.axes}
     loads = [(load, axis) for position, axis in region.axes.items() for load in dependences.loads[position]]
     sliced: dict[str, int | None] = {}
     for load, axis in loads:
-        if load.buffer in made:
+        if load.buffer in written_by:
             continue
         dimension = _dimension(load, axis)
         sliced[load.buffer] = dimension if sliced.setdefault(load.buffer, dimension) == dimension else None
     rows: dict[str, int] = {}
     folds: dict[str, FoldName] = {}
     sums: list[str] = []
-    for out, position in made.items():
+    for out, position in written_by.items():
         node, axis = dependences.compute(position), region.axes[position]
         if not dependences.stored(position, region.axes.keys()):
             continue
@@ -90,33 +90,33 @@ def cut(dependences: Dependences, region: Region) -> Cut:
 
 
 def symbols_in(dependences: Dependences, region: Region) -> tuple[sympy.Symbol, ...]:
-    """The size symbols that the nodes of a region name."""
-    found: set[sympy.Symbol] = set()
+    """Return the size symbols that the nodes of a region name."""
+    symbols: set[sympy.Symbol] = set()
     for position in region.axes:
         node = dependences.compute(position)
         buffers = (dependences.program.buffers[name] for name in (*reads(node), node.out))
         sizes = [size for buffer in buffers for size in (*buffer.shape, *buffer.strides)]
         own = axis_sizes(node)
         sizes += [*own.values()]
-        found.update(symbol for index in indices_of(node.exprs) for symbol in index.free_symbols if symbol not in own)
-        found.update(symbol for size in sizes for symbol in size.free_symbols)
-    return tuple(sorted(found, key=str))
+        symbols.update(symbol for index in indices_of(node.exprs) for symbol in index.free_symbols if symbol not in own)
+        symbols.update(symbol for size in sizes for symbol in size.free_symbols)
+    return tuple(sorted(symbols, key=str))
 
 
 def _dimension(load: Load, axis: sympy.Symbol) -> int | None:
-    """The dimension that a load reads at the cut axis, if nothing else in it depends on the axis."""
+    """Return the dimension that a load reads at the cut axis, if no other index depends on the axis."""
     at = [k for k, index in enumerate(load.index) if index == axis]
     others = [index for k, index in enumerate(load.index) if k not in at]
-    plain = [index for index in others if not isinstance(index, Expr)]
-    return at[0] if len(at) == 1 and not any(axis in index.free_symbols for index in plain) else None
+    affine = [index for index in others if not isinstance(index, Expr)]
+    return at[0] if len(at) == 1 and not any(axis in index.free_symbols for index in affine) else None
 
 
 def body_of(dependences: Dependences, region: Region, parts: Cut, points: sympy.Expr, alignment: int) -> Program | None:
-    """The program of a chunk of `points` points; None if it has a product that the library does not compute.
+    """Return the program of a chunk of `points` points; None if the library does not compute one of its products.
 
     `alignment`: see `Capabilities`.
 
-    Its inputs are START, BETA and POINTS, the sizes that are symbols in the order of `symbols_in`, what it reads in the
+    Its inputs are START, BETA and POINTS, the symbolic sizes in the order of `symbols_in`, the tensors it reads in the
     order of `parts.sliced`, and the sums so far; its outputs are slices in the order of `parts.rows`, and then the
     folds of this chunk.
     """
@@ -145,11 +145,11 @@ class _Body:
             node = self.dependences.compute(position)
             self.buffers[node.out] = self._sliced(self.program.buffers[node.out], dense=True)
         origins = dict(self.program.origins)
-        made = [self._node(position) for position in sorted(self.region.axes)]
-        rows = {node.out for node in made if self.cut[node.out] is not None and len(node.axes) > 1}
+        nodes = [self._node(position) for position in sorted(self.region.axes)]
+        rows = {node.out for node in nodes if self.cut[node.out] is not None and len(node.axes) > 1}
         copies: Copies = {}
-        for node in pick(made, rows, self.buffers):
-            if node.out not in origins:  # an element is picked where its row is read
+        for node in pick(nodes, rows, self.buffers):
+            if node.out not in origins:  # an element that is picked where its row is read
                 origins[node.out] = origins[next(name for name in reads(node) if name in rows)]
             if not isinstance(node, Contract):
                 self.nodes.append(node)
@@ -173,7 +173,7 @@ class _Body:
         return Program(inputs, self.buffers, tuple(self.nodes), outputs, origins, inlined=inlined, library=self.library)
 
     def _sliced(self, buffer: Buffer, *, dense: bool) -> Buffer:
-        """A buffer with as many points along its cut dimension as a chunk has; `dense` where it is made here."""
+        """Return a buffer with a chunk's points along its cut dimension; `dense` if the chunk computes it."""
         dimension = self.cut[buffer.name]
         if dimension is None:
             return buffer
@@ -222,7 +222,7 @@ class _Body:
 
 
 def _added(call: Extern, out: str) -> Extern:
-    """The call of a product as one that adds it to `out`, or overwrites that in the first chunk."""
+    """Turn the call of a product into one that accumulates into `out`, or overwrites it in the first chunk."""
     into: Callable[..., object] = add_aligned_product
     if call.target in (aten.mm.default, aten.bmm.default):
         into = aten.addmm_.default if call.target is aten.mm.default else aten.baddbmm_.default

@@ -1,11 +1,11 @@
-"""Collapsing: nodes that read the rows of a matrix through two axes read them through one.
+"""Collapses two axes through which nodes read the rows of a matrix into one.
 
     out[i, j, k] = f(x[S·i + j, k])      becomes      out[i, k] = f(x[i, k])
 
-A model sees its logits as [batch, position, word], a product makes them as [row, word].  What is to be cut along rows
-must see rows.  Input: a program and a buffer; output: an equal program in which everything that reads the buffer in
-this way, or what was made so, has one axis for its rows, and tensors in between have one dimension for them.  A node
-whose result a call or the caller needs in its own shape stays as it is.
+A model sees its logits as [batch, position, word], a product writes them as [row, word].  To be cut along rows, nodes
+must have an axis of rows.  Input: a program and a buffer; output: an equal program in which all nodes that read the
+buffer in this way, directly or not, have one axis for its rows, and tensors in between one dimension.  A node whose
+result an extern or the caller needs in its own shape stays as it is.
 """
 
 from __future__ import annotations
@@ -40,12 +40,14 @@ from fusion.lowering.program import (
 
 
 def collapse(program: Program, buffer: str) -> Program:
-    """The program with the readers of `buffer` in terms of its rows; the same object if there is nothing to do."""
+    """Express the readers of `buffer` in terms of its rows; the same object if there is nothing to do."""
     kept = {name for node in program.nodes if isinstance(node, (Extern, Chunked, Scatter)) for name in reads(node)}
     kept |= program.output_names()
     buffers = dict(program.buffers)
-    merged: dict[str, tuple[int, sympy.Expr]] = {}  # buffer → its dimension that is two now, and the size of the second
-    rows = {buffer}  # what is made of it
+    merged: dict[
+        str, tuple[int, sympy.Expr]
+    ] = {}  # buffer → the first of two merged dimensions, the size of the second
+    rows = {buffer}  # buffers derived from it
     nodes: list[Node] = []
     for node in program.nodes:
         if isinstance(node, (Extern, Chunked, Scatter)):
@@ -54,12 +56,12 @@ def collapse(program: Program, buffer: str) -> Program:
         node = _reading(node, merged)
         pair = _pair(node, rows)
         if pair is not None and isinstance(node, Scan):
-            return program  # one axis of the pair may be its order
+            return program  # the scan may run along one axis of the pair
         position = _position(node.axes, pair) if pair is not None else None
         if pair is not None and (position is None or node.out not in kept):
             node = _collapsed(node, pair)
             if position is not None:
-                smaller = _without(buffers[node.out], position)
+                smaller = _with_merged_dimension(buffers[node.out], position)
                 if smaller is None:
                     return program
                 merged[node.out] = (position, buffers[node.out].shape[position + 1])
@@ -68,16 +70,16 @@ def collapse(program: Program, buffer: str) -> Program:
             rows.add(node.out)
         nodes.append(node)
     changed = (new for new, old in zip(nodes, program.nodes, strict=True) if new is not old)
-    library = {name: () for node in changed for name in writes(node)}  # which reads tensors as they were
+    library = {name: () for node in changed for name in writes(node)}  # library calls read the tensors of before
     return program.edited(nodes, buffers=buffers.values(), library=library)
 
 
 def _pair(node: Compute, rows: set[str]) -> tuple[Axis, Axis] | None:
-    """The two axes through which a node reads rows: neighbours, over all of them."""
+    """Return the two neighbouring axes through which a node reads rows, over all of them."""
     pairs = [(a, b) for axes in (node.axes, node.over) for a, b in pairwise(axes)]
     read = [index for load in loads(*node.exprs) if load.buffer in rows for index in load.index]
-    plain = [index for index in read if not isinstance(index, Expr)]
-    return next(((a, b) for index in plain for a, b in pairs if index == a.symbol * b.size + b.symbol), None)
+    affine = [index for index in read if not isinstance(index, Expr)]
+    return next(((a, b) for index in affine for a, b in pairs if index == a.symbol * b.size + b.symbol), None)
 
 
 def _position(axes: Sequence[Axis], pair: tuple[Axis, Axis]) -> int | None:
@@ -85,15 +87,15 @@ def _position(axes: Sequence[Axis], pair: tuple[Axis, Axis]) -> int | None:
 
 
 def _collapsed(node: Compute, pair: tuple[Axis, Axis]) -> Compute:
-    """The node with the first axis of `pair` for both."""
+    """Merge both axes of `pair` into the first."""
     first, second = pair
-    whole = Axis(first.symbol, first.size * second.size)
+    merged_axis = Axis(first.symbol, first.size * second.size)
     at = {first.symbol: FloorDiv(first.symbol, second.size), second.symbol: Mod(first.symbol, second.size)}
 
     def merged(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        return tuple(whole if axis == first else axis for axis in axes if axis != second)
+        return tuple(merged_axis if axis == first else axis for axis in axes if axis != second)
 
-    sizes = {**axis_sizes(node), whole.symbol: whole.size}
+    sizes = {**axis_sizes(node), merged_axis.symbol: merged_axis.size}
     node = with_exprs(node, substitute_all(node.exprs, at, sizes))
     match node:
         case Map():
@@ -107,7 +109,7 @@ def _collapsed(node: Compute, pair: tuple[Axis, Axis]) -> Compute:
 
 
 def _reading(node: Compute, merged: Mapping[str, tuple[int, sympy.Expr]]) -> Compute:
-    """The node with loads of buffers that have one dimension where they had two."""
+    """Merge two indices into one in loads of buffers whose dimensions were merged."""
     if not any(name in merged for name in reads(node)):
         return node
     sizes = axis_sizes(node)
@@ -125,8 +127,8 @@ def _reading(node: Compute, merged: Mapping[str, tuple[int, sympy.Expr]]) -> Com
     return with_exprs(node, rewrite(node.exprs, rule))
 
 
-def _without(buffer: Buffer, position: int) -> Buffer | None:
-    """The buffer with the dimensions at `position` and after it as one; None if they are apart in memory."""
+def _with_merged_dimension(buffer: Buffer, position: int) -> Buffer | None:
+    """Merge the dimensions at `position` and after it; None if they are not adjacent in memory."""
     if buffer.strides[position] != buffer.strides[position + 1] * buffer.shape[position + 1]:
         return None
     shape, strides = list(buffer.shape), list(buffer.strides)

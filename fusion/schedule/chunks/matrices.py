@@ -1,8 +1,8 @@
-"""Matrices: the operands of a chunk's products as the library takes them.
+"""The operands of a chunk's products as matrices for the library.
 
-Input: contractions over tensors of any layout; output: views of their operands with even steps, and the library's call
-of the product.  An operand that is computed where it is read, or whose rows do not lie in even steps (hidden[:, :-1] as
-one matrix), is copied into a matrix first.
+Input: contractions over tensors of any layout; output: strided views of their operands, and the library's call of the
+product.  An operand that is computed where it is read, or whose rows have no uniform stride (hidden[:, :-1] as one
+matrix), is copied into a matrix first.
 """
 
 from __future__ import annotations
@@ -22,38 +22,37 @@ from fusion.operations.products import aligned_product
 from fusion.schedule.iteration.naming import unused
 
 LINE, LONG = 128, 1024
-"""Bytes: what a row is padded to, where it is to be aligned, and how long it is at least."""
+"""Bytes: the padding of a row for alignment, and the shortest row that is padded."""
 
 aten = torch.ops.aten
 
 
 def product_calls(node: Contract, buffers: dict[str, Buffer], alignment: int) -> tuple[Node, ...]:
-    """Views of the operands and the library's product of them; empty where an operand is not a strided matrix.
+    """Return views of the operands and the library's product of them; empty if an operand is not a strided matrix.
 
-    Sizes that are no multiples of `alignment` bytes are multiplied in parts.
-
-    The buffers of the views are added to `buffers`.
+    Sizes that are not multiples of `alignment` bytes are multiplied in parts.  The buffers of the views are added to
+    `buffers`.
     """
     symbols = [axis.symbol for axis in node.axes]
     sides = (node.rows, node.columns, tuple(axis.symbol for axis in node.over))
     if [len(side) for side in sides] != [1, 1, 1] or len(symbols) > 3 or symbols[-2:] != [*node.rows, *node.columns]:
         return ()
     (row,), (column,), (over,) = sides
-    made: list[Extern] = []
+    views: list[Extern] = []
     for expr, matrix in ((node.lhs, (row, over)), (node.rhs, (over, column))):
-        view = strided_view(expr, (*symbols[:-2], *matrix), axis_sizes(node), buffers, f"{node.out}_{len(made)}")
+        view = strided_view(expr, (*symbols[:-2], *matrix), axis_sizes(node), buffers, f"{node.out}_{len(views)}")
         if view is None:
             return ()
-        made.append(view)
+        views.append(view)
     target = aten.mm.default if len(symbols) == 2 else aten.bmm.default
-    args = tuple(BufferRef(str(view.outs[0])) for view in made)
+    args = tuple(BufferRef(str(view.outs[0])) for view in views)
     call = Extern((node.out,), target, args, reason="the library is faster here")
     out, sizes = buffers[node.out], axis_sizes(node)
     extents = [sizes[symbol] for symbol in (row, column, over)]
-    known = all(extent.is_Integer for extent in extents)  # what is not may turn out not to be aligned
+    known = all(extent.is_Integer for extent in extents)  # symbolic ones may turn out not to be aligned
     if alignment > 1 and not (known and all(extent * out.dtype.itemsize % alignment == 0 for extent in extents)):
         call = replace(call, target=aligned_product, args=(*args, [*out.strides]))
-    return (*made, call)
+    return (*views, call)
 
 
 def strided_view(
@@ -63,15 +62,15 @@ def strided_view(
     buffers: dict[str, Buffer],
     name: str,
 ) -> Extern | None:
-    """A load as a view with one dimension for each of `axes`, its buffer added to `buffers`; None if it is not one."""
+    """Return a load as a view with one dimension per axis, its buffer added to `buffers`; None if it is not affine."""
     if not isinstance(expr, Load) or expr.mask is not None:
         return None
     source = buffers[expr.buffer]
     offset = flatten(expr.index, source.strides, sizes)
     if isinstance(offset, Expr):
         return None
-    found = [coefficient(offset, axis) for axis in axes]
-    strides = tuple(stride for stride in found if stride is not None and not stride.free_symbols & set(axes))
+    coefficients = [coefficient(offset, axis) for axis in axes]
+    strides = tuple(stride for stride in coefficients if stride is not None and not stride.free_symbols & set(axes))
     linear = sum(stride * axis for stride, axis in zip(strides, axes, strict=False))
     if len(strides) != len(axes) or sympy.expand(offset - linear) != 0:
         return None
@@ -83,18 +82,18 @@ def strided_view(
 
 
 Copies = dict[Map, str]
-"""What is copied, as a map into a tensor without a name → the tensor."""
+"""A copy, as a map into a tensor without a name → the tensor."""
 
 
 def with_matrices(
     node: Contract, buffers: dict[str, Buffer], copies: Copies, alignment: int, later: Collection[str] = ()
 ) -> tuple[Contract, list[Map]]:
-    """A contraction of matrices, and the maps that copy into matrices what was none.
+    """Return a contraction of matrices, and the maps that copy operands into matrices.
 
     Operands that read a tensor of `later` stay as they are.  Buffers of copies are added to `buffers` and `copies`.
     """
     operands: list[Expr] = []
-    made: list[Map] = []
+    copied: list[Map] = []
     for operand in (node.lhs, node.rhs):
         axes = _spanned(node, operand)
         symbols = tuple(axis.symbol for axis in axes)
@@ -110,13 +109,13 @@ def with_matrices(
             shape = tuple(axis.size for axis in own)
             dense = Buffer(name, operand.dtype, shape, contiguous_strides(shape), buffers[node.out].device)
             buffers[name] = replace(dense, strides=aligned_strides(dense, shape, alignment))
-            made.append(replace(copy, out=name))
+            copied.append(replace(copy, out=name))
         operands.append(Load(copies[copy], symbols, operand.dtype))
-    return replace(node, lhs=operands[0], rhs=operands[1]), made
+    return replace(node, lhs=operands[0], rhs=operands[1]), copied
 
 
 def _spanned(node: Contract, operand: Expr) -> tuple[Axis, ...]:
-    """The axes of an operand in the order in which its loads name them, which is that of memory."""
+    """Return the axes of an operand in the order in which its loads name them, which is that of memory."""
     order: dict[sympy.Basic, None] = {}
     for load in loads(operand):
         for index in load.index:
@@ -128,11 +127,11 @@ def _spanned(node: Contract, operand: Expr) -> tuple[Axis, ...]:
 
 
 def aligned_strides(buffer: Buffer, shape: tuple[sympy.Expr, ...], alignment: int) -> tuple[sympy.Expr, ...]:
-    """Strides for `shape` in the order that the dimensions of `buffer` have in memory, with long rows padded to start
-    at multiples of `alignment` bytes.
+    """Return strides for `shape` in the order of `buffer`'s dimensions in memory, with long rows padded to start at
+    multiples of `alignment` bytes.
 
-    Nothing is padded for a library that does not ask for it: oneDNN reads past the ends of rows with gaps on CPUs with
-    AMX (PyTorch 2.13, bfloat16), and a NaN there is in its product.
+    Nothing is padded for a library that does not require it: on CPUs with AMX, oneDNN reads past the ends of padded
+    rows (PyTorch 2.13, bfloat16), and a NaN there reaches its product.
     """
     order = sorted(range(len(shape)), key=lambda k: (-estimate(buffer.strides[k], {}), k))
     sizes = [shape[k] for k in order]

@@ -1,10 +1,10 @@
-"""Picking: one element of a row, found while the row is walked.
+"""Replaces a load of one element of a row by a masked sum over the row.
 
     x[i, e(i)]      becomes      Σ_r where(r == e(i), x[i, r], 0)
 
-Input: the nodes of a chunk and the tensors that exist only there; output: nodes in which these are read at the index
-alone at which they are made.  The kernel that reads the row anyway finds the element on its way, and may write
-something else in the place of the row.  An e outside of the row gives 0.
+Input: the nodes of a chunk and the tensors that exist only there; output: nodes in which these are read only at the
+index at which they are computed.  The kernel that reads the row anyway computes the element too, and may overwrite the
+row.  An e outside the row gives 0.
 """
 
 from __future__ import annotations
@@ -23,48 +23,48 @@ from fusion.schedule.iteration.naming import unused
 
 
 def pick(nodes: Sequence[Compute], rows: Collection[str], buffers: dict[str, Buffer]) -> list[Compute]:
-    """The nodes with elements picked from the tensors `rows`; new tensors are added to `buffers`."""
+    """Replace loads of single elements of the tensors `rows`; new tensors are added to `buffers`."""
     result: list[Compute] = []
     for node in nodes:
-        made: list[Reduce] = []
+        sums: list[Reduce] = []
 
-        def rule(expr: Expr, made: list[Reduce] = made, node: Compute = node) -> Expr | None:
+        def rule(expr: Expr, sums: list[Reduce] = sums, node: Compute = node) -> Expr | None:
             if not isinstance(expr, Load) or expr.buffer not in rows:
                 return None
-            found = _picked(expr, axis_sizes(node), buffers)
-            if found is None:
+            picked = _picked(expr, axis_sizes(node), buffers)
+            if picked is None:
                 return None
-            reduce, load = found
-            made.append(reduce)
+            reduce, load = picked
+            sums.append(reduce)
             return make_cast(load, expr.dtype)
 
         if isinstance(node, Map):
             node = replace(node, expr=rewrite([node.expr], rule)[0])
-        result += [*made, node]
+        result += [*sums, node]
     return result
 
 
 def _picked(
     load: Load, sizes: Mapping[sympy.Symbol, sympy.Expr], buffers: dict[str, Buffer]
 ) -> tuple[Reduce, Load] | None:
-    """The sum that finds what `load` reads, and the load of its result; None if it does not look for one element."""
-    looked_for = [k for k, index in enumerate(load.index) if isinstance(index, Expr)]
-    plain = [index for index in load.index if not isinstance(index, Expr)]
-    if len(looked_for) != 1 or load.mask is not None or not load.dtype.is_floating_point:
+    """Return the sum that computes the element of `load`, and the load of its result; None for another load."""
+    indirect = [k for k, index in enumerate(load.index) if isinstance(index, Expr)]
+    affine = [index for index in load.index if not isinstance(index, Expr)]
+    if len(indirect) != 1 or load.mask is not None or not load.dtype.is_floating_point:
         return None
-    (place,) = looked_for
-    wanted = load.index[place]
-    if not isinstance(wanted, Expr) or len(set(plain)) != len(plain) or not all(index in sizes for index in plain):
+    (position,) = indirect
+    element = load.index[position]
+    if not isinstance(element, Expr) or len(set(affine)) != len(affine) or not all(index in sizes for index in affine):
         return None
-    if not free_axes(wanted) <= set(plain):
+    if not free_axes(element) <= set(affine):
         return None
-    axes = tuple(Axis(axis_symbol(k), sizes[symbol]) for k, symbol in enumerate(plain))
-    moved = {old: axis.symbol for old, axis in zip(plain, axes, strict=True)}
+    axes = tuple(Axis(axis_symbol(k), sizes[symbol]) for k, symbol in enumerate(affine))
+    moved = {old: axis.symbol for old, axis in zip(affine, axes, strict=True)}
     source = buffers[load.buffer]
-    over = Axis(over_symbol(0), source.shape[place])
+    over = Axis(over_symbol(0), source.shape[position])
     inner = {axis.symbol: axis.size for axis in (*axes, over)}
-    index = tuple(over.symbol if k == place else moved[i] for k, i in enumerate(load.index))
-    here = make_op("eq", IndexValue(over.symbol), substitute(wanted, moved, inner))
+    index = tuple(over.symbol if k == position else moved[i] for k, i in enumerate(load.index))
+    here = make_op("eq", IndexValue(over.symbol), substitute(element, moved, inner))
     dtype = torch.float64 if load.dtype is torch.float64 else torch.float32
     value = make_cast(Load(load.buffer, index, load.dtype), dtype)
     name = unused(f"{load.buffer}_picked", buffers)
@@ -72,4 +72,4 @@ def _picked(
     buffers[name] = Buffer(name, dtype, shape, contiguous_strides(shape), source.device)
     term = Op("where", (here, value, const(0, dtype)), dtype)
     reduce = Reduce(name, axes, (over,), "sum", (term,), dtype)
-    return reduce, Load(name, tuple(sympy.sympify(symbol) for symbol in plain), dtype)
+    return reduce, Load(name, tuple(sympy.sympify(symbol) for symbol in affine), dtype)

@@ -1,12 +1,12 @@
-"""Regions: what must run together so that a large product never exists whole.
+"""Regions: the nodes that must run together so that a large product never exists in full.
 
 Input: a program and a contraction whose result is too large to keep; output: the nodes that can run for a few points of
-one of its axes at a time, each with the axis of its own that is cut.  A node that runs over the cut axis *closes*: its
-result is summed up over the chunks.
+one of its axes at a time, each with its cut axis.  A node that reduces over the cut axis *closes*: its result is
+accumulated over the chunks.
 
-Everything as wide as the product is taken in, with all that reads it and, where it is computed, what makes it; and what
-lies on a path between two nodes of the region.  Refused, by None: a reader that looks at another point of the cut axis,
-or needs the product whole; a sum over the cut axis that something inside waits for.
+The region contains everything as large as the product, with all its readers and, if it is computed, its producer; and
+the nodes on a path between two nodes of the region.  Refused, by None: a reader of another point of the cut axis, or of
+the full product; a sum over the cut axis that a node inside waits for.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Region:
     """Nodes that run in chunks.
 
     Attributes:
-        axes: node → the axis of it that is cut.
+        axes: node → its cut axis.
         length: points of that axis; a symbolic length is known when the region runs.
-        bytes: size of the product for which this is done, symbolic sizes as they were when it was traced.
+        bytes: size of the large product, symbolic sizes as traced.
     """
 
     axes: Mapping[int, sympy.Symbol]
@@ -41,17 +41,17 @@ class Region:
 
 
 def find_region(dependences: Dependences, seed: int) -> Region | None:
-    """The region of the contraction at `seed`, cut along the first of its axes that allows it; None if none does."""
+    """Return the region of the contraction at `seed`, cut along the first of its axes that allows it, or None."""
     node = dependences.compute(seed)
     for axis in node.axes:
-        found = _Growth(dependences, seed, axis.symbol).run()
-        if found is not None:
-            return Region(found, axis.size, dependences.bytes(node.out))
+        axes = _Growth(dependences, seed, axis.symbol).run()
+        if axes is not None:
+            return Region(axes, axis.size, dependences.bytes(node.out))
     return None
 
 
 def is_short(node: Contract) -> bool:
-    """May a kernel make the result of this contraction again wherever it needs a tile of it?"""
+    """Return whether a kernel may recompute the result of this contraction wherever it needs a tile of it."""
     return all(axis.size.is_Integer for axis in node.over) and math.prod(int(axis.size) for axis in node.over) <= HELD
 
 
@@ -66,7 +66,7 @@ class _Growth:
     def run(self) -> dict[int, sympy.Symbol] | None:
         todo = list(self.axes)
         while todo:
-            added = [position for member in todo for position in (*self._readers(member), *self._makers(member))]
+            added = [position for member in todo for position in (*self._readers(member), *self._producers(member))]
             todo = []
             for position in sorted(set(added or self._between())):
                 if position not in self.axes:
@@ -76,7 +76,7 @@ class _Growth:
         return self.axes if all(map(self._is_sound, self.axes)) else None
 
     def cut(self, buffer: str) -> int | None:
-        """The dimension of a region's buffer that is cut; None if no node of the region makes it in chunks."""
+        """Return the cut dimension of a region's buffer; None if no node of the region computes it in chunks."""
         position = self.dependences.writer.get(buffer)
         if position is None or position not in self.axes or self._closes(position):
             return None
@@ -87,32 +87,32 @@ class _Growth:
         return self.axes[position] in {axis.symbol for axis in self.dependences.compute(position).over}
 
     def _is_wide(self, buffer: str) -> bool:
-        """Has a buffer as many elements as the product?"""
+        """Return whether a buffer has at least as many elements as the product."""
         return self._elements(buffer) >= self.wide
 
     def _elements(self, buffer: str) -> int:
         return self.dependences.estimate(self.dependences.program.buffers[buffer].numel)
 
     def _readers(self, position: int) -> list[int]:
-        """Who reads a wide result of a node: all of them belong to the region."""
+        """Return the readers of a wide result of a node: all of them belong to the region."""
         out = self.dependences.compute(position).out
         if self._closes(position) or not self._is_wide(out):
             return []
         return [reader for reader in self.dependences.readers.get(out, ()) if reader not in self.axes]
 
-    def _makers(self, position: int) -> list[int]:
-        """Who computes what a node reads, if that is wide and read at the cut axis."""
-        found: list[int] = []
+    def _producers(self, position: int) -> list[int]:
+        """Return the producers of wide operands that a node reads at the cut axis."""
+        producers: list[int] = []
         for load in self.dependences.loads[position]:
             writer = self.dependences.writer.get(load.buffer)
             if writer is None or writer in self.axes or not self._is_wide(load.buffer):
                 continue
             if self.axes[position] in load.index and not isinstance(self.dependences.node(writer), (Extern, Chunked)):
-                found.append(writer)
-        return found
+                producers.append(writer)
+        return producers
 
     def _between(self) -> list[int]:
-        """What lies on a path from one node of the region to another one, outside it."""
+        """Return the nodes on a path between two nodes of the region, outside it."""
         graph = self.dependences.graph
         first, last = min(self.axes), max(self.axes)
         inside = graph.subgraph(range(first, last + 1))
@@ -121,21 +121,21 @@ class _Growth:
         return sorted((after & before) - self.axes.keys())
 
     def _add(self, position: int) -> bool:
-        """Take a node in, with the axis at which it reads, or is read by, what the region has."""
+        """Add a node, with the axis at which it reads the region's results, or the region reads its own."""
         node = self.dependences.node(position)
         if not isinstance(node, (Map, Reduce, Contract)):
             return False
-        found = {index for load in self.dependences.loads[position] for index in self._cut_at(load)}
+        axes = {index for load in self.dependences.loads[position] for index in self._cut_at(load)}
         for reader in self.dependences.readers.get(node.out, ()):
             if reader not in self.axes:
                 continue
             for load in self.dependences.loads[reader]:
                 if load.buffer == node.out and self.axes[reader] in load.index:
-                    found.add(node.axes[load.index.index(self.axes[reader])].symbol)
+                    axes.add(node.axes[load.index.index(self.axes[reader])].symbol)
         known = {axis.symbol for axis in (*node.axes, *node.over)}
-        if len(found) != 1 or not found <= known:
+        if len(axes) != 1 or not axes <= known:
             return False
-        self.axes[position] = sympy.sympify(found.pop())
+        self.axes[position] = sympy.sympify(axes.pop())
         return True
 
     def _cut_at(self, load: Load) -> list[sympy.Expr | Expr]:
@@ -143,7 +143,7 @@ class _Growth:
         return [] if dimension is None else [load.index[dimension]]
 
     def _is_sound(self, position: int) -> bool:
-        """Does a node read only its own points of what is cut, and can its result be put together?"""
+        """Return whether a node reads only its own points along the cut, and its result can be combined."""
         node, axis = self.dependences.compute(position), self.axes[position]
         for load in self.dependences.loads[position]:
             writer = self.dependences.writer.get(load.buffer)

@@ -1,7 +1,7 @@
-"""Describes the alternatives for a cluster around products, with their prices.
+"""The alternatives for a cluster around products, with their prices.
 
-What is weighed against each other: one kernel, the library's calls between kernels, a product in parts.  A way says
-what takes the place of the nodes of the cluster; the rest of the path makes kernels of that as it does of everything.
+They are: one kernel, the library's calls between kernels, a product in parts.  An alternative names the nodes that
+replace those of the cluster; the passes that follow make kernels of them as of all others.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from fusion.schedule.clusters.legality import Cluster
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
-    """One way to compute a cluster, with its predicted microseconds; `instead`, `buffers` and `took` as in `Cut`."""
+class Alternative:
+    """One alternative for a cluster, with its predicted microseconds; `instead`, `buffers` and `took` as in `Cut`."""
 
     name: str
     predicted: float
@@ -27,12 +27,12 @@ class Way:
     took: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-Measure: TypeAlias = Callable[[Program, Cluster, Kernel, Sequence[Way]], Tuning]
-"""Tries and times the ways to compute a cluster, of which the first is the kernel that is given."""
+Measure: TypeAlias = Callable[[Program, Cluster, Kernel, Sequence[Alternative]], Tuning]
+"""Builds and times the alternatives for a cluster, the first of which is the kernel that is passed."""
 
 
-def weighed(kernel: Kernel, ways: Sequence[Way], reason: str = "") -> Tuning:
-    """The ways by their predictions; among equals the last.  `reason` says why nothing was timed."""
+def weighed(kernel: Kernel, ways: Sequence[Alternative], reason: str = "") -> Tuning:
+    """Choose the alternative with the lowest prediction, the last among equals; `reason` says why nothing was timed."""
     trials = tuple(Trial(way.name, way.predicted) for way in ways)
     least = min(trial.predicted for trial in trials)
     chosen = max(number for number, trial in enumerate(trials) if trial.predicted == least)
@@ -40,18 +40,18 @@ def weighed(kernel: Kernel, ways: Sequence[Way], reason: str = "") -> Tuning:
 
 
 def alone(program: Program, cluster: Cluster) -> Program:
-    """The members of a cluster as a program of its own."""
+    """Return the members of a cluster as a program of its own."""
     nodes = tuple(program.nodes[member] for member in sorted(cluster.members))
-    made = [name for node in nodes for name in writes(node)]
+    results = [name for node in nodes for name in writes(node)]
     needed = {name for k, node in enumerate(program.nodes) if k not in cluster.members for name in reads(node)}
     needed |= program.output_names()
-    inputs = tuple(dict.fromkeys(name for node in nodes for name in reads(node) if name not in made))
-    outputs = tuple(BufferRef(name) for name in made if name in needed)
-    library = {out: calls for out, calls in program.library.items() if out in made}
+    inputs = tuple(dict.fromkeys(name for node in nodes for name in reads(node) if name not in results))
+    outputs = tuple(BufferRef(name) for name in results if name in needed)
+    library = {out: calls for out, calls in program.library.items() if out in results}
     return replace(program, inputs=inputs, constants={}, nodes=nodes, outputs=outputs, library=library)
 
 
-def moved(cluster: Cluster, way: Way) -> Way:
-    """`way` for the program of the cluster `alone`."""
+def moved(cluster: Cluster, way: Alternative) -> Alternative:
+    """Renumber an alternative for the program of its cluster `alone`."""
     order = sorted(cluster.members)
     return replace(way, instead={order.index(position): nodes for position, nodes in way.instead.items()})

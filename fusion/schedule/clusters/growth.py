@@ -19,12 +19,12 @@ from fusion.lowering.chunks import Chunked
 from fusion.lowering.errors import Origin
 from fusion.lowering.printer import format_bytes
 from fusion.lowering.program import Contract, Extern, Program, writes
-from fusion.schedule.clusters.legality import Cluster, Link, Refused, may_join, may_stand_beside, single
+from fusion.schedule.clusters.legality import Cluster, Link, Refused, may_join, may_share_body, single
 from fusion.schedule.clusters.profit import EARLY, Prices
 from fusion.schedule.iteration.dependences import Dependences
 
 MAX_SIBLINGS = 8
-"""How many later readers of the same buffer a cluster is compared with."""
+"""How many later readers of the same buffer a cluster is considered with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +32,11 @@ class Refusal:
     """A data edge that was not fused, why it stayed, and what that costs.
 
     Attributes:
-        producer: the buffer that flows over it.
-        consumer: the buffer made of it; "?" of a call that makes none.
+        producer: the buffer on the edge.
+        consumer: the buffer computed from it; "?" for a call that computes none.
         origin: the line of the program that asks for the consumer.
-        bytes: written and read again in each run.
-        microseconds: what these take, as predicted.
+        bytes: the bytes written and read again in each run.
+        microseconds: their predicted time.
     """
 
     producer: str
@@ -55,7 +55,7 @@ class Refusal:
 
 @dataclass(frozen=True, slots=True)
 class Clustering:
-    """Clusters in execution order, the edges between them with the reason why they remain, and what things cost."""
+    """Clusters in execution order, the edges between them with the reason why they remain, and the prices."""
 
     clusters: tuple[Cluster, ...]
     refusals: tuple[Refusal, ...]
@@ -65,7 +65,7 @@ class Clustering:
 def refusals_of(
     dependences: Dependences, capabilities: Capabilities, why: Callable[[int, int], str | None]
 ) -> Iterator[Refusal]:
-    """A refusal for each edge between two nodes for which `why` gives a reason."""
+    """Yield a refusal for each edge between two nodes for which `why` returns a reason."""
     program = dependences.program
     for name, writer in dependences.writer.items():
         for reader in dependences.readers.get(name, ()):
@@ -84,12 +84,12 @@ def grow(
     hints: Mapping[sympy.Symbol, int] | None = None,
     given: Sequence[Cluster] = (),
 ) -> Clustering:
-    """Group the nodes of `program` into clusters; those that are `given` may grow, but stay together."""
+    """Group the nodes of `program` into clusters; `given` clusters may grow, but stay together."""
     return _Growth(Dependences(program, hints), capabilities).run(given)
 
 
 class _Growth:
-    """The state of one clustering: the quotient graph, where its nodes are clusters."""
+    """The state of one clustering: the quotient graph, whose nodes are clusters."""
 
     def __init__(self, dependences: Dependences, capabilities: Capabilities) -> None:
         self.dependences = dependences
@@ -98,12 +98,12 @@ class _Growth:
         self.clusters: dict[int, Cluster] = {}
         self.owner: dict[int, int] = {}  # node → cluster
         self.graph: nx.DiGraph[int] = nx.DiGraph()
-        self.rank: dict[int, int] = {}  # cluster → its place in an order in which edges lead forward
-        self.ranked: list[int | None] = []  # place → cluster
+        self.rank: dict[int, int] = {}  # cluster → its position in a topological order
+        self.ranked: list[int | None] = []  # position → cluster
         self.reasons: dict[tuple[int, int], str] = {}
         self.refused: dict[int, list[Link]] = {}  # cluster → links that were refused with its present axes
-        self.made: dict[int, dict[str, int]] = {}  # cluster → what its members make, and which
-        self.read: dict[int, frozenset[str]] = {}  # cluster → what its members load from
+        self.made: dict[int, dict[str, int]] = {}  # cluster → the results of its members, with the member
+        self.read: dict[int, frozenset[str]] = {}  # cluster → the buffers that its members load
         self.heap: list[tuple[int, int, int, int, Link]] = []  # bytes saved, most first; positions; when it was pushed
         self.pushed = 0
         self.next = len(dependences.program.nodes)
@@ -126,15 +126,15 @@ class _Growth:
         while self.heap:
             self._try(heapq.heappop(self.heap)[-1])
         self._unite()
-        order = nx.lexicographical_topological_sort(self.graph, key=self._turn)
+        order = nx.lexicographical_topological_sort(self.graph, key=self._schedule_key)
         refusals = tuple(refusals_of(self.dependences, self.capabilities, self._why_apart))
         return Clustering(tuple(self.clusters[c] for c in order), refusals, self.prices)
 
-    def _turn(self, cluster: int) -> int:
-        """When a cluster is computed of those that can be: in the order of the program, what reads nothing when needed.
+    def _schedule_key(self, cluster: int) -> int:
+        """Return when a ready cluster runs: in program order, but without operands as late as possible.
 
-        A tensor of zeros that is added to at the end would else take its memory from the beginning on.  So would what
-        is read last for a result (a copy that is kept for backward): that is made once all others have read it.
+        A tensor of zeros that is added to at the end would otherwise occupy memory from the beginning.  So would an
+        input whose last read is for a result (a copy saved for backward): that runs once all other readers have.
         """
         own = self.clusters[cluster].members[-1]
         if not self.read[cluster]:
@@ -150,14 +150,14 @@ class _Growth:
         return min(own, max([*others, *before], default=own))
 
     def _is_result(self, cluster: int) -> bool:
-        """Does nothing but views read what a cluster makes?"""
+        """Return whether only views read the results of a cluster."""
         firsts = {c: self.dependences.node(self.clusters[c].members[0]) for c in self.graph.successors(cluster)}
         return all(isinstance(first, Extern) and first.is_view and self._is_result(c) for c, first in firsts.items())
 
     # Candidates -----------------------------------------------------------------------------------------------------
 
     def _links_from(self, position: int) -> Iterator[Link]:
-        """Edges from a node to its readers, and from readers of the same buffer to each other."""
+        """Yield edges from a node to its readers, and between readers of the same buffer."""
         node = self.dependences.node(position)
         for name in writes(node):
             for reader in self.dependences.readers.get(name, ()):
@@ -176,13 +176,13 @@ class _Growth:
         if a == b or self.clusters[a].extern or self.clusters[b].extern:
             return
         self.pushed += 1
-        heapq.heappush(self.heap, (-self._turned(a, b), link.second, link.first, self.pushed, link))
+        heapq.heappush(self.heap, (-self._bytes_saved_first(a, b), link.second, link.first, self.pushed, link))
 
-    def _turned(self, first: int, second: int) -> int:
-        """Bytes that two clusters save together, by which they are tried.
+    def _bytes_saved_first(self, first: int, second: int) -> int:
+        """Return the bytes that joining two clusters saves, the order in which joins are tried.
 
-        What is made of a product is tried there first: at its end it is computed once, as an operand of the next one
-        for each block of the other side.
+        A consumer of a product joins that product before its own consumers: as an epilogue it is computed once, as the
+        prologue of the next product for each block of the other side.
         """
         saved = self._shared(first, second)
         if not self._multiplies(second) or self._multiplies(first):
@@ -194,13 +194,13 @@ class _Growth:
         return any(isinstance(self.dependences.node(member), Contract) for member in self.clusters[cluster].members)
 
     def _shared(self, first: int, second: int) -> int:
-        """Bytes that need not be moved if two clusters are one: what both touch once, and what nobody else needs."""
-        made, wanted = self.made[first], self.read[second]
-        handed = made.keys() & wanted
-        total = sum(self.dependences.bytes(name) for name in (wanted & self.read[first]) | handed)
-        together = {*self.clusters[first].members, *self.clusters[second].members} if handed else ()
-        for name in handed:
-            if not self.dependences.stored(made[name], together):
+        """Return the bytes that joining saves: common reads once, and stores that no other cluster needs."""
+        results, operands = self.made[first], self.read[second]
+        passed = results.keys() & operands
+        total = sum(self.dependences.bytes(name) for name in (operands & self.read[first]) | passed)
+        together = {*self.clusters[first].members, *self.clusters[second].members} if passed else ()
+        for name in passed:
+            if not self.dependences.stored(results[name], together):
                 total += self.dependences.bytes(name)
         return total
 
@@ -226,14 +226,14 @@ class _Growth:
         self._replace(a, b, joined)
 
     def _unite(self) -> None:
-        """Put small clusters that have nothing to do with each other into one body.
+        """Merge small unrelated clusters into one body (horizontal fusion).
 
-        Only pointwise clusters that take little longer than their launch, and walk axes of the same sizes: they share
-        their indices.  Kernels of other axes share a launch later, each with a body of its own (`pack.py`).
+        Only pointwise clusters that take little longer than their launch, over axes of the same sizes: they share their
+        indices.  Kernels over other axes share a launch later, each with a body of its own (`pack.py`).
         """
         alike: dict[tuple[object, ...], int] = {}
         small = 2 * self.capabilities.launch_us
-        # Folds are left alone: each holds registers until its loop ends, and many of them together spill.
+        # Folds are not merged: each holds registers until its loop ends, and many of them together spill.
         for b in sorted(self.clusters, key=lambda c: self.clusters[c].members[0]):
             cluster = self.clusters[b]
             if cluster.extern or cluster.space.reduced or self.prices.time(cluster) > small:
@@ -243,14 +243,14 @@ class _Growth:
             shape = tuple(axis.size for axis in cluster.space.parallel)
             a = alike.get(shape)
             if a is not None and not (self._path(a, b, direct=True) or self._path(b, a, direct=True)):
-                joined = may_stand_beside(self.dependences, self.capabilities, self.clusters[a], cluster)
+                joined = may_share_body(self.dependences, self.capabilities, self.clusters[a], cluster)
                 if isinstance(joined, Cluster):
                     alike[shape] = self._replace(a, b, joined)
                     continue
             alike[shape] = b
 
     def _merge(self, joined: Cluster) -> int:
-        """Put `joined` in the place of the clusters whose members it has."""
+        """Replace the clusters whose members `joined` has."""
         new, self.next = self.next, self.next + 1
         parts = {self.owner[member] for member in joined.members}
         self.clusters[new] = joined
@@ -268,10 +268,10 @@ class _Growth:
         return new
 
     def _rank(self, new: int, parts: Collection[int]) -> None:
-        """Give `new` a place between those of its parts, and move what follows it, among them, behind it."""
-        places = [self.rank.pop(part) for part in parts]
-        first, last = min(places), max(places)
-        for place in places:
+        """Give `new` a position between those of its parts, and move their successors among them behind it."""
+        positions = [self.rank.pop(part) for part in parts]
+        first, last = min(positions), max(positions)
+        for place in positions:
             self.ranked[place] = None
         between = [c for c in self.ranked[first : last + 1] if c is not None]
         behind = set[int]()
@@ -297,8 +297,8 @@ class _Growth:
         new = self._merge(joined)
         self.refused[new] = [link for side in (a, b) if side not in changed for link in known[side]]
         for link in (link for side in changed for link in known[side]):
-            self._push(link)  # what was refused over other axes may now be possible
-        for member in touched:  # what the smaller side touches may be joinable now that it is part of more
+            self._push(link)  # a join that was refused over other axes may now be possible
+        for member in touched:  # the smaller side may be joinable now that it is part of a larger cluster
             for link in self._links_from(member):
                 self._push(link)
             for name in self.dependences.reads[member]:
@@ -307,7 +307,7 @@ class _Growth:
         return new
 
     def _path(self, start: int, end: int, *, direct: bool = False) -> bool:
-        """Is there a path from `start` to `end` through another cluster (or, with `direct`, any path)?"""
+        """Return whether there is a path from `start` to `end` through another cluster (`direct`: or any path)."""
         last = self.rank[end]
         if self.rank[start] > last:
             return False
@@ -328,7 +328,7 @@ class _Growth:
     # The ledger -----------------------------------------------------------------------------------------------------
 
     def _why_apart(self, writer: int, reader: int) -> str | None:
-        """Why an edge was not fused; None if it was, or moves nothing."""
+        """Return why an edge was not fused; None if it was, or moves no data."""
         if self.owner[writer] == self.owner[reader]:
             return None
         ends = (self.dependences.program.nodes[position] for position in (writer, reader))

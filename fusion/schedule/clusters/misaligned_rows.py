@@ -1,4 +1,4 @@
-"""Tells matrices whose rows start at odd addresses, and how much slower products of these are."""
+"""Misaligned rows: which matrices have them, and how much slower their products are."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ SHORTEST = 8 * BYTES
 
 
 def is_odd(buffer: Buffer) -> bool:
-    """Does a matrix of halves have rows that do not all start at aligned addresses?  Unknown sizes count as aligned."""
+    """Return whether a 16-bit matrix has rows that start at unaligned addresses; unknown sizes count as aligned."""
     return buffer.dtype.itemsize == 2 and padded_strides(buffer) is not None
 
 
 def share_of_library(calls: Iterable[Node], buffers: Mapping[str, Buffer], speeds: Mapping[int, float]) -> float:
-    """Returns the speed of the library's calls of a product against aligned ones, from `OddRows.library`."""
+    """Return the speed of the library's calls of a product relative to aligned ones, from `OddRows.library`."""
     products = [call for call in calls if isinstance(call, Extern) and not call.is_view]
     touched = [buffers[name] for call in products for name in (*reads(call), *writes(call))]
-    return min((speeds[_word(buffer)] for buffer in touched if buffer.dtype.itemsize == 2), default=1.0)
+    return min((speeds[_row_alignment(buffer)] for buffer in touched if buffer.dtype.itemsize == 2), default=1.0)
 
 
-def _word(buffer: Buffer) -> int:
-    """Of how many bytes, at most a whole word, the starts of all rows are multiples; unknown strides count as that."""
+def _row_alignment(buffer: Buffer) -> int:
+    """Return the alignment in bytes of all rows, at most `BYTES`; unknown strides count as aligned."""
     steps = (stride for stride, length in zip(buffer.strides, buffer.shape, strict=True) if length != 1)
     return math.gcd(BYTES, *(int(step) * buffer.dtype.itemsize for step in steps if step.is_Integer and step != 1))
 
 
 def padded_strides(buffer: Buffer) -> tuple[sympy.Expr, ...] | None:
-    """The strides of a row-major buffer with aligned rows; None where it is not one, or has them."""
+    """Return the strides of a row-major buffer with padded rows; None if it is not row-major or is aligned."""
     size = buffer.dtype.itemsize
     if len(buffer.shape) < 2 or not all(length.is_Integer and length > 0 for length in buffer.shape):
         return None
@@ -41,11 +41,11 @@ def padded_strides(buffer: Buffer) -> tuple[sympy.Expr, ...] | None:
     if row * size % BYTES == 0 or row * size < SHORTEST:
         return None
     strides: list[sympy.Expr] = []
-    plain, apart = sympy.Integer(1), sympy.Integer(1)
+    row_major, padded = sympy.Integer(1), sympy.Integer(1)
     for position, (length, stride) in enumerate(reversed(list(zip(buffer.shape, buffer.strides, strict=True)))):
-        if stride != plain and length != 1:
+        if stride != row_major and length != 1:
             return None
-        strides.append(apart)
-        plain *= length
-        apart *= length if position else sympy.Integer(-(-row * size // BYTES) * BYTES // size)
+        strides.append(padded)
+        row_major *= length
+        padded *= length if position else sympy.Integer(-(-row * size // BYTES) * BYTES // size)
     return tuple(reversed(strides))

@@ -1,8 +1,8 @@
 """Predicts whether one kernel is faster than two.
 
-A cluster's time is the larger of what its memory traffic and its arithmetic take, plus one launch.  Traffic counts
-every outside tensor once; arithmetic counts every node at every point where it is evaluated, so recomputation has its
-price.  The constants come from the target.
+A cluster's time is the larger of its memory time and its arithmetic time, plus one launch.  Traffic counts every
+outside tensor once; arithmetic counts every node at every point where it is evaluated, so recomputation has its price.
+The constants come from the target.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONTRACTION_TILE = 128
 """Rows and columns of a contraction's tile: an operand is evaluated once per tile of the other side."""
 
 EARLY = 1 << 22
-"""Bytes that a kernel may make long before they are needed, to share a launch: as long they are held."""
+"""Bytes that a kernel may compute long before they are needed, to share a launch: they are live that long."""
 
 
 class Prices:
@@ -33,7 +33,7 @@ class Prices:
     def __init__(self, dependences: Dependences, capabilities: Capabilities) -> None:
         self.dependences = dependences
         self.capabilities = capabilities
-        self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that came to be
+        self.times: dict[tuple[int, ...], float] = {}  # members → predicted time, of clusters that were formed
 
     @cached_property
     def work(self) -> list[int]:
@@ -44,26 +44,26 @@ class Prices:
         ]
 
     def worth(self, first: Cluster, second: Cluster, joined: Cluster) -> str | None:
-        """None if `joined` is predicted to be no slower than both apart; else why not."""
-        apart = 0.0
+        """Return None if `joined` is predicted to be no slower than both separately; else why not."""
+        separately = 0.0
         for side in (first, second):
             if side.members not in self.times:
                 self.times[side.members] = self.time(side)
-            apart += self.times[side.members]
+            separately += self.times[side.members]
         together = self.time(joined)
-        if together <= apart:
+        if together <= separately:
             self.times[joined.members] = together
             return None
-        return f"together it would take longer ({together:.1f} µs against {apart:.1f} µs)"
+        return f"together it would take longer ({together:.1f} µs against {separately:.1f} µs)"
 
     def time(self, cluster: Cluster) -> float:
-        """Predicted microseconds of one launch of `cluster`, launch included."""
+        """Return the predicted microseconds of one launch of `cluster`, launch overhead included."""
         traffic = self.traffic(cluster)
         memory = sum(traffic) / self.capabilities.bandwidth / self._busy(cluster)
         return self.capabilities.launch_us + max(memory, self._arithmetic(cluster))
 
     def traffic(self, cluster: Cluster) -> tuple[int, int]:
-        """Bytes (read, written): every tensor from outside once, every tensor needed outside once."""
+        """Return the bytes (read, written): every tensor from outside once, every stored result once."""
         together = frozenset(cluster.members)
         outs = {self.dependences.outs[m] for m in cluster.members}
         outside = set[str]().union(*(self.dependences.read[m] for m in cluster.members)) - outs
@@ -71,15 +71,15 @@ class Prices:
         points = self.dependences.estimate(cluster.space.points)
         read = 0
         for name in outside:  # a gather reads no more than one element per point
-            whole = self.dependences.bytes(name)
-            read += min(whole, points * self.dependences.program.buffers[name].dtype.itemsize)
+            size = self.dependences.bytes(name)
+            read += min(size, points * self.dependences.program.buffers[name].dtype.itemsize)
         return read, written
 
     def _stored(self, member: int, together: frozenset[int]) -> bool:
         return isinstance(self.dependences.node(member), Scatter) or self.dependences.stored(member, together)
 
     def _written(self, member: int) -> int:
-        """Bytes that a member writes; of what it updates, those it reads before too."""
+        """Return the bytes that a member writes; an update also reads its elements."""
         node = self.dependences.compute(member)
         if not isinstance(node, Scatter):
             return self.dependences.bytes(node.out)
@@ -87,7 +87,7 @@ class Prices:
         return points * node.value.dtype.itemsize * (1 if node.op == "store" else 2)
 
     def _busy(self, cluster: Cluster) -> float:
-        """The share of the device that a reduction keeps busy: one program walks one row."""
+        """Return the occupancy of a reduction, as a share of the device: one program computes one row."""
         if not cluster.space.reduced or cluster.space.rigid:
             return 1.0
         rows = math.prod(self.dependences.estimate(axis.size) for axis in cluster.space.parallel)
@@ -120,14 +120,14 @@ class Prices:
         return total
 
     def contraction(self, cluster: Cluster, node: Contract) -> float:
-        """Microseconds that the matrix units take for a contraction at the library's speed, of aligned rows."""
+        """Return the microseconds of a contraction on the matrix units at the library's speed, for aligned rows."""
         points = math.prod(self.dependences.estimate(axis.size) for axis in (*node.axes, *node.over))
         share = self.capabilities.matrix_share[node.lhs.dtype.itemsize]
         share *= self.capabilities.streamed if cluster.space.streamed else 1.0
         return 2 * points / (self.capabilities.matrix_flops * share)
 
     def by_library(self, cluster: Cluster, node: Contract) -> float:
-        """Microseconds that the matrix units take for the library's product."""
+        """Return the microseconds of the library's product on the matrix units."""
         share, program = 1.0, self.dependences.program
         if self.capabilities.alignment > 1:
             calls, shares = program.library.get(node.out, ()), self.capabilities.odd_rows.library
@@ -135,7 +135,7 @@ class Prices:
         return self.contraction(cluster, node) / share
 
     def _odd(self, cluster: Cluster, node: Contract) -> bool:
-        """Does a contraction read rows at odd addresses, itself or through members of its cluster?"""
+        """Return whether a contraction reads misaligned rows, itself or through members of its cluster."""
         inside = {self.dependences.outs[m]: m for m in cluster.members}
         pending, seen = [*loads(*node.exprs)], set[str]()
         while pending:
@@ -150,7 +150,7 @@ class Prices:
         return False
 
     def _operand(self, cluster: Cluster, member: int) -> bool:
-        """Does a member of a contraction's cluster feed the contraction?"""
+        """Return whether a member of a contraction's cluster is part of its prologue."""
         reduced = {axis.symbol for axis in cluster.space.reduced}
         placement = cluster.places.get(member)
         return placement is None or any(expr.free_symbols & reduced for expr in placement.values())
@@ -160,7 +160,7 @@ class Prices:
         return math.ceil(min(sides[:2], default=1) / CONTRACTION_TILE)
 
     def flops(self, cluster: Cluster) -> int:
-        """Scalar operations (in additions) and multiply-adds (two each) of one launch."""
+        """Return the scalar operations (in additions) and multiply-adds (two each) of one launch."""
         sizes = {s: self.dependences.estimate(n) for s, n in cluster.space.sizes.items()}
         total = 0
         for member, placement in cluster.places.items():

@@ -1,8 +1,8 @@
 """Decides which contractions may share a loop, and prices the sharing.
 
-Two products of the same axes that read one operand alike (gate and up of a gated MLP, the keys and values of a layer,
-two sides multiplied by one matrix) fetch it once when one loop sums up both.  Each has an accumulator of its own, so
-the tile of each is smaller; together they are like one product that is as many times as wide.
+Two products over the same axes that read one operand alike (gate and up of a gated MLP, the keys and values of a layer,
+two sides multiplied by one matrix) load it once if one loop computes both.  Each has its own accumulator, so tiles are
+smaller; together they are like one product with as many times the columns.
 """
 
 from __future__ import annotations
@@ -18,39 +18,39 @@ from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Placement, Space
 
 ROWS, COLUMNS, LEAST = 128, 256, 64
-"""The tile of one contraction with all registers to itself, and the columns below which matrix units are not filled."""
+"""The tile of one contraction that has all registers, and the columns below which matrix units are not filled."""
 TOGETHER = 0.8
-"""The speed of several contractions in one loop that cannot be multiplied as one, against the same tile of one."""
+"""The speed of several contractions in one loop that cannot be stacked into one, relative to the same tile of one."""
 
 
 def contractions(dependences: Dependences, members: Collection[int]) -> tuple[int, ...]:
-    """The members that are contractions."""
+    """Return the members that are contractions."""
     return tuple(member for member in members if isinstance(dependences.node(member), Contract))
 
 
 def leading_to(dependences: Dependences, members: Collection[int], position: int) -> frozenset[int]:
-    """The members that what the one at `position` reads is made by."""
-    makers = {dependences.compute(member).out: member for member in members}
-    found: set[int] = set()
+    """Return the members that the one at `position` depends on."""
+    producers = {dependences.compute(member).out: member for member in members}
+    ancestors: set[int] = set()
     pending = [position]
     while pending:
-        read = {makers[load.buffer] for load in dependences.loads[pending.pop()] if load.buffer in makers}
-        pending.extend(read - found)
-        found |= read
-    return frozenset(found)
+        read = {producers[load.buffer] for load in dependences.loads[pending.pop()] if load.buffer in producers}
+        pending.extend(read - ancestors)
+        ancestors |= read
+    return frozenset(ancestors)
 
 
 def refused(
     dependences: Dependences, members: Collection[int], space: Space, places: Mapping[int, Placement]
 ) -> str | None:
-    """Why the contractions among `members` do not run in one loop; None if they do, are one, or a walk."""
-    found = contractions(dependences, members)
-    if len(found) < 2 or space.streamed:
+    """Return why the contractions among `members` cannot run in one loop; None if they can, or form a chain."""
+    products = contractions(dependences, members)
+    if len(products) < 2 or space.streamed:
         return None
     sides: set[tuple[frozenset[frozenset[sympy.Symbol]], frozenset[sympy.Symbol]]] = set()
     operands: list[frozenset[Expr]] = []
     reduced = {axis.symbol for axis in space.reduced}
-    for position in found:
+    for position in products:
         node, at = dependences.compute(position), places.get(position)
         assert isinstance(node, Contract)
         if at is None:
@@ -71,33 +71,33 @@ def refused(
 
 
 def slowdown(dependences: Dependences, members: Collection[int]) -> float:
-    """How much longer the contractions of a cluster take in one loop than one after the other.
+    """Return the ratio of the time of a cluster's contractions in one loop to their time one after the other.
 
-    Each has a tile of a part of the columns.  What counts is the elements fetched per multiplication, and whether the
-    columns fill the matrix units.  Two of them that share their rows lose nothing if their other operands lie alike, so
-    that they are multiplied as one matrix.
+    Each has a tile with a part of the columns.  The ratio counts the elements loaded per multiplication, and whether
+    the columns fill the matrix units.  Two that share their rows lose nothing if their other operands have the same
+    layout, so that they can be multiplied as one matrix.
     """
-    found = contractions(dependences, members)
-    if len(found) < 2 or (len(found) == 2 and _stand_alike(dependences, found)):
+    products = contractions(dependences, members)
+    if len(products) < 2 or (len(products) == 2 and _have_one_layout(dependences, products)):
         return 1.0
-    return divided(len(found)) / TOGETHER
+    return divided(len(products)) / TOGETHER
 
 
 def divided(count: int) -> float:
-    """The cost of tiles of a `count`-th of the columns, or the next lower power of two.
+    """Return the relative cost of tiles of 1/`count` of the columns, or the next lower power of two.
 
     >>> divided(1), divided(2), round(divided(3), 2), divided(4), divided(8)
     (1.0, 1.0, 1.11, 1.0, 2.0)
     """
     columns = 1 << (COLUMNS // count).bit_length() - 1
-    alone = (ROWS + COLUMNS) / (ROWS * COLUMNS)
+    single = (ROWS + COLUMNS) / (ROWS * COLUMNS)
     together = (ROWS + count * columns) / (ROWS * count * columns)
-    return max(1.0, together / alone) * max(1.0, LEAST / columns)
+    return max(1.0, together / single) * max(1.0, LEAST / columns)
 
 
-def _stand_alike(dependences: Dependences, found: Sequence[int]) -> bool:
-    """Do contractions multiply one operand with matrices that are contiguous along what is summed?"""
-    for position in found:
+def _have_one_layout(dependences: Dependences, products: Sequence[int]) -> bool:
+    """Return whether contractions multiply one operand by matrices that are contiguous along the reduced axes."""
+    for position in products:
         node = dependences.compute(position)
         assert isinstance(node, Contract)
         buffers = dependences.program.buffers

@@ -1,7 +1,7 @@
 """Builds the dependence graph of a Program: writers, readers, and the order between them.
 
 Input: a verified Program; output: a networkx DiGraph over node positions with data edges, ordering edges between impure
-externs and from what reads a tensor to what overwrites it, and look-ups by buffer.
+externs and from readers of a tensor to the nodes that overwrite it, and look-ups by buffer.
 """
 
 from __future__ import annotations
@@ -41,9 +41,9 @@ class Dependences:
         self.readers: dict[str, list[int]] = {}
         self.graph: nx.DiGraph[int] = nx.DiGraph()
         self.loads: list[tuple[Load, ...]] = []
-        self.read: list[frozenset[str]] = []  # buffers that a node's expressions load from
-        self.reads: list[tuple[str, ...]] = []  # buffers that a node takes, in their order
-        self.outs: list[str] = []  # what a node makes; of an extern nothing
+        self.read: list[frozenset[str]] = []  # buffers that a node's expressions load
+        self.reads: list[tuple[str, ...]] = []  # operands of a node, in order
+        self.outs: list[str] = []  # the result of a node; empty for an extern
         self._bytes: dict[str, int] = {}
         self.generated = frozenset(k for k, node in enumerate(program.nodes) if not isinstance(node, (Extern, Chunked)))
         order = _Order(program)
@@ -65,19 +65,19 @@ class Dependences:
         return self.program.nodes[position]
 
     def compute(self, position: int) -> Compute:
-        """The node at `position`, which is known not to be an extern."""
+        """The node at `position`, which must not be a call."""
         node = self.program.nodes[position]
         assert not isinstance(node, (Extern, Chunked))
         return node
 
     def producers(self, position: int) -> Iterator[int]:
-        """The nodes that make what a node reads."""
+        """Yield the nodes that compute the operands of a node."""
         for name in self.reads[position]:
             if name in self.writer:
                 yield self.writer[name]
 
     def stored(self, position: int, members: Collection[int]) -> bool:
-        """Is a node's result needed outside `members`?"""
+        """Return whether a node's result is needed outside `members`."""
         out = self.outs[position]
         return out in self.outputs or any(reader not in members for reader in self.readers.get(out, ()))
 
@@ -97,52 +97,52 @@ class Dependences:
         return self.rounded(self.generated)
 
     def estimate(self, size: sympy.Expr) -> int:
-        """`size` as a number, symbolic sizes at their hints."""
+        """Evaluate `size`, with symbolic sizes at their hints."""
         return estimate(size, self.hints)
 
     def bytes(self, buffer: str) -> int:
-        """How much memory a buffer takes."""
+        """Return the size of a buffer in bytes."""
         if (known := self._bytes.get(buffer)) is not None:
             return known
-        self._bytes[buffer] = found = bytes_of(self.program.buffers[buffer], self.hints)
-        return found
+        self._bytes[buffer] = count = bytes_of(self.program.buffers[buffer], self.hints)
+        return count
 
 
 def bytes_of(buffer: Buffer, hints: Mapping[sympy.Symbol, int]) -> int:
-    """How much memory a buffer takes, symbolic sizes at their hints."""
+    """Return the size of a buffer in bytes, with symbolic sizes at their hints."""
     return estimate(buffer.numel, hints) * buffer.dtype.itemsize
 
 
 class _Order:
-    """What must come before a node though it reads nothing of it, asked of one node after the other."""
+    """Finds the nodes that must run before a node for other reasons than data, asked for in program order."""
 
     def __init__(self, program: Program) -> None:
         self.program = program
         self.memory = memory_of(program.nodes)
-        self.touching: dict[str, list[int]] = {}  # memory → who reads or overwrites it
+        self.touching: dict[str, list[int]] = {}  # memory → the nodes that read or overwrite it
         self.overwriter: dict[str, int] = {}
-        self.told: dict[sympy.Symbol, int] = {}  # size → the call whose result tells it
+        self.size_source: dict[sympy.Symbol, int] = {}  # size → the call whose result determines it
         self.last_impure: int | None = None
 
     def before(self, position: int, taken: Sequence[str]) -> Iterator[int]:
-        """The nodes before this one, which takes these buffers.
+        """Yield the nodes that must run before this one, which has these operands.
 
-        What overwrote one of these, who reads what it overwrites, who tells a size that it needs; and where it has an
-        effect, the last one that has one.
+        These are: nodes that overwrote one of them, readers of memory that it overwrites, calls that determine a size
+        that it needs; and, if it is impure, the last impure node.
         """
         node = self.program.nodes[position]
-        for whole in (self.memory.get(name, name) for name in taken):
-            self.touching.setdefault(whole, []).append(position)
-            if whole in self.overwriter:
-                yield self.overwriter[whole]
-        if self.told:
-            yield from (self.told[size] for size in _sizes(self.program, node) & self.told.keys())
+        for memory in (self.memory.get(name, name) for name in taken):
+            self.touching.setdefault(memory, []).append(position)
+            if memory in self.overwriter:
+                yield self.overwriter[memory]
+        if self.size_source:
+            yield from (self.size_source[size] for size in _sizes(self.program, node) & self.size_source.keys())
         if not isinstance(node, Extern):
             return
-        for whole in (self.memory.get(name, name) for name in node.overwrites):
-            yield from (reader for reader in self.touching[whole] if reader != position)
-            self.overwriter[whole], self.touching[whole] = position, [position]
-        self.told.update((size, position) for size, _, _ in node.sizes)
+        for memory in (self.memory.get(name, name) for name in node.overwrites):
+            yield from (reader for reader in self.touching[memory] if reader != position)
+            self.overwriter[memory], self.touching[memory] = position, [position]
+        self.size_source.update((size, position) for size, _, _ in node.sizes)
         if node.impure:
             if self.last_impure is not None:
                 yield self.last_impure
@@ -150,14 +150,14 @@ class _Order:
 
 
 def _sizes(program: Program, node: Node) -> set[sympy.Symbol]:
-    """The size symbols that have to be known for a node to run."""
+    """Return the size symbols that must be known before a node runs."""
     buffers = (program.buffers[name] for name in writes(node))
-    found = [size for buffer in buffers for size in (*buffer.shape, *buffer.strides)]
+    sizes = [size for buffer in buffers for size in (*buffer.shape, *buffer.strides)]
     if isinstance(node, Chunked):
-        found += [node.length, *node.symbols]
+        sizes += [node.length, *node.symbols]
     elif isinstance(node, Extern):
-        found += [arg for arg in leaves((node.args, node.kwargs)) if isinstance(arg, sympy.Expr)]
+        sizes += [arg for arg in leaves((node.args, node.kwargs)) if isinstance(arg, sympy.Expr)]
     else:
-        found += [*axis_sizes(node).values()]
-        found += [index for expr in postorder(*node.exprs) for index in index_of(expr)]
-    return set().union(*(given_by(size) for size in found))
+        sizes += [*axis_sizes(node).values()]
+        sizes += [index for expr in postorder(*node.exprs) for index in index_of(expr)]
+    return set().union(*(given_by(size) for size in sizes))

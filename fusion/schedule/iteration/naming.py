@@ -6,7 +6,7 @@ from collections.abc import Container
 
 
 def unused(wish: str, taken: Container[str]) -> str:
-    """`wish`, with as many underscores behind it as it takes to be new.  Names of kernels leave them out.
+    """Return `wish`, with as many underscores as make it new.  Kernel names leave them out.
 
     >>> unused("sum_part", {"sum", "sum_part"})
     'sum_part_'

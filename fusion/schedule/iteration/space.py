@@ -1,9 +1,9 @@
 """Unifies iteration spaces: the axes that a cluster's nodes share.
 
-A cluster walks one space: some parallel axes and some reduced ones.  Every node of the cluster is *placed* in it:
-each of the node's own axes is an expression over the space's axes.  To join two clusters is to find such expressions
-for all nodes of one in the space of the other.  The equation that ties them is a shared tensor: the index at which
-one side produces (or reads) it equals the index at which the other reads it.
+A cluster has one iteration space: some parallel axes and some reduced ones.  Every node of the cluster is *placed* in
+it: each of the node's own axes is an expression over the space's axes.  To join two clusters is to solve for such
+expressions for all nodes of one in the space of the other.  The equation is a shared tensor: the index at which one
+side writes (or reads) it equals the index at which the other reads it.
 
 Input: two spaces and the two index maps; output: the joined space and the moved axes, or the reason why there is none.
 """
@@ -31,8 +31,8 @@ class Space:
     """Parallel and reduced axes.  A `rigid` space (of a contraction) keeps its axes: they are never split.
 
     Attributes:
-        held: parallel axes that every program holds whole (see `streams/`).
-        private: axes that only contractions inside the cluster run over; nothing outside sees them.
+        held: parallel axes that every program holds whole (see `chained/`).
+        private: axes over which only contractions inside the cluster reduce; nothing outside depends on them.
     """
 
     parallel: tuple[Axis, ...]
@@ -48,23 +48,23 @@ class Space:
 
     @property
     def sizes(self) -> dict[sympy.Symbol, sympy.Expr]:
-        """The length of each axis, also of the private ones."""
+        """The size of each axis, also of the private ones."""
         return {axis.symbol: axis.size for axis in (*self.axes, *self.private)}
 
     @property
     def streamed(self) -> bool:
-        """Does the kernel make tiles that it walks at once?"""
+        """Whether the kernel loops over tiles that it computes itself."""
         return bool(self.private)
 
     @property
     def points(self) -> sympy.Expr:
-        """How many points its axes span."""
+        """The number of points that its axes span."""
         return sympy.Mul(*(axis.size for axis in self.axes))
 
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """Two spaces made one: the space, and what became of the axes of either (only the axes that changed)."""
+    """Two joined spaces: the new space, and the replacements of the axes of either (only the axes that changed)."""
 
     space: Space
     target: Placement
@@ -96,26 +96,26 @@ def _unified(
     moved_index: tuple[sympy.Expr, ...],
     extents: tuple[sympy.Expr, ...],
 ) -> Joined | str:
-    """`join` by algebra; remembered, as layers of a model ask alike, and clusters ask again when they have grown."""
+    """Join by algebra; cached, as layers of a model repeat, and clusters are tried again when they have grown."""
     target_cut, moved_cut = _cut(target, target_index), _cut(moved, moved_index)
     solved = _solved(moved_cut, target_cut, extents)
     if solved is None:
         return "the axes do not unify: one is not a rearrangement of the other"
     solution, free = solved
     used = frozenset[sympy.Symbol]().union(*(index.free_symbols for index in target_cut.index))
-    if target.rigid and moved.rigid:  # two contractions: what only the other operands span is kept by both
+    if target.rigid and moved.rigid:  # two contractions: both keep the axes that only the other operands span
         kept = [axis for axis in free if axis in moved.parallel]
-        beside = _in_order(kept, [axis for axis in target.parallel if axis.symbol not in used])
-        if beside is None:
+        paired = _in_order(kept, [axis for axis in target.parallel if axis.symbol not in used])
+        if paired is None:
             return "the axes that the two contractions keep have different sizes"
-        solution.update(beside)
+        solution.update(paired)
         free = [axis for axis in free if axis not in kept]
     matched = _match(free, target_cut.space, used)
     if isinstance(matched, str):
         return matched
     pairs, splits = matched
     if splits:
-        target_cut = _cut_again(target_cut, splits)
+        target_cut = _refined(target_cut, splits)
         solution = {axis: place(expr, splits, target_cut.space.sizes) for axis, expr in solution.items()}
     solution.update(pairs)
     sizes = target_cut.space.sizes
@@ -124,7 +124,7 @@ def _unified(
 
 
 def place(expr: sympy.Expr, placement: Placement, sizes: Sizes) -> sympy.Expr:
-    """`expr` with axes replaced, simplified under the bounds of the new axes."""
+    """Substitute axes in `expr` and simplify under the bounds of the new axes."""
     if not placement:
         return expr
     if expr.is_Symbol:
@@ -133,7 +133,7 @@ def place(expr: sympy.Expr, placement: Placement, sizes: Sizes) -> sympy.Expr:
 
 
 def fresh(letter: str, taken: Collection[sympy.Symbol]) -> sympy.Symbol:
-    """An axis symbol that is not among those taken."""
+    """Return an axis symbol that is not taken."""
     number = len(taken)
     while (symbol := sympy.Symbol(f"{letter}{number}", integer=True, nonnegative=True)) in taken:
         number += 1
@@ -143,13 +143,13 @@ def fresh(letter: str, taken: Collection[sympy.Symbol]) -> sympy.Symbol:
 def _plainly_equal(
     target: Space, target_index: Sequence[sympy.Expr], moved: Space, moved_index: Sequence[sympy.Expr]
 ) -> bool:
-    """Do both sides walk the same axes at the same index?  The ordinary case, settled without algebra."""
+    """Return whether both sides have the same axes at the same index: the common case, without algebra."""
     if any(a is not b and a != b for a, b in zip(target_index, moved_index, strict=True)):
         return False
     if moved.reduced == target.reduced:
         return moved.parallel == target.parallel
-    plain = all(index.is_Symbol or index == 0 for index in target_index)
-    return plain and not moved.reduced and moved.parallel == target.parallel
+    symbols_only = all(index.is_Symbol or index == 0 for index in target_index)
+    return symbols_only and not moved.reduced and moved.parallel == target.parallel
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,9 +157,9 @@ class _Cut:
     """A space of which some axes are split.
 
     Attributes:
-        space: what it is then, with the parts of an axis in its place.
+        space: the new space, with the parts of an axis in its place.
         parts: the axes that were split, each as a sum over its parts.
-        index: an index of the space as it was, over the axes of `space`.
+        index: an index of the old space, over the axes of `space`.
     """
 
     space: Space
@@ -175,8 +175,8 @@ def _cut(space: Space, index: Sequence[sympy.Expr]) -> _Cut:
     return _Cut(divided, parts, tuple(place(expr, parts, sizes) for expr in index))
 
 
-def _cut_again(cut: _Cut, splits: Placement) -> _Cut:
-    """Split axes of what is cut already: parts become sums of smaller parts, whole axes sums of parts."""
+def _refined(cut: _Cut, splits: Placement) -> _Cut:
+    """Split axes of a cut space again: parts become sums of smaller parts, whole axes sums of parts."""
     divided = _split_space(cut.space, splits)
     sizes = divided.sizes
     parts = {axis: place(expr, splits, sizes) for axis, expr in cut.parts.items()}
@@ -188,31 +188,31 @@ def _cut_again(cut: _Cut, splits: Placement) -> _Cut:
 def _solved(
     moved: _Cut, target: _Cut, extents: Sequence[sympy.Expr]
 ) -> tuple[dict[sympy.Symbol, sympy.Expr], list[Axis]] | None:
-    """The axes of `moved` over those of `target` where both indices are equal, and the axes that these leave open."""
+    """Return the axes of `moved` over those of `target` where both indices are equal, and the undetermined axes."""
     values = tuple(sympy.Symbol(f"v{k}", integer=True, nonnegative=True) for k in range(len(extents)))
     axes, sizes = moved.space.axes, target.space.sizes
     inverse = invert(moved.index, values, extents, [axis.symbol for axis in axes], moved.space.sizes)
     if inverse is None:
         return None
-    given = dict(zip(values, target.index, strict=True))
-    solution = {axis: place(expr, given, sizes) for axis, expr in inverse.axes.items()}
+    substitution = dict(zip(values, target.index, strict=True))
+    solution = {axis: place(expr, substitution, sizes) for axis, expr in inverse.axes.items()}
     return solution, [axis for axis in axes if axis.symbol in inverse.free]
 
 
 def _splits(space: Space, index: Sequence[sympy.Expr]) -> dict[sympy.Symbol, sympy.Expr]:
-    """The axes to split so that `index` is free of `//` and `%`, each as a sum over its parts."""
+    """Return the axes to split so that `index` is free of `//` and `%`, each as a sum over its parts."""
     if not any(expr.has(FloorDiv, Mod) for expr in index):
         return {}
-    found: dict[sympy.Symbol, sympy.Expr] = {}
+    splits: dict[sympy.Symbol, sympy.Expr] = {}
     for axis in space.axes:
         points = split_points(index, axis.symbol, axis.size)
         if points:
-            found[axis.symbol] = _whole(_parts(axis, points), points)
-    return found
+            splits[axis.symbol] = _recombined(_parts(axis, points), points)
+    return splits
 
 
 def _parts(axis: Axis, points: Sequence[int]) -> list[Axis]:
-    """The axes that `axis` becomes when split at strides `points`, outermost first."""
+    """Return the axes that `axis` becomes when split at strides `points`, outermost first."""
     bounds = [1, *points, int(axis.size)]
     parts = []
     for k in range(len(points) + 1):
@@ -221,8 +221,8 @@ def _parts(axis: Axis, points: Sequence[int]) -> list[Axis]:
     return parts[::-1]
 
 
-def _whole(parts: Sequence[Axis], points: Sequence[int]) -> sympy.Expr:
-    """The axis that was split at strides `points`, as a sum over its parts (outermost first)."""
+def _recombined(parts: Sequence[Axis], points: Sequence[int]) -> sympy.Expr:
+    """Return the axis that was split at strides `points`, as a sum over its parts (outermost first)."""
     return sympy.Add(*(stride * part.symbol for stride, part in zip([*reversed(points), 1], parts, strict=True)))
 
 
@@ -231,14 +231,14 @@ def _split_space(space: Space, splits: Placement) -> Space:
         return space
 
     def divided(axes: tuple[Axis, ...]) -> tuple[Axis, ...]:
-        found = (_terms(axis, splits[axis.symbol]) if axis.symbol in splits else (axis,) for axis in axes)
-        return tuple(part for parts in found for part in parts)
+        parts_of_axes = (_terms(axis, splits[axis.symbol]) if axis.symbol in splits else (axis,) for axis in axes)
+        return tuple(part for parts in parts_of_axes for part in parts)
 
     return Space(divided(space.parallel), divided(space.reduced), space.rigid)
 
 
 def _terms(axis: Axis, whole: sympy.Expr) -> list[Axis]:
-    """The parts that `axis` is the sum `whole` over, outermost first: each ends where the stride of the next begins."""
+    """Return the parts of `axis`, whose sum is `whole`, outermost first: each ends at the stride of the next."""
     terms = (term.as_coeff_Mul() for term in sympy.Add.make_args(whole))
     strides = {symbol: int(stride) for stride, symbol in terms}
     parts = sorted(strides, key=strides.__getitem__, reverse=True)
@@ -247,53 +247,53 @@ def _terms(axis: Axis, whole: sympy.Expr) -> list[Axis]:
 
 
 def _in_order(free: Sequence[Axis], others: Sequence[Axis]) -> dict[sympy.Symbol, sympy.Expr] | None:
-    """Pair axes with others of the same sizes, in order; None if they are not as many of the same sizes."""
-    wanted, there = _longer(free), _longer(others)
-    if [axis.size for axis in wanted] != [axis.size for axis in there]:
+    """Pair axes with others of the same sizes, in order; None if their sizes differ."""
+    longer, others_longer = _longer(free), _longer(others)
+    if [axis.size for axis in longer] != [axis.size for axis in others_longer]:
         return None
-    return _at_zero(free) | {axis.symbol: other.symbol for axis, other in zip(wanted, there, strict=True)}
+    return _at_zero(free) | {axis.symbol: other.symbol for axis, other in zip(longer, others_longer, strict=True)}
 
 
 def _match(free: Sequence[Axis], target: Space, used: frozenset[sympy.Symbol]) -> tuple[Placement, Placement] | str:
-    """Pair axes that the shared tensor leaves open with reduced axes of the target that it leaves open too.
+    """Pair axes that the shared tensor leaves undetermined with such reduced axes of the target.
 
-    Pairs are of the same sizes in order; else one axis is all of the other side's together.
+    Pairs have the same sizes in order; else one axis is all axes of the other side together.
 
     Returns:
-        What the axes become and how the target's have to be split for that, or why they do not pair.
+        The replacements of the axes and the splits of the target's axes, or why they do not pair.
     """
-    wanted, there = _longer(free), _longer(axis for axis in target.reduced if axis.symbol not in used)
-    if not wanted:
+    open_axes, target_axes = _longer(free), _longer(axis for axis in target.reduced if axis.symbol not in used)
+    if not open_axes:
         return _at_zero(free), {}
-    if not there:
-        return "one side has axes that the other does not walk"
-    if (pairs := _in_order(free, there)) is not None:
+    if not target_axes:
+        return "one side has axes that the other does not have"
+    if (pairs := _in_order(free, target_axes)) is not None:
         return pairs, {}
-    if sympy.Mul(*(axis.size for axis in wanted)) != sympy.Mul(*(axis.size for axis in there)):
+    if sympy.Mul(*(axis.size for axis in open_axes)) != sympy.Mul(*(axis.size for axis in target_axes)):
         return "the axes left over on either side have different sizes"
-    if len(wanted) == 1:
-        return _at_zero(free) | {wanted[0].symbol: _position(there)}, {}
-    if len(there) == 1 and not target.rigid and all(axis.size.is_Integer for axis in wanted):
-        points = [*accumulate((int(axis.size) for axis in reversed(wanted[1:])), mul)]
-        parts = _parts(there[0], points)
-        pairs = {axis.symbol: part.symbol for axis, part in zip(wanted, parts, strict=True)}
-        return _at_zero(free) | pairs, {there[0].symbol: _whole(parts, points)}
+    if len(open_axes) == 1:
+        return _at_zero(free) | {open_axes[0].symbol: _position(target_axes)}, {}
+    if len(target_axes) == 1 and not target.rigid and all(axis.size.is_Integer for axis in open_axes):
+        points = [*accumulate((int(axis.size) for axis in reversed(open_axes[1:])), mul)]
+        parts = _parts(target_axes[0], points)
+        pairs = {axis.symbol: part.symbol for axis, part in zip(open_axes, parts, strict=True)}
+        return _at_zero(free) | pairs, {target_axes[0].symbol: _recombined(parts, points)}
     return "the axes left over on either side are cut differently"
 
 
 def _longer(axes: Iterable[Axis]) -> list[Axis]:
-    """The axes that have more than one point."""
+    """Return the axes that have more than one point."""
     return [axis for axis in axes if axis.size != 1]
 
 
 def _at_zero(axes: Iterable[Axis]) -> dict[sympy.Symbol, sympy.Expr]:
-    """The axes that have one point, at it."""
+    """Map the axes of size 1 to 0."""
     return {axis.symbol: ZERO for axis in axes if axis.size == 1}
 
 
 def _position(axes: Sequence[Axis]) -> sympy.Expr:
-    """Where the point of all axes stands when they are counted as one, the last one fastest."""
-    found: sympy.Expr = ZERO
+    """Return the row-major number of a point of all axes."""
+    number: sympy.Expr = ZERO
     for axis in axes:
-        found = found * axis.size + axis.symbol
-    return sympy.expand_mul(found)
+        number = number * axis.size + axis.symbol
+    return sympy.expand_mul(number)

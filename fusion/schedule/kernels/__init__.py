@@ -1,10 +1,10 @@
-"""From a cluster to a Kernel: axes get their roles, folds and stores their loops, and everything its canonical name.
+"""From a cluster to a Kernel: axes get roles, folds and stores loops, and everything canonical names.
 
-Two clusters that compute the same give equal Kernels, however their buffers were called.
+Two clusters that compute the same give equal Kernels, whatever the names of their buffers.
 
-    settle.py    axes: merged, in the order of memory, `i0, i1, …` and `r0, r1, …`; their role
-    bodies.py    statements: as few walks of the reduced axes as will do
-    streamed.py  the same for tiles that are walked where they are made
+    axes.py      axes: merged, in memory order, `i0, i1, …` and `r0, r1, …`; their role
+    bodies.py    statements: as few loops over the reduced axes as possible
+    streamed.py  the same for tiles that the kernel computes and loops over
     finish.py    parameters and names
 """
 

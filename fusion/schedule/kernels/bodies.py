@@ -1,4 +1,4 @@
-"""The statements of a kernel: folds and stores, in as few walks of the reduced axes as will do."""
+"""The statements of a kernel: folds and stores, in as few loops over the reduced axes as possible."""
 
 from __future__ import annotations
 
@@ -12,53 +12,53 @@ from fusion.lowering.prefixes import named, placed
 from fusion.lowering.program import Axis
 from fusion.schedule.clusters.expand import Expanded, Write
 from fusion.schedule.iteration.axes import indices_of
-from fusion.schedule.reductions.walks import follow, replaced
+from fusion.schedule.reductions.one_loop import follow, replaced
 
 
 def body_of(
     expanded: Expanded, parallel: Sequence[Axis], reduced: Sequence[Axis], role: Role, *, follows: bool
 ) -> tuple[Stmt, ...]:
-    """The statements over axes of that role; with `follows`, folds may follow running values."""
+    """Return the statements over axes of that role; with `follows`, folds may depend on running values."""
     stores = [_store(write, (*parallel, *reduced)) for write in expanded.writes]
     over = tuple(axis.symbol for axis in reduced)
     if role is Role.WHOLE or not reduced:
         return placed((*expanded.folds, *stores), expanded.prefixes)
     if expanded.prefixes or not follows:
-        return _walk_by_walk(expanded.folds, stores, over, expanded.prefixes)
+        return _by_levels(expanded.folds, stores, over, expanded.prefixes)
     return _looped(expanded.folds, stores, over)
 
 
 def _store(write: Write, axes: Sequence[Axis]) -> Store:
     if write.points is None:
         return Store(write.buffer, write.offset, write.value)
-    walked = {symbol for point in write.points for symbol in point.free_symbols} & {axis.symbol for axis in axes}
-    own = tuple(sorted(walked, key=str))
+    indexed = {symbol for point in write.points for symbol in point.free_symbols} & {axis.symbol for axis in axes}
+    own = tuple(sorted(indexed, key=str))
     return Store(write.buffer, write.offset, write.value, write.op, own, write.where)
 
 
 def _stored_at(store: Store) -> set[sympy.Symbol]:
-    """The axes at whose points a store happens."""
+    """Return the axes over which a store writes."""
     return offset_symbols(store.offset) if store.axes is None else set(store.axes)
 
 
 def _looped(folds: Sequence[Fold], stores: Sequence[Store], over: tuple[sympy.Symbol, ...]) -> tuple[Stmt, ...]:
-    """As few walks as will do: one for all folds where the online rule holds, then one for what is written whole."""
+    """Use as few loops as possible: one for all folds where the online rule holds, one for stores along the axes."""
     followed = follow(folds, over, ()) if len(folds) > 1 else "nothing to follow"
     if isinstance(followed, str):
-        return _walk_by_walk(folds, stores, over)
+        return _by_levels(folds, stores, over)
     after = [with_values(store, replaced(values_of(store), followed.results)) for store in stores]
-    whole = [store for store in after if set(over) & _stored_at(store)]
-    rows = [store for store in after if store not in whole]
-    return (Loop(over, followed.body), *rows, *([Loop(over, tuple(whole))] if whole else []))
+    per_element = [store for store in after if set(over) & _stored_at(store)]
+    rows = [store for store in after if store not in per_element]
+    return (Loop(over, followed.body), *rows, *([Loop(over, tuple(per_element))] if per_element else []))
 
 
-def _walk_by_walk(
+def _by_levels(
     folds: Sequence[Fold],
     stores: Sequence[Store],
     over: tuple[sympy.Symbol, ...],
     prefixes: Sequence[Prefix] = (),
 ) -> tuple[Stmt, ...]:
-    """One walk per level of dependence between folds; a store joins the first walk that follows all it needs."""
+    """Use one loop per level of dependence between folds; a store joins the first loop behind all that it needs."""
     level: dict[str, int] = {}
     scans = {prefix.name: prefix for prefix in prefixes}
     loops: dict[int, list[Stmt]] = {}
@@ -72,8 +72,8 @@ def _walk_by_walk(
         loops.setdefault(level[fold.name], []).append(fold)
     for store in stores:
         ready = needs(*values_of(store))
-        walked = set(over) & _stored_at(store)
-        if walked:
+        looped = set(over) & _stored_at(store)
+        if looped:
             loops.setdefault(ready + 1, []).append(store)
         else:
             after.setdefault(ready, []).append(store)
@@ -86,6 +86,6 @@ def _walk_by_walk(
 
 
 def offset_symbols(offset: sympy.Expr | Expr) -> set[sympy.Symbol]:
-    """The symbols of an offset, or of the indices in one that is computed."""
+    """Return the symbols of an offset, or of the indices in a computed one."""
     exprs = indices_of([offset]) if isinstance(offset, Expr) else [offset]
     return {symbol for expr in exprs for symbol in expr.free_symbols}

@@ -1,4 +1,4 @@
-"""From a cluster to its kernel: expand, settle the axes, lay out the statements, name everything."""
+"""From a cluster to its kernel: expand nodes, merge axes, order statements, assign names."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from fusion.lowering.kernel import KernelAxis, Role
 from fusion.schedule.clusters.expand import expand
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.clusters.profit import Prices
+from fusion.schedule.kernels.axes import canonical, kernel_axes, role_of
 from fusion.schedule.kernels.bodies import body_of
 from fusion.schedule.kernels.finish import KernelCall, finished
-from fusion.schedule.kernels.settle import canonical, role_of, settled
 from fusion.schedule.kernels.streamed import streamed_body
 
 
@@ -19,7 +19,7 @@ def kernel_of(prices: Prices, cluster: Cluster) -> KernelCall:
     if cluster.space.streamed:
         axes, body = streamed_body(cluster, expanded)
         return finished(prices, cluster, axes, body, expanded)
-    parallel, reduced, expanded = settled(cluster, expanded)
+    parallel, reduced, expanded = kernel_axes(cluster, expanded)
     role = role_of(capabilities, expanded, cluster, reduced)
     parallel, reduced, expanded = canonical(parallel, reduced, expanded)
     body = body_of(expanded, parallel, reduced, role, follows=capabilities.follows)

@@ -1,4 +1,4 @@
-"""The parameters of a kernel, its name, and what it is called with."""
+"""The parameters of a kernel, its name, and the arguments of its call."""
 
 from __future__ import annotations
 
@@ -32,9 +32,9 @@ from fusion.schedule.kernels.bodies import offset_symbols
 
 @dataclass(frozen=True, slots=True)
 class KernelCall:
-    """One launch: the kernel, the buffers and sizes it is called with, and what it does for the report.
+    """One launch: the kernel, its buffers and sizes, and figures for the report.
 
-    `written` are the buffers that it allocates, `over` says of others in the memory of which operand they are written.
+    `written` are the buffers that it allocates; `over` maps other results to the operand in whose memory they lie.
     """
 
     kernel: Kernel
@@ -54,7 +54,7 @@ def finished(
     body: tuple[Stmt, ...],
     expanded: Expanded,
 ) -> KernelCall:
-    """The kernel with canonical parameters, and the call of it."""
+    """Return the kernel with canonical parameters, and its call."""
     dependences = prices.dependences
     program = dependences.program
     over = _destinations(dependences, cluster)
@@ -62,8 +62,8 @@ def finished(
     loaded = tuple(dict.fromkeys(load.buffer for stmt in statements(body) for load in loads(*values_of(stmt))))
     names = {name: f"in{k}" for k, name in enumerate(loaded)} | {name: f"out{k}" for k, name in enumerate(written)}
     buffers = (*(name.removeprefix(FLAT) for name in loaded), *written)
-    made_of = (name for m in cluster.members for name in program.operations_of(dependences.compute(m).out))
-    origins = tuple(dict.fromkeys(program.origins[name] for name in made_of))
+    operation_names = (name for m in cluster.members for name in program.operations_of(dependences.compute(m).out))
+    origins = tuple(dict.fromkeys(program.origins[name] for name in operation_names))
     sizes = _sizes(axes, body)
     kernel = Kernel(
         _name(dependences, cluster),
@@ -78,19 +78,19 @@ def finished(
     return KernelCall(kernel, buffers, allocated, origins, *prices.traffic(cluster), prices.flops(cluster), over)
 
 
-def _params(program: Program, given: Mapping[str, str], written: Sequence[str]) -> tuple[Param, ...]:
-    """The parameters of a kernel: the name of each, with the buffer that it is `given`."""
+def _params(program: Program, buffers_by_param: Mapping[str, str], written: Sequence[str]) -> tuple[Param, ...]:
+    """Return the parameters of a kernel, given parameter name → buffer name."""
     results = [program.buffers[name] for name in written]
     params = []
-    for param, name in given.items():
+    for param, name in buffers_by_param.items():
         buffer, stored = program.buffers[name], name in written
-        number = not stored and _is_given(buffer, results)
+        number = not stored and _is_host_number(buffer, results)
         params.append(Param(param, buffer.dtype, buffer.shape, buffer.strides, stored, number=number))
     return tuple(params)
 
 
 def _sizes(axes: Sequence[KernelAxis], body: Sequence[Stmt]) -> tuple[sympy.Symbol, ...]:
-    """The size symbols that a kernel is told, by name: those of its axes and its indices."""
+    """Return the size symbols that a kernel takes, sorted by name: those of its axes and its indices."""
     roots = [value for stmt in statements(body) for value in values_of(stmt)]
     used = {symbol for index in indices_of(roots) for symbol in index.free_symbols}
     used |= {symbol for stmt in statements(body, Store) for symbol in offset_symbols(stmt.offset)}
@@ -98,25 +98,25 @@ def _sizes(axes: Sequence[KernelAxis], body: Sequence[Stmt]) -> tuple[sympy.Symb
     return tuple(sorted(used - {axis.symbol for axis in axes}, key=str))
 
 
-def _is_given(buffer: Buffer, written: Sequence[Buffer]) -> bool:
-    """Is this a number on the host, given to a kernel of another device?"""
+def _is_host_number(buffer: Buffer, written: Sequence[Buffer]) -> bool:
+    """Return whether this is a number on the host that is passed to a kernel of another device."""
     here = buffer.device.type == "cpu" and not buffer.shape
     return here and any(other.device != buffer.device for other in written)
 
 
 def _destinations(dependences: Dependences, cluster: Cluster) -> dict[str, str]:
-    """What is scattered, and in the memory of which tensor from before this kernel."""
-    found: dict[str, str] = {}
+    """Return scattered results → the tensor from before this kernel in whose memory they lie."""
+    memory: dict[str, str] = {}
     for node in map(dependences.compute, cluster.members):
         if isinstance(node, Scatter):
-            found[node.out] = found.get(node.start, node.start)
-    return found
+            memory[node.out] = memory.get(node.start, node.start)
+    return memory
 
 
 def _name(dependences: Dependences, cluster: Cluster) -> str:
-    """The operations inside, in order and each once: `addmm_gelu`, `amax_sub_exp_sum_div`.
+    """Join the operations inside, in order and each once: `addmm_gelu`, `amax_sub_exp_sum_div`.
 
-    Numbers in names of nodes are left out, inside as at the end (`sum_10_part`): kernels of like layers are equal.
+    Numbers in node names are left out, inside and at the end (`sum_10_part`): kernels of equal layers are equal.
     """
     words: dict[str, None] = {}
     for member in cluster.members:

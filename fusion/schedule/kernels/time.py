@@ -1,7 +1,7 @@
-"""Predicts the time of a kernel, and which form the target gives one whose walk has several products.
+"""Predicts the time of a kernel, and the form that the target chooses for one whose loop has several products.
 
-A kernel takes the larger of its traffic and its products, these at the share of the library's speed that the target
-says their form reaches, less the blocks that are skipped.
+A kernel takes the larger of its memory time and its product time, at the share of the library's speed that the target
+states for the form, without the blocks that are skipped.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from fusion.lowering.sizes import with_values
 from fusion.schedule.kernels import KernelCall
 
 FORWARD = 2
-"""Products of forward."""
+"""The number of products in forward attention."""
 BLOCK = 64
-"""Rows and columns that are skipped together."""
+"""Rows and columns of a block that is skipped as a whole."""
 BANDS = 16
-"""Blocks of rows that are looked at for what they skip."""
+"""The number of blocks of rows that are sampled for skipped blocks."""
 
 
 def kernel_time(call: KernelCall, target: Target, form: str = "") -> float:
-    """Microseconds of one launch of a kernel, launch included; of several products in this form, or in its own.
+    """Return the microseconds of one launch, overhead included; with several products, in this form or the default one.
 
     Symbolic sizes are taken as they were when the graph was traced.
     """
@@ -40,13 +40,15 @@ def kernel_time(call: KernelCall, target: Target, form: str = "") -> float:
     if not dots:
         return capabilities.launch_us + max(moved, call.flops / capabilities.flops)
     counted = {loop: _counted(kernel, loop) for loop in statements(kernel.body, Loop)}
-    share = _share(kernel, dots, capabilities, form or target.forms(call.kernel)[0].name, _walk(kernel, counted))
+    share = _share(
+        kernel, dots, capabilities, form or target.forms(call.kernel)[0].name, _columns_per_row(kernel, counted)
+    )
     products = _products(kernel, counted, capabilities) / share
     return capabilities.launch_us + max(moved, products / _busy(kernel, capabilities))
 
 
 def weighed_forms(calls: Iterable[KernelCall], target: Target) -> Iterator[Tuning]:
-    """Of each kernel that may have more than one form: which it takes, at what price, and why not the others."""
+    """Yield, for each kernel with more than one form, the forms with prices, and reasons against refused ones."""
     for call in calls:
         forms = target.forms(call.kernel) if len(_dots(call.kernel)) > 1 else ()
         if len(forms) > 1:
@@ -64,11 +66,13 @@ def _as_traced(kernel: Kernel) -> Kernel:
     return replace(kernel, axes=tuple(replace(axis, size=with_values(axis.size, known)) for axis in kernel.axes))
 
 
-def _share(kernel: Kernel, dots: Sequence[Fold], capabilities: Capabilities, form: str, walk: float) -> float:
-    """The share of the library's speed at which the products of one kernel run, whose rows walk so many columns."""
+def _share(
+    kernel: Kernel, dots: Sequence[Fold], capabilities: Capabilities, form: str, columns_per_row: float
+) -> float:
+    """Return the share of the library's speed at which a kernel's products run, given the columns per row."""
     speed = capabilities.attention[form, dots[0].args[0].dtype.itemsize]
     rows, columns = (frozenset(axis for dot in dots for axis in getattr(dot, side)) for side in ("rows", "columns"))
-    walked = {axis for stmt in statements(kernel.body, Loop) for axis in stmt.axes}
+    looped = {axis for stmt in statements(kernel.body, Loop) for axis in stmt.axes}
     asked = [
         frozenset(index.free_symbols)
         for dot in dots
@@ -76,26 +80,26 @@ def _share(kernel: Kernel, dots: Sequence[Fold], capabilities: Capabilities, for
         for index in load.index
         if not isinstance(index, Expr)
     ]
-    spread = (rows | columns) - walked - {axis.symbol for axis in kernel.with_role(Role.WHOLE)}
-    found = [speed.plain]
-    if any(not axes.isdisjoint(walked) and not axes.isdisjoint(spread) for axes in asked):
-        found.append(speed.masked)
+    spread = (rows | columns) - looped - {axis.symbol for axis in kernel.with_role(Role.WHOLE)}
+    candidates = [speed.plain]
+    if any(not axes.isdisjoint(looped) and not axes.isdisjoint(spread) for axes in asked):
+        candidates.append(speed.masked)
     if any(isinstance(stmt, Loop) and stmt.where is not None for stmt in statements(kernel.body)):
-        found.append(speed.skipping)
+        candidates.append(speed.skipping)
     width = max((int(axis.size) for axis in kernel.with_role(Role.WHOLE)), default=1)
-    forward, backward = (min(of) for of in zip(*(at_width(shares, width) for shares in found), strict=True))
-    return backward if len(dots) > FORWARD else speed.forward(forward, walk)
+    forward, backward = (min(of) for of in zip(*(at_width(shares, width) for shares in candidates), strict=True))
+    return backward if len(dots) > FORWARD else speed.forward(forward, columns_per_row)
 
 
-def _walk(kernel: Kernel, counted: Mapping[Loop, float]) -> float:
-    """How many columns a row walks, as far as they count."""
+def _columns_per_row(kernel: Kernel, counted: Mapping[Loop, float]) -> float:
+    """Return how many columns a row loops over, without skipped ones."""
     sizes = {axis.symbol: int(axis.size) for axis in kernel.axes}
-    walks = (share * math.prod(sizes[axis] for axis in loop.axes) for loop, share in counted.items())
-    return max(walks, default=math.inf)
+    counts = (share * math.prod(sizes[axis] for axis in loop.axes) for loop, share in counted.items())
+    return max(counts, default=math.inf)
 
 
 def _products(kernel: Kernel, counted: Mapping[Loop, float], capabilities: Capabilities) -> float:
-    """Microseconds of the products of a kernel at the library's speed, without the blocks that are skipped."""
+    """Return the microseconds of a kernel's products at the library's speed, without skipped blocks."""
     sizes = {axis.symbol: int(axis.size) for axis in kernel.axes}
     varies = spans(kernel)
 
@@ -114,22 +118,22 @@ def _products(kernel: Kernel, counted: Mapping[Loop, float], capabilities: Capab
 
 
 def _counted(kernel: Kernel, loop: Loop) -> float:
-    """The share of a loop's blocks in which its condition holds anywhere, as far as indices tell."""
-    where, walked = loop.where, loop.axes
+    """Return the share of a loop's blocks in which its condition holds anywhere, as far as indices determine it."""
+    where, looped = loop.where, loop.axes
     if where is None or any(True for _ in loads(where)):
         return 1.0
     sizes = {axis.symbol: int(axis.size) for axis in kernel.axes}
     asked = free_axes(where)
-    spread = max((axis for axis in sizes if axis in asked and axis not in walked), key=sizes.__getitem__, default=None)
+    spread = max((axis for axis in sizes if axis in asked and axis not in looped), key=sizes.__getitem__, default=None)
     blocks = 1 if spread is None else -(-sizes[spread] // BLOCK)
     first = sorted({band * blocks // min(BANDS, blocks) for band in range(min(BANDS, blocks))})
     shares = []
     for block in first:
-        box = {axis: range(size if axis in walked else 1) for axis, size in sizes.items() if axis in asked}
+        box = {axis: range(size if axis in looped else 1) for axis, size in sizes.items() if axis in asked}
         if spread is not None:
             box[spread] = range(block * BLOCK, min((block + 1) * BLOCK, sizes[spread]))
         (held,) = evaluate([where], box, Scope({}, dict(kernel.traced), {}))
-        keep = [k for k, axis in enumerate(box) if axis in walked]
+        keep = [k for k, axis in enumerate(box) if axis in looped]
         along = held.any(dim=tuple(k for k in range(held.dim()) if k not in keep)) if len(keep) < held.dim() else held
         flat = along.flatten()
         padded = torch.nn.functional.pad(flat, (0, -len(flat) % BLOCK))
@@ -138,14 +142,14 @@ def _counted(kernel: Kernel, loop: Loop) -> float:
 
 
 def _busy(kernel: Kernel, capabilities: Capabilities) -> float:
-    """The share of the device that has something to do: a program takes a block of the last axis of the grid."""
+    """Return the occupancy, as a share of the device: a program takes a block of the last grid axis."""
     grid = [int(axis.size) for axis in kernel.with_role(Role.GRID)]
     programs = math.prod(grid[:-1]) * -(-grid[-1] // BLOCK) if grid else 1
     return min(1.0, 2 * programs / capabilities.parallelism)
 
 
 def at_width(shares: Shares, width: int) -> tuple[float, float]:
-    """What is known of heads of this width.
+    """Look up the shares for heads of this width, or the next larger known one.
 
     >>> at_width({64: (0.5, 0.6), 128: (0.7, 0.7)}, 80)
     (0.7, 0.7)

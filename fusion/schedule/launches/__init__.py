@@ -1,6 +1,7 @@
-"""Launches: what is done to the kernels of a schedule once they are made, to save launches, memory and precision.
+"""Launches: transformations of a schedule's kernels that save launches, memory and precision.
 
-A kernel goes on where another one ends (`chain`), or where a tile of it ends (`tiles`); independent ones run side by
-side (`pack`); means are summed up from an element on (`pivots`); at last, results go where a tensor of the caller
-(`updates`) or an operand (`reuse`) lies (`redirect`).  `launch` puts two kernels under one list of parameters.
+A kernel continues where another one ends (`chain`), or where a tile of it ends (`last_block`); independent ones run
+side by side (`pack`); means are accumulated relative to an element (`pivots`); finally, results are written to the
+memory of a tensor of the caller (`updates`) or of an operand (`reuse`, `redirect`).  `launch` puts two kernels under
+one list of parameters.
 """

@@ -1,7 +1,7 @@
 """Chaining: a kernel of one program that only finishes another joins its launch.
 
-The sum of a row-wise loss, the second stage of a reduction over everything, a norm of norms: each would be a launch
-of its own for a handful of numbers.  Run by the last program of the kernel that feeds it, it costs nothing.
+The sum of a row-wise loss, the second stage of a reduction over everything, a norm of norms: each would be a launch of
+its own for a few numbers.  Run by the last program of the kernel before, it costs nothing.
 """
 
 from __future__ import annotations
@@ -16,18 +16,18 @@ from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import join_earlier, share
 
 SMALL = 1 << 14
-"""Points above which one program alone would take longer than a launch."""
+"""Points above which a single program would take longer than a launch."""
 
 
 def chain_last_steps(steps: Sequence[KernelCall | Call]) -> list[KernelCall | Call]:
-    """The steps with single-program kernels in the launch of the kernel that they follow."""
+    """Move single-program kernels into the launch of the kernel that they follow."""
     return join_earlier(steps, _chained)
 
 
 def _chained(
     steps: Sequence[KernelCall | Call], maker: Mapping[str, int], last: KernelCall
 ) -> tuple[int, KernelCall] | None:
-    """The latest step that `last` depends on, with `last` at its end; None if it may not run there."""
+    """Return the latest step that `last` depends on, with `last` appended; None if it may not run there."""
     position = _host(steps, maker, last)
     if position is None:
         return None
@@ -48,9 +48,9 @@ def _host(steps: Sequence[KernelCall | Call], maker: Mapping[str, int], last: Ke
     host = steps[position] if position >= 0 else None
     if not isinstance(host, KernelCall) or not all(axis.size.is_Integer and axis.size > 0 for axis in host.kernel.axes):
         return None  # an empty grid has no last program
-    if host.kernel.awaited:  # each tile has a last program of its own
+    if host.kernel.awaited:  # each tile has its own last program
         return None
-    if host.over.keys() & {*inputs}:  # written in the memory of a tensor that has another name in this launch
+    if host.over.keys() & {*inputs}:  # written to the memory of a tensor that has another name in this launch
         return None
     return position
 

@@ -1,7 +1,7 @@
-"""Kernels of clusters: each cluster becomes a launch, or the call of an extern.
+"""Kernels of clusters: each cluster becomes a launch, or an extern call.
 
 Input: a program and its clusters; output: steps in execution order, and a refusal for each edge inside a cluster that
-the target cannot generate as one kernel: its nodes become a kernel each.
+the target cannot generate as one kernel: each of its nodes becomes a kernel.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def kernels_of(
 
 
 def refusals_of_steps(refusals: Sequence[Refusal], steps: Sequence[KernelCall | Call]) -> tuple[Refusal, ...]:
-    """Keep the refusals of edges that flow through memory: those whose producer some step reads or writes."""
+    """Keep the refusals of edges through memory: those whose producer some step reads or writes."""
     held = {
         name
         for step in steps
@@ -50,13 +50,13 @@ def refusals_of_steps(refusals: Sequence[Refusal], steps: Sequence[KernelCall | 
 
 
 def _one_by_one(prices: Prices, cluster: Cluster) -> Iterator[KernelCall]:
-    """The nodes of a cluster that cannot be generated as one kernel, each in a kernel of its own."""
+    """Yield a kernel for each node of a cluster that cannot be generated as one kernel."""
     for member in cluster.members:
         yield kernel_of(prices, single(prices.dependences, prices.capabilities, member))
 
 
 def _inside(prices: Prices, cluster: Cluster, why: str) -> Iterator[Refusal]:
-    """A refusal for each edge inside a cluster that came apart."""
+    """Return a refusal for each edge inside a cluster that was split."""
     members = frozenset(cluster.members)
     return refusals_of(
         prices.dependences, prices.capabilities, lambda writer, reader: why if {writer, reader} <= members else None

@@ -1,8 +1,8 @@
 """Launch: two kernels under one call, with one list of parameters.
 
 Input: two calls; output: the first, called with the buffers of both, and the kernel of the second over the parameters
-of the joint call.  What the second then is to the first, one that follows or one beside it, is for `chain`, `tiles` and
-`pack` to say; what one step needs of another is told by what they take and make.
+of the joint call.  `chain`, `last_block` and `pack` decide whether the second follows the first or runs beside it; the
+dependences of steps are determined by the tensors they take and write.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from fusion.schedule.kernels import KernelCall
 
 
 def takes(step: KernelCall | Call) -> tuple[str, ...]:
-    """The tensors that a step is called with; of a launch also those that it writes."""
+    """Return the tensors that a step is called with, for a launch also those that it writes."""
     return step.buffers if isinstance(step, KernelCall) else step.reads
 
 
 def makes(step: KernelCall | Call) -> tuple[str, ...]:
-    """The tensors that are there once a step has run: new ones, and new values of others."""
+    """Return the tensors that a step defines: new ones, and new values of others."""
     return (*step.written, *step.over) if isinstance(step, KernelCall) else tuple(writes(step))
 
 
@@ -30,29 +30,29 @@ def join_earlier(
     steps: Sequence[KernelCall | Call],
     joined: Callable[[Sequence[KernelCall | Call], Mapping[str, int], KernelCall], tuple[int, KernelCall] | None],
 ) -> list[KernelCall | Call]:
-    """The steps with kernels in the launches of those before them.
+    """Move kernels into the launches of earlier steps.
 
     Args:
-        joined: given the steps so far, which of them makes each tensor, and the next launch: the position of the one
-            that it joins, and both as one; None where it stays by itself.
+        joined: takes the steps so far, the position of the step that defines each tensor, and the next launch; returns
+            the position of the step that it joins and the joint call, or None if it stays separate.
     """
     result: list[KernelCall | Call] = []
     maker: dict[str, int] = {}
     for step in steps:
-        found = joined(result, maker, step) if isinstance(step, KernelCall) else None
-        if found is None:
+        joint = joined(result, maker, step) if isinstance(step, KernelCall) else None
+        if joint is None:
             position = len(result)
             result.append(step)
         else:
-            position, result[position] = found
+            position, result[position] = joint
         maker.update(dict.fromkeys(makes(step), position))
     return result
 
 
 def share(first: KernelCall, second: KernelCall) -> tuple[KernelCall, Kernel]:
-    """`first` with the buffers, sizes and origins of both, and the kernel of `second` over the joint parameters."""
+    """Return `first` with the buffers, sizes and origins of both, and the kernel of `second` over joint parameters."""
     known = dict(zip(first.buffers, first.kernel.params, strict=True))
-    names: dict[str, str] = {}  # of the second kernel's parameters → of the joint call's
+    names: dict[str, str] = {}  # parameter of the second kernel → of the joint call
     params: list[Param] = []
     added: dict[str, Param] = {}
     for buffer, param in zip(second.buffers, second.kernel.params, strict=True):

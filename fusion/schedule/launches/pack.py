@@ -1,13 +1,13 @@
-"""Packing: independent kernels share a launch, each on programs of its own.
+"""Packing: independent kernels share a launch, each on programs of its own (horizontal fusion).
 
 The leaves of an optimizer step, the queries, keys and values of a layer with grouped heads, a weight gradient and a
-bias gradient: kernels with other axes, of which none needs another.  `growth.py` puts small pointwise work of equal
-axes into one body; here bodies stay apart, and what is saved is the launch, and the time in which the end of one
-kernel leaves a device idle before the next one begins.
+bias gradient: independent kernels over different axes.  `growth.py` merges small pointwise work over equal axes into
+one body; here bodies stay separate, and the launch is saved, with the idle time between the end of one kernel and the
+start of the next one.
 
-Input: steps in order; output: steps in an order that serves their dependences as well, fewer of them. Two kernels are
-packed if no path leads from one to the other, if the target says that they need about the same resources, and if the
-launch costs more than what sharing may slow down.
+Input: steps in order; output: fewer steps, in an order that respects their dependences.  Two kernels are packed if no
+path leads from one to the other, if the target says that they need about the same resources, and if a launch costs more
+than sharing may slow them down.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from fusion.schedule.kernels import KernelCall
 from fusion.schedule.launches.launch import makes, share, takes
 
 WINDOW = 64
-"""How many steps apart kernels may be that make little: what is computed early takes memory until it is needed."""
+"""How many steps apart kernels with small results may be: early results occupy memory until they are needed."""
 
 MOST = 16
 """Kernels in one launch.  More save little and make one long compilation."""
 
 NEAR = 8
-"""How many steps apart kernels may be whatever they make: such tensors are needed soon."""
+"""How many steps apart kernels may be whatever the size of their results, which are needed soon."""
 
 OPEN = 8
 """How many launches of other kinds a kernel is compared with."""
@@ -43,26 +43,26 @@ OPEN = 8
 def pack_launches(
     steps: Sequence[KernelCall | Call], program: Program, target: Target
 ) -> tuple[KernelCall | Call, ...]:
-    """The steps with independent kernels in shared launches; in the same order where nothing is packed."""
+    """Put independent kernels into shared launches; the order is unchanged if nothing is packed."""
     return _Packing(steps, program, target).run()
 
 
 @dataclass(slots=True)
 class _Packing:
-    """The state of one packing: the steps, and what must come before what."""
+    """The state of one packing: the steps, and their dependences."""
 
     steps: Sequence[KernelCall | Call]
     program: Program
     target: Target
     graph: nx.DiGraph[int] = field(default_factory=nx.DiGraph)
-    calls: dict[int, KernelCall] = field(default_factory=dict)  # position of the first → the launch
+    calls: dict[int, KernelCall] = field(default_factory=dict)  # position of its first kernel → the launch
 
     def run(self) -> tuple[KernelCall | Call, ...]:
         self._order()
         self.calls = {number: step for number, step in enumerate(self.steps) if isinstance(step, KernelCall)}
         open_launches: deque[int] = deque(maxlen=OPEN)
         for number, call in list(self.calls.items()):
-            if is_idle(call.kernel):  # never launched: there is no block to choose
+            if is_idle(call.kernel):  # never launched: there is no block size to choose
                 continue
             host = next((h for h in open_launches if number - h <= WINDOW and self._fits(h, number)), None)
             if host is None:
@@ -74,7 +74,7 @@ class _Packing:
         return tuple(self.calls.get(number, self.steps[number]) for number in order)
 
     def _order(self) -> None:
-        """Edges from what makes a tensor to what reads it; what is impure keeps its place among all steps."""
+        """Add edges from writers to readers; an impure step keeps its position among all steps."""
         ready: dict[str, int] = {}
         fence: int | None = None
         for number, step in enumerate(self.steps):
@@ -95,40 +95,40 @@ class _Packing:
             return False
         if self._device(first) != self._device(second):
             return False
-        if number - host > NEAR and self._makes(second) > EARLY:
+        if number - host > NEAR and self._bytes_held(second) > EARLY:
             return False
         capabilities = self.target.capabilities
         if len({*first.buffers, *second.buffers}) > capabilities.max_params:
             return False
         if capabilities.launch_us < capabilities.crowding * (_time(first, capabilities) + _time(second, capabilities)):
             return False
-        # What leads to the host comes before the kernels in it, and these before this one: no path leads back.
+        # Predecessors of the host run before the kernels in it, and these before this one: no path leads back.
         return not nx.has_path(self.graph, host, number) and self.target.packs(first.kernel.parts[0], second.kernel)
 
-    def _makes(self, call: KernelCall) -> int:
-        """Bytes that are held from this call on, or from those on that fill what it adds to."""
-        given = {*self.program.inputs, *self.program.constants}
-        made = {*call.written, *call.over.values()} - given
-        return sum(bytes_of(self.program.buffers[name], {}) for name in made)
+    def _bytes_held(self, call: KernelCall) -> int:
+        """Return the bytes that are live from this call on, without inputs and constants."""
+        external = {*self.program.inputs, *self.program.constants}
+        allocated = {*call.written, *call.over.values()} - external
+        return sum(bytes_of(self.program.buffers[name], {}) for name in allocated)
 
     def _device(self, call: KernelCall) -> object:
         return self.program.buffers[next(iter((*call.written, *call.over)))].device
 
     def _merge(self, host: int, number: int) -> None:
-        self.calls[host] = _beside(self.calls[host], self.calls.pop(number))
+        self.calls[host] = _packed(self.calls[host], self.calls.pop(number))
         self.graph.add_edges_from((before, host) for before in self.graph.predecessors(number))
         self.graph.add_edges_from((host, after) for after in self.graph.successors(number))
         self.graph.remove_node(number)
 
 
-def _beside(first: KernelCall, second: KernelCall) -> KernelCall:
+def _packed(first: KernelCall, second: KernelCall) -> KernelCall:
     call, kernel = share(first, second)
     beside = (*first.kernel.beside, kernel)
     return replace(call, kernel=replace(call.kernel, name=_name(first.kernel, second.kernel), beside=beside))
 
 
 def _name(first: Kernel, second: Kernel) -> str:
-    """`matmul_matmul`; of many, the number of those that have one name: `mul_add_x12`."""
+    """Name a packed launch: `matmul_matmul`; many kernels of one name with their number: `mul_add_x12`."""
     if not first.beside:
         return f"{first.name}_x2" if first.name == second.name else f"{first.name}_{second.name}"
     stem, _, count = first.name.rpartition("_x")
@@ -138,7 +138,7 @@ def _name(first: Kernel, second: Kernel) -> str:
 
 
 def _time(call: KernelCall, capabilities: Capabilities) -> float:
-    """Microseconds of which others in its launch may cost a kernel some: contractions of one form lose nothing."""
+    """Return the microseconds that packing may slow down; contractions of one form lose nothing."""
     if any(isinstance(stmt, Fold) and stmt.op == "dot" for stmt in statements(call.kernel.body)):
         return 0.0
     return max((call.bytes_read + call.bytes_written) / capabilities.bandwidth, call.flops / capabilities.flops)

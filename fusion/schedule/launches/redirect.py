@@ -1,7 +1,7 @@
-"""Writing to another parameter: what a kernel made for one tensor goes into the memory of another one.
+"""Redirection of stores: a result is written to the memory of another parameter.
 
-Input: a kernel and two of its parameters; output: the kernel without the first, whose stores go to the second.  Whether
-anything that is still needed is lost by it, is for who asks to know.
+Input: a kernel and two of its parameters; output: the kernel without the first, whose stores go to the second.  The
+caller decides whether that overwrites data that is still needed.
 """
 
 from __future__ import annotations
@@ -13,13 +13,13 @@ from fusion.lowering.kernel import Kernel, Param, rename
 
 
 def redirected(kernel: Kernel, new: str, old: str) -> Kernel:
-    """The kernel that writes to the parameter `old` instead of `new`, and does not take `new`."""
+    """Return the kernel that writes to the parameter `old` instead of `new`, and does not take `new`."""
     names = {param.name: old if param.name == new else param.name for param in kernel.params}
     return replace(kernel, params=params_without(kernel.params, new, old), body=rename(kernel.body, names))
 
 
 def params_without(params: Sequence[Param], new: str, old: str) -> tuple[Param, ...]:
-    """The parameters of a launch in which `old` is written in the place of `new`."""
+    """Return the parameters of a launch that writes `old` in place of `new`."""
     return tuple(replace(p, written=p.written or p.name == old) for p in params if p.name != new)
 
 

@@ -1,13 +1,13 @@
-"""Reuse: a result written over a tensor that nobody needs any more.
+"""Reuse: a result overwrites an operand whose live range has ended.
 
 Input: the steps of a schedule; output: steps in which kernels write such results into the memory of an operand.  A row
-of logits becomes a row of their gradient in its own place, and half of the memory is enough.
+of logits is replaced by a row of their gradient, and half of the memory is enough.
 
-Only where it is certain: the operand was made in the same program, is read by no later step and has no views, both
-tensors are laid out alike, and the kernel loads from the operand at the very index at which it stores, and not after
-that.  Whoever stores an element is then the one that has loaded it; a fold over a row in between waits for all who load
-from it.  What forward kept for backward alone is as good, once it is taken over (`operations/ownership.py`): logits
-become their gradient, as long as nobody else can see them.
+Only where it is certain: the operand was computed in the same program, is read by no later step and has no views, both
+tensors have the same layout, and the kernel loads from the operand at the very index at which it stores, and not after
+that.  So the program that stores an element is the one that has loaded it; a fold over a row in between waits for all
+its loads.  Tensors that forward saved for backward alone qualify once they are taken over (`operations/ownership.py`):
+logits are replaced by their gradient, if there is no other reference to them.
 """
 
 from __future__ import annotations
@@ -29,42 +29,42 @@ from fusion.schedule.launches.redirect import redirected
 from fusion.schedule.launches.updates import written_into
 
 FRESH = (torch.ops.aten.mm.default, torch.ops.aten.bmm.default, aligned_product, take_over)
-"""Calls whose results are tensors of their own, of which nobody else has a view."""
+"""Calls whose results are new tensors, without other views."""
 
 SMALL = 1 << 16
-"""Bytes below which memory is not worth a kernel of its own."""
+"""Bytes below which saved memory is not worth a kernel of its own."""
 
 
 LARGE = 1 << 22
-"""Bytes below which what forward kept is not worth asking who can see it."""
+"""Bytes below which it is not worth checking who else refers to a saved tensor."""
 
 
 def reuse(
     steps: Sequence[KernelCall | Call], program: Program, spare: Collection[str] = ()
 ) -> tuple[tuple[KernelCall | Call, ...], Program]:
-    """The steps with results written over operands where that is certain to change nothing.
+    """Write results over operands where that is certain to change nothing.
 
     Args:
-        spare: inputs that the caller has no use for, unless somebody is found to hold them at run time.
+        spare: inputs that the caller no longer uses, unless another reference is detected at run time.
     """
     last: dict[str, int] = {}  # buffer → the last step that reads it
-    made: set[str] = set()  # buffers that a step allocates
+    allocated: set[str] = set()  # buffers that a step allocates
     kept = set(program.output_names())
     for position, step in enumerate(steps):
         for name in _read(step):
             last[name] = position
         if isinstance(step, KernelCall) or (isinstance(step, Extern) and step.target in FRESH):
-            made.update(_written(step))
+            allocated.update(_written(step))
         if isinstance(step, Chunked) or (isinstance(step, Extern) and (step.is_view or step.impure or step.multiple)):
             kept.update(step.reads)
-    given = {name for name in spare if _bytes(program.buffers[name]) >= LARGE} - kept
+    large_spares = {name for name in spare if _bytes(program.buffers[name]) >= LARGE} - kept
     result: list[KernelCall | Call] = []
     buffers = dict(program.buffers)
     for position, step in enumerate(steps):
         if isinstance(step, KernelCall):
             dying = {name for name in _read(step) if last[name] == position}
-            step = _over(buffers, step, (dying & made) - kept)
-            step, taken = _taking_over(buffers, _over(buffers, step, dying & given), given)
+            step = _over(buffers, step, (dying & allocated) - kept)
+            step, taken = _taking_over(buffers, _over(buffers, step, dying & large_spares), large_spares)
             buffers.update({out: replace(buffers[name], name=out) for out, name in taken.items()})
             result += [Extern((out,), take_over, (BufferRef(name),)) for out, name in taken.items()]
         result.append(step)
@@ -74,13 +74,13 @@ def reuse(
 def _taking_over(
     buffers: Mapping[str, Buffer], call: KernelCall, given: Collection[str]
 ) -> tuple[KernelCall, dict[str, str]]:
-    """The call with inputs that it writes over under names of their own, and these names."""
-    own = {name: unused(f"{name}_taken", buffers) for name in call.over.values() if name in given}
-    if not own:
+    """Give the inputs that a call overwrites new names; return the call and new name → input."""
+    new_names = {name: unused(f"{name}_taken", buffers) for name in call.over.values() if name in given}
+    if not new_names:
         return call, {}
-    over = {out: own.get(name, name) for out, name in call.over.items()}
-    call = replace(call, buffers=tuple(own.get(name, name) for name in call.buffers), over=over)
-    return call, {taken: name for name, taken in own.items()}
+    over = {out: new_names.get(name, name) for out, name in call.over.items()}
+    call = replace(call, buffers=tuple(new_names.get(name, name) for name in call.buffers), over=over)
+    return call, {taken: name for name, taken in new_names.items()}
 
 
 def _read(step: KernelCall | Call) -> Iterable[str]:
@@ -94,7 +94,7 @@ def _written(step: KernelCall | Call) -> Iterable[str]:
 
 
 def _over(buffers: Mapping[str, Buffer], call: KernelCall, dying: set[str]) -> KernelCall:
-    """The call with results written over operands."""
+    """Write results of a call over operands."""
     for out in call.written:
         for name in sorted(dying - set(call.over.values())):
             kernel = _into(call, out, name) if _alike(buffers[out], buffers[name]) else None
@@ -107,7 +107,7 @@ def _over(buffers: Mapping[str, Buffer], call: KernelCall, dying: set[str]) -> K
 
 
 def _into(call: KernelCall, out: str, operand: str) -> Kernel | None:
-    """The kernel that writes to the parameter of `operand` instead of that of `out`; None where that is not certain."""
+    """Return the kernel that writes to the parameter of `operand` instead of that of `out`; None if it is unsafe."""
     kernel = call.kernel
     if kernel.beside:
         moved = written_into(call, operand, out)
@@ -135,5 +135,5 @@ def _alike(a: Buffer, b: Buffer) -> bool:
 
 
 def _bytes(buffer: Buffer) -> int:
-    """How much memory a buffer takes, if that is fixed; else 0."""
+    """Return the size of a buffer in bytes if it is static; else 0."""
     return int(buffer.numel) * buffer.dtype.itemsize if buffer.numel.is_Integer else 0

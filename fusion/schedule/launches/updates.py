@@ -1,11 +1,11 @@
-"""Updates: a tensor of the caller that is overwritten is written where it lies, without a copy.
+"""Updates: overwritten tensors of the caller are written in place, without a copy.
 
 A step of an optimizer, a cache that grows, a running mean: the functional graph computes the new value and ends with a
-copy of it into the input.  Input: the steps of a schedule; output: steps in which kernels write their results into the
-inputs themselves, where nothing is lost by it; what is left of the copies at the end is one call.
+copy of it into the input.  Input: the steps of a schedule; output: steps in which kernels write their results directly
+into the inputs where that is safe; the remaining copies at the end become one call.
 
-A kernel may write into an input if the two lie alike, nobody else needs the result as a tensor of its own or the input
-after it, and each point of the input is read, if at all, only where and before it is written.
+A kernel may write into an input if the two have the same layout, nothing else needs the result as a tensor of its own
+or the input afterwards, and each point of the input is read, if at all, only at and before its own store.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ aten = torch.ops.aten
 
 
 def update(steps: Sequence[KernelCall | Call], program: Program) -> tuple[tuple[KernelCall | Call, ...], Program]:
-    """The steps without the copies into inputs that kernels can do without, and with the others in one call.
+    """Remove copies into inputs that kernels can write directly, and merge the others into one call.
 
-    The program returns the input where it returned what such a copy gives.
+    The program returns the input where it returned the result of a removed copy.
     """
-    found = list(steps)
+    updated = list(steps)
     for copy in steps:
         if not isinstance(copy, Extern) or (names := copied(copy, program)) is None:
             continue
-        written = _written_in_place(found, program, copy, *names)
+        written = _written_in_place(updated, program, copy, *names)
         if written is not None:
             position, call = written
-            found[position] = call
-            found.remove(copy)
+            updated[position] = call
+            updated.remove(copy)
             program = _returning(program, copy, names[0])
-    return tuple(_as_one_call(found, program)), program
+    return tuple(_as_one_call(updated, program)), program
 
 
 def _returning(program: Program, copy: Extern, target: str) -> Program:
-    """`program` with `target` in the place of the result of `copy`, which is the same tensor."""
+    """Replace the result of `copy` by `target`, which is the same tensor, in the outputs."""
     results = set(map(BufferRef, writes(copy)))
     return program.edited(outputs=(BufferRef(target) if out in results else out for out in program.outputs))
 
 
 def _is_copy(step: KernelCall | Call, program: Program) -> bool:
-    """Is this a copy into an input, of which nobody takes the result?"""
+    """Return whether this is a copy into an input whose result is not returned."""
     if not isinstance(step, Extern) or copied(step, program) is None:
         return False
     return program.output_names().isdisjoint(writes(step))
@@ -61,7 +61,7 @@ def _is_copy(step: KernelCall | Call, program: Program) -> bool:
 def _written_in_place(
     steps: Sequence[KernelCall | Call], program: Program, copy: Extern, target: str, source: str
 ) -> tuple[int, KernelCall] | None:
-    """The step that makes `source`, by its position, as one that writes it into `target`; None where it may not."""
+    """Return the step that writes `source`, by position, changed to write `target`; None where that is not safe."""
     old, new = program.buffers[target], program.buffers[source]
     alike = (old.dtype, old.shape, old.strides, old.device) == (new.dtype, new.shape, new.strides, new.device)
     if not alike or source in program.output_names() or target in program.output_names():
@@ -76,28 +76,28 @@ def _written_in_place(
 
 
 def _maker(steps: Sequence[KernelCall | Call], copy: Extern, target: str, source: str) -> int | None:
-    """The position of the launch that makes `source`, if it may as well make `target` of it.
+    """Return the position of the launch that writes `source`, if it may write `target` instead.
 
-    It may not where another step than the copy takes `source`, or takes the copy's result, or `target` afterwards; nor
-    where it reads a view of `target` itself.
+    It may not if another step than the copy reads `source`, or the copy's result, or `target` afterwards; nor if it
+    reads a view of `target`.
     """
-    found, views = None, {target}
+    position_of_maker, views = None, {target}
     private = {source, *writes(copy)}
     for position, step in enumerate(steps):
         touched = set() if step is copy else set(takes(step))
         if isinstance(step, KernelCall) and source in step.written:
             if touched & (views - {target}):
                 return None
-            found = position
-        elif touched & private or (found is not None and touched & views):
+            position_of_maker = position
+        elif touched & private or (position_of_maker is not None and touched & views):
             return None
         elif isinstance(step, Extern) and step.is_view and touched & views:
             views.update(writes(step))
-    return found
+    return position_of_maker
 
 
 def written_into(call: KernelCall, target: str, source: str) -> KernelCall | None:
-    """`call`, with what it writes to `source` written to `target`; None where that would change what it reads."""
+    """Write to `target` instead of `source` in `call`; None where that would change what it reads."""
     names = dict(zip(call.buffers, (param.name for param in call.kernel.params), strict=True))
     written = tuple(name for name in call.written if name != source)
     if target not in names:
@@ -120,13 +120,13 @@ def written_into(call: KernelCall, target: str, source: str) -> KernelCall | Non
 
 
 def _part_into(part: Kernel, old: str, new: str) -> Kernel | None:
-    """One kernel that writes to the parameter `old` instead of `new`, after all that reads it."""
+    """Return a kernel that writes to the parameter `old` instead of `new`, after all its reads; None if impossible."""
     writing = [stmt for stmt in statements(part.body, Store) if stmt.param == new]
     if len(writing) != 1 or writing[0] not in part.body or isinstance(writing[0].offset, Expr):
         return None
     offset = writing[0].offset
     own = {axis.symbol for axis in part.with_role(Role.GRID) if axis.size != 1}
-    if not own <= offset.free_symbols:  # some program would read what another one has written
+    if not own <= offset.free_symbols:  # a program would read an element that another one has written
         return None
     read = [load for stmt in statements(part.body) for load in loads(*values_of(stmt)) if load.buffer == old]
     if any(load.index != (offset,) for load in read):
@@ -138,9 +138,7 @@ def _part_into(part: Kernel, old: str, new: str) -> Kernel | None:
 
 
 def _readers_first(body: Sequence[Stmt], written: set[str]) -> tuple[Stmt, ...] | None:
-    """The stores in an order in which nothing is read that has been written; None if there is none
-    or the body is not stores alone.
-    """
+    """Order stores so that no written param is read afterwards; None if there is no such order or other statements."""
     stores = [stmt for stmt in body if isinstance(stmt, Store)]
     if len(stores) != len(body):
         return None
@@ -155,7 +153,7 @@ def _readers_first(body: Sequence[Stmt], written: set[str]) -> tuple[Stmt, ...] 
 
 
 def _as_one_call(steps: list[KernelCall | Call], program: Program) -> list[KernelCall | Call]:
-    """The copies at the end of `steps` as one call; one of them, or one whose source is overwritten, stays."""
+    """Merge the copies at the end of `steps` into one call, unless there is one only or a source is overwritten."""
     count = 0
     while count < len(steps) and _is_copy(steps[-1 - count], program):
         count += 1

@@ -1,1 +1,1 @@
-"""Program → Program for the sake of memory: where copies, scattered results, rounded maps and rows lie."""
+"""Program → Program: memory layouts of copies, scattered results, rounded maps and rows."""

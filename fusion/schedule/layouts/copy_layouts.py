@@ -1,10 +1,10 @@
 """Computes a result that is copied into a caller's tensor in the layout of that tensor.
 
 `Program → Program`.  A functional graph ends in copies into the inputs that the program overwrites.  A kernel can write
-there itself (`launches/updates.py`) where the source is made by a kernel, for this copy alone, with the same dtype and
-strides.  Here the source gets them: strides where nobody sees them but kernels, else a node of its own.  The latter
-also of a product that a library's call may compute, which lays it out by itself.
-Refused: copies between dtypes or devices that are not generated, and into tensors that overlap themselves.
+to these directly (`launches/updates.py`) if it computes the source for this copy alone, with the same dtype and
+strides. This pass establishes that: it changes the source's strides if only kernels see them, else it adds a node.  The
+latter also for a product that a library call may compute, which chooses its own layout. Refused: copies between dtypes
+or devices that are not generated, and into tensors that overlap themselves.
 """
 
 from __future__ import annotations
@@ -34,10 +34,12 @@ from fusion.schedule.iteration.naming import unused
 
 
 def own_sources(program: Program) -> Program:
-    """The program with sources of its own for its copies into inputs; the same object where they have them."""
+    """Give copies into inputs sources of their own; the same object where they have them."""
     calls = Counter(name for node in program.nodes if isinstance(node, (Extern, Chunked)) for name in reads(node))
-    made = {name: node for node in program.nodes if not isinstance(node, (Extern, Chunked)) for name in writes(node)}
-    private = made.keys() - program.output_names()
+    nodes_by_result = {
+        name: node for node in program.nodes if not isinstance(node, (Extern, Chunked)) for name in writes(node)
+    }
+    private = nodes_by_result.keys() - program.output_names()
     buffers = dict(program.buffers)
     origins: dict[str, str] = {}
     nodes: list[Node] = []
@@ -47,12 +49,12 @@ def own_sources(program: Program) -> Program:
             nodes.append(node)
             continue
         old, new = buffers[target], buffers[source]
-        place = _place(source, made)
-        apart = private.issuperset(place) and sum(calls[name] for name in place) == 1
-        movable = new.strides == old.strides or program.library.keys().isdisjoint(place)
-        if new.dtype is old.dtype and apart and movable:
-            buffers.update((name, replace(buffers[name], strides=old.strides)) for name in place)
-            nodes.append(replace(node))  # a call of its own, as what it reads lies otherwise
+        same_layout = _with_same_layout(source, nodes_by_result)
+        separable = private.issuperset(same_layout) and sum(calls[name] for name in same_layout) == 1
+        movable = new.strides == old.strides or program.library.keys().isdisjoint(same_layout)
+        if new.dtype is old.dtype and separable and movable:
+            buffers.update((name, replace(buffers[name], strides=old.strides)) for name in same_layout)
+            nodes.append(replace(node))  # a new call, as its operand has another layout
             continue
         own = unused(f"{source}_stored", buffers)
         buffers[own] = replace(old, name=own)
@@ -66,12 +68,12 @@ def own_sources(program: Program) -> Program:
     return program.edited(nodes, buffers=buffers.values(), origins=origins)
 
 
-def _place(name: str, made: Mapping[str, Node]) -> list[str]:
-    """The buffers that are laid out as `name`: a scatter as what it begins with."""
-    found = [name]
-    while isinstance(node := made.get(found[-1]), Scatter):
-        found.append(node.start)
-    return found
+def _with_same_layout(name: str, nodes_by_result: Mapping[str, Node]) -> list[str]:
+    """Return the buffers that share the layout of `name`: a scatter shares that of its start."""
+    chain = [name]
+    while isinstance(node := nodes_by_result.get(chain[-1]), Scatter):
+        chain.append(node.start)
+    return chain
 
 
 def _fits(target: Buffer, source: Buffer) -> bool:

@@ -1,11 +1,11 @@
-"""Stores in 16 bits what every reader rounds to 16 bits.
+"""Stores values in 16 bits that every reader rounds to 16 bits.
 
     g float32[m, k] = gelu(…)          g bfloat16[m, k] = round(gelu(…))
     Σ_k round(g[m, k]) · w[k, n]   →   Σ_k g[m, k] · w[k, n]
 
 `Program → Program`, with the same numbers.  A value that eager rounds where it stores it is rounded where it is read,
-as long as it may stay in registers; where it is stored after all, half the bytes do.  Left as it is: what anybody reads
-as it was, in another type or as it lies in memory.
+as long as it may stay in registers; if it is stored after all, half the bytes suffice.  Unchanged: values that some
+reader needs unrounded, in another type or as they are in memory.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from fusion.lowering.scalar_ops import HALVES
 
 
 def store_rounded(program: Program) -> Program:
-    """The program with maps stored in the type in which they are read; the same object where there are none."""
-    made = {node.out for node in program.nodes if isinstance(node, Map)} - set(program.output_names())
-    wide = {name for name in made if program.buffers[name].dtype is torch.float32}
-    found = {name: dtypes for name, dtypes in _read_as(program).items() if name in wide and len(dtypes) == 1}
-    narrow = {name: dtype for name, (dtype,) in found.items() if dtype in HALVES}
+    """Store maps in the dtype in which they are read; the same object where there are none."""
+    stored_maps = {node.out for node in program.nodes if isinstance(node, Map)} - set(program.output_names())
+    wide = {name for name in stored_maps if program.buffers[name].dtype is torch.float32}
+    dtypes_of = {name: dtypes for name, dtypes in _read_as(program).items() if name in wide and len(dtypes) == 1}
+    narrow = {name: dtype for name, (dtype,) in dtypes_of.items() if dtype in HALVES}
     if not narrow:
         return program
 
@@ -46,24 +46,24 @@ def store_rounded(program: Program) -> Program:
 
 
 def _read_as(program: Program) -> dict[str, set[torch.dtype | None]]:
-    """The types to which each tensor is rounded where it is read; None where it is read as it is."""
-    found: dict[str, set[torch.dtype | None]] = {}
+    """Return the dtypes to which each tensor is rounded where it is read; None for a read without rounding."""
+    dtypes: dict[str, set[torch.dtype | None]] = {}
     for node in program.nodes:
         own = () if isinstance(node, (Extern, Chunked)) else node.exprs
-        seen = set[str]()
+        rounded_only = set[str]()
         for part in postorder(*own):
             if isinstance(part, Cast) and isinstance(part.arg, Load):
-                seen.add(part.arg.buffer)
-                found.setdefault(part.arg.buffer, set()).add(part.dtype)
+                rounded_only.add(part.arg.buffer)
+                dtypes.setdefault(part.arg.buffer, set()).add(part.dtype)
             else:
                 direct = [child.buffer for child in part.children() if isinstance(child, Load)]
-                seen.update(direct)
+                rounded_only.update(direct)
                 for name in direct:
-                    found.setdefault(name, set()).add(None)
+                    dtypes.setdefault(name, set()).add(None)
         roots = {part.buffer for part in own if isinstance(part, Load)}
-        for name in roots | (set(reads(node)) - seen):
-            found.setdefault(name, set()).add(None)
+        for name in roots | (set(reads(node)) - rounded_only):
+            dtypes.setdefault(name, set()).add(None)
         for call in getattr(node, "library", ()):
             for name in reads(call):
-                found.setdefault(name, set()).add(None)
-    return found
+                dtypes.setdefault(name, set()).add(None)
+    return dtypes

@@ -1,9 +1,9 @@
-"""Scatters into memory that is there already, without copies that nobody needs.
+"""Scatters into existing memory, without unnecessary copies.
 
-`Program → Program`.  A scatter begins with a tensor of its own.  It needs no copy of what is made only for it: sums
-scattered one after the other, expert by expert, go to one tensor.  Two sums that begin at zero and are then added up
-are one sum, in the memory of the first: the gradient of an interpolation.  And what is copied back to an input of the
-caller, as a cache is, takes place in that input.
+`Program → Program`.  A scatter starts from a tensor of its own.  It needs no copy of a tensor that is computed only for
+it: sums scattered one after the other, expert by expert, go to one tensor.  Two sums that start at zero and are then
+added are one sum, in the memory of the first: the gradient of an interpolation.  And a result that is copied back to an
+input of the caller, such as a cache, is scattered directly into that input.
 """
 
 from __future__ import annotations
@@ -22,37 +22,37 @@ from fusion.schedule.rewrites.inline import inline
 
 
 def own_destinations(program: Program) -> Program:
-    """The program with fewer copies and fewer tensors; the same object when nothing changes."""
+    """Remove copies and tensors that scatters do not need; the same object when nothing changes."""
     if not any(isinstance(node, Scatter) for node in program.nodes):
         return program
-    return _without_copies(_added_up(program))
+    return _without_copies(_merge_sums(program))
 
 
 def _readers(program: Program) -> Counter[str]:
-    """How many nodes read each buffer; the caller counts as one."""
-    found = Counter(name for node in program.nodes for name in reads(node))
-    found.update(program.output_names())
-    return found
+    """Count the readers of each buffer; the caller counts as one."""
+    counts = Counter(name for node in program.nodes for name in reads(node))
+    counts.update(program.output_names())
+    return counts
 
 
 def _alike(a: Buffer, b: Buffer) -> bool:
     return (a.dtype, a.shape, a.strides, a.device) == (b.dtype, b.shape, b.strides, b.device)
 
 
-# Sums that are added up -----------------------------------------------------------------------------------------------
+# Sums of scattered sums -----------------------------------------------------------------------------------------------
 
 
 class _Sums:
-    """The scattered sums so far that have one reader, and the maps that are nothing but one of them."""
+    """The scattered sums so far that have one reader, and the maps that only copy one of them."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.readers = program, _readers(program)
         self.made: dict[str, Node] = {}
         self.order: dict[str, int] = {}
-        self.plain: dict[str, Map] = {}
+        self.copies_of_sums: dict[str, Map] = {}
 
     def joined(self, node: Map) -> Map:
-        """`node` with one term for each two that are scattered sums."""
+        """Merge each two terms of `node` that are scattered sums into one."""
         axes = tuple(axis.symbol for axis in node.axes)
         children = (child for part in postorder(node.expr) for child in part.children())
         uses = Counter(child.buffer for child in children if isinstance(child, Load))
@@ -61,17 +61,17 @@ class _Sums:
             if not (isinstance(expr, Op) and expr.name == "add"):
                 return None
             terms = [term for term in expr.args if isinstance(term, Load) and self._is_own(term, axes)]
-            if len(terms) < 2 or any(uses[term.buffer] > 1 for term in terms):  # one of them is wanted by itself too
+            if len(terms) < 2 or any(uses[term.buffer] > 1 for term in terms):  # one of them is also read by itself
                 return None
             first, second = sorted(terms, key=lambda term: self.order[term.buffer])
-            return second if self._begin(second.buffer, first.buffer) else None
+            return second if self._start_at(second.buffer, first.buffer) else None
 
         expr = rewrite([node.expr], rule)[0]
         return node if expr is node.expr else replace(node, expr=expr)
 
     def result(self, out: BufferRef | sympy.Expr | None) -> BufferRef | sympy.Expr | None:
-        """An output, or the sum that it is nothing but a copy of."""
-        made = self.plain.get(out.name) if isinstance(out, BufferRef) else None
+        """Return an output, or the sum of which it is only a copy."""
+        made = self.copies_of_sums.get(out.name) if isinstance(out, BufferRef) else None
         if made is None or not isinstance(out, BufferRef) or not isinstance(made.expr, Load):
             return out
         buffers, source = self.program.buffers, made.expr.buffer
@@ -82,8 +82,8 @@ class _Sums:
         sums = isinstance(made, Scatter) and made.op == "sum"
         return sums and self.readers[term.buffer] == 1 and term.mask is None and term.index == axes
 
-    def _begin(self, name: str, start: str) -> bool:
-        """Let the scatter that makes `name` begin with what is in `start`, if it begins with zeros."""
+    def _start_at(self, name: str, start: str) -> bool:
+        """Let the scatter that computes `name` start from `start`, if it starts from zeros."""
         node = self.made[name]
         assert isinstance(node, Scatter)
         zeros = self.made.get(node.start)
@@ -95,18 +95,18 @@ class _Sums:
         return True
 
 
-def _added_up(program: Program) -> Program:
+def _merge_sums(program: Program) -> Program:
     sums = _Sums(program)
     changed = False
     for position, node in enumerate(program.nodes):
         if not isinstance(node, (Extern, Chunked)) and node.out not in program.library:
-            node = inline(node, sums.plain)
+            node = inline(node, sums.copies_of_sums)
         if isinstance(node, Map):
             joined = sums.joined(node)
             changed |= joined is not node
             value = joined.expr.arg if isinstance(joined.expr, Cast) and joined.expr.implicit else joined.expr
             if joined is not node and isinstance(value, Load):
-                sums.plain[joined.out] = joined
+                sums.copies_of_sums[joined.out] = joined
                 sums.readers[value.buffer] = sums.readers[joined.out]
             node = joined
         for name in writes(node):
@@ -123,7 +123,7 @@ def _added_up(program: Program) -> Program:
 def _without_copies(program: Program) -> Program:
     readers = _readers(program)
     made: dict[str, Node] = {name: node for node in program.nodes for name in writes(node)}
-    begun: dict[str, str] = {}  # copy → what it is a copy of
+    copies: dict[str, str] = {}  # copy → its source
     dropped: set[int] = set()
     for node in program.nodes:
         source = _copied(program, made.get(node.start)) if isinstance(node, Scatter) else None
@@ -133,12 +133,12 @@ def _without_copies(program: Program) -> Program:
         back = _copied_back(program, source, node.out) if source in program.inputs else None
         own = source in made and not isinstance(made[source], (Extern, Chunked)) and readers[source] == 1
         if own or (back is not None and readers[source] == 2):
-            begun[node.start] = source
+            copies[node.start] = source
             dropped |= {id(made[node.start])} if back is None else {id(made[node.start]), id(back)}
-    if not begun:
+    if not copies:
         return program
     nodes = [
-        replace(node, start=begun.get(node.start, node.start)) if isinstance(node, Scatter) else node
+        replace(node, start=copies.get(node.start, node.start)) if isinstance(node, Scatter) else node
         for node in program.nodes
         if id(node) not in dropped
     ]
@@ -146,7 +146,7 @@ def _without_copies(program: Program) -> Program:
 
 
 def _copied(program: Program, node: Node | None) -> str | None:
-    """What a map is a copy of, element for element."""
+    """Return the source of a map that is a copy, element for element."""
     if not isinstance(node, Map) or not isinstance(node.expr, Load) or node.expr.mask is not None:
         return None
     same = node.expr.index == tuple(axis.symbol for axis in node.axes)
@@ -155,7 +155,7 @@ def _copied(program: Program, node: Node | None) -> str | None:
 
 
 def _copied_back(program: Program, target: str, source: str) -> Extern | None:
-    """The call that copies `source` into the input `target`, if nobody else can tell the two apart."""
+    """Return the call that copies `source` into the input `target`, if nothing else can tell the two apart."""
     back: Extern | None = None
     kept = program.output_names()
     for node in program.nodes:

@@ -1,1 +1,1 @@
-"""Who computes a matrix product: one generated kernel, split-K, or the library."""
+"""Matrix products: one generated kernel, split-K, or the library."""

@@ -1,10 +1,10 @@
-"""Chooses who computes a contraction, generated kernel or library, with everything that was fused with it.
+"""Chooses between a generated kernel and the library for each contraction, with everything fused with it.
 
-`Program → Program`.  A cluster around contractions is one generated kernel.  The alternative is the library's
-product of each, between kernels of their own for what leads to its operands and for what follows it.  These pay their
-launches, and move operands and product through memory: a weight stored in 8 bits is read, written and read again in
-16.  But the library may multiply faster.  Where the alternative wins, contractions are replaced by the library's calls,
-and the rest is clustered anew.  Products of one operand that can share a launch (`pack.py`) are priced as that one.
+`Program → Program`.  A cluster around contractions is one generated kernel.  The alternative is the library's product
+of each, between separate kernels for its prologue and its epilogue.  These pay their launches, and move operands and
+product through memory: a weight stored in 8 bits is read, written and read again in 16.  But the library may multiply
+faster.  Where the alternative wins, contractions are replaced by the library's calls, and the rest is clustered again.
+Products of one operand that can share a launch (`pack.py`) are priced as that one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from fusion.codegen.target import Target
 from fusion.codegen.tuning import Tuning
 from fusion.lowering.kernel import Kernel
 from fusion.lowering.program import Contract, Map, Node, Program
-from fusion.schedule.clusters.alternatives import Measure, Way, weighed
+from fusion.schedule.clusters.alternatives import Alternative, Measure, weighed
 from fusion.schedule.clusters.growth import Clustering
 from fusion.schedule.clusters.legality import Cluster, positions_in
 from fusion.schedule.clusters.profit import Prices
@@ -31,17 +31,17 @@ from fusion.schedule.reductions.partial import with_cuts
 
 @dataclass(frozen=True, slots=True)
 class _Offer:
-    """A cluster around contractions, with the ways to compute it: one kernel, and the library."""
+    """A cluster around contractions, with its alternatives: one kernel, and the library."""
 
     cluster: Cluster
     products: Mapping[int, Contract]
     kernel: Kernel
-    ways: tuple[Way, ...]
+    ways: tuple[Alternative, ...]
     tried: Tuning
 
     @property
     def generated(self) -> float:
-        """Microseconds of one kernel, as measured or else as predicted."""
+        """The microseconds of one kernel, measured or else predicted."""
         return self.tried.trials[0].microseconds
 
     @property
@@ -52,9 +52,9 @@ class _Offer:
 def prefer_library(
     program: Program, clustering: Clustering, target: Target, measure: Measure | None = None
 ) -> tuple[Program, tuple[Tuning, ...]]:
-    """The program with contractions left to the library where that is faster, and what was weighed for each cluster.
+    """Leave contractions to the library where that is faster; return the program and the decision for each cluster.
 
-    The same object where nothing is left.  Without `measure`, predictions decide.
+    The same object where none is left.  Without `measure`, predictions decide.
     """
     prices = clustering.prices
     offers: list[_Offer] = []
@@ -65,7 +65,7 @@ def prefer_library(
         if all(contract.out in program.library for contract in products.values()):
             offers.append(_offer(prices, cluster, products, target, measure))
     kept = {offer.cluster.members for group in _groups(prices, offers, target) for offer in group}
-    taken: list[Way] = []
+    taken: list[Alternative] = []
     choices: list[Tuning] = []
     for offer in offers:
         together = offer.cluster.members in kept and offer.best < offer.generated
@@ -78,24 +78,24 @@ def prefer_library(
     return merge_copies(with_cuts(program, taken), copies), tuple(choices)
 
 
-def leave_lone_products(program: Program, walked: Sequence[Cluster]) -> tuple[Program, tuple[Cluster, ...]]:
-    """The program with contractions that no kernel walks left to the library, and what is walked by position in it."""
-    inside = {member for cluster in walked for member in cluster.members}
+def leave_unchained_products(program: Program, chains: Sequence[Cluster]) -> tuple[Program, tuple[Cluster, ...]]:
+    """Leave contractions outside the chains `chains` to the library; return the program, and the chains in it."""
+    chained = {member for cluster in chains for member in cluster.members}
     nodes: list[Node] = []
     for position, node in enumerate(program.nodes):
-        alone = isinstance(node, Contract) and position not in inside
-        nodes.extend(program.library.get(node.out, [node]) if alone and isinstance(node, Contract) else [node])
+        is_unchained = isinstance(node, Contract) and position not in chained
+        nodes.extend(program.library.get(node.out, [node]) if is_unchained and isinstance(node, Contract) else [node])
     if len(nodes) == len(program.nodes):
-        return program, tuple(walked)
-    left = program.edited(nodes)
-    return left, positions_in(left, program, walked)
+        return program, tuple(chains)
+    unchained = program.edited(nodes)
+    return unchained, positions_in(unchained, program, chains)
 
 
 def _groups(prices: Prices, offers: Sequence[_Offer], target: Target) -> list[list[_Offer]]:
-    """Offers that share an operand, and are predicted to be faster in one launch than each in its best way."""
+    """Group offers that share an operand and are predicted to be faster in one launch than each at its best."""
     groups: list[list[_Offer]] = []
     for offer in offers:
-        group = next((g for g in groups if all(_beside(prices, other, offer, target) for other in g)), None)
+        group = next((g for g in groups if all(_may_share_launch(prices, other, offer, target) for other in g)), None)
         if group is None:
             groups.append([offer])
         else:
@@ -108,8 +108,8 @@ def _groups(prices: Prices, offers: Sequence[_Offer], target: Target) -> list[li
     ]
 
 
-def _beside(prices: Prices, first: _Offer, second: _Offer, target: Target) -> bool:
-    """May two clusters share a launch, in which they read the same operand?"""
+def _may_share_launch(prices: Prices, first: _Offer, second: _Offer, target: Target) -> bool:
+    """Return whether two clusters may share a launch in which they read the same operand."""
     dependences = prices.dependences
     operands = [set[str]().union(*(dependences.read[m] for m in o.products)) for o in (first, second)]
     if not operands[0] & operands[1] or not target.packs(first.kernel, second.kernel):
@@ -119,38 +119,38 @@ def _beside(prices: Prices, first: _Offer, second: _Offer, target: Target) -> bo
 
 
 def _following(prices: Prices, cluster: Cluster) -> set[int]:
-    """The nodes that need a cluster to be done."""
+    """Return the nodes that depend on a cluster."""
     return set[int]().union(*(nx.descendants(prices.dependences.graph, member) for member in cluster.members))
 
 
 def _offer(
     prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target, measure: Measure | None
 ) -> _Offer:
-    """The ways to compute a cluster.
+    """Price the alternatives for a cluster.
 
-    A generated kernel takes the larger of its products and its traffic, at its share of the library's speed, and what
-    it computes behind them where nothing hides that.
+    A generated kernel takes the larger of its products, at its share of the library's speed, and its traffic, plus its
+    epilogue unless other programs hide that.
     """
     moved = sum(prices.traffic(cluster)) / prices.capabilities.bandwidth
     multiplied = sum(prices.contraction(cluster, contract) for contract in products.values())
     kernel = kernel_of(prices, cluster).kernel
     generated = prices.capabilities.launch_us + max(multiplied, moved) / target.efficiency(kernel)
     if target.waits(kernel):
-        generated += _behind(prices, cluster, products)
+        generated += _epilogue_time(prices, cluster, products)
     calls = prices.dependences.program.library
     library = {position: calls[contract.out] for position, contract in products.items()}
     parts = in_parts(prices, cluster, products, target)
     ways = (
-        Way("one kernel", generated),
+        Alternative("one kernel", generated),
         *([] if parts is None else [parts]),
-        Way("the library", _apart(prices, cluster, products), library),
+        Alternative("the library", _library_time(prices, cluster, products), library),
     )
     tried = weighed(kernel, ways) if measure is None else measure(prices.dependences.program, cluster, kernel, ways)
     return _Offer(cluster, products, kernel, ways, tried)
 
 
-def _behind(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
-    """Microseconds of what is computed of the results of products."""
+def _epilogue_time(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
+    """Return the microseconds of a cluster's epilogue."""
     after = replace(cluster, places={member: cluster.places[member] for member in _parts(prices, cluster, products)[1]})
     return prices.flops(after) / prices.capabilities.flops
 
@@ -158,14 +158,14 @@ def _behind(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) 
 def _parts(
     prices: Prices, cluster: Cluster, products: Mapping[int, Contract]
 ) -> tuple[frozenset[int], tuple[int, ...]]:
-    """The members that lead to the operands of products, and those that are neither these nor products."""
+    """Return the members of the products' prologues, and the members that are neither these nor products."""
     leading = (leading_to(prices.dependences, cluster.members, position) for position in products)
     before = frozenset[int]().union(*leading)
     return before, tuple(member for member in cluster.members if member not in before and member not in products)
 
 
-def _apart(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
-    """Microseconds of the library's products, one by one, and of the kernels before and after them."""
+def _library_time(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -> float:
+    """Return the microseconds of the library's products, one by one, and of the kernels before and after them."""
     before, after = _parts(prices, cluster, products)
     total = 0.0
     for members in (before, *({position} for position in products), after):
@@ -174,6 +174,6 @@ def _apart(prices: Prices, cluster: Cluster, products: Mapping[int, Contract]) -
         part = tuple(sorted(members))
         moved = sum(prices.traffic(replace(cluster, members=part))) / prices.capabilities.bandwidth
         multiplied = sum(prices.by_library(cluster, products[member]) for member in part if member in products)
-        begun = prices.capabilities.product_us if any(member in products for member in part) else 0.0
-        total += prices.capabilities.launch_us + begun + max(multiplied, moved)
+        overhead = prices.capabilities.product_us if any(member in products for member in part) else 0.0
+        total += prices.capabilities.launch_us + overhead + max(multiplied, moved)
     return total

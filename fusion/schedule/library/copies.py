@@ -1,8 +1,8 @@
 """Shares one copy among all library products that read a tensor in the same layout.
 
 `Program → Program`.  Each product that is left to the library brings the copies that its call needs (`calls.py`).  The
-gradients of a weight and of what it was multiplied with read one gradient, in the layout that eager copied it to: of
-equal copies the first is kept, unless a call may write to what is copied.
+gradients of a weight and of its other operand read one gradient, in the layout to which eager copied it: of equal
+copies the first is kept, unless a call may write to the source.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from fusion.lowering.program import (
 
 
 def merge_copies(program: Program, made: Collection[str]) -> Program:
-    """The program without the copies, of those `made` for calls, that equal an earlier one."""
-    whole = memory_of(program.nodes)
+    """Remove the copies, among those `made` for calls, that equal an earlier one."""
+    bases = memory_of(program.nodes)
     calls = [node for node in program.nodes if isinstance(node, Extern) and node.impure]
-    written = {whole.get(name, name) for call in calls for name in reads(call)}
+    written = {bases.get(name, name) for call in calls for name in reads(call)}
     known: dict[tuple[object, ...], str] = {}
     instead: dict[str, str] = {}
     nodes: list[Node] = []
@@ -39,7 +39,7 @@ def merge_copies(program: Program, made: Collection[str]) -> Program:
         if (
             isinstance(node, Map)
             and node.out in made
-            and not written.intersection(whole.get(n, n) for n in reads(node))
+            and not written.intersection(bases.get(n, n) for n in reads(node))
         ):
             key = node.axes, node.expr, replace(program.buffers[node.out], name="")
             same = known.setdefault(key, node.out)
@@ -51,7 +51,7 @@ def merge_copies(program: Program, made: Collection[str]) -> Program:
 
 
 def _calling(node: Call, names: Mapping[str, str]) -> Call:
-    """A call with other names for what it reads."""
+    """Rename the operands of a call."""
     if not any(name in names for name in node.reads):
         return node
 

@@ -1,10 +1,10 @@
-"""Splits a product with few tiles along the axis that is summed over (split-K).
+"""Splits a product with few tiles along its reduced axis (split-K).
 
-Input: a cluster around one product; output: the way to make it in parts, with its price, or None.  It is the same cut
-as that of a walk (`partial.py`): each part is a product of its own, of one more batch axis; what it gives is kept in
-float32, and added up by the kernel of whatever follows the product.
+Input: a cluster around one product; output: the alternative in parts, with its price, or None.  The cut is the same as
+that of a loop (`partial.py`): each part is a product with one more batch axis; its result is stored in float32, and the
+kernel of the epilogue adds the parts.
 
-Refused: products whose tiles keep the device busy, sums too short to be cut, sizes that are not known.
+Refused: products whose tiles keep the device busy, sums too short to split, symbolic sizes.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import replace
 
 from fusion.codegen.target import Capabilities, Target, busy
 from fusion.lowering.program import Contract, Reduce
-from fusion.schedule.clusters.alternatives import Way, alone, moved
+from fusion.schedule.clusters.alternatives import Alternative, alone, moved
 from fusion.schedule.clusters.legality import Cluster, single
 from fusion.schedule.clusters.profit import Prices
 from fusion.schedule.iteration.dependences import Dependences
@@ -24,23 +24,23 @@ from fusion.schedule.launches.last_block import MOST, part_axis
 from fusion.schedule.reductions.partial import cut, with_cuts
 
 BLOCK = 64
-"""Parts end with a block of the sum, as long as any kernel takes at once."""
+"""Parts end with a block of the sum, the largest that any kernel processes at once."""
 ROWS, COLUMNS = 128, 64
-"""A tile of which two share a processor."""
+"""A tile of which two fit on a multiprocessor."""
 SHORTEST = 8 * BLOCK
 """The shortest part: below it, filling the pipeline takes longer than the product."""
 FEWEST = 2
-"""Rows or columns below which a product is summed up without matrix units, by programs enough.
+"""Rows or columns below which a product is summed without matrix units, by enough programs.
 
-Unless several numbers lie in an element of the matrix: taking them apart costs more than the sums.  (One row and int4
+Unless several numbers are packed in an element of the matrix: unpacking costs more than the sums.  (One row and int4
 weights of 4096 × 14336 in groups, with the launch: 23.8 µs as sums, 20.9 on the matrix units in 4 parts.)
 """
 SUMMED = 4
-"""Rows or columns up to which a product may be summed up so by itself."""
+"""Rows or columns up to which a single product may be summed without matrix units."""
 
 
-def in_parts(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> Way | None:
-    """The only product of `cluster` in parts, where that keeps more of the device busy."""
+def in_parts(prices: Prices, cluster: Cluster, products: Mapping[int, Contract], target: Target) -> Alternative | None:
+    """Return the alternative of the only product of `cluster` in parts, if that keeps more of the device busy."""
     if len(products) != 1 or len(cluster.space.reduced) != 1:
         return None
     ((position, product),) = products.items()
@@ -49,19 +49,19 @@ def in_parts(prices: Prices, cluster: Cluster, products: Mapping[int, Contract],
     if count < 2 or (min(_sides(product)) < FEWEST and not packed):
         return None
     dependences = prices.dependences
-    lone = single(dependences, prices.capabilities, position)
-    (axis,) = lone.space.reduced
-    made = cut(dependences, lone, axis, axis.size / count, count)
-    if made is None:
+    product_alone = single(dependences, prices.capabilities, position)
+    (axis,) = product_alone.space.reduced
+    split = cut(dependences, product_alone, axis, axis.size / count, count)
+    if split is None:
         return None
-    way = Way(f"in {count} parts", 0.0, made.instead, made.buffers, made.took)
-    return replace(way, predicted=_price(prices, cluster, product, way, target))
+    alternative = Alternative(f"in {count} parts", 0.0, split.instead, split.buffers, split.took)
+    return replace(alternative, predicted=_price(prices, cluster, product, alternative, target))
 
 
 def parts_of(product: Contract, capabilities: Capabilities) -> int:
-    """Into how many equal parts the sum of a product is best cut; 1 leaves it whole.
+    """Return the best number of equal parts of a product's sum; 1 for no split.
 
-    More parts fill the device with tiles, and leave less of it idle in the last round; but each is written and read.
+    More parts fill the device with tiles, and leave less of it idle in the last wave; but each is written and read.
     """
     sizes = [axis.size for axis in (*product.axes, *product.over)]
     if len(product.over) != 1 or not all(size.is_Integer and size > 0 for size in sizes):
@@ -85,7 +85,7 @@ def parts_of(product: Contract, capabilities: Capabilities) -> int:
 
 
 def _is_packed(prices: Prices, cluster: Cluster, product: Contract) -> bool:
-    """Is less read than a byte for each number of the larger operand?"""
+    """Return whether less than a byte is read for each number of the larger operand."""
     sizes = [axis.size for axis in (*product.axes, *product.over)]
     if not all(size.is_Integer and size > 0 for size in sizes):
         return False
@@ -93,7 +93,7 @@ def _is_packed(prices: Prices, cluster: Cluster, product: Contract) -> bool:
 
 
 def _sides(product: Contract) -> tuple[int, int]:
-    """How many rows and columns there are."""
+    """Return the numbers of rows and columns."""
     rows, columns = (
         math.prod(int(axis.size) for axis in product.axes if axis.symbol in side)
         for side in (product.rows, product.columns)
@@ -101,12 +101,12 @@ def _sides(product: Contract) -> tuple[int, int]:
     return rows, columns
 
 
-def _price(prices: Prices, cluster: Cluster, product: Contract, way: Way, target: Target) -> float:
-    """Microseconds of the parts, and of what adds them up and computes what follows, in a launch of its own or not."""
+def _price(prices: Prices, cluster: Cluster, product: Contract, way: Alternative, target: Target) -> float:
+    """Return the microseconds of the parts, and of their sum and epilogue, in a launch of its own or not."""
     capabilities = prices.capabilities
-    lone = Cluster(tuple(way.instead), cluster.space, {})
-    program = alone(prices.dependences.program, lone)
-    changed = with_cuts(program, [moved(lone, way)])
+    parts_cluster = Cluster(tuple(way.instead), cluster.space, {})
+    program = alone(prices.dependences.program, parts_cluster)
+    changed = with_cuts(program, [moved(parts_cluster, way)])
     dependences = Dependences(changed)
     inner = Prices(dependences, capabilities)
     parts = next(k for k, node in enumerate(changed.nodes) if isinstance(node, Contract))
@@ -118,8 +118,8 @@ def _price(prices: Prices, cluster: Cluster, product: Contract, way: Way, target
         share = min(share, capabilities.narrow_share)
     first = max(multiplied, (sum(prices.traffic(cluster)) + sums) / capabilities.bandwidth) / share
     axis = part_axis(kernel)
-    # What takes packed numbers apart is not in that kernel yet: with it, few rows are on the matrix units too.
+    # Unpacking is not in that kernel yet: with it, the matrix units are used for few rows too.
     packed = min(_sides(product)) <= SUMMED and _is_packed(prices, cluster, product)
-    joined = axis is not None and (packed or target.finishes(kernel, axis.symbol))
-    adding = capabilities.waiting if joined else 1
+    in_one_launch = axis is not None and (packed or target.finishes(kernel, axis.symbol))
+    adding = capabilities.waiting if in_one_launch else 1
     return (1 + adding) * capabilities.launch_us + first + sums / capabilities.bandwidth

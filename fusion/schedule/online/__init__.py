@@ -1,17 +1,16 @@
 """The online rule: a fold whose values depend on folds over the same axes that are not complete yet.
 
-Input: such a fold, say Σ exp(x - m) with m = max(x); output: accumulators that stand in the same loop as the folds they
-depend on, and follow their running values from block to block, and what the original fold is once all of them are
-complete.  `split` takes the values of the fold apart, `update` says how an accumulator follows, this file puts the two
-together, and `trial` tries the result on numbers before it is given away.
+Input: such a fold, say Σ exp(x - m) with m = max(x); output: accumulators in the same loop as the folds they depend on,
+which follow their running values from block to block, and the original fold as a function of the complete
+accumulators.  `split` decomposes the values of the fold, `update` computes how an accumulator is corrected, this file
+combines the two, and `trial` checks the result numerically.
 
-What depends on a running value through factors that are safe alone (1/l, rsqrt, a scale) waits until the loop is done.
-What would leave the range of floats without its shift (exp) stays, and is carried.  A fold has several accumulators
-where its value is a sum, as in Σ p·(x - d).
+Factors that depend on a running value, but are safe alone (1/l, rsqrt, a scale), are applied after the loop.  A factor
+that would leave the range of floats without its shift (exp) stays inside, and is carried.  A fold has several
+accumulators if its value is a sum, as in Σ p·(x - d).
 
-Refused, with a reason: values in which nothing separates what is walked from what runs, raw moments and sums of
-deviations, which cancel, sums and extremes of values that are rounded, and exponents that an extreme value does not
-bound.
+Refused, with a reason: values in which varying and running parts cannot be separated, raw moments and sums of
+deviations, which cancel, sums and extremes of rounded values, and exponents that are not bounded by an extreme value.
 """
 
 from __future__ import annotations
@@ -49,10 +48,10 @@ class Online:
     """A fold in a form that needs no complete fold over the same axes.
 
     Attributes:
-        folds: accumulators, to stand in the loop in this order, behind the folds they depend on.  Empty where all that
-            is needed is summed up already.
-        value: the original fold, from complete accumulators.  It replaces the fold's name in everything that follows;
-            in a later fold of the same loop, it is the running value.
+        folds: accumulators, in this order in the loop, behind the folds they depend on.  Empty if the running folds
+            already accumulate everything.
+        value: the original fold, from complete accumulators.  It replaces the fold's name in all later statements; in a
+            later fold of the same loop, it is the running value.
     """
 
     folds: tuple[Fold, ...]
@@ -60,7 +59,7 @@ class Online:
 
 
 def online(fold: Fold, running: Mapping[str, Fold]) -> Online | str:
-    """The online form of `fold` beside `running`, the folds over the same axes in the same loop, as they stand there.
+    """Return the online form of `fold` beside `running`, the folds over the same axes before it in the same loop.
 
     Returns:
         The form, or the reason why there is none.
@@ -80,16 +79,16 @@ def online(fold: Fold, running: Mapping[str, Fold]) -> Online | str:
         return Online((fold,), fold.ref)
     names = Names.plain((*running.values(), fold))
     own = names.tiles[fold.name]
-    found = _followed(names.fold(fold), tuple(names.fold(each) for each in running.values()))
-    if isinstance(found, str):
-        return names.back({}).text(found)
-    back = names.back({each.name: fold.name + each.name.removeprefix(own) for each in found.folds})
-    return Online(tuple(back.fold(each) for each in found.folds), back.values([found.value])[0])
+    form = _followed(names.fold(fold), tuple(names.fold(each) for each in running.values()))
+    if isinstance(form, str):
+        return names.back({}).text(form)
+    back = names.back({each.name: fold.name + each.name.removeprefix(own) for each in form.folds})
+    return Online(tuple(back.fold(each) for each in form.folds), back.values([form.value])[0])
 
 
 @lru_cache(maxsize=1 << 10)
 def _followed(fold: Fold, folds: tuple[Fold, ...]) -> Online | str:
-    """`online`, by algebra and trial; remembered, because layers of a model differ in names alone."""
+    """Derive the online form by algebra and trial; cached, because layers of a model differ in names alone."""
     running = {each.name: each for each in folds}
     splitter = Splitter(fold.over, running)
     try:
@@ -97,19 +96,19 @@ def _followed(fold: Fold, folds: tuple[Fold, ...]) -> Online | str:
     except Refused as refused:
         reason = str(refused)
     if reason.startswith("no factor"):
-        found = rank_of(fold, running)
+        matrix_rank = rank_of(fold, running)
         detail = reason.removeprefix("no factor: ")
-        return f"no factor: {'full rank' if found > 3 or not found else f'rank {found}'} ({detail})"
+        return f"no factor: {'full rank' if matrix_rank > 3 or not matrix_rank else f'rank {matrix_rank}'} ({detail})"
     return reason
 
 
 _Key = tuple[FoldName, tuple[Expr, ...]]
-"""What an accumulator sums up: the operation and its arguments."""
+"""The contents of an accumulator: its operation and arguments."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """One term of the fold's value: what is summed up, and the rest as in `Term`, of both factors of a dot together."""
+    """One term of the fold's value: its sum, and the rest as in `Term`, for both factors of a dot together."""
 
     sums: _Key
     base: _Key | None
@@ -132,20 +131,20 @@ class _Rule:
         pieces = [self._piece(term) for term in walked]
         trial = Trial(fold, self.running)
         update = Update(self.running, self._starts(pieces, rest, trial))
-        alone = self._assemble(pieces, rest, update, share=False)
-        trial.confirm(alone)
-        ends = trial.constants_at_start(alone)
-        trial.propagates(_ended(alone, ends, update))
+        unshared = self._assemble(pieces, rest, update, share=False)
+        trial.confirm(unshared)
+        ends = trial.constants_at_start(unshared)
+        trial.propagates(_ended(unshared, ends, update))
         return _ended(self._assemble(pieces, rest, update, share=True), ends, update)
 
     # Terms of one or two operands
 
     def _terms(self) -> list[tuple[Term, ...]]:
-        """The terms of the fold's value, a `Term` for each operand."""
+        """Return the terms of the fold's value, a `Term` for each operand."""
         operands = [self.splitter.terms(arg) for arg in self.fold.args]
         if len(operands) == 2:
             if all(len(terms) > 1 or terms[0].shift for terms in operands):
-                raise Refused("cancels: a product of sums of walked and running values needs raw moments")
+                raise Refused("cancels: a product of sums of varying and running values needs raw moments")
             for terms, others in (operands, operands[::-1]):
                 self.splitter.check_moments(terms, others[0])
         elif self.fold.op == "sum":
@@ -153,10 +152,10 @@ class _Rule:
         return list(product(*operands))
 
     def _check_roundings(self) -> None:
-        """Refuse to scale what is rounded, but in products.
+        """Refuse rounded values at their final scale, except in products.
 
-        Others read the rounded numbers, too: their extreme is one of them, and what is left of each beside their sum
-        is small.
+        Other nodes read the rounded numbers too: an extreme must be one of them, and the differences of a sum from them
+        are small.
         """
         for node in postorder(*self.fold.args) if self.fold.op != "dot" else ():
             narrows = isinstance(node, Cast) and node.dtype.itemsize < node.arg.dtype.itemsize
@@ -164,7 +163,7 @@ class _Rule:
                 raise Refused(f"rounded: a {self.fold.op} of values rounded to {node.dtype} at their final scale")
 
     def _check_deviations(self, terms: Terms) -> None:
-        """Refuse Σ (x - d) where d is made of Σ x: what is left of the two sums is nearly nothing."""
+        """Refuse Σ (x - d) where d depends on Σ x: the difference of the two sums is nearly nothing."""
         summed = [unmasked(loop_of(term)) for term in terms if not self.splitter.is_fixed(term)]
         for ref in refs_of([Part(step.value, False) for term in terms for step in term.steps]):
             fold = self.running[ref.name]
@@ -172,8 +171,8 @@ class _Rule:
                 raise Refused(f"cancels: the sum of differences from {ref.name}, which is a sum of the same")
 
     def _piece(self, terms: tuple[Term, ...]) -> _Piece:
-        """One accumulator: the operands' walked parts under the fold, everything else joined."""
-        joined = Term(
+        """Return one accumulator: the operands' varying parts under the fold, everything else combined."""
+        combined = Term(
             None,
             tuple(step for term in terms for step in term.steps),
             tuple(each for term in terms for each in term.ranges),
@@ -182,24 +181,24 @@ class _Rule:
         )
         loops = [term.loop for term in terms]
         bases = [term.base if term.shift else term.loop for term in terms]
-        return _Piece(self._key(loops), self._key(bases) if joined.shift else None, joined)
+        return _Piece(self._key(loops), self._key(bases) if combined.shift else None, combined)
 
     def _key(self, loops: list[Expr | None]) -> _Key:
-        """A fold of the walked parts.  A product with something fixed is a sum."""
+        """Return the fold of the varying parts; a product with a fixed factor is a sum."""
         dtype = self.fold.dtype
         fixed = [loop is None or self.splitter.kind(loop) is Kind.FIXED for loop in loops]
         if self.fold.op != "dot" or not any(fixed):
-            given = zip(loops, self.fold.args, strict=True)
-            return self.fold.op, tuple(const(1, arg.dtype) if loop is None else loop for loop, arg in given)
+            pairs = zip(loops, self.fold.args, strict=True)
+            return self.fold.op, tuple(const(1, arg.dtype) if loop is None else loop for loop, arg in pairs)
         values = [make_cast(loop, dtype) for loop in loops if loop is not None]
-        whole = make_op("mul", *values) if len(values) == 2 else values[0] if values else const(1, dtype)
-        return "sum", (whole,)
+        summand = make_op("mul", *values) if len(values) == 2 else values[0] if values else const(1, dtype)
+        return "sum", (summand,)
 
     def _extreme(self, terms: list[tuple[Term, ...]]) -> tuple[list[tuple[Term, ...]], tuple[Term, ...]]:
-        """The one term of a max or min that is walked, and those that only shift it."""
+        """Return the one varying term of a max or min, and the terms that only shift it."""
         walked = [term for (term,) in terms if not self.splitter.is_fixed(term)]
         if len(walked) != 1 or walked[0].shift:
-            raise Refused(f"no factor: a {self.fold.op} of a sum of walked and running values")
+            raise Refused(f"no factor: a {self.fold.op} of a sum of varying and running values")
         term = walked[0]
         for step in term.steps:
             if step.name != "where" and not nonnegative(step.value, self.running):
@@ -211,25 +210,29 @@ class _Rule:
     # Accumulators
 
     def _assemble(self, pieces: list[_Piece], rest: tuple[Term, ...], update: Update, share: bool) -> Online:
-        """The accumulators with their carries, and the value.
+        """Return the accumulators with their carries, and the value.
 
-        share: leave out what a running fold sums up already.
+        share: leave out accumulators that a running fold equals.
         """
         sums = [_safe(piece.sums, update) for piece in pieces]
         bases = [piece.base and _safe(piece.base, update) for piece in pieces]
         keys = dict.fromkeys(key for pair in zip(bases, sums, strict=True) for key in pair if key is not None)
-        made = {key: known for key in keys if share and (known := self._known(key))}
-        new = [key for key in keys if key not in made]
+        accumulators = {key: known for key in keys if share and (known := self._known(key))}
+        new = [key for key in keys if key not in accumulators]
         for k, key in enumerate(new):
-            made[key] = self._fold(self.fold.name if len(new) == 1 else f"{self.fold.name}_{k}", key)
+            accumulators[key] = self._fold(self.fold.name if len(new) == 1 else f"{self.fold.name}_{k}", key)
         for piece, key, base in zip(pieces, sums, bases, strict=True):
             ranges, shift = piece.term.ranges, piece.term.shift
             if base is not None and base in new and ranges:
-                made[base] = replace(made[base], carry=update.carry(made[base], ranges))
+                accumulators[base] = replace(accumulators[base], carry=update.carry(accumulators[base], ranges))
             if key in new and (ranges or shift):
-                made[key] = replace(made[key], carry=update.carry(made[key], ranges, shift, base and made[base]))
-        value = self._value([(made[key].ref, piece.term) for key, piece in zip(sums, pieces, strict=True)], rest)
-        return Online(tuple(made[key] for key in new), value)
+                accumulators[key] = replace(
+                    accumulators[key], carry=update.carry(accumulators[key], ranges, shift, base and accumulators[base])
+                )
+        value = self._value(
+            [(accumulators[key].ref, piece.term) for key, piece in zip(sums, pieces, strict=True)], rest
+        )
+        return Online(tuple(accumulators[key] for key in new), value)
 
     def _fold(self, name: str, key: _Key) -> Fold:
         operation, args = key
@@ -238,15 +241,15 @@ class _Rule:
         return Fold(name, operation, args, self.fold.over, self.fold.dtype)
 
     def _known(self, key: _Key) -> Fold | None:
-        """A running fold of the same values; as they name the running values they follow, so does it."""
-        wanted = self._fold(self.fold.name, key)
+        """Return a running fold of the same values; if these name running values, so must its own."""
+        unnamed = self._fold(self.fold.name, key)
         for fold in self.running.values():
-            if replace(fold, name=wanted.name, carry=None) == wanted:
+            if replace(fold, name=unnamed.name, carry=None) == unnamed:
                 return fold
         return None
 
     def _value(self, sums: list[tuple[Expr, Term]], rest: tuple[Term, ...]) -> Expr:
-        """The original fold: each accumulator times the factors that waited; factors of all of them come last."""
+        """Return the original fold: each accumulator times its deferred factors, with common factors applied last."""
         dtype = self.fold.dtype
         parts = [*sums, *((other.loop, other) for other in rest)]
         common = parts[0][1].steps
@@ -261,7 +264,7 @@ class _Rule:
         return value if self._keeps_zero([term for _, term in parts]) else make_op("add", value, const(0.0, dtype))
 
     def _keeps_zero(self, terms: Sequence[Term]) -> bool:
-        """Is a zero never −0.0?  No sum is, which begins with 0.0, nor what one of its terms, as it is, is added to."""
+        """Return whether a zero is never −0.0: a sum starts at 0.0, so it is, and so is any sum with such a term."""
 
         def is_kept(term: Term) -> bool:
             factors = (step.value for step in term.steps if step.name != "where")
@@ -272,7 +275,7 @@ class _Rule:
     # The start
 
     def _starts(self, pieces: list[_Piece], rest: tuple[Term, ...], trial: Trial) -> dict[TileRef, Start]:
-        """How each running value is read, and left, while it is at its identity: the first way that holds."""
+        """Choose how each running value is read while it is at its identity: the first way that holds."""
         parts = [part for piece in pieces for each in piece.term.ranges for part in each.parts]
         parts += [part for piece in pieces for part in piece.term.shift]
         starts = dict.fromkeys(refs_of(parts), STARTS[0])
@@ -283,12 +286,12 @@ class _Rule:
                     starts[ref] = start
                     break
             else:
-                raise Refused(f"start: while {ref.name} has seen nothing, what is summed up is not nothing")
+                raise Refused(f"start: while {ref.name} is at its identity, the accumulator is not")
         return starts
 
 
 def _ended(form: Online, ends: Mapping[TileRef, float], update: Update) -> Online:
-    """`form` with a constant as its value where a running value is at its identity in the end."""
+    """Make the value of `form` constant where a running value is at its identity in the end."""
     value = form.value
     for ref, constant in ends.items():
         value = make_op("where", update.at_identity(ref), const(constant, value.dtype), value)

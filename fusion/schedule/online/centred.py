@@ -1,13 +1,13 @@
-"""Centred: sums of deviations from a mean, in parts that each have a mean of their own.
+"""Centred moments: sums of deviations from a mean, in parts with a mean each.
 
     Σ (x - d)² over all parts      is      Σ over parts of   Σ (x - c)² + 2 (c - d) Σ (x - c) + n (c - d)²
 
 with c the mean of the n elements of a part, which is near enough to all of them that nothing cancels, however far the
-mean d of everything is from 0.  So a part needs nothing but its own elements, and mean and variance of long rows are
-parts in one pass and their merge.  A walk cannot do this from block to block: the mean of what it has seen moves.
+total mean d is from 0.  So a part needs only its own elements, and mean and variance of long rows are parts in one pass
+and their merge.  A loop cannot do this from block to block: its running mean moves.
 
 Input: a fold whose operand is (x - d) or its square, beside a running sum of x; output: accumulators of a part, whose
-`carry` is what the part adds to the whole (`merge.brought`).
+`carry` is the part's contribution to the total (`merge.contribution`).
 
 Source: Chan, Golub, LeVeque: Algorithms for Computing the Sample Variance, 1983.
 """
@@ -27,7 +27,7 @@ from fusion.schedule.online.terms import Kind
 
 
 def about_means(fold: Fold, running: Mapping[str, Fold], points: Expr) -> Online | None:
-    """The accumulators of `fold` in parts of so many `points`; None if it sums up something else than deviations."""
+    """Return the accumulators of `fold` in parts of `points` elements; None unless it sums deviations."""
     if fold.op != "sum" or fold.dtype not in (torch.float32, torch.float64):
         return None
     (value,) = fold.args
@@ -35,32 +35,32 @@ def about_means(fold: Fold, running: Mapping[str, Fold], points: Expr) -> Online
     deviation = value.args[0] if isinstance(value, Op) and squared else value
     if not isinstance(deviation, Op) or deviation.name != "sub" or deviation.dtype is not fold.dtype:
         return None
-    x, whole = deviation.args
+    x, mean = deviation.args
     splitter = Splitter(fold.over, running)
     total = _known(lambda name: replace(fold, name=name, args=(x,)), running)
-    if total is None or splitter.kind(x) is not Kind.WALKED or splitter.kind(whole) is not Kind.RUNNING:
+    if total is None or splitter.kind(x) is not Kind.VARYING or splitter.kind(mean) is not Kind.RUNNING:
         return None
-    # A part may lie behind the end.
+    # A part may lie behind the end of the axis.
     several = points if isinstance(points, Const) else make_op("maximum", points, const(1, fold.dtype))
     near = make_op("sub", x, make_op("truediv", total.ref, several))
-    apart = make_op("sub", make_op("truediv", total.before, several), whole)
+    gap = make_op("sub", make_op("truediv", total.before, several), mean)
 
     def rest(name: str) -> Fold:
-        made = replace(fold, name=name, args=(near,))
-        return replace(made, carry=make_op("add", made.before, make_op("mul", points, apart)))
+        sums = replace(fold, name=name, args=(near,))
+        return replace(sums, carry=make_op("add", sums.before, make_op("mul", points, gap)))
 
     known = _known(rest, running)
     first = known or rest(f"{fold.name}_0" if squared else fold.name)
-    made = () if known else (first,)
+    sums = () if known else (first,)
     if not squared:
-        return Online(made, first.ref)
-    twice = make_op("add", make_op("add", first.before, first.before), make_op("mul", points, apart))
-    carry = make_op("add", fold.before, make_op("mul", apart, twice))
-    return Online((*made, replace(fold, args=(make_op("mul", near, near),), carry=carry)), fold.ref)
+        return Online(sums, first.ref)
+    twice = make_op("add", make_op("add", first.before, first.before), make_op("mul", points, gap))
+    carry = make_op("add", fold.before, make_op("mul", gap, twice))
+    return Online((*sums, replace(fold, args=(make_op("mul", near, near),), carry=carry)), fold.ref)
 
 
 def _known(wanted: Callable[[str], Fold], running: Mapping[str, Fold]) -> Fold | None:
-    """A running fold that is the wanted one but for its name, of which that is made."""
+    """Return a running fold that equals the wanted one, built with its name."""
     return next((fold for fold in running.values() if fold == wanted(fold.name)), None)
 
 

@@ -1,11 +1,11 @@
-"""Merging: accumulators of parts of an axis become those of the whole axis.
+"""Merging: accumulators of parts of an axis are combined into those of the full axis.
 
-Input: accumulators as `online` gives them, each with what it is in a part and in the whole; output: what a part adds to
-the whole.  An accumulator that follows a running value is brought up to date in a walk by its `carry`, from the value
-before a block to the current one.  A part is a walk that ends there: its accumulators, with its own running values as
-those before, and the merged ones as the current ones, are what they would be had they been summed up with the merged
-values from the start.  So the sum of exponentials of a part, about its own maximum, counts as `sum_part * exp(max_part
-- max)`; a part that has seen nothing is at its identity, which the carry knows how to leave.
+Input: accumulators as returned by `online`, each with its value in a part and in total; output: the part's contribution
+to the total.  In a loop, an accumulator that depends on a running value is corrected by its `carry`, from the value
+before a block to the current one.  A part is a loop that ends early: with its own running values in place of those
+before, and the merged ones in place of the current ones, `carry` corrects its accumulators as if they had been computed
+with the merged values from the start.  So the sum of exponentials of a part, relative to its own maximum, contributes
+`sum_part * exp(max_part - max)`; an empty part is at its identity, which the carry handles.
 
 Source: flash-decoding (Dao et al. 2023) for attention; here for every fold with an online form.
 """
@@ -19,20 +19,20 @@ from fusion.lowering.kernel import Fold
 from fusion.lowering.scalar_ops import FoldName
 
 MERGEABLE = frozenset({"sum", "prod", "max", "min", "any", "all", "dot"})
-"""Folds of which those of parts are folded again; one that keeps a position is not."""
+"""Folds whose parts are folded again; a fold of positions is not among them."""
 
 
 def merged_op(fold: Fold) -> FoldName:
-    """The operation that folds what parts of `fold` add: products of parts are summed."""
+    """Return the operation that folds the parts of `fold`: parts of products are summed."""
     return "sum" if fold.op == "dot" else fold.op
 
 
-def brought(fold: Fold, part: Mapping[str, Expr], whole: Mapping[str, Expr]) -> Expr:
-    """What a part of `fold` adds to the whole.
+def contribution(fold: Fold, part: Mapping[str, Expr], whole: Mapping[str, Expr]) -> Expr:
+    """Return the contribution of a part of `fold` to the total.
 
     Args:
-        part: name of an accumulator → its value in the part; of `fold` and of those that it follows.
-        whole: name → the merged value, of those that it follows.
+        part: accumulator → its value in the part; for `fold` and the folds it depends on.
+        whole: accumulator → the merged value, for the folds it depends on.
 
     >>> import torch
     >>> from fusion.schedule.online import online
@@ -45,7 +45,7 @@ def brought(fold: Fold, part: Mapping[str, Expr], whole: Mapping[str, Expr]) -> 
     >>> total = Fold("total", "sum", (make_op("exp", make_op("sub", *top.args, top.ref)),), (r,), f32)
     >>> (total,) = online(total, {"top": top}).folds
     >>> parts = {name: Load(name, (r,), f32) for name in ("top", "total")}
-    >>> print(format_expr(brought(total, parts, {"top": top.ref})))
+    >>> print(format_expr(contribution(total, parts, {"top": top.ref})))
     total[r0] * where(top[r0] == top, 1.0, exp(top[r0] - top))
     """
     if fold.carry is None:
@@ -59,4 +59,4 @@ def brought(fold: Fold, part: Mapping[str, Expr], whole: Mapping[str, Expr]) -> 
     return rewrite([fold.carry], rule)[0]
 
 
-__all__ = ["MERGEABLE", "brought", "merged_op"]
+__all__ = ["MERGEABLE", "contribution", "merged_op"]

@@ -1,8 +1,8 @@
-"""Numbers for the values that a fold is made of, so that what a rule claims can be tried.
+"""Numeric samples for the leaves of a fold's values, to check the claims of a rule.
 
 Input: expressions; output: their values, floats in float64, at a few points: loads, random numbers, indices and folds
-are drawn, conversions between float types do nothing, everything else is what it means.  The numbers are the same in
-every run.
+are drawn, conversions between float types do nothing, everything else is evaluated.  The numbers are the same in every
+run.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _DIVISIONS = ("floordiv", "truncdiv", "remainder", "fmod")
 
 
 def leaves(roots: Sequence[Expr], cut: Collection[Expr] = ()) -> list[Expr]:
-    """What `roots` are computed from, and those of `cut` among them, which are not looked into; in a fixed order."""
+    """Return the leaves of `roots`, with the expressions in `cut` as leaves too, in a fixed order."""
     return [node for node in _order(roots, cut) if node in cut or not isinstance(node, (Op, Cast, Const))]
 
 
 def _order(roots: Sequence[Expr], cut: Collection[Expr]) -> list[Expr]:
-    """Operands before their users.  Neither the address of a load nor the seed of a random number is looked into."""
+    """Return operands before their users, not descending into indices of loads and seeds of random numbers."""
     seen: set[Expr] = set()
     order: list[Expr] = []
     stack = [(root, False) for root in reversed(roots)]
@@ -43,7 +43,7 @@ def _order(roots: Sequence[Expr], cut: Collection[Expr]) -> list[Expr]:
 
 
 def evaluate(roots: Sequence[Expr], given: Mapping[Expr, torch.Tensor]) -> list[torch.Tensor]:
-    """The values of `roots`, where `given` holds those of their leaves."""
+    """Evaluate `roots`, with `given` values for their leaves."""
     values: Values = {}
     for node in _order(roots, given.keys()):
         known = given.get(node)
@@ -57,24 +57,24 @@ def evaluate(roots: Sequence[Expr], given: Mapping[Expr, torch.Tensor]) -> list[
             assert isinstance(node, Op), "a leaf without a value"
             args = [values[arg] for arg in node.args]
             if node.name in _DIVISIONS and not args[1].is_floating_point():
-                args[1] = torch.where(args[1] == 0, 1, args[1])  # torch raises, and no program that is right divides
+                args[1] = torch.where(args[1] == 0, 1, args[1])  # torch raises, and no correct program divides by 0
             values[node] = SCALAR_OPS[node.name].meaning(*args)
     return [values[root] for root in roots]
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of the values of what has `dtype`."""
+    """Return the dtype in which values of `dtype` are sampled."""
     return torch.float64 if dtype.is_floating_point else dtype
 
 
 class Source:
-    """Draws numbers, the same ones each time."""
+    """Draws numbers, reproducibly."""
 
     def __init__(self) -> None:
         self._generator = torch.Generator().manual_seed(0)
 
-    def walked(self, leaf: Expr, count: int, positive: bool = False) -> torch.Tensor:
-        """A column of values of several magnitudes and, unless `positive`, both signs."""
+    def varying(self, leaf: Expr, count: int, positive: bool = False) -> torch.Tensor:
+        """Draw a column of values of several magnitudes and, unless `positive`, both signs."""
         shape = (count, 1)
         if leaf.dtype is torch.bool:
             return torch.rand(shape, generator=self._generator) < 0.5
@@ -85,15 +85,15 @@ class Source:
         return value.abs() if positive else value
 
     def running(self, fold: Fold, count: int, positive: bool = False) -> torch.Tensor:
-        """A row of values that a fold may have: any for an extreme value, positive ones for a sum."""
-        value = self.walked(fold.ref, count).reshape(1, count)
+        """Draw a row of values that a fold may have: any for an extreme value, positive ones for a sum."""
+        value = self.varying(fold.ref, count).reshape(1, count)
         if fold.dtype.is_floating_point and (positive or fold.op not in ("max", "min")):
             return value.abs() + 0.1
         return value
 
 
 def rank(values: torch.Tensor) -> int:
-    """The numerical rank of a matrix, of its finite rows and columns: 0 if too few of them are left."""
+    """Return the numerical rank of the finite rows and columns of a matrix; 0 if too few of them are left."""
     values = values[:, values.isfinite().double().mean(dim=0) > 0.5]
     values = values[values.isfinite().all(dim=1)]
     if min(values.shape) < 6:
@@ -105,5 +105,5 @@ def rank(values: torch.Tensor) -> int:
 
 
 def running_leaves(roots: Sequence[Expr], running: Mapping[str, Fold]) -> list[TileRef]:
-    """The running values that `roots` name."""
+    """Return the running values that `roots` name."""
     return [leaf for leaf in leaves(roots) if isinstance(leaf, TileRef) and leaf.name in running]

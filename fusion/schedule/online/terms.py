@@ -1,9 +1,9 @@
-"""Terms: what the rule takes a fold's values apart into, and how terms are multiplied, scaled and written out.
+"""Terms: the decomposition of a fold's values, and how terms are multiplied, scaled and written out.
 
-A term is ± loop(x, d) · steps(d), x being walked values (they change along the fold's axes), d running ones (folds that
-are not complete yet).  `loop` stays under the fold.  It holds running values only as the exponent of a `range`,
-exp(a(x) + b(d)), which would leave the range of floats if it were split, and as the shift of one factor
-(a(x) + b(d)).  `steps` are factors of running values alone: they may wait until the fold is complete.
+A term is ± loop(x, d) · steps(d), with varying values x (they change along the fold's axes) and running values d (folds
+that are not complete yet).  `loop` stays under the fold.  It contains running values only in the exponent of a `range`,
+exp(a(x) + b(d)), which would leave the range of floats if it were split, and in the shift of one factor
+(a(x) + b(d)).  `steps` are factors of running values alone: they may be deferred until the fold is complete.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ class Refused(Exception):
 
 
 class Kind(IntFlag):
-    """What an expression depends on, beside constants and what is the same all along the fold."""
+    """The dependences of an expression on varying and running values."""
 
     FIXED = 0
-    WALKED = 1
+    VARYING = 1
     RUNNING = 2
     MIXED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """A factor that can wait: `mul` or `truediv` by `value`, or `where`: 0 where `value` is true."""
+    """A deferrable factor: `mul` or `truediv` by `value`, or `where`: 0 where `value` is true."""
 
     name: Literal["mul", "truediv", "where"]
     value: Expr
@@ -43,7 +43,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """A summand ± scale · value, `value` made of running values, `scale` fixed."""
+    """A summand ± scale · value, with running values in `value` and a fixed `scale`."""
 
     value: Expr
     negative: bool
@@ -75,7 +75,7 @@ Summand = TypeVar("Summand", Term, Part)
 
 
 def nonnegative(expr: Expr, running: Mapping[str, Fold]) -> bool:
-    """Is `expr` known to be never negative (it may be NaN)?"""
+    """Return whether `expr` is known to be never negative (it may be NaN)."""
     known: dict[Expr, bool] = {}
     for node in postorder(expr):
         known[node] = _is_nonnegative(node, known, running)
@@ -106,7 +106,7 @@ def _is_nonnegative(node: Expr, known: Mapping[Expr, bool], running: Mapping[str
 
 
 def add_all(signed: list[tuple[Expr, bool]]) -> Expr:
-    """The sum of values, those with a true flag negative; not empty."""
+    """Return the sum of values, those with a true flag negated; not empty."""
     first = next((k for k, (_, negative) in enumerate(signed) if not negative), None)
     if first is None:
         return make_op("neg", add_all([(value, False) for value, _ in signed]))
@@ -118,45 +118,45 @@ def add_all(signed: list[tuple[Expr, bool]]) -> Expr:
 
 
 def factors_of(term: Term) -> tuple[tuple[Step, ...], tuple[Range, ...]]:
-    """What running values are in a term: equal for terms that one factor brings up to date."""
+    """Return the running factors of a term: terms with equal ones are corrected together."""
     return term.steps, term.ranges
 
 
 def loop_of(term: Term) -> Expr:
-    """What of a mixed term stays under the fold."""
-    assert term.loop is not None, "what is mixed has a walked part"
+    """Return the part of a mixed term that stays under the fold."""
+    assert term.loop is not None, "a mixed term has a varying part"
     return term.loop
 
 
 def signed_loop(term: Term, dtype: torch.dtype) -> Expr:
-    """What of a term stays under the fold, with the term's sign; ±1 where all of the term can wait."""
+    """Return the part of a term that stays under the fold, with the term's sign; ±1 if all of it can be deferred."""
     loop = const(1, dtype) if term.loop is None else term.loop
     return make_op("neg", loop) if term.negative else loop
 
 
 def is_sum(terms: Terms) -> bool:
-    """Has the value more than one summand, a shift counted as one?"""
+    """Return whether the value has more than one summand, counting a shift as one."""
     return len(terms) > 1 or bool(terms[0].shift)
 
 
 def one_of(name: str, terms: Terms) -> Term:
-    """The only term of the operand of `name`.
+    """Return the only term of the operand of `name`.
 
     Raises:
         Refused: it is a sum.
     """
     if is_sum(terms):
-        raise Refused(f"no factor: {name} of a sum of walked and running values")
+        raise Refused(f"no factor: {name} of a sum of varying and running values")
     return terms[0]
 
 
 def negated(summands: tuple[Summand, ...]) -> tuple[Summand, ...]:
-    """Each of them with the other sign."""
+    """Negate each summand."""
     return tuple(replace(summand, negative=not summand.negative) for summand in summands)
 
 
 def multiplied(parts: tuple[Part, ...], power: float, dtype: torch.dtype) -> tuple[Part, ...]:
-    """Each of `parts` times a number."""
+    """Multiply each of `parts` by a number."""
     if power == 1:
         return parts
     by = const(power, dtype)
@@ -164,20 +164,20 @@ def multiplied(parts: tuple[Part, ...], power: float, dtype: torch.dtype) -> tup
 
 
 def product(left: Terms, right: Terms) -> Terms:
-    """Each term of a sum times the one term of the other side.
+    """Multiply each term of a sum by the one term of the other side.
 
     Raises:
         Refused: both are sums.
     """
     if is_sum(left) and is_sum(right):
-        raise Refused("cancels: a product of sums of walked and running values needs raw moments")
+        raise Refused("cancels: a product of sums of varying and running values needs raw moments")
     if is_sum(right):
         return tuple(_times(term, left[0], True) for term in right)
     return tuple(_times(term, right[0], False) for term in left)
 
 
 def _times(term: Term, factor: Term, swapped: bool) -> Term:
-    """`term`, which alone may have a shift, times `factor`, whose steps come last; `swapped`: factor · term."""
+    """Multiply `term`, which may have a shift, by `factor`, whose steps come last; `swapped`: factor · term."""
 
     def both(one: Expr | None, other: Expr | None) -> Expr | None:
         if one is None or other is None:
@@ -199,21 +199,21 @@ def _times(term: Term, factor: Term, swapped: bool) -> Term:
 
 
 def part_of(term: Term, dtype: torch.dtype) -> Part:
-    """A term without anything walked, as a summand."""
+    """Return a term without varying values as a summand."""
     if len(term.steps) == 1 and term.steps[0].name == "mul":
         return Part(term.steps[0].value, term.negative, term.loop)
     return Part(apply(term.loop, term.steps, dtype), term.negative)
 
 
 def scaled_by(part: Part) -> Expr:
-    """A summand without its sign."""
+    """Return a summand without its sign."""
     return part.value if part.scale is None else make_op("mul", part.value, part.scale)
 
 
 def apply(value: Expr | None, steps: tuple[Step, ...], dtype: torch.dtype) -> Expr:
-    """`value`, 1 if it is None, times the factors that waited, as `dtype`.
+    """Apply deferred factors to `value` (None: 1), as `dtype`.
 
-    A step whose dtype is another one is converted.
+    Steps of another dtype are converted.
     """
     for step in steps:
         if value is None and step.name == "mul":
@@ -228,7 +228,7 @@ def apply(value: Expr | None, steps: tuple[Step, ...], dtype: torch.dtype) -> Ex
 
 
 def step_under(name: ScalarName, step: Step, exponent: Expr | None) -> Step:
-    """The factor f(d) that f(x · d) has, for the functions of `Splitter._scaled`."""
+    """Return the factor f(d) of f(x · d), for the functions of `Splitter._scaled`."""
     if step.name == "where" or name in ("maximum", "minimum"):
         return step
     if name == "rsqrt":
@@ -239,14 +239,14 @@ def step_under(name: ScalarName, step: Step, exponent: Expr | None) -> Step:
 
 
 def cast_again(loop: Expr, node: Cast) -> Expr:
-    """`loop` converted as `node` converts what it was taken from."""
+    """Convert `loop` as `node` converts the expression from which it was extracted."""
     if isinstance(loop, Cast) and loop.arg.dtype is node.dtype and loop.arg.dtype.itemsize < loop.dtype.itemsize:
         return loop.arg  # it was only widened
     return make_cast(loop, node.dtype, implicit=node.implicit)
 
 
 def is_zero(expr: Expr | None) -> bool:
-    """Is it the constant 0, of either sign and any dtype?"""
+    """Return whether this is the constant 0, of either sign and any dtype."""
     return isinstance(expr, Const) and expr.value == 0
 
 
@@ -255,12 +255,12 @@ def _is_one(expr: Expr) -> bool:
 
 
 def is_infinite(expr: Expr) -> bool:
-    """Is it the constant ∞ or −∞?"""
+    """Return whether this is the constant ∞ or −∞."""
     return isinstance(expr, Const) and expr.value in (float("inf"), float("-inf"))
 
 
 def unmasked(expr: Expr) -> Expr:
-    """`expr` as it is where no mask makes it 0."""
+    """Remove masks that set a value to 0."""
 
     def rule(node: Expr) -> Expr | None:
         if isinstance(node, Load) and node.mask is not None:
@@ -273,8 +273,8 @@ def unmasked(expr: Expr) -> Expr:
 
 
 def cores(expr: Expr) -> set[Expr]:
-    """What is multiplied in `expr`, without signs, conversions and powers."""
-    found: set[Expr] = set()
+    """Return the factors in `expr`, without signs, conversions and powers."""
+    factors: set[Expr] = set()
     stack = [expr]
     while stack:
         node = stack.pop()
@@ -283,16 +283,16 @@ def cores(expr: Expr) -> set[Expr]:
         elif isinstance(node, Op) and node.name in ("mul", "truediv"):
             stack.extend(node.args)
         elif not isinstance(node, Const):
-            found.add(node)
-    return found
+            factors.add(node)
+    return factors
 
 
 _SMALL = 100
-"""A number that products of a few like it do not take out of the range of float16."""
+"""A bound of values of which products of a few stay within float16."""
 
 
 def _is_small(node: Expr) -> bool:
-    """Is a value small by its range, or, of an exponential, which stays in the loop, by the shift that it keeps?"""
+    """Return whether a value is small by its range, or, for an exponential in the loop, by the shift that it keeps."""
     if not isinstance(node, Op):
         return False
     row = SCALAR_OPS[node.name]
@@ -300,7 +300,7 @@ def _is_small(node: Expr) -> bool:
 
 
 def fits_half(expr: Expr) -> bool:
-    """Is `expr` surely in the range of float16?  Either it was float16, or it is a product of small values."""
+    """Return whether `expr` is certainly within float16: it was float16, or is a product of small values."""
     if isinstance(expr, Cast) and expr.arg.dtype is torch.float16:
         return True
     stack = [expr]

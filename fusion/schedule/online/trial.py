@@ -1,8 +1,8 @@
-"""An online form is tried on numbers before it is given away.
+"""Numerical checks of an online form.
 
-Input: a fold, the folds that run beside it, and an online form of it; output: whether the form gives the same: at any
-running values, from one to the next, and while a running value is still at its identity.  A fold of one element stands
-for a fold of many, as all that is claimed holds for each element alone.
+Input: a fold, the folds that run beside it, and an online form of it; output: whether the form gives the same result:
+at any running values, from one value to the next, and while a running value is still at its identity.  A fold of one
+element represents a fold of many, as every claim holds for each element alone.
 """
 
 from __future__ import annotations
@@ -25,51 +25,51 @@ from fusion.schedule.online.terms import Refused, nonnegative
 _ROWS, _COLUMNS = 12, 8
 
 _ALIKE = 96
-"""Rows of two equal elements for each leaf that is infinite or NaN in them: so many that conditions hold in some."""
+"""Rows of two equal elements for each leaf that is infinite or NaN in them: enough that conditions hold in some."""
 
 
 class Form(Protocol):
-    """Accumulators, and the value they give."""
+    """Accumulators, and the value computed from them."""
 
     @property
     def folds(self) -> tuple[Fold, ...]:
-        """The accumulators, in the order in which they stand in the walk."""
+        """The accumulators, in their order in the loop."""
 
     @property
     def value(self) -> Expr:
-        """What they come to after it."""
+        """The value after the loop."""
 
 
-def element(fold: Fold, given: Mapping[Expr, torch.Tensor]) -> torch.Tensor:
-    """What one element adds to a fold: the product of its arguments."""
-    return reduce(torch.mul, evaluate(fold.args, given)).double()
+def element(fold: Fold, values: Mapping[Expr, torch.Tensor]) -> torch.Tensor:
+    """Return the contribution of one element to a fold: the product of its arguments."""
+    return reduce(torch.mul, evaluate(fold.args, values)).double()
 
 
 def rank_of(fold: Fold, running: Mapping[str, Fold]) -> int:
-    """The rank of the fold's elements over walked and running values; 0 if there are too few numbers among them."""
+    """Return the rank of the fold's elements over varying and running values; 0 if too few are finite."""
     for positive in (False, True):
-        given = _drawn(fold, running, 24, 24, positive)
-        found = rank(element(fold, given))
-        if found:
-            return found
+        values = _drawn(fold, running, 24, 24, positive)
+        matrix_rank = rank(element(fold, values))
+        if matrix_rank:
+            return matrix_rank
     return 0
 
 
 def _drawn(fold: Fold, running: Mapping[str, Fold], rows: int, columns: int, positive: bool) -> Values:
-    """Values for all that the elements are computed from: columns of walked values, rows of running ones."""
+    """Draw values for the leaves of the elements: columns of varying values, rows of running ones."""
     source = Source()
-    given: Values = {}
+    values: Values = {}
     for leaf in leaves(fold.args):
         is_running = isinstance(leaf, TileRef) and leaf.name in running
         if isinstance(leaf, TileRef) and is_running:
-            given[leaf] = source.running(running[leaf.name], columns, positive or nonnegative(leaf, running))
+            values[leaf] = source.running(running[leaf.name], columns, positive or nonnegative(leaf, running))
         else:
-            given[leaf] = source.walked(leaf, rows, positive)
-    return given
+            values[leaf] = source.varying(leaf, rows, positive)
+    return values
 
 
 class Trial:
-    """Tries forms of one fold."""
+    """Checks forms of one fold numerically."""
 
     def __init__(self, fold: Fold, running: Mapping[str, Fold]) -> None:
         self.fold, self.running = fold, running
@@ -78,114 +78,116 @@ class Trial:
     # At any running values
 
     def confirm(self, form: Form) -> None:
-        """Does the form give the fold, and does a carry lead from any running values to any others?
+        """Check that the form equals the fold, and that carries lead from any running values to any others.
 
         Raises:
-            Refused: it does not, or there are too few numbers to tell.
+            Refused: that is not so, or there are too few finite numbers to tell.
         """
         for positive in (False, True):
-            given = _drawn(self.fold, self.running, _ROWS, _COLUMNS, positive)
-            later = dict(given)
-            later.update((ref, given[ref].roll(3, dims=1)) for ref in self.refs)
-            if self._confirmed(form, given, later):
+            values = _drawn(self.fold, self.running, _ROWS, _COLUMNS, positive)
+            later = dict(values)
+            later.update((ref, values[ref].roll(3, dims=1)) for ref in self.refs)
+            if self._confirmed(form, values, later):
                 return
         raise Refused("no numbers to try it with")
 
-    def _confirmed(self, form: Form, given: Values, later: Values) -> bool:
-        state = self._state(form, given)
-        carried = self._carried(form, later, self._before(given, state))
+    def _confirmed(self, form: Form, values: Values, later: Values) -> bool:
+        state = self._state(form, values)
+        carried = self._carried(form, later, self._before(values, state))
         new = self._state(form, later)
         exact, got = element(self.fold, later), evaluate([form.value], {**later, **new})[0]
         for want, found in ((exact, got), *((new[fold.ref], carried[fold.ref]) for fold in form.folds)):
             usable = want.isfinite() & found.isfinite()
             if usable.double().mean() < 0.25:
                 return False
-            # What is a difference is as exact as what it is a difference of.
+            # A difference is only as precise as its operands.
             size = reduce(torch.maximum, [value.abs().nan_to_num(0, 0, 0) for value in (want, *new.values())])
             if (usable & ((want - found).abs() > 1e-8 * (size + 1))).any():
                 raise Refused("no factor: the rules say otherwise, but the numbers differ")
         return True
 
-    def _state(self, form: Form, given: Values) -> Values:
-        """The accumulators after one element."""
-        return {fold.ref: element(fold, given) for fold in form.folds}
+    def _state(self, form: Form, values: Values) -> Values:
+        """Return the accumulators after one element."""
+        return {fold.ref: element(fold, values) for fold in form.folds}
 
-    def _before(self, given: Values, state: Values) -> Values:
-        """Running values and accumulators as they were before a block."""
-        both: Values = {ref: given[ref] for ref in self.refs}
+    def _before(self, values: Values, state: Values) -> Values:
+        """Return running values and accumulators as they were before a block."""
+        both: Values = {ref: values[ref] for ref in self.refs}
         both.update(state)
         return {TileRef(ref.name, ref.dtype, True): value for ref, value in both.items() if isinstance(ref, TileRef)}
 
-    def _carried(self, form: Form, given: Values, before: Values) -> Values:
-        """What accumulators have become when the running values went from `before` to `given`."""
-        found = evaluate([fold.carry or fold.before for fold in form.folds], {**given, **before})
+    def _carried(self, form: Form, values: Values, before: Values) -> Values:
+        """Return the accumulators after the running values changed from `before` to the given values."""
+        found = evaluate([fold.carry or fold.before for fold in form.folds], {**values, **before})
         return {fold.ref: value for fold, value in zip(form.folds, found, strict=True)}
 
     # At infinity and zero
 
     def propagates(self, form: Form) -> None:
-        """Where an infinity, NaN or 0 is among what is folded, is the result finite just if it was?
+        """Check that with an infinity, NaN or 0 among the elements, the form is finite where the fold is.
 
         Raises:
-            Refused: it is not, as in max(x · d): with x = (-inf, 1) and d = 0, that is NaN, and max(x) · d is 0.
+            Refused: it is not, as for max(x · d): with x = (-inf, 1) and d = 0, that is NaN, but max(x) · d is 0.
         """
-        given = self._pairs(Source())
+        values = self._pairs(Source())
         for name in (ref.name for ref in self.refs):
-            self._complete(name, given)
-        want = _folded(self.fold, given)
+            self._complete(name, values)
+        want = _folded(self.fold, values)
         for fold in form.folds:
-            given[fold.ref] = _folded(fold, given)
-        got = evaluate([form.value], given)[0]
+            values[fold.ref] = _folded(fold, values)
+        got = evaluate([form.value], values)[0]
         if bool((want.isfinite() != got.isfinite()).any()):
             raise Refused("infinity: at an infinite value or 0, what is NaN would be finite or the other way round")
 
     def _pairs(self, source: Source) -> Values:
-        """Two elements in each row; in some, a leaf of the first is infinite or NaN, or one of both is 0.
+        """Draw two elements in each row; in some, a leaf of the first is infinite or NaN, or one of both is 0.
 
-        In others, both are equal: what a condition leaves out, it leaves out of the whole row.  One of random numbers
-        never does.
+        In other rows both are equal: a condition then holds for the full row or not at all.  A condition on random
+        numbers never does.
         """
         roots = [*self.fold.args, *(arg for fold in self.running.values() for arg in fold.args)]
         own = [leaf for leaf in leaves(roots) if not self._is_running(leaf)]
         pivots = [leaf for leaf in own if leaf.dtype.is_floating_point][:8]
-        given: Values = {}
+        values: Values = {}
         for leaf in own:
-            apart = source.walked(leaf, 24 * (len(pivots) + 1)).reshape(-1, 2)
-            alike = source.walked(leaf, _ALIKE * (len(pivots) + 1)).repeat(1, 2)
+            distinct = source.varying(leaf, 24 * (len(pivots) + 1)).reshape(-1, 2)
+            equal = source.varying(leaf, _ALIKE * (len(pivots) + 1)).repeat(1, 2)
             if leaf in pivots:
                 k = pivots.index(leaf)
-                apart[12 * k : 12 * k + 6, 0] = torch.tensor([math.inf, -math.inf, math.nan] * 2, dtype=torch.float64)
-                apart[12 * k + 6 : 12 * k + 12] = 0
+                distinct[12 * k : 12 * k + 6, 0] = torch.tensor(
+                    [math.inf, -math.inf, math.nan] * 2, dtype=torch.float64
+                )
+                distinct[12 * k + 6 : 12 * k + 12] = 0
                 odd = torch.tensor([[math.inf], [-math.inf], [math.nan]], dtype=torch.float64)
-                alike[_ALIKE * k : _ALIKE * (k + 1)] = odd.repeat(_ALIKE // 3, 2)
+                equal[_ALIKE * k : _ALIKE * (k + 1)] = odd.repeat(_ALIKE // 3, 2)
             if isinstance(leaf, Random):
-                alike[:] = torch.tensor([0.01, 0.99], dtype=torch.float64)
-            given[leaf] = torch.cat([apart, alike])
-        return given
+                equal[:] = torch.tensor([0.01, 0.99], dtype=torch.float64)
+            values[leaf] = torch.cat([distinct, equal])
+        return values
 
     def _is_running(self, leaf: Expr) -> bool:
         return isinstance(leaf, TileRef) and leaf.name in self.running
 
-    def _complete(self, name: str, given: Values) -> None:
-        """Add the value of a running fold over each row, after those it is made of."""
+    def _complete(self, name: str, values: Values) -> None:
+        """Add the value of a running fold over each row, after the folds that it depends on."""
         fold = self.running[name]
-        if fold.ref in given:
+        if fold.ref in values:
             return
         for ref in running_leaves(fold.args, self.running):
-            self._complete(ref.name, given)
-        given[fold.ref] = _folded(fold, given)
+            self._complete(ref.name, values)
+        values[fold.ref] = _folded(fold, values)
 
     # At the identity
 
     def holds_from_start(self, ref: TileRef, form: Form) -> bool:
-        """Is what was summed up while `ref` was at its identity right when it leaves it, and nothing if it is empty?"""
-        given, _ = self._given_at(ref)
+        """Return whether accumulators are correct when `ref` leaves its identity, and empty if nothing was added."""
+        values, _ = self._values_at_identity(ref)
         leaving = torch.tensor([[-1000.0, -2.5, 0.75, 1000.0]], dtype=torch.float64).to(wide(ref.dtype))
-        later = {**given, ref: leaving}
-        state, new = self._state(form, given), self._state(form, later)
-        for start, want in ((state, new), (self._empty(form, given), None)):
-            before = self._before(given, start)
-            moved, stayed = self._carried(form, later, before), self._carried(form, given, before)
+        later = {**values, ref: leaving}
+        state, new = self._state(form, values), self._state(form, later)
+        for start, want in ((state, new), (self._empty(form, values), None)):
+            before = self._before(values, start)
+            moved, stayed = self._carried(form, later, before), self._carried(form, values, before)
             for fold in form.folds:
                 known = start[fold.ref] if want is None else want[fold.ref]
                 if not _same(moved[fold.ref], known) or not _same(stayed[fold.ref], start[fold.ref]):
@@ -193,75 +195,76 @@ class Trial:
         return True
 
     def constants_at_start(self, form: Form) -> dict[TileRef, float]:
-        """The fold's value if an extreme value is at its identity in the end, where the form does not give it.
+        """Return the fold's value if an extreme value ends at its identity, where the form does not give that value.
 
         Raises:
-            Refused: it is no constant.
+            Refused: it is not constant.
         """
-        found: dict[TileRef, float] = {}
+        constants: dict[TileRef, float] = {}
         for ref in self.refs:
             if self.running[ref.name].op not in ("max", "min"):
                 continue
-            given, possible = self._given_at(ref)
-            want = element(self.fold, given)
-            got = evaluate([form.value], {**given, **self._state(form, given)})[0]
+            values, possible = self._values_at_identity(ref)
+            want = element(self.fold, values)
+            got = evaluate([form.value], {**values, **self._state(form, values)})[0]
             if not possible or _same(got, want):
                 continue
             first = want.flatten()[0]
             if not _same(want, first) or (self.fold.op in ("sum", "dot") and math.isfinite(first) and first != 0):
-                raise Refused(f"start: what is left if {ref.name} has seen nothing depends on what it has not seen")
-            found[ref] = float(first)
-        return found
+                raise Refused(f"start: if {ref.name} ends at its identity, the result is not a constant")
+            constants[ref] = float(first)
+        return constants
 
-    def _empty(self, form: Form, given: Values) -> Values:
-        """The accumulators before the first element."""
-        shape = torch.zeros_like(element(self.fold, given))
+    def _empty(self, form: Form, values: Values) -> Values:
+        """Return the accumulators before the first element."""
+        shape = torch.zeros_like(element(self.fold, values))
         return {fold.ref: shape + float(identity(fold.op, fold.dtype)) for fold in form.folds}
 
-    def _given_at(self, ref: TileRef) -> tuple[Values, bool]:
-        """Values such that `ref` is at its identity, and whether there are such: it follows from its own elements."""
+    def _values_at_identity(self, ref: TileRef) -> tuple[Values, bool]:
+        """Return values with `ref` at its identity, and whether elements exist that put it there."""
         fold = self.running[ref.name]
         least, arg = float(identity(fold.op, fold.dtype)), fold.args[0]
-        given = self._rows_at(arg, least)
-        kept = evaluate([arg], given)[0].double().expand(_rows_of(given), 1).squeeze(1) == least
+        values = self._rows_at(arg, least)
+        kept = evaluate([arg], values)[0].double().expand(_rows_of(values), 1).squeeze(1) == least
         possible = bool(kept.any())
         if possible:
-            given = {leaf: value[kept] if len(value) > 1 else value for leaf, value in given.items()}
+            values = {leaf: value[kept] if len(value) > 1 else value for leaf, value in values.items()}
         else:
-            given[arg] = torch.full((1, 1), least, dtype=torch.float64)
+            values[arg] = torch.full((1, 1), least, dtype=torch.float64)
         for other in self.refs:
             if _depends(self.running[other.name], ref.name, self.running):
                 own = self.running[other.name]
-                given[other] = _at_identity(own)
-        given[ref] = _at_identity(fold)
-        return given, possible
+                values[other] = _at_identity(own)
+        values[ref] = _at_identity(fold)
+        return values, possible
 
     def _rows_at(self, arg: Expr, least: float) -> Values:
-        """Rows of walked values: some as they come, some with all conditions true or false, some with one leaf least.
+        """Draw rows of varying values: plain ones, ones with all conditions true or false, ones with one leaf at
+        `least`.
 
         Running values are the same in all of them.
         """
         source = Source()
-        given: Values = {}
+        values: Values = {}
         pivots = [leaf for leaf in leaves([arg]) if leaf.dtype.is_floating_point][:16]
         rows = 16 + 4 * len(pivots)
         for leaf in leaves([arg, *self.fold.args]):
             if isinstance(leaf, TileRef) and leaf.name in self.running:
-                given[leaf] = source.running(self.running[leaf.name], 1, nonnegative(leaf, self.running))
+                values[leaf] = source.running(self.running[leaf.name], 1, nonnegative(leaf, self.running))
                 continue
-            value = source.walked(leaf, rows)
+            value = source.varying(leaf, rows)
             if leaf.dtype is torch.bool:
                 value[:4], value[4:8] = True, False
             elif leaf in pivots:
                 at = 16 + 4 * pivots.index(leaf)
                 value[at : at + 4] = least
-            given[leaf] = value
-        return given
+            values[leaf] = value
+        return values
 
 
-def _folded(fold: Fold, given: Values) -> torch.Tensor:
-    """A fold over the two elements of each row."""
-    args = [element(fold, given)] if fold.op == "dot" else evaluate(fold.args, given)
+def _folded(fold: Fold, values: Values) -> torch.Tensor:
+    """Fold the two elements of each row."""
+    args = [element(fold, values)] if fold.op == "dot" else evaluate(fold.args, values)
     sizes = [(1, 2), *(arg.shape for arg in args)]
     shape = torch.broadcast_shapes(*sizes)  # type: ignore[no-untyped-call]  # torch has no annotation
     pairs = [arg.expand(shape) for arg in args]
@@ -269,22 +272,22 @@ def _folded(fold: Fold, given: Values) -> torch.Tensor:
 
 
 def _at_identity(fold: Fold) -> torch.Tensor:
-    """Its value before the first element."""
+    """Return a fold's value before the first element."""
     return torch.full((1, 1), identity(fold.op, fold.dtype), dtype=wide(fold.dtype))
 
 
-def _rows_of(given: Values) -> int:
-    return max(len(value) for value in given.values())
+def _rows_of(values: Values) -> int:
+    return max(len(value) for value in values.values())
 
 
 def _same(found: torch.Tensor, want: torch.Tensor) -> bool:
-    """Are they equal up to rounding in float64, infinities and NaN included?"""
+    """Return whether two tensors are equal up to float64 rounding, infinities and NaN included."""
     close = torch.isclose(found, want, rtol=1e-9, atol=1e-12, equal_nan=True)
     return bool(close.all())
 
 
 def _depends(fold: Fold, name: str, running: Mapping[str, Fold]) -> bool:
-    """Is a running fold made of the one called `name`, directly or through others?"""
+    """Return whether a running fold depends on the one called `name`, directly or through others."""
     seen, stack = {fold.name}, [fold]
     while stack:
         for node in postorder(*stack.pop().args):

@@ -1,11 +1,11 @@
-"""How what is summed up with one running value becomes what it would be with the next one.
+"""Corrections of accumulators when the running value they depend on changes.
 
-Input: the parts that shift an exponent or a factor under a fold; output: the `carry` of the fold, and how its arguments
-read a running value that has not seen anything yet.
+Input: the parts that shift an exponent or a factor under a fold; output: the `carry` of the fold, and its arguments
+with a safe replacement for a running value at its identity.
 
 The factor of exp(a(x) - d) is exp(d′ - d), where d′ is the value before the block: exactly 1 where d has not changed,
-also at infinity.  While an extreme value d is still at its identity, only what changes nothing has been seen; there
-exp(a(x) - d) would be NaN, and any finite value does in place of d.
+also at infinity.  While an extreme value d is still at its identity, only elements that change nothing were added;
+there exp(a(x) - d) would be NaN, and any finite value may replace d.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from fusion.schedule.online.terms import Part, Range, add_all
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """How the state is treated in which a running value is at its identity.
+    """The treatment of a running value at its identity.
 
-    `stand_in` is read in its place, None for itself.  `held`: what is carried does not change when it leaves.
+    `stand_in` replaces it, None for no replacement.  `held`: carried values do not change when it leaves its identity.
     """
 
     stand_in: float | None
@@ -36,13 +36,13 @@ STARTS = tuple(Start(stand_in, held) for stand_in in (None, 0.0, 1.0) for held i
 
 
 class Update:
-    """Carries and safe arguments, given the start of each running value in `starts`."""
+    """Carries and safe arguments, with the treatment of each running value at its identity in `starts`."""
 
     def __init__(self, running: Mapping[str, Fold], starts: Mapping[TileRef, Start]) -> None:
         self.running, self.starts = running, starts
 
     def safe(self, exprs: Sequence[Expr]) -> tuple[Expr, ...]:
-        """`exprs` with stand-ins where they need them."""
+        """Replace running values by their stand-ins in `exprs`."""
 
         def rule(node: Expr) -> Expr | None:
             start = self.starts.get(node) if isinstance(node, TileRef) else None
@@ -53,56 +53,56 @@ class Update:
         return tuple(rewrite(exprs, rule))
 
     def at_identity(self, ref: Expr) -> Expr:
-        """Is a running value, or the one before the block, still at its identity?"""
+        """Return whether a running value, or the one before the block, is still at its identity."""
         assert isinstance(ref, TileRef)
         fold = self.running[ref.name]
         return make_op("eq", ref, const(identity(fold.op, fold.dtype), fold.dtype))
 
     def before(self, expr: Expr) -> Expr:
-        """`expr` as it was before the block."""
+        """Return `expr` with the values before the block."""
         return rewrite([expr], lambda n: TileRef(n.name, n.dtype, True) if isinstance(n, TileRef) else None)[0]
 
     def carry(self, fold: Fold, ranges: Sequence[Range], shift: Sequence[Part] = (), base: Fold | None = None) -> Expr:
-        """What the value before the block has become; `base` is the fold of the same without the shifted factor."""
+        """Return the corrected value before the block; `base` is the same fold without the shifted factor."""
         value = fold.before
         if shift:
             assert base is not None
-            moved = add_all([(self._unless_same(part, self._moved(part), 0.0, True), False) for part in shift])
-            value = make_op("add", value, make_op("mul", base.before, make_cast(moved, fold.dtype)))
+            change = add_all([(self._unless_same(part, self._change(part), 0.0, True), False) for part in shift])
+            value = make_op("add", value, make_op("mul", base.before, make_cast(change, fold.dtype)))
         for each in ranges:
             value = make_op("mul", value, make_cast(self._factor(each), fold.dtype))
         return value
 
     def _factor(self, each: Range) -> Expr:
-        """The exponential of by how much the parts have changed, each guarded alone."""
+        """Return the exponential of the change of the parts, each guarded alone."""
         dtype = each.parts[0].value.dtype
         if len(each.parts) == 1:
             part = each.parts[0]
-            return self._unless_same(part, Op(each.function, (self._moved(part),), dtype), 1.0)
-        changes = [(self._unless_same(part, self._moved(part), 0.0), False) for part in each.parts]
+            return self._unless_same(part, Op(each.function, (self._change(part),), dtype), 1.0)
+        changes = [(self._unless_same(part, self._change(part), 0.0), False) for part in each.parts]
         return Op(each.function, (add_all(changes),), dtype)
 
-    def _moved(self, part: Part) -> Expr:
-        """By how much a part has changed."""
+    def _change(self, part: Part) -> Expr:
+        """Return the change of a part."""
         pair = (part.value, self.before(part.value))
         change = make_op("sub", *(reversed(pair) if part.negative else pair))
         return change if part.scale is None else make_op("mul", change, part.scale)
 
     def _unless_same(self, part: Part, change: Expr, still: float, held: bool = False) -> Expr:
-        """`change`, or `still` where the running values are what they were, or were at their identity and `held`."""
+        """Return `change`, or `still` if the running values are unchanged, or were at their identity and `held`."""
         refs = refs_of([part])
-        quiet = const(still, change.dtype)
+        unchanged = const(still, change.dtype)
         same = [make_op("eq", self.before(ref), ref) for ref in refs]
-        value = make_op("where", reduce(lambda one, other: make_op("and", one, other), same), quiet, change)
+        value = make_op("where", reduce(lambda one, other: make_op("and", one, other), same), unchanged, change)
         for ref in refs:
             if held or self.starts[ref].held:
-                value = make_op("where", self.at_identity(self.before(ref)), quiet, value)
+                value = make_op("where", self.at_identity(self.before(ref)), unchanged, value)
         return value
 
 
 def refs_of(parts: Sequence[Part]) -> list[TileRef]:
-    """The running values in `parts`, each once."""
-    found: dict[TileRef, None] = {}
+    """Return the running values in `parts`, each once."""
+    refs: dict[TileRef, None] = {}
     stack: list[Expr] = [part.value for part in reversed(parts)]
     seen: set[Expr] = set()
     while stack:
@@ -111,6 +111,6 @@ def refs_of(parts: Sequence[Part]) -> list[TileRef]:
             continue
         seen.add(node)
         if isinstance(node, TileRef):
-            found[node] = None
+            refs[node] = None
         stack.extend(reversed(node.children()))
-    return list(found)
+    return list(refs)

@@ -1,1 +1,1 @@
-"""How a reduction is walked: in one walk or several, in parts, in scans, without the blocks that a mask skips."""
+"""How a reduction is computed: in one loop or several, in parts, in scans, without the blocks that a mask skips."""

@@ -1,9 +1,9 @@
-"""Flattens the reduced axes that the operands of a reduction walk as one.
+"""Flattens the reduced axes that are one axis in the memory of a reduction's operands.
 
     sum over n, h, w of x[n, c, h, w]      becomes      sum over r of x[r // HW, c, r // W % H, r % W]
 
-With channels last, batch, height and width of an image are one axis in memory: cut as one, it has parts enough where
-neither of the three has.  Input: a reduction; output: an equal one, the same object where no operand allows it.
+With channels last, batch, height and width of an image are one axis in memory: split as one, it has enough parts where
+none of the three has.  Input: a reduction; output: an equal one, the same object where no operand allows it.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from fusion.schedule.iteration.axes import merge, order_by_stride
 
 
 def flattened(program: Program, node: Reduce) -> Reduce:
-    """`node` over fewer axes, where neighbours in memory are neighbours for all that it reads."""
+    """Merge reduced axes of `node` that are neighbours in memory for all its operands."""
     if len(node.over) < 2:
         return node
     offsets = _offsets(program, node)
@@ -32,25 +32,27 @@ def flattened(program: Program, node: Reduce) -> Reduce:
     over = tuple(Axis(names[axis.symbol], axis.size) for axis in axes)
     sizes = {axis.symbol: axis.size for axis in (*node.axes, *over)}
     change = names | {symbol: part.xreplace(names) for symbol, part in parts.items()}
-    made = replace(node, over=over, args=tuple(substitute_all(node.args, change, sizes)))
-    after = _offsets(program, made)
-    plain = after is not None and all(coefficient(offset, axis.symbol) is not None for offset in after for axis in over)
-    return made if plain else node
+    merged = replace(node, over=over, args=tuple(substitute_all(node.args, change, sizes)))
+    after = _offsets(program, merged)
+    affine = after is not None and all(
+        coefficient(offset, axis.symbol) is not None for offset in after for axis in over
+    )
+    return merged if affine else node
 
 
 def _offsets(program: Program, node: Reduce) -> list[sympy.Expr] | None:
-    """Where a reduction reads, and the positions that it computes with; None where data say where it reads."""
+    """Return the offsets that a reduction reads, and the positions it computes with; None if an offset is loaded."""
     sizes = axis_sizes(node)
-    found: list[sympy.Expr] = []
+    offsets: list[sympy.Expr] = []
     for part in postorder(*node.args):
         if not isinstance(part, Load):
-            found.extend(index_of(part))
+            offsets.extend(index_of(part))
             continue
         offset = flatten(part.index, program.buffers[part.buffer].strides, sizes)
         if isinstance(offset, Expr):
             return None
-        found.append(offset)
-    return found
+        offsets.append(offset)
+    return offsets
 
 
 __all__ = ["flattened"]

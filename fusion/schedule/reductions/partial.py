@@ -1,14 +1,14 @@
 """Cuts the folds of a cluster into partial folds along an axis, and merges the parts.
 
-Input: a cluster that walks an axis, and into how many parts of which length the axis is cut; output: nodes to take the
-place of its own.  Each fold is made for each part, with the part as one more parallel axis, and merged by an ordinary
+Input: a cluster with a reduced axis, and the number and length of the parts of that axis; output: nodes that replace
+its own.  Each fold is computed for each part, with the part as one more parallel axis, and merged by an ordinary
 reduction over the parts.  A fold that needs the result of another one over the same axis takes that of its own part,
-and is brought up to the merged result as its online form is in a walk (`online.merge`).  What follows the folds follows
-the merge.
+and is corrected to the merged result as its online form is in a loop (`online.merge`).  The nodes after the folds
+follow the merge.
 
 Where the parts do not end with the axis, folds see their identity behind its end.
 
-Refused, by None: folds without an online form, and those that keep a position.
+Refused, by None: folds without an online form, and folds of positions.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from fusion.lowering.kernel import Fold
 from fusion.lowering.program import Axis, Buffer, Contract, Map, Node, Program, Reduce, with_exprs, writes
 from fusion.lowering.scalar_ops import identity
 from fusion.lowering.value import contiguous_strides
-from fusion.schedule.clusters.alternatives import Way
+from fusion.schedule.clusters.alternatives import Alternative
 from fusion.schedule.clusters.expand import values_of
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.dependences import Dependences
@@ -48,8 +48,8 @@ from fusion.schedule.iteration.naming import unused
 from fusion.schedule.iteration.space import Placement, Space, fresh, place
 from fusion.schedule.online import Online, online
 from fusion.schedule.online.centred import about_means
-from fusion.schedule.online.merge import MERGEABLE, brought, merged_op
-from fusion.schedule.reductions.walks import follow, replaced
+from fusion.schedule.online.merge import MERGEABLE, contribution, merged_op
+from fusion.schedule.reductions.one_loop import follow, replaced
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +57,10 @@ class Cut:
     """A cluster in parts.
 
     Attributes:
-        instead: position in the program → the nodes in the place of the one there.
-        buffers: what these write that there was not before, with the buffer whose origin it has.
-        took: buffer → the operations that are part of what it holds now, by their buffers.
-        space, places: of the walk of one part; places by the buffer that a node writes.
+        instead: position in the program → the nodes that replace the one there.
+        buffers: the buffers that these add, with the buffer whose origin each has.
+        took: buffer → the operations that its computation includes now, by their buffers.
+        space, places: the loop of one part; placements by the buffer that a node writes.
     """
 
     instead: Mapping[int, tuple[Node, ...]]
@@ -73,16 +73,16 @@ class Cut:
 def cut(
     dependences: Dependences, cluster: Cluster, axis: Axis, length: sympy.Expr, count: int, *, again: bool = False
 ) -> Cut | None:
-    """The nodes of `cluster` with its reduced `axis` in `count` parts of `length`; None if its folds refuse it.
+    """Return the nodes of `cluster` with its reduced `axis` in `count` parts of `length`; None if its folds refuse.
 
     Args:
-        again: may folds of a part need others of it, as deviations need its mean?  Then it is no walk.
+        again: whether folds of a part may need others of it, as deviations need its mean; then one loop is not enough.
     """
     return _Cutting(dependences, cluster, axis, length, count, again=again).run()
 
 
-def with_cuts(program: Program, cuts: Sequence[Cut | Way]) -> Program:
-    """`program` with other nodes in the place of those of cut clusters, or as ways to compute them say."""
+def with_cuts(program: Program, cuts: Sequence[Cut | Alternative]) -> Program:
+    """Replace nodes of `program` as cuts, or alternatives for a cluster, say."""
     instead = {position: nodes for each in cuts for position, nodes in each.instead.items()}
     nodes = [new for position, node in enumerate(program.nodes) for new in instead.get(position, (node,))]
     buffers = [pair for each in cuts for pair in each.buffers]
@@ -98,7 +98,7 @@ class _Cutting:
     def __init__(
         self, dependences: Dependences, cluster: Cluster, axis: Axis, length: sympy.Expr, count: int, *, again: bool
     ) -> None:
-        self.dependences, self.cluster, self.walked, self.length = dependences, cluster, axis, length
+        self.dependences, self.cluster, self.axis_cut, self.length = dependences, cluster, axis, length
         self.again = again
         self.part = Axis(fresh("p", cluster.space.sizes), sympy.Integer(count))
         self.ragged = length * count != axis.size
@@ -117,31 +117,31 @@ class _Cutting:
         self.wholes: dict[str, Load] = {}  # accumulator → its merged value
 
     def _after(self) -> list[int]:
-        """The members that run over the walked axis or are made of such: what is not a tile."""
-        found: list[int] = []
-        made: set[str] = set()
+        """Return the members that reduce over the cut axis, and those that depend on them: all but tiles."""
+        members_after: list[int] = []
+        results: set[str] = set()
         for member in self.cluster.members:
             node, at = self.dependences.compute(member), self.cluster.places[member]
-            own = any(self.walked.symbol in at[axis.symbol].free_symbols for axis in node.over)
-            if own or any(load.buffer in made for load in self.dependences.loads[member]):
-                found.append(member)
-                made.add(node.out)
-        return found
+            own = any(self.axis_cut.symbol in at[axis.symbol].free_symbols for axis in node.over)
+            if own or any(load.buffer in results for load in self.dependences.loads[member]):
+                members_after.append(member)
+                results.add(node.out)
+        return members_after
 
     def run(self) -> Cut | None:
         after = {member: self.cluster.places[member] for member in self.after}
         folds, values = values_of(self.dependences, Cluster(tuple(self.after), self.cluster.space, after))
-        found = follow(folds, [axis.symbol for axis in self.space.reduced], (), self._form)
-        if isinstance(found, str) or any(fold.op not in MERGEABLE for fold in found.running.values()):
+        followed = follow(folds, [axis.symbol for axis in self.space.reduced], (), self._form)
+        if isinstance(followed, str) or any(fold.op not in MERGEABLE for fold in followed.running.values()):
             return None
         makers = [member for member in self.after if not isinstance(self.dependences.node(member), Map)]
         maker = dict(zip((fold.name for fold in folds), makers, strict=True))
-        for fold in found.running.values():
+        for fold in followed.running.values():
             member = maker[fold.name if fold.name in maker else fold.name.rpartition("_")[0]]
-            direct = fold.name in maker and found.results[fold.name] == fold.ref
+            direct = fold.name in maker and followed.results[fold.name] == fold.ref
             self._put(member, *self._accumulated(fold, member, direct))
         for member in self._needed():
-            value = replaced([values[self.dependences.compute(member).out]], found.results)[0]
+            value = replaced([values[self.dependences.compute(member).out]], followed.results)[0]
             if any(whole.buffer == self.dependences.compute(member).out for whole in self.wholes.values()):
                 continue
             result = self._result(member, value)
@@ -154,72 +154,72 @@ class _Cutting:
         return Cut(self.instead, tuple(self.buffers), self._took(), self.space, self.places)
 
     def _form(self, fold: Fold, running: Mapping[str, Fold]) -> Online | str:
-        """The accumulators of `fold` in a part."""
-        found = online(fold, running)
-        if isinstance(found, str) and self.again:
-            return about_means(fold, running, self._points(fold.dtype)) or found
-        return found
+        """Return the accumulators of `fold` in a part."""
+        form = online(fold, running)
+        if isinstance(form, str) and self.again:
+            return about_means(fold, running, self._points(fold.dtype)) or form
+        return form
 
     def _points(self, dtype: torch.dtype) -> Expr:
-        """How many points a part has."""
-        rows = sympy.Mul(*(axis.size for axis in self.cluster.space.reduced if axis is not self.walked))
-        points, left = rows * self.length, rows * (self.walked.size - self.length * self.part.symbol)
+        """Return the number of points of a part."""
+        rows = sympy.Mul(*(axis.size for axis in self.cluster.space.reduced if axis is not self.axis_cut))
+        points, remaining = rows * self.length, rows * (self.axis_cut.size - self.length * self.part.symbol)
         if not self.ragged:
             return const(int(points), dtype) if points.is_Integer else make_cast(IndexValue(points), dtype)
-        most = make_op("minimum", IndexValue(points), IndexValue(left))
+        most = make_op("minimum", IndexValue(points), IndexValue(remaining))
         return make_cast(make_op("maximum", most, const(0, torch.int64)), dtype)
 
     def _took(self) -> dict[str, tuple[str, ...]]:
-        """The operations before each fold, and the maps that are gone, go with the first node that comes after them."""
-        found: dict[str, tuple[str, ...]] = {}
+        """Assign the operations before each fold, and removed maps, to the first node that follows them."""
+        operations: dict[str, tuple[str, ...]] = {}
         names: tuple[str, ...] = ()
         for member in self.after:
             out, nodes = self.dependences.compute(member).out, self.instead.get(member)
             if nodes is None:
-                continue  # it stays as it is
+                continue  # it is unchanged
             names += self.dependences.program.inlined.get(out, ())
             if not nodes:
                 names += (out,)
                 continue
-            found |= {out: (), writes(nodes[0])[0]: names}
+            operations |= {out: (), writes(nodes[0])[0]: names}
             names = ()
-        return found
+        return operations
 
     def _put(self, member: int, *nodes: Node) -> None:
         self.instead[member] = (*self.instead.get(member, ()), *nodes)
 
     def _needed(self) -> list[int]:
-        """The members after the folds whose values are needed in memory, without those that stay as they are.
+        """Return the members after the folds whose values are needed in memory, without unchanged ones.
 
-        A map that varies along the walked axis, and is needed, is made of merged results.
+        A map that varies along the cut axis, and is needed, is computed from merged results.
         """
-        found: list[int] = []
+        needed: list[int] = []
         stays: set[int] = set()
         for member in reversed(self.after):
             node, at = self.dependences.compute(member), self.cluster.places[member]
             readers = self.dependences.readers.get(node.out, ())
             if not self.dependences.stored(member, self.cluster.members) and not stays.intersection(readers):
                 self.instead.setdefault(member, ())
-            elif any(self.walked.symbol in at[axis.symbol].free_symbols for axis in node.axes):
+            elif any(self.axis_cut.symbol in at[axis.symbol].free_symbols for axis in node.axes):
                 stays.add(member)
             else:
-                found.append(member)
-        return found[::-1]
+                needed.append(member)
+        return needed[::-1]
 
     # Tiles ------------------------------------------------------------------------------------------------------------
 
     def _tile(self, member: int) -> bool:
-        """Place a tile, made to a multiple of the length; False if it cannot be."""
+        """Place a tile, extended to a multiple of the length; False if that is impossible."""
         node, at = self.dependences.compute(member), self.cluster.places[member]
         sizes = self.space.sizes
-        position = {self.walked.symbol: self.part.symbol * self.length + self.walked.symbol}
+        position = {self.axis_cut.symbol: self.part.symbol * self.length + self.axis_cut.symbol}
         self.places[node.out] = {axis: place(expr, position, sizes) for axis, expr in at.items()}
-        long = [axis for axis in node.axes if self.walked.symbol in at[axis.symbol].free_symbols]
+        long = [axis for axis in node.axes if self.axis_cut.symbol in at[axis.symbol].free_symbols]
         if not self.ragged or not long:
             return True
-        if len(long) > 1 or at[long[0].symbol] != self.walked.symbol or not isinstance(node, (Map, Contract)):
+        if len(long) > 1 or at[long[0].symbol] != self.axis_cut.symbol or not isinstance(node, (Map, Contract)):
             return False
-        inside = _below(long[0].symbol, self.walked.size)
+        inside = _below(long[0].symbol, self.axis_cut.size)
         size = self.length * self.part.size
         axes = tuple(Axis(axis.symbol, size) if axis is long[0] else axis for axis in node.axes)
         exprs = [_guarded(e, inside, self._made()) if long[0].symbol in free_axes(e) else e for e in node.exprs]
@@ -231,48 +231,50 @@ class _Cutting:
     # Accumulators -----------------------------------------------------------------------------------------------------
 
     def _accumulated(self, fold: Fold, member: int, direct: bool) -> tuple[Node, Node]:
-        """The accumulator `fold` of each part, and of all of them together; `direct`: that is what `member` gives."""
+        """Return the nodes of `fold` per part and merged; `direct`: the merged one is the result of `member`."""
         node, at = self.dependences.compute(member), self.cluster.places[member]
         refs = {node.name for node in postorder(*fold.args) if isinstance(node, TileRef)}
         varied = free_axes(*fold.args, *(self.parts[name] for name in refs)).union(fold.rows, fold.columns)
         axes = tuple(axis for axis in self.space.parallel if axis.symbol in varied and axis is not self.part)
         direct = direct and isinstance(node, Reduce) and [at[a.symbol] for a in node.axes] == [a.symbol for a in axes]
         shape, buffers = tuple(axis.size for axis in axes), self.dependences.program.buffers
-        # Parts lie outermost in memory: neighbours stay neighbours where they are merged.
+        # The part is the outermost dimension in memory: neighbours stay neighbours where they are merged.
         strides = (*contiguous_strides(shape), sympy.Mul(*shape))
-        made = Buffer(
+        part_buffer = Buffer(
             self._name(node.out, "part"), fold.dtype, (*shape, self.part.size), strides, buffers[node.out].device
         )
-        self.buffers.append((made, node.out))
-        self.parts[fold.name] = Load(made.name, tuple(axis.symbol for axis in (*axes, self.part)), fold.dtype)
+        self.buffers.append((part_buffer, node.out))
+        self.parts[fold.name] = Load(part_buffer.name, tuple(axis.symbol for axis in (*axes, self.part)), fold.dtype)
         whole = node.out if direct else self._name(node.out, "whole")
         if not direct:
-            self.buffers.append((replace(made, name=whole, shape=shape, strides=contiguous_strides(shape)), node.out))
+            self.buffers.append(
+                (replace(part_buffer, name=whole, shape=shape, strides=contiguous_strides(shape)), node.out)
+            )
         self.wholes[fold.name] = Load(whole, tuple(axis.symbol for axis in axes), fold.dtype)
         return self._of_part(fold, axes), self._of_whole(fold, axes)
 
     def _name(self, out: str, ending: str) -> str:
-        """A name for a buffer that there is not yet."""
+        """Return an unused name for a buffer."""
         return unused(f"{out}_{ending}", {*self.dependences.program.buffers, *(made.name for made, _ in self.buffers)})
 
     def _of_part(self, fold: Fold, axes: Sequence[Axis]) -> Node:
-        """The node of one accumulator in each part, which names those that it follows as they are in the part."""
+        """Return the node of one accumulator in each part, which uses other accumulators of the part."""
         own = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate((*axes, self.part)))
-        walked = [axis for axis in self.space.reduced if axis.symbol in fold.over]
-        over = tuple(Axis(over_symbol(k), axis.size) for k, axis in enumerate(walked))
-        names = {old.symbol: new.symbol for old, new in zip((*axes, self.part, *walked), (*own, *over), strict=True)}
+        axis_cut = [axis for axis in self.space.reduced if axis.symbol in fold.over]
+        over = tuple(Axis(over_symbol(k), axis.size) for k, axis in enumerate(axis_cut))
+        names = {old.symbol: new.symbol for old, new in zip((*axes, self.part, *axis_cut), (*own, *over), strict=True)}
         sizes = {axis.symbol: axis.size for axis in (*own, *over)}
-        at = names[self.part.symbol] * self.length + names[self.walked.symbol]
+        at = names[self.part.symbol] * self.length + names[self.axis_cut.symbol]
 
         def rule(node: Expr) -> Expr | None:
             return self.parts[node.name] if isinstance(node, TileRef) else None
 
-        args = substitute_all(rewrite(fold.args, rule), {**names, self.walked.symbol: at}, sizes)
+        args = substitute_all(rewrite(fold.args, rule), {**names, self.axis_cut.symbol: at}, sizes)
         if self.ragged:
-            inside = _below(at, self.walked.size)
-            made = self._made() | {load.buffer for load in self.parts.values()}
+            inside = _below(at, self.axis_cut.size)
+            own_results = self._made() | {load.buffer for load in self.parts.values()}
             neutral = 0 if fold.op == "dot" else identity(fold.op, fold.dtype)
-            args = [_inside(_guarded(arg, inside, made), inside, const(neutral, arg.dtype)) for arg in args]
+            args = [_inside(_guarded(arg, inside, own_results), inside, const(neutral, arg.dtype)) for arg in args]
         out = self.parts[fold.name].buffer
         self.places[out] = {new: old for old, new in names.items()}
         if fold.op != "dot":
@@ -281,12 +283,12 @@ class _Cutting:
         return Contract(out, own, over, args[0], args[1], rows, columns, fold.dtype)
 
     def _of_whole(self, fold: Fold, axes: Sequence[Axis]) -> Node:
-        """The node of one accumulator over all parts, each brought up to the merged values of those that it follows."""
+        """Return the node of one accumulator over all parts, each corrected to the merged values it depends on."""
         own = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate(axes))
         over = Axis(over_symbol(0), self.part.size)
         names = {old.symbol: new.symbol for old, new in zip((*axes, self.part), (*own, over), strict=True)}
         sizes = {axis.symbol: axis.size for axis in (*own, over)}
-        (arg,) = substitute_all([brought(fold, self.parts, self.wholes)], names, sizes)
+        (arg,) = substitute_all([contribution(fold, self.parts, self.wholes)], names, sizes)
         return Reduce(self.wholes[fold.name].buffer, own, (over,), merged_op(fold), (arg,), fold.dtype)
 
     def _made(self) -> set[str]:
@@ -295,7 +297,7 @@ class _Cutting:
     # What follows -----------------------------------------------------------------------------------------------------
 
     def _result(self, member: int, value: Expr) -> Map | None:
-        """The node that gives what `member` gave, of merged accumulators; None if its axes do not tell where."""
+        """Return the node of `member`'s result from merged accumulators; None if its axes cannot be inverted."""
         node, at = self.dependences.compute(member), self.cluster.places[member]
         values = tuple(sympy.Symbol(f"v{k}", integer=True, nonnegative=True) for k in range(len(node.axes)))
         symbols = [axis.symbol for axis in self.cluster.space.parallel]
@@ -311,10 +313,12 @@ class _Cutting:
         def rule(expr: Expr) -> Expr | None:
             return self.wholes[expr.name] if isinstance(expr, TileRef) else None
 
-        (whole,) = rewrite([value], rule)
-        if not free_axes(whole) <= solved.keys() | {s for size in self.space.sizes.values() for s in size.free_symbols}:
+        (merged_value,) = rewrite([value], rule)
+        if not free_axes(merged_value) <= solved.keys() | {
+            s for size in self.space.sizes.values() for s in size.free_symbols
+        }:
             return None
-        return Map(node.out, node.axes, substitute_all([whole], solved, sizes)[0])
+        return Map(node.out, node.axes, substitute_all([merged_value], solved, sizes)[0])
 
 
 def _below(position: sympy.Expr, end: sympy.Expr) -> Expr:
@@ -323,16 +327,16 @@ def _below(position: sympy.Expr, end: sympy.Expr) -> Expr:
 
 def _inside(value: Expr, inside: Expr, neutral: Expr) -> Expr:
     if isinstance(value, Load) and value.mask is inside and neutral is const(0, value.dtype):
-        return value  # it is 0 there already
+        return value  # it is masked to 0 already
     return Op("where", (inside, value, neutral), value.dtype)
 
 
-def _guarded(expr: Expr, inside: Expr, made: Collection[str]) -> Expr:
-    """`expr`, which touches nothing outside that is not `inside`; what is `made` in the kernel is there."""
+def _guarded(expr: Expr, inside: Expr, own_results: Collection[str]) -> Expr:
+    """Guard loads of `expr` outside `inside`, except those of buffers `own_results` in the kernel."""
 
     def rule(node: Expr) -> Expr | None:
         if isinstance(node, Op) and node.name == CHECKED:
             return checked_where(node, inside)
-        return guarded(node, inside) if isinstance(node, Load) and node.buffer not in made else None
+        return guarded(node, inside) if isinstance(node, Load) and node.buffer not in own_results else None
 
     return rewrite([expr], rule)[0]

@@ -4,11 +4,12 @@
     before[p] = op of the totals up to part p           a short scan
     out[n]    = before[n // L - 1] joined with the scan of part n // L by itself
 
-`Program → Program`.  The last step is a scan of parts and a map, which become one kernel; it reads what is scanned a
-second time.  The join is the operation itself; of positions it needs the extremes too, and of equals the later counts.
-Sums and products of float32 go from part to part in float64, so that the error does not grow with their number.
+`Program → Program`.  The last step is a scan of parts and a map, which become one kernel; it reads the scanned tensor a
+second time.  Parts are joined by the operation itself; for positions by the extremes, of equal ones the later counts.
+Sums and products of float32 are carried from part to part in float64, so that the error does not grow with their
+number.
 
-Refused, by leaving the scan whole: lengths that are not known or do not divide well.
+Refused, by leaving the scan unchanged: symbolic lengths, and lengths without a suitable divisor.
 """
 
 from __future__ import annotations
@@ -27,61 +28,61 @@ from fusion.lowering.program import Axis, Buffer, Map, Node, Program, Reduce, Sc
 from fusion.lowering.scalar_ops import EXTREMES, FoldName, ScanName, identity, keeps_position
 from fusion.lowering.value import contiguous_strides
 from fusion.schedule.iteration.naming import unused
-from fusion.schedule.reductions.split import near_divisor, walks_contiguously, wanted_parts
+from fusion.schedule.reductions.split import near_divisor, reads_contiguously, wanted_parts
 
 COLUMNS = 8
-"""Columns that one program takes where the scanned axis is not the contiguous one: a sector of float32."""
+"""Columns of one program if the scanned axis is not the contiguous one: a sector of float32."""
 
 ROWS, BLOCKS = 0.2, 1.5
-"""From how many rows, or blocks of columns, on a scan is faster in one piece, in terms of the parallelism of the device
+"""From how many rows, or blocks of columns, a scan is faster in one piece, relative to the parallelism of the device
 (measured on an H200: 40 µs for 64 rows of 131072 against 45 in parts, 105 µs for 8192 rows of 4096 columns)."""
 
 
 def split_scans(program: Program, capabilities: Capabilities) -> Program:
-    """The program with long scans of few rows in parts; the same object when there are none."""
+    """Split long scans of few rows; the same object when there are none."""
     nodes: list[Node] = []
-    made = _Made(program)
+    additions = _Additions(program)
     for node in program.nodes:
         count = _parts(program, node, capabilities) if isinstance(node, Scan) else 1
-        nodes.extend(_Split(made, node, count).nodes() if isinstance(node, Scan) and count > 1 else [node])
-    if not made.buffers:
+        nodes.extend(_Split(additions, node, count).nodes() if isinstance(node, Scan) and count > 1 else [node])
+    if not additions.buffers:
         return program
-    origins = {buffer.name: out for buffer, out in made.buffers}
-    return program.edited(nodes, buffers=(buffer for buffer, _ in made.buffers), origins=origins)
+    origins = {buffer.name: out for buffer, out in additions.buffers}
+    return program.edited(nodes, buffers=(buffer for buffer, _ in additions.buffers), origins=origins)
 
 
 def _parts(program: Program, node: Scan, capabilities: Capabilities) -> int:
-    """Into how many equal parts the scanned axis is cut; 1 leaves the node as it is."""
+    """Return the number of equal parts of the scanned axis; 1 for no split."""
     if not all(axis.size.is_Integer for axis in node.axes):
         return 1
     length = int(node.scanned.size)
     rows = math.prod(int(axis.size) for axis in node.axes) // max(1, length)
-    contiguous = walks_contiguously(program, node, [node.scanned])
+    contiguous = reads_contiguously(program, node, [node.scanned])
     programs, enough = (rows, ROWS) if contiguous else (-(-rows // COLUMNS), BLOCKS)
-    if not rows or programs >= enough * capabilities.parallelism:  # what is read twice costs half as much again
+    if not rows or programs >= enough * capabilities.parallelism:  # the second read costs half as much again
         return 1
     wanted = wanted_parts(rows, length, capabilities, contiguous=contiguous)
     return near_divisor(length, wanted) or 1 if wanted > 1 else 1
 
 
 @dataclass(slots=True)
-class _Made:
-    """What was made so far: buffers with the one whose origin they have, and nodes by what they compute."""
+class _Additions:
+    """The additions so far: buffers with the buffer whose origin each has, and nodes by their computation."""
 
     program: Program
     buffers: list[tuple[Buffer, str]] = field(default_factory=list)
     known: dict[tuple[object, ...], Load] = field(default_factory=dict)
 
     def name(self, wish: str) -> str:
-        """A name for a buffer that there is not yet."""
+        """Return an unused name for a buffer."""
         return unused(wish, {*self.program.buffers, *(buffer.name for buffer, _ in self.buffers)})
 
 
 class _Split:
     """One scan in `count` parts."""
 
-    def __init__(self, made: _Made, node: Scan, count: int) -> None:
-        self.made, self.node = made, node
+    def __init__(self, additions: _Additions, node: Scan, count: int) -> None:
+        self.made, self.node = additions, node
         self.length = node.scanned.size / count
         others = [axis for axis in node.axes if axis.symbol != node.along]
         self.others = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate(others))
@@ -90,7 +91,7 @@ class _Split:
         self.made_nodes: list[Node] = []
 
     def nodes(self) -> tuple[Node, ...]:
-        """The nodes in the place of the scan; the last one gives what it gave."""
+        """Return the nodes that replace the scan; the last one has its result."""
         node = self.node
         ops = (EXTREMES[node.op], node.op) if node.op in EXTREMES else (node.op,)
         totals = self._totals()
@@ -98,10 +99,10 @@ class _Split:
         expr = self._joined(*(side for pair in pairs for side in pair))
         return (*self.made_nodes, Map(node.out, node.axes, expr))
 
-    # What a part comes to ---------------------------------------------------------------------------------------------
+    # Totals of parts --------------------------------------------------------------------------------------------------
 
     def _totals(self) -> tuple[Expr, ...]:
-        """The value of each part (of positions, also its position), over the other axes and the part."""
+        """Return the value of each part (for positions, also its position), over the other axes and the part."""
         op, over = self.node.op, Axis(over_symbol(0), self.length)
         args = self._at(over.symbol)
         if op == "logsumexp":
@@ -123,7 +124,7 @@ class _Split:
         return self._load(Reduce("", axes, (over,), op, (arg,), arg.dtype), axes, "part")
 
     def _at(self, inner: sympy.Symbol) -> list[Expr]:
-        """The operands at point `inner` of the part."""
+        """Return the operands at point `inner` of the part."""
         names = dict(zip(self.old, (axis.symbol for axis in self.others), strict=True))
         place = {**names, self.node.along: self.part.symbol * self.length + inner}
         sizes = {axis.symbol: axis.size for axis in (*self.others, self.part)} | {inner: self.length}
@@ -132,19 +133,19 @@ class _Split:
     # Scans ------------------------------------------------------------------------------------------------------------
 
     def _before(self, op: ScanName, totals: Sequence[Expr]) -> Expr:
-        """What all parts before that of the current point come to, over the axes of the scan."""
+        """Return the fold of all parts before that of the current point, over the axes of the scan."""
         axes = (*self.others, self.part)
         args = tuple(totals) if op.startswith("arg") else tuple(totals[:1])
         dtype = self._carried(op)
         load = self._load(Scan("", axes, self.part.symbol, op, args, dtype), axes, "before")
         part = FloorDiv(self.node.along, self.length)
         later = make_op("ge", IndexValue(part), const(1, torch.int64))
-        found = Load(load.buffer, (*self.old, part - 1), dtype, later)
+        total_before = Load(load.buffer, (*self.old, part - 1), dtype, later)
         start = 0 if op.startswith("arg") else identity(op, dtype)
-        return found if start == 0 else make_op("where", later, found, const(start, dtype))
+        return total_before if start == 0 else make_op("where", later, total_before, const(start, dtype))
 
     def _block(self, op: ScanName) -> Expr:
-        """The scan of each part by itself, over the axes of the scan."""
+        """Return the scan of each part by itself, over the axes of the scan."""
         inner = Axis(axis_symbol(len(self.others) + 1), self.length)
         axes = (*self.others, self.part, inner)
         args = self._at(inner.symbol)
@@ -158,7 +159,7 @@ class _Split:
         return torch.int64 if keeps_position(op) else self.node.args[0].dtype
 
     def _carried(self, op: ScanName) -> torch.dtype:
-        """The dtype in which `op` goes from part to part."""
+        """Return the dtype in which `op` is carried from part to part."""
         dtype = self._dtype(op)
         return torch.float64 if op in ("sum", "prod") and dtype.is_floating_point else dtype
 
@@ -167,15 +168,15 @@ class _Split:
     def _joined(
         self, before: Expr, here: Expr, position: Expr | None = None, position_here: Expr | None = None
     ) -> Expr:
-        """What came before with the part up to the current point; of positions, the later one of equals."""
+        """Combine earlier parts with the part up to the current point; for positions, the later one of equals."""
         op = self.node.op
         if op in ("sum", "prod"):
-            joined = make_op("add" if op == "sum" else "mul", before, make_cast(here, before.dtype))
-            return make_cast(joined, here.dtype)
+            combined = make_op("add" if op == "sum" else "mul", before, make_cast(here, before.dtype))
+            return make_cast(combined, here.dtype)
         if op == "logsumexp":
             same = make_op("eq", before, here)
-            apart = make_op("neg", make_op("abs", make_op("sub", before, here)))
-            scale = make_op("exp", make_op("where", same, const(0.0, apart.dtype), apart))
+            negative_gap = make_op("neg", make_op("abs", make_op("sub", before, here)))
+            scale = make_op("exp", make_op("where", same, const(0.0, negative_gap.dtype), negative_gap))
             return make_op("add", make_op("maximum", before, here), make_op("log1p", scale))
         later = make_op("ge" if op in ("max", "argmax") else "le", here, before)
         if here.dtype.is_floating_point:
@@ -185,14 +186,14 @@ class _Split:
         return make_op("where", later, position_here, position)
 
     def _load(self, node: Reduce | Scan, axes: Sequence[Axis], ending: str) -> Load:
-        """The value of a node over its own axes, made once for all scans that need it."""
+        """Return the value of a node over its own axes, computed once for all scans that need it."""
         key = (type(node), node.op, node.args, tuple(axes))
         if key not in self.made.known:
             name = self.made.name(f"{self.node.out}_{ending}")
             device = self.made.program.buffers[self.node.out].device
             shape = tuple(axis.size for axis in axes)
             strides = contiguous_strides(shape)
-            if len(axes) == len(self.others) + 1:  # parts lie outermost: what is neighbours in a part stays neighbours
+            if len(axes) == len(self.others) + 1:  # the part is outermost, so neighbours within it stay neighbours
                 strides = (*contiguous_strides(shape[:-1]), sympy.Mul(*shape[:-1]))
             self.made.buffers.append((Buffer(name, node.dtype, shape, strides, device), self.node.out))
             self.made_nodes.append(replace(node, out=name))

@@ -1,14 +1,14 @@
-"""Finds the condition under which a walk may skip whole blocks, because nothing in them counts.
+"""Finds the condition under which a loop may skip blocks that do not contribute.
 
-Input: the folds of a walk; output: a condition (a bool expression), false only at points where every fold sees its
-identity: what a causal mask leaves out, a sliding window, another document, or padding.  A `where` that chooses a
-constant is a candidate; with the constant in its place, the folds are evaluated on samples.
+Input: the folds of a loop; output: a condition (a bool expression), false only at points where every fold sees its
+identity: points excluded by a causal mask, a sliding window, document boundaries, or padding.  A `where` with a
+constant branch is a candidate; with the constant in its place, the folds are evaluated on samples.
 
-A condition asks indices, and integers and bools in memory.  Of these a generator uses those of which a block of the
-walk has a few: a vector along the walk or along the rows, a number.
+A condition depends on indices, and on integers and bools in memory.  A generator uses those of which a block of the
+loop has few values: a vector along the loop or along the rows, or a number.
 
-What the tensors hold at a point that is masked out is taken not to count, even if it is infinite or NaN, as in every
-kernel for attention.  Eager multiplies it by 0, which would be NaN.
+Masked points are assumed not to contribute, even if the tensors hold infinities or NaN there, as in every attention
+kernel.  Eager multiplies them by 0, which would give NaN.
 """
 
 from __future__ import annotations
@@ -39,22 +39,22 @@ from fusion.lowering.scalar_ops import SCALAR_OPS, identity
 SAMPLES = 64
 
 
-def counts_where(folds: Sequence[Fold], walked: Sequence[sympy.Symbol]) -> Expr | None:
-    """The condition under which a point of the walk counts for any of `folds`; None where all points may."""
-    found: list[Expr] = []
-    for node, condition in _candidates(folds, frozenset(walked)):
-        if condition not in found and all(_is_identity(fold, node) for fold in folds):
-            found.append(condition)
-    if not found:
+def counts_where(folds: Sequence[Fold], looped: Sequence[sympy.Symbol]) -> Expr | None:
+    """Return the condition under which a point contributes to any of `folds`; None if all points may."""
+    conditions: list[Expr] = []
+    for node, condition in _candidates(folds, frozenset(looped)):
+        if condition not in conditions and all(_is_identity(fold, node) for fold in folds):
+            conditions.append(condition)
+    if not conditions:
         return None
-    whole = found[0]
-    for condition in found[1:]:
-        whole = make_op("and", whole, condition)
-    return whole
+    conjunction = conditions[0]
+    for condition in conditions[1:]:
+        conjunction = make_op("and", conjunction, condition)
+    return conjunction
 
 
-def _candidates(folds: Sequence[Fold], walked: frozenset[sympy.Symbol]) -> Iterator[tuple[Op, Expr]]:
-    """Every `where` with a constant branch, and the condition under which the other branch is taken."""
+def _candidates(folds: Sequence[Fold], looped: frozenset[sympy.Symbol]) -> Iterator[tuple[Op, Expr]]:
+    """Yield every `where` with a constant branch, and the condition under which the other branch is taken."""
     for node in postorder(*(arg for fold in folds for arg in fold.args)):
         if not isinstance(node, Op) or node.name != "where":
             continue
@@ -63,38 +63,38 @@ def _candidates(folds: Sequence[Fold], walked: frozenset[sympy.Symbol]) -> Itera
             continue
         (condition,) = plain([condition])
         kept = _known(condition if isinstance(second, Const) else negated(condition))
-        if kept is not None and (any(loads(kept)) or not free_axes(kept).isdisjoint(walked)):
+        if kept is not None and (any(loads(kept)) or not free_axes(kept).isdisjoint(looped)):
             yield node, kept
 
 
 def _known(condition: Expr) -> Expr | None:
-    """What `condition` asks of indices, and of integers and bools at indices; None if that is nothing."""
+    """Return the part of `condition` that depends on indices, integers and bools alone; None if there is none."""
     if isinstance(condition, Op) and condition.name == "and":
         parts = [part for part in map(_known, condition.args) if part is not None]
         return make_op("and", *parts) if len(parts) == 2 else parts[0] if parts else None
     within = postorder(condition)
     if any(isinstance(node, (TileRef, Random)) for node in within):
         return None
-    return condition if all(map(_is_told, loads(condition))) else None
+    return condition if all(map(_is_plain_flag, loads(condition))) else None
 
 
-def _is_told(load: Load) -> bool:
-    """Is this an integer or a bool that a tensor holds at an index?"""
+def _is_plain_flag(load: Load) -> bool:
+    """Return whether this loads an integer or a bool at an index that is not itself loaded."""
     return load.mask is None and not load.dtype.is_floating_point and not isinstance(load.index[0], Expr)
 
 
 def _is_identity(fold: Fold, node: Op) -> bool:
-    """Does `fold` see its identity wherever `node` chooses its constant?
+    """Return whether `fold` sees its identity wherever `node` selects its constant.
 
-    Samples that are NaN whatever it chooses say nothing: the logarithm of a sum is not taken of a negative number.
+    Samples that are NaN in either case are ignored: the logarithm of a sum is not taken of a negative number.
     """
     first, second = node.args[1:]
     constant, other = (first, second) if isinstance(first, Const) else (second, first)
-    wanted = 0 if fold.op == "dot" else identity(fold.op, fold.dtype)
+    neutral = 0 if fold.op == "dot" else identity(fold.op, fold.dtype)
     for arg in fold.args:
         chosen, usual = _sampled([_with(arg, node, each) for each in (constant, other)])
-        told = ~usual.isnan()
-        if int(told.sum()) * 4 >= SAMPLES and bool((chosen == wanted)[told].all()):
+        valid = ~usual.isnan()
+        if int(valid.sum()) * 4 >= SAMPLES and bool((chosen == neutral)[valid].all()):
             return True
     return False
 
@@ -104,7 +104,7 @@ def _with(arg: Expr, node: Expr, value: Expr) -> Expr:
 
 
 def _sampled(roots: Sequence[Expr]) -> list[torch.Tensor]:
-    """`roots` with finite samples in place of what they load and of folds, the same in all of them."""
+    """Evaluate `roots` with finite samples for loads and folds, the same in all of them."""
     generator = torch.Generator().manual_seed(0)
     values: dict[Expr, torch.Tensor] = {}
     for node in postorder(*roots):

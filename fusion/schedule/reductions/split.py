@@ -1,11 +1,11 @@
 """Splits reductions with too few rows to fill the device into two stages.
 
 `Program → Program`.  The first stage folds parts of the longest reduced axis, one more parallel axis; the second folds
-the parts (`partial.py`).  Parts are whole where the length has a fitting divisor, and guarded at the end where it has
-none, or is symbolic: then there are as many as are good for the length that was traced.  A reduction that needs the
-result of another one over the same axis (the sum of a softmax, its maximum) is split together with it where the online
-rule allows it, and sums of deviations with their mean (`online/centred.py`): so what both read is read once.  Reduced
-axes are one where the longest alone has too few parts (`flat.py`).
+the parts (`partial.py`).  Parts are equal where the length has a suitable divisor, and guarded at the end where it has
+none, or is symbolic: then their number suits the length that was traced.  A reduction that needs the result of another
+one over the same axis (the sum of a softmax, its maximum) is split together with it where the online rule allows it,
+and sums of deviations with their mean (`online/centred.py`): so common operands are read once.  Reduced axes are merged
+where the longest alone has too few parts (`flat.py`).
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ SMALL = 1 << 17
 """Elements below which a second launch costs more than an idle device."""
 
 HELD = 1 << 10
-"""Elements of a row that fit the registers of a program with as many others as make neighbours in memory."""
+"""Elements of a row that fit into the registers of a program with the neighbouring rows that share its sectors."""
 
 LANES = 32
-"""Columns that one program takes at least when the reduced axis is not the contiguous one."""
+"""The smallest number of columns per program if the reduced axis is not the contiguous one."""
 
 
 def split_reductions(
@@ -45,16 +45,16 @@ def split_reductions(
     streams: Sequence[Cluster] = (),
     hints: Mapping[sympy.Symbol, int] | None = None,
 ) -> Program:
-    """The program with long, few-rowed reductions in two stages; the same object when there are none.
+    """Split long reductions of few rows into two stages; the same object when there are none.
 
     Args:
         streams: clusters whose nodes stay as they are.
-        hints: what symbolic sizes were when the graph was traced.
+        hints: the values of symbolic sizes when the graph was traced.
     """
-    walked, known = {member for cluster in streams for member in cluster.members}, hints or {}
+    chained, known = {member for cluster in streams for member in cluster.members}, hints or {}
     nodes, chunks, along = list(program.nodes), dict[int, int](), dict[int, Axis]()
     for position, node in enumerate(program.nodes):
-        if isinstance(node, Reduce) and position not in walked:
+        if isinstance(node, Reduce) and position not in chained:
             nodes[position], axis, count = _chunks(program, node, capabilities, known)
             if axis is not None and count > 1:
                 chunks[position], along[position] = count, axis
@@ -63,15 +63,15 @@ def split_reductions(
     dependences = Dependences(program.edited(nodes), known)
     cuts: list[Cut] = []
     done: set[int] = set()
-    for position in sorted(chunks, reverse=True):  # those that need the results of others come last
+    for position in sorted(chunks, reverse=True):  # dependent reductions come after those they need
         if position in done:
             continue
         for cluster in _clusters(dependences, position, chunks, capabilities):
             if done.intersection(cluster.members):
                 continue
-            made = _cut(dependences, cluster, along[position], chunks[position])
-            if made is not None:
-                cuts.append(made)
+            split = _cut(dependences, cluster, along[position], chunks[position])
+            if split is not None:
+                cuts.append(split)
                 done.update(cluster.members)
                 break
     return with_cuts(program, cuts)
@@ -80,12 +80,12 @@ def split_reductions(
 def _clusters(
     dependences: Dependences, position: int, chunks: Mapping[int, int], capabilities: Capabilities
 ) -> Iterator[Cluster]:
-    """What may be cut together with a reduction, most first."""
+    """Yield the clusters in which a reduction may be split, largest first."""
     if capabilities.follows:
         family = _family(dependences, position, chunks)
         yield _with_siblings(dependences, family, chunks)
         yield family
-    yield _alone(dependences, position)
+    yield _single(dependences, position)
 
 
 def _cut(dependences: Dependences, cluster: Cluster, axis: Axis, count: int) -> Cut | None:
@@ -97,30 +97,30 @@ def _cut(dependences: Dependences, cluster: Cluster, axis: Axis, count: int) -> 
     return cut(dependences, cluster, axis, sympy.Integer(part), -(-int(axis.size) // part), again=again)
 
 
-def _alone(dependences: Dependences, position: int) -> Cluster:
+def _single(dependences: Dependences, position: int) -> Cluster:
     node = dependences.compute(position)
     places = {position: {axis.symbol: axis.symbol for axis in (*node.axes, *node.over)}}
     return Cluster((position,), Space(node.axes, node.over), places)
 
 
 def _family(dependences: Dependences, position: int, chunks: Mapping[int, int]) -> Cluster:
-    """A reduction with those over the same axes whose results it needs, and the maps in between."""
-    alone = _alone(dependences, position)
+    """Return a reduction with those over the same axes whose results it needs, and the maps in between."""
+    base = _single(dependences, position)
     outside: set[int] = set()
-    while (found := _placed(dependences, alone, chunks, outside)) is None:
+    while (placements := _placements(dependences, base, chunks, outside)) is None:
         pass
     kept = {position}
-    for member in sorted(found):  # maps of other reductions alone are read as they are
+    for member in sorted(placements):  # maps that depend on other reductions alone are read from memory
         if isinstance(dependences.node(member), Reduce) or kept.intersection(dependences.producers(member)):
             kept.add(member)
-    return replace(alone, members=tuple(sorted(kept)), places={member: found[member] for member in kept})
+    return replace(base, members=tuple(sorted(kept)), places={member: placements[member] for member in kept})
 
 
-def _placed(
-    dependences: Dependences, alone: Cluster, chunks: Mapping[int, int], outside: set[int]
+def _placements(
+    dependences: Dependences, base: Cluster, chunks: Mapping[int, int], outside: set[int]
 ) -> dict[int, Placement] | None:
-    """Where a family is made; None once more is known to be `outside`, because it is read at several points."""
-    places, space = dict(alone.places), alone.space
+    """Return the placements of a family; None once `outside` has grown by a node that is read at several points."""
+    places, space = dict(base.places), base.space
     todo = list(places)
     while todo:
         member = todo.pop()
@@ -139,7 +139,7 @@ def _placed(
 
 
 def _with_siblings(dependences: Dependences, family: Cluster, chunks: Mapping[int, int]) -> Cluster:
-    """A family with others that need the same results, as the squares and the sum of deviations need a mean."""
+    """Add families that need the same results, as the squares and the sum of deviations need a mean."""
     places = dict(family.places)
     for position in chunks if len(places) > 1 else ():
         other = _family(dependences, position, chunks)
@@ -150,7 +150,7 @@ def _with_siblings(dependences: Dependences, family: Cluster, chunks: Mapping[in
 
 
 def _leads(dependences: Dependences, position: int, chunks: Mapping[int, int]) -> bool:
-    """Is this made of a reduction that is split, by maps alone?"""
+    """Return whether a node depends on a split reduction through maps alone."""
     stack, seen = [position], {position}
     while stack:
         here = stack.pop()
@@ -164,53 +164,53 @@ def _leads(dependences: Dependences, position: int, chunks: Mapping[int, int]) -
 
 
 def _placement(dependences: Dependences, producer: int, load: Load, at: Placement, space: Space) -> Placement | None:
-    """The axes of a map or reduction over those of the space, where it is read."""
+    """Return the axes of a map or reduction over those of the space, where it is read."""
     node = dependences.compute(producer)
-    found: dict[sympy.Symbol, sympy.Expr] = {}
+    axes_at: dict[sympy.Symbol, sympy.Expr] = {}
     for axis, index in zip(node.axes, load.index, strict=True):
         moved = index if isinstance(index, Expr) else replace_axes(index, at, space.sizes)
         if isinstance(moved, Expr):
             return None
-        found[axis.symbol] = moved
+        axes_at[axis.symbol] = moved
     if isinstance(node, Reduce):
-        walked = {axis.symbol for axis in space.reduced}
+        looped = {axis.symbol for axis in space.reduced}
         if [axis.size for axis in node.over] != [axis.size for axis in space.reduced]:
             return None
-        if any(expr.free_symbols & walked for expr in found.values()):
+        if any(expr.free_symbols & looped for expr in axes_at.values()):
             return None
-        found.update({axis.symbol: other.symbol for axis, other in zip(node.over, space.reduced, strict=True)})
-    return found
+        axes_at.update({axis.symbol: other.symbol for axis, other in zip(node.over, space.reduced, strict=True)})
+    return axes_at
 
 
 def _chunks(
     program: Program, node: Reduce, capabilities: Capabilities, hints: Mapping[sympy.Symbol, int]
 ) -> tuple[Reduce, Axis | None, int]:
-    """Which reduced axis is cut, the longest, and into how many parts, 1 leaves it whole; and the node over that axis.
+    """Return the node, its longest reduced axis and the number of its parts (1: no split), with axes merged if needed.
 
-    Neighbours in memory stay in one part where another axis has parts enough.
+    Neighbours in memory stay in one part if another axis has enough parts.
     """
     if node.op not in MERGEABLE:
         return node, None, 1
     rows = math.prod(estimate(axis.size, hints) for axis in node.axes)
     length = math.prod(estimate(axis.size, hints) for axis in node.over)
-    contiguous = walks_contiguously(program, node, node.over)
-    wanted = wanted_parts(rows, length, capabilities, contiguous=contiguous)
-    if wanted > max((estimate(axis.size, hints) for axis in node.over), default=1):
+    contiguous = reads_contiguously(program, node, node.over)
+    target_count = wanted_parts(rows, length, capabilities, contiguous=contiguous)
+    if target_count > max((estimate(axis.size, hints) for axis in node.over), default=1):
         node = flattened(program, node)
     if not node.over:
         return node, None, 1
     along = _contiguous_axes(program, node, node.over)
-    far = [axis for axis in node.over if axis not in along and 2 * estimate(axis.size, hints) >= wanted]
+    far = [axis for axis in node.over if axis not in along and 2 * estimate(axis.size, hints) >= target_count]
     longest = max(far or node.over, key=lambda axis: estimate(axis.size, hints))
-    wanted = min(wanted, estimate(longest.size, hints))
-    return node, longest, 1 if wanted < 2 else _fitting(node, longest, wanted) or wanted
+    target_count = min(target_count, estimate(longest.size, hints))
+    return node, longest, 1 if target_count < 2 else _fitting(node, longest, target_count) or target_count
 
 
 def _fitting(node: Reduce, axis: Axis, wanted: int) -> int | None:
-    """The divisor of the length of `axis` nearest to `wanted`, within a factor of two; None if there is none.
+    """Return the divisor of the length of `axis` nearest to `wanted`, within a factor of two; None if there is none.
 
-    If that axis stands for several of what is read, parts of whole rows, or of which a row is a multiple, come first:
-    they are made in the axes of what is read.
+    If that axis stands for several axes of the operand, parts of whole rows, or that divide a row, are preferred: they
+    have simple indices.
     """
     if not axis.size.is_Integer:
         return None
@@ -225,21 +225,21 @@ def _fitting(node: Reduce, axis: Axis, wanted: int) -> int | None:
 
 
 def wanted_parts(rows: int, length: int, capabilities: Capabilities, *, contiguous: bool) -> int:
-    """Into how many parts `rows` of `length` elements are best cut; 1 where they fill the device as they are."""
+    """Return the best number of parts of `rows` of `length` elements; 1 if they fill the device without a split."""
     if contiguous:
         programs, enough, shortest = rows, capabilities.parallelism, 1024
-    else:  # a program that takes a few columns has little in flight: it takes many of them
+    else:  # a program of few columns has few bytes in flight: more programs are needed
         programs, enough, shortest = -(-rows // LANES), 4 * capabilities.parallelism, 64
     if rows * length < SMALL or programs >= enough:
         return 1
     wanted = -(-2 * enough // programs)
-    if contiguous:  # long parts are held by so many threads that few share a processor
+    if contiguous:  # long parts are held by so many threads that few programs fit on a multiprocessor
         wanted = max(wanted, min(length // capabilities.part, 4 * wanted))
     return min(wanted, length // shortest or 1)
 
 
 def near_divisor(length: int, wanted: int, fits: Callable[[int], bool] = lambda count: True) -> int | None:
-    """The divisor of `length` nearest to `wanted`, within a factor of two and at least 2; None if there is none.
+    """Return the divisor of `length` nearest to `wanted`, within a factor of two and at least 2; None if there is none.
 
     >>> near_divisor(96, 7), near_divisor(97, 7), near_divisor(96, 1)
     (6, None, 2)
@@ -248,26 +248,28 @@ def near_divisor(length: int, wanted: int, fits: Callable[[int], bool] = lambda 
     return min(near, key=lambda d: abs(d - wanted), default=None)
 
 
-def walks_contiguously(program: Program, node: Reduce | Scan, walked: Sequence[Axis]) -> bool:
-    """Are the largest tensors read contiguous along one of the `walked` axes, and none along another one?
+def reads_contiguously(program: Program, node: Reduce | Scan, looped: Sequence[Axis]) -> bool:
+    """Return whether the largest operands are contiguous along one of the `looped` axes, and none along another one.
 
-    Where some are and some are not, a program takes several rows, so that it reads neighbours of both: of rows that it
-    cannot hold meanwhile, there should be parts.
+    If both occur, a program computes several rows, so that it reads neighbours of both: rows that it cannot hold
+    meanwhile should be split.
     """
-    along = _contiguous_axes(program, node, walked)
-    is_held = math.prod(estimate(axis.size, {}) for axis in walked) <= HELD
-    across = any(estimate(axis.size, {}) >= LANES for axis in along.difference(walked))
-    return not along.isdisjoint(walked) and (is_held or not across)
+    along = _contiguous_axes(program, node, looped)
+    is_held = math.prod(estimate(axis.size, {}) for axis in looped) <= HELD
+    across = any(estimate(axis.size, {}) >= LANES for axis in along.difference(looped))
+    return not along.isdisjoint(looped) and (is_held or not across)
 
 
-def _contiguous_axes(program: Program, node: Reduce | Scan, walked: Sequence[Axis]) -> set[Axis]:
-    """The axes along which the largest tensors read are contiguous."""
+def _contiguous_axes(program: Program, node: Reduce | Scan, looped: Sequence[Axis]) -> set[Axis]:
+    """Return the axes along which the largest operands are contiguous."""
     sizes = axis_sizes(node)
-    found = [part for part in postorder(*node.args) if isinstance(part, Load)]
-    elements = [estimate(program.buffers[load.buffer].numel, {}) for load in found]  # of a slice of what is not known
+    all_loads = [part for part in postorder(*node.args) if isinstance(part, Load)]
+    elements = [
+        estimate(program.buffers[load.buffer].numel, {}) for load in all_loads
+    ]  # of a slice of what is not known
     along = set[Axis]()
-    for load, count in zip(found, elements, strict=True):
+    for load, count in zip(all_loads, elements, strict=True):
         offset = flatten(load.index, program.buffers[load.buffer].strides, sizes)
         if count == max(elements) and not isinstance(offset, Expr):
-            along.update(axis for axis in (*node.axes, *walked) if coefficient(offset, axis.symbol) in (1, -1))
+            along.update(axis for axis in (*node.axes, *looped) if coefficient(offset, axis.symbol) in (1, -1))
     return along

@@ -1,14 +1,14 @@
 """Inlines maps that cost less to recompute than to store into their readers.
 
-`Program → Program`.  A map that loads nothing (a mask made of indices, a constant), only converts, moves or lightly
-changes one other tensor, or combines vectors to something larger (a mask of equal documents) is substituted into every
-generated reader; any map is, into one that looks at few of its points (the loss of a class, among the probabilities of
-all), unless it is stored in any case, of a product, or before one that the reader waits for: to read what it was made
-of would keep that alive, back to the first layer of a model whose last one looks at one position.  It stays a node
-only where an extern or the caller needs the tensor itself, or where a library may be called with it: an operand is
-taken into a contraction by `growth.py`, if that pays.  Whoever reads through such a node, or through what it
-copies, rounds as the tensor is rounded, so that all see the same numbers.  What is compared with something that was
-made of it stays a node where it may differ from itself in the last bit (`lowering/last_bits.py`).
+`Program → Program`.  A map that loads nothing (a mask from indices, a constant), only converts, moves or lightly
+changes one other tensor, or broadcasts vectors to a larger tensor (a mask of equal documents) is substituted into every
+generated reader.  Any map is substituted into a reader that reads few of its points (the loss of a class, among the
+probabilities of all), unless it is stored anyway, by the kernel of a product, or before a node that the reader waits
+for: reading its operands instead would extend their live ranges, back to the first layer of a model whose last one
+reads one position.  It stays a node only where an extern or the caller needs the tensor, or where a library may be
+called with it: `growth.py` fuses an operand into a contraction as a prologue, if that pays off.  Readers through such a
+node, or through a tensor that it copies, round as the stored tensor is rounded, so that all see the same numbers.  A tensor that is compared with a result
+derived from it stays a node if a recomputation may differ in the last bit (`lowering/last_bits.py`).
 """
 
 from __future__ import annotations
@@ -41,21 +41,21 @@ from fusion.lowering.program import (
 from fusion.lowering.scalar_ops import SCALAR_OPS
 
 FREE_LOADLESS, FREE_SINGLE = 40, 4
-"""How costly a map may be (in additions) to be recomputed by all readers: without any load, and with one."""
+"""Largest cost (in additions) of a map that all readers recompute: without any load, and with one."""
 
 RANDOM = 60
-"""What drawing a number costs, in additions: more than all readers may compute, so that it is drawn once."""
+"""The cost of a random number, in additions: more than all readers may recompute, so that it is drawn once."""
 
 FEW = 64
-"""A reader with this many times fewer points than a map computes the ones it needs itself."""
+"""A reader with this many times fewer points than a map computes the points it needs itself."""
 
 
 def inline_cheap_maps(program: Program) -> Program:
-    """The program with cheap maps substituted into their readers; the same object when there are none."""
+    """Substitute cheap maps into their readers; the same object when there are none."""
     cheap: dict[str, Map] = {}
     maps: dict[str, Map] = {}
     nodes: list[Node] = []
-    taken_in: dict[str, tuple[str, ...]] = dict(program.inlined)
+    inlined_names: dict[str, tuple[str, ...]] = dict(program.inlined)
     changed = False
     stays = program.output_names().union(
         *(reads(node) for node in program.nodes if isinstance(node, (Extern, Chunked)))
@@ -63,62 +63,62 @@ def inline_cheap_maps(program: Program) -> Program:
     stored, compared_back, rounded = _Stored(program, stays), _compared_back(program), _rounded(program, stays)
     for node in program.nodes:
         if not isinstance(node, (Extern, Chunked)) and node.out not in program.library:
-            while (inlined := inline(node, known := {**cheap, **_seen_at_few_points(node, maps, stored)})) is not node:
+            while (inlined := inline(node, known := {**cheap, **_read_at_few_points(node, maps, stored)})) is not node:
                 changed = True
                 read = [load.buffer for load in loads(*node.exprs) if load.buffer in known]
-                names = (name for buffer in read for name in (*taken_in.get(buffer, ()), buffer))
-                taken_in[node.out] = tuple(dict.fromkeys((*taken_in.get(node.out, ()), *names)))
+                names = (name for buffer in read for name in (*inlined_names.get(buffer, ()), buffer))
+                inlined_names[node.out] = tuple(dict.fromkeys((*inlined_names.get(node.out, ()), *names)))
                 node = inlined
             if isinstance(node, Map) and not any(isinstance(part, Random) for part in postorder(node.expr)):
-                seen = replace(node, expr=as_stored(node.expr)) if node.out in rounded else node
+                visible = replace(node, expr=as_stored(node.expr)) if node.out in rounded else node
                 if node.out in compared_back and may_differ(node.expr):
                     nodes.append(node)
                     continue
-                maps[node.out] = seen
+                maps[node.out] = visible
                 if _is_cheap(node):
-                    cheap[node.out] = seen
+                    cheap[node.out] = visible
         nodes.append(node)
     if not changed:
         return program
-    return without_dead_nodes(program.edited(nodes, inlined=taken_in))
+    return without_dead_nodes(program.edited(nodes, inlined=inlined_names))
 
 
 def _rounded(program: Program, stays: Collection[str]) -> set[str]:
-    """The tensors that are stored in any case, rounded, and those that they copy."""
-    found = set(stays)
+    """Return the tensors that are stored in any case, rounded, and those that they copy."""
+    rounded = set(stays)
     for node in reversed(program.nodes):
-        if not found.isdisjoint(writes(node)):
-            found |= copies(node)
-    return found
+        if not rounded.isdisjoint(writes(node)):
+            rounded |= copies(node)
+    return rounded
 
 
 def _compared_back(program: Program) -> frozenset[str]:
-    """The tensors that are compared with something that was made of them, by other than maps."""
-    made = {out: node for node in program.nodes for out in writes(node)}
+    """Return the tensors that are compared with a result derived from them, by other nodes than maps."""
+    node_of = {out: node for node in program.nodes for out in writes(node)}
     pairs = [
         args for node in program.nodes if not isinstance(node, (Extern, Chunked)) for args in compared(*node.exprs)
     ]
-    found: set[str] = set()
+    tensors: set[str] = set()
     for args in pairs:
         sides = [{load.buffer for load in loads(arg)} for arg in args]
         for here, there in (sides, reversed(sides)):
             pending, seen = [*there], set[str]()
             while pending and not here <= seen:
-                node = made.get(pending.pop())
+                node = node_of.get(pending.pop())
                 fresh = {name for name in reads(node) if name not in seen} if node is not None else set[str]()
                 seen |= fresh
                 pending += fresh
-            found |= here & seen
-    return frozenset(found)
+            tensors |= here & seen
+    return frozenset(tensors)
 
 
 class _Stored:
-    """The maps that are stored in any case, and when.
+    """The maps that are stored anyway, and when.
 
-    A map is as old as the products and calls on the longest way to it are many.
+    The age of a map is the number of products and calls on the longest path to it.
 
     Args:
-        stays: what is stored, whatever kernels there are.
+        stays: the maps that are stored whatever the kernels.
     """
 
     def __init__(self, program: Program, stays: Collection[str]) -> None:
@@ -136,34 +136,34 @@ class _Stored:
             if isinstance(node, Map):
                 points[node.out] = _points(node)
                 if node.out in stays and not products.isdisjoint(reads(node)):
-                    self._finishing.add(node.out)  # in the kernel of the product, as a rule
+                    self._finishing.add(node.out)  # usually by the kernel of the product
 
-    def before(self, reader: str, made: str) -> bool:
-        """Is the map `made` stored when what makes `reader` can run?"""
-        return made in self._finishing or (made in self._wanted and self._age[made] < self._age[reader])
+    def before(self, reader: str, name: str) -> bool:
+        """Return whether the map `name` is stored before the node of `reader` can run."""
+        return name in self._finishing or (name in self._wanted and self._age[name] < self._age[reader])
 
 
-def _seen_at_few_points(node: Compute, maps: Mapping[str, Map], stored: _Stored) -> dict[str, Map]:
-    """The maps of which a node reads few points, but for those that it finds stored."""
+def _read_at_few_points(node: Compute, maps: Mapping[str, Map], stored: _Stored) -> dict[str, Map]:
+    """Return the maps of which a node reads few points, without those that are stored before."""
     read = {name: maps[name] for name in reads(node) if name in maps and not stored.before(node.out, name)}
-    return {name: made for name, made in read.items() if _is_few(node, _points(made))}
+    return {name: producer for name, producer in read.items() if _is_few(node, _points(producer))}
 
 
 def _points(node: Compute) -> sympy.Expr:
-    """How many points a node walks."""
+    """Return the number of points of a node's iteration space."""
     return sympy.Mul(*(axis.size for axis in (*node.axes, *node.over)))
 
 
-def _is_few(node: Compute, whole: sympy.Expr) -> bool:
-    """Does a node walk few points, compared with `whole`?"""
+def _is_few(node: Compute, total: sympy.Expr) -> bool:
+    """Return whether a node has few points, compared with `total`."""
     points = FEW * _points(node)
-    return bool(points.is_Integer and whole.is_Integer and points <= whole)
+    return bool(points.is_Integer and total.is_Integer and points <= total)
 
 
 def inline(node: Compute, producers: dict[str, Map]) -> Compute:
-    """`node` with every load of one of `producers` replaced by the producer's expression at that index.
+    """Replace every load of one of `producers` in `node` by the producer's expression at that index.
 
-    Conditions are made plain on the way: `~mask.tril()` is one comparison, of which others see what it leaves out.
+    Conditions are simplified on the way: `~mask.tril()` becomes one comparison, which decides others.
     """
     if not any(load.buffer in producers for load in loads(*node.exprs)):
         return node
@@ -181,7 +181,7 @@ def inline(node: Compute, producers: dict[str, Map]) -> Compute:
 
 
 def cost(*exprs: Expr) -> int:
-    """The work of evaluating expressions once, in additions; shared parts count once."""
+    """Return the cost of evaluating expressions once, in additions; shared parts count once."""
     total = 0
     for expr in postorder(*exprs):
         if isinstance(expr, Op):
@@ -207,7 +207,7 @@ def _is_cheap(node: Map) -> bool:
 
 
 def _is_spread(node: Map, reading: Sequence[Load]) -> bool:
-    """Does `node` make much of little: does it store at least as many bytes as it loads, each element once?"""
+    """Return whether `node` broadcasts: it stores at least as many bytes as it loads, each element once."""
     for load in reading:
         if load.mask is not None or any(isinstance(index, Expr) for index in load.index):
             return False

@@ -1,9 +1,9 @@
-"""Replaces a sum of which one term is not zero (a one-hot sum) by that term.
+"""Replaces a sum with one non-zero term (a one-hot sum) by that term.
 
     Σ_r where(r == e, a, 0) · c  =  where(0 ≤ e < size, a, 0) · c      with e, a and c the same for all r
 
-`Program → Program`.  A one-hot row summed up (the gradient of a loss, of a gather) costs a walk over the row, and would
-have the row made where nothing else needs it.  Only sums over one axis, and terms that are made of the one-hot value by
+`Program → Program`.  The sum over a one-hot row (the gradient of a loss, of a gather) costs a loop over the row, and
+would materialise it where nothing else needs it.  Only sums over one axis, and terms derived from the one-hot value by
 conversions, signs, factors and divisors without r.  An infinite c gives an infinity where zeros times it gave NaN.
 """
 
@@ -17,7 +17,7 @@ from fusion.lowering.program import Map, Program, Reduce
 
 
 def select_terms(program: Program) -> Program:
-    """The program with sums of one term as maps; the same object if there are none."""
+    """Replace sums of one term by maps; the same object if there are none."""
     return program.edited(_selected(node) if isinstance(node, Reduce) else node for node in program.nodes)
 
 
@@ -30,7 +30,7 @@ def _selected(node: Reduce) -> Map | Reduce:
 
 
 def _term(expr: Expr, axis: sympy.Symbol, size: sympy.Expr) -> Expr | None:
-    """The one term of the sum of `expr` over `axis`; None if there may be more."""
+    """Return the one term of the sum of `expr` over `axis`; None if there may be more."""
     if axis not in free_axes(expr):
         return None
     if isinstance(expr, Cast) and expr.dtype.is_floating_point and expr.arg.dtype.is_floating_point:
@@ -56,16 +56,16 @@ def _term(expr: Expr, axis: sympy.Symbol, size: sympy.Expr) -> Expr | None:
 
 
 def _chosen(expr: Op, axis: sympy.Symbol, size: sympy.Expr) -> Expr | None:
-    """The term of `where(axis == e, a, 0)`, if e is a position on the axis."""
+    """Return the term of `where(axis == e, a, 0)`, if e is a position on the axis."""
     condition, value, other = expr.args
     if not (isinstance(condition, Op) and condition.name == "eq" and isinstance(other, Const) and other.value == 0):
         return None
-    for place, wanted in (condition.args, condition.args[::-1]):
-        if not isinstance(place, IndexValue) or place.index != axis or wanted.dtype is not torch.int64:
+    for index, element in (condition.args, condition.args[::-1]):
+        if not isinstance(index, IndexValue) or index.index != axis or element.dtype is not torch.int64:
             continue
-        if axis in free_axes(wanted, value):
+        if axis in free_axes(element, value):
             return None
-        inside = [make_op("ge", wanted, const(0, torch.int64))]
-        inside.append(make_op("lt", wanted, IndexValue(sympy.sympify(size))))
+        inside = [make_op("ge", element, const(0, torch.int64))]
+        inside.append(make_op("lt", element, IndexValue(sympy.sympify(size))))
         return Op("where", (make_op("and", *inside), value, other), expr.dtype)
     return None

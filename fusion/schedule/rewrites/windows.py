@@ -2,12 +2,11 @@
 
     max over r of x[2 i + r], r < 3      becomes      max(max(x[2 i], x[2 i + 1]), x[2 i + 2])
 
-`Program → Program`.  Windows overlap, so no axis of what they read belongs to their rows, and nothing is gained by a
-tile that holds them: each thread folds its own windows in registers, neighbours find in the cache what they share, and
-a map joins what comes before and after it as any other does.  A fold of one number is such a window, whatever it reads.
+`Program → Program`.  Windows overlap, so no axis of their operands belongs to their rows, and a tile that holds them
+gains nothing: each thread folds its own windows in registers, neighbours share loads in the cache, and a map fuses with
+its neighbours as any other does.  A fold of one number is such a window, whatever it reads.
 
-Left as they are: windows beyond the target's limit, and reductions of whole rows, which others that read the rows can
-share.
+Unchanged: windows beyond the target's limit, and reductions of full rows, which other readers of the rows can share.
 """
 
 from __future__ import annotations
@@ -30,22 +29,22 @@ from fusion.lowering.scalar_ops import FoldName, ScalarName
 COMBINED: dict[FoldName, ScalarName] = {"sum": "add", "max": "maximum", "min": "minimum", "any": "or", "all": "and"}
 """Fold → the operation on two of its values."""
 RANKED: dict[FoldName, tuple[ScalarName, ScalarName]] = {"argmax": ("maximum", "gt"), "argmin": ("minimum", "lt")}
-"""Fold that gives a position → the operation on two values, and the comparison by which one is taken."""
+"""Fold of positions → the operation on two values, and the comparison by which one is taken."""
 
 
 def unroll_windows(program: Program, capabilities: Capabilities) -> Program:
-    """The program with reductions of small windows as maps; the same object when there are none."""
+    """Replace reductions of small windows by maps; the same object when there are none."""
     most = capabilities.window_limit
     nodes: tuple[Node, ...] = tuple(
         _unrolled(node) if isinstance(node, Reduce) and _is_window(node, most) else node for node in program.nodes
     )
     if nodes == program.nodes:
         return program
-    return without_dead_nodes(program.edited(nodes))  # a position among one needs no values
+    return without_dead_nodes(program.edited(nodes))  # the position of a single point does not depend on values
 
 
 def _is_window(node: Reduce, most: int) -> bool:
-    """Has a reduction one point, or at most so many and reads along an axis on which its results lie, too?"""
+    """Return whether a reduction has one point, or at most `most` and reads along an axis of its results."""
     points = sympy.Mul(*(axis.size for axis in node.over))
     if not points.is_Integer or not 0 < points <= most or node.args[-1].dtype is not node.dtype:
         return False
@@ -67,19 +66,19 @@ def _unrolled(node: Reduce) -> Map:
     ]
     if node.op in RANKED:
         return Map(node.out, node.axes, reduce(_ranked(node.op), values)[1])
-    if node.op == "sum":  # of which the first term is 0, and not -0
+    if node.op == "sum":  # the first term is 0, not -0
         values.insert(0, (const(0, node.dtype),))
     name = COMBINED[node.op]
     return Map(node.out, node.axes, reduce(lambda a, b: (Op(name, (a[0], b[0]), node.dtype),), values)[0])
 
 
 def _at(args: Sequence[Expr], point: Mapping[sympy.Symbol, sympy.Expr], sizes: Sizes) -> tuple[Expr, ...]:
-    """The operands at one point of the window, without the tests that hold there for all of them."""
+    """Return the operands at one point of the window, with conditions that hold there simplified."""
     return tuple(simplify_all(substitute_all(args, point, sizes), sizes))
 
 
 def _ranked(name: FoldName) -> Callable[[tuple[Expr, ...], tuple[Expr, ...]], tuple[Expr, ...]]:
-    """Of two values with their positions, the one that the fold takes: NaN wins, then the lowest position."""
+    """Return a function that chooses one of two values with positions: NaN wins, then the lowest position."""
     operation, before = RANKED[name]
 
     def pick(one: tuple[Expr, ...], other: tuple[Expr, ...]) -> tuple[Expr, ...]:

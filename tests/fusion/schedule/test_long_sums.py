@@ -21,7 +21,7 @@ from fusion.lowering.lower import lower
 from fusion.lowering.program import Contract, Extern, Program
 from fusion.lowering.verify import verify_kernel
 from fusion.schedule import Schedule
-from fusion.schedule.clusters.alternatives import Way, weighed
+from fusion.schedule.clusters.alternatives import Alternative, weighed
 from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.kernels import KernelCall
 from fusion.schedule.library.split_k import parts_of
@@ -56,7 +56,7 @@ def halved(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def in_parts(program: Program, cluster: Cluster, kernel: Kernel, ways: object) -> Tuning:
     """A clock by which parts are the fastest."""
-    assert isinstance(ways, tuple) and all(isinstance(way, Way) for way in ways)
+    assert isinstance(ways, tuple) and all(isinstance(way, Alternative) for way in ways)
     (number,) = [number for number, way in enumerate(ways) if way.name.endswith("parts")]
     found = weighed(kernel, ways)
     return Tuning(found.subject, found.trials, number)

@@ -20,7 +20,7 @@ from fusion.lowering.kernel import Fold, Kernel, KernelAxis, Loop, Role, Store
 from fusion.lowering.verify import verify_kernel
 from fusion.schedule.chained.occupancy import length_of_part
 from fusion.schedule.kernels import KernelCall
-from fusion.schedule.online.merge import brought, merged_op
+from fusion.schedule.online.merge import contribution, merged_op
 from tests.codegen.triton.blocking import block
 from tests.fusion.agreement import assert_as_eager
 from tests.fusion.schedule.folds import COLUMN, COLUMNS, F64, LENGTH, ROW, ROWS, Body, Folds, S
@@ -56,7 +56,7 @@ def in_parts(folds: Folds, given: dict[str, torch.Tensor]) -> torch.Tensor:
 
     parts = {fold.name: Load(fold.name, (at,), fold.dtype) for fold in accumulators}
     wholes = {fold.name: fold.ref for fold in accumulators}
-    merged = [Fold(f.name, merged_op(f), (brought(f, parts, wholes),), (P,), f.dtype) for f in accumulators]
+    merged = [Fold(f.name, merged_op(f), (contribution(f, parts, wholes),), (P,), f.dtype) for f in accumulators]
     params = (*(replace(param, written=False) for param in workspace), *base.params)
     store = Store("out", COLUMNS * ROW + COLUMN, value)
     axes = tuple(axis for axis in _axes(symbols, Role.WHOLE) if axis.symbol != S)

@@ -74,10 +74,10 @@ def test_values_and_positions_share_a_kernel() -> None:
 # What is not ----------------------------------------------------------------------------------------------------------
 
 APART = {
-    "other axis": (lambda x: x.cumsum(0).cumsum(1), "a scan would not walk its axis alone"),
-    "from the other end": (lambda x: x.cumsum(1).flip(1).cumsum(1), "a scan would not walk its axis alone"),
+    "other axis": (lambda x: x.cumsum(0).cumsum(1), "a scan would not run along its axis alone"),
+    "from the other end": (lambda x: x.cumsum(1).flip(1).cumsum(1), "a scan would not run along its axis alone"),
     "over other axes": (lambda x: x.cumsum(1).sum(), "an axis that the other side spreads over programs"),
-    "a part of it": (lambda x: x.cumsum(1)[:, 3:].sum(1), "a scan would not walk its axis alone"),
+    "a part of it": (lambda x: x.cumsum(1)[:, 3:].sum(1), "a scan would not run along its axis alone"),
 }
 
 

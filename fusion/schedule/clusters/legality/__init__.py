@@ -1,16 +1,16 @@
 """Legality: may two clusters be one kernel?
 
 One rule per function, each returning None or the reason of the refusal; `may_join` runs them in order.  Whether a path
-leaves the pair and comes back is a property of the graph, not of the pair, and is asked in `growth.py`.
+leaves the pair and comes back is a property of the graph, not of the pair, and is checked in `growth.py`.
 
     pairs.py    rules about two clusters that need no algebra
     placing.py  the axes of one cluster in the space of another
-    joined.py   rules about the cluster that comes of it
+    joined.py   rules about the joined cluster
 """
 
 from __future__ import annotations
 
 from fusion.schedule.clusters.legality.cluster import Cluster, Link, Refused, positions, positions_in, single
-from fusion.schedule.clusters.legality.join import may_join, may_stand_beside
+from fusion.schedule.clusters.legality.join import may_join, may_share_body
 
-__all__ = ["Cluster", "Link", "Refused", "may_join", "may_stand_beside", "positions", "positions_in", "single"]
+__all__ = ["Cluster", "Link", "Refused", "may_join", "may_share_body", "positions", "positions_in", "single"]

@@ -1,4 +1,4 @@
-"""Clusters: nodes that share a space, and what ties two of them."""
+"""Clusters: nodes that share an iteration space, and links between two of them."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ class Refused:
 
 @dataclass(frozen=True, slots=True)
 class Cluster:
-    """Nodes that share a space.
+    """Nodes that share an iteration space.
 
     Attributes:
         members: node positions, ascending.
-        space: the axes the kernel walks.
-        places: node → its axes in the space.  A member without a place is only ever inlined into its readers.
-        extern: the single member is called as it is.
+        space: the axes of the kernel.
+        places: node → its axes in the space.  A member without a placement is only ever inlined into its readers.
+        extern: the single member stays a library call.
     """
 
     members: tuple[int, ...]
@@ -50,32 +50,32 @@ class Cluster:
 
     @classmethod
     def of(cls, space: Space, places: Mapping[int, Placement]) -> Cluster:
-        """The nodes that have a place in a space."""
+        """Return the cluster of the nodes that have a placement in a space."""
         return cls(tuple(sorted(places)), space, places)
 
     def by_name(self, program: Program) -> dict[str, Placement]:
-        """The places by what the nodes make: names stay where a pass adds nodes or takes some away."""
+        """Return the placements by result: names are stable when a pass adds or removes nodes."""
         return {writes(program.nodes[position])[0]: placement for position, placement in self.places.items()}
 
 
 def positions_in(changed: Program, program: Program, clusters: Iterable[Cluster]) -> tuple[Cluster, ...]:
-    """Clusters of `program` as clusters of `changed`, where their nodes stand elsewhere or were inlined."""
+    """Map clusters of `program` to `changed`, where their nodes have other positions or were inlined."""
     position_of = positions(changed)
-    found = []
+    mapped = []
     for cluster in clusters:
         named = cluster.by_name(program)
         places = {position_of[name]: placement for name, placement in named.items() if name in position_of}
-        found.append(replace(cluster, members=tuple(sorted(places)), places=places))
-    return tuple(found)
+        mapped.append(replace(cluster, members=tuple(sorted(places)), places=places))
+    return tuple(mapped)
 
 
 def positions(program: Program) -> dict[str, int]:
-    """Buffer → the node that makes it."""
+    """Return buffer → the position of the node that computes it."""
     return {name: position for position, node in enumerate(program.nodes) for name in writes(node)}
 
 
 def single(dependences: Dependences, capabilities: Capabilities, position: int) -> Cluster:
-    """The cluster of one node."""
+    """Return the cluster of one node."""
     node = dependences.node(position)
     match node:
         case Extern() | Chunked():
@@ -86,7 +86,7 @@ def single(dependences: Dependences, capabilities: Capabilities, position: int) 
             space = Space(node.axes, node.over, rigid=True)
         case Scatter():
             space = scattered.space_of(node, ordered=capabilities.ordered)
-        case Scan():  # its axis is walked as that of a row reduction is
+        case Scan():  # its axis is looped over as that of a row reduction
             space = Space(tuple(axis for axis in node.axes if axis.symbol != node.along), (node.scanned,))
         case _:
             assert_never(node)

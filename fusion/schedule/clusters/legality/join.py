@@ -1,4 +1,4 @@
-"""Joining two clusters: the rules in their order, for each way to place one beside the other."""
+"""Joining of two clusters: the rules in order, for each way to place one in the space of the other."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from fusion.schedule.iteration.dependences import Dependences
 def may_join(
     dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster, link: Link
 ) -> Cluster | Refused:
-    """The joined cluster, or the reason why there is none."""
+    """Return the joined cluster, or the reason why there is none."""
     members = tuple(sorted((*first.members, *second.members)))
     pair = Pair(dependences, capabilities, first, second, members)
     for rule in (same_device, small_enough, scatters_apart, no_other_fold, stored_where_ranked, not_empty):
@@ -31,18 +31,18 @@ def may_join(
             return Refused(reason)
     refused: Refused | None = None
     for target, moved, target_node, moved_node in directions(first, second, link):
-        found = placed_in(dependences, target, moved, target_node, moved_node, link.buffer)
-        if isinstance(found, str):
-            refused = refused or Refused(found)
+        placement = placed_in(dependences, target, moved, target_node, moved_node, link.buffer)
+        if isinstance(placement, str):
+            refused = refused or Refused(placement)
             continue
-        space, places = found
+        space, places = placement
         joined = Cluster(members, space, places)
         reason = refusal_of(dependences, capabilities, joined, target, moved)
         if reason is None:
             return joined
         refused = Refused(reason)
     maps = all(isinstance(dependences.node(member), Map) for member in first.members)
-    if link.vertical and maps:  # read through at whatever index the readers use
+    if link.vertical and maps:  # inlined at whatever index the readers use
         joined = Cluster(members, second.space, second.places)
         if refusal_of(dependences, capabilities, joined, second, first) is None:
             return joined
@@ -50,10 +50,10 @@ def may_join(
     return refused
 
 
-def may_stand_beside(
+def may_share_body(
     dependences: Dependences, capabilities: Capabilities, first: Cluster, second: Cluster
 ) -> Cluster | Refused:
-    """Two clusters that share no tensor, as one that walks both: their axes have the same sizes, in order."""
+    """Join two clusters without a common tensor over one space: their axes have the same sizes, in order."""
     members = tuple(sorted((*first.members, *second.members)))
     pair = Pair(dependences, capabilities, first, second, members)
     for rule in (same_device, small_enough, scatters_apart, no_other_fold):

@@ -1,4 +1,4 @@
-"""Rules about a joined cluster: folds stay whole, are read where they are made, and what is needed is stored once."""
+"""Rules about a joined cluster: folds stay whole, are read where they are computed, and results are stored once."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from fusion.schedule.iteration.space import Placement, Space
 def refusal_of(
     dependences: Dependences, capabilities: Capabilities, joined: Cluster, target: Cluster, moved: Cluster
 ) -> str | None:
-    """The first rule that the joined cluster breaks, which holds `moved` in the space of `target`."""
+    """Return the first rule that the joined cluster breaks, which holds `moved` in the space of `target`."""
     return (
         _folds_stay_whole(dependences, joined, moved)
         or _folds_stay_inside(dependences, joined, moved)
@@ -33,7 +33,7 @@ def refusal_of(
 
 
 def _folds_stay_whole(dependences: Dependences, joined: Cluster, moved: Cluster) -> str | None:
-    """A fold runs over all reduced axes of the space and is kept by parallel axes only."""
+    """A fold runs over all reduced axes of the space, and its result varies along parallel axes only."""
     parallel = {axis.symbol for axis in joined.space.parallel}
     reduced = {axis.symbol for axis in joined.space.reduced}
     for member in moved.members:
@@ -47,27 +47,27 @@ def _folds_stay_whole(dependences: Dependences, joined: Cluster, moved: Cluster)
             return "a reduction is read across the axis that the other side reduces"
         if any(placement[axis.symbol].free_symbols & parallel for axis in node.over):
             return "a reduction would run over an axis that the other side spreads over programs"
-        walked = sympy.Mul(*(axis.size for axis in node.over))
-        if walked != sympy.Mul(*(axis.size for axis in joined.space.reduced)):
+        length = sympy.Mul(*(axis.size for axis in node.over))
+        if length != sympy.Mul(*(axis.size for axis in joined.space.reduced)):
             return "the reductions run over different lengths"
-        if not _walks_each_once(node, placement, joined.space):
-            return "a reduction would not meet each of its points once"
+        if not _covers_each_point_once(node, placement, joined.space):
+            return "a reduction would not read each of its points once"
     return None
 
 
-def _walks_each_once(node: Reduce, placement: Placement, space: Space) -> bool:
-    """Do the reduced axes of the space run through all points that a fold runs over?"""
+def _covers_each_point_once(node: Reduce, placement: Placement, space: Space) -> bool:
+    """Return whether the reduced axes of the space enumerate all points of a fold once."""
     over = [axis for axis in node.over if axis.size != 1]
     places, axes = [placement[axis.symbol] for axis in over], [axis for axis in space.reduced if axis.size != 1]
     if len(set(places)) == len(places) and {*places} == {axis.symbol for axis in axes}:
         return True
     values = [sympy.Symbol(f"v{k}", integer=True, nonnegative=True) for k in range(len(over))]
-    found = invert(places, values, [axis.size for axis in over], [axis.symbol for axis in axes], space.sizes)
-    return found is not None and not found.free
+    inverse = invert(places, values, [axis.size for axis in over], [axis.symbol for axis in axes], space.sizes)
+    return inverse is not None and not inverse.free
 
 
 def _folds_stay_inside(dependences: Dependences, joined: Cluster, moved: Cluster) -> str | None:
-    """A fold is made wherever its reader is, also where that looks past the ends (padding) and does not count it."""
+    """A fold is computed within its bounds, also for readers that mask out positions past the ends (padding)."""
     sizes = joined.space.sizes
     for member in moved.members:
         node = dependences.node(member)
@@ -81,8 +81,8 @@ def _folds_stay_inside(dependences: Dependences, joined: Cluster, moved: Cluster
 
 
 def _scans_stay_whole(dependences: Dependences, joined: Cluster) -> str | None:
-    """A scan walks the only reduced axis of the space, from its first point to its last."""
-    walked = [axis.symbol for axis in joined.space.reduced if axis.size != 1]
+    """A scan runs along the only reduced axis of the space, from its first point to its last."""
+    looped = [axis.symbol for axis in joined.space.reduced if axis.size != 1]
     for member in joined.members:
         node = dependences.node(member)
         if not isinstance(node, Scan):
@@ -90,52 +90,52 @@ def _scans_stay_whole(dependences: Dependences, joined: Cluster) -> str | None:
         if member not in joined.places:
             return "a scan cannot be read at another index than its own"
         at = joined.places[member]
-        if walked != [at[node.along]]:
-            return "a scan would not walk its axis alone, from the first point to the last"
-        if any(at[axis.symbol].free_symbols & {*walked} for axis in node.axes if axis.symbol != node.along):
-            return "a scan is read across the axis that it walks"
+        if looped != [at[node.along]]:
+            return "a scan would not run along its axis alone, from the first point to the last"
+        if any(at[axis.symbol].free_symbols & {*looped} for axis in node.axes if axis.symbol != node.along):
+            return "a scan is read across the axis that it runs along"
     return None
 
 
 def _reads_agree(dependences: Dependences, joined: Cluster, sides: tuple[Cluster, Cluster]) -> str | None:
-    """A fold is read exactly where it was computed; anything else may be recomputed at any index.
+    """A fold is read at the point where it was computed; other nodes may be recomputed at any index.
 
-    What one side reads of its own, made of its own folds alone, is known to agree: joining moves both ends alike.
+    Reads within one side that depend on its own folds alone are known to agree: joining moves both ends alike.
     """
     first = frozenset(sides[0].members)
     by_out = {dependences.compute(m).out: m for m in joined.members}
-    folded: dict[int, set[bool]] = {}  # member → whose folds it is made of: are they those of the first side?
+    folded: dict[int, set[bool]] = {}  # member → whether the folds it depends on are those of the first side
     for member in joined.members:
         node, side = dependences.compute(member), member in first
-        made_of: set[bool] = set() if isinstance(node, Map) else {side}
+        sides_of_folds: set[bool] = set() if isinstance(node, Map) else {side}
         for load in dependences.loads[member]:
             producer = by_out.get(load.buffer)
             if producer is None or producer not in folded:
                 continue
-            made_of |= folded[producer]
+            sides_of_folds |= folded[producer]
             if (producer in first) == side and folded[producer] == {side} and producer in joined.places:
                 continue
             if joined.space.rigid and not isinstance(node, Map):
                 return "a fold would feed the contraction"
-            placement = joined.places.get(member)  # without one, its readers are asked
-            if placement is not None and not _meets(dependences, joined, folded, load, placement):
+            placement = joined.places.get(member)  # a member without one is checked through its readers
+            if placement is not None and not _agrees(dependences, joined, folded, load, placement):
                 return "a reduced value is read at an index other than its own"
-        if made_of:
-            folded[member] = made_of
+        if sides_of_folds:
+            folded[member] = sides_of_folds
     return None
 
 
-def _meets(
+def _agrees(
     dependences: Dependences,
     cluster: Cluster,
     folded: Collection[int],
     load: Load,
     axes: Mapping[sympy.Symbol, Index],
 ) -> bool:
-    """Does a load, in a reader whose axes are at `axes`, see every fold it depends on at the fold's own point?
+    """Return whether a load, in a reader placed at `axes`, reads every fold it depends on at the fold's own point.
 
-    A map between the fold and the reader may be recomputed elsewhere (a gather from log-probabilities) as long as that
-    leads to the same fold.
+    A map between the fold and the reader may be recomputed elsewhere (a gather from log-probabilities) as long as it
+    reads the same fold.
     """
     sizes = cluster.space.sizes
     producer = dependences.writer[load.buffer]
@@ -150,14 +150,14 @@ def _meets(
         return False
     inner: dict[sympy.Symbol, Index] = {axis.symbol: i for axis, i in zip(node.axes, index, strict=True)}
     return all(
-        _meets(dependences, cluster, folded, part, inner)
+        _agrees(dependences, cluster, folded, part, inner)
         for part in dependences.loads[producer]
         if dependences.writer.get(part.buffer) in folded
     )
 
 
 def _stores_once(dependences: Dependences, joined: Cluster) -> str | None:
-    """What is needed outside is computed at every point exactly once, before or after the folds but not beside them."""
+    """A stored result is computed at every point exactly once, before or after the folds, not inside their loop."""
     reduced = {axis.symbol for axis in joined.space.reduced if axis.size != 1}
     together = frozenset(joined.members)
     for member in joined.members:
@@ -170,22 +170,22 @@ def _stores_once(dependences: Dependences, joined: Cluster) -> str | None:
             return "the tensor is needed elsewhere too, and its axes are not a rearrangement of the kernel's"
         missing -= joined.space.held
         if not missing <= reduced or (missing and missing != reduced):
-            return "the tensor is needed elsewhere too, and is smaller than what the kernel walks"
+            return "the tensor is needed elsewhere too, and has fewer points than the kernel's loop"
         if joined.space.rigid and not missing:
             return "an operand of a contraction is needed elsewhere too"
     return None
 
 
 def _unspanned(node: Compute, placement: Placement, space: Space) -> set[sympy.Symbol] | None:
-    """The axes of `space` that a node does not span; None if its placement is no bijection."""
+    """Return the axes of `space` that a node does not span; None if its placement is not a bijection."""
     exprs = [placement[axis.symbol] for axis in node.axes]
-    plain = [expr for expr in exprs if expr.is_Symbol]
+    symbols = [expr for expr in exprs if expr.is_Symbol]
     sizes = space.sizes
-    if len(set(plain)) == len(plain) and all(
+    if len(set(symbols)) == len(symbols) and all(
         (e.is_Symbol and sizes.get(e) == axis.size) or (e == 0 and axis.size == 1)
         for e, axis in zip(exprs, node.axes, strict=True)
     ):
-        return {axis.symbol for axis in space.axes if axis.size != 1} - set(plain)
+        return {axis.symbol for axis in space.axes if axis.size != 1} - set(symbols)
     values = tuple(sympy.Symbol(f"v{k}", integer=True, nonnegative=True) for k in range(len(exprs)))
     inverse = invert(exprs, values, [axis.size for axis in node.axes], [a.symbol for a in space.axes], sizes)
     return None if inverse is None else {s for s in inverse.free if sizes[s] != 1}

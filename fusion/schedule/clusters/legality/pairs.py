@@ -1,4 +1,4 @@
-"""Rules about two clusters that need no algebra: devices, sizes, folds that do not share a kernel."""
+"""Rules about two clusters that need no algebra: devices, sizes, folds that cannot share a kernel."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Space
 
 MAX_MEMBERS = 64
-"""Nodes per kernel.  Longer chains gain little more and make register pressure and compile time grow."""
+"""Nodes per kernel.  Larger kernels gain little more, and register pressure and compile time grow."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pair:
-    """Two clusters that may become one kernel, of these `members`."""
+    """Two clusters that may become one kernel with these `members`."""
 
     dependences: Dependences
     capabilities: Capabilities
@@ -35,12 +35,12 @@ class Pair:
 
     @property
     def spaces(self) -> tuple[Space, Space]:
-        """What each of them walks."""
+        """The iteration spaces of both."""
         return self.first.space, self.second.space
 
 
 def not_empty(pair: Pair) -> str | None:
-    """An axis without elements leaves nothing to share."""
+    """An axis without elements leaves nothing to fuse."""
     empty = any(axis.size == 0 for space in pair.spaces for axis in space.axes)
     return "an axis has no elements: there is nothing to share" if empty else None
 
@@ -53,7 +53,7 @@ def same_device(pair: Pair) -> str | None:
 
 
 def small_enough(pair: Pair) -> str | None:
-    """A kernel holds so many operations, and takes so many tensors."""
+    """A kernel has a limited number of operations and of tensors."""
     dependences, members = pair.dependences, pair.members
     if len(members) > MAX_MEMBERS:
         return f"the kernel would hold more than {MAX_MEMBERS} operations"
@@ -67,8 +67,8 @@ def small_enough(pair: Pair) -> str | None:
 
 
 def scatters_apart(pair: Pair) -> str | None:
-    """A scatter shares no kernel with what it begins from, nor with what reads it."""
-    return scattered.not_apart(pair.dependences, pair.members, pair.spaces)
+    """A scatter shares no kernel with the producer of its start, nor with its readers."""
+    return scattered.conflict(pair.dependences, pair.members, pair.spaces)
 
 
 def no_other_fold(pair: Pair) -> str | None:
@@ -78,17 +78,17 @@ def no_other_fold(pair: Pair) -> str | None:
     if not all(folds) or not any(isinstance(node, Contract) for side in folds for node in side):
         return None
     if any(space.streamed for space in pair.spaces):
-        return "a walk of products shares its kernel with no other fold"
+        return "a chain of products shares its kernel with no other fold"
     if not all(isinstance(node, Contract) for side in folds for node in side):
         return "a contraction shares its kernel with no other fold"
     return None
 
 
 def stored_where_ranked(pair: Pair) -> str | None:
-    """Computed floats that are compared with others of the same tensor, as by a sort, are stored before.
+    """Computed floats that are compared with other elements of the same tensor, as in a sort, are stored before.
 
-    A compiler may fuse a product with a sum for one side and not for the other.  Then the same number differs in its
-    last bit from itself: two elements of a row would have one place in it, and another place would have none.
+    A compiler may use an FMA for one side and not for the other.  Then a number would differ in its last bit from
+    itself: two elements of a row would get one rank, and another rank none.
     """
     nodes = [pair.dependences.compute(member) for member in pair.members]
     ranked = frozenset[str]().union(*(_ranked(node.exprs) for node in nodes))
@@ -100,9 +100,9 @@ def stored_where_ranked(pair: Pair) -> str | None:
 
 @lru_cache(maxsize=4096)
 def _ranked(exprs: tuple[Expr, ...]) -> frozenset[str]:
-    """The float tensors of which two elements are compared."""
-    found: set[str] = set()
+    """Return the float tensors of which two elements are compared."""
+    buffers: set[str] = set()
     for args in compared(*exprs):
         here, there = ({load for load in loads(arg) if load.dtype.is_floating_point} for arg in args)
-        found |= {a.buffer for a in here for b in there if a.buffer == b.buffer and a.index != b.index}
-    return frozenset(found)
+        buffers |= {a.buffer for a in here for b in there if a.buffer == b.buffer and a.index != b.index}
+    return frozenset(buffers)

@@ -1,7 +1,7 @@
-"""Placing one cluster in the space of another: at which of its points each node of the other is made.
+"""Placing one cluster in the space of another: each node's axes as functions of the other's axes.
 
-Input: two clusters and the buffer that ties them; output: a space with the places of all members, or the reason why
-there is none.
+Input: two clusters and the buffer that links them; output: a space with the placements of all members, or the reason
+why there is none.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from fusion.schedule.iteration.space import Placement, Space, join, place
 
 
 def directions(first: Cluster, second: Cluster, link: Link) -> Iterator[tuple[Cluster, Cluster, int, int]]:
-    """(target, moved, node of target, node of moved) to try, best first: the side with folds keeps its space."""
+    """Yield (target, moved, node of target, node of moved) to try, best first: the side with folds keeps its space."""
     forward = (second, first, link.second, link.first)
     backward = (first, second, link.first, link.second)
     if first.space.rigid:
@@ -35,20 +35,20 @@ def directions(first: Cluster, second: Cluster, link: Link) -> Iterator[tuple[Cl
 def placed_in(
     dependences: Dependences, target: Cluster, moved: Cluster, target_node: int, moved_node: int, buffer: str
 ) -> tuple[Space, dict[int, Placement]] | str:
-    """The space of both clusters and the places in it, or why `moved` has none in the space of `target`."""
+    """Return the common space and all placements in it, or why `moved` has none in the space of `target`."""
     target_indices = list(_indices(dependences, target, target_node, buffer))
     moved_indices = list(_indices(dependences, moved, moved_node, buffer))
     if not target_indices or not moved_indices:
-        return "the two sides share no point at which they are walked"
+        return "the two sides have no common placed reader"
     target_index, moved_index = target_indices[0], moved_indices[0]
     same = next((index for index in target_indices if index in moved_indices), None)
-    if same is not None:  # of the points of a window that both read, any does
+    if same is not None:  # both read a window: any of its points will do
         target_index = moved_index = same
     extents = dependences.program.buffers[buffer].shape
     known = [
         (a, b, extent)
         for a, b, extent in zip(target_index, moved_index, extents, strict=True)
-        if a is not None and b is not None  # a dimension read through a gather ties nothing
+        if a is not None and b is not None  # a gathered dimension determines nothing
     ]
     joined = join(target.space, [k[0] for k in known], moved.space, [k[1] for k in known], [k[2] for k in known])
     if isinstance(joined, str):
@@ -62,7 +62,7 @@ def placed_in(
 
 
 def moved_by(placement: Placement, change: Placement, sizes: Mapping[sympy.Symbol, sympy.Expr]) -> Placement:
-    """A placement after the axes that it names have moved."""
+    """Substitute moved axes in a placement."""
     if not change:
         return placement
     return {axis: place(expr, change, sizes) for axis, expr in placement.items()}
@@ -71,7 +71,7 @@ def moved_by(placement: Placement, change: Placement, sizes: Mapping[sympy.Symbo
 def _indices(
     dependences: Dependences, cluster: Cluster, position: int, buffer: str
 ) -> Iterator[tuple[sympy.Expr | None, ...]]:
-    """Where a member touches `buffer`, over the cluster's axes; None in a dimension that is gathered."""
+    """Yield the indices at which a member accesses `buffer`, over the cluster's axes; None for a gathered dimension."""
     axes = _axes_at(dependences, cluster, position)
     if axes is None:
         return
@@ -87,10 +87,10 @@ def _indices(
 def _axes_at(
     dependences: Dependences, cluster: Cluster, position: int
 ) -> Mapping[sympy.Symbol, sympy.Expr | None] | None:
-    """Where a member's axes are in the space: its place, or for a member without one, where it is read first."""
-    placed = cluster.places.get(position)
-    if placed is not None:
-        return placed
+    """Return a member's axes in the space: its placement, or, without one, the index of its first reader."""
+    placement = cluster.places.get(position)
+    if placement is not None:
+        return placement
     node = dependences.compute(position)
     for reader in dependences.readers.get(node.out, ()):
         if reader in cluster.members:
@@ -103,7 +103,7 @@ def _axes_at(
 def _at(
     index: Index, axes: Mapping[sympy.Symbol, sympy.Expr | None], sizes: Mapping[sympy.Symbol, sympy.Expr]
 ) -> sympy.Expr | None:
-    """A load's index with the reader's axes replaced; None if it is gathered or depends on an axis that is."""
+    """Return a load's index with the reader's axes replaced; None if it is gathered or depends on a gathered axis."""
     if isinstance(index, Expr):
         return None
     if index.is_Symbol:

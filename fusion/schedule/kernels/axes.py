@@ -1,4 +1,4 @@
-"""The axes of a kernel: merged where every access walks them together, in the order of memory, with canonical names."""
+"""The axes of a kernel: merged where all accesses allow it, in memory order, with canonical names."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from fusion.schedule.clusters.legality import Cluster
 from fusion.schedule.iteration.axes import accesses_of, drop_ones, indices_of, merge, order_by_stride, replace_in
 
 
-def settled(cluster: Cluster, expanded: Expanded) -> tuple[tuple[Axis, ...], tuple[Axis, ...], Expanded]:
-    """The parallel and the reduced axes of a kernel, merged and in order, and what is computed over them."""
+def kernel_axes(cluster: Cluster, expanded: Expanded) -> tuple[tuple[Axis, ...], tuple[Axis, ...], Expanded]:
+    """Return the parallel and the reduced axes of a kernel, merged and in order, and the expansion over them."""
     parallel, reduced = cluster.space.parallel, cluster.space.reduced
     if cluster.space.rigid:
         return parallel, reduced, expanded
@@ -46,20 +46,20 @@ def settled(cluster: Cluster, expanded: Expanded) -> tuple[tuple[Axis, ...], tup
 
 
 def _points(expanded: Expanded, axes: Sequence[Axis]) -> list[sympy.Expr]:
-    """For each scatter the number of its point along the `axes` that it runs over, row by row."""
-    found: list[sympy.Expr] = []
+    """Return for each scatter the row-major number of its point along those of `axes` that it runs over."""
+    numbers: list[sympy.Expr] = []
     for write in expanded.writes:
         symbols = {symbol for point in write.points or () for symbol in point.free_symbols}
         own = [axis for axis in axes if axis.symbol in symbols]
         strides = contiguous_strides(tuple(axis.size for axis in own))
-        found.append(sympy.Add(*(axis.symbol * stride for axis, stride in zip(own, strides, strict=True))))
-    return found
+        numbers.append(sympy.Add(*(axis.symbol * stride for axis, stride in zip(own, strides, strict=True))))
+    return numbers
 
 
 def with_axes(
     expanded: Expanded, change: Mapping[sympy.Symbol, sympy.Expr], parallel: Sequence[Axis], reduced: Sequence[Axis]
 ) -> Expanded:
-    """Replace axes everywhere."""
+    """Replace axes everywhere in an expansion."""
     if not change:
         return expanded
     sizes = {axis.symbol: axis.size for axis in (*parallel, *reduced)}
@@ -84,7 +84,7 @@ def with_axes(
 def canonical(
     parallel: Sequence[Axis], reduced: Sequence[Axis], expanded: Expanded
 ) -> tuple[tuple[Axis, ...], tuple[Axis, ...], Expanded]:
-    """Axes renamed `i0, i1, …` and `r0, r1, …` in order."""
+    """Rename axes to `i0, i1, …` and `r0, r1, …`, in order."""
     new_parallel = tuple(Axis(axis_symbol(k), axis.size) for k, axis in enumerate(parallel))
     new_reduced = tuple(Axis(over_symbol(k), axis.size) for k, axis in enumerate(reduced))
     pairs = zip((*parallel, *reduced), (*new_parallel, *new_reduced), strict=True)
@@ -105,7 +105,7 @@ def canonical(
 
 
 def role_of(capabilities: Capabilities, expanded: Expanded, cluster: Cluster, reduced: Sequence[Axis]) -> Role:
-    """How the reduced axes are walked: held whole, or in blocks."""
+    """Return the role of the reduced axes: WHOLE, or LOOP."""
     length = sympy.Mul(*(axis.size for axis in reduced))
     if capabilities.ordered and any(write.points is not None for write in expanded.writes):
         return Role.LOOP

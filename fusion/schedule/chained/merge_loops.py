@@ -1,8 +1,8 @@
-"""Merges two chains into one kernel where both compute the same tile over the same grid and walk.
+"""Merges two chains into one kernel where both compute the same tile over the same grid and loop.
 
-Input: two streams; output: one with the sinks of both, over the space of the first.  The tile ties the two spaces: the
-point of it that the second makes is the point that the first makes.  Columns of sinks, which a program holds, and the
-short axes of tiles are added to that space where only the second has them.
+Input: two chains; output: one with the sinks of both, over the space of the first.  The tile relates the two spaces:
+both chains compute the same point of it.  Columns of sinks, which a program holds, and the short axes of tiles are
+added to that space where only the second has them.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ import sympy
 
 from fusion.lowering.indexing import invert
 from fusion.lowering.program import Axis, Contract
-from fusion.schedule.chained.place_producers import Stream
+from fusion.schedule.chained.place_producers import Chain
 from fusion.schedule.iteration.dependences import Dependences
 from fusion.schedule.iteration.space import Space, fresh, place
 
 
-def united(dependences: Dependences, first: Stream, second: Stream) -> Stream | None:
-    """Two streams as one; None if they do not spread and walk the same axes of a tile that both make."""
+def merged(dependences: Dependences, first: Chain, second: Chain) -> Chain | None:
+    """Merge two chains; None if they do not spread and loop over the same axes of a tile that both compute."""
     shared = [p for p in second.places if p in first.places and isinstance(dependences.node(p), Contract)]
-    names = _spread_and_walked(dependences, first, second, shared[0]) if shared else None
+    names = _grid_and_loop_axes(dependences, first, second, shared[0]) if shared else None
     if names is None:
         return None
     private = {axis.symbol for axis in second.space.private}
@@ -33,15 +33,15 @@ def united(dependences: Dependences, first: Stream, second: Stream) -> Stream | 
     places = {p: {axis: place(at, names, sizes) for axis, at in ats.items()} for p, ats in second.places.items()}
     if any(p in first.places and first.places[p] != ats for p, ats in places.items()):
         return None
-    return Stream((*first.sinks, *second.sinks), space, {**first.places, **places})
+    return Chain((*first.sinks, *second.sinks), space, {**first.places, **places})
 
 
-def _spread_and_walked(
-    dependences: Dependences, first: Stream, second: Stream, tile: int
+def _grid_and_loop_axes(
+    dependences: Dependences, first: Chain, second: Chain, tile: int
 ) -> dict[sympy.Symbol, sympy.Expr] | None:
-    """The axes that `second` spreads and walks, over those of `first`, where both make `tile` at the same point.
+    """Return the grid and loop axes of `second` over those of `first`, where both compute `tile` at the same point.
 
-    None if there are no such expressions, or if what one walks is not what the other does.
+    None if there are no such expressions, or if the loop axes of the two differ.
     """
     node, space = dependences.compute(tile), second.space
     known = [second.places[tile][axis.symbol] for axis in node.axes]
@@ -52,16 +52,16 @@ def _spread_and_walked(
     if inverse is None or any(sizes[symbol] != 1 for symbol in inverse.free):
         return None
     there = dict(zip(values, (first.places[tile][axis.symbol] for axis in node.axes), strict=True))
-    found = {symbol: place(expr, there, first.space.sizes) for symbol, expr in inverse.axes.items()}
-    found |= dict.fromkeys(inverse.free, sympy.Integer(0))
-    walked = {axis.symbol for axis in first.space.reduced}
-    return found if all(found[axis.symbol] in walked for axis in space.reduced) else None
+    expressed = {symbol: place(expr, there, first.space.sizes) for symbol, expr in inverse.axes.items()}
+    expressed |= dict.fromkeys(inverse.free, sympy.Integer(0))
+    looped = {axis.symbol for axis in first.space.reduced}
+    return expressed if all(expressed[axis.symbol] in looped for axis in space.reduced) else None
 
 
 def _with_inner_axes(
     space: Space, other: Space, names: dict[sympy.Symbol, sympy.Expr]
 ) -> tuple[Space, dict[sympy.Symbol, sympy.Expr]]:
-    """`space` with the axes of `other` that a program holds or keeps to itself, and `names` with theirs in it."""
+    """Return `space` with the axes of `other` that a program holds or keeps private, and `names` with theirs in it."""
     held = [axis for axis in other.parallel if axis.symbol in other.held]
     names, taken = dict(names), {*space.sizes}
     for axis in (*held, *other.private):

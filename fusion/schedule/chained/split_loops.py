@@ -1,9 +1,9 @@
-"""Splits the walk of a chain with few programs into parts that run side by side (flash-decoding).
+"""Splits the loop of a chain with few programs into parts that run side by side (flash-decoding).
 
-Input: a Program and its streams as clusters; output: an equal Program in which every stream that would leave the device
-idle is cut (`partial.py`), and the walks of single parts as clusters.  A part is as long as some whole blocks; a
-symbolic length is cut into as many parts as its hint calls for.  A stream stays whole where cutting it is not predicted
-to be faster (`occupancy.py`), or its folds refuse it.
+Input: a Program and its chains as clusters; output: an equal Program in which every chain that would leave the device
+idle is split (`partial.py`), with the loops of single parts as clusters.  A part is a whole number of blocks; a
+symbolic length is split into as many parts as its hint suggests.  A chain is not split where that is not predicted to
+be faster (`occupancy.py`), or where its folds refuse it.
 
 Source: flash-decoding (Dao et al. 2023), as a rule over axes.
 """
@@ -23,12 +23,12 @@ from fusion.schedule.reductions.partial import Cut, cut, with_cuts
 
 
 def best_cut(dependences: Dependences, cluster: Cluster, capabilities: Capabilities) -> tuple[int, Cut | None]:
-    """Into how many parts the walk of a stream is cut, and how; 1 where it is not."""
+    """Return into how many parts to split the loop of a chain, and the split; (1, None) for no split."""
     for count in counts_of(dependences, cluster, capabilities):
         (axis,) = cluster.space.reduced
-        made = cut(dependences, cluster, axis, length_of_part(axis.size, count), count)
-        if made is not None:
-            return count, made
+        split = cut(dependences, cluster, axis, length_of_part(axis.size, count), count)
+        if split is not None:
+            return count, split
     return 1, None
 
 
@@ -38,12 +38,12 @@ def in_parts(
     capabilities: Capabilities,
     hints: Mapping[sympy.Symbol, int] | None = None,
 ) -> tuple[Program, tuple[Cluster, ...]]:
-    """`program` with the walks of `clusters` in parts where that is predicted to be faster, and the clusters in it."""
+    """Split the loops of `clusters` where that is predicted to be faster; return the program and the clusters in it."""
     dependences = Dependences(program, hints)
     cuts: dict[int, Cut] = {}
     for number, cluster in enumerate(clusters):
-        _, made = best_cut(dependences, cluster, capabilities)
-        cuts |= {} if made is None else {number: made}
+        _, split = best_cut(dependences, cluster, capabilities)
+        cuts |= {} if split is None else {number: split}
     if not cuts:
         return program, tuple(clusters)
     changed = with_cuts(program, list(cuts.values()))

@@ -1,8 +1,8 @@
 """Puts the folds of a cluster into one loop: running values inside, results after it.
 
-Input: folds and writes over named axes, and the axes that are walked; output: statements, or the reason why one walk
-does not do.  Folds over axes that are not walked are made anew in each block.  A fold that needs the result of another
-one over the walked axes follows its running value, by the online rule.
+Input: folds and writes over named axes, and the loop axes; output: statements, or the reason why one loop is not
+enough. Folds over other axes are recomputed in each block.  A fold that needs the result of another one over the loop
+axes follows its running value, by the online rule.
 """
 
 from __future__ import annotations
@@ -24,36 +24,38 @@ from fusion.schedule.reductions.skipped_blocks import counts_where
 POSITION = "a fold keeps a position, which cannot be followed beside running values"
 
 
-def walk(expanded: Expanded, walked: Sequence[sympy.Symbol], inner: Sequence[sympy.Symbol]) -> tuple[Stmt, ...] | str:
-    """One loop over `walked`, then the stores.
+def one_loop(
+    expanded: Expanded, looped: Sequence[sympy.Symbol], inner: Sequence[sympy.Symbol]
+) -> tuple[Stmt, ...] | str:
+    """Return one loop over `looped`, then the stores, or why one loop is not enough.
 
     Args:
-        inner: axes that are walked inside the walk.
+        inner: axes of loops inside that loop.
     """
-    loops = set(walked)
-    found = follow(expanded.folds, walked, inner)
-    if isinstance(found, str):
-        return found
+    loops = set(looped)
+    followed_folds = follow(expanded.folds, looped, inner)
+    if isinstance(followed_folds, str):
+        return followed_folds
     stores: list[Stmt] = []
     for write in expanded.writes:
         value, offset = write.value, write.offset
         roots = [value, offset] if isinstance(offset, Expr) else [value]
         indices = [*indices_of(roots), *([] if isinstance(offset, Expr) else [offset])]
         if any(index.free_symbols & loops for index in indices):
-            return f"{write.buffer} is needed whole, and would be written in a second walk"
-        stores.append(Store(write.buffer, offset, replaced([value], found.results)[0]))
-    where = counts_where(tuple(found.running.values()), walked)
-    return (Loop(tuple(walked), found.body, where), *stores)
+            return f"{write.buffer} is needed in full, and would be written in a second loop"
+        stores.append(Store(write.buffer, offset, replaced([value], followed_folds.results)[0]))
+    where = counts_where(tuple(followed_folds.running.values()), looped)
+    return (Loop(tuple(looped), followed_folds.body, where), *stores)
 
 
 @dataclass(frozen=True, slots=True)
 class Followed:
-    """The folds of one walk.
+    """The folds of one loop.
 
     Attributes:
-        body: what stands in the loop, in order.
-        running: the folds among it that run over the walked axes.
-        results: what each of the original folds comes to.
+        body: the statements in the loop, in order.
+        running: those of its folds that run over the loop axes.
+        results: the value of each original fold after the loop.
     """
 
     body: tuple[Stmt, ...]
@@ -63,42 +65,42 @@ class Followed:
 
 def follow(
     folds: Sequence[Fold],
-    walked: Sequence[sympy.Symbol],
+    looped: Sequence[sympy.Symbol],
     inner: Sequence[sympy.Symbol],
     form: Callable[[Fold, Mapping[str, Fold]], Online | str] = online,
 ) -> Followed | str:
-    """`folds` as they stand in one loop over `walked`, or the reason why one walk does not do.
+    """Return `folds` as statements of one loop over `looped`, or the reason why one loop is not enough.
 
     Args:
-        form: a fold beside the running ones, with accumulators that need no complete fold.
+        form: returns the accumulators of a fold beside the running ones, without complete folds.
     """
-    loops = set(walked)
+    loops = set(looped)
     body: list[Stmt] = []
     running: dict[str, Fold] = {}
     results: dict[str, Expr] = {}
-    made: dict[tuple[object, ...], Expr] = {}  # what two folds would both compute, and what that comes to
+    known: dict[tuple[object, ...], Expr] = {}  # computation → its result, for folds that share one
     for original in folds:
         fold = replace(original, args=replaced(original.args, results))
         key = (fold.op, fold.args, fold.over, fold.dtype)
-        if key in made:
-            results[fold.name] = made[key]
+        if key in known:
+            results[fold.name] = known[key]
             continue
         if not loops.intersection(fold.over):
             if _names(fold.args) & running.keys():
-                return f"{fold.op} inside a block of what is known only after the walk"
+                return f"{fold.op} inside a block of a value that is known only after the loop"
             body.append(Loop(fold.over, (fold,)) if set(fold.over) & set(inner) else fold)
-            made[key] = fold.ref
+            known[key] = fold.ref
             continue
         if keeps_position(fold.op) and running:
             return POSITION
-        found = form(fold, running)
-        if isinstance(found, str):
-            return found
-        for part in found.folds:
+        accumulators = form(fold, running)
+        if isinstance(accumulators, str):
+            return accumulators
+        for part in accumulators.folds:
             body.append(part)
             running[part.name] = part
-        results[fold.name] = made[key] = found.value
-    if any(keeps_position(fold.op) for fold in running.values()) and followed(Loop(tuple(walked), tuple(body))):
+        results[fold.name] = known[key] = accumulators.value
+    if any(keeps_position(fold.op) for fold in running.values()) and followed(Loop(tuple(looped), tuple(body))):
         return POSITION
     return Followed(tuple(body), running, results)
 
@@ -108,7 +110,7 @@ def _names(values: Sequence[Expr]) -> set[str]:
 
 
 def replaced(values: Sequence[Expr], results: Mapping[str, Expr]) -> tuple[Expr, ...]:
-    """`values` with folds replaced by what they come to."""
+    """Replace folds by their results in `values`."""
 
     def rule(node: Expr) -> Expr | None:
         return results.get(node.name) if isinstance(node, TileRef) else None
