@@ -1,12 +1,12 @@
-"""Chooses whether the images of a graph lie in memory with their channels first or last.
+"""Chooses between channels first and channels last as the memory layout of a graph's images.
 
-The library's convolutions on matrix units take and give images with channels last; between those of other strides they
-run kernels that move each operand and result.  Pointwise kernels, reductions and pooling follow whatever strides they
-meet.  So, where it pays, the convolutions of a graph get their operands with channels last, and what lies between them
-follows as it does in eager; copies are made at the edges.
+The library's convolutions on matrix units take and return images with channels last; for other strides they run kernels
+that move each operand and result.  Pointwise kernels, reductions and pooling work with any strides.  So, where it pays
+off, the convolutions of a graph get their operands with channels last, and the nodes in between follow as they do in
+eager; copies are made at the edges.
 
 Input: a functional graph, joint or for inference; it is changed in place and returns tensors of the strides it returned
-before.  Left as they are: graphs whose convolutions have symbolic sizes, or gain nothing.
+before.  Unchanged: graphs whose convolutions have symbolic sizes, or gain nothing.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ aten = torch.ops.aten
 def prefer_channels_last(
     graph: fx.GraphModule, layouts: Layouts, worth: Callable[[fx.Node], float] | None = None
 ) -> bool:
-    """Runs the convolutions of a graph with channels last, if that pays; returns whether it was done.
+    """Run the convolutions of a graph with channels last, if that pays off; return whether it was done.
 
     Args:
-        layouts: what copies cost, and the library's convolutions.
-        worth: what a convolution gains with channels last, in bytes; `saved_bytes` if not given.
+        layouts: the costs of copies, and the library's convolutions.
+        worth: the gain of a convolution with channels last, in bytes; `saved_bytes` by default.
     """
     calls = [node for node in graph.graph.nodes if node.target in CONVOLUTIONS]
     if not calls or not all(map(_takes_images, calls)):
@@ -45,7 +45,7 @@ def prefer_channels_last(
     chosen = {call for call, gain in gains.items() if gain >= 0}
     plan = Plan(partial(_wanted, chosen), layouts.begins, lambda node: node.target in CONVOLUTIONS)
     try:
-        plan.walk(graph.graph)
+        plan.propagate(graph.graph)
     except Refused:
         return False
     if not plan.copies or gained <= plan.cost():
@@ -55,37 +55,37 @@ def prefer_channels_last(
 
 
 def _wanted(calls: Collection[fx.Node], plan: Plan, node: fx.Node) -> dict[fx.Node, Strides]:
-    """Channels last for what is given to `calls`."""
+    """Return channels-last strides for the operands of `calls`."""
     operands = _operands(node) if node in calls else ()
-    others = [arg for arg in operands if not _has_channels_last(plan.value_of(arg))]
-    return {arg: _channels_last_strides(arg.meta["val"]) for arg in others}
+    unlike = [arg for arg in operands if not _has_channels_last(plan.value_of(arg))]
+    return {arg: _channels_last_strides(arg.meta["val"]) for arg in unlike}
 
 
 def saved_bytes(call: fx.Node, layouts: Layouts) -> float:
-    """What a convolution gains with channels last, as the bytes that could be moved meanwhile; less than 0 if it loses.
+    """Return the gain of a convolution with channels last, in bytes of memory traffic; negative if it loses.
 
-    With channels first, a dense one with a window moves its operands and results
-    by kernels of its own; one without a window is a product as it is.  One of a channel each runs elsewhere, by a
-    kernel that takes its time for each multiplication.  Groups of several channels take twice as long with them last.
+    With channels first, a dense convolution with a window moves its operands and results by separate kernels; one
+    without a window is a GEMM.  A depthwise one runs a kernel that takes its time for each multiplication.  Groups of
+    several channels take twice as long with channels last.
     """
     images, weight = [value_of(node) for node in _images(call)], value_of(_operands(call)[-1])
     if not _on_matrix_units(images[0]):
         return 0.0
     window = prod(weight.shape[2:])
     if weight.shape[1] == 1 and _groups(call) > 1:
-        multiplications = images[0].numel() if _is_backward(call) else sum(made.numel() for made in _made(call))
+        multiplications = images[0].numel() if _is_backward(call) else sum(made.numel() for made in _results(call))
         return multiplications * window * layouts.multiplication[_is_backward(call)]
     if _groups(call) > 1:
         return -1.0
     if window == 1:
         return 0.0
-    return 2.0 * sum(map(bytes_of, (*images, weight, *_made(call)))) + 2 * layouts.begins
+    return 2.0 * sum(map(bytes_of, (*images, weight, *_results(call)))) + 2 * layouts.begins
 
 
 def _takes_images(call: fx.Node) -> bool:
-    """Are all operands images or weights of two dimensions and known size?"""
-    found = [node.meta.get("val") for node in _operands(call)]
-    return all(isinstance(val, torch.Tensor) and val.ndim == 4 and is_known(val) for val in found)
+    """Return whether all operands are two-dimensional images or weights of static size."""
+    values = [node.meta.get("val") for node in _operands(call)]
+    return all(isinstance(val, torch.Tensor) and val.ndim == 4 and is_known(val) for val in values)
 
 
 def _operands(call: fx.Node) -> tuple[fx.Node, ...]:
@@ -93,12 +93,12 @@ def _operands(call: fx.Node) -> tuple[fx.Node, ...]:
 
 
 def _images(call: fx.Node) -> tuple[fx.Node, ...]:
-    """The operands but the weight, which comes last."""
+    """Return the operands without the weight, which comes last."""
     return _operands(call)[:-1]
 
 
-def _made(call: fx.Node) -> Iterator[torch.Tensor]:
-    """The images that a convolution, or its gradient, gives."""
+def _results(call: fx.Node) -> Iterator[torch.Tensor]:
+    """Yield the image that a convolution, or its gradient, returns."""
     result = call.meta["val"]
     first = result[0] if isinstance(result, (tuple, list)) else result
     if isinstance(first, torch.Tensor):
@@ -114,9 +114,9 @@ def _is_backward(call: fx.Node) -> bool:
 
 
 def _on_matrix_units(image: torch.Tensor) -> bool:
-    """Does cuDNN convolve it on matrix units, with kernels that want channels last?
+    """Return whether cuDNN convolves an image on matrix units, with kernels that prefer channels last.
 
-    Halves alone: with channels last, more of the kernels for float32 round their operands to TF32.
+    Only 16-bit floats: with channels last, more of the kernels for float32 round their operands to TF32.
     """
     if image.device.type != "cuda" or not torch.backends.cudnn.enabled or torch.version.hip is not None:
         return False

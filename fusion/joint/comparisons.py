@@ -1,9 +1,9 @@
-"""Comparisons for equality that backward needs are made in forward.
+"""Comparisons for equality that backward needs are computed in forward.
 
-The gradient of a maximum goes to where the row is equal to it.  Made again by another kernel, the row may be rounded
-otherwise than where its maximum was found, by the last bit of a float32 or because another value is stored as a half:
-then nothing is equal to the maximum, and the gradient is a quotient by 0.  The flags of a row are a byte each, less
-than the row that eager keeps.
+The gradient of a maximum goes to the elements of the row that equal it.  Recomputed by another kernel, the row may be
+rounded differently than where its maximum was computed, by the last bit of a float32 or because another value is stored
+in 16 bits: then no element equals the maximum, and the gradient is a quotient by 0.  The flags of a row take a byte
+each, less than the row that eager saves.
 """
 
 from __future__ import annotations
@@ -15,27 +15,27 @@ from torch import fx
 from torch.utils.checkpoint import CheckpointPolicy
 
 from fusion.joint.factors import is_tensor, root, value_of
-from fusion.joint.loss_gradients import waiting_for_tangents
+from fusion.joint.loss_gradients import depending_on_tangents
 
 EXACT = (torch.ops.aten.eq.Tensor, torch.ops.aten.ne.Tensor)
 """Operations whose result depends on the last bit of an operand."""
 
 
 def keep_comparisons(joint: fx.GraphModule) -> list[fx.Node]:
-    """What forward has to compare and keep: floats that it computes on both sides, without a gradient.
+    """Return comparisons of computed floats that forward has to evaluate and save for backward.
 
-    What is given to it is there in backward as it was, and so is a maximum of that.
+    Inputs of the graph are the same in backward, and so is a maximum of them.
     """
-    found = [node for node in joint.graph.nodes if node.target in EXACT and all(map(_is_computed, node.args))]
-    waiting = waiting_for_tangents(joint.graph) if found else set()
-    kept = [node for node in found if node not in waiting and any(user in waiting for user in node.users)]
+    comparisons = [node for node in joint.graph.nodes if node.target in EXACT and all(map(_is_computed, node.args))]
+    dependent = depending_on_tangents(joint.graph) if comparisons else set()
+    kept = [node for node in comparisons if node not in dependent and any(user in dependent for user in node.users)]
     for node in kept:
         node.meta["recompute"] = CheckpointPolicy.MUST_SAVE
     return kept
 
 
 def _is_computed(operand: object) -> bool:
-    """Is this a tensor of floats, and not, but for views, one that the graph is given?"""
+    """Return whether this is a tensor of floats that the graph computes, and not a view of an input."""
     if not is_tensor(operand):
         return False
     node = cast(fx.Node, operand)

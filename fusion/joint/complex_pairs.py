@@ -2,12 +2,12 @@
 
     view_as_real(view_as_complex(x) · f)      becomes      stack(x₀·f₀ − x₁·f₁, x₀·f₁ + x₁·f₀)
 
-Rotary embeddings are often written so.  Complex numbers are not generated; their parts are, together with what leads to
-them and what is made of them.  A complex value goes if all that reads it can be said of its parts; one that a library
-makes or reads (a Fourier transform), or that is returned, stays.
+Rotary embeddings are often written like this.  Complex numbers are not generated; their parts are, fused with their
+producers and consumers.  A complex value is replaced if all its readers can be expressed by its parts; one that a
+library computes or reads (a Fourier transform), or that is returned, stays.
 
-Input: a functional ATen graph, which is changed in place.  Parts are computed as eager computes them: a real operand is
-a complex one whose imaginary part is zero, so that infinities give the same NaN.
+Input: a functional ATen graph, which is changed in place.  Parts are computed as in eager: a real operand is a complex
+one with imaginary part zero, so that infinities give the same NaN.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ aten = torch.ops.aten
 
 Part: TypeAlias = "fx.Node | float"
 Pair: TypeAlias = tuple[Part, Part]
-"""A real part and an imaginary one; a number where an operand is real, or a number itself."""
+"""A real and an imaginary part; a number for a real operand, or for a constant."""
 
 REAL = {torch.complex64: torch.float32, torch.complex128: torch.float64}
-"""Complex dtype → that of its parts."""
+"""Complex dtype → dtype of its parts."""
 
 VIEWS = frozenset(
     (
@@ -41,25 +41,25 @@ VIEWS = frozenset(
         *(aten.slice_backward.default, aten.select_backward.default),
     )
 )
-"""What is done to a complex tensor is done to each part: views, copies, and what is linear."""
+"""Operations that apply to each part separately: views, copies, and linear ones."""
 
 
 @dataclass(frozen=True, slots=True)
 class Writer:
-    """Adds real operations to a graph, in the place of a node and with what is known of its origin."""
+    """Adds real operations to a graph, in place of a node and with its origin."""
 
     place: fx.Node
 
     def call(self, target: OpOverload, *args: object, **kwargs: object) -> fx.Node:
-        """A call that is made again where that in whose place it stands is."""
+        """Add a call that is recomputed in backward if the replaced node is."""
         with self.place.graph.inserting_before(self.place):
-            made = write(self.place, target, *args, **kwargs)
+            call = write(self.place, target, *args, **kwargs)
         if "recompute" in self.place.meta:
-            made.meta["recompute"] = self.place.meta["recompute"]
-        return made
+            call.meta["recompute"] = self.place.meta["recompute"]
+        return call
 
     def combined(self, target: OpOverload, a: Part, b: Part) -> Part:
-        """`target` of two parts, each of which may be a number."""
+        """Add `target` of two parts, each of which may be a number."""
         if isinstance(a, fx.Node):
             return self.call(target, a, b)
         if isinstance(b, fx.Node):
@@ -68,42 +68,42 @@ class Writer:
 
 
 def part_complex_numbers(graph: fx.GraphModule) -> None:
-    """Compute with parts what is made of complex numbers and read as real ones."""
-    parted = _parted(graph.graph)
-    if not any(node.target in ARITHMETIC for node in parted):
+    """Replace complex numbers that are only read as real ones by their parts."""
+    replaceable = _replaceable(graph.graph)
+    if not any(node.target in ARITHMETIC for node in replaceable):
         return
     pairs: dict[fx.Node, Pair] = {}
     for node in list(graph.graph.nodes):
         writer = Writer(node)
-        if node in parted:
+        if node in replaceable:
             pairs[node] = _pair(writer, node, pairs)
-        elif node.target in READERS and node.args[0] in parted:
-            made = READERS[node.target](writer, pairs[node.args[0]])
-            made.meta["val"] = node.meta["val"]  # in eager's strides
-            node.replace_all_uses_with(made)
+        elif node.target in READERS and node.args[0] in replaceable:
+            real = READERS[node.target](writer, pairs[node.args[0]])
+            real.meta["val"] = node.meta["val"]  # in eager's strides
+            node.replace_all_uses_with(real)
     for node in reversed(list(graph.graph.nodes)):
-        if not node.users and (node in parted or (node.target in READERS and node.args[0] in parted)):
+        if not node.users and (node in replaceable or (node.target in READERS and node.args[0] in replaceable)):
             graph.graph.erase_node(node)
     graph.graph.lint()
     graph.recompile()
 
 
-def _parted(graph: fx.Graph) -> set[fx.Node]:
-    """The complex values of which only parts are needed."""
+def _replaceable(graph: fx.Graph) -> set[fx.Node]:
+    """Return the complex values that can be replaced by their parts."""
     known = {node for node in graph.nodes if node.op == "call_function" and _has_parts(node)}
     while True:
-        found: set[fx.Node] = set()
+        accepted: set[fx.Node] = set()
         for node in reversed(graph.nodes):
-            if node in known and all(user in found or user.target in READERS for user in node.users):
-                found.add(node)
-        hidden = {node for node in found if any(_hides(arg) for arg in node.all_input_nodes if arg not in found)}
+            if node in known and all(user in accepted or user.target in READERS for user in node.users):
+                accepted.add(node)
+        hidden = {node for node in accepted if any(_hides(arg) for arg in node.all_input_nodes if arg not in accepted)}
         if not hidden:
-            return found
+            return accepted
         known -= hidden
 
 
 def _has_parts(node: fx.Node) -> bool:
-    """Is this a complex value whose parts can be told from those of its operands?"""
+    """Return whether this is a complex value whose parts are functions of its operands' parts."""
     value = node.meta.get("val")
     if not isinstance(value, torch.Tensor) or value.dtype not in REAL:
         return False
@@ -112,7 +112,7 @@ def _has_parts(node: fx.Node) -> bool:
     if (node.target not in ARITHMETIC and node.target not in MAKERS) or node.kwargs:
         return False
     operands = [arg.meta["val"] for arg in node.all_input_nodes]
-    if not all(isinstance(each, torch.Tensor) for each in operands):  # a number that is not known
+    if not all(isinstance(each, torch.Tensor) for each in operands):  # an unknown number
         return False
     if any(each.dtype not in (value.dtype, REAL[value.dtype]) for each in operands if each.ndim):
         return False
@@ -120,7 +120,7 @@ def _has_parts(node: fx.Node) -> bool:
 
 
 def _hides(operand: fx.Node) -> bool:
-    """Is this a complex tensor whose memory does not hold its parts as they are?"""
+    """Return whether this is a complex tensor with a conjugate or negative bit, whose memory differs from its parts."""
     value = operand.meta.get("val")
     return isinstance(value, torch.Tensor) and value.is_complex() and (value.is_conj() or value.is_neg())
 
@@ -187,7 +187,7 @@ MAKERS: dict[Target, Callable[..., Pair]] = {
     aten.view_as_complex.default: _halves,
     aten.polar.default: _polar,
 }
-"""What makes complex numbers of real ones."""
+"""Operations from real to complex numbers."""
 
 ARITHMETIC: dict[Target, Callable[..., Pair]] = {
     aten.mul.Tensor: _multiply,
@@ -205,10 +205,10 @@ NUMBERS: dict[OpOverload, Callable[[float, float], float]] = {
 }
 
 SUMS = (aten.add.Tensor, aten.sub.Tensor)
-"""What leaves the imaginary part alone where an operand is real: it has to have the shape of the result."""
+"""Operations that leave the imaginary part unchanged for a real operand, which must have the shape of the result."""
 
 READERS: dict[Target, Callable[[Writer, Pair], fx.Node]] = {
     aten.view_as_real.default: lambda writer, pair: writer.call(aten.stack.default, list(pair), -1),
     aten.abs.default: lambda writer, pair: writer.call(aten.hypot.default, *pair),
 }
-"""What reads complex numbers as real ones."""
+"""Operations from complex to real numbers."""

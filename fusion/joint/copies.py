@@ -1,11 +1,11 @@
-"""Copies: those of which nobody can tell that they are none, and operands of tiles, read where they lie.
+"""Removes copies with the layout of their source, and reads operands of tiles through copies.
 
-What is copied as it lies, by a program or by the trace of an operation, a partition would save beside what it is a copy
-of, and forward write both.
+A partition would save a copy of a tensor in the same layout, made by a program or by the trace of an operation, beside
+its source, and forward would write both.
 
-Queries, keys and values are views of what a linear layer made, with heads before positions; eager copies them for its
-products, and a partition would save each copy.  Kernels that walk tiles read through copies, whatever their strides.
-So backward may make them again, which costs nothing there, and what is saved is what they are copies of.
+Queries, keys and values are views of the result of a linear layer, with heads before positions; eager copies them for
+its products, and a partition would save each copy.  Kernels that loop over tiles read through copies, whatever their
+strides.  So backward may recompute them, which costs nothing there, and their sources are saved.
 """
 
 from __future__ import annotations
@@ -25,32 +25,32 @@ aten = torch.ops.aten
 
 
 def drop_copies(joint: fx.GraphModule) -> None:
-    """Read what was computed itself instead of copies of it that lie alike: nothing in the graph writes to either.
+    """Replace copies by their sources if both have the same layout and the graph writes to neither.
 
-    Whoever is given a copy may write to it, as may whoever gave an argument; these copies stay.
+    The recipient of a copy may write to it, as may the owner of an argument; these copies stay.
     """
     for copy in joint.graph.find_nodes(op="call_function", target=aten.clone.default):
         source = copy.all_input_nodes[0]
-        lies_alike = [size_of(s) for s in value_of(source).stride()] == [size_of(s) for s in value_of(copy).stride()]
-        if lies_alike and _is_computed(source) and not any(_is_returned(node) for node in (source, copy)):
+        same_strides = [size_of(s) for s in value_of(source).stride()] == [size_of(s) for s in value_of(copy).stride()]
+        if same_strides and _is_computed(source) and not any(_is_returned(node) for node in (source, copy)):
             copy.replace_all_uses_with(source)
             joint.graph.erase_node(copy)
     joint.recompile()
 
 
 def _is_computed(node: fx.Node) -> bool:
-    """Is this a tensor of its own that the graph makes?"""
-    made = node.all_input_nodes[0] if node.target is getitem else node
-    return made.op == "call_function" and not _shares_memory(made)
+    """Return whether this is a tensor in memory of its own that the graph computes."""
+    call = node.all_input_nodes[0] if node.target is getitem else node
+    return call.op == "call_function" and not _shares_memory(call)
 
 
 def _is_returned(node: fx.Node) -> bool:
-    """Does the graph return this, or a view of it?"""
+    """Return whether the graph returns this, or a view of it."""
     return any(user.op == "output" or (_shares_memory(user) and _is_returned(user)) for user in node.users)
 
 
 def _shares_memory(node: fx.Node) -> bool:
-    """May results of this operation lie in the memory of what it is given?"""
+    """Return whether results of this operation may share the memory of its operands."""
     if not isinstance(node.target, torch._ops.OpOverload):
         return True
     taken = {memory for arg in node.all_input_nodes for memory in memories(arg)}
@@ -59,27 +59,27 @@ def _shares_memory(node: fx.Node) -> bool:
 
 
 def copies_for_products(joint: fx.GraphModule, tiles: Collection[fx.Node]) -> list[fx.Node]:
-    """The copies, and views of them, that only products with `tiles` read, and that are together as large as what they
-    are copies of: that is what would be saved in their place.
+    """Return the copies, with their views, that only products with `tiles` read, and that are together at least as
+    large as their sources: the sources are then saved instead.
     """
-    found: dict[fx.Node, list[list[fx.Node]]] = defaultdict(list)
+    copies_of: dict[fx.Node, list[list[fx.Node]]] = defaultdict(list)
     for copy in joint.graph.find_nodes(op="call_function", target=aten.clone.default):
-        made = _read_by_products(copy, tiles)
-        if made:
-            found[_source(copy)].append(made)
+        views = _read_by_products(copy, tiles)
+        if views:
+            copies_of[_source(copy)].append(views)
     return [
         node
-        for source, copies in found.items()
+        for source, copies in copies_of.items()
         if source.op == "placeholder"
-        or sum(elements(value_of(made[0]).shape) for made in copies) >= elements(value_of(source).shape)
-        for made in copies
-        for node in made
+        or sum(elements(value_of(views[0]).shape) for views in copies) >= elements(value_of(source).shape)
+        for views in copies
+        for node in views
     ]
 
 
 def _read_by_products(copy: fx.Node, tiles: Collection[fx.Node]) -> list[fx.Node]:
-    """A copy and all views of it, if products that make or take tiles are all that reads them; else nothing."""
-    made = {copy: None}
+    """Return a copy and all views of it, if only products that compute or read tiles read them; else nothing."""
+    views = {copy: None}
     todo = [copy]
     while todo:
         for user in todo.pop().users:
@@ -87,14 +87,14 @@ def _read_by_products(copy: fx.Node, tiles: Collection[fx.Node]) -> list[fx.Node
                 continue
             if not is_rearranged(user):
                 return []
-            if user not in made:
-                made[user] = None
+            if user not in views:
+                views[user] = None
                 todo.append(user)
-    return list(made)
+    return list(views)
 
 
 def _source(copy: fx.Node) -> fx.Node:
-    """What has memory of its own, of which a copy is a copy of a view."""
+    """Return the base of the view that a copy copies."""
     node = copy.all_input_nodes[0]
     while _is_view(node):
         node = node.all_input_nodes[0]

@@ -1,8 +1,9 @@
-"""Dependence: which gradients are made of which gradients of results.
+"""Dependence of gradients on gradients of results.
 
-In eager an input has no gradient where no path leads from it to what is differentiated.  The backward of a region takes
-gradients of all of its results, zeros for those that have none, and so gives zeros to inputs that lead to these alone.
-Input: the joint graph; what leaves says for each input that is a tensor which results its gradient needs.
+In eager an input has no gradient if no path leads from it to the differentiated result.  The backward of a region takes
+gradients of all its results, zeros for missing ones, and so returns zeros for inputs that lead to these alone.
+
+Input: the joint graph; output: for each input that is a tensor, the results whose gradients its own depends on.
 """
 
 from __future__ import annotations
@@ -21,22 +22,22 @@ Numbers: TypeAlias = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class Dependence:
-    """For each input that is a tensor, the numbers of the `tangents` that its gradient is made of."""
+    """For each input that is a tensor, the numbers of the `tangents` that its gradient depends on."""
 
     tangents: int
     of: tuple[Numbers, ...]
 
     @property
     def partial(self) -> bool:
-        """Is there a gradient that needs some of the tangents and not others?"""
+        """Whether a gradient depends on some of the tangents and not on others."""
         return any(0 < len(numbers) < self.tangents for numbers in self.of)
 
 
 def dependence_of(joint: fx.GraphModule, results: int) -> Dependence | None:
-    """What the gradients of a joint graph depend on; None if it does not have one for each input.
+    """Return the dependence of a joint graph's gradients; None if it does not have one gradient for each input.
 
     Args:
-        results: how many are those of forward; gradients follow them.
+        results: the number of forward results; gradients follow them.
     """
     holders = joint.graph.find_nodes(op="placeholder")
     tangents = [node for node in holders if is_tangent(node)]

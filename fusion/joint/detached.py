@@ -1,4 +1,4 @@
-"""Views that autograd alone knows of (`detach`) are read through.
+"""Removes views that only autograd needs (`detach`).
 
 Input: a joint graph; it is changed in place and computes the same.
 """
@@ -10,11 +10,11 @@ from torch import fx
 
 
 def drop_detached(joint: fx.GraphModule) -> None:
-    """Read values themselves instead of detached views of them: no gradient is left to be derived.
+    """Replace detached views by their values: the graph is not differentiated again.
 
-    Operations whose gradient is made of their result (softmax, tanh, exp) read it through such a view.  The partition
-    takes that for a reader that no kernel could hold, and would save the result whatever its size.  A view that is
-    returned stays: AOTAutograd says of it that it has no gradient, which must not be said of the value itself.
+    Operations whose gradient is a function of their result (softmax, tanh, exp) read it through such a view.  The
+    partition takes that for a reader that cannot be fused, and would save the result whatever its size.  A view that
+    is returned stays: AOTAutograd marks it as having no gradient, which would be wrong for the value itself.
     """
     for node in joint.graph.find_nodes(op="call_function", target=torch.ops.aten.detach.default):
         node.replace_all_uses_with(node.args[0], delete_user_cb=lambda user: user.op != "output")

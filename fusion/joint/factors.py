@@ -1,7 +1,7 @@
-"""Factors: what a tensor of an ATen graph is the product of, however its axes are split, ordered by 1s or converted.
+"""Factors of the tensors of an ATen graph, whatever the views and conversions in between.
 
-Input: an fx node whose `val` says its shape; output: a `Product` of `Factor`s that compare equal where they hold the
-same numbers at the same points.  Nothing is refused: what is not made by multiplication is one factor.
+Input: an fx node whose `val` has its shape; output: a `Product` of `Factor`s that compare equal if they hold the same
+numbers at the same points.  Nothing is refused: a tensor that is not a product is one factor.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from fusion.lowering.value import Shape
 aten = torch.ops.aten
 
 Runs: TypeAlias = tuple[tuple[bool, sympy.Expr], ...]
-"""A shape as lengths in row-major order, each with whether a tensor varies along it: how it is repeated."""
+"""A shape as lengths in row-major order, each with whether a tensor varies along it: the pattern of its broadcast."""
 
 PRODUCTS = (aten.mm.default, aten.bmm.default)
 
 
 @dataclass(frozen=True)
 class Factor:
-    """A tensor, repeated to the shape of a product.  A mask stands for 1 and 0; `inverted`, it is 1 where it is false.
+    """A tensor, broadcast to the shape of a product.  A mask counts as 1 and 0; `inverted`, it is 1 where it is false.
 
     Attributes:
         runs: the shape of the product as lengths in row-major order, each with whether the tensor varies along it.
-            Sizes of 1 are left out and neighbours that agree are joined: it does not matter how axes are split.
+            Sizes of 1 are omitted and equal neighbours merged: it does not matter how axes are split.
     """
 
     root: fx.Node
@@ -44,18 +44,18 @@ class Factor:
 
     @property
     def is_whole(self) -> bool:
-        """Is it as large as the product?"""
+        """Whether it has as many elements as the product."""
         return all(varies for varies, _ in self.runs)
 
     def is_row(self, rows: sympy.Expr) -> bool:
-        """Is it one number for each of the rows, which end with the last axis, or one for all?"""
+        """Return whether it is one number for each of the rows, which end with the last axis, or one for all."""
         varying = [size for varies, size in self.runs if varies]
         return not self.runs[-1][0] and varying in ([], [rows]) and self.runs[0][0] is bool(varying)
 
 
 @dataclass(frozen=True)
 class Product:
-    """`scale` · Π over / Π under.  Nothing is cancelled within: what is 0 or infinite stays so."""
+    """`scale` · Π over / Π under.  Nothing is cancelled within: zeros and infinities are kept."""
 
     scale: float = 1.0
     over: Counter[Factor] = field(default_factory=Counter)
@@ -65,7 +65,7 @@ class Product:
         return Product(self.scale * other.scale, self.over + other.over, self.under + other.under)
 
     def without(self, other: Product) -> Product | None:
-        """What stands beside `other`; None if that is no part of this."""
+        """Divide by `other`; None if that is not part of this product."""
         if other.scale == 0 or not (other.over <= self.over and other.under <= self.under):
             return None
         scale = self.scale / other.scale
@@ -75,32 +75,32 @@ class Product:
 
 
 def value_of(node: fx.Node) -> torch.Tensor:
-    """The fake tensor that stands for a node."""
+    """Return the fake tensor of a node."""
     return cast(torch.Tensor, node.meta["val"])
 
 
 def shape_of(node: fx.Node) -> Shape:
-    """The sizes of a node's tensor, as expressions."""
+    """Return the sizes of a node's tensor, as expressions."""
     return sizes_of(value_of(node).shape)
 
 
 def count(shape: Shape) -> sympy.Expr:
-    """The number of elements."""
+    """Return the number of elements."""
     return sympy.Mul(*shape)
 
 
 def is_tensor(node: object) -> bool:
-    """Is it a node that gives one tensor?"""
+    """Return whether this is a node with one tensor as result."""
     return isinstance(node, fx.Node) and isinstance(node.meta.get("val"), torch.Tensor)
 
 
 def is_row_sum(node: fx.Node) -> bool:
-    """Is this a sum of floats over the last axis, which is not of size 1?"""
+    """Return whether this is a sum of floats over the last axis, which is not of size 1."""
     return node.target is aten.sum.dim_IntList and _is_over_rows(node)
 
 
 def is_row_mean(node: fx.Node) -> bool:
-    """Is this a mean over the last axis, which is not of size 1?"""
+    """Return whether this is a mean over the last axis, which is not of size 1."""
     return node.target is aten.mean.dim and _is_over_rows(node)
 
 
@@ -114,16 +114,16 @@ def _is_over_rows(node: fx.Node) -> bool:
 
 
 def operands(product: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """The two sides of a matrix product."""
+    """Return the two operands of a matrix product."""
     left, right = product.args
     return cast(fx.Node, left), cast(fx.Node, right)
 
 
-# Where elements come from ---------------------------------------------------------------------------------------------
+# Origins of elements ------------------------------------------------------------------------------------------------
 
 
 def root(node: fx.Node) -> fx.Node:
-    """Where the elements of a tensor come from, in the same order and number, converted to another float at most."""
+    """Return the earliest tensor with the same elements in the same order, up to conversion to another float."""
     while node.args and is_tensor(node.args[0]):
         source = cast(fx.Node, node.args[0])
         if count(shape_of(node)) != count(shape_of(source)) or not keeps_elements(node, source):
@@ -133,7 +133,7 @@ def root(node: fx.Node) -> fx.Node:
 
 
 def matrix_root(operand: fx.Node) -> tuple[fx.Node, bool]:
-    """The tensor whose matrices an operand of a matrix product is a view of, and whether it is transposed."""
+    """Return the tensor whose matrices an operand of a matrix product is a view of, and whether it is transposed."""
     wanted = list(shape_of(operand)[-2:])
     node, transposed = root(operand), False
     while (order := axis_order(node)) is not None:
@@ -150,31 +150,31 @@ def matrix_root(operand: fx.Node) -> tuple[fx.Node, bool]:
 
 
 def factor_of(node: fx.Node, shape: Shape, *, inverted: bool = False) -> Factor:
-    """A tensor as one factor of a product of some shape, to which it is broadcast."""
+    """Return a tensor as one factor of a product of some shape, to which it is broadcast."""
     own = shape_of(node)
-    given = (*[sympy.Integer(1)] * (len(shape) - len(own)), *own)
-    runs = [(bool(mine == size), size) for mine, size in zip(given, shape, strict=True)]
-    return Factor(root(node), joined(runs), inverted)
+    padded = (*[sympy.Integer(1)] * (len(shape) - len(own)), *own)
+    runs = [(bool(own_size == size), size) for own_size, size in zip(padded, shape, strict=True)]
+    return Factor(root(node), merged_runs(runs), inverted)
 
 
-def joined(runs: Iterable[tuple[bool, sympy.Expr]]) -> Runs:
-    """Runs without those of length 1, in which neighbours differ."""
-    made: list[tuple[bool, sympy.Expr]] = []
+def merged_runs(runs: Iterable[tuple[bool, sympy.Expr]]) -> Runs:
+    """Return runs without those of length 1, with equal neighbours merged."""
+    merged: list[tuple[bool, sympy.Expr]] = []
     for varies, size in runs:
         if size == 1:
             continue
-        if made and made[-1][0] == varies:
-            made[-1] = (varies, made[-1][1] * size)
+        if merged and merged[-1][0] == varies:
+            merged[-1] = (varies, merged[-1][1] * size)
         else:
-            made.append((varies, size))
-    return tuple(made)
+            merged.append((varies, size))
+    return tuple(merged)
 
 
 Part: TypeAlias = "Factor | fx.Node | int | float"
 
 
 def product_of(part: Part, shape: Shape) -> Product:
-    """The factors of a number or a tensor that is broadcast to a shape, down to what is not made by multiplication."""
+    """Decompose a number or a tensor, broadcast to a shape, into factors, as far as it is a product."""
     scale, over, under = 1.0, Counter[Factor](), Counter[Factor]()
     todo: list[tuple[Part, Shape, bool]] = [(part, shape, False)]
     while todo:
@@ -197,7 +197,7 @@ def product_of(part: Part, shape: Shape) -> Product:
 
 
 def multiplied(node: fx.Node) -> list[tuple[Part, bool]]:
-    """What a tensor is the product of, each with whether it divides; nothing if it is no product."""
+    """Return the factors of a tensor, each with whether it divides; empty if it is not a product."""
     target, shape = node.target, shape_of(node)
     args = [cast(Part, arg) for arg in node.args if is_tensor(arg) or isinstance(arg, (int, float))]
     if not value_of(node).dtype.is_floating_point:
@@ -220,9 +220,9 @@ def multiplied(node: fx.Node) -> list[tuple[Part, bool]]:
 
 
 def _masked(node: fx.Node, args: list[Part], shape: Shape) -> list[tuple[Part, bool]]:
-    """The parts of what is 0 where a mask says so; nothing if it is not of this kind.
+    """Return the factors of a tensor that a mask sets to 0; empty if it is not of this kind.
 
-    A mask that excludes what is not finite makes it 0, where a product would make it NaN.
+    A mask that excludes non-finite values makes them 0, where a product would make them NaN.
     """
     target = node.target
     if target is aten.masked_fill.Scalar and args[2] == 0:
@@ -237,12 +237,12 @@ def _masked(node: fx.Node, args: list[Part], shape: Shape) -> list[tuple[Part, b
 
 
 def _dropped_out(node: fx.Node) -> list[tuple[Part, bool]]:
-    """The parts of a dropout's first result; its second is the mask."""
-    source, place = node.args
-    if not isinstance(source, fx.Node) or source.target is not aten.native_dropout.default or place != 0:
+    """Return the factors of a dropout's first result; its second is the mask."""
+    source, position = node.args
+    if not isinstance(source, fx.Node) or source.target is not aten.native_dropout.default or position != 0:
         return []
-    given, probability, training = source.args
+    dropped, probability, training = source.args
     masks = [user for user in source.users if user.args[1] == 1]
     if not masks or training is False or not isinstance(probability, (int, float)) or probability >= 1:
         return []
-    return [(cast(fx.Node, given), False), (masks[0], False), (1 - probability, True)]
+    return [(cast(fx.Node, dropped), False), (masks[0], False), (1 - probability, True)]

@@ -1,12 +1,12 @@
-"""Facts: what a call of an ATen graph computes, read from its lowered form, whatever it is called.
+"""Facts about a call of an ATen graph, read from its lowered form, whatever its name.
 
-A pass over a joint graph asks whether a call is a view, which number it is everywhere, and which folds it takes.  The
+A pass over a joint graph asks whether a call is a view, whether it is a constant, and which folds it computes.  The
 rules in `lowering/rules/` answer that for every operation that has one: lowered by itself (`lower_call`), a call is an
-expression over its operands.  `linearity.py` and `special_numbers.py` read more from it, by the algebra of
+expression over its operands.  `linearity.py` and `special_numbers.py` derive more from it, by the algebra of
 `lowering/scalar_ops.py`.
 
 Input: an fx node whose operands have fake tensors as `val`; output: an answer that holds for all numbers, up to
-rounding.  Where nothing is known, as of a call without a rule, the answer is no.
+rounding.  Where nothing is known, as for a call without a rule, the answer is negative.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from fusion.lowering.value import Shape, Value, axes_of, axis_bounds, broadcast_
 Operands: TypeAlias = tuple[object, ...]
 
 _LOWERED: WeakKeyDictionary[fx.Node, tuple[str, Operands, LoweredCall | None]] = WeakKeyDictionary()
-"""Each node with the call that it was when it was lowered: passes ask several times, and change nodes in between."""
+"""The lowered form of each node, with its arguments then: passes ask repeatedly, and change nodes in between."""
 
 
 def lowered(node: fx.Node) -> LoweredCall | None:
-    """A call of an ATen operation, lowered by itself; None where nothing can be said of it."""
+    """Return a call of an ATen operation, lowered by itself; None if it cannot be lowered."""
     if node.op != "call_function" or not isinstance(node.target, OpOverload) or node.target not in RULES:
         return None
     if any("val" not in arg.meta for arg in node.all_input_nodes):
@@ -61,7 +61,7 @@ def _lowered(node: fx.Node) -> LoweredCall | None:
 
 
 def value_of_call(node: fx.Node) -> Value | None:
-    """What each element of a call's one result is of elements of its operands; None if that takes folds or calls."""
+    """Return the element of a call's one result as an expression over its operands; None if it needs folds or calls."""
     call = lowered(node)
     if call is None or not isinstance(call.result, Value):
         return None
@@ -77,7 +77,7 @@ def value_of_call(node: fx.Node) -> Value | None:
 
 
 def constant_of(part: object) -> int | float | None:
-    """The number that a part of an expression is everywhere; None if it is not known to be one.
+    """Return the constant that a part of an expression is everywhere; None if it is not known to be constant.
 
     >>> constant_of(2), constant_of("text")
     (2, None)
@@ -89,7 +89,7 @@ def constant_of(part: object) -> int | float | None:
 
 
 def keeps_elements(node: fx.Node, source: fx.Node) -> bool:
-    """Has a call the elements of its operand `source`, in their row-major order, converted to another float at most?"""
+    """Return whether a call has the elements of `source`, in row-major order, up to conversion to another float."""
     value = value_of_call(node)
     if value is None or value.device != source.meta["val"].device:
         return False
@@ -97,7 +97,7 @@ def keeps_elements(node: fx.Node, source: fx.Node) -> bool:
 
 
 def unrounded(expr: Expr) -> Expr:
-    """What an expression is converted from, to another float at most, that is not as narrow as a quantised one is."""
+    """Remove conversions between floats from an expression, except to 8-bit (quantised) floats."""
     while isinstance(expr, Cast) and expr.dtype.is_floating_point and expr.dtype.itemsize > 1:
         if not (expr.arg.dtype.is_floating_point or expr.arg.dtype is torch.bool):
             break
@@ -106,34 +106,36 @@ def unrounded(expr: Expr) -> Expr:
 
 
 def is_rearranged(node: fx.Node) -> bool:
-    """Is a call a load of one operand, all of whose elements it has, in any order and as often as it likes?"""
+    """Return whether a call only rearranges one operand, all of whose elements it contains, possibly repeated."""
     source, _ = _viewed(node) or (None, ())
     return source is not None and bool(elements(node.meta["val"].shape) >= elements(source.meta["val"].shape))
 
 
 def memories(node: fx.Node) -> set[int]:
-    """The memory of the tensors that a node gives, as it was traced."""
+    """Return the storages of the tensors that a node returns, as traced."""
     values = pytree.tree_leaves(node.meta.get("val"))
     tensors = (value for value in values if isinstance(value, torch.Tensor) and value.layout is torch.strided)
     return {tensor.untyped_storage()._cdata for tensor in tensors}
 
 
 def axis_order(node: fx.Node) -> list[int] | None:
-    """The axes of the operand of a call as they follow in its result, without those of size 1.
+    """Return the order of the operand's axes in the result of a call, without axes of size 1.
 
-    None if the call is no permutation, which is a load of which each index is another axis.
+    None unless the call is a permutation: a load whose indices are distinct axes.
     """
     source, index = _viewed(node) or (None, ())
     if source is None:
         return None
-    places = {at: k for k, (at, size) in enumerate(zip(index, given(source).shape, strict=True)) if size != 1}
+    positions = {
+        at: k for k, (at, size) in enumerate(zip(index, operand_value(source).shape, strict=True)) if size != 1
+    }
     shape = sizes_of(node.meta["val"].shape)
     long = [axis for axis, size in zip(axes_of(shape), shape, strict=True) if size != 1]
-    return [places[axis] for axis in long] if set(places) == set(long) else None
+    return [positions[axis] for axis in long] if set(positions) == set(long) else None
 
 
 def _viewed(node: fx.Node) -> tuple[fx.Node, tuple[Index, ...]] | None:
-    """The operand that a call loads, and at which index, if it does nothing else and the index is no data."""
+    """Return the operand that a call only loads, and the index, if that is not itself loaded."""
     value = value_of_call(node)
     if value is None or not isinstance(value.expr, Load) or value.expr.children():
         return None
@@ -142,16 +144,16 @@ def _viewed(node: fx.Node) -> tuple[fx.Node, tuple[Index, ...]] | None:
 
 
 def _is_at(expr: Expr, source: fx.Node, shape: Shape) -> bool:
-    """Is an expression over axes of `shape` the element of `source` at the same place in row-major order?"""
-    tensor = given(source)
+    """Return whether an expression over axes of `shape` is the element of `source` at the same row-major position."""
+    tensor = operand_value(source)
     if not isinstance(expr, Load) or expr.buffer != source.name or _count(tensor.shape) != _count(shape):
         return False
     return without_units(expr, shape) is without_units(reshape(tensor, shape).expr, shape)
 
 
 def place_of(source: fx.Node, shape: Shape) -> Expr | None:
-    """The element of a tensor that belongs to each of a result of `shape`: in the same order, or broadcast."""
-    tensor = given(source)
+    """Return the element of a tensor for each element of a result of `shape`: in the same order, or broadcast."""
+    tensor = operand_value(source)
     if _count(tensor.shape) == _count(shape):
         return without_units(reshape(tensor, shape).expr, shape)
     ends = shape[len(shape) - tensor.rank :]
@@ -160,13 +162,13 @@ def place_of(source: fx.Node, shape: Shape) -> Expr | None:
 
 
 def without_units(expr: Expr, shape: Shape) -> Expr:
-    """An expression in which axes of one element are 0."""
+    """Substitute 0 for axes of size 1 in an expression."""
     units = {axis: ZERO for axis, size in zip(axes_of(shape), shape, strict=True) if size == 1}
     return substitute(expr, units, axis_bounds(shape)) if units else expr
 
 
-def given(node: fx.Node) -> Value:
-    """A tensor as it is given to a call."""
+def operand_value(node: fx.Node) -> Value:
+    """Return the value of an operand of a call."""
     val = node.meta["val"]
     shape = sizes_of(val.shape)
     return Value(shape, val.dtype, val.device, Load(node.name, axes_of(shape), val.dtype))
@@ -180,21 +182,21 @@ def _count(shape: Shape) -> sympy.Expr:
 
 
 def folds(node: fx.Node) -> list[Reduce]:
-    """The folds over axes that a call takes of its operands."""
+    """Return the reductions that a call computes from its operands."""
     call = lowered(node)
     return [] if call is None else [step for step in call.nodes if isinstance(step, Reduce)]
 
 
 def fold_of(node: fx.Node) -> Reduce | None:
-    """The fold of the elements of a tensor that a node is; None where anything else is computed, too.
+    """Return the reduction that a node computes of a tensor's elements; None if it computes anything else, too.
 
-    Roundings are seen through.  A result of several is told by its place.
+    Roundings are ignored.  One of several results is selected by its position.
     """
-    source, place = cast("tuple[fx.Node, int]", node.args) if node.target is getitem else (node, None)
+    source, position = cast("tuple[fx.Node, int]", node.args) if node.target is getitem else (node, None)
     call = lowered(source)
     result = None if call is None else call.result
-    if isinstance(result, tuple) and place is not None:
-        result = result[place]
+    if isinstance(result, tuple) and position is not None:
+        result = result[position]
     if call is None or not isinstance(result, Value):
         return None
     stored = {step.out: step for step in call.nodes if isinstance(step, (Map, Reduce))}

@@ -1,13 +1,12 @@
-"""Specialises the width of attention heads to a guarded number, even where all sizes are symbols.
+"""Specialises the widths of attention heads, with guards, even where all sizes are symbolic.
 
-With `dynamic=True` Dynamo makes a symbol of each size, that of a head among them.  A kernel that makes scores where it
-needs them holds the head whole, in a tile; of a width that may be anything it cannot, and the scores would be made in
-memory.  It holds the columns of what the scores are multiplied with, too, which may be as many or others.  A width
-belongs to a model as the sizes of its weights do, so it is guarded: another one is compiled anew.
+With `dynamic=True` Dynamo makes each size symbolic, that of a head too.  A kernel that computes scores where it needs
+them holds the full head in a tile; of a symbolic width it cannot, and the scores would be stored in memory.  It also
+holds the columns of the matrix that the scores are multiplied by, which may have another width.  A width belongs to a
+model as the sizes of its weights do, so it is guarded: another one is recompiled.
 
-Input: an ATen graph, forward or joint; output: the same graph, in which the sizes that short products run over are
-numbers, if the products are larger than their operands and the maximum of their rows is taken: scores. So are the sizes
-of the columns of products with them.
+Input: an ATen graph, forward or joint; output: the same graph, with static sizes for the reduced axes of products that
+are larger than their operands and whose row maximum is taken (scores), and for the columns of products with these.
 """
 
 from __future__ import annotations
@@ -25,40 +24,40 @@ from fusion.schedule.chained.place_producers import HELD
 
 
 def fix_widths(graph: fx.GraphModule) -> None:
-    """Guard the widths of heads, where they are symbols."""
+    """Guard the widths of heads, where they are symbolic."""
     known = {size_of(val): val for val in (node.meta.get("val") for node in graph.graph.nodes) if _is_symbol(val)}
     for node in graph.graph.nodes:
         if node.target not in PRODUCTS or not grows(node):
             continue
-        scores = _made_of(node)
+        scores = _same_size_users(node)
         if not any(fold.op == "max" for score in scores for user in score.users for fold in folds(user)):
             continue
         for width in (short(node), *_columns(scores)):
             for symbol in size_of(width).free_symbols:
                 if symbol in known:
-                    int(known[symbol])  # asking for the number makes the guard
+                    int(known[symbol])  # converting to an integer adds the guard
 
 
 def _is_symbol(val: object) -> bool:
     return isinstance(val, torch.SymInt) and size_of(val).is_Symbol
 
 
-def _made_of(product: fx.Node) -> list[fx.Node]:
-    """A product, and what is made of it element by element or row by row, in its size."""
+def _same_size_users(product: fx.Node) -> list[fx.Node]:
+    """Return a product, with its users of the same size, direct or indirect."""
     size = elements(value_of(product).shape)
-    found = {product: None}
+    users = {product: None}
     todo = [product]
     while todo:
         for user in todo.pop().users:
             val = user.meta.get("val")
-            if user not in found and isinstance(val, torch.Tensor) and elements(val.shape) == size:
-                found[user] = None
+            if user not in users and isinstance(val, torch.Tensor) and elements(val.shape) == size:
+                users[user] = None
                 todo.append(user)
-    return list(found)
+    return list(users)
 
 
 def _columns(scores: list[fx.Node]) -> Iterator[int | torch.SymInt]:
-    """The columns of products with `scores`, if they are few."""
+    """Yield the columns of products with `scores`, if they are few."""
     for score in scores:
         for user in score.users:
             if user.target in PRODUCTS and operands(user)[0] is score:

@@ -1,7 +1,7 @@
-"""Large products: those of a joint graph that kernels compute again, block by block, where they read them.
+"""Large products: products of a joint graph that kernels recompute, block by block, where they read them.
 
-Which these are is decided when forward and backward are scheduled (`schedule/chained/candidates.py`).  The passes over
-the joint graph tell them by the same measures, with sizes as they were when the graph was traced.
+The decision is made when forward and backward are scheduled (`schedule/chained/candidates.py`).  The passes over the
+joint graph predict it by the same criteria, with sizes as traced.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from fusion.schedule.chained.place_producers import HELD
 
 
 def grows(product: fx.Node) -> bool:
-    """Does a product run over a short axis, and is larger than its operands together?
+    """Return whether a product has a short reduced axis, and is larger than its operands together.
 
     It is not worth saving between forward and backward, which has the operands in any case.
     """
-    made_of = sum(elements(value_of(operand).shape) for operand in operands(product))
-    return hint_of(short(product)) <= HELD and elements(value_of(product).shape) > made_of
+    operand_count = sum(elements(value_of(operand).shape) for operand in operands(product))
+    return hint_of(short(product)) <= HELD and elements(value_of(product).shape) > operand_count
 
 
 def is_tile(product: fx.Node) -> bool:
-    """Does a product grow, and is too large to be the library's, in memory?"""
+    """Return whether a product grows, and is too large for the library's result to be stored."""
     return grows(product) and elements(value_of(product).shape) >= SMALL
 
 
 def short(product: fx.Node) -> int | torch.SymInt:
-    """The size that a product runs over."""
+    """Return the size of the reduced axis of a product."""
     return value_of(operands(product)[0]).shape[-1]

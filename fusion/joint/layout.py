@@ -1,11 +1,11 @@
-"""Layout: gradients are made in the memory layout of what they are gradients of.
+"""Computes gradients in the memory layout of their inputs.
 
-Autograd keeps the gradient of a leaf in the leaf's own strides: given other ones, it copies.  Written by the kernel
-that makes the gradient, the layout costs nothing.  (A gradient that arrives at a graph in front of this one is brought
-into the layout of that graph's result in the same way.)
+Autograd keeps the gradient of a leaf in the leaf's own strides: it copies one with other strides.  Written by the
+kernel that computes the gradient, the layout costs nothing.  (A gradient that is passed to the graph before this one is
+laid out like that graph's result in the same way.)
 
-Input: the joint graph, with its number of forward results; it is changed in place.  Left as they are: what has its
-place already, symbolic strides, and tensors with gaps or overlaps.
+Input: the joint graph, with its number of forward results; it is changed in place.  Unchanged: gradients that have the
+right strides, symbolic strides, and tensors with gaps or overlaps.
 """
 
 from __future__ import annotations
@@ -22,44 +22,48 @@ aten = torch.ops.aten
 
 
 def lay_out_gradients(joint: fx.GraphModule, results: int) -> None:
-    """Give every gradient the strides of its input; `results` are those of forward, gradients follow them."""
+    """Give every gradient the strides of its input; `results` is the number of forward results before the gradients."""
     output = joint.graph.output_node()
     returned = list(cast("Sequence[fx.Node | None]", output.args[0]))
     inputs = [node for node in joint.graph.nodes if node.op == "placeholder"]
     if len(returned) - results > len(inputs):
         return
-    for place, given in zip(range(results, len(returned)), inputs, strict=False):
-        gradient = returned[place]
-        if isinstance(gradient, fx.Node) and _differs(gradient, given):
+    for position, holder in zip(range(results, len(returned)), inputs, strict=False):
+        gradient = returned[position]
+        if isinstance(gradient, fx.Node) and _differs(gradient, holder):
             with joint.graph.inserting_before(output):
-                returned[place] = with_strides(gradient, given.meta["val"].stride())
+                returned[position] = with_strides(gradient, holder.meta["val"].stride())
     output.args = (tuple(returned),)
     joint.graph.lint()
     joint.recompile()
 
 
-def _differs(gradient: fx.Node, given: fx.Node) -> bool:
-    """Are both tensors of known, dense strides that are not the same?"""
-    made, wanted = gradient.meta.get("val"), given.meta.get("val")
-    if not isinstance(made, torch.Tensor) or not isinstance(wanted, torch.Tensor) or made.layout is not torch.strided:
+def _differs(gradient: fx.Node, holder: fx.Node) -> bool:
+    """Return whether both tensors have static, dense strides that differ."""
+    actual, wanted = gradient.meta.get("val"), holder.meta.get("val")
+    if (
+        not isinstance(actual, torch.Tensor)
+        or not isinstance(wanted, torch.Tensor)
+        or actual.layout is not torch.strided
+    ):
         return False
-    numbers = (*made.shape, *wanted.shape, *made.stride(), *wanted.stride())
-    if not all(isinstance(number, int) for number in numbers) or made.shape != wanted.shape or made.numel() == 0:
+    numbers = (*actual.shape, *wanted.shape, *actual.stride(), *wanted.stride())
+    if not all(isinstance(number, int) for number in numbers) or actual.shape != wanted.shape or actual.numel() == 0:
         return False
-    apart = any(a != b for a, b, size in zip(made.stride(), wanted.stride(), made.shape, strict=True) if size > 1)
-    return apart and is_dense(wanted)
+    differ = any(a != b for a, b, size in zip(actual.stride(), wanted.stride(), actual.shape, strict=True) if size > 1)
+    return differ and is_dense(wanted)
 
 
 def is_dense(tensor: torch.Tensor) -> bool:
-    """Does a tensor lie in memory without gaps or overlaps?"""
+    """Return whether a tensor lies in memory without gaps or overlaps."""
     return bool(torch.ops.aten.is_non_overlapping_and_dense(tensor))
 
 
 def with_strides(node: fx.Node, strides: Sequence[int]) -> fx.Node:
-    """A copy with these strides, of a dense tensor: its dimensions in the order of these, contiguous, and put back."""
+    """Copy a dense tensor to these strides: permute, make contiguous, permute back."""
     order = sorted(range(len(strides)), key=lambda dim: (-strides[dim], dim))
     back = sorted(range(len(order)), key=order.__getitem__)
-    moved = order != sorted(order)
-    node = write(node, aten.permute.default, node, order) if moved else node
+    permuted = order != sorted(order)
+    node = write(node, aten.permute.default, node, order) if permuted else node
     node = write(node, aten.clone.default, node, memory_format=torch.contiguous_format)
-    return write(node, aten.permute.default, node, back) if moved else node
+    return write(node, aten.permute.default, node, back) if permuted else node

@@ -1,7 +1,8 @@
-"""Plans a graph in which some operands lie in memory in another order of dimensions.
+"""Plans a graph in which some operands have another order of dimensions in memory.
 
-Operations give strides that follow from those of their operands, as in eager; those that cannot take others, and the
-results of the graph, read a copy that lies as before.  The copies are clones in the graph, which can be run as it is.
+Operations return strides that follow from those of their operands, as in eager; operations that do not accept others,
+and the results of the graph, read a copy in the old layout.  The copies are clones in the graph, which stays
+executable.
 """
 
 from __future__ import annotations
@@ -28,17 +29,17 @@ CONVOLUTIONS = {aten.convolution.default: 2, aten.convolution_backward.default: 
 
 
 class Refused(Exception):
-    """A tensor cannot be given the strides that it must have."""
+    """A tensor cannot have the strides that it must have."""
 
 
 class Plan:
-    """Which tensors get other strides, and where copies are needed; nothing is changed before `apply`.
+    """New strides of tensors, and the copies that they require; nothing is changed before `apply`.
 
     Args:
-        wanted: the strides that operands of a node are to have, from the plan so far; `Refused` if the node gives
-            nothing for these.
-        begins: bytes that could be moved while the kernel of a copy begins and ends.
-        fixed: whose operands keep their strides, where none are wanted.
+        wanted: returns the strides that operands of a node should have, given the plan so far; raises `Refused` if
+            the node gains nothing by them.
+        begins: bytes that could be moved in the launch overhead of a copy.
+        fixed: returns whether the operands of a node keep their strides, where none are wanted.
     """
 
     def __init__(
@@ -48,15 +49,15 @@ class Plan:
         fixed: Callable[[fx.Node], bool] = lambda node: False,
     ) -> None:
         self._wanted, self._begins, self._fixed = wanted, begins, fixed
-        self._values: dict[fx.Node, object] = {}  # what becomes of each node that changes
-        self.copies: dict[tuple[fx.Node, Strides], torch.Tensor] = {}  # (of what, with which strides) → the copy
-        self._read: dict[fx.Node, list[tuple[fx.Node, Strides]]] = {}  # reader → which copies it reads instead
+        self._values: dict[fx.Node, object] = {}  # the new fake result of each node that changes
+        self.copies: dict[tuple[fx.Node, Strides], torch.Tensor] = {}  # (source, strides) → the copy
+        self._read: dict[fx.Node, list[tuple[fx.Node, Strides]]] = {}  # reader → the copies it reads instead
 
-    def walk(self, graph: fx.Graph) -> None:
-        """Plan for all nodes in their order.
+    def propagate(self, graph: fx.Graph) -> None:
+        """Plan for all nodes in order.
 
         Raises:
-            Refused: something must have its strides back, and cannot, or must take others, and cannot.
+            Refused: a tensor must get its old strides back, or other ones, and cannot.
         """
         for node in graph.nodes:
             changed = [arg for arg in node.all_input_nodes if arg in self._values]
@@ -74,12 +75,12 @@ class Plan:
                     self._copy(node, arg, before.stride())
 
     def cost(self) -> float:
-        """Bytes that the copies move.  What a kernel makes anyway is written once more, or only there."""
-        made = [(copy, is_generated(node)) for (node, _), copy in self.copies.items()]
-        return sum(bytes_of(copy) if generated else 2 * bytes_of(copy) + self._begins for copy, generated in made)
+        """Return the bytes that the copies move; a copy of a generated tensor only adds a write."""
+        copies = [(copy, is_generated(node)) for (node, _), copy in self.copies.items()]
+        return sum(bytes_of(copy) if generated else 2 * bytes_of(copy) + self._begins for copy, generated in copies)
 
     def apply(self, graph: fx.GraphModule) -> None:
-        """Make the copies, and say of all nodes which strides they have."""
+        """Insert the copies, and update the fake tensors of all nodes."""
         for node, value in self._values.items():
             node.meta["val"] = value
             node.meta.pop("tensor_meta", None)
@@ -94,11 +95,11 @@ class Plan:
         graph.recompile()
 
     def value_of(self, node: fx.Node) -> torch.Tensor:
-        """What a node that gives one tensor gives."""
+        """Return the fake tensor of a node with one tensor as result."""
         return cast(torch.Tensor, self._values.get(node, node.meta["val"]))
 
     def read_by(self, reader: fx.Node, node: fx.Node) -> object:
-        """What `node` is to one that reads it."""
+        """Return the fake value of `node` as its reader sees it."""
         copied = (self.copies[copy] for copy in self._read.get(reader, ()) if copy[0] is node)
         return next(copied, self._values.get(node, node.meta.get("val")))
 
@@ -109,7 +110,7 @@ class Plan:
         self._read.setdefault(reader, []).append((arg, strides))
 
     def _follow(self, node: fx.Node) -> bool:
-        """Note the strides of what `node` gives, from those of its operands.  False if it does not take them."""
+        """Record the strides of `node`'s results from those of its operands; False if it does not accept these."""
         args, kwargs = pytree.tree_map_only(fx.Node, partial(self.read_by, node), (node.args, node.kwargs))
         try:
             with torch.no_grad():
@@ -125,7 +126,7 @@ class Plan:
 
 
 def takes_any_strides(node: fx.Node) -> bool:
-    """May operands lie otherwise, with the same numbers as the result, and nothing else changed?"""
+    """Return whether operands may have other strides without any other change than the strides of the result."""
     if node.target is operator.getitem:
         return True
     if not isinstance(node.target, OpOverload):
@@ -138,23 +139,23 @@ def takes_any_strides(node: fx.Node) -> bool:
 
 
 def is_generated(node: fx.Node) -> bool:
-    """Is this made by a kernel that can write it in another order just as well, or a view of such a tensor?"""
+    """Return whether a generated kernel writes this tensor, in any order of dimensions, or a base of this view."""
     while getattr(node.target, "is_view", False) and isinstance(node.args[0], fx.Node):
         node = node.args[0]
     return node.op == "call_function" and node.target not in CONVOLUTIONS and node.target is not operator.getitem
 
 
 def tensors_of(result: object) -> Iterable[torch.Tensor]:
-    """The tensors of what an operation gives."""
+    """Return the tensors among the results of an operation."""
     parts = result if isinstance(result, (tuple, list)) else (result,)
     return (part for part in parts if isinstance(part, torch.Tensor))
 
 
 def is_known(tensor: torch.Tensor) -> bool:
-    """Are all sizes and strides numbers?"""
+    """Return whether all sizes and strides are static."""
     return all(isinstance(number, int) for number in (*tensor.shape, *tensor.stride()))
 
 
 def bytes_of(tensor: torch.Tensor) -> int:
-    """Bytes of its elements."""
+    """Return the bytes of a tensor's elements."""
     return prod(tensor.shape) * tensor.dtype.itemsize

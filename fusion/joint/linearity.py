@@ -1,8 +1,8 @@
-"""Linearity: whether a call of an ATen graph is linear in some of its operands.
+"""Linearity of a call of an ATen graph in some of its operands.
 
-Input: an fx node; its lowered form (`facts.py`) is walked from the operands on, and each element is 0, fixed, linear or
-anything else.  Which operations keep that is a column of `lowering/scalar_ops.py`; sums, products of matrices and
-scatters that add up are linear as the scalar operations are that they repeat.
+Input: an fx node; the nodes of its lowered form (`facts.py`) are classified in order: each element is 0, fixed, linear
+or anything else.  Which scalar operations are linear is a column of `lowering/scalar_ops.py`; sums, matrix products and
+scattered sums are linear as the scalar operations that they repeat.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from fusion.lowering.value import Value
 
 
 class _Kind(Enum):
-    """What an element depends on."""
+    """The dependence of an element on the operands in question."""
 
     ZERO = auto()
     FIXED = auto()
@@ -30,14 +30,14 @@ class _Kind(Enum):
     OTHER = auto()
 
 
-_STILL = (_Kind.ZERO, _Kind.FIXED)
+_CONSTANT = (_Kind.ZERO, _Kind.FIXED)
 _HOMOGENEOUS = (_Kind.ZERO, _Kind.LINEAR)
 
 
 def is_linear(node: fx.Node, inside: Collection[fx.Node]) -> bool:
-    """Is a call's one result linear in those of its operands that are `inside`, together, while the others stay?
+    """Return whether a call's one result is linear in its operands `inside`, together, while the others are fixed.
 
-    Up to rounding; what is 0 whatever it is given is linear, too.
+    Up to rounding; a result that is always 0 is linear, too.
     """
     call = lowered(node)
     if call is None or not isinstance(call.result, Value):
@@ -57,7 +57,7 @@ def _operand(arg: fx.Node, inside: Collection[fx.Node]) -> _Kind:
 def _kind_of_node(step: Node, kinds: Mapping[str, _Kind]) -> _Kind:
     match step:
         case Extern() | Chunked():
-            return _Kind.FIXED if all(kinds[name] in _STILL for name in step.reads) else _Kind.OTHER
+            return _Kind.FIXED if all(kinds[name] in _CONSTANT for name in step.reads) else _Kind.OTHER
         case Map():
             return _kind(step.expr, kinds)
         case Reduce() | Scan():
@@ -66,7 +66,7 @@ def _kind_of_node(step: Node, kinds: Mapping[str, _Kind]) -> _Kind:
             return _of_operation([_kind(expr, kinds) for expr in step.exprs], SCALAR_OPS["mul"].linear)
         case Scatter():
             start, value, *others = kinds[step.start], *(_kind(expr, kinds) for expr in step.exprs)
-            adds_up = step.op in ("sum", "store") and all(kind in _STILL for kind in others)
+            adds_up = step.op in ("sum", "store") and all(kind in _CONSTANT for kind in others)
             return _of_operation([start, value], ((0, 1),) if adds_up else ())
         case _:
             assert_never(step)
@@ -79,7 +79,7 @@ def _kind(root: Expr, kinds: Mapping[str, _Kind]) -> _Kind:
         if isinstance(expr, Const):
             known[expr] = _Kind.ZERO if expr.value == 0 else _Kind.FIXED
         elif isinstance(expr, Load):
-            known[expr] = kinds[expr.buffer] if all(kind in _STILL for kind in below) else _Kind.OTHER
+            known[expr] = kinds[expr.buffer] if all(kind in _CONSTANT for kind in below) else _Kind.OTHER
         elif isinstance(expr, Op):
             known[expr] = _of_operation(below, SCALAR_OPS[expr.name].linear)
         elif isinstance(expr, Cast):
@@ -91,16 +91,16 @@ def _kind(root: Expr, kinds: Mapping[str, _Kind]) -> _Kind:
 
 
 def _of_operation(args: Sequence[_Kind], linear: Sequence[Sequence[int]]) -> _Kind:
-    """The kind of an operation that is linear in these groups of its arguments."""
+    """Return the kind of an operation that is linear in these groups of its arguments."""
     for group in linear:
         moving = [args[k] for k in group]
         rest = [kind for k, kind in enumerate(args) if k not in group]
-        if all(kind in _HOMOGENEOUS for kind in moving) and all(kind in _STILL for kind in rest):
+        if all(kind in _HOMOGENEOUS for kind in moving) and all(kind in _CONSTANT for kind in rest):
             return _Kind.LINEAR if _Kind.LINEAR in moving else _Kind.ZERO
-    return _Kind.FIXED if all(kind in _STILL for kind in args) else _Kind.OTHER
+    return _Kind.FIXED if all(kind in _CONSTANT for kind in args) else _Kind.OTHER
 
 
 def is_gradient(node: fx.Node) -> bool:
-    """Is an operation by its schema a derivative, which is linear in the gradient that it is given first?"""
+    """Return whether an operation is, by its schema, a derivative, linear in its first argument."""
     schema = getattr(node.target, "_schema", None)
     return schema is not None and "_backward" in schema.name and schema.arguments[0].name.startswith("grad")

@@ -1,18 +1,18 @@
-"""Computes gradients that wait for one number in forward, while their operands are still there.
+"""Computes gradients that wait for one number in forward, while their operands are still live.
 
-The gradient of a scalar loss is linear in the one number, g, that comes back for it.  Where a large product leads to
-the loss (the logits of a language model), its gradient is g times something that forward knows already; computed in
-forward, right after the loss and in the same chunks (`schedule/chunks`), neither the product nor its gradient has to
-be kept, nor made twice.  Only what is left of them is: the gradients of the product's operands, multiplied by g when it
-comes, in their own memory where nobody else may want them as they are (`operations/ownership.py`).
+The gradient of a scalar loss is linear in the one incoming gradient, g.  Where a large product leads to the loss (the
+logits of a language model), its gradient is g times a tensor that forward can compute already; computed in forward,
+right after the loss and in the same chunks (`schedule/chunks`), neither the product nor its gradient has to be saved,
+or computed twice.  Only the gradients of the product's operands remain, multiplied by g when it arrives, in their own
+memory unless something else may still need them (`operations/ownership.py`).
 
-Input: a functional joint graph, which is changed in place.  It is left alone where the product is small, its gradient
-depends on more than one number or on it in any way not known to be linear, and where anything on the way has float16:
-its range is why losses are scaled, and g would come too late.  What is computed ahead is rounded once before it is
+Input: a functional joint graph, which is changed in place.  Unchanged: products that are small, or whose gradient
+depends on more than one number or on it in a way not known to be linear, and paths with float16: its range is the
+reason why losses are scaled, and g would come too late.  Gradients computed ahead are rounded once before they are
 multiplied by g.
 
-Source: computing the gradient of a linear layer and its loss together, in chunks, is what Liger Kernel (Hsu et al.
-2024) does by hand.
+Source: Liger Kernel (Hsu et al. 2024) computes the gradient of a linear layer and its loss together, in chunks, by
+hand-written kernels.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ aten = torch.ops.aten
 
 
 def compute_ahead(joint: fx.GraphModule, workspace: int) -> list[fx.Node]:
-    """Move the gradient of every product of more than `workspace` bytes before the loss, where that can be done.
+    """Move the gradient of every product of more than `workspace` bytes before the loss, where that is possible.
 
     Returns:
-        What forward has to compute and keep.
+        The nodes that forward has to compute and save.
     """
     kept: list[fx.Node] = []
     for product in list(joint.graph.nodes):
         if product.target in PRODUCTS and product.users and _bytes(product) > workspace:
-            waiting = waiting_for_tangents(joint.graph)
+            waiting = depending_on_tangents(joint.graph)
             ends = _ends(product, waiting) if product not in waiting else []
             path = _path(ends, waiting)
             number = _linear_in(path)
@@ -57,17 +57,17 @@ def _bytes(node: fx.Node) -> int:
     return elements(val.shape) * val.dtype.itemsize
 
 
-def waiting_for_tangents(graph: fx.Graph) -> set[fx.Node]:
-    """What cannot be computed before a tangent is there."""
-    found: set[fx.Node] = set()
+def depending_on_tangents(graph: fx.Graph) -> set[fx.Node]:
+    """Return the nodes that depend on a tangent."""
+    dependent: set[fx.Node] = set()
     for node in graph.nodes:
-        if is_tangent(node) or (node.op == "call_function" and any(arg in found for arg in node.all_input_nodes)):
-            found.add(node)
-    return found
+        if is_tangent(node) or (node.op == "call_function" and any(arg in dependent for arg in node.all_input_nodes)):
+            dependent.add(node)
+    return dependent
 
 
 def _ends(product: fx.Node, waiting: set[fx.Node]) -> list[fx.Node]:
-    """Where the gradient of a product leaves its size behind: products with it, and sums of it that go elsewhere."""
+    """Return the consumers of a product's gradient: products with it, and sums of it."""
     size = elements(value_of(product).shape)
 
     def is_wide(node: fx.Node) -> bool:
@@ -82,37 +82,37 @@ def _ends(product: fx.Node, waiting: set[fx.Node]) -> list[fx.Node]:
     wide = {node for node in after if is_wide(node)}
     back = {node for node in after if any(user in wide for user in _reached([node], after.__contains__))}
     inner = wide | back
-    # in the order in which they were reached, not that of a set: it names nodes, and by these a graph is found again
+    # in the order in which they were reached, not that of a set: they name nodes, and names are part of cache keys
     ends = dict.fromkeys(user for node in after if node in inner for user in node.users if user not in inner)
     return [] if any(node.op == "output" for node in ends) else list(ends)
 
 
 def _reached(start: Iterable[fx.Node], wanted: Callable[[fx.Node], bool]) -> dict[fx.Node, None]:
-    """Nodes that can be reached from `start` over wanted ones, with it."""
-    found = dict.fromkeys(start)
-    todo = list(found)
+    """Return the nodes that can be reached from `start` through wanted ones, with `start`."""
+    reached = dict.fromkeys(start)
+    todo = list(reached)
     while todo:
         for user in todo.pop().users:
-            if user not in found and user.op == "call_function" and wanted(user):
-                found[user] = None
+            if user not in reached and user.op == "call_function" and wanted(user):
+                reached[user] = None
                 todo.append(user)
-    return found
+    return reached
 
 
 def _path(ends: Iterable[fx.Node], waiting: set[fx.Node]) -> list[fx.Node]:
-    """All that `ends` wait for, with them, in the order of the graph."""
-    found: set[fx.Node] = set()
+    """Return all nodes that `ends` depend on, with them, in the order of the graph."""
+    members: set[fx.Node] = set()
     todo = list(ends)
     while todo:
         node = todo.pop()
-        if node not in found:
-            found.add(node)
+        if node not in members:
+            members.add(node)
             todo.extend(arg for arg in node.all_input_nodes if arg in waiting)
-    return [node for node in next(iter(found)).graph.nodes if node in found] if found else []
+    return [node for node in next(iter(members)).graph.nodes if node in members] if members else []
 
 
 def _linear_in(path: list[fx.Node]) -> fx.Node | None:
-    """The one number, a tangent, that everything on `path` is linear in; None if there is none."""
+    """Return the tangent, one number, that everything on `path` is linear in; None if there is none."""
     tangents = [node for node in path if node.op == "placeholder"]
     if len(tangents) != 1 or value_of(tangents[0]).ndim:
         return None
@@ -131,7 +131,7 @@ def _holds_numbers(node: fx.Node) -> bool:
 
 
 def _is_linear(node: fx.Node, inside: set[fx.Node]) -> bool:
-    """Is a node linear in those of its arguments that are `inside`?"""
+    """Return whether a node is linear in its arguments `inside`."""
     gradient, *others = _tensors(node)
     if is_gradient(node) and gradient in inside and inside.isdisjoint(others):
         return True
@@ -139,14 +139,14 @@ def _is_linear(node: fx.Node, inside: set[fx.Node]) -> bool:
 
 
 def _tensors(node: fx.Node) -> list[fx.Node]:
-    """The arguments of a node, one that is given twice twice."""
+    """Return the tensor arguments of a node, with repetitions."""
     tensors: list[fx.Node] = []
     fx.node.map_arg((node.args, node.kwargs), tensors.append)
     return tensors
 
 
 def _move(ends: list[fx.Node], path: list[fx.Node], number: fx.Node) -> list[fx.Node]:
-    """Compute `path` for a number of 1, and multiply its ends, which are given back, by what the number is."""
+    """Compute `path` for a tangent of 1, and multiply its ends, which are returned, by the tangent."""
     graph = number.graph
     copies: dict[fx.Node, fx.Node] = {}
     with graph.inserting_after(number):

@@ -1,15 +1,15 @@
-"""Maxima: the gradient of a maximum that cancels is not computed.
+"""Removes gradients of maxima that cancel.
 
-A softmax does not change when its row is shifted.  Written by hand it subtracts the row's maximum, for range alone, and
-what its backward sends through that maximum is 0: but as a sum whose terms cancel only in the algebra of reals, and
-spread over the row by a comparison with the maximum (`amax`) or by its index (`max` along a dimension), for which the
-whole row has to be there again, to the last bit.  Here such a tensor is taken out where its polynomial has no terms.
+A softmax does not change when its row is shifted.  Written by hand it subtracts the row's maximum, only for range, and
+the gradient through that maximum is 0: but as a sum whose terms cancel only in real arithmetic, spread over the row by
+a comparison with the maximum (`amax`) or by its index (`max` along a dimension), for which the full row has to be
+recomputed, to the last bit.  Here such a gradient is removed if its polynomial has no terms.
 
-Input: the functional ATen graph of forward and backward, and it is changed in place.  A gradient stays if its terms do
-not cancel exactly, as where the maximum is used for something else too, or if what it is added to is not NaN wherever
-the maximum is: then the NaN that eager has in all of the row's gradient would be lost.  Rows with an infinity, or of
-nothing but -∞, are NaN from their exponentials.  One difference is left: where the gradient that comes in is not
-finite, eager has NaN at the maximum, and here there may be an infinity.
+Input: the functional ATen graph of forward and backward, which is changed in place.  A gradient stays if its terms do
+not cancel exactly, as where the maximum has other uses, or if the tensor that it is added to is not NaN wherever the
+maximum is: then the NaN that eager has in the row's full gradient would be lost.  Rows with an infinity, or of nothing
+but -∞, are NaN from their exponentials.  One difference remains: if the incoming gradient is not finite, eager has NaN
+at the maximum, and here there may be an infinity.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from fusion.joint.factors import (
     count,
     factor_of,
     is_tensor,
-    joined,
+    merged_runs,
     multiplied,
     root,
     shape_of,
@@ -40,11 +40,11 @@ from fusion.lowering.sizes import sizes_of
 aten = torch.ops.aten
 
 EXTREMES, PLACES = ("max", "min"), ("argmax", "argmin")
-"""Folds that give the largest or the least element of a row, and where it is."""
+"""Folds that return an extreme element of a row, and folds that return its position."""
 
 
 def drop_vanishing_gradients(joint: fx.GraphModule) -> None:
-    """Take out what flows through a maximum over the last axis and cancels, and what it alone needed.
+    """Remove gradients through a maximum over the last axis that cancel, with the nodes that only they need.
 
     >>> from torch.fx.experimental.proxy_tensor import make_fx
     >>> def f(s, g):
@@ -74,11 +74,11 @@ def drop_vanishing_gradients(joint: fx.GraphModule) -> None:
         joint.recompile()
 
 
-# What is spread by a maximum ------------------------------------------------------------------------------------------
+# Gradients spread by a maximum ----------------------------------------------------------------------------------------
 
 
 def _compared(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """A gradient that is spread by comparing with a maximum: what has to be 0, and the maximum."""
+    """Match a gradient spread by a comparison with a maximum; return the factor that has to be 0, and the maximum."""
     if node.op != "call_function" or not is_tensor(node):
         return None
     for part, divides in multiplied(node):
@@ -93,31 +93,31 @@ def _compared(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
 
 
 def _scattered(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
-    """A gradient that is scattered to where a maximum is: what has to be 0, and the maximum."""
+    """Match a gradient scattered to the position of a maximum; return the factor that has to be 0, and the maximum."""
     if node.target is not aten.scatter.src:
         return None
     zeros, _, index, gradient = (cast(fx.Node, arg) for arg in node.args)
-    place = root(index)
-    if place.target is not getitem or not _is_fold(place, PLACES) or constant_of(zeros) != 0:
+    position = root(index)
+    if position.target is not getitem or not _is_fold(position, PLACES) or constant_of(zeros) != 0:
         return None
-    values = [user for user in place.all_input_nodes[0].users if _is_fold(user, EXTREMES)]
+    values = [user for user in position.all_input_nodes[0].users if _is_fold(user, EXTREMES)]
     return (gradient, values[0]) if values else None
 
 
 def _is_fold(node: fx.Node, ops: Collection[str]) -> bool:
-    """Is a tensor such a fold of another one?"""
+    """Return whether a tensor is one of these folds of another one."""
     fold = fold_of(node)
     return fold is not None and fold.op in ops
 
 
-# What it is added to --------------------------------------------------------------------------------------------------
+# Sums with other gradients --------------------------------------------------------------------------------------------
 
 
 def _sums(node: fx.Node) -> Iterator[tuple[fx.Node, fx.Node]]:
-    """The sums that a tensor is a term of, each with what else is in it, while nothing else reads the tensor or them.
+    """Yield the sums that a tensor is a term of, each with the other term, while nothing else reads the tensor or them.
 
-    The first of them is as its other term where the tensor is 0; if it is not of the same shape, dtype and strides,
-    there are none.
+    The first sum equals its other term where the tensor is 0; if that has another shape, dtype or strides, nothing is
+    yielded.
     """
     first = True
     while len(node.users) == 1:
@@ -142,9 +142,9 @@ def _alike(one: fx.Node, other: fx.Node) -> bool:
 
 
 def _follows(node: fx.Node, maximum: fx.Node) -> bool:
-    """Is every number of a tensor NaN where the maximum of its row is?"""
+    """Return whether every number of a tensor is NaN if the maximum of its row is."""
     size = count(shape_of(node)) / count(shape_of(maximum))
-    rows = joined([(True, count(shape_of(maximum))), (False, size)])
+    rows = merged_runs([(True, count(shape_of(maximum))), (False, size)])
     todo, seen = [(node, rows)], {node}  # tensors, with how the maximum is repeated to them
     while todo and size.is_integer:
         node, rows = todo.pop()
@@ -152,8 +152,8 @@ def _follows(node: fx.Node, maximum: fx.Node) -> bool:
         if node is maximum and rows == factor_of(node, shape).runs:
             return True
         for part in spreading(node):
-            whole = count(shape_of(part)) == count(shape)
-            if part not in seen and (whole or factor_of(part, shape).runs == rows):
-                todo.append((part, rows if whole else factor_of(part, shape_of(part)).runs))
+            full = count(shape_of(part)) == count(shape)
+            if part not in seen and (full or factor_of(part, shape).runs == rows):
+                todo.append((part, rows if full else factor_of(part, shape_of(part)).runs))
                 seen.add(part)
     return False

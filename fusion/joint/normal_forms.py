@@ -1,15 +1,15 @@
-"""Normal forms: a float tensor of an ATen graph as a polynomial, which is the same for tensors that are the same.
+"""Normal forms: float tensors of an ATen graph as polynomials, equal for tensors that are algebraically equal.
 
-Two tensors that are the same sum in the algebra of reals, and no more than multiplied, added, summed over their last
-axis and taken through matrix products on the way, have equal forms; one that is 0 has no terms.  So
+Two tensors with the same value in real arithmetic, computed only by products, sums, sums over their last axis and
+matrix products, have equal forms; a tensor that is 0 has no terms.  So
 
     Σ_j (g_j - Σ_k g_k·e_k / l)·e_j / l      with l = Σ_j e_j
 
-is Σ_j g_j·e_j / l - (Σ_k g_k·e_k)·l / l² and vanishes.  What is beyond this algebra is an atom of it: itself, and
-nothing is known of it.  Of a sum over a row, the terms are apart, and what does not vary along the row is before it.
+is Σ_j g_j·e_j / l - (Σ_k g_k·e_k)·l / l² and vanishes.  Any other tensor is an atom of this algebra.  A sum over a row
+is split by terms, and factors that do not vary along the row are moved out of it.
 
-Input: an fx node whose `val` says its shape.  Nothing is refused: what is too long is one atom.  Conversions from one
-float to another are seen through, as they round and do no more.
+Input: an fx node whose `val` has its shape.  Nothing is refused: a form that would be too long is one atom.
+Conversions between floats are ignored, as they only round.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from fusion.joint.factors import (
     is_row_mean,
     is_row_sum,
     is_tensor,
-    joined,
     matrix_root,
+    merged_runs,
     multiplied,
     operands,
     root,
@@ -61,9 +61,9 @@ aten = torch.ops.aten
 
 MAX_POWER = 8
 MAX_DIVISORS = 4
-"""How many sums that divide are multiplied out."""
+"""How many sums in denominators are multiplied out."""
 MAX_NESTED = 24
-"""How many matrix products are taken apart within each other."""
+"""How many nested matrix products are expanded."""
 
 
 class Forms:
@@ -83,7 +83,7 @@ class Forms:
         self._nested = 0
 
     def of(self, node: fx.Node) -> Polynomial:
-        """The form of a tensor, over its elements in their order."""
+        """Return the form of a tensor, over its elements in order."""
         todo = [root(node)]
         while todo:
             if todo[-1] in self._known:
@@ -91,11 +91,11 @@ class Forms:
             elif missing := [part for part in _parts(todo[-1]) if part not in self._known]:
                 todo += missing
             else:
-                self._known[todo[-1]] = self._made(todo[-1])
+                self._known[todo[-1]] = self._form(todo[-1])
         return self._known[root(node)]
 
     def vanishes(self, node: fx.Node) -> bool:
-        """Is a tensor 0 wherever what it is divided by is not?"""
+        """Return whether a tensor is 0 wherever its denominators are not."""
         terms = self.of(node)
         for _ in range(MAX_DIVISORS):
             divisors = [atom for term in terms for atom, power in term if power < 0 and self._is_sum(atom.source)]
@@ -108,11 +108,11 @@ class Forms:
         return isinstance(source, fx.Node) and len(self._known[source]) > 1
 
     def _cleared(self, terms: Polynomial, divisor: Atom) -> Polynomial:
-        """A polynomial times what divides it, a sum, which is spread; as it was if that is too long."""
+        """Multiply a polynomial by a sum in its denominators, expanded; unchanged if that is too long."""
         assert isinstance(divisor.source, fx.Node)
         total = lifted(self._known[divisor.source], divisor.runs)
         most = max(-power for term in terms for atom, power in term if atom == divisor)
-        made: Polynomial = {}
+        form: Polynomial = {}
         for term, scale in terms.items():
             left = most + dict(term).get(divisor, 0)
             spread: Polynomial | None = {frozenset(each for each in term if each[0] != divisor): scale}
@@ -120,54 +120,54 @@ class Forms:
                 spread = None if spread is None or total is None else product(spread, total)
             if spread is None:
                 return terms
-            made = plus(made, spread)
-        return made
+            form = plus(form, spread)
+        return form
 
-    def _made(self, node: fx.Node) -> Polynomial:
-        made: Polynomial | None = None
+    def _form(self, node: fx.Node) -> Polynomial:
+        form: Polynomial | None = None
         if not value_of(node).dtype.is_floating_point:
             pass
         elif is_row_sum(node) or is_row_mean(node):
-            made = self._summed(node)
+            form = self._summed(node)
         elif node.target is aten.expand.default:
-            made = self._given(cast(fx.Node, node.args[0]), shape_of(node))
+            form = self._lifted(cast(fx.Node, node.args[0]), shape_of(node))
         elif node.target in (aten.add.Tensor, aten.sub.Tensor):
-            made = self._added(node)
+            form = self._added(node)
         elif parts := multiplied(node):
-            made = self._multiplied(parts, shape_of(node))
-        small = made is not None and len(made) <= MAX_TERMS
-        if made is None or not small or any(abs(power) > MAX_POWER for term in made for _, power in term):
-            return _alone(node, shape_of(node))
-        return made
+            form = self._multiplied(parts, shape_of(node))
+        small = form is not None and len(form) <= MAX_TERMS
+        if form is None or not small or any(abs(power) > MAX_POWER for term in form for _, power in term):
+            return _atom(node, shape_of(node))
+        return form
 
-    def _given(self, part: Part, shape: Shape) -> Polynomial | None:
-        """A part of a tensor of some shape, to which it is broadcast; None of a number that is not finite."""
+    def _lifted(self, part: Part, shape: Shape) -> Polynomial | None:
+        """Return the form of a factor, broadcast to a shape; None for a number that is not finite."""
         if isinstance(part, (int, float)):
             return ({ONE: Fraction(part)} if part else {}) if isfinite(part) else None
         if isinstance(part, Factor):
             return {frozenset([(Atom(part.root, part.runs, part.inverted), 1)]): Fraction(1)}
-        made = lifted(self._known[root(part)], factor_of(part, shape).runs)
-        return _alone(part, shape) if made is None else made
+        form = lifted(self._known[root(part)], factor_of(part, shape).runs)
+        return _atom(part, shape) if form is None else form
 
     def _multiplied(self, parts: list[tuple[Part, bool]], shape: Shape) -> Polynomial | None:
-        made: Polynomial | None = {ONE: Fraction(1)}
+        form: Polynomial | None = {ONE: Fraction(1)}
         for part, divides in parts:
-            given = self._given(part, shape)
-            if given is not None and divides:
-                turned = inverse(given)
-                alone = inverse(_alone(part, shape)) if isinstance(part, fx.Node) else None
-                given = alone if turned is None else turned
-            if given is None or made is None:
+            part_form = self._lifted(part, shape)
+            if part_form is not None and divides:
+                turned = inverse(part_form)
+                atom_inverse = inverse(_atom(part, shape)) if isinstance(part, fx.Node) else None
+                part_form = atom_inverse if turned is None else turned
+            if part_form is None or form is None:
                 return None
-            made = product(made, given)
-        return made
+            form = product(form, part_form)
+        return form
 
     def _added(self, node: fx.Node) -> Polynomial | None:
         alpha = node.kwargs.get("alpha", 1)
         parts = [cast(Part, arg) for arg in node.args if is_tensor(arg) or isinstance(arg, (int, float))]
         if len(parts) != len(node.args) or not isinstance(alpha, (int, float)) or not isfinite(alpha):
             return None
-        left, right = (self._given(part, shape_of(node)) for part in parts)
+        left, right = (self._lifted(part, shape_of(node)) for part in parts)
         if left is None or right is None:
             return None
         scale = Fraction(alpha) if node.target is aten.add.Tensor else -Fraction(alpha)
@@ -181,25 +181,25 @@ class Forms:
         if is_row_mean(node) and not size.is_Integer:
             return None
         each = Fraction(1, int(size)) if is_row_mean(node) else Fraction(1)
-        made: Polynomial = {}
+        form: Polynomial = {}
         for monomial, scale in self._known[root(summand)].items():
             rows, over = split(monomial, size)
             terms = product({rows: scale * each}, self._row(over, count(tuple(shape)), size))
             if terms is None:
                 return None
-            made = plus(made, terms)
-        return made
+            form = plus(form, terms)
+        return form
 
     def _row(self, over: Monomial, rows: sympy.Expr, size: sympy.Expr) -> Polynomial:
-        """Σ of a monomial over a last axis."""
+        """Return Σ of a monomial over a last axis."""
         if not over and size.is_Integer:
             return {ONE: Fraction(int(size))}
-        whole = joined([(True, rows)])
-        taken = self._bilinear(over, whole, size)
-        return taken or {frozenset([(Atom(Summed(over, size), whole), 1)]): Fraction(1)}
+        whole = merged_runs([(True, rows)])
+        bilinear = self._bilinear(over, whole, size)
+        return bilinear or {frozenset([(Atom(Summed(over, size), whole), 1)]): Fraction(1)}
 
     def _bilinear(self, over: Monomial, whole: Runs, size: sympy.Expr) -> Polynomial | None:
-        """Σ_s X·p of a matrix product X = a·B, as Σ_s Σ_d a·B·p; None if there is none."""
+        """Return Σ_s X·p of a matrix product X = a·B, as Σ_s Σ_d a·B·p; None if there is no such factor."""
         if self._nested >= MAX_NESTED:
             return None
         nodes = [(atom.source, atom, power) for atom, power in over if isinstance(atom.source, fx.Node)]
@@ -213,7 +213,7 @@ class Forms:
             self._nested += 1
             terms = self.of(a)
             self._nested -= 1
-            made: Polynomial = {}
+            form: Polynomial = {}
             for monomial, scale in terms.items():
                 rows, along = split(monomial, short)
                 p = over - {(atom, power)}
@@ -221,13 +221,13 @@ class Forms:
                     Bilinear(matrix, size, short, p, along) if transposed else Bilinear(matrix, short, size, along, p)
                 )
                 both = times(rows, frozenset([(Atom(bilinear, whole), 1)]))
-                made = made if both is None else plus(made, {both: scale})
-            return made
+                form = form if both is None else plus(form, {both: scale})
+            return form
         return None
 
 
 def _parts(node: fx.Node) -> list[fx.Node]:
-    """The tensors that the form of a node is made of."""
+    """Return the tensors that the form of a node is computed from."""
     if not value_of(node).dtype.is_floating_point:
         return []
     if is_row_sum(node) or is_row_mean(node) or node.target is aten.expand.default:
@@ -239,7 +239,7 @@ def _parts(node: fx.Node) -> list[fx.Node]:
     return [root(part) for part in parts if isinstance(part, fx.Node) and is_tensor(part)]
 
 
-def _alone(node: fx.Node, shape: Shape) -> Polynomial:
-    """A tensor as one atom, broadcast to a shape."""
+def _atom(node: fx.Node, shape: Shape) -> Polynomial:
+    """Return a tensor as one atom, broadcast to a shape."""
     factor = factor_of(node, shape)
     return {frozenset([(Atom(factor.root, factor.runs), 1)]): Fraction(1)}

@@ -1,10 +1,11 @@
-"""Polynomials: sums of products of atoms, with exact coefficients, in which like terms are one.
+"""Polynomials: sums of products of atoms, with exact coefficients, in which like terms are merged.
 
-An atom is a tensor that is not taken apart, a sum over a row, or Σ_s Σ_d a[d]·B[d, s]·p[s], in whichever order it is
-summed; `normal_forms.py` says which polynomial a tensor of a graph is.  What enters and leaves here is data.
+An atom is a tensor that is not decomposed, a sum over a row, or Σ_s Σ_d a[d]·B[d, s]·p[s], in either order of
+summation; `normal_forms.py` assigns polynomials to the tensors of a graph.  Input and output here are plain data.
 
-Only what cancels exactly does so: coefficients are fractions and never rounded.  Powers cancel, so what divides is
-taken not to be 0; `factors.Product`, which is computed as it stands, cancels nothing.  Refused is what would get long.
+Only exact cancellation counts: coefficients are fractions and never rounded.  Powers cancel, so denominators are
+assumed not to be 0; `factors.Product`, which is evaluated as written, cancels nothing.  Results that would get long are
+refused.
 """
 
 from __future__ import annotations
@@ -18,15 +19,15 @@ import sympy
 import torch
 from torch import fx
 
-from fusion.joint.factors import Runs, joined, value_of
+from fusion.joint.factors import Runs, merged_runs, value_of
 
 MAX_TERMS = 48
-"""The longest polynomial: what would be longer is not spread."""
+"""The longest polynomial: longer products are not expanded."""
 
 
 @dataclass(frozen=True)
 class Summed:
-    """Σ of a monomial over a row of some length, nothing of which goes before the sum."""
+    """Σ of a monomial over a row of some length, without factors that could be moved out."""
 
     over: Monomial
     size: sympy.Expr
@@ -45,7 +46,7 @@ class Bilinear:
 
 @dataclass(frozen=True)
 class Atom:
-    """What is not taken apart, repeated as its runs say (see `factors.Factor`).  A mask stands for 1 and 0."""
+    """A tensor that is not decomposed, broadcast by its runs (see `factors.Factor`).  A mask counts as 1 and 0."""
 
     source: fx.Node | Summed | Bilinear
     runs: Runs
@@ -53,14 +54,14 @@ class Atom:
 
     @property
     def is_mask(self) -> bool:
-        """Is it a tensor of bools?"""
+        """Whether it is a tensor of bools."""
         return isinstance(self.source, fx.Node) and value_of(self.source).dtype is torch.bool
 
 
 Monomial: TypeAlias = "frozenset[tuple[Atom, int]]"
-"""A product of atoms, each with its power, which is not 0."""
+"""A product of atoms, each with its non-zero power."""
 Polynomial: TypeAlias = Mapping[Monomial, Fraction]
-"""A sum of monomials, each with its coefficient, which is not 0."""
+"""A sum of monomials, each with its non-zero coefficient."""
 
 ONE: Monomial = frozenset()
 
@@ -69,7 +70,7 @@ ONE: Monomial = frozenset()
 
 
 def times(left: Monomial, right: Monomial) -> Monomial | None:
-    """The product of two monomials; None if it is 0, as that of a mask and its inverse."""
+    """Return the product of two monomials; None if it is 0, as that of a mask and its inverse."""
     powers = dict(left)
     for atom, power in right:
         powers[atom] = powers.get(atom, 0) + power
@@ -81,7 +82,7 @@ def times(left: Monomial, right: Monomial) -> Monomial | None:
 
 
 def plus(left: Polynomial, right: Polynomial) -> Polynomial:
-    """The sum of two polynomials."""
+    """Return the sum of two polynomials."""
     terms = dict(left)
     for monomial, coefficient in right.items():
         terms[monomial] = terms.get(monomial, Fraction(0)) + coefficient
@@ -89,7 +90,7 @@ def plus(left: Polynomial, right: Polynomial) -> Polynomial:
 
 
 def product(left: Polynomial, right: Polynomial) -> Polynomial | None:
-    """The product of two polynomials, spread; None if it is too long."""
+    """Return the product of two polynomials, expanded; None if it is too long."""
     if len(left) * len(right) > MAX_TERMS:
         return None
     made: Polynomial = {}
@@ -101,7 +102,7 @@ def product(left: Polynomial, right: Polynomial) -> Polynomial | None:
 
 
 def inverse(of: Polynomial) -> Polynomial | None:
-    """1 / a single term without masks, which are 0 in places; None of any other polynomial."""
+    """Return 1 / a single term without masks (which may be 0); None for any other polynomial."""
     if len(of) != 1:
         return None
     ((monomial, scale),) = of.items()
@@ -111,7 +112,7 @@ def inverse(of: Polynomial) -> Polynomial | None:
 
 
 def repeated(runs: Runs, outer: Runs) -> Runs | None:
-    """The runs of a tensor within one to which it is repeated, within a larger one; None if that cannot be told."""
+    """Return the runs of a tensor, broadcast to `runs`, within a larger one; None if they do not match."""
     left = list(runs)
     made: list[tuple[bool, sympy.Expr]] = []
     for varies, size in outer:
@@ -131,11 +132,11 @@ def repeated(runs: Runs, outer: Runs) -> Runs | None:
                 size = sympy.Integer(1)
             else:
                 return None
-    return joined(made)
+    return merged_runs(made)
 
 
 def lifted(of: Polynomial, outer: Runs) -> Polynomial | None:
-    """The polynomial of a tensor that is repeated to a larger one; None if it cannot be told how."""
+    """Return the polynomial of a tensor that is broadcast to a larger one; None if runs do not match."""
     made: dict[Monomial, Fraction] = {}
     for monomial, scale in of.items():
         atoms: dict[Atom, int] = {}
@@ -148,17 +149,17 @@ def lifted(of: Polynomial, outer: Runs) -> Polynomial | None:
 
 
 def before(runs: Runs, size: sympy.Expr) -> Runs | None:
-    """The runs without a last axis of some size; None if they vary along it."""
+    """Return the runs without a last axis of some size; None if they vary along it."""
     if not runs:
         return ()
     varies, last = runs[-1]
     if varies or not (last / size).is_integer:
         return None
-    return joined([*runs[:-1], (False, last / size)])
+    return merged_runs([*runs[:-1], (False, last / size)])
 
 
 def split(monomial: Monomial, size: sympy.Expr) -> tuple[Monomial, Monomial]:
-    """What stands before a sum over the last axis, in terms of its rows, and what is summed."""
+    """Split a monomial into the factors that can be moved out of a sum over the last axis, and the rest."""
     rows = {
         (Atom(a.source, runs, a.inverted), p): (a, p) for a, p in monomial if (runs := before(a.runs, size)) is not None
     }

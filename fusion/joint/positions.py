@@ -1,7 +1,7 @@
-"""Positions that backward needs are kept in as few bytes as they take.
+"""Positions that backward needs are saved in as few bytes as possible.
 
-The gradient of a maximum over windows goes to where the largest element was, which eager keeps as an int64 for each
-window: four times the memory of a half.  Positions in an image of 112 by 112 fit 16 bits.
+The gradient of a maximum over windows goes to the position of the largest element, which eager saves as an int64 for
+each window: four times the memory of a 16-bit float.  Positions in an image of 112 by 112 fit into 16 bits.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ GRADIENTS = {
     aten.fractional_max_pool2d_backward.default: 2,
     aten.fractional_max_pool3d_backward.default: 3,
 }
-"""Gradients of (…, an image, …, positions in its last dimensions) → of how many."""
+"""Gradients with arguments (…, an image, …, positions in its last dimensions) → the number of these dimensions."""
 
 
 def narrow_positions(joint: fx.GraphModule) -> list[fx.Node]:
-    """Have forward keep narrow positions, of known bounds; returns them."""
-    made: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
+    """Let forward save bounded positions in narrow integers; return these."""
+    narrowed: dict[fx.Node, tuple[fx.Node, fx.Node]] = {}
     for node in joint.graph.nodes:
         if node.target not in GRADIENTS or node.args[-1].target is not operator.getitem:
             continue
@@ -38,19 +38,19 @@ def narrow_positions(joint: fx.GraphModule) -> list[fx.Node]:
         dtype = _narrowest(image.shape[-GRADIENTS[node.target] :])
         if dtype is None or positions.meta["val"].dtype is not torch.int64:
             continue
-        if positions not in made:
+        if positions not in narrowed:
             with joint.graph.inserting_after(positions):
                 narrow = convert(positions, dtype)
             with joint.graph.inserting_after(narrow):
-                made[positions] = narrow, convert(narrow, torch.int64)
+                narrowed[positions] = narrow, convert(narrow, torch.int64)
             narrow.meta["recompute"] = CheckpointPolicy.MUST_SAVE
-        node.replace_input_with(positions, made[positions][1])
+        node.replace_input_with(positions, narrowed[positions][1])
     joint.recompile()
-    return [narrow for narrow, _ in made.values()]
+    return [narrow for narrow, _ in narrowed.values()]
 
 
 def _narrowest(sizes: torch.Size) -> torch.dtype | None:
-    """The narrowest integers that hold all positions in `sizes`; None where these are symbols, or too many."""
+    """Return the narrowest integer dtype for all positions in `sizes`; None if these are symbolic or too large."""
     count = 1
     for size in sizes:
         if not isinstance(size, int):

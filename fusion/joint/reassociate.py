@@ -1,19 +1,19 @@
-"""Reassociation: a sum over products that the graph already holds summed in another order is taken from there.
+"""Reassociation: a sum over products is replaced by one that the graph already holds, summed in another order.
 
-This is the algebra of finite sums alone.  With X = A·Bᵀ and Y = P·B, of sizes [i, s] and [i, e],
+This only uses the algebra of finite sums.  With X = A·Bᵀ and Y = P·B, of sizes [i, s] and [i, e],
 
     Σ_s X·P = Σ_s Σ_e A[i, e]·B[s, e]·P[i, s] = Σ_e A·Y
 
-so that where Y is there and e is short, nothing of size i × s has to be made.  (In the backward of an attention, Y is
-its result, and the sum is that of the weights times their gradients.)  The factors of P must be factors of the summand
-too; its other factors have no s and go before the sum.  A summand that is a sum itself is summed term by term, where
-each term has such a form or is, but for factors without s, what an earlier sum has summed.
+so that if Y exists and e is short, no tensor of size i × s is needed.  (In the backward of an attention, Y is its
+result, and the sum is that of the weights times their gradients.)  The factors of P must be factors of the summand too;
+its other factors must not vary along s and are moved out of the sum.  A summand that is itself a sum is summed term by
+term, where each term has such a form or is, up to factors without s, the summand of an earlier sum.
 
-It is only worth it where X is a tile, which a kernel makes again.  A library's X is in memory, beside P, and their sum
-is made with what else reads them.  Taken from Y it would cost a launch, and of equal keys not cancel as eager's does.
+It only pays off if X is a tile, which a kernel recomputes.  A library's X is in memory, like P, and their sum is fused
+with its other readers.  From Y it would cost a launch, and for equal keys not cancel as eager's does.
 
-Input: a functional ATen graph whose nodes have fake tensors as `val`, and it is changed in place.  A sum is left alone
-if it is not over the last axis, if X is no tile, if Y is missing, later, rounded more than X or not much smaller.
+Input: a functional ATen graph whose nodes have fake tensors as `val`, which is changed in place.  A sum is unchanged if
+it is not over the last axis, if X is not a tile, if Y is missing, later, rounded more than X or not much smaller.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ from fusion.lowering.value import Shape
 aten = torch.ops.aten
 
 MIN_SHRINKAGE = 4
-"""How many times as large as Y a tensor X must be."""
+"""The smallest ratio of the sizes of X and Y."""
 MAX_NESTED = 2
-"""How many sums within each other a summand is spread over."""
+"""How many nested sums a summand is expanded over."""
 
 
 @dataclass(frozen=True)
 class RowSum:
-    """`before` · Σ left·right over the last axis, or, without a right, `before` · left: one number for each row."""
+    """`before` · Σ left·right over the last axis, or, without `right`, `before` · left: one number for each row."""
 
     before: Product
     left: fx.Node
@@ -65,7 +65,7 @@ class RowSum:
 
 
 def reassociate(joint: fx.GraphModule) -> None:
-    """Replace every sum over a last axis that can be had from smaller tensors, and remove what it alone needed.
+    """Replace every sum over a last axis that smaller tensors determine, and remove nodes that only it needs.
 
     >>> def f(a, b, p):
     ...     return p @ b, (a @ b.t() * p).sum(-1)
@@ -84,19 +84,19 @@ def reassociate(joint: fx.GraphModule) -> None:
         elif node.target in PRODUCTS:
             known.add_product(node)
         elif is_row_sum(node):
-            found = known.sum_of(node)
-            made = None if found is None else _Writer(joint.graph, node, known.sizes).write(found)
-            if made is not None:
-                node.replace_all_uses_with(made)
+            terms = known.sum_of(node)
+            replacement = None if terms is None else _Writer(joint.graph, node, known.sizes).write(terms)
+            if replacement is not None:
+                node.replace_all_uses_with(replacement)
                 changed = True
-            known.add_sum(node, made or node)
+            known.add_sum(node, replacement or node)
     if changed:
         joint.graph.eliminate_dead_code()
         joint.recompile()
 
 
 class _Known:
-    """What the part of a graph that was walked so far holds."""
+    """The products, sums and sizes in the part of a graph visited so far."""
 
     def __init__(self) -> None:
         self.sizes: dict[sympy.Expr, fx.Node] = {}
@@ -107,20 +107,20 @@ class _Known:
         self._products[matrix_root(operands(node)[1])].append(node)
 
     def add_sum(self, node: fx.Node, value: fx.Node) -> None:
-        """Remember what the sum `node`, now to be had as `value`, sums."""
+        """Record the summand of the sum `node`, which is now available as `value`."""
         shape = shape_of(_summand(node))
         self._sums.append((product_of(_summand(node), shape), shape, value))
 
     def sum_of(self, node: fx.Node) -> list[RowSum] | None:
-        """A sum as a few sums of smaller tensors; None if there are none."""
+        """Return a sum as a few sums of smaller tensors; None if that is impossible."""
         shape = shape_of(_summand(node))
-        found = self._terms(product_of(_summand(node), shape), shape, MAX_NESTED)
-        return found if found and any(term.right is not None for term in found) else None
+        terms = self._terms(product_of(_summand(node), shape), shape, MAX_NESTED)
+        return terms if terms and any(term.right is not None for term in terms) else None
 
     def _terms(self, term: Product, shape: Shape, nested: int) -> list[RowSum] | None:
-        found = self._contraction(term, shape) or self._earlier(term, shape)
-        if found is not None:
-            return [found]
+        row_sum = self._contraction(term, shape) or self._earlier(term, shape)
+        if row_sum is not None:
+            return [row_sum]
         for factor in term.over if nested else ():
             if (spread := _spread(term, factor)) is not None:
                 rows = [self._terms(each, shape, nested - 1) for each in spread]
@@ -129,7 +129,7 @@ class _Known:
         return None
 
     def _contraction(self, term: Product, shape: Shape) -> RowSum | None:
-        """Σ_s X·P·… by way of Y, whichever factor is X."""
+        """Return Σ_s X·P·… through Y, for any factor X."""
         for factor in term.over:
             x = factor.root
             if x.target not in PRODUCTS or not factor.is_whole or shape_of(x)[-1] != shape[-1]:
@@ -147,7 +147,7 @@ class _Known:
         return None
 
     def _earlier(self, term: Product, shape: Shape) -> RowSum | None:
-        """Σ_s P·… where Σ_s P is there."""
+        """Return Σ_s P·… where Σ_s P exists."""
         for summed, over, value in self._sums:
             same = over[-1] == shape[-1] and count(over) == count(shape)
             before = term.without(summed) if same else None
@@ -161,20 +161,20 @@ def _summand(node: fx.Node) -> fx.Node:
 
 
 def _can_replace(y: fx.Node, x: fx.Node) -> bool:
-    """Has Y the shape of A, the precision of X, a tile, and much fewer elements?"""
+    """Return whether Y has the shape of A, the precision of X, a tile, and much fewer elements."""
     small, large = value_of(y), value_of(x)
     fits = shape_of(y) == shape_of(operands(x)[0]) and small.dtype is large.dtype
     return fits and is_tile(x) and elements(large.shape) >= MIN_SHRINKAGE * elements(small.shape)
 
 
 def _has_rows(product: Product, shape: Shape) -> bool:
-    """Do all factors stand before a sum over the last axis?"""
+    """Return whether all factors can be moved out of a sum over the last axis."""
     rows = count(shape[:-1])
     return all(factor.is_row(rows) for factor in (*product.over, *product.under))
 
 
 def _spread(term: Product, factor: Factor) -> list[Product] | None:
-    """A product with a sum as a factor, as the products of which it is the sum; None if the factor is no sum."""
+    """Expand a product with a sum as a factor into products; None if the factor is not a sum."""
     node = factor.root
     if node.target not in (aten.add.Tensor, aten.sub.Tensor) or not factor.is_whole:
         return None
@@ -193,7 +193,7 @@ def _spread(term: Product, factor: Factor) -> list[Product] | None:
 
 
 class _Writer:
-    """Writes what takes the place of a sum, in float32 at least, before it."""
+    """Writes the replacement of a sum, in float32 at least, before it."""
 
     def __init__(self, graph: fx.Graph, node: fx.Node, sizes: dict[sympy.Expr, fx.Node]) -> None:
         self._graph, self._sum, self._sizes = graph, node, sizes
@@ -201,7 +201,7 @@ class _Writer:
         self._shape = (*shape_of(_summand(node))[:-1], sympy.Integer(1))
 
     def write(self, terms: Iterable[RowSum]) -> fx.Node | None:
-        """The sum of some rows in the shape and dtype of the sum; None if the graph cannot name its sizes."""
+        """Return the sum of some rows in the shape and dtype of the sum; None if the graph lacks nodes of its sizes."""
         wanted = (*self._shape, *shape_of(self._sum))
         if not all(size.is_Integer or size in self._sizes for size in wanted):
             return None
@@ -228,7 +228,7 @@ class _Writer:
         return row
 
     def _factor(self, factor: Factor) -> fx.Node:
-        """A factor that stands before the sum: one number for each row, or one for all."""
+        """Return a factor outside the sum: one number for each row, or one for all."""
         alone = count(shape_of(factor.root)) == 1
         node = self._viewed(factor.root, (sympy.Integer(1),) * len(self._shape) if alone else self._shape)
         if factor.inverted:

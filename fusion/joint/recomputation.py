@@ -1,7 +1,7 @@
-"""Recomputation: marks what backward makes again rather than forward saving it.
+"""Recomputation: marks nodes for backward to recompute rather than forward to save.
 
 Input: a joint graph before its min-cut partition; nodes are marked with PyTorch's own checkpoint policy, which the
-partition obeys.
+partition follows.
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from fusion.lowering.sizes import elements, size_of
 
 
 def prefer_views_of_inputs(joint: fx.GraphModule) -> None:
-    """Mark views of inputs: saved, they would keep what the input holds already."""
+    """Mark views of inputs: saving them would keep data that the input holds already."""
     for view in views_of_inputs(joint):
         _prefer(view)
 
 
 def prefer_recomputed_products(joint: fx.GraphModule) -> None:
-    """Mark what backward had better make again: large products, maps of them, copies that only such products read, and
-    what is made of constants (masks).
+    """Mark nodes that backward should recompute: large products, maps of them, copies that only such products read, and
+    nodes without operands (masks).
 
-    A product is large if it is larger than its operands.  What has to be saved stays so.
+    A product is large if it is larger than its operands.  Nodes that must be saved stay so.
     """
     constant: set[fx.Node] = set()
     tiles: set[fx.Node] = set()
     for node in joint.graph.nodes:
         if isinstance(node.meta.get("val"), torch.SymInt):
-            constant.add(node)  # sizes are there in any case
+            constant.add(node)  # sizes are available in any case
             continue
         if node.op != "call_function" or _is_random(node):
             continue
@@ -60,12 +60,14 @@ def _is_random(node: fx.Node) -> bool:
 
 
 def _is_map_of(node: fx.Node, tiles: Collection[fx.Node]) -> bool:
-    """Is this an operation on a tile that gives one as large?"""
-    made = node.meta.get("val")
-    taken = [arg.meta["val"] for arg in node.all_input_nodes if arg in tiles]
-    return isinstance(made, torch.Tensor) and any(elements(made.shape) >= elements(val.shape) for val in taken)
+    """Return whether this is an operation on a tile with a result of at least its size."""
+    result = node.meta.get("val")
+    tile_operands = [arg.meta["val"] for arg in node.all_input_nodes if arg in tiles]
+    return isinstance(result, torch.Tensor) and any(
+        elements(result.shape) >= elements(val.shape) for val in tile_operands
+    )
 
 
 def _grows(node: fx.Node) -> bool:
-    """Is this a product over a short axis of known length, larger than its operands together?"""
+    """Return whether this is a product over a short static axis, larger than its operands together."""
     return node.target in PRODUCTS and size_of(short(node)).is_Integer and grows(node)

@@ -1,8 +1,8 @@
-"""What a graph computes twice, once: an operation is the earlier one of the same operands.
+"""Merges repeated operations of a graph: an operation becomes the earlier one with the same operands.
 
 AOTAutograd's partition does this by a function that imports all of inductor, 0.5 s at the first graph.  Input: a joint
-graph, which is changed in place.  What may not be one value stays two: random numbers, memory that nothing was written
-to, results that share memory with what is returned, and what is made before and after something is changed.
+graph, which is changed in place.  Not merged: random numbers, uninitialised memory, results that share memory with a
+returned tensor, and calls before and after a mutation.
 """
 
 from __future__ import annotations
@@ -15,21 +15,21 @@ from torch import fx
 from torch._ops import OpOverload
 
 _OWN = frozenset({"aten", "prims"})
-"""Namespaces of operations that do nothing but what their schemas say."""
+"""Namespaces of operations that do exactly what their schemas say."""
 
 
 def merge_repeated(joint: fx.GraphModule) -> None:
-    """Have each value made once."""
+    """Compute each value once."""
     returned = {memory for node in joint.graph.output_node().all_input_nodes for memory in _memory(node)}
-    made: dict[Hashable, fx.Node] = {}
+    seen: dict[Hashable, fx.Node] = {}
     changes = 0
     for node in list(joint.graph.nodes):
         changes += _changes(node)
         if not _may_be_shared(node) or not returned.isdisjoint(_memory(node)):
             continue
         try:
-            first = made.setdefault((changes, node.target, _said(node.args), _said(node.kwargs)), node)
-        except TypeError:  # a size that is not known does not compare
+            first = seen.setdefault((changes, node.target, _canonical(node.args), _canonical(node.kwargs)), node)
+        except TypeError:  # an unbacked size does not compare
             continue
         if first is not node:
             node.replace_all_uses_with(first)
@@ -52,23 +52,23 @@ def _may_be_shared(node: fx.Node) -> bool:
 
 
 def _memory(node: fx.Node) -> Iterator[int]:
-    """The memory of what a node gives, as far as it has any."""
+    """Yield the storages of a node's results."""
     val = node.meta.get("val")
     for part in val if isinstance(val, (list, tuple)) else (val,):
         if isinstance(part, torch.Tensor) and part.layout is torch.strided:
             yield part.untyped_storage()._cdata
 
 
-def _said(arg: object) -> Hashable:
-    """Arguments as what is equal only if it means the same: 1, 1.0 and True differ, and so do 0.0 and -0.0."""
+def _canonical(arg: object) -> Hashable:
+    """Return arguments in a form that is equal only for equal meaning: 1, 1.0 and True differ, as do 0.0 and -0.0."""
     if isinstance(arg, fx.Node):
         return arg
     if isinstance(arg, (list, tuple)):
-        return ("sequence", *map(_said, arg))
+        return ("sequence", *map(_canonical, arg))
     if isinstance(arg, Mapping):
-        return ("mapping", frozenset((key, _said(value)) for key, value in arg.items()))
+        return ("mapping", frozenset((key, _canonical(value)) for key, value in arg.items()))
     if isinstance(arg, slice):
-        return ("slice", _said(arg.start), _said(arg.stop), _said(arg.step))
+        return ("slice", _canonical(arg.start), _canonical(arg.stop), _canonical(arg.step))
     if isinstance(arg, complex):
         return ("complex", arg.real.hex(), arg.imag.hex())
     return (type(arg), arg.hex() if isinstance(arg, float) else arg)

@@ -1,12 +1,12 @@
 """Lays out tensors that are normalised by rows with contiguous rows.
 
-A convolution gives channels first. What is added to its transposed result lies as that does, in eager too, and so does
+A convolution returns channels first.  A sum with its transposed result has the same layout, in eager too, and so does
 the residual stream of a whole transformer behind it: each norm reads across memory, where eager's makes a copy first,
-and each product writes across it.  Where that pays, the first of these tensors is written with contiguous rows, and
-what is made of it follows.
+and each product writes across it.  Where that pays off, the first of these tensors is written with contiguous rows, and
+its consumers follow.
 
 Input: a functional graph, joint or for inference; it is changed in place and returns tensors of the strides it returned
-before.  Left as they are: tensors of symbolic sizes, and those that something must read as they lie.
+before.  Unchanged: tensors of symbolic sizes, and tensors that some reader needs in their layout.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ NORMS = {
     aten._fused_rms_norm.default: 1,
     aten._fused_rms_norm_backward.default: 2,
 }
-"""Norm → how many operands it reads by rows; the shape of a row is its next argument."""
+"""Norm → the number of operands that it reads by rows; the shape of a row is its next argument."""
 MEANS = frozenset({aten.mean.dim, aten.var.correction, aten.var_mean.correction})
-"""What norms that are written out read rows by; dimensions are the second argument."""
+"""Reductions over rows in decomposed norms; dimensions are the second argument."""
 
 
 def prefer_rows(graph: fx.GraphModule, layouts: Layouts) -> bool:
-    """Writes what is normalized with contiguous rows, where that pays; returns whether it was done."""
+    """Write normalised tensors with contiguous rows, where that pays off; return whether it was done."""
     tried, done = set[fx.Node](), False
     for norm in list(graph.graph.nodes):
         for start in map(_start, _across(norm, lambda node: node.meta.get("val"))):
@@ -46,10 +46,10 @@ def prefer_rows(graph: fx.GraphModule, layouts: Layouts) -> bool:
 
 
 def _move(graph: fx.GraphModule, start: fx.Node, layouts: Layouts) -> bool:
-    """Let all readers of `start` read it contiguous, if that pays; was it done?"""
+    """Let all readers of `start` read it contiguous, if that pays off; return whether it does."""
     plan = Plan(partial(_wanted, start), layouts.begins)
     try:
-        plan.walk(graph.graph)
+        plan.propagate(graph.graph)
     except Refused:
         return False
     before = sum(_crossed(node, lambda arg: arg.meta.get("val")) for node in graph.graph.nodes)
@@ -61,14 +61,14 @@ def _move(graph: fx.GraphModule, start: fx.Node, layouts: Layouts) -> bool:
 
 
 def _wanted(start: fx.Node, plan: Plan, node: fx.Node) -> dict[fx.Node, Strides]:
-    """Contiguous, for those that read `start`."""
+    """Return contiguous strides for the readers of `start`."""
     if start not in node.all_input_nodes or not takes_any_strides(node):
         return {}
     return {start: torch.empty(start.meta["val"].shape, device="meta").stride()}
 
 
 def _start(node: fx.Node) -> fx.Node:
-    """The first of the tensors that `node` is made of, one of each."""
+    """Return the first of the chain of one-operand pointwise nodes that leads to `node`."""
     while _is_pointwise(node) and len(node.all_input_nodes) == 1:
         (arg,) = node.all_input_nodes
         if arg.meta["val"].shape != node.meta["val"].shape or not is_generated(arg):
@@ -78,23 +78,23 @@ def _start(node: fx.Node) -> fx.Node:
 
 
 def _may_move(node: fx.Node) -> bool:
-    """Is this a tensor of known strides that a kernel writes, in what order it likes?"""
+    """Return whether a generated kernel writes this tensor, of static strides, and so in any order of dimensions."""
     return is_generated(node) and isinstance(node.meta.get("val"), torch.Tensor) and is_known(node.meta["val"])
 
 
 def _crossed(node: fx.Node, value: Callable[[fx.Node], object]) -> int:
-    """Bytes that `node` reads across memory; `value`: what its operands, and itself, are."""
+    """Return the bytes that `node` reads across memory; `value` returns the fake tensor of a node."""
     if not _is_pointwise(node):
         return sum(bytes_of(arg.meta["val"]) for arg in _across(node, value))
-    made = value(node)
+    result = value(node)
     read = [tensor for arg in node.all_input_nodes if isinstance(tensor := value(arg), torch.Tensor)]
-    if not isinstance(made, torch.Tensor) or not all(map(is_known, (made, *read))):
+    if not isinstance(result, torch.Tensor) or not all(map(is_known, (result, *read))):
         return 0
-    return sum(bytes_of(each) for each in read if each.shape == made.shape and _fastest(each) != _fastest(made))
+    return sum(bytes_of(each) for each in read if each.shape == result.shape and _fastest(each) != _fastest(result))
 
 
 def _across(node: fx.Node, value: Callable[[fx.Node], object]) -> Iterator[fx.Node]:
-    """The operands of a norm whose rows are not contiguous."""
+    """Yield the operands of a norm whose rows are not contiguous."""
     for arg, rows in _rows(node):
         tensor = value(arg)
         if isinstance(tensor, torch.Tensor) and is_known(tensor):
@@ -104,7 +104,7 @@ def _across(node: fx.Node, value: Callable[[fx.Node], object]) -> Iterator[fx.No
 
 
 def _rows(node: fx.Node) -> Iterator[tuple[fx.Node, int]]:
-    """The operands of a norm, each with how many of its last dimensions are a row."""
+    """Yield the operands of a norm, each with the number of its last dimensions that form a row."""
     if node.target in NORMS:
         count = NORMS[node.target]
         rows = len(cast("Sequence[object]", node.args[count]))
@@ -121,6 +121,6 @@ def _is_pointwise(node: fx.Node) -> bool:
 
 
 def _fastest(tensor: torch.Tensor) -> int | None:
-    """The dimension along which neighbours in memory lie; None if there is no other than of one element."""
+    """Return the dimension with the smallest stride; None if no dimension has two elements."""
     dims = [dim for dim in range(tensor.ndim) if tensor.shape[dim] > 1]
     return min(dims, key=lambda dim: (tensor.stride(dim), -dim), default=None)

@@ -1,24 +1,23 @@
-"""What is kept between forward and backward, and how exactly.
+"""Decides which values are saved between forward and backward, and in which precision.
 
-A forward kernel has the maximum or the sum of a row in float32; where the row is of halves, eager stores it as a half.
-There it is as exact as the row, which was stored as well.  Here backward makes the row again, to float32, and a maximum
-that was rounded is not the maximum of that row: exp(s - m) would be off by up to exp(|m| / 256), and the whole row with
-it.  So statistics of rows of halves are kept in float32.  So are those that a norm gives beside its result, which
-eager's kernels of the CPU round: backward subtracts the mean from the row, and a row that is a statistic itself, of one
-number, is that mean.
+A forward kernel has the maximum or the sum of a row in float32; if the row has 16 bits, eager stores it in 16 bits.
+There it is as precise as the row, which was stored as well.  Here backward recomputes the row in float32, and a rounded
+maximum is not the maximum of that row: exp(s - m) would be off by up to exp(|m| / 256), and so the full row.  So
+statistics of 16-bit rows are saved in float32.  So are the statistics that a norm returns beside its result, which
+eager's CPU kernels round: backward subtracts the mean from the row, and a row of one element is that mean.
 
-A running log-sum-exp is a statistic of the row up to each point, as large as the row: one of 10000 that was rounded is
-off by up to 4, and exp(x - it) by a factor of 50.  As a rule it is a result of the program as well, which is a half:
-what is computed and kept is one of the row in float32, of which the half is made.
+A running log-sum-exp is a statistic of the row up to each point, as large as the row: if it is rounded, a value of
+10000 is off by up to 4, and exp(x - it) by a factor of 50.  Usually it is a result of the program as well, in 16 bits:
+a running value of the row in float32 is computed and saved, and rounded for that result.
 
-An input that backward needs is kept as it was when forward began.  The partition may choose an input where eager keeps
-what was made of it; if the program changes the input in place, that would be another one by then.
+An input that backward needs is saved as it was when forward began.  The partition may choose an input where eager saves
+a tensor computed from it; if the program changes the input in place, it would have another value by then.
 
-What is kept in memory of its own, of which neither the caller nor anything else that is kept has a part, is marked as
-`SPARE`: backward may write over it.
+A saved tensor in memory of its own, which neither the caller nor another saved tensor shares, is marked as `SPARE`:
+backward may overwrite it.
 
-Input: the graphs of forward and backward, as they were parted, and both are changed in place.  What is no statistic of
-a row, or no half, or is given to the graph and stays what it is, is kept as it is.
+Input: the graphs of forward and backward after the partition, which are both changed in place.  Unchanged: values that
+are no statistics of rows, or have other dtypes, and inputs of the graph that do not change.
 """
 
 from __future__ import annotations
@@ -41,35 +40,35 @@ from fusion.lowering.sizes import elements
 aten = torch.ops.aten
 
 RUNNING = aten.logcumsumexp.default
-"""The operation whose result is at each point the statistic of the row up to there."""
+"""The operation whose result at each point is the statistic of the row up to there."""
 
 SPARE = "spare"
-"""The mark of an input of backward that nobody else is to see."""
+"""The mark of an input of backward to which nothing else refers."""
 
 MIN_ROW = 4
-"""How many times as large as its statistic a row must be for the statistic to count as small."""
+"""The smallest ratio of a row's size to its statistic's size for which that counts as a statistic."""
 
 
 def widen_statistics(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
-    """Keep statistics of rows of halves in float32.
+    """Save statistics of 16-bit rows in float32.
 
     Args:
-        outputs: how many results of forward are the program's own; those that follow are kept for backward.
+        outputs: the number of forward results that are the program's own; the others are saved for backward.
     """
     output = forward.graph.output_node()
     results = list(cast("list[fx.Node]", output.args[0]))
-    taken = {node.name: node for node in backward.graph.nodes if node.op == "placeholder"}
+    backward_inputs = {node.name: node for node in backward.graph.nodes if node.op == "placeholder"}
     changed = False
-    for place, node in enumerate(results):
-        if place < outputs or not is_tensor(node) or node.name not in taken or not _is_statistic(node):
+    for position, node in enumerate(results):
+        if position < outputs or not is_tensor(node) or node.name not in backward_inputs or not _is_statistic(node):
             continue
         if node.target is RUNNING:
-            results[place], narrow = _rounded_last(node)
+            results[position], narrow = _rounded_last(node)
             results[:] = [narrow if result is node else result for result in results]
         else:
             with forward.graph.inserting_before(output):
-                results[place] = convert(node, torch.float32)
-        _take_wide(taken[node.name], value_of(results[place]))
+                results[position] = convert(node, torch.float32)
+        _take_wide(backward_inputs[node.name], value_of(results[position]))
         changed = True
     if changed:
         output.args = (tuple(results),)
@@ -79,51 +78,54 @@ def widen_statistics(forward: fx.GraphModule, backward: fx.GraphModule, outputs:
 
 
 def keep_unchanged(forward: fx.GraphModule, outputs: int) -> None:
-    """Keep copies of those inputs that the program changes in place, and of views of them.
+    """Save copies of inputs that the program changes in place, and of views of them.
 
     Args:
-        outputs: how many results of forward are the program's own; those that follow are kept for backward.
+        outputs: the number of forward results that are the program's own; the others are saved for backward.
     """
     changed = _changed_inputs(forward)
     output = forward.graph.output_node()
     results = list(cast("list[fx.Node]", output.args[0]))
-    places = [k for k in range(outputs, len(results)) if _memory_of(results[k]) in changed] if changed else []
-    for place in places:
-        node = results[place]
-        with forward.graph.inserting_after(node):  # which is before the change: that comes last
-            results[place] = write(node, aten.clone.default, node)
-    if places:
+    positions = [k for k in range(outputs, len(results)) if _memory_of(results[k]) in changed] if changed else []
+    for position in positions:
+        node = results[position]
+        with forward.graph.inserting_after(node):  # before the mutation, which comes last
+            results[position] = write(node, aten.clone.default, node)
+    if positions:
         output.args = (tuple(results),)
         forward.graph.lint()
         forward.recompile()
 
 
 def mark_spare(forward: fx.GraphModule, backward: fx.GraphModule, outputs: int) -> None:
-    """Mark what backward alone gets.
+    """Mark saved tensors that only backward refers to.
 
     Args:
-        outputs: how many results of forward are the program's own; those that follow are kept for backward.
+        outputs: the number of forward results that are the program's own; the others are saved for backward.
     """
     results = cast("list[fx.Node | None]", forward.graph.output_node().args[0])
-    given = {_memory(node) for node in forward.graph.find_nodes(op="placeholder")}
+    input_memory = {_memory(node) for node in forward.graph.find_nodes(op="placeholder")}
     shared = Counter(map(_memory, results))
-    alone = {
+    unshared = {
         node.name
         for node in results[outputs:]
-        if node is not None and _memory(node) is not None and shared[_memory(node)] == 1 and _memory(node) not in given
+        if node is not None
+        and _memory(node) is not None
+        and shared[_memory(node)] == 1
+        and _memory(node) not in input_memory
     }
     for node in backward.graph.find_nodes(op="placeholder"):
-        if node.name in alone and is_tensor(node):
+        if node.name in unshared and is_tensor(node):
             node.meta[SPARE] = True
 
 
 def _memory(node: fx.Node | None) -> int | None:
-    """What tells the memory of a tensor from that of others, as it was traced."""
+    """Return an identifier of a tensor's storage, as traced."""
     return value_of(node).untyped_storage()._cdata if node is not None and is_tensor(node) else None
 
 
 def _changed_inputs(forward: fx.GraphModule) -> set[fx.Node]:
-    """Inputs that the graph copies to, and those of which it returns what the caller copies to them."""
+    """Return inputs that the graph copies to, and inputs of which it returns the new value."""
     holders = forward.graph.find_nodes(op="placeholder")
     copies = forward.graph.find_nodes(op="call_function", target=aten.copy_.default)
     described = forward.graph.output_node().meta.get("desc", ())
@@ -134,14 +136,14 @@ def _changed_inputs(forward: fx.GraphModule) -> set[fx.Node]:
 
 
 def _memory_of(node: fx.Node) -> fx.Node:
-    """The node whose memory this one lies in."""
+    """Return the base of a view, or the node itself."""
     while isinstance(node, fx.Node) and (node.target is getitem or getattr(node.target, "is_view", False)):
         node = cast(fx.Node, node.args[0])
     return node
 
 
 def _rounded_last(node: fx.Node) -> tuple[fx.Node, fx.Node]:
-    """A running statistic in float32, and the half made of it that takes its place."""
+    """Compute a running statistic in float32; return it, and its rounding, which replaces the statistic."""
     row, *rest = node.args
     graph = node.graph
     with graph.inserting_before(node):
@@ -154,26 +156,26 @@ def _rounded_last(node: fx.Node) -> tuple[fx.Node, fx.Node]:
     return wide, narrow
 
 
-def _take_wide(given: fx.Node, wide: torch.Tensor) -> None:
-    """Let backward take a statistic in float32, and read it as the half that eager has."""
-    dtype = value_of(given).dtype
-    users = list(given.users)
-    given.meta = {**given.meta, "val": wide}
-    given.meta.pop("tensor_meta", None)
-    with given.graph.inserting_after(given):
-        narrow = convert(given, dtype)
+def _take_wide(placeholder: fx.Node, wide: torch.Tensor) -> None:
+    """Let backward take a statistic in float32, and read it rounded, as eager has it."""
+    dtype = value_of(placeholder).dtype
+    users = list(placeholder.users)
+    placeholder.meta = {**placeholder.meta, "val": wide}
+    placeholder.meta.pop("tensor_meta", None)
+    with placeholder.graph.inserting_after(placeholder):
+        narrow = convert(placeholder, dtype)
     narrow.meta[ONLY_STORED] = True
     for user in users:
-        user.replace_input_with(given, narrow)
+        user.replace_input_with(placeholder, narrow)
 
 
 def _is_statistic(node: fx.Node) -> bool:
-    """Is this a half: running, given by a norm beside its result, or made by maps of reductions of larger tensors?"""
+    """Return whether this is a 16-bit statistic: running, beside a norm's result, or maps of reductions of rows."""
     if value_of(node).dtype not in HALVES:
         return False
     if node.target is RUNNING:
         return True
-    if node.target is getitem and _stands_beside(node):
+    if node.target is getitem and _is_side_result(node):
         return True
     size = elements(value_of(node).shape)
     todo, seen = [node], {node}
@@ -192,10 +194,10 @@ def _is_statistic(node: fx.Node) -> bool:
     return False
 
 
-def _stands_beside(statistic: fx.Node) -> bool:
-    """Is this a fold that a call gives beside a first result as large as its operand, as norms do?"""
-    norm, place = cast("tuple[fx.Node, int]", statistic.args)
+def _is_side_result(statistic: fx.Node) -> bool:
+    """Return whether this is a fold that a call returns beside a result as large as its operand, as norms do."""
+    norm, position = cast("tuple[fx.Node, int]", statistic.args)
     first = norm.meta["val"][0]
     row = next(filter(is_tensor, norm.all_input_nodes))
-    whole = isinstance(first, torch.Tensor) and elements(first.shape) == elements(value_of(row).shape)
-    return whole and place > 0 and bool(folds(norm))
+    full_size = isinstance(first, torch.Tensor) and elements(first.shape) == elements(value_of(row).shape)
+    return full_size and position > 0 and bool(folds(norm))

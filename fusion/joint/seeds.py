@@ -1,10 +1,10 @@
-"""Random calls that backward is to make again: their seeds become values of the graph.
+"""Turns the seeds of random calls that backward recomputes into values of the graph.
 
-A checkpoint asks for all of its calls to be made again in backward, dropout among them.  AOTAutograd would save the
+A checkpoint requires that all its calls are recomputed in backward, including dropout.  AOTAutograd would save the
 state of the generator around each such call, which leaves the call opaque.  Here it gets a seed, drawn once and saved,
-and gives the same numbers wherever it is made.
+and gives the same numbers wherever it is computed.
 
-Attention that drops nothing is marked as random all the same; it is covered while the graph is parted.
+Attention without dropout is tagged as random all the same; the tag is hidden during the partition.
 
 Input: a joint graph, which is changed in place.  Calls with a generator of the caller's own are left.
 """
@@ -22,7 +22,7 @@ AGAIN = (CheckpointPolicy.MUST_RECOMPUTE, CheckpointPolicy.PREFER_RECOMPUTE)
 
 
 def share_seeds(joint: fx.GraphModule) -> None:
-    """Give a seed to each random call that is marked to be made again."""
+    """Give a seed to each random call that is marked for recomputation."""
     drawn = [node for node in joint.graph.nodes if _is_drawn_again(node)]
     for node in drawn:
         _give_seed(joint.graph, node)
@@ -32,12 +32,12 @@ def share_seeds(joint: fx.GraphModule) -> None:
 
 
 def has_seeds(graph: fx.GraphModule) -> bool:
-    """Does the graph hold a call with a given seed, of which another graph may hold the same?"""
+    """Return whether the graph holds a call with an explicit seed, which another graph may share."""
     return any(node.target is seeded for node in graph.graph.nodes)
 
 
 def cover_undrawn(joint: fx.GraphModule) -> None:
-    """Have calls that are to be made again and draw nothing not look like random ones."""
+    """Hide the random tag of calls that are marked for recomputation and draw nothing."""
     covered = [node for node in joint.graph.nodes if _is_marked(node) and not _draws(node)]
     for node in covered:
         node.args, node.target = (node.target, *node.args), undrawn
@@ -46,7 +46,7 @@ def cover_undrawn(joint: fx.GraphModule) -> None:
 
 
 def uncover(graph: fx.GraphModule) -> None:
-    """Make the calls that `cover_undrawn` has changed what they were."""
+    """Undo `cover_undrawn`."""
     covered = graph.graph.find_nodes(op="call_function", target=undrawn)
     for node in covered:
         (target, *args) = node.args
@@ -56,7 +56,7 @@ def uncover(graph: fx.GraphModule) -> None:
 
 
 def undrawn(call: OpOverload, *args: object, **kwargs: object) -> object:
-    """A call that draws nothing."""
+    """Make a call that draws nothing."""
     return call(*args, **kwargs)
 
 
@@ -65,7 +65,7 @@ def _is_drawn_again(node: fx.Node) -> bool:
 
 
 def _is_marked(node: fx.Node) -> bool:
-    """Is a call marked to be made again, and as random?"""
+    """Return whether a call is marked for recomputation, and tagged as random."""
     again = node.op == "call_function" and node.meta.get("recompute") in AGAIN
     return again and torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
 

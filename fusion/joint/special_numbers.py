@@ -1,7 +1,7 @@
-"""Special numbers: what becomes of 0 and of NaN in an elementwise call of an ATen graph.
+"""Special numbers: the effect of 0 and of NaN in an elementwise call of an ATen graph.
 
-Input: an fx node; its lowered form (`facts.py`) is evaluated at a 0 by the meaning of its scalar operations, or
-followed from a NaN by the column `of_nan` of `lowering/scalar_ops.py`.  Calls with folds are left alone.
+Input: an fx node; its lowered form (`facts.py`) is evaluated at 0 by the meaning of its scalar operations, or NaN is
+propagated by the column `of_nan` of `lowering/scalar_ops.py`.  Calls with folds give negative answers.
 """
 
 from __future__ import annotations
@@ -16,33 +16,33 @@ from torch import fx
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusion.joint.factors import is_tensor, root, value_of
-from fusion.joint.facts import given, place_of, value_of_call, without_units
+from fusion.joint.facts import operand_value, place_of, value_of_call, without_units
 from fusion.lowering.expr import Cast, Const, Expr, Load, Op, loads, make_cast, postorder, rewrite
 from fusion.lowering.scalar_ops import SCALAR_OPS
 from fusion.lowering.value import Value, axis_bounds, reshape
 
 Known: TypeAlias = Literal["nan"] | bool | None
-"""What is known of an element: that it is NaN, or true, or false, or nothing."""
+"""Knowledge of an element: that it is NaN, or true, or false; None for nothing."""
 
 
 READ_THROUGH = 2
-"""How many calls a condition is followed back: |x| = ∞ is two, a comparison and an absolute value."""
+"""How many calls behind a condition are examined: |x| = ∞ is two, a comparison and an absolute value."""
 
 
 def is_zero_of_zero(node: fx.Node, source: fx.Node) -> bool:
-    """Is `source` the one tensor of an elementwise call, and the result 0 wherever its element is 0?"""
+    """Return whether `source` is the one tensor of an elementwise call whose result is 0 wherever its element is 0."""
     value = value_of_call(node)
     if value is None or node.all_input_nodes != [source]:
         return False
-    with _disable_current_modes():  # a graph is traced with tensors that hold no numbers
+    with _disable_current_modes():  # tracing uses tensors without data
         return _at_zero(without_units(value.expr, value.shape), place_of(source, value.shape)) == 0
 
 
-def _at_zero(result: Expr, place: Expr | None) -> float | None:
-    """The number that an expression is where the element at `place` is 0; None if it needs anything else."""
+def _at_zero(result: Expr, element_at: Expr | None) -> float | None:
+    """Evaluate an expression with 0 for the element at `element_at`; None if it depends on anything else."""
     known: dict[Expr, torch.Tensor] = {}
     for expr in postorder(result):
-        if expr is place:
+        if expr is element_at:
             known[expr] = torch.zeros((), dtype=expr.dtype)
         elif isinstance(expr, Const):
             known[expr] = torch.tensor(expr.value, dtype=expr.dtype)
@@ -56,9 +56,9 @@ def _at_zero(result: Expr, place: Expr | None) -> float | None:
 
 
 def spreading(node: fx.Node) -> list[fx.Node]:
-    """The operands of an elementwise call where one of which is NaN, its result is NaN, too.
+    """Return the operands of an elementwise call whose NaNs make its result NaN.
 
-    Conditions are read through: `where(x < 0, 1, x)` is NaN where x is, as no comparison with NaN is true.
+    Conditions are examined: `where(x < 0, 1, x)` is NaN where x is, as comparisons with NaN are false.
     """
     value = value_of_call(node)
     if value is None:
@@ -66,16 +66,16 @@ def spreading(node: fx.Node) -> list[fx.Node]:
     result = _read(value, node, 0).expr
     operands: list[fx.Node] = []
     for arg in node.all_input_nodes:
-        place = place_of(arg, value.shape) if is_tensor(arg) else None
-        if place is not None and value_of(arg).dtype.is_floating_point:
-            element = next(loads(_read(replace(value, expr=place), node, 0).expr))
+        element_at = place_of(arg, value.shape) if is_tensor(arg) else None
+        if element_at is not None and value_of(arg).dtype.is_floating_point:
+            element = next(loads(_read(replace(value, expr=element_at), node, 0).expr))
             if _of_nan(result, element) == "nan":
                 operands.append(arg)
     return operands
 
 
 def _read(value: Value, node: fx.Node, depth: int) -> Value:
-    """A value over the operands of `node` as one over their roots, with conditions as what they compare."""
+    """Express a value over the roots of `node`'s operands, and conditions over the compared values."""
     tensors = {arg.name: _rooted(arg, depth) for arg in node.all_input_nodes if is_tensor(arg)}
 
     def rule(expr: Expr) -> Expr | None:
@@ -88,17 +88,17 @@ def _read(value: Value, node: fx.Node, depth: int) -> Value:
 
 
 def _rooted(node: fx.Node, depth: int) -> Value:
-    """A tensor as its root, or, of a condition and what leads to it, as what makes it."""
+    """Express a tensor by its root, or a condition, and its operands, by their definition."""
     if depth < READ_THROUGH and (depth or value_of(node).dtype is torch.bool):
         value = value_of_call(node)
         if value is not None:
             return _read(value, node, depth + 1)
-    tensor, source = given(node), given(root(node))
+    tensor, source = operand_value(node), operand_value(root(node))
     return replace(tensor, expr=make_cast(reshape(source, tensor.shape).expr, tensor.dtype))
 
 
 def _of_nan(result: Expr, element: Expr) -> Known:
-    """What is known of an expression where `element` is NaN."""
+    """Return what is known of an expression where `element` is NaN."""
     known: dict[Expr, Known] = {}
     for expr in postorder(result):
         below = [known[child] for child in expr.children()]

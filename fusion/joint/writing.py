@@ -1,4 +1,4 @@
-"""Writing: operations that a pass adds to a joint graph, each with its fake tensor and for whose sake it is there."""
+"""Adds operations to a joint graph, each with its fake tensor and the metadata of the node it is added for."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.node import Argument
 
 HOW = frozenset({"val", "tensor_meta", "original_aten", "eager_input_vals", "recompute", "desc"})
-"""What says how a node was made, where the rest says what for: lines and modules of the program, forward or not."""
+"""Metadata about the computation of a node; the rest is about its purpose: lines and modules, forward or backward."""
 
 
 def write(like: fx.Node, target: OpOverload, *args: object, **kwargs: object) -> fx.Node:
-    """A call where its graph is being inserted to, which is there for what `like` is there for."""
-    given, named = cast("tuple[Argument, ...]", args), cast("dict[str, Argument]", kwargs)
-    made = like.graph.create_node("call_function", target, given, named, target.overloadpacket.__name__)
-    made.meta = {key: known for key, known in like.meta.items() if key not in HOW}
-    values, options = fx.map_arg((made.args, made.kwargs), lambda node: node.meta["val"])
+    """Add a call at the graph's insertion point, with the origin of `like`."""
+    positional, named = cast("tuple[Argument, ...]", args), cast("dict[str, Argument]", kwargs)
+    call = like.graph.create_node("call_function", target, positional, named, target.overloadpacket.__name__)
+    call.meta = {key: known for key, known in like.meta.items() if key not in HOW}
+    values, options = fx.map_arg((call.args, call.kwargs), lambda node: node.meta["val"])
     val = like.meta["val"]
     with torch.no_grad(), val.fake_mode if isinstance(val, FakeTensor) else nullcontext():
-        made.meta["val"] = target(*values, **options)
-    return made
+        call.meta["val"] = target(*values, **options)
+    return call
 
 
 def convert(node: fx.Node, dtype: torch.dtype) -> fx.Node:
-    """A tensor in another dtype, where its graph is being inserted to."""
+    """Convert a tensor to another dtype, at its graph's insertion point."""
     return write(node, torch.ops.aten._to_copy.default, node, dtype=dtype)
