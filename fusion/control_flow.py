@@ -1,13 +1,12 @@
 """Compiles the bodies of control flow (branches, loops, scans) as graphs of their own.
 
-    cond(p, true_graph, false_graph, (x,))      calls, for either graph, what is compiled of it
+    cond(p, true_graph, false_graph, (x,))      calls the compiled version of either graph
 
-PyTorch decides which body runs and how often; nothing is fused over its edge.  Input: an ATen graph, whose graphs are
-replaced by such that call compiled ones.
+PyTorch decides which body runs and how often; nothing is fused across its edge.  Input: an ATen graph, whose subgraphs
+are replaced in place by calls of compiled ones.
 
-Left as it is, and run operation by operation, is a body that writes to memory or draws numbers, that computes nothing,
-or that takes tensors whose strides are symbols, or 0.  A tensor that lies otherwise than the body was traced with is
-copied.
+A body runs eagerly if it mutates memory, draws random numbers, computes nothing, or takes tensors with symbolic or zero
+strides.  A tensor whose layout differs from the traced one is copied.
 """
 
 from __future__ import annotations
@@ -21,17 +20,17 @@ from torch import fx
 
 from fusion.runtime import Boxed
 from fusion.runtime.names import named
-from fusion.runtime.results import as_said
+from fusion.runtime.results import as_traced
 
 CALLS = frozenset({torch.ops.higher_order.cond, torch.ops.higher_order.while_loop, torch.ops.higher_order.scan})
-"""Operations that call graphs with tensors like those which these were traced with."""
+"""Operations that call graphs with tensors of the traced shapes."""
 
 Laid: TypeAlias = tuple[tuple[int | None, ...], tuple[int, ...]]
 """The shape and strides of a tensor; None for sizes that are symbols."""
 
 
 def compile_bodies(graph: fx.GraphModule, compile_one: Callable[[fx.GraphModule], Boxed]) -> None:
-    """Replace the graphs that `graph` calls by such that call what `compile_one` makes of them."""
+    """Replace the subgraphs that `graph` calls by calls of what `compile_one` returns for them."""
     for node in graph.graph.nodes:
         if node.target not in CALLS:
             continue
@@ -42,7 +41,7 @@ def compile_bodies(graph: fx.GraphModule, compile_one: Callable[[fx.GraphModule]
 
 
 def _taken(body: fx.GraphModule) -> list[Laid | None] | None:
-    """How the tensors lie that a body takes, None for what is no tensor; None where the body is to stay as it is."""
+    """Return the layouts of a body's inputs (None for those that are no tensors); None if the body must run eagerly."""
     calls = [node for node in body.graph.nodes if node.op == "call_function"]
     if not calls or any("val" not in node.meta or _writes_or_draws(node.target) for node in calls):
         return None
@@ -67,7 +66,7 @@ def _writes_or_draws(target: object) -> bool:
 def _calling(
     body: fx.GraphModule, compile_one: Callable[[fx.GraphModule], Boxed], laid: list[Laid | None]
 ) -> fx.GraphModule:
-    """A graph of one call."""
+    """Return a graph that only calls the compiled body."""
     output = body.graph.output_node()
     results = output.args[0]
     alone = isinstance(results, fx.Node)
@@ -83,7 +82,7 @@ def _calling(
 
 def _run(compiled: Boxed, laid: list[Laid | None], alone: bool, *args: object) -> object:
     given = [
-        as_said(arg, "the caller of a body", *said) if said is not None and isinstance(arg, torch.Tensor) else arg
+        as_traced(arg, "the caller of a body", *said) if said is not None and isinstance(arg, torch.Tensor) else arg
         for arg, said in zip(args, laid, strict=True)
     ]
     results = compiled(given)

@@ -1,9 +1,9 @@
-"""Who runs one ATen graph: generated kernels, or eager where these cannot.
+"""Compiles one ATen graph to generated kernels, with eager as the fallback.
 
-Input: a graph as AOTAutograd gives it; output: a callable, and a report.  A defect of the compiler leaves the graph's
-own operations running, with one warning that names it; under `strict` the defect is raised.  Kernels that were built
-may still be refused at a call: where tensors carry more than their memory holds (`runtime/dispatch_guards.py`), or
-where a binary cannot be launched.
+Input: a graph of AOTAutograd; output: a callable, and a report.  After an internal error of the compiler the graph's
+operations run eagerly, with one warning that names the error; under `strict` the error is raised.  Built kernels may
+still be refused at a call: if tensors have state beyond their memory (`runtime/dispatch_guards.py`), or if a binary
+cannot be launched.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from fusion.lowering.errors import BuildError
 from fusion.options import Options
 from fusion.reports import Reports
 from fusion.runtime import Boxed
-from fusion.runtime.dispatch_guards import watch_surroundings
+from fusion.runtime.dispatch_guards import guard_dispatch
 from fusion.runtime.recording import Recorder
 from fusion.runtime.splice import Watch
 
@@ -41,16 +41,16 @@ Refused: TypeAlias = Callable[[BuildError], object]
 
 
 class GraphCompiler:
-    """Compiles ATen graphs under some options.  `watch` gives what is called instead of what launches a kernel."""
+    """Compiles ATen graphs under some options.  `watch` returns a replacement for the launcher of a kernel."""
 
     launched: ClassVar[bool] = True
-    """Do the kernels run in this process?"""
+    """Whether the kernels run in this process."""
 
     def __init__(self, options: Options, reports: Reports, watch: Watch | None = None) -> None:
         self.options, self.reports, self._watch = options, reports, watch
 
     def target(self, device: torch.device) -> Target:
-        """The target that serves a device, or the one that the options name."""
+        """Return the target of a device, or the one that the options name."""
         return builder_for(device.type, self.options.target, current(strict=self.options.exact)).target
 
     def compile(self, recorder: Recorder | None, graph: fx.GraphModule, label: str) -> Boxed:
@@ -59,7 +59,7 @@ class GraphCompiler:
         Raises:
             FusionError: under `strict`, with a line of the user's program.
         """
-        if not holds_tensors(graph):  # sizes alone: nothing is computed on any device
+        if not holds_tensors(graph):  # only sizes: nothing is computed on a device
             return as_it_is(graph)
         compile_bodies(graph, partial(self._compile_body, label))
         keys: list[str] = []
@@ -70,7 +70,7 @@ class GraphCompiler:
         try:
             with for_compiling():
                 run, report = self._watched(label, tangents_of(graph), lambda: graph, compiled)
-        except Exception as failure:  # any defect of ours must leave the user's program running
+        except Exception as failure:  # the user's program must run on after any internal error
             if self.options.strict:
                 raised = located(failure, graph)
                 if raised is failure:
@@ -78,17 +78,17 @@ class GraphCompiler:
                 raise raised from failure
             return self._eagerly(graph, label, failure)
         self.reports.add(report)
-        if keys and not has_seeds(graph):  # to draw the same numbers eagerly takes more than its operations
+        if keys and not has_seeds(graph):  # eager operations would draw other random numbers
             setattr(run, KEY, keys[0])
         return run
 
     def load(self, graphs: Sequence[Finished]) -> list[Boxed]:
         """Load graphs that an earlier process compiled."""
         loaded: list[tuple[Boxed, Report]] = []
-        for made in graphs:
-            graph = cache(partial(eager_graph, made))
-            load = partial(load_finished, made, self.options)
-            loaded.append(self._watched(made.interface.label, made.interface.tangents, graph, load))
+        for compilation in graphs:
+            graph = cache(partial(eager_graph, compilation))
+            load = partial(load_finished, compilation, self.options)
+            loaded.append(self._watched(compilation.interface.label, compilation.interface.tangents, graph, load))
         for _, report in loaded:
             self.reports.add(report)
         return [boxed(run) for run, _ in loaded]
@@ -99,7 +99,7 @@ class GraphCompiler:
         self.reports.add(Report.eager(label, graph, failure))
 
     def _compile_body(self, label: str, body: fx.GraphModule) -> Boxed:
-        """Compile a graph that control flow calls in the graph with this label."""
+        """Compile a body of control flow in the graph with this label."""
         with self.reports.nested():
             return self.compile(None, body, f"{label}_body")
 
@@ -110,9 +110,9 @@ class GraphCompiler:
         graph: Callable[[], fx.GraphModule],
         compiled: Callable[[Refused | None], tuple[Boxed, Report]],
     ) -> tuple[Boxed, Report]:
-        """Call `compiled`, and have its `graph` run eagerly at calls where that must be.
+        """Call `compiled`, and add guards that run `graph` eagerly at calls for which the kernels are wrong.
 
-        That is the caller's wish, also under strict; launches that are refused are raised there.
+        Such calls are legal, so they run eagerly under strict, too; launches that are refused raise there.
         """
         instead: list[Boxed] = []
 
@@ -124,9 +124,9 @@ class GraphCompiler:
                 instead.append(eagerly(refusal))
 
         run, report = compiled(None if self.options.strict else refused)
-        return watch_surroundings(run, tangents, eagerly, instead), report
+        return guard_dispatch(run, tangents, eagerly, instead), report
 
     def _eagerly(self, graph: fx.GraphModule, label: str, failure: Exception) -> Boxed:
-        """Run the operations of a graph as they are, once that is said."""
+        """Warn, and return a function that runs the operations of a graph eagerly."""
         self.gave_up(graph, label, failure)
         return evaluated(graph) if has_seeds(graph) else as_it_is(graph)

@@ -1,9 +1,9 @@
-"""What becomes of one region that Dynamo captured.
+"""Compiles one region that Dynamo captured.
 
-    CAPTURED ── PREPARED ── AOTAutograd: one graph, or a joint graph in two halves ── what is looked at around each call
+    CAPTURED ── PREPARED ── AOTAutograd: one graph, or a joint graph in two halves ── guards around each call
 
-Input: Dynamo's graph with its inputs; output: the callable that takes its place.  A region that has to run as it was
-captured does so, with one warning; one that holds operations that PyTorch cannot trace runs in parts around these.
+Input: Dynamo's graph with its inputs; output: the callable that replaces it.  A region that cannot be compiled runs
+eagerly, with one warning; one with operations that PyTorch cannot trace is split into parts around them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from fusion.attention import Chooser
 from fusion.autograd import aot_backend
 from fusion.codegen.interpreter import for_compiling
 from fusion.codegen.targets import DEFAULTS
-from fusion.dynamo.parts import can_part, in_parts
+from fusion.dynamo.parts import can_split, in_parts
 from fusion.dynamo.untraceable import NEEDS_DATA, untraceable
 from fusion.fallback import as_captured, first_line, for_the_caller, warn_of_some
 from fusion.graph_cache import keeps_graphs
@@ -51,8 +51,8 @@ class RegionCompiler:
 
     Attributes:
         graphs: compiles the ATen graphs of a region.
-        attention: chooses who computes attention.
-        settings: the floats of the program that its graphs were compiled for.
+        attention: decides which kernels compute attention.
+        settings: the program's floats with which its graphs were compiled.
     """
 
     graphs: GraphCompiler
@@ -68,7 +68,7 @@ class RegionCompiler:
         """Compile a region.
 
         Args:
-            part_backend: the backend of the parts of a region of which not all can be traced.
+            part_backend: the backend for the parts of a region that cannot be traced as a whole.
             alone: whether it is no part of a region that Dynamo captured before.
         """
         with self.graphs.reports.region(break_after(graph)) as times, ExitStack() as within:
@@ -78,7 +78,7 @@ class RegionCompiler:
             try:
                 log = self._log(times, "captured", graph)
                 run_stage(CAPTURED, graph, at, log)
-            except Unsupported as refusal:  # also under strict: there is nothing to compute, or eager says what
+            except Unsupported as refusal:  # also under strict: nothing to compute, or eager reports the error
                 self.graphs.gave_up(graph, "captured", refusal)
                 return as_captured(graph)
             except Exception as failure:
@@ -86,18 +86,18 @@ class RegionCompiler:
             return self._traced(graph, at, part_backend, log, alone=alone)
 
     def _traced(self, graph: fx.GraphModule, at: Capturing, part_backend: Run, log: PassLog, *, alone: bool) -> Run:
-        """Prepare a region, have AOTAutograd trace it, and look after each call of what is compiled of it."""
+        """Prepare a region, trace it with AOTAutograd, and add guards around the compiled function."""
         told: list[Told] = []
         try:
             run_stage(PREPARED, graph, at, log)
             self._begin(at.inputs)
             with _compiling(), for_compiling(), log.timed("autograd", "trace"):
                 compiled = self._aot(graph, at.inputs, told, log, alone)(graph, at.inputs)
-        except Exception as failure:  # AOTAutograd does not take all that Dynamo captures
+        except Exception as failure:  # AOTAutograd does not accept all that Dynamo captures
             return self._without_trace(graph, failure, part_backend)
         if not self.graphs.launched:
             return compiled
-        # What is asked of a result is the caller's wish, also under strict.
+        # What the caller does with a result is legal, also under strict.
         say = partial(self.graphs.gave_up, graph, "called")
         dependence, draws = told[0] if told else (None, None)
         captured = with_checkpoints(graph)
@@ -109,10 +109,10 @@ class RegionCompiler:
             self.graphs.reports.note(str(choice))
 
     def _without_trace(self, graph: fx.GraphModule, failure: Exception, part_backend: Run) -> Run:
-        """Run a region that AOTAutograd cannot trace: in parts, or as it was captured.
+        """Run a region that AOTAutograd cannot trace: in parts, or eagerly.
 
         Raises:
-            Exception: the failure, under `strict`, and where Dynamo is asked to begin anew or has raised it already.
+            Exception: the failure, under `strict`, and if Dynamo is to restart or has raised it already.
         """
         if isinstance(failure, (RestartAnalysis, ShortenTraceback)):
             raise failure
@@ -126,17 +126,17 @@ class RegionCompiler:
             try:
                 if (parts := self._in_parts(graph, part_backend)) is not None:
                     return parts
-            except Exception as defect:  # of ours: the program runs on, as a whole, and the report names it
+            except Exception as defect:  # internal error: the whole region runs eagerly, and the report names it
                 reason = defect
         self.graphs.gave_up(graph, "captured", reason)
         return as_captured(graph)
 
     def _in_parts(self, graph: fx.GraphModule, part_backend: Run) -> Run | None:
-        """Run `graph` around operations that PyTorch cannot trace; None if there are none, or it cannot be parted."""
+        """Run `graph` in parts around untraceable operations; None if there are none, or it cannot be split."""
         inputs = graph.graph.find_nodes(op="placeholder")
         dynamic = any(isinstance(node.meta.get("example_value"), torch.SymInt) for node in inputs) or None
         compile_part = partial(torch.compile, backend=part_backend, dynamic=dynamic)
-        if not can_part(graph) or not (apart := untraceable(graph)):
+        if not can_split(graph) or not (apart := untraceable(graph)):
             return None
         parts = as_captured(in_parts(graph, apart, compile_part))
         report = Report.in_parts(apart)
@@ -145,7 +145,7 @@ class RegionCompiler:
         return parts
 
     def _begin(self, inputs: Sequence[object]) -> None:
-        """Have the target of an accelerator begin what its builds need, while PyTorch traces."""
+        """Start what builds need on an accelerator's target, while PyTorch traces."""
         devices = (given.device for given in inputs if isinstance(given, torch.Tensor))
         accelerator = next((device for device in devices if device.type != "cpu" and device.type in DEFAULTS), None)
         if accelerator is not None:
@@ -154,8 +154,8 @@ class RegionCompiler:
     def _aot(
         self, graph: fx.GraphModule, inputs: Sequence[object], told: list[Told], log: PassLog, alone: bool
     ) -> Callable[[fx.GraphModule, Sequence[object]], Run]:
-        """Give the Dynamo backend that derives gradients and compiles each half."""
-        # To PyTorch each part is a call of its own, after which it plays over what earlier ones have recorded.
+        """Return the Dynamo backend that derives gradients and compiles each half."""
+        # PyTorch treats each part as a call of its own, after which it overwrites earlier recordings.
         recorder = Recorder() if self.options.cudagraphs and alone else None
         return aot_backend(
             partial(self.graphs.compile, recorder),
@@ -168,20 +168,20 @@ class RegionCompiler:
         )
 
     def _kept(self, graph: fx.GraphModule, inputs: Sequence[object], told: list[Told]) -> Region | None:
-        """Say what is kept of a region for the next process; None where nothing is to be."""
-        if not keeps_graphs(self.options) or self.options.cudagraphs:  # a recording asks what AOTAutograd knows
+        """Return the cache entry of a region; None if it is not to be cached."""
+        if not keeps_graphs(self.options) or self.options.cudagraphs:  # recording needs AOTAutograd's metadata
             return None
         asked, graphs = Asked(graph, inputs, self.options), self.graphs
         return Region(asked, graphs.target, told, graphs.load, graphs.reports.note)
 
     def _log(self, times: list[PassTime], label: str, graph: fx.GraphModule) -> PassLog:
-        """Give the log of the passes over a graph, with dumps where these are asked for."""
+        """Return the log of the passes over a graph, with dumps if enabled."""
         trace = Trace(self.options.dump, label, times=times)
         trace.graph(graph)
         return trace.log
 
     def _of_other_inputs(self, graph: fx.GraphModule) -> Run:
-        """Give what runs at calls whose inputs lie over one another otherwise than at compilation."""
+        """Return the eager fallback for calls whose inputs overlap differently than at compilation."""
         message = (
             "the inputs overlap otherwise than those that this was compiled for, are views of no common tensor, or one"
             " is changed that is part of other memory, and a result is a view of it"
@@ -202,7 +202,7 @@ class RegionCompiler:
 
 
 def compile_anew(program: Run, backend: Run, **settings: object) -> Run:
-    """Have Dynamo compile `program` at its call, whatever it compiled of it before: its limit is not for this."""
+    """Make Dynamo compile `program` at its call, without its limit on recompilations."""
     compiled = torch.compile(program, backend=backend, **settings)  # type: ignore[call-overload]  # PyTorch checks them
     unlimited = torch._dynamo.config.patch(recompile_limit=1 << 16, accumulated_recompile_limit=1 << 16)
     return unlimited(compiled)  # type: ignore[no-any-return]  # PyTorch does not say
@@ -210,10 +210,10 @@ def compile_anew(program: Run, backend: Run, **settings: object) -> Run:
 
 @contextlib.contextmanager
 def _compiling() -> Iterator[None]:
-    """Say that PyTorch compiles, as later releases do themselves.
+    """Set PyTorch's flag for compilation, as later releases do themselves.
 
-    While one thread traces, the call of a compiled function in another one is else taken for a part of what is traced,
-    and refused.  Dynamo has one thread compile at a time, so that what was said before can be restored.
+    Without it, a call of a compiled function in another thread during tracing is taken for a part of the trace, and
+    refused.  Dynamo compiles in one thread at a time, so the previous value can be restored.
     """
     before = torch.compiler._is_compiling_flag
     torch.compiler._is_compiling_flag = True

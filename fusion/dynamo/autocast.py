@@ -1,10 +1,10 @@
-"""Autocast: casts that eager makes below a call that PyTorch's tracing takes apart above autocast.
+"""Adds autocast's casts to calls that PyTorch's tracing decomposes above autocast.
 
     interpolate(x)      becomes      interpolate(widened(x))
 
-On a GPU autocast has images resized in float32.  It stands below `interpolate`, which under a trace is Python that
-computes in the dtype it is given, and so a half would stay a half.  Input: Dynamo's graph, with the graphs that it
-calls; it is changed in place.  Whether autocast is on, the trace knows: without it `widened` does nothing.
+On a GPU autocast resizes images in float32.  It applies below `interpolate`, which is Python code under a trace that
+computes in its operand's dtype, and so would stay in 16 bits.  Input: Dynamo's graph, with the graphs that it calls; it
+is changed in place.  The trace knows whether autocast is on: without it `widened` does nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor, fx
 from torch.nn import functional as F
 
 WITH_MODE = frozenset({F.interpolate, F.upsample})
-"""Functions whose fourth argument, `mode`, says how an image is resized."""
+"""Functions whose fourth argument, `mode`, selects how an image is resized."""
 RESIZES = WITH_MODE | {
     *(F.upsample_nearest, F.upsample_bilinear),
     *(getattr(torch._C._nn, name) for name in dir(torch._C._nn) if "upsample" in name and "backward" not in name),
@@ -23,7 +23,7 @@ RESIZES = WITH_MODE | {
 
 
 def widen_resized_images(graph: fx.GraphModule) -> None:
-    """Have images widened before they are resized, where autocast is on."""
+    """Widen images before they are resized, where autocast is on."""
     for module in graph.modules():
         if isinstance(module, fx.GraphModule):
             _widen(module)
@@ -46,13 +46,13 @@ def _widen(graph: fx.GraphModule) -> None:
 
 
 def _pools(node: fx.Node) -> bool:
-    """Is this the mean over areas, which autocast leaves as it is?"""
+    """Return whether this averages areas, which autocast leaves unchanged."""
     mode = node.args[3] if len(node.args) > 3 else node.kwargs.get("mode")
     return node.target in WITH_MODE and mode == "area"
 
 
 def widened(image: Tensor) -> Tensor:
-    """What autocast makes of an operand of which it wants float32."""
+    """Cast an operand as autocast does for operations in float32."""
     if image.device.type != "cuda" or not torch.is_autocast_enabled("cuda"):
         return image
     return image.float() if image.is_floating_point() and image.dtype is not torch.float64 else image

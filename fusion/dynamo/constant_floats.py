@@ -1,17 +1,17 @@
-"""Guards floats that belong to a program (a norm's epsilon) as constants, even where all sizes are symbols.
+"""Guards floats that belong to a program (a norm's epsilon) as constants, even where all sizes are symbolic.
 
 With `dynamic=True` Dynamo makes an input of each Python float: a tensor of one element on the CPU, on which PyTorch
-computes what the program computes of the float, and which every kernel would read.  Where an operation wants the number
-itself, all is traced a second time.  That is right for an argument or a learning rate.  What a module holds, or the
-text of the program names (`math.pi`), hardly ever changes, so it is guarded, as all floats are without `dynamic=True`;
-if it does change, it becomes an input after all.
+evaluates the program's arithmetic on the float, and which every kernel would read.  If an operation needs the number
+itself, everything is traced a second time.  That is right for an argument or a learning rate.  A float in a module, or
+named in the program's text (`math.pi`), hardly ever changes, so it is guarded, as all floats are without
+`dynamic=True`; if it does change, it becomes an input after all.
 
-Input: Dynamo's graph, before anything is derived from it; it is changed in place.  What was an input is none any more:
-to make a tensor of each number would take longer, at each call, than the launch of a kernel.
+Input: Dynamo's graph, before anything is derived from it; it is changed in place.  These inputs are removed: creating a
+tensor for each number would take longer, at each call, than launching a kernel.
 
-Of a tensor that holds one float64 on the CPU PyTorch takes the number for such an input, too, and traces again because
-nothing reads it.  Dynamo then drops what is written to that tensor.  So PyTorch is told, while AOTAutograd traces, that
-its number is guarded already.
+For a tensor with one float64 on the CPU PyTorch creates such an input, too, and retraces because nothing reads it.
+Dynamo then drops writes to that tensor.  So, while AOTAutograd traces, PyTorch is told that its number is guarded
+already.
 """
 
 from __future__ import annotations
@@ -35,41 +35,41 @@ def settings_fixed(
     """Guard the settings among the inputs of `graph` and write them as numbers; within, AOTAutograd may trace it.
 
     Args:
-        known: the settings that earlier graphs of this program were compiled for; those of this one are added.
-            What has another value now is no setting.
+        known: the settings that earlier graphs of this program were compiled for, extended by those of this one.
+            A float with another value than before is not a setting.
 
     Returns:
-        The inputs that are left.
+        The remaining inputs.
     """
-    given = zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True)
-    left, fixed, is_called = [], dict[Source, str](), _is_called_by_dynamo(graph)
-    for node, value in given:
+    placeholders_and_inputs = zip(graph.graph.find_nodes(op="placeholder"), inputs, strict=True)
+    remaining, fixed, is_called = [], dict[Source, str](), _is_called_by_dynamo(graph)
+    for node, value in placeholders_and_inputs:
         name = _fix(node, known)
         if name is not None:
             fixed[node.meta["grapharg"].source] = name
         if name is not None and is_called:
             graph.graph.erase_node(node)
         else:
-            left.append(value)
+            remaining.append(value)
     if fixed:
         graph.recompile()
         _guard_as_constants(fixed)
     own = {*fixed.values(), *_held_by_tensors()} - TensorifyState.force_specializations
-    TensorifyState.force_specializations |= own  # else PyTorch begins anew, for the guards that there are already
+    TensorifyState.force_specializations |= own  # else PyTorch retraces, for guards that exist already
     try:
-        yield left
+        yield remaining
     finally:
         TensorifyState.force_specializations -= own
 
 
 def _fix(node: fx.Node, known: dict[str, float]) -> str | None:
-    """Write an input as a number, if it is a setting; returns what PyTorch calls it."""
-    given = node.meta.get("grapharg")
-    number = getattr(node.meta.get("example_value"), "item_memo", None)  # what `.item()` gives of a float
-    if given is None or number is None or not given.pass_arg_as_tensor or not belongs_to_program(given.source):
+    """Replace an input by its number, if it is a setting; return PyTorch's name for it."""
+    grapharg = node.meta.get("grapharg")
+    number = getattr(node.meta.get("example_value"), "item_memo", None)  # the result of `.item()` on a float
+    if grapharg is None or number is None or not grapharg.pass_arg_as_tensor or not belongs_to_program(grapharg.source):
         return None
-    value = given.example.item()
-    if any(user.target != "item" for user in node.users) or known.setdefault(str(given.source), value) != value:
+    value = grapharg.example.item()
+    if any(user.target != "item" for user in node.users) or known.setdefault(str(grapharg.source), value) != value:
         return None
     guarded = guard_scalar(number)
     for user in list(node.users):
@@ -79,10 +79,10 @@ def _fix(node: fx.Node, known: dict[str, float]) -> str | None:
 
 
 def _guard_as_constants(sources: Collection[Source]) -> None:
-    """Guard the floats at `sources` as Dynamo guards those that it takes for constants.
+    """Guard the floats at `sources` as Dynamo guards floats that it takes for constants.
 
-    That is one comparison in C++.  The guard of a symbol is two in Python, of which one makes a tensor of the float and
-    reads it: 15 µs for each float at each call.  A symbol of which nothing is traced any more has no guard.
+    That is one comparison in C++.  The guard of a symbol is two in Python, one of which converts the float to a tensor
+    and back: 15 µs for each float at each call.  A symbol that is no longer used has no guard.
     """
     shapes = None if (mode := detect_fake_mode()) is None else mode.shape_env
     if shapes is None or shapes.tracked_fakes is None:
@@ -93,7 +93,7 @@ def _guard_as_constants(sources: Collection[Source]) -> None:
 
 
 def _held_by_tensors() -> Iterator[str]:
-    """What PyTorch calls the numbers of tensors that the program gives."""
+    """Yield PyTorch's names for the numbers in the program's tensors."""
     mode = detect_fake_mode()
     if mode is not None and mode.shape_env is not None:
         for symbol, sources in mode.shape_env.var_to_sources.items():
@@ -102,14 +102,14 @@ def _held_by_tensors() -> Iterator[str]:
 
 
 def _float_of(source: Source) -> Source:
-    """Where the float is, of what Dynamo makes of a float."""
+    """Return the source of a float, without the conversions that Dynamo adds."""
     while isinstance(source, (CallMethodItemSource, FloatTensorSource)):
         source = source.base
     return source
 
 
 def _is_called_by_dynamo(graph: fx.GraphModule) -> bool:
-    """Does Dynamo call what becomes of `graph` with what this very graph takes?  It may be a copy that another has."""
+    """Return whether Dynamo calls this very graph; it may be a copy that another compiler passes on."""
     try:
         return InstructionTranslator.current_tx().output.graph is graph.graph
     except AttributeError:  # nothing is being traced
@@ -117,12 +117,12 @@ def _is_called_by_dynamo(graph: fx.GraphModule) -> bool:
 
 
 def belongs_to_program(source: object) -> bool:
-    """Is what Dynamo found at `source` held by a module, or named by the program's text?
+    """Return whether the value at `source` is held by a module, or named by the program's text.
 
     >>> belongs_to_program(AttrSource(GlobalSource("math"), "pi"))
     True
     """
-    by_name = True  # is all on the way a name?
+    by_name = True  # whether all on the way are names
     while isinstance(source, Source):
         if isinstance(source, NNModuleSource) or (by_name and isinstance(source, GlobalSource)):
             return True

@@ -2,9 +2,9 @@
 
     x.index_add_(1, i, y)      becomes      x.copy_(x.index_add(1, i, y))
 
-where the operation's own result lies otherwise than x.  For the functional graph that result is x from there on, and
-views of it have its strides.  Under symbolic sizes AOTAutograd makes those that are returned anew, by their strides, in
-the memory of x: they would be of other numbers.  What `copy_` gives lies as x.
+where the operation's own result has another layout than x.  In the functional graph that result replaces x, and views
+of it have its strides.  Under symbolic sizes AOTAutograd recreates returned views, by their strides, in the memory of
+x: they would contain other elements.  The result of `copy_` has the layout of x.
 
 Input: Dynamo's graph; it is changed in place.
 """
@@ -23,7 +23,7 @@ from fusion.dynamo.writes import memory_of, written_by
 
 
 def keep_strides(graph: fx.GraphModule) -> None:
-    """Have operations that change inputs of symbolic sizes in place leave them their strides, if views are returned."""
+    """Keep the strides of inputs that are changed in place under symbolic sizes, if views of them are returned."""
     inputs = [node.meta.get("example_value") for node in graph.graph.find_nodes(op="placeholder")]
     if not any(isinstance(value, torch.SymInt) for value in inputs):
         return
@@ -46,29 +46,29 @@ def _memories(values: Iterable[object]) -> set[int | None]:
 
 
 def written_with_its_strides(name: str, x: Tensor, *args: object, **kwargs: object) -> Tensor:
-    """x, changed to what the operation of that name gives for it."""
+    """Set x to the result of the operation of that name."""
     return x.copy_(getattr(torch.ops.aten, name)(x, *args, **kwargs))
 
 
 def _functional(node: fx.Node) -> str:
-    """The name of the operation that a call does in place; empty if it has none of its own, or draws numbers."""
+    """Return the functional name of an in-place call; empty if there is none, or if it draws random numbers."""
     name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
     if not name.endswith("_") or "out" in node.kwargs:
         return ""
     packets = [getattr(torch.ops.aten, each, None) for each in (name, name[:-1])]
-    found = [packet for packet in packets if isinstance(packet, OpOverloadPacket)]
-    overloads: list[OpOverload] = [getattr(packet, each) for packet in found for each in packet._overload_names]
+    existing = [packet for packet in packets if isinstance(packet, OpOverloadPacket)]
+    overloads: list[OpOverload] = [getattr(packet, each) for packet in existing for each in packet._overload_names]
     drawn = any(torch.Tag.nondeterministic_seeded in overload.tags for overload in overloads)
-    return "" if drawn or len(found) < 2 else name[:-1]
+    return "" if drawn or len(existing) < 2 else name[:-1]
 
 
 def _has_others(name: str, node: fx.Node, x: FakeTensor) -> bool:
-    """Is the result of the operation another tensor than x, of other strides?"""
+    """Return whether the result of the functional operation is a new tensor with other strides than x."""
     try:
         args, kwargs = fx.map_arg((node.args, node.kwargs), lambda arg: arg.meta["example_value"])
         with x.fake_mode:
             result: object = getattr(torch.ops.aten, name)(*args, **kwargs)
-    except Exception:  # it takes other arguments, or one is not known: the write stays as the program has it
+    except Exception:  # it takes other arguments, or one is unknown: the write stays as it is in the program
         return False
     if not isinstance(result, Tensor) or result.ndim != x.ndim or memory_of(result) == memory_of(x):
         return False

@@ -2,11 +2,11 @@
 
     y = invoke_subgraph(body, x, w)      becomes      y = gelu(linear(x, w))
 
-The mark asks that what is called often be compiled once.  Equal kernels are built once in any case, and nothing can be
-fused with a call.  Input: Dynamo's graph, with the graphs that it calls; it is changed in place.
+The mark asks to compile a region once that is called often.  Equal kernels are built once in any case, and nothing can
+be fused across a call.  Input: Dynamo's graph, with the graphs that it calls; it is changed in place.
 
-A call stays where its region has options of its own, its operands differ from those that the body was traced with, or
-sizes of the body depend on data: each call has others then.
+A call stays if its region has options of its own, if its operands differ from those that the body was traced with, or
+if sizes of the body are data-dependent: these differ between calls.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ def inline_regions(graph: fx.GraphModule) -> None:
 
 
 def _can_inline(call: fx.Node, body: fx.GraphModule) -> bool:
-    """Are results read one by one, and does the body hold for the operands of this call?"""
-    given = _operands(call, body)
+    """Return whether results are read one by one, and the body is valid for the operands of this call."""
+    operands = _operands(call, body)
     return (
         not body.meta.get("nested_region_config")
-        and all(isinstance(given.get(result, result), fx.Node) for result in _results(body))
+        and all(isinstance(operands.get(result, result), fx.Node) for result in _results(body))
         and all(user.target is operator.getitem for user in call.users)
-        and all(_alike(node, operand) for node, operand in given.items())
+        and all(_alike(node, operand) for node, operand in operands.items())
         and not any("unbacked_bindings" in node.meta for node in body.graph.nodes)
     )
 
@@ -64,41 +64,41 @@ def _results(body: fx.GraphModule) -> list[fx.Node]:
 
 
 def _alike(node: fx.Node, operand: Argument) -> bool:
-    """Was the body traced with what is given?"""
+    """Return whether the body was traced with an operand like this."""
     traced = node.meta.get("example_value")
-    given = operand.meta.get("example_value") if isinstance(operand, fx.Node) else operand
+    value = operand.meta.get("example_value") if isinstance(operand, fx.Node) else operand
     if not isinstance(traced, torch.Tensor):
-        return str(traced) == str(given)
-    if not isinstance(given, torch.Tensor) or traced.layout is not given.layout:
+        return str(traced) == str(value)
+    if not isinstance(value, torch.Tensor) or traced.layout is not value.layout:
         return False
-    same = str(traced.shape) == str(given.shape) and traced.dtype is given.dtype and traced.device == given.device
-    return same and (traced.layout is not torch.strided or str(traced.stride()) == str(given.stride()))
+    same = str(traced.shape) == str(value.shape) and traced.dtype is value.dtype and traced.device == value.device
+    return same and (traced.layout is not torch.strided or str(traced.stride()) == str(value.stride()))
 
 
 def _inline(graph: fx.GraphModule, call: fx.Node, body: fx.GraphModule) -> None:
-    given = _operands(call, body)
+    operands = _operands(call, body)
     with graph.graph.inserting_before(call):
         for node in body.graph.nodes:
             if node.op in ("placeholder", "output"):
                 continue
-            given[node] = copied = graph.graph.node_copy(node, given.__getitem__)
+            operands[node] = copied = graph.graph.node_copy(node, operands.__getitem__)
             if node.op == "get_attr":
-                copied.target = _moved(graph, body, str(node.target))
+                copied.target = _adopted(graph, body, str(node.target))
     results = _results(body)
     for reader in list(call.users):
-        read = given[results[cast(int, reader.args[1])]]
+        read = operands[results[cast(int, reader.args[1])]]
         reader.replace_all_uses_with(cast(fx.Node, read))
         graph.graph.erase_node(reader)
     graph.graph.erase_node(call)
 
 
-def _moved(graph: fx.GraphModule, body: fx.GraphModule, name: str) -> str:
-    """What `body` calls `name`, as `graph` then calls it."""
+def _adopted(graph: fx.GraphModule, body: fx.GraphModule, name: str) -> str:
+    """Return the name in `graph` of an attribute `name` of `body`, which is added if need be."""
     value = operator.attrgetter(name)(body)
     known = dict(graph.named_children())
-    found = next((key for key, part in known.items() if part is value), None)
-    if found is not None:
-        return found
+    existing = next((key for key, part in known.items() if part is value), None)
+    if existing is not None:
+        return existing
     count = 0
     while hasattr(graph, fresh := f"{name.replace('.', '_')}_{count}"):
         count += 1

@@ -1,16 +1,16 @@
-"""Parts: a captured graph around operations that are to run as they are.
+"""Splits a captured graph around operations that run uncompiled.
 
     y = f(x);  y[mask] = v;  return g(y)      becomes      y = part_0(x);  y[mask] = v;  return part_1(y)
 
-Input: Dynamo's graph, the operations that go apart, and what compiles the parts between them; output: a graph that
-calls one after the other, in the program's order, so that what is changed in place or drawn at random stays where it
-was.  Each part is a program of its own, given what earlier ones made, of whatever size and type that is: it is
-captured, guarded and compiled when it is first called.  Where there are only views between two operations, these run as
-they are, too.
+Input: Dynamo's graph, the operations to run as they are, and a compiler of the parts between them; output: a graph that
+calls one after the other, in program order, so that mutations and random draws keep their order.  Each part is a
+program of its own that takes results of earlier ones, of any size and type: it is captured, guarded and compiled when
+it is first called.  If there are only views between two operations, these run uncompiled, too.
 
 A mode (autocast) that is entered before such an operation and left after it is entered and left between the parts, too,
-and gradients are turned on and off between them.
-Refused are graphs with transformations of functions (`torch.func.vmap`): their levels would be cut.
+as are switches of gradients.
+
+Refused are graphs with function transformations (`torch.func.vmap`): their levels would be cut.
 """
 
 from __future__ import annotations
@@ -26,58 +26,60 @@ from fusion.dynamo.untraceable import is_number_of_input
 from fusion.dynamo.writes import memory_of, written_by
 
 LEVELS = ("torch._C._functorch", "torch._functorch")
-"""Where functions come from that enter and leave a transformation."""
+"""Modules of the functions that enter and leave a transformation."""
 
 
-def can_part(graph: fx.GraphModule) -> bool:
-    """Is the graph without transformations?"""
+def can_split(graph: fx.GraphModule) -> bool:
+    """Return whether the graph has no transformations."""
     return not any(str(getattr(node.target, "__module__", "")).startswith(LEVELS) for node in graph.graph.nodes)
 
 
 def in_parts(
-    graph: fx.GraphModule, apart: Collection[fx.Node], compile_part: Callable[[fx.GraphModule], Callable[..., object]]
+    graph: fx.GraphModule,
+    uncompiled: Collection[fx.Node],
+    compile_part: Callable[[fx.GraphModule], Callable[..., object]],
 ) -> fx.GraphModule:
-    """What calls the operations `apart` of `graph`, and what `compile_part` makes of those between them."""
-    whole, made = fx.Graph(), dict[fx.Node, fx.Node]()
+    """Return a graph that calls the `uncompiled` operations, and the parts between them as compiled."""
+    whole, copies = fx.Graph(), dict[fx.Node, fx.Node]()
     held: dict[str, object] = {}
     for node in graph.graph.nodes:
         if node.op in ("placeholder", "get_attr"):
-            made[node] = _copied(whole, node, made)
+            copies[node] = _copied(whole, node, copies)
         if node.op == "get_attr":
             held[str(node.target)] = operator.attrgetter(str(node.target))(graph)
-    for alone, nodes in _runs(graph, apart):
+    for alone, nodes in _runs(graph, uncompiled):
         if alone:
             for node in nodes:
-                made[node] = _copied(whole, node, made)
+                copies[node] = _copied(whole, node, copies)
             continue
         given, results = _edges(nodes)
         name = f"part_{len(held)}"
         part = fx.GraphModule(graph, _part(nodes, given, results))
         forward = type(part).forward
-        forward.__code__ = forward.__code__.replace()  # what is generated while Dynamo compiles, it would skip
+        forward.__code__ = forward.__code__.replace()  # Dynamo skips code objects that exist while it compiles
         held[name] = compile_part(part)
-        call = whole.call_module(name, tuple(made[node] for node in given))
+        call = whole.call_module(name, tuple(copies[node] for node in given))
         for k, node in enumerate(results):
-            made[node] = whole.call_function(operator.getitem, (call, k))
-    whole.node_copy(graph.graph.output_node(), made.__getitem__)
+            copies[node] = whole.call_function(operator.getitem, (call, k))
+    whole.node_copy(graph.graph.output_node(), copies.__getitem__)
     return fx.GraphModule(held, whole)
 
 
-def _runs(graph: fx.GraphModule, apart: Collection[fx.Node]) -> Iterator[tuple[bool, list[fx.Node]]]:
-    """Operations in their order, those that stand apart and those between them in turn."""
+def _runs(graph: fx.GraphModule, uncompiled: Collection[fx.Node]) -> Iterator[tuple[bool, list[fx.Node]]]:
+    """Yield groups of operations in order: alternately uncompiled ones and those between them."""
     calls = [node for node in graph.graph.nodes if node.op not in ("placeholder", "get_attr", "output")]
     numbers = list(filter(is_number_of_input, calls))  # nothing changes these: all are read first
-    alone = {*numbers, *apart, *filter(_sets_mode, calls), *_modes_around(calls, apart)}
+    separate = {*numbers, *uncompiled, *filter(_sets_mode, calls), *_modes_around(calls, uncompiled)}
     calls = [*numbers, *(node for node in calls if node not in numbers)]
-    for is_alone, group in groupby(calls, alone.__contains__):
+    for is_alone, group in groupby(calls, separate.__contains__):
         nodes = list(group)
         yield is_alone or not any(map(_computes, nodes)), nodes
 
 
 def _computes(node: fx.Node) -> bool:
-    """Does a call make numbers, rather than views of what there is?"""
-    given = {memory for arg in node.all_input_nodes for memory in _memories(arg)}
-    return written_by(node) is not None or not given.issuperset(_memories(node))
+    """Return whether a call computes something, rather than views of existing tensors."""
+    operand_memory = {memory for arg in node.all_input_nodes for memory in _memories(arg)}
+    return written_by(node) is not None or not operand_memory.issuperset(_memories(node))
 
 
 def _memories(node: fx.Node) -> Iterator[int | None]:
@@ -85,42 +87,42 @@ def _memories(node: fx.Node) -> Iterator[int | None]:
 
 
 def _sets_mode(node: fx.Node) -> bool:
-    """Does a call turn gradients on or off?  A part that leaves them otherwise than it found them need not say so."""
+    """Return whether a call switches gradients on or off; a part that leaves them otherwise need not say so."""
     return "example_value" not in node.meta and not node.users and not node.all_input_nodes
 
 
-def _modes_around(calls: Sequence[fx.Node], apart: Collection[fx.Node]) -> Iterator[fx.Node]:
-    """What enters and leaves modes around operations that go apart: what is entered is no value to Dynamo."""
-    places = {node: k for k, node in enumerate(calls)}
+def _modes_around(calls: Sequence[fx.Node], uncompiled: Collection[fx.Node]) -> Iterator[fx.Node]:
+    """Yield the calls that enter and leave modes around uncompiled operations: a mode is no graph value."""
+    positions = {node: k for k, node in enumerate(calls)}
     for enter in calls:
         if "example_value" not in enter.meta and enter.users:
-            last = max(places.get(user, len(calls)) for user in enter.users)
-            if any(places[enter] < places[node] < last for node in apart):
+            last = max(positions.get(user, len(calls)) for user in enter.users)
+            if any(positions[enter] < positions[node] < last for node in uncompiled):
                 yield from (enter, *enter.users)
 
 
 def _edges(nodes: Collection[fx.Node]) -> tuple[list[fx.Node], list[fx.Node]]:
-    """What a part is given, and what of it is read outside."""
+    """Return the inputs of a part, and its results that are read outside."""
     own = set(nodes)
     read = dict.fromkeys(arg for node in nodes for arg in node.all_input_nodes)
-    given = [node for node in read if node not in own and node.op != "get_attr"]
-    return given, [node for node in nodes if not own.issuperset(node.users)]
+    inputs = [node for node in read if node not in own and node.op != "get_attr"]
+    return inputs, [node for node in nodes if not own.issuperset(node.users)]
 
 
-def _part(nodes: Sequence[fx.Node], given: Sequence[fx.Node], results: Sequence[fx.Node]) -> fx.Graph:
+def _part(nodes: Sequence[fx.Node], inputs: Sequence[fx.Node], results: Sequence[fx.Node]) -> fx.Graph:
     part = fx.Graph()
-    made = {node: part.placeholder(node.name) for node in given}
+    copies = {node: part.placeholder(node.name) for node in inputs}
     for node in nodes:
         for arg in node.all_input_nodes:
-            if arg not in made:
-                made[arg] = _copied(part, arg, made)  # what the graph holds
-        made[node] = _copied(part, node, made)
-    part.output(tuple(made[node] for node in results))
+            if arg not in copies:
+                copies[arg] = _copied(part, arg, copies)  # what the graph holds
+        copies[node] = _copied(part, node, copies)
+    part.output(tuple(copies[node] for node in results))
     return part
 
 
 def _copied(graph: fx.Graph, node: fx.Node, made: Mapping[fx.Node, fx.Node]) -> fx.Node:
-    """`node` in another graph, without the tensors that it was traced with."""
+    """Copy `node` to another graph, without the tensors that it was traced with."""
     copied = graph.node_copy(node, made.__getitem__)
     for key in ("example_value", "grapharg"):
         copied.meta.pop(key, None)

@@ -1,12 +1,12 @@
-"""Shared writes: regions that write to memory of which an operand, or the tensor itself, holds elements several times.
+"""Refuses writes to memory that overlaps an operand, or that holds elements of the tensor several times.
 
-`x[1:] = x[:-1]` depends on the order in which elements are written: eager refuses it.  What is written to a view in
-which elements meet (`expand`, `unfold`) shows in all of its rows.  Tensors of one list (`torch._foreach_add_`) are
-changed one after the other.  None of this is true of the functional graph that AOTAutograd makes.  Input: a graph that
-Dynamo captured, and one that does so is refused: eager decides what becomes of it.
+`x[1:] = x[:-1]` depends on the order in which elements are written: eager refuses it.  A write to a view whose elements
+share memory (`expand`, `unfold`) shows in all of its rows.  Tensors of one list (`torch._foreach_add_`) are changed one
+after the other.  The functional graph that AOTAutograd makes has none of these effects.  Input: a graph that Dynamo
+captured; one with such a write is refused, so that eager runs it.
 
-Operands are compared as eager compares them (ATen's `assert_no_partial_overlap`): those with gaps are not, and one that
-is the written tensor itself is allowed.  Sizes that are symbols have the values that the graph was traced with.
+Operands are compared as eager compares them (ATen's `assert_no_partial_overlap`): operands with gaps are not, and the
+written tensor itself is allowed.  Symbolic sizes have their traced values.
 """
 
 from __future__ import annotations
@@ -32,31 +32,31 @@ def refuse_shared_writes(graph: fx.GraphModule) -> None:
     """Refuse a captured graph whose result would depend on the order in which elements are written.
 
     Raises:
-        Unsupported: a tensor is written whose elements meet, or that partly lies over an operand.
+        Unsupported: a written tensor has elements that share memory, or overlaps an operand partly.
     """
     for module in graph.modules():
         if not isinstance(module, fx.GraphModule):
             continue
-        meeting: set[fx.Node] = set()
+        self_overlapping: set[fx.Node] = set()
         for node in module.graph.nodes:
             value = node.meta.get("example_value")
-            if isinstance(value, FakeTensor) and _is_view_of_one(node, value, meeting):
-                meeting.add(node)
-            _refuse(node, meeting)
+            if isinstance(value, FakeTensor) and _is_view_of_one(node, value, self_overlapping):
+                self_overlapping.add(node)
+            _refuse(node, self_overlapping)
 
 
-def _is_view_of_one(node: fx.Node, value: Tensor, meeting: set[fx.Node]) -> bool:
-    """Do elements of this view meet, or those of what it is a view of?"""
+def _is_view_of_one(node: fx.Node, value: Tensor, self_overlapping: set[fx.Node]) -> bool:
+    """Return whether this is a view whose elements share memory, or a view of such a view."""
     source = node.args[0] if node.args else None
     if not isinstance(source, fx.Node) or not isinstance(viewed := source.meta.get("example_value"), FakeTensor):
         return False
     if memory_of(viewed) != memory_of(value):
         return False
     place = Place.of(value)
-    return source in meeting or (place is not None and place.meets)
+    return source in self_overlapping or (place is not None and place.overlaps_itself)
 
 
-def _refuse(node: fx.Node, meeting: set[fx.Node]) -> None:
+def _refuse(node: fx.Node, self_overlapping: set[fx.Node]) -> None:
     write = _write(node)
     if write is None:
         _refuse_together(node)
@@ -64,15 +64,15 @@ def _refuse(node: fx.Node, meeting: set[fx.Node]) -> None:
     written, part, operands = write
     target: Tensor = written.meta["example_value"]
     whole = Place.of(target)
-    if written in meeting or (whole is not None and whole.meets):
-        message = "what is written has elements that are one in memory"
+    if written in self_overlapping or (whole is not None and whole.overlaps_itself):
+        message = "the written tensor has elements that share memory"
         raise Unsupported(message, hint="write to a clone() of it", origin=origin_of(node))
     for operand in operands:
         read = operand.meta.get("example_value")
         if isinstance(read, FakeTensor) and read is not target and memory_of(read) == memory_of(target):
             own, other = Place.of(part()), Place.of(read)
-            if own is not None and other is not None and own.partly_over(other):
-                message = "what is written partly lies over what is read"
+            if own is not None and other is not None and own.overlaps_partly(other):
+                message = "the written tensor partly overlaps one that is read"
                 raise Unsupported(message, hint="read from a clone() of it", origin=origin_of(node))
 
 
@@ -87,14 +87,14 @@ def _refuse_together(node: fx.Node) -> None:
             changed[memory_of(value)].append(place)
     for places in changed.values():
         places.sort(key=lambda place: place.start)
-        if any(before.over(place) for before, place in pairwise(places)):
+        if any(before.overlaps(place) for before, place in pairwise(places)):
             message = "tensors that are changed together share elements"
             raise Unsupported(message, hint="change one after the other", origin=origin_of(node))
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor lies in its storage, in bytes, and in what order."""
+    """The location of a tensor in its storage, in bytes, and its layout."""
 
     start: int
     shape: tuple[int, ...]
@@ -103,7 +103,7 @@ class Place:
 
     @classmethod
     def of(cls, tensor: Tensor) -> Place | None:
-        """The place of a tensor; None if a number is not known."""
+        """Return the location of a tensor; None if a number is unknown."""
         if tensor.layout is not torch.strided:
             return None
         numbers = [_number(n) for n in (tensor.storage_offset(), *tensor.shape, *tensor.stride())]
@@ -115,12 +115,12 @@ class Place:
 
     @property
     def _steps(self) -> list[tuple[int, int]]:
-        """Strides and sizes from the innermost dimension on, of those that have more than one element."""
+        """The strides and sizes of dimensions with more than one element, by increasing stride."""
         return sorted((step, size) for step, size in zip(self.strides, self.shape, strict=True) if size > 1)
 
     @property
-    def meets(self) -> bool:
-        """May two elements be one in memory?"""
+    def overlaps_itself(self) -> bool:
+        """Whether two elements may share memory."""
         reached = 0
         for step, size in self._steps:
             if step <= reached:
@@ -130,7 +130,7 @@ class Place:
 
     @property
     def stop(self) -> int:
-        """The end of a dense tensor; its start if there are gaps, or no elements."""
+        """The end of a dense tensor; its start if it has gaps, or no elements."""
         elements = 1
         for step, size in self._steps:
             if step != elements:
@@ -138,17 +138,21 @@ class Place:
             elements *= size
         return self.start if 0 in self.shape else self.start + elements * self.itemsize
 
-    def over(self, other: Place) -> bool:
-        """Do two dense tensors share elements?"""
+    def overlaps(self, other: Place) -> bool:
+        """Return whether two dense tensors share elements."""
         return self.start < other.stop and other.start < self.stop
 
-    def partly_over(self, other: Place) -> bool:
-        """Do they without being the same?"""
-        return self.over(other) and (self.start, self.stop, self.strides) != (other.start, other.stop, other.strides)
+    def overlaps_partly(self, other: Place) -> bool:
+        """Return whether two dense tensors share elements without being equal."""
+        return self.overlaps(other) and (self.start, self.stop, self.strides) != (
+            other.start,
+            other.stop,
+            other.strides,
+        )
 
 
 def _number(size: object) -> int | None:
-    """A size as it was when the graph was traced."""
+    """Return a size as it was when the graph was traced."""
     if isinstance(size, torch.SymInt):
         hint = size.node.hint
         return hint if isinstance(hint, int) else None
@@ -156,7 +160,7 @@ def _number(size: object) -> int | None:
 
 
 def _write(node: fx.Node) -> tuple[fx.Node, Callable[[], Tensor], list[fx.Node]] | None:
-    """The node that one writes to, the part of it, and what is read beside that; None if nothing is written."""
+    """Return the node that a call writes to, the written part, and the other operands; None if it writes nothing."""
     written = written_by(node)
     if written is None or not isinstance(target := written.meta.get("example_value"), FakeTensor):
         return None
@@ -167,7 +171,7 @@ def _write(node: fx.Node) -> tuple[fx.Node, Callable[[], Tensor], list[fx.Node]]
 
 
 def _part(target: Tensor, index: Argument) -> Tensor:
-    """What an index names; all of it where tensors say that."""
+    """Return the part that an index selects, or the full tensor for an index with tensors."""
     known = fx.map_arg(index, lambda node: node.meta.get("example_value"))
     items = known if isinstance(known, tuple) else (known,)
     if any(isinstance(item, (Tensor, list)) for item in items):

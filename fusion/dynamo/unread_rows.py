@@ -2,15 +2,14 @@
 
     linear(x, w)[:, :-1]      becomes      linear(x[:, :-1], w)
 
-Two laws say so, for any product in any program: a row of a product is the product of that row, (x · w)[i] = x[i] · w,
-and what is computed for each element by itself is computed for those that are read.  (Logits are made for every token,
-of which a loss leaves out the last one, and generation all but the last one.)  The functions are known by name, since
-Dynamo's graph calls the program's own: there are no ATen operations yet whose lowered form would tell.
+Two laws justify it, for any product in any program: a row of a product is the product of that row, (x · w)[i] = x[i] ·
+w, and elementwise operations can be restricted to the elements that are read.  (Logits are computed for every token; a
+loss ignores the last one, and generation all but the last one.)  The functions are matched by name, since Dynamo's
+graph calls the program's own: there are no ATen operations yet whose lowered form could be examined.
 
-Input: Dynamo's graph, before autograd is derived from it, so that backward makes no more rows than forward does; it is
-changed in place.  Left alone is a product that anything else reads, also after operations on each element; one of which
-rows are read that are not known before it is made; and one whose rows are returned as they are, because a caller sees
-how they lie in memory.
+Input: Dynamo's graph, before autograd is derived from it, so that backward computes no more rows than forward does; it
+is changed in place.  Unchanged: a product with other readers, also after elementwise operations; one whose read rows
+are not known before it is computed; and one whose rows are returned directly, because a caller sees their strides.
 """
 
 from __future__ import annotations
@@ -25,10 +24,10 @@ from fusion.dynamo.writes import memory_of
 from fusion.lowering.sizes import elements
 
 PRODUCTS = frozenset({torch._C._nn.linear, torch.matmul, operator.matmul})
-"""Functions of two matrices that read the rows of the first one apart."""
+"""Functions of two matrices that use the rows of the first one separately."""
 METHODS = frozenset({"float", "double", "half", "bfloat16", "contiguous", "tanh", "relu", "sigmoid", "neg", "clone"})
 EACH = frozenset({torch.tanh, torch.relu, torch.sigmoid, torch.neg, operator.neg, torch.clone})
-"""Functions of each element of one tensor."""
+"""Elementwise functions of one tensor."""
 SCALED = frozenset(
     {
         *(operator.mul, operator.truediv, operator.add, operator.sub),
@@ -36,22 +35,22 @@ SCALED = frozenset(
         *("mul", "div", "add", "sub", "clamp", "to"),
     }
 )
-"""Functions or methods of each element of their first argument, the only tensor, and of numbers or a dtype."""
+"""Elementwise functions or methods of their first argument, the only tensor, and of numbers or a dtype."""
 
 
 def skip_unread_rows(graph: fx.GraphModule, workspace: int) -> None:
-    """Have products of more than `workspace` bytes made for the rows that are read of them."""
+    """Compute products of more than `workspace` bytes only for the rows that are read."""
     changed = False
     for node in list(graph.graph.find_nodes(op="call_function", target=operator.getitem)):
-        changed |= _read_before(node, workspace)
+        changed |= _move_before_product(node, workspace)
     if changed:
         graph.recompile()
 
 
-def _read_before(node: fx.Node, workspace: int) -> bool:
-    """Let `node` read the operand of the product it reads, if it can; says so."""
+def _move_before_product(node: fx.Node, workspace: int) -> bool:
+    """Move the index `node` before the product that it reads, if possible; return whether it was moved."""
     path = list(_path_to_product(node))
-    if not path or not _is_of_rows(node) or _is_returned(node):
+    if not path or not _selects_rows(node) or _is_returned(node):
         return False
     product, (_, index) = path[-1], node.args
     val, operand = product.meta["example_value"], product.args[0]
@@ -70,19 +69,19 @@ def _read_before(node: fx.Node, workspace: int) -> bool:
 
 
 def _path_to_product(node: fx.Node) -> Iterator[fx.Node]:
-    """What `node` reads, up to a product: operations on each element that nothing else reads; nothing without one."""
+    """Yield the chain of elementwise operations without other readers from `node` to a product; nothing without one."""
     path: list[fx.Node] = []
-    while isinstance(made := node.args[0] if node.args else None, fx.Node):
-        val = made.meta.get("example_value")
-        if len(made.users) != 1 or not isinstance(val, torch.Tensor):
+    while isinstance(producer := node.args[0] if node.args else None, fx.Node):
+        val = producer.meta.get("example_value")
+        if len(producer.users) != 1 or not isinstance(val, torch.Tensor):
             return
-        path.append(made)
-        if _is_product(made):
+        path.append(producer)
+        if _is_product(producer):
             yield from path
             return
-        if not _is_of_each(made):
+        if not _is_elementwise(producer):
             return
-        node = made
+        node = producer
 
 
 def _is_product(node: fx.Node) -> bool:
@@ -93,7 +92,7 @@ def _is_product(node: fx.Node) -> bool:
     return isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor) and first.ndim > 1 and second.ndim == 2
 
 
-def _is_of_each(node: fx.Node) -> bool:
+def _is_elementwise(node: fx.Node) -> bool:
     if len(node.all_input_nodes) != 1:
         return False
     others = (*node.args[1:], *node.kwargs.values())
@@ -103,23 +102,23 @@ def _is_of_each(node: fx.Node) -> bool:
     return not others and node.target in known
 
 
-def _is_of_rows(node: fx.Node) -> bool:
-    """Is this slices and numbers known before the product, of all its dimensions but the last?"""
+def _selects_rows(node: fx.Node) -> bool:
+    """Return whether this selects rows by slices and numbers that are known before the product."""
     source, index = node.args
     assert isinstance(source, fx.Node)
     items = index if isinstance(index, tuple) else (index,)
     if node.all_input_nodes != [source] or not all(isinstance(item, (slice, int)) or item is ... for item in items):
         return False
     rank = source.meta["example_value"].ndim
-    whole = slice(None, None, None)
+    full = slice(None, None, None)
     if ... in items:
         at = items.index(...)
-        items = (*items[:at], *[whole] * (rank - len(items) + 1), *items[at + 1 :])
-    return len(items) < rank or items[-1] == whole
+        items = (*items[:at], *[full] * (rank - len(items) + 1), *items[at + 1 :])
+    return len(items) < rank or items[-1] == full
 
 
 def _is_returned(node: fx.Node) -> bool:
-    """Does the graph return what lies in the memory of `node`?"""
+    """Return whether the graph returns a tensor in the memory of `node`."""
     returned = (result.meta.get("example_value") for result in node.graph.output_node().all_input_nodes)
     memory = memory_of(node.meta["example_value"])
     return any(memory_of(val) == memory for val in returned if isinstance(val, torch.Tensor))

@@ -1,9 +1,10 @@
-"""Untraceable: the operations of a captured graph of which PyTorch cannot say, without data, what they make.
+"""Finds the operations of a captured graph that cannot be traced without data.
 
-`y[mask] = v` has a gradient of as many rows as the mask takes, and the backward of an operator of the program's own may
-read numbers.  AOTAutograd then fails, and where that was in a backward, nothing says for which operation.  So each
-operation is traced alone, with its gradients, as AOTAutograd traces all of them: functionally, on tensors without data.
-Input: Dynamo's graph; output: the operations whose own trace fails in such a way.
+`y[mask] = v` has a gradient with a data-dependent number of rows, and the backward of a custom operator may read
+numbers. AOTAutograd then fails, and if that was in a backward, the failing operation is unknown.  So each operation is
+traced alone, with its gradients, as AOTAutograd does: functionally, on tensors without data.
+
+Input: Dynamo's graph; output: the operations whose own trace fails in this way.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from torch.fx.node import map_aggregate
 from torch.utils._pytree import tree_leaves, tree_map
 
 NEEDS_DATA = exceptions_allowed_to_be_fallback
-"""What PyTorch raises for operations that tensors without data cannot go through."""
+"""The exceptions that PyTorch raises for operations that cannot run on tensors without data."""
 
 
 def untraceable(graph: fx.GraphModule) -> dict[fx.Node, Exception]:
-    """The operations of `graph` that need data, in their order, and how they fail."""
+    """Return the operations of `graph` that need data, in order, with their exceptions."""
     outcomes: dict[Hashable, Exception | None] = {}
-    found = {}
+    failures = {}
     with _traced(graph):
         for node in graph.graph.nodes:
             if node.op not in ("call_function", "call_method") or is_number_of_input(node):
@@ -38,14 +39,14 @@ def untraceable(graph: fx.GraphModule) -> dict[fx.Node, Exception]:
             if form not in outcomes:
                 outcomes[form] = _failure(graph, node)
             if (failure := outcomes[form]) is not None:
-                found[node] = failure
-    return found
+                failures[node] = failure
+    return failures
 
 
 def is_number_of_input(node: fx.Node) -> bool:
-    """Is this the float of the program's that Dynamo gives as a tensor?"""
-    given = node.args[0].meta.get("grapharg") if node.args and isinstance(node.args[0], fx.Node) else None
-    return node.target == "item" and given is not None and given.pass_arg_as_tensor
+    """Return whether this is a float of the program that Dynamo passes as a tensor."""
+    grapharg = node.args[0].meta.get("grapharg") if node.args and isinstance(node.args[0], fx.Node) else None
+    return node.target == "item" and grapharg is not None and grapharg.pass_arg_as_tensor
 
 
 def _value(node: fx.Node) -> object:
@@ -53,7 +54,7 @@ def _value(node: fx.Node) -> object:
 
 
 def _form(node: fx.Node) -> Hashable:
-    """What decides how the trace of an operation ends: operations of one form are traced once."""
+    """Return a key of everything that decides how the trace of an operation ends: equal forms are traced once."""
 
     def shown(arg: object) -> object:
         if not isinstance(arg, fx.Node):
@@ -70,7 +71,7 @@ def _form(node: fx.Node) -> Hashable:
 
 
 def _failure(graph: fx.GraphModule, node: fx.Node) -> Exception | None:
-    """How the trace of an operation and of its gradients fails for want of data, if it does."""
+    """Return how the trace of an operation and its gradients fails for lack of data, or None."""
     sources: list[Tensor] = []
 
     def given(arg: object) -> object:
@@ -96,14 +97,14 @@ def _failure(graph: fx.GraphModule, node: fx.Node) -> Exception | None:
             torch.autograd.grad(made, sources, [torch.ones_like(each) for each in made], allow_unused=True)
     except NEEDS_DATA as failure:
         return failure
-    except Exception:  # what an operation needs beside its operands is not here
+    except Exception:  # the operation needs something beside its operands, which is missing here
         return None
     return None
 
 
 @contextmanager
 def _traced(graph: fx.GraphModule) -> Iterator[None]:
-    """Within, operations are traced as by AOTAutograd, with the tensors that Dynamo had, and leave nothing behind."""
+    """Trace operations as AOTAutograd does, with Dynamo's tensors, without side effects."""
     values = (_value(node) for node in graph.graph.nodes)
     mode = next(value.fake_mode for value in values if isinstance(value, FakeTensor))
     assert mode.shape_env is not None

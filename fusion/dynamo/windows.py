@@ -1,12 +1,12 @@
-"""Windows: what is written through `unfold` leaves alone what lies between the windows and behind them.
+"""Keeps the elements between windows and behind them when windows are written through `unfold`.
 
     x.unfold(d, size, step)      becomes      x.narrow(d, 0, n·step).unflatten(d, (n, step)).narrow(d + 1, 0, size)
 
-with the last dimension moved to the end.  For the functional graph x is made anew from what was written.  AOTAutograd
-does so by the gradient of `unfold`, in which what is part of no window is 0; of each of these views it does it right.
+with the last dimension moved to the end.  In the functional graph x is recreated from the written view.  AOTAutograd
+uses the gradient of `unfold` for that, which is 0 outside of all windows; for each of these views it does it right.
 
-Input: Dynamo's graph, with the graphs that it calls, after writes to windows that overlap were refused; it is changed
-in place.  Refused are windows with more between them than lies behind the last one.
+Input: Dynamo's graph, with the graphs that it calls, after writes to overlapping windows were refused; it is changed in
+place.  Refused are windows with more elements between them than there are behind the last one.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ UNFOLDS = frozenset({"unfold", torch.Tensor.unfold, torch.ops.aten.unfold, torch
 
 
 def separate_written_windows(graph: fx.GraphModule) -> None:
-    """Have windows that are written be views that keep what is between them.
+    """Express written windows by views that keep the elements between them.
 
     Raises:
-        Unsupported: there is too little behind the last window.
+        Unsupported: there are too few elements behind the last window.
     """
     for module in graph.modules():
         if isinstance(module, fx.GraphModule):
@@ -43,15 +43,15 @@ def separate_written_windows(graph: fx.GraphModule) -> None:
 
 
 def _is_written(windows: fx.Node) -> bool:
-    """Is anything written to these windows, or to a view of them?"""
+    """Return whether these windows, or a view of them, are written to."""
     memory = memory_of(windows.meta["example_value"])
     views = {windows}
     for node in windows.graph.nodes:
         if written_by(node) in views:
             return True
         if not views.isdisjoint(node.all_input_nodes):
-            made = pytree.tree_leaves(node.meta.get("example_value"))
-            if any(isinstance(part, FakeTensor) and memory_of(part) == memory for part in made):
+            results = pytree.tree_leaves(node.meta.get("example_value"))
+            if any(isinstance(part, FakeTensor) and memory_of(part) == memory for part in results):
                 views.add(node)
     return False
 
@@ -71,21 +71,21 @@ def _separate(node: fx.Node) -> None:
 
 
 def windows(x: Tensor, dimension: int, size: int, step: int) -> Tensor:
-    """`x.unfold(dimension, size, step)`, made of other views where there are such."""
-    found = _blocks(x, dimension, size, step)
-    if found is None:
+    """Compute `x.unfold(dimension, size, step)`, by other views where possible."""
+    blocks_ = _blocks(x, dimension, size, step)
+    if blocks_ is None:
         return x.unfold(dimension, size, step)
-    count, apart = found
+    count, stride = blocks_
     dimension %= x.ndim
-    whole = x.narrow(dimension, 0, count * apart)
-    blocks: Tensor = whole.unflatten(dimension, (count, apart))  # type: ignore[no-untyped-call]  # torch has none
+    blocks_part = x.narrow(dimension, 0, count * stride)
+    blocks: Tensor = blocks_part.unflatten(dimension, (count, stride))  # type: ignore[no-untyped-call]  # torch has none
     return blocks.narrow(dimension + 1, 0, size).movedim(dimension + 1, -1)
 
 
 def _blocks(x: Tensor, dimension: int, size: int, step: int) -> tuple[int, int] | None:
-    """How many blocks begin with a window each, and their size; None where they are not known to be part of x."""
+    """Return the number and size of blocks that begin with a window each; None unless they certainly fit into x."""
     if not x.ndim:
         return None
     count = (x.shape[dimension] - size) // step + 1
-    apart = size if guard_or_false(count == 1) else step
-    return (count, apart) if guard_or_false(count * apart <= x.shape[dimension]) else None
+    stride = size if guard_or_false(count == 1) else step
+    return (count, stride) if guard_or_false(count * stride <= x.shape[dimension]) else None

@@ -1,7 +1,7 @@
-"""Writes: what calls of a graph that Dynamo captured change in place: their first argument, or what `out` names.
+"""Finds the tensors that calls of a graph captured by Dynamo change in place: the first argument, or `out`.
 
-PyTorch says so by the name of a function (`add_`) or an argument (`inplace=True`), Python by the operator (`+=`).
-Names of Python's operators say nothing: that of `|` is `or_`.
+PyTorch marks a mutation by the name of a function (`add_`) or an argument (`inplace=True`), Python by the operator
+(`+=`). Names of Python's operators are no indication: that of `|` is `or_`.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ OPERATORS = {
         if name.startswith("__i") and f"__{name[3:]}" in vars(operator)
     ),
 }
-"""Python's operators that write: `x[i] = y`, and each whose name is `i` before that of another one (`iadd`, `add`)."""
+"""Python's operators that write: `x[i] = y`, and those named `i` plus the name of another one (`iadd`, `add`)."""
 
 
 def changes_first(node: fx.Node) -> bool:
-    """Is the first argument changed in place?"""
+    """Return whether the first argument is changed in place."""
     if getattr(node.target, "__module__", "") == operator.or_.__module__:
         return node.target in OPERATORS
     if node.kwargs.get("inplace") is True:
@@ -33,12 +33,12 @@ def changes_first(node: fx.Node) -> bool:
 
 
 def written_by(node: fx.Node) -> fx.Node | None:
-    """What a call changes in place; None if that is nothing."""
+    """Return the node that a call changes in place, or None."""
     out = node.kwargs.get("out")
     written = out if isinstance(out, fx.Node) else node.args[0] if node.args and changes_first(node) else None
     return written if isinstance(written, fx.Node) else None
 
 
 def memory_of(tensor: Tensor) -> int | None:
-    """What tells tensors that share memory from others."""
+    """Return an identifier of a tensor's storage."""
     return tensor.untyped_storage()._cdata if tensor.layout is strided else None

@@ -1,13 +1,13 @@
-"""Run time: the spliced module, and what is looked at around each call of it.
+"""Run time: the spliced module, and the checks around each call of it.
 
-    splice     a schedule as an fx module whose code is what runs, with its `names`, `sizes`, `memory` and `views`
-    results    calls that give other strides than PyTorch said
+    splice     a schedule as an fx module with readable code, with its `names`, `sizes`, `memory` and `views`
+    results    calls with other strides than traced
     chunks     a region that runs for some rows at a time
     recording  launches as a CUDA graph
 
-Eager's own operations run where inputs overlap otherwise (`overlaps`), a call has other `surroundings`, a launch is
-refused (`refusals`) or derivatives are asked for that there are none of (`second_derivatives`), with the same random
-numbers (`draws`) and `checkpoints`.
+Eager's own operations run if inputs overlap differently (`overlaps`), under modes that kernels cannot serve
+(`dispatch_guards`), if a launch is refused (`refusals`) or derivatives are requested that were not compiled
+(`second_derivatives`), with the same random numbers (`rng_replay`) and `checkpoints`.
 """
 
 from __future__ import annotations
@@ -16,4 +16,4 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 Boxed: TypeAlias = Callable[[list[object]], tuple[object, ...]]
-"""A compiled graph: called with its inputs in one list, which it empties, so that an input dies after its last use."""
+"""A compiled graph: it takes its inputs in one list, which it empties, so that an input is freed after its last use."""

@@ -1,8 +1,8 @@
-"""The autograd node of a compiled region: forward and backward are one, and AOTAutograd's metadata describe it.
+"""The autograd node of a compiled region: one for forward and backward, described by AOTAutograd's metadata.
 
-Its results are the inputs that the region changes in place, then the region's own, then what some of these are views
-of.  Input: the metadata; what leaves says where the node is found, what its gradients are made of, and whether the
-region can be differentiated again.
+Its results are the inputs that the region changes in place, then the region's own, then bases of views among these.
+Input: the metadata; output: where to find the node, what its gradients depend on, and whether the region can be
+differentiated again.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from torch.autograd.graph import Node
 from fusion.joint.dependence import Dependence
 
 OWN = (OutputType.non_alias, OutputType.unsafe_view_alias, OutputType.custom_function_view)
-"""Results that are made by the region, and are nobody's view."""
+"""Results that the region computes, and that are no views."""
 
 GIVEN = (OutputType.alias_of_input, OutputType.is_input)
-"""Results that lead to an input, beside the region."""
+"""Results with a path to an input outside the region."""
 
 
 @dataclass(frozen=True, slots=True)
 class AutogradNode:
-    """What is known of the autograd node of every call of a region.
+    """Properties of the autograd node of every call of a region.
 
     Attributes:
         changed: inputs that the region changes in place, with gradients or without.
-        first: how many results of the node come before the region's own.
-        holder: a result of the region that has the node; one that is a view, if none else has; None if none has.
-        needs: for each input that is a tensor, the results of the node that its gradient is made of; empty if each is
-            made of all or of none, or if that is not known.
-        refusal: why the gradients cannot be made again; empty if they can.
+        first: the number of results of the node before the region's own.
+        holder: a result of the region that has the node; a view, if no other has it; None if none has.
+        needs: for each input that is a tensor, the results of the node that its gradient depends on; empty if each
+            depends on all or on none, or if that is unknown.
+        refusal: why the gradients cannot be recomputed; empty if they can.
     """
 
     changed: frozenset[int]
@@ -43,14 +43,14 @@ class AutogradNode:
 
     @classmethod
     def of(cls, known: ViewAndMutationMeta, inputs: int, dependence: Dependence | None) -> AutogradNode:
-        """The node by AOTAutograd's metadata, of a region of so many inputs, whose gradients depend on that."""
+        """Derive the node from AOTAutograd's metadata and the dependence of gradients; `inputs` counts inputs."""
         changed = frozenset(k for k, info in enumerate(known.input_info) if info.mutates_data)
         first = known.num_mutated_inp_runtime_indices
         return cls(changed, first, _holder(known), _needs(known, dependence), _refusal(known, inputs))
 
 
 def node_of(result: Tensor) -> Node | None:
-    """The autograd node of the call that this is a result of, or a view of one."""
+    """Return the autograd node of the call of which this is a result, or a view of one."""
     node = result.grad_fn
     while node is not None and "CompiledFunction" not in node.name():
         node = node.next_functions[0][0] if node.next_functions else None
@@ -64,25 +64,25 @@ def _holder(known: ViewAndMutationMeta) -> int | None:
 
 
 def _needs(known: ViewAndMutationMeta, dependence: Dependence | None) -> tuple[frozenset[int], ...]:
-    """See `AutogradNode.needs`: results that have a gradient are in the order of the tangents that backward takes."""
+    """See `AutogradNode.needs`: results with gradients are in the order of the tangents that backward takes."""
     if dependence is None or not dependence.partial:
         return ()
     changed = [known.input_info[k] for k in known.mutated_inp_runtime_indices]
     first, last = len(changed), len(changed) + len(known.output_info)
-    places = [k for k, info in enumerate(changed) if info.mutates_data and info.requires_grad]
-    places += [
+    positions = [k for k, info in enumerate(changed) if info.mutates_data and info.requires_grad]
+    positions += [
         first + k
         for k, info in enumerate(known.output_info)
         if info.output_type in OWN and issubclass(info.raw_type, Tensor) and _differentiable(info)
     ]
-    places += range(last, last + known.num_intermediate_bases)
-    if len(places) != dependence.tangents:
+    positions += range(last, last + known.num_intermediate_bases)
+    if len(positions) != dependence.tangents:
         return ()
-    return tuple(frozenset(places[number] for number in numbers) for numbers in dependence.of)
+    return tuple(frozenset(positions[number] for number in numbers) for numbers in dependence.of)
 
 
 def _differentiable(info: OutputAliasInfo) -> bool:
-    """Does backward take a gradient of a result?  PyTorch before 2.12 had one word for that."""
+    """Return whether backward takes a gradient of a result; PyTorch before 2.12 has another attribute for it."""
     return bool(getattr(info, "requires_grad_for_backward", info.requires_grad))
 
 

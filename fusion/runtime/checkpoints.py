@@ -1,8 +1,8 @@
-"""Checkpoints: how a captured graph that holds some runs operation by operation.
+"""Runs the checkpoints of a captured graph as eager does.
 
-Dynamo's call of a checkpoint is made to be traced: run as it is, what it computes again in backward draws other random
-numbers than forward did, and gradients are wrong.  Input: a captured graph; output: one of the same operations whose
-checkpoints are those of eager, which restore the generators.
+Dynamo's call of a checkpoint is made to be traced: run directly, its recomputation in backward draws other random
+numbers than forward did, and gradients are wrong.  Input: a captured graph; output: one with the same operations whose
+checkpoints are eager's, which restore the generators.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from torch.utils.checkpoint import checkpoint
 
 
 def with_checkpoints(graph: fx.GraphModule) -> fx.GraphModule:
-    """`graph`, ready to be run as it is; the same object where it holds no checkpoints."""
+    """Return `graph`, ready to be run operation by operation; the same object if it has no checkpoints."""
     parts = (part for part in graph.modules() if isinstance(part, fx.GraphModule))
     if not any(part.graph.find_nodes(op="call_function", target=tag_activation_checkpoint) for part in parts):
         return graph
-    made = fx.GraphModule(graph, copy.deepcopy(graph.graph))
-    made.meta = dict(graph.meta)
-    for node in made.graph.find_nodes(op="call_function", target=tag_activation_checkpoint):
+    copied = fx.GraphModule(graph, copy.deepcopy(graph.graph))
+    copied.meta = dict(graph.meta)
+    for node in copied.graph.find_nodes(op="call_function", target=tag_activation_checkpoint):
         node.target = _checkpointed
-    made.recompile()
-    for name, part in list(made.named_children()):
+    copied.recompile()
+    for name, part in list(copied.named_children()):
         if isinstance(part, fx.GraphModule):
-            setattr(made, name, with_checkpoints(part))
-    return made
+            setattr(copied, name, with_checkpoints(part))
+    return copied
 
 
 def _checkpointed(part: fx.GraphModule, *args: object, **kwargs: object) -> object:
-    """Eager's call of a part of a graph, of which Dynamo has kept what the user asked for."""
-    wished, given = tag_activation_checkpoint.divide_kwargs(kwargs)  # type: ignore[no-untyped-call]  # PyTorch's own
+    """Make eager's call of a checkpointed part, with the user's options, which Dynamo has kept."""
+    options, arguments = tag_activation_checkpoint.divide_kwargs(kwargs)  # type: ignore[no-untyped-call]  # PyTorch's own
     if "_checkpoint_context_fn" in part.meta:
-        wished["context_fn"] = part.meta["_checkpoint_context_fn"]
-    return checkpoint(part, *args, **{**wished, "use_reentrant": False, "preserve_rng_state": True}, **given)
+        options["context_fn"] = part.meta["_checkpoint_context_fn"]
+    return checkpoint(part, *args, **{**options, "use_reentrant": False, "preserve_rng_state": True}, **arguments)

@@ -1,6 +1,6 @@
-"""Running in chunks: a region of a program, some points of an axis at a time.
+"""Runs a region of a program in chunks, some points of an axis at a time.
 
-Input: the tensors that the region reads; output: its results, put together.
+Input: the tensors that the region reads; output: its combined results.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from fusion.lowering.program import Buffer, Program
 
 
 class InChunks:
-    """Callable that computes a region.  `bodies` are those of `node`, compiled; `results` are the buffers it makes.
+    """Callable that computes a region.  `bodies` are the compiled bodies of `node`; `results` its result buffers.
 
-    It is called with the tensors in the order of `node.sliced` and one list: the length of the cut axis, the sizes in
-    the order of `node.symbols`, and the shape and the strides of each result.
+    It takes the tensors in the order of `node.sliced` and one list: the length of the cut axis, the sizes in the order
+    of `node.symbols`, and the shape and the strides of each result.
     """
 
     def __init__(self, node: Chunked[Program], results: Sequence[Buffer], bodies: Sequence[Body]) -> None:

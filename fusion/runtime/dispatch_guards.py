@@ -1,11 +1,11 @@
-"""Runs a graph's own operations at calls that kernels must not serve (fake tensors, forward mode, vmap).
+"""Runs a graph's own operations at calls that kernels cannot serve (fake tensors, forward mode, vmap).
 
-Inside of a `FakeTensorMode` whatever is allocated has no memory, also by a function that was compiled before: a kernel
-would write where there is nothing.  Inside of a level of forward-mode derivatives tensors carry tangents, which kernels
-would lose without a word.  Inside of `vmap` (a backward that is asked for many gradients at once) a tensor is many. A
-tensor that is negated where it is read (the imaginary part of a conjugate) has other numbers in its memory.  Where a
-launch was refused before (`refusals.py`), the next would be.  Input: a compiled graph; output: a callable that looks,
-at each call, whether it is so.  A graph that Dynamo captures from fake or negated tensors is refused.
+Inside a `FakeTensorMode` allocated tensors have no memory, also in functions that were compiled before: a kernel would
+write to invalid addresses.  Inside a level of forward-mode derivatives tensors carry tangents, which kernels would
+silently drop.  Inside `vmap` (a backward for many gradients at once) a tensor has a hidden batch dimension.  A tensor
+with the negative bit (the imaginary part of a conjugate) has other numbers in its memory.  After a refused launch
+(`refusals.py`), the next one would be refused, too.  Input: a compiled graph; output: a callable that checks this at
+each call.  A graph that Dynamo captures from fake or negated tensors is refused.
 """
 
 from __future__ import annotations
@@ -26,20 +26,20 @@ NEGATED = "a tensor is negated where it is read, and its memory holds other numb
 RESOLVE = "tensor.resolve_neg() has them in memory"
 
 
-def watch_surroundings(
+def guard_dispatch(
     compiled: Boxed,
     tangents: Sequence[int],
     eagerly: Callable[[Unsupported], Boxed],
     instead: Sequence[Boxed] = (),
 ) -> Boxed:
-    """What to call: `compiled`, or where that must not be, what `eagerly` makes of the reason, once.
+    """Return a callable that runs `compiled`, or, where that is impossible, `eagerly` of the reason, created once.
 
     Args:
-        tangents: the positions of inputs that are gradients.  These may be many at once, or negated, with no other
-            sign of that.
-        instead: is empty until a launch is refused; then it holds what to call.
+        tangents: the positions of inputs that are gradients.  These may be batched, or negated, without other
+            indications.
+        instead: empty until a launch is refused; then it holds the callable to use.
     """
-    made: list[Boxed] = []
+    fallback: list[Boxed] = []
     fake_mode, level = torch._C._get_dispatch_mode, torch._C._functorch.maybe_current_level
     batched: Callable[[object], bool] = torch._C._functorch.is_legacy_batchedtensor  # type: ignore[assignment]  # a tensor
 
@@ -49,14 +49,14 @@ def watch_surroundings(
     def run(args: list[object]) -> tuple[object, ...]:
         if instead:
             return instead[0](args)
-        plain = fake_mode(FAKE) is None and forward_ad._current_level < 0 and level() is None
-        if plain and not (tangents and any(batched(given) or given.is_neg() for given in gradients(args))):
+        supported = fake_mode(FAKE) is None and forward_ad._current_level < 0 and level() is None
+        if supported and not (tangents and any(batched(given) or given.is_neg() for given in gradients(args))):
             return compiled(args)
-        if not made:
+        if not fallback:
             negated = any(given.is_neg() for given in gradients(args))
             reason, hint = (NEGATED, RESOLVE) if negated else (f"inside of {_within()}", "")
-            made.append(eagerly(Unsupported(reason, hint=hint)))
-        return made[0](args)
+            fallback.append(eagerly(Unsupported(reason, hint=hint)))
+        return fallback[0](args)
 
     return run
 
@@ -78,7 +78,7 @@ def refuse_fake_inputs(graph: fx.GraphModule) -> None:
 
 
 def refuse_negated_inputs(graph: fx.GraphModule) -> None:
-    """Refuse a graph that Dynamo captured from tensors whose numbers are negated where they are read.
+    """Refuse a graph that Dynamo captured from tensors with the negative bit.
 
     Raises:
         Unsupported: an input is such a tensor.
@@ -88,7 +88,7 @@ def refuse_negated_inputs(graph: fx.GraphModule) -> None:
 
 
 def _examples(graph: fx.GraphModule) -> Iterator[object]:
-    """The values of the inputs for which Dynamo captured the graph."""
+    """Yield the values of the inputs for which Dynamo captured the graph."""
     for node in graph.graph.find_nodes(op="placeholder"):
         if (given := node.meta.get("grapharg")) is not None:
             yield given.example

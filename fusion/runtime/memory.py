@@ -1,7 +1,7 @@
-"""Memory: what allocates tensors, and says of memory that it holds a tensor of another shape, at least cost.
+"""Allocates tensors, and reinterprets memory with another shape, at the least cost.
 
-Called once for each result of each kernel of each step, what PyTorch offers for all cases costs as much as the launch:
-it parses names, looks up a device and passes a dispatcher.  Inductor's allocators do not; they are used here.
+Called once for each result of each kernel of each step, PyTorch's general functions cost as much as a launch: they
+parse names, look up a device and go through a dispatcher.  Inductor's allocators do not; they are used here.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ _native: Any = torch._C._dynamo.guards  # declares less than it has
 
 
 def _called(name: str, function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """`function` under a name of its own, for the generated code to read well."""
+    """Give `function` a name of its own, so that the generated code is readable."""
     named = partial(function)
     named.__name__, named.__module__ = name, "memory"  # type: ignore[attr-defined]  # partials take attributes
     return named
@@ -31,9 +31,9 @@ _ALLOCATORS = {
 
 
 def allocator(device: torch.device, main: torch.device | None) -> Callable[..., torch.Tensor] | None:
-    """What makes a tensor on `device` of (shape, strides, dtype), where `main` is current if it is an accelerator.
+    """Return an allocator on `device` for (shape, strides, dtype), where `main` is current if it is an accelerator.
 
-    None where only PyTorch's own can.
+    None if only PyTorch's own can be used.
 
     >>> allocator(torch.device("cpu"), torch.device("cpu"))((2, 3), (3, 1), torch.int8).shape
     torch.Size([2, 3])
@@ -44,11 +44,11 @@ def allocator(device: torch.device, main: torch.device | None) -> Callable[..., 
 
 
 in_memory_of = _called("in_memory_of", _native._reinterpret_tensor)
-"""A tensor of (shape, strides) that begins where the given one does, and that nobody takes for a view of it."""
+"""Returns a tensor of (shape, strides) with the same start as another one, which does not count as a view of it."""
 
 
 def on_device(compiled: Boxed, main: torch.device) -> Boxed:
-    """`compiled`, run while `main` is the current device of its type."""
+    """Run `compiled` with `main` as the current device of its type."""
     if main.type != "cuda" or main.index is None:
         return compiled
     index, current = main.index, torch._C._cuda_getDevice

@@ -1,4 +1,4 @@
-"""Names in the Python code of a spliced module, which is meant to be read."""
+"""Names in the Python code of a spliced module."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 
 def identifier(name: str) -> str:
-    """`name`, with what an identifier may not have as underscores.
+    """Return `name` with underscores for characters that identifiers may not have.
 
     >>> identifier("model.0-weight"), identifier("2d")
     ('model_0_weight', '_2d')
@@ -16,7 +16,7 @@ def identifier(name: str) -> str:
 
 
 def named(launch: Callable[..., object], name: str) -> Callable[..., object]:
-    """What is called under a name of its own, for the generated code to read well."""
+    """Give a callable a name of its own, so that the generated code is readable."""
     try:
         launch.__name__ = launch.__qualname__ = name
         launch.__module__ = "kernels"

@@ -1,15 +1,15 @@
-"""Inputs that overlap: what was compiled holds for inputs that lie over one another as they did at compilation.
+"""Guards the overlaps of inputs: compiled code is valid for inputs that overlap as they did at compilation.
 
 A graph that changes an input in place is compiled for the overlaps its inputs had then: AOTAutograd makes views of one
-base of those that shared elements, and takes the others to be apart.  Neither it nor Dynamo looks again when a later
-call comes with other views, which would give wrong numbers.  Input: a compiled graph, with the graph that Dynamo
-captured; output: a callable that compares, at each call, how the inputs lie, and runs the captured graph in eager where
-that differs, or where the base is another one: of another shape, or memory that reaches further.  Graphs that change
-nothing in place are returned as they are.
+base of inputs that share elements, and assumes that others do not.  Neither it nor Dynamo checks that at later calls,
+which would give wrong numbers for other views.  Input: a compiled graph, with the graph that Dynamo captured; output: a
+callable that compares the overlaps at each call, and runs the captured graph in eager if they differ, or if the base is
+another one: of another shape, or with memory that reaches further.  Graphs that change nothing in place are returned as
+they are.
 
-Where a result is a view of a changed input and its place is symbolic, AOTAutograd makes it out of that input with the
-strides and the offset that the view has in the graph's new value, which is dense and has memory of its own.  Of an
-input that begins within other memory, or has gaps, these are other elements: such a call is eager's, too.
+If a result is a view of a changed input and its place is symbolic, AOTAutograd recreates it from that input with the
+strides and the offset that the view has in the graph's new value, which is dense and has memory of its own.  In an
+input that begins within other memory, or has gaps, these are other elements: such a call runs in eager, too.
 """
 
 from __future__ import annotations
@@ -28,25 +28,25 @@ from fusion.joint.layout import is_dense
 Call: TypeAlias = Callable[..., object]
 
 MAX_COMPARED = 16
-"""Of more tensors than this (the leaves of an optimizer step) it is only asked whether those changed lie apart from all
-others, and nothing of those that did not at compilation: to compare each with each would take longer than the call."""
+"""With more tensors (the leaves of an optimizer step) it is only checked whether the changed ones are disjoint from all
+others, and only if they were at compilation: comparing all pairs would take longer than the call."""
 
 
 def watch_overlaps(compiled: Call, captured: Call, inputs: Sequence[object]) -> Call:
-    """What to call: `compiled`, or what decides at each call between that and `captured`.
+    """Return `compiled`, or a callable that decides at each call between it and `captured`.
 
     Args:
         compiled: made by AOTAutograd in the current tracing context.
         captured: the same program, run operation by operation.
-        inputs: those that it was compiled for.
+        inputs: the inputs that it was compiled for.
     """
     tensors = [k for k, value in enumerate(inputs) if isinstance(value, torch.Tensor) and _may_overlap(value)]
     changed = _changed(inputs) & set(tensors)
     viewed = _viewed(inputs, changed)
-    layout: _Layout | _Apart | None = None
+    layout: _Layout | _Disjoint | None = None
     if changed and 2 <= len(tensors) <= MAX_COMPARED:
         layout = _Layout.of(inputs, tensors, changed, merged=_merged(inputs))
-    elif changed and (apart := _Apart(frozenset(changed), tuple(tensors))).holds(inputs):
+    elif changed and (apart := _Disjoint(frozenset(changed), tuple(tensors))).holds(inputs):
         layout = apart
     if layout is None and not viewed:
         return compiled
@@ -60,14 +60,14 @@ def watch_overlaps(compiled: Call, captured: Call, inputs: Sequence[object]) -> 
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """How inputs lie over one another.
+    """How inputs overlap.
 
     Attributes:
-        changed: which inputs are changed in place.
-        others: which they may meet, themselves among them.
-        apart: for those that meet, the bytes from the changed one to the other.
-        starts: where inputs that are views of one base begin in it, in elements.
-        bases: for inputs of which AOTAutograd makes views of one base, what is known of that.
+        changed: the inputs that are changed in place.
+        others: the inputs that they may overlap, themselves among them.
+        apart: for overlapping pairs, the bytes from the changed one to the other.
+        starts: the offsets of inputs that are views of one base, in elements.
+        bases: for inputs of which AOTAutograd makes views of one base, properties of that base.
     """
 
     changed: tuple[int, ...]
@@ -97,14 +97,14 @@ class _Layout:
         return cls(tuple(sorted(changed)), tuple(tensors), apart, starts, bases)
 
     def holds(self, args: Sequence[object]) -> bool:
-        """Do these inputs lie in the same way?"""
+        """Return whether these inputs overlap in the same way."""
         spans = _spans(args, self.others)
         for a in self.changed:
             start, stop = spans[a]
             for b in self.others:
                 if a != b:
-                    met = spans[b][0] - start if start < spans[b][1] and spans[b][0] < stop else None
-                    if met != self.apart.get((a, b)):
+                    gap = spans[b][0] - start if start < spans[b][1] and spans[b][0] < stop else None
+                    if gap != self.apart.get((a, b)):
                         return False
         if any(_base_of(args[k]) != base for k, base in self.bases.items()):
             return False
@@ -112,14 +112,14 @@ class _Layout:
 
 
 @dataclass(frozen=True, slots=True)
-class _Apart:
-    """Inputs of which those that are `changed` lie apart from all `others`, themselves among them."""
+class _Disjoint:
+    """Inputs of which the `changed` ones are disjoint from all `others`, which include them."""
 
     changed: frozenset[int]
     others: tuple[int, ...]
 
     def holds(self, args: Sequence[object]) -> bool:
-        """Do they, among these?  Hardly ever do two of them share memory, which is quick to see."""
+        """Return whether that holds for these inputs; in most calls no two of them share a storage, a fast check."""
         memories = {args[k].untyped_storage()._cdata for k in self.others}  # type: ignore[attr-defined]  # tensors
         if len(memories) == len(self.others):
             return True
@@ -136,7 +136,7 @@ class _Apart:
 
 
 def _spans(args: Sequence[object], tensors: Sequence[int]) -> dict[int, tuple[int, int]]:
-    """First byte and end of each tensor's elements in memory."""
+    """Return the first byte and the end of each tensor's elements in memory."""
     spans = {}
     for k in tensors:
         tensor = args[k]
@@ -151,9 +151,9 @@ def _spans(args: Sequence[object], tensors: Sequence[int]) -> dict[int, tuple[in
 
 
 def _base_of(tensor: object, reached: int | None = None) -> tuple[int, ...]:
-    """Shape and strides of what a tensor is a view of, or the bytes of its memory if it is no view.
+    """Return shape and strides of a view's base, or the bytes of the memory of a tensor that is no view.
 
-    Of that memory AOTAutograd traces what inputs reach: up to the address `reached`.
+    AOTAutograd traces that memory as far as inputs reach: up to the address `reached`.
     """
     assert isinstance(tensor, torch.Tensor)
     if (base := tensor._base) is not None:
@@ -163,7 +163,7 @@ def _base_of(tensor: object, reached: int | None = None) -> tuple[int, ...]:
 
 
 def _may_overlap(tensor: torch.Tensor) -> bool:
-    """Is this a tensor with memory that another input may share?  Parameters are taken to have their own."""
+    """Return whether another input may share this tensor's memory; parameters are assumed not to."""
     return (
         tensor.layout is torch.strided
         and tensor.device.type != "meta"
@@ -173,7 +173,7 @@ def _may_overlap(tensor: torch.Tensor) -> bool:
 
 
 def _changed(inputs: Sequence[object]) -> set[int]:
-    """The inputs that are changed in place; all, where AOTAutograd has merged some and so counts them otherwise."""
+    """Return the inputs that are mutated; all, if AOTAutograd has merged some and so numbers them differently."""
     context = TracingContext.try_get()
     if context is None or context.fw_metadata is None:
         return set()
@@ -183,7 +183,7 @@ def _changed(inputs: Sequence[object]) -> set[int]:
 
 
 def _viewed(inputs: Sequence[object], changed: Collection[int]) -> tuple[int, ...]:
-    """The changed inputs of which results are views that AOTAutograd cannot make again step by step."""
+    """Return the changed inputs of which results are views that AOTAutograd cannot recreate step by step."""
     context = TracingContext.try_get()
     if not changed or context is None or context.fw_metadata is None:
         return ()
@@ -199,13 +199,13 @@ def _has_symbols(views: ViewMetaSequence) -> bool:
 
 
 def _fills_its_memory(tensor: object) -> bool:
-    """Does a tensor begin where its memory does, without gaps between its elements?"""
+    """Return whether a tensor begins where its storage does, without gaps between its elements."""
     assert isinstance(tensor, torch.Tensor)
     return tensor.storage_offset() == 0 and is_dense(tensor)
 
 
 def _merged(inputs: Sequence[object]) -> bool:
-    """Has AOTAutograd made views of one base out of several inputs?"""
+    """Return whether AOTAutograd has made views of one base out of several inputs."""
     context = TracingContext.try_get()
     known = None if context is None else context.fw_metadata
     return known is not None and len(known.input_info) != len(inputs)

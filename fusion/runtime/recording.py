@@ -1,12 +1,12 @@
-"""CUDA graphs: a compiled graph whose launches are recorded once, and played again at later calls by one call.
+"""CUDA graphs: the launches of a compiled graph are recorded once, and replayed by one call later.
 
-Input: a compiled graph with the ATen graph it was made of; output: a callable that records and plays it by PyTorch's
-own `torch._inductor.cudagraph_trees`, as `torch.compile(mode="reduce-overhead")` does: one pool of memory for all
-graphs of a device, one recording for each set of sizes, inputs copied into memory of the recording unless they are
-parameters, buffers, or what another recording has made.  So results are valid until the next step begins.
+Input: a compiled graph with its ATen graph; output: a callable that records and replays it by PyTorch's own
+`torch._inductor.cudagraph_trees`, as `torch.compile(mode="reduce-overhead")` does: one memory pool for all graphs of a
+device, one recording for each set of sizes, inputs copied into memory of the recording unless they are parameters,
+buffers, or results of another recording.  So results are valid until the next step begins.
 
-Refused, with a reason, is what a recording cannot hold: operations that wait for the device, sizes that only data tell,
-tensors on the CPU, inputs that are changed in place and may lie elsewhere at the next call.
+Refused, with a reason: operations that wait for the device, data-dependent sizes, tensors on the CPU, inputs that are
+changed in place and may lie elsewhere at the next call.
 """
 
 from __future__ import annotations
@@ -46,16 +46,16 @@ class Recorder:
         self._device: int | None = None  # on which forward was recorded
 
     def record(self, compiled: Boxed, graph: fx.GraphModule, schedule: Schedule, label: str) -> tuple[Boxed, str]:
-        """What to call instead of `compiled`, and a note of what was done.
+        """Return a replacement for `compiled`, and a note whether it is recorded.
 
-        To be called in the tracing context of the region.  `compiled` was made of `graph`, and runs `schedule`.
+        Must be called in the tracing context of the region.  `compiled` was made of `graph`, and runs `schedule`.
         """
         backward = label == "backward"
         reason = "its forward is not"
         if not backward or self._device is not None:
             reason = refusal(graph, schedule, backward=backward)
         if reason:
-            unrecorded = compiled if self._device is None else _beside_recorded(compiled, self._device)
+            unrecorded = compiled if self._device is None else _announced(compiled, self._device)
             return unrecorded, f"not recorded as a CUDA graph: {reason}"
         device = _devices(schedule)[0].index
         assert device is not None, "a graph's tensors are on a device with a number"
@@ -65,7 +65,7 @@ class Recorder:
 
 
 def refusal(graph: fx.GraphModule, schedule: Schedule, *, backward: bool) -> str:
-    """Why `graph`, run by `schedule`, cannot be recorded; empty if it can."""
+    """Return why `graph`, run by `schedule`, cannot be recorded; empty if it can."""
     devices = _devices(schedule)
     others = [device for device in devices if device.type != "cuda"]
     if others:
@@ -92,7 +92,7 @@ def refusal(graph: fx.GraphModule, schedule: Schedule, *, backward: bool) -> str
 
 
 def forget_recordings() -> None:
-    """Give back the memory of all that was recorded in this process, by whatever compiler; none of it may run again."""
+    """Free the memory of all recordings of this process, by any compiler; none of them may run again."""
     if "torch._inductor.cudagraph_trees" in sys.modules:
         sys.modules["torch._inductor.cudagraph_trees"].reset_cudagraph_trees()
 
@@ -117,11 +117,11 @@ def _recorded(compiled: Boxed, graph: fx.GraphModule, label: str, device: int) -
 
 
 def _on_its_stream(recorded: Boxed, device: int) -> Boxed:
-    """`recorded`, called with the stream of the recordings as the current one, which what came before it leads to.
+    """Call `recorded` with the stream of the recordings as the current one, after the work before it.
 
-    A recording begins by writing to the memory that its replays take the state of the generator from, and does so on
-    its own stream.  The first replay writes there too, on the current stream, which waits for no other: where the
-    recording's write came last, numbers were those of the first draw after a seed was set (PyTorch 2.11).
+    A recording begins by writing to the memory from which its replays take the generator's state, on its own stream.
+    The first replay writes there too, on the current stream, without synchronisation: if the recording's write came
+    last, the numbers were those of the first draw after seeding (PyTorch 2.11).
     """
 
     def run(args: list[object]) -> tuple[object, ...]:
@@ -139,8 +139,8 @@ def _on_its_stream(recorded: Boxed, device: int) -> Boxed:
     return run
 
 
-def _beside_recorded(compiled: Boxed, device: int) -> Boxed:
-    """A backward that is not recorded, which says when it runs: what its forward recorded has a backward pending."""
+def _announced(compiled: Boxed, device: int) -> Boxed:
+    """Return a backward that is not recorded, and announces when it runs: its recorded forward waits for a backward."""
 
     def run(args: list[object]) -> tuple[object, ...]:
         from torch._inductor.cudagraph_trees import get_manager
@@ -154,10 +154,10 @@ def _beside_recorded(compiled: Boxed, device: int) -> Boxed:
 
 
 def _fixed(graph: fx.GraphModule, *, backward: bool) -> list[int]:
-    """The inputs that lie where they lay, or whose move is noticed.
+    """Return the inputs with fixed addresses, or whose move is detected.
 
-    Of a forward graph they are parameters, buffers, and what the user has marked as static; of a backward graph what
-    its forward, recorded too, has saved.
+    For a forward graph these are parameters, buffers, and tensors that the user marked as static; for a backward graph
+    the tensors saved by its forward, which is recorded too.
     """
     if backward:
         from torch._inductor.utils import count_tangents
@@ -169,14 +169,14 @@ def _fixed(graph: fx.GraphModule, *, backward: bool) -> list[int]:
 
 
 def draws(graph: fx.GraphModule) -> bool:
-    """Does any call of `graph`, or of a graph that it calls, draw from a generator?"""
+    """Return whether a call of `graph`, or of a graph that it calls, draws from a generator."""
     parts = (part for part in graph.modules() if isinstance(part, fx.GraphModule))
     targets = (node.target for part in parts for node in part.graph.nodes)
     return any(isinstance(each, OpOverload) and torch.Tag.nondeterministic_seeded in each.tags for each in targets)
 
 
 def _devices(schedule: Schedule) -> list[torch.device]:
-    """Where the tensors are that a call is given, makes and returns, in the order of their appearance."""
+    """Return the devices of all inputs, intermediate tensors and results, in order of appearance."""
     program = schedule.program
     names = [name for name in program.inputs if isinstance(name, str)]
     for step in schedule.steps:
@@ -186,7 +186,7 @@ def _devices(schedule: Schedule) -> list[torch.device]:
 
 
 def _changed(graph: fx.GraphModule) -> set[int]:
-    """The inputs whose memory an operation writes to."""
+    """Return the inputs whose memory an operation writes to."""
     memory: dict[int, set[int]] = {}
     for position, node in enumerate(graph.graph.find_nodes(op="placeholder")):
         if isinstance(node.meta.get("val"), torch.Tensor):
@@ -196,24 +196,24 @@ def _changed(graph: fx.GraphModule) -> set[int]:
 
 
 def _written(graph: fx.GraphModule) -> Iterator[fx.Node]:
-    """The tensors that operations write to."""
+    """Yield the tensors that operations write to."""
     for node in graph.graph.nodes:
         if not isinstance(node.target, OpOverload):
             continue
         for position, argument in enumerate(node.target._schema.arguments):
             if argument.alias_info is not None and argument.alias_info.is_write:
-                given = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
-                parts = given if isinstance(given, (tuple, list)) else (given,)
+                argument_value = node.args[position] if position < len(node.args) else node.kwargs.get(argument.name)
+                parts = argument_value if isinstance(argument_value, (tuple, list)) else (argument_value,)
                 yield from (part for part in parts if isinstance(part, fx.Node))
 
 
 def _memory(node: fx.Node) -> int:
-    """What is equal for tensors that share memory."""
+    """Return an identifier of a tensor's storage."""
     return int(node.meta["val"].untyped_storage()._cdata)
 
 
 def _constants(graph: fx.GraphModule) -> Iterator[torch.Tensor]:
-    """The tensors that the graph holds."""
+    """Yield the tensors that the graph holds."""
     for node in graph.graph.find_nodes(op="get_attr"):
         held = graph
         for name in str(node.target).split("."):

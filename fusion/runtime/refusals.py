@@ -1,9 +1,9 @@
-"""Refusals: launches of kernels that turn out at the call not to be there.
+"""Fallback for launches that turn out to be impossible at the call.
 
-Some targets build a binary when the sizes, alignments or the device of a call first ask for it, and load each when it
-is first launched.  Either may fail: a compiler that gives up, a device with less shared memory than its like.  By then
-others have run, and may have changed what the caller gave, so that a graph cannot begin anew.  Input: a launcher;
-output: one that has the evaluator do what was refused, which it can on any device, and says why.
+Some targets build a binary when the sizes, alignments or the device of a call first require it, and load each when it
+is first launched.  Either may fail: a compiler error, a device with less shared memory than others of its kind.  By
+then earlier kernels have run, and may have changed inputs, so that the graph cannot be restarted.  Input: a launcher;
+output: one that runs the evaluator for a refused launch, on any device, and reports why.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fusion.lowering.kernel import Kernel
 
 
 def or_evaluated(launch: Launcher, kernel: Kernel, refused: Callable[[BuildError], object] | None) -> Launcher:
-    """`launch`, or the evaluator where that cannot be, once `refused` was told; what launches costs nothing more.
+    """Return `launch`, with the evaluator as fallback after `refused` was called; successful launches cost no more.
 
     Without `refused` the refusal is raised.
     """

@@ -1,9 +1,9 @@
-"""Results of calls, as kernels are to find them in memory.
+"""Checks the memory layout of results of calls for the kernels that read them.
 
-A kernel is generated for the shape and strides that PyTorch said a call would give.  What it says is wrong for some
-operations in some releases: strides of Fourier transforms, sizes that only data tell.  Input: a result, with what was
-said of it; output: that result, or a copy of it that lies as was said.  So it is of a result that is negated where it
-is read (the imaginary part of a conjugate): kernels read its memory.  Another shape is refused.
+A kernel is generated for the shape and strides that PyTorch traced for a call.  These are wrong for some operations in
+some releases: strides of Fourier transforms, data-dependent sizes.  Input: a result, with its traced layout; output:
+that result, or a copy in the traced layout.  A result with the negative bit (the imaginary part of a conjugate) is
+copied, too: kernels read its memory.  Another shape is refused.
 """
 
 from __future__ import annotations
@@ -13,29 +13,29 @@ import torch
 from fusion.lowering.errors import FusionError
 
 
-def as_said(
+def as_traced(
     result: torch.Tensor, name: str, shape: tuple[int | None, ...], strides: tuple[int, ...] | None
 ) -> torch.Tensor:
-    """The result of the call `name`, laid out as kernels expect it.
+    """Return the result of the call `name` in the layout that kernels expect.
 
     Args:
-        shape: as was said; None for what was not known.
-        strides: likewise; None where they were not all known.
+        shape: as traced; None for unknown sizes.
+        strides: as traced; None unless all are known.
 
     Raises:
         FusionError: the shape is another one.
 
-    >>> as_said(torch.ones(3, 2).t(), "aten.t.default", (2, 3), (3, 1)).stride()
+    >>> as_traced(torch.ones(3, 2).t(), "aten.t.default", (2, 3), (3, 1)).stride()
     (3, 1)
     """
     if result.is_neg():
         result = result.resolve_neg()
     if result.shape == shape and result.stride() == strides:
         return result
-    if any(said is not None and size != said for size, said in zip(result.shape, shape, strict=True)):
+    if any(traced is not None and size != traced for size, traced in zip(result.shape, shape, strict=True)):
         raise FusionError(
-            f"{name} gave a result of shape {list(result.shape)}, where PyTorch had said {list(shape)}",
-            hint="this release of PyTorch traces the operation wrongly; keep it out of what is compiled",
+            f"{name} returned shape {list(result.shape)}, but PyTorch traced {list(shape)}",
+            hint="this release of PyTorch traces the operation wrongly; exclude it from compilation",
         )
     if strides is None or not result.numel() or _same(result, strides):
         return result
@@ -43,6 +43,6 @@ def as_said(
 
 
 def _same(result: torch.Tensor, strides: tuple[int, ...]) -> bool:
-    """Are the strides these wherever they matter?"""
+    """Return whether a result has these strides in every dimension of more than one element."""
     zipped = zip(result.shape, result.stride(), strides, strict=True)
-    return all(size == 1 or stride == said for size, stride, said in zipped)
+    return all(size == 1 or stride == traced for size, stride, traced in zipped)

@@ -1,9 +1,9 @@
 """Replays the random numbers of a compiled region for derivatives of its gradients.
 
-Input: the joint graph of a region, and later its program, run operation by operation; output: what that gives with the
-numbers that the region's kernels drew.  Each random call takes a seed from the generator of its device, in the order of
-the program; so from the same state of the generators, each call, lowered by itself, draws the same. Whoever draws again
-compares something with what was computed before: a region of which a part ran eagerly drew others.
+Input: the joint graph of a region, and later its program, run operation by operation; output: its results with the
+numbers that the region's kernels drew.  Each random call takes a seed from the generator of its device, in program
+order; so from the same state of the generators, each call, lowered by itself, draws the same numbers.  The caller of a
+replay compares results with the earlier ones: a region of which a part ran eagerly drew other numbers.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from fusion.lowering.seeded import draws
 
 @dataclass(frozen=True, slots=True)
 class Draws:
-    """The random calls of a region: on which devices they are, and where the first one comes from."""
+    """The random calls of a region: their devices, and the origin of the first one."""
 
     devices: tuple[torch.device, ...]
     origin: Origin
 
     def states(self) -> tuple[Tensor, ...]:
-        """The states of the generators, as a call of the region finds them; none while a CUDA graph is recorded."""
+        """Return the states of the generators at a call of the region; none while a CUDA graph is recorded."""
         if any(device.type == "cuda" for device in self.devices) and torch.cuda.is_current_stream_capturing():
             return ()
         return tuple(_state(device) for device in self.devices)
 
     @contextmanager
     def again(self, states: Sequence[Tensor]) -> Iterator[None]:
-        """Run programs as if the generators were in `states`, and their random calls drew as kernels do.
+        """Run programs with the generators in `states`, and random calls that draw as kernels do.
 
         Raises:
-            Unsupported: nothing is known of the generators, or a call cannot be made again.
+            Unsupported: the states are unknown, or a call cannot be repeated.
         """
         if not states:
             raise Unsupported(
@@ -58,20 +58,20 @@ class Draws:
             for device, state in zip(self.devices, states, strict=True):
                 _set_state(device, state)
             mode = _AsKernels()  # type: ignore[no-untyped-call]  # PyTorch's own
-            # The dispatcher in Python parts compositions as AOTAutograd does.
+            # The Python dispatcher decomposes composite operations as AOTAutograd does.
             with mode, traced_as_eager(), enable_python_dispatcher():
                 yield
 
 
 def draws_of(joint: fx.GraphModule) -> Draws | None:
-    """The random calls of a joint graph; None if there is none."""
+    """Return the random calls of a joint graph; None if there are none."""
     calls = [node for node in joint.graph.nodes if draws(node.target, node.args, node.kwargs)]
     values = [value for node in calls for value in pytree.tree_leaves(node.meta["val"]) if isinstance(value, Tensor)]
     return Draws(tuple(dict.fromkeys(value.device for value in values)), origin_of(calls[0])) if calls else None
 
 
 class _AsKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch's own
-    """Draw the numbers that generated kernels draw."""
+    """Draws the numbers that generated kernels draw."""
 
     def __torch_dispatch__(
         self,
@@ -84,18 +84,18 @@ class _AsKernels(TorchDispatchMode):  # type: ignore[no-untyped-call]  # PyTorch
             return func(*args, **(kwargs or {}))
         declared = func._schema.arguments
         named = {**dict(zip((each.name for each in declared), args, strict=False)), **(kwargs or {})}
-        given = {each.name: named.get(each.name, each.default_value) for each in declared}
-        results = _drawn(_functional(func), given)
-        changed = [cast("Tensor", given[each.name]) for each in declared if each.alias_info is not None]
+        arguments = {each.name: named.get(each.name, each.default_value) for each in declared}
+        results = _drawn(_functional(func), arguments)
+        changed = [cast("Tensor", arguments[each.name]) for each in declared if each.alias_info is not None]
         own = sum(each.alias_info is None for each in func._schema.returns)
         for tensor, value in zip(changed, results[own:], strict=True):
             tensor.copy_(value)
-        made = results[:own] or changed[: len(func._schema.returns)]
-        return made[0] if len(made) == 1 else tuple(made)
+        outputs = results[:own] or changed[: len(func._schema.returns)]
+        return outputs[0] if len(outputs) == 1 else tuple(outputs)
 
 
 def _functional(func: OpOverload) -> OpOverload:
-    """The operation that returns what `func` writes, as functional graphs have it: of the same arguments.
+    """Return the functional form of `func`, with the same arguments.
 
     Raises:
         Unsupported: there is none.
@@ -103,38 +103,42 @@ def _functional(func: OpOverload) -> OpOverload:
     if not func._schema.is_mutable:
         return func
     name = func._schema.name.removeprefix("aten::").removesuffix("_")
-    wanted = [(each.name, str(each.type)) for each in func._schema.arguments]
+    signature = [(each.name, str(each.type)) for each in func._schema.arguments]
     for packet in (getattr(torch.ops.aten, wish, None) for wish in (name, f"{name}_functional")):
         for overload in () if packet is None else packet.overloads():
-            found: OpOverload = getattr(packet, overload)
-            if not found._schema.is_mutable and wanted == [(e.name, str(e.type)) for e in found._schema.arguments]:
-                return found
+            candidate: OpOverload = getattr(packet, overload)
+            if not candidate._schema.is_mutable and signature == [
+                (e.name, str(e.type)) for e in candidate._schema.arguments
+            ]:
+                return candidate
     raise Unsupported(f"random numbers of {func} cannot be drawn again")
 
 
-def _drawn(func: OpOverload, given: Mapping[str, object]) -> list[Tensor]:
-    """The results of a random call, of arguments by name, as a compiled graph of it alone gives them."""
-    args = tuple(given[each.name] for each in func._schema.arguments if not each.kwarg_only)
-    leaves, spec = pytree.tree_flatten((args, {e.name: given[e.name] for e in func._schema.arguments if e.kwarg_only}))
+def _drawn(func: OpOverload, arguments: Mapping[str, object]) -> list[Tensor]:
+    """Return the results of a random call, with arguments by name, as a compiled graph of it alone computes them."""
+    args = tuple(arguments[each.name] for each in func._schema.arguments if not each.kwarg_only)
+    leaves, spec = pytree.tree_flatten(
+        (args, {e.name: arguments[e.name] for e in func._schema.arguments if e.kwarg_only})
+    )
     graph, tensors = fx.Graph(), [leaf for leaf in leaves if isinstance(leaf, Tensor)]
     with FakeTensorMode() as mode:
         fakes = [mode.from_tensor(leaf) if isinstance(leaf, Tensor) else leaf for leaf in leaves]
         fake_args, fake_kwargs = pytree.tree_unflatten(fakes, spec)
-        made = func(*fake_args, **fake_kwargs)
-    for place, fake in enumerate(fakes):
+        fake_results = func(*fake_args, **fake_kwargs)
+    for position, fake in enumerate(fakes):
         if isinstance(fake, Tensor):
-            leaves[place] = graph.placeholder(f"in{place}")
-            leaves[place].meta["val"] = fake
+            leaves[position] = graph.placeholder(f"in{position}")
+            leaves[position].meta["val"] = fake
     node = graph.call_function(func, *pytree.tree_unflatten(leaves, spec))
-    node.meta["val"] = made
+    node.meta["val"] = fake_results
     results = [node]
-    if isinstance(made, tuple):
-        results = [graph.call_function(operator.getitem, (node, k)) for k in range(len(made))]
-        for result, value in zip(results, made, strict=True):
+    if isinstance(fake_results, tuple):
+        results = [graph.call_function(operator.getitem, (node, k)) for k in range(len(fake_results))]
+        for result, value in zip(results, fake_results, strict=True):
             result.meta["val"] = value
     graph.output(tuple(results))
-    found = run_program(lower(fx.GraphModule({}, graph), contractions=()), tensors)
-    return [value for value in found if isinstance(value, Tensor)]
+    values = run_program(lower(fx.GraphModule({}, graph), contractions=()), tensors)
+    return [value for value in values if isinstance(value, Tensor)]
 
 
 def _state(device: torch.device) -> Tensor:

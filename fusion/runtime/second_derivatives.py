@@ -1,15 +1,15 @@
-"""Derivatives that a compiled region does not have: those of its gradients, those taken forwards, and none.
+"""Derivatives that a compiled region does not have: of its gradients, in forward mode, and missing ones.
 
-AOTAutograd parts forward and backward, and its backward has no derivative.  It raises where that is asked for, but is
-not always asked: gradients made under `create_graph=True` are joined to what backward saved, which is seldom the
-region's inputs, and so a gradient penalty is taken for one that does not depend on them.  Input: a compiled region,
-with the graph that Dynamo captured; output: a callable whose gradients are joined to the inputs.  Where a derivative of
-them is wanted, the captured graph is differentiated twice, in eager.  Inside of forward-mode derivatives the captured
-graph runs as it is.  Beside that, inputs that lead to nothing of what is differentiated get no gradient, as in eager,
+AOTAutograd separates forward and backward, and its backward is not differentiable.  It raises if a derivative is
+requested, but is not always asked: gradients computed under `create_graph=True` are connected to the saved tensors,
+which are seldom the region's inputs, and so a gradient penalty seems not to depend on them.  Input: a compiled region,
+with the graph that Dynamo captured; output: a callable whose gradients are connected to the inputs.  If a derivative of
+them is requested, the captured graph is differentiated twice, in eager.  Inside forward-mode derivatives the captured
+graph runs instead.  In addition, inputs without a path to the differentiated results get no gradient, as in eager,
 where AOTAutograd makes zeros.
 
-For that the inputs are kept until backward has run.  Where what is saved for backward is packed away (checkpoints),
-those that are not leaves are only remembered, as long as somebody else keeps them.
+The inputs are kept for that until backward has run.  Under saved-tensor hooks (checkpoints), inputs that are no leaves
+are only referenced weakly.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ def watch_derivatives(
     draws: Draws | None,
     say: Callable[[Unsupported], None],
 ) -> Call:
-    """What to call: `compiled`, with what its gradients depend on, if it has any.
+    """Return `compiled`, with a hook on its gradients, if it has any.
 
     Args:
         compiled: made by AOTAutograd in the current tracing context.
         captured: the same program, run operation by operation.
-        inputs: those that it was compiled for.
-        dependence: what its gradients depend on, if that is known.
+        inputs: the inputs that it was compiled for.
+        dependence: the dependence of its gradients, if it is known.
         draws: its random calls, if it has any.
-        say: told once why the captured graph runs.
+        say: called once with the reason why the captured graph runs.
     """
     context = TracingContext.try_get()
     known = None if context is None else context.fw_metadata
@@ -85,10 +85,10 @@ class _Region:
 
     Attributes:
         captured: its graph, run operation by operation.
-        autocasts: device type and dtype of those that it was captured under.
-        node: its node of autograd.  What inputs held that it changes is lost, but seldom matters where they have no
-            gradients: the running statistics of a batch norm.
-        watched: inputs that nobody may change in place before they are used again.
+        autocasts: device type and dtype of the autocasts under which it was captured.
+        node: its autograd node.  Earlier values of inputs that it changes are lost, but seldom matter where these have
+            no gradients: the running statistics of a batch norm.
+        watched: inputs that must not be changed in place before they are used again.
         draws: its random calls, if it has any.
     """
 
@@ -101,17 +101,17 @@ class _Region:
     said: set[str] = field(default_factory=set)
 
     def say_once(self, reason: str) -> None:
-        """Tell why the captured graph runs."""
+        """Report once why the captured graph runs."""
         if reason not in self.said:
             self.said.add(reason)
             self.say(Unsupported(reason))
 
     def versions(self, args: Sequence[object]) -> list[int]:
-        """How often each input that is watched was changed in place so far."""
+        """Return how often each watched input was changed in place so far."""
         return [cast("Tensor", args[k])._version for k in self.watched]
 
     def reached(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads:
-        """The gradients of inputs without those that nothing that has a gradient was made of; the same if all were."""
+        """Drop the gradients of inputs without a path to a result with a gradient; `self` if there are none."""
         needs = self.node.needs
         if not needs or len(needs) != len(grad_inputs) or all(grad is not None for grad in grad_outputs):
             return grad_inputs
@@ -121,7 +121,7 @@ class _Region:
         )
 
     def run(self, args: Sequence[object]) -> Sequence[object]:
-        """The results of the region."""
+        """Compute the results of the region in eager."""
         changed = self.node.changed
         with ExitStack() as stack:
             for device, dtype in self.autocasts:
@@ -132,7 +132,7 @@ class _Region:
 
 
 class _Hook:
-    """Called with the gradients of one call of a region: under `create_graph=True` it joins them to the inputs."""
+    """Called with the gradients of one call of a region: under `create_graph=True` it connects them to the inputs."""
 
     def __init__(self, region: _Region, args: Sequence[object], states: Sequence[Tensor]) -> None:
         self.region, self.states = region, states
@@ -141,12 +141,12 @@ class _Hook:
         if refused:
             args = [arg if isinstance(arg, Tensor) and arg.requires_grad else None for arg in args]
         self.held = [*args]
-        # An input that was changed in place is a result of the node that this hook is held by.
+        # An input that was changed in place is a result of the node that holds this hook.
         if refused or _saved_tensors_hooks(False) is not None:
             self.held = [ref(arg) if isinstance(arg, Tensor) and not arg.is_leaf else arg for arg in args]
 
     def __call__(self, grad_inputs: Grads, grad_outputs: Grads) -> Grads | None:
-        """The gradients of inputs in the place of those that backward made; None where these stay."""
+        """Return replacements of the gradients that backward computed; None to keep these."""
         reached = self.region.reached(grad_inputs, grad_outputs)
         if torch.is_grad_enabled():
             return self._joined(reached, grad_outputs)
@@ -155,24 +155,24 @@ class _Hook:
         return None if reached is grad_inputs else reached
 
     def _joined(self, grads: Grads, grad_outputs: Grads) -> Grads | None:
-        """Gradients as they are, and as functions of inputs and of the gradients of results; None if there are none."""
+        """Return the gradients, connected to the inputs and to the gradients of results; None if there are none."""
         args = self._args()
         refusal = self._refusal(args, grads)
         inputs = [arg for arg in args if isinstance(arg, Tensor)]
-        made = grads if refusal else tuple(g for g, x in zip(grads, inputs, strict=True) if x.requires_grad)
-        if all(grad is None for grad in made):
+        computed = grads if refusal else tuple(g for g, x in zip(grads, inputs, strict=True) if x.requires_grad)
+        if all(grad is None for grad in computed):
             return None
-        given = [k for k, grad in enumerate(grad_outputs) if grad is not None]
-        again = _Again(self.region, refusal, args, self.states, given, made)
-        outer = [grad_outputs[k] for k in given]
-        joined = iter(_Joined.apply(again, *again.leaves, *outer))  # type: ignore[no-untyped-call]  # PyTorch's own
-        return tuple(None if grad is None else next(joined) for grad in grads)
+        result_numbers = [k for k, grad in enumerate(grad_outputs) if grad is not None]
+        again = _Again(self.region, refusal, args, self.states, result_numbers, computed)
+        outer = [grad_outputs[k] for k in result_numbers]
+        connected = iter(_Joined.apply(again, *again.leaves, *outer))  # type: ignore[no-untyped-call]  # PyTorch's own
+        return tuple(None if grad is None else next(connected) for grad in grads)
 
     def _args(self) -> list[object]:
-        """What the region was called with.
+        """Return the arguments of the region's call.
 
         Raises:
-            Unsupported: an input that was only remembered is gone.
+            Unsupported: an input that was referenced weakly is gone.
         """
         args = [held() if isinstance(held, ref) else held for held in self.held]
         if any(arg is None and isinstance(held, ref) for arg, held in zip(args, self.held, strict=True)):
@@ -183,7 +183,7 @@ class _Hook:
         return args
 
     def _refusal(self, args: Sequence[object], grads: Grads) -> str:
-        """Why these gradients cannot be made again of `args`; empty if they can."""
+        """Return why these gradients cannot be recomputed from `args`; empty if they can."""
         if self.region.node.refusal:
             return self.region.node.refusal
         if self.region.versions(args) != self.versions:
@@ -195,13 +195,13 @@ class _Hook:
 
 @dataclass
 class _Again:
-    """The gradients of one call, to be made again as functions of inputs and of the gradients of results.
+    """The gradients of one call, to be recomputed as functions of the inputs and of the gradients of results.
 
     Attributes:
-        args: what the region was called with.
-        states: of the generators, when it was.
-        given: which of the results have a gradient.
-        made: the gradients that the region's backward made, for each input that requires one.
+        args: the arguments of the region's call.
+        states: the generators' states at that call.
+        given: the results that have a gradient.
+        made: the gradients that the region's backward computed, for each input that requires one.
     """
 
     region: _Region
@@ -213,7 +213,7 @@ class _Again:
 
     @property
     def drawing(self) -> AbstractContextManager[None]:
-        """Draw what the call drew."""
+        """Replay the random numbers of the call."""
         draws = self.region.draws
         return nullcontext() if draws is None else draws.again(self.states)
 
@@ -224,7 +224,7 @@ class _Again:
 
 
 class _Context(Protocol):
-    """What PyTorch hands from forward to backward."""
+    """The context that PyTorch hands from forward to backward."""
 
     again: _Again
     saved_tensors: tuple[Tensor, ...]
@@ -233,7 +233,7 @@ class _Context(Protocol):
 
 
 class _Joined(torch.autograd.Function):
-    """Gradients as they were made, whose own derivatives are those of the captured graph's gradients."""
+    """Gradients as computed, whose own derivatives are those of the captured graph's gradients."""
 
     @staticmethod
     def forward(ctx: _Context, again: _Again, *tensors: Tensor) -> tuple[Tensor, ...]:
@@ -253,11 +253,11 @@ class _Joined(torch.autograd.Function):
 def _twice(
     again: _Again, tensors: Sequence[Tensor], wanted: Sequence[Tensor | None], *, further: bool
 ) -> list[Tensor | None]:
-    """Derivatives of the region's gradients, weighted as `wanted`, by inputs and by the gradients of results.
+    """Return derivatives of the region's gradients, weighted by `wanted`, by inputs and by the gradients of results.
 
-    Each is taken by a view of its own, so that one input that was made of another is not counted for both.
+    Each is taken with respect to a separate view, so that an input computed from another one is not counted twice.
     """
-    with torch.enable_grad(), again.drawing:  # also in backward, where checkpoints draw again
+    with torch.enable_grad(), again.drawing:  # also in backward, where checkpoints recompute
         views = [tensor.view_as(tensor) if tensor.requires_grad else tensor for tensor in tensors]
         count = len(again.leaves)
         leaves, outer = iter(views[:count]), views[count:]
@@ -269,19 +269,19 @@ def _twice(
         made = [grad for grad, known in zip(first, again.made, strict=True) if known is not None]
         given = [(g, w) for g, w in zip(made, wanted, strict=True) if g is not None and w is not None]
         pairs = [(grad, weight) for grad, weight in given if grad.requires_grad]
-        places = [k for k, view in enumerate(views) if view.requires_grad]
+        positions = [k for k, view in enumerate(views) if view.requires_grad]
         found: list[Tensor | None] = [None] * len(views)
         if pairs:
             grads, weights = zip(*pairs, strict=True)
-            by = [views[k] for k in places]
+            by = [views[k] for k in positions]
             second = torch.autograd.grad(grads, by, weights, create_graph=further, allow_unused=True)
-            for k, grad in zip(places, second, strict=True):
+            for k, grad in zip(positions, second, strict=True):
                 found[k] = grad
     return found
 
 
 def _check_alike(again: _Again, first: Sequence[Tensor | None]) -> None:
-    """Refuse what was made again of other values than the region's own gradients were."""
+    """Refuse gradients recomputed from other values than the region's own gradients."""
     region = again.region
     if (region.node.changed or region.draws is not None) and not _alike(tuple(first), again.made):
         if region.draws is not None:
@@ -296,7 +296,7 @@ def _check_alike(again: _Again, first: Sequence[Tensor | None]) -> None:
 
 
 def _alike(again: Grads, made: Grads) -> bool:
-    """Are gradients the same but for how they were rounded?"""
+    """Return whether gradients are equal up to rounding."""
     pairs = [(a.detach(), b.detach()) for a, b in zip(again, made, strict=True) if a is not None and b is not None]
     pairs = [pair for pair in pairs if pair[0].numel()]
     largest = max((float(b.abs().max()) for _, b in pairs), default=0.0)

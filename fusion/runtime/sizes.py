@@ -1,7 +1,7 @@
-"""Sizes of a spliced module: each is a number, or the node of its graph that computes it.
+"""Sizes in a spliced module: each is a number, or the node of its graph that computes it.
 
-Input: expressions over the symbols of a program; output: nodes.  A symbol is an input of the module, what a call
-returned, or a size or stride of a tensor that is given.
+Input: expressions over the symbols of a program; output: nodes.  A symbol is an input of the module, a value
+that a call returned, or a size or stride of an input tensor.
 """
 
 from __future__ import annotations
@@ -27,34 +27,35 @@ _FUNCTIONS: tuple[tuple[type[sympy.Basic], Callable[[int, int], int]], ...] = (
 
 
 class Sizes:
-    """The sizes of `graph`, in which `tensors` are the nodes that hold the buffers of `program`.
+    """Computes the sizes of `program` by nodes of `graph`.
 
-    `found` holds what is known so far: symbols that are passed or returned are added by whoever makes their nodes.
+    `tensors` maps buffers to the nodes that hold them.  `nodes` caches the values so far: whoever creates the node of a
+    symbol that is passed or returned adds it.
     """
 
     def __init__(self, graph: fx.Graph, program: Program, tensors: Mapping[str, fx.Node]) -> None:
         self.graph, self.program, self.tensors = graph, program, tensors
-        self.found: dict[sympy.Expr, fx.Node | int] = {}
+        self.nodes: dict[sympy.Expr, fx.Node | int] = {}
 
     def of(self, expr: sympy.Expr) -> fx.Node | int:
-        """A size as an int, or as the node that computes it."""
+        """Return a size as an int, or as the node that computes it."""
         if expr.is_Integer:
             return int(expr)
-        if expr not in self.found:
-            self.found[expr] = self._made(expr)
-        return self.found[expr]
+        if expr not in self.nodes:
+            self.nodes[expr] = self._compute(expr)
+        return self.nodes[expr]
 
-    def told(self, expr: sympy.Expr) -> fx.Node | int | None:
-        """A size that symbols known so far tell, by sums and products; None for others."""
-        if expr.is_Integer or (expr.free_symbols <= self.found.keys() and expr.is_polynomial(*expr.free_symbols)):
+    def known(self, expr: sympy.Expr) -> fx.Node | int | None:
+        """Return a size that is a polynomial of the symbols known so far, as `of` does; None for others."""
+        if expr.is_Integer or (expr.free_symbols <= self.nodes.keys() and expr.is_polynomial(*expr.free_symbols)):
             return self.of(expr)
         return None
 
-    def _made(self, expr: sympy.Expr) -> fx.Node:
+    def _compute(self, expr: sympy.Expr) -> fx.Node:
         if isinstance(expr, Computed):
             return self.graph.call_function(named(calculation(expr), expr.name), tuple(map(self.of, expr.given)))
         if expr.is_Symbol:
-            return self._measured(expr)
+            return self._read_off(expr)
         for kind, function in _FUNCTIONS:
             if isinstance(expr, kind):
                 result = self.of(expr.args[0])
@@ -66,8 +67,8 @@ class Sizes:
             return self.graph.call_function(operator.pow, (self.of(expr.base), int(expr.exp)))
         raise AssertionError(f"size {expr} is computed from no input")
 
-    def _measured(self, symbol: sympy.Expr) -> fx.Node:
-        """A size that is passed by no number of its own: behind a graph break PyTorch leaves it to the tensors."""
+    def _read_off(self, symbol: sympy.Expr) -> fx.Node:
+        """Read a size that is not passed as a number off a tensor: after a graph break PyTorch does not pass it."""
         for name in self.program.inputs:
             if isinstance(name, str):
                 buffer = self.program.buffers[name]

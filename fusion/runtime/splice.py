@@ -1,4 +1,4 @@
-"""Splicing: a schedule becomes an fx GraphModule that allocates, launches, calls and frees.
+"""Turns a schedule into an fx GraphModule that allocates, launches, calls and frees.
 
 The module's generated Python is what runs, and is meant to be read: one line per allocation, launch and extern call,
 and names taken from the user's graph.  fx drops every tensor after its last use, so memory is freed as early as it
@@ -30,19 +30,19 @@ from fusion.runtime.chunks import InChunks
 from fusion.runtime.memory import allocator, in_memory_of
 from fusion.runtime.names import identifier, named
 from fusion.runtime.refusals import or_evaluated
-from fusion.runtime.results import as_said
+from fusion.runtime.results import as_traced
 from fusion.runtime.sizes import Sizes
-from fusion.runtime.views import only_reads, starts, unseen_results
+from fusion.runtime.views import only_reads, starts, unaliased_results
 from fusion.schedule import Schedule
 from fusion.schedule.kernels import KernelCall
 
 aten = torch.ops.aten
 
 Watch: TypeAlias = Callable[[KernelCall, Launcher], Launcher]
-"""Gives what is called instead of the launcher of a kernel."""
+"""Returns a replacement for the launcher of a kernel."""
 
 PRODUCTS = frozenset({aten.mm.default, aten.bmm.default, aten.addmm.default, aten.baddbmm.default})
-"""Calls whose results need no look at each run: PyTorch allocates them by the function that it traces them with."""
+"""Calls whose results need no check at each run: PyTorch allocates them with the function that it traces them with."""
 
 
 ATTENTION: Mapping[object, Callable[..., object]] = {
@@ -53,11 +53,11 @@ ATTENTION: Mapping[object, Callable[..., object]] = {
     )
     if hasattr(torch, name)
 }
-"""Calls of attention, with functions of the same arguments that cost less to call, by 2 µs of 40."""
+"""Attention operations → functions of the same arguments that cost 2 µs of 40 less to call."""
 
 
 def with_effects(token: object, operation: Callable[..., object], *args: object, **kwargs: object) -> object:
-    """What the function of this name among PyTorch's gives, which passes a dispatcher written in Python."""
+    """Do what PyTorch's `with_effects` does, without its dispatcher that is written in Python."""
     result = operation(*args, **kwargs)
     return (token, *result) if isinstance(result, tuple) else (token, result)
 
@@ -71,12 +71,12 @@ CHEAPER: Mapping[object, Callable[..., object]] = {
     torch.ops.higher_order.with_effects: with_effects,
     **ATTENTION,
 }
-"""Operations, with functions of the same arguments that cost less to call: 11 instead of 26 µs for a small image, 4
+"""Operations → functions of the same arguments that cost less to call: 11 instead of 26 µs for a small image, 4
 instead of 50 for the check that a matrix had an inverse."""
 
 
 class _Boxed(fx.graph.CodeGen):
-    """Takes all inputs in one list and empties it, so that an input dies after its last use and not at the end."""
+    """Generates a `forward` that empties its list of inputs, so that an input is freed after its last use."""
 
     def gen_fn_def(self, free_vars: list[str], maybe_return_annotation: str, **kwargs: object) -> str:
         names = [name.split(":")[0].strip() for name in free_vars if name.split(":")[0].strip() != "self"]
@@ -94,18 +94,19 @@ def splice(
     kept: Collection[int] = (),
     watch: Watch | None = None,
 ) -> fx.GraphModule:
-    """The callable module of a schedule.
+    """Return the callable module of a schedule.
 
     Args:
-        built: kernel → what launches it.
-        main: the device that is the current one whenever the module runs, if that is certain.
-        refused: is told why a kernel cannot be launched, which is then evaluated; without it, that is raised.
-        kept: the positions of results that backward alone gets.
-        watch: gives what is called instead of what launches a kernel.
+        built: kernel → its launcher.
+        main: the device that is certain to be the current one whenever the module runs, if any.
+        refused: is called with the reason why a kernel cannot be launched, which then runs in the reference evaluator;
+            without it, the error is raised.
+        kept: the positions of results that only backward gets.
+        watch: returns a replacement for the launcher of a kernel.
 
     Returns:
         A module whose `forward(args: list) -> tuple` empties `args` and returns the outputs of the program.  Its
-        children are the modules of what it calls in chunks.
+        children are the modules of chunked calls.
     """
     built = {k: replace(each, launch=or_evaluated(each.launch, k, refused)) for k, each in built.items()}
     modules: dict[str, fx.GraphModule] = {}
@@ -122,7 +123,7 @@ def splice(
 
 
 class _Splicer:
-    """The graph under construction, and the fx node that holds each buffer and size."""
+    """The graph under construction, with the fx node of each buffer and size."""
 
     def __init__(
         self,
@@ -134,15 +135,15 @@ class _Splicer:
         self.program, self.calls, self.main, self.watch = program, calls, main, watch
         self.graph = fx.Graph()
         self.tensors: dict[str, fx.Node] = {}
-        self.views: dict[str, tuple[str, int]] = {}  # made where they are needed: of what, and how far from its start
-        self.waiting: dict[str, Extern] = {}  # their calls
-        self.unseen: dict[str, fx.Node] = {}  # those of them that nobody can tell from tensors of their own
-        self.laid: dict[tuple[object, ...], fx.Node] = {}  # the same, by where they lie and how
-        self.given: dict[str, str] = {}  # results of calls that no kernel has read yet, with the names of the calls
+        self.views: dict[str, tuple[str, int]] = {}  # views that are created on use → base and offset
+        self.deferred: dict[str, Extern] = {}  # views that are created on use → their calls
+        self.read_only: dict[str, fx.Node] = {}  # views for readers, without autograd's view tracking
+        self.by_layout: dict[tuple[object, ...], fx.Node] = {}  # the same, by base, offset and layout
+        self.unchecked: dict[str, str] = {}  # results of calls that no kernel has read yet → the names of the calls
         self.sizes = Sizes(self.graph, program, self.tensors)
-        self.lone: frozenset[str] = frozenset()  # results that nobody can tell from tensors of their own
-        self.kept: frozenset[str] = frozenset()  # results of which only backward could tell
-        self.seen: frozenset[str] = frozenset()  # all other results
+        self.unaliased: frozenset[str] = frozenset()  # results that could as well own their memory
+        self.backward_only: frozenset[str] = frozenset()  # the same for results that only backward gets
+        self.visible: frozenset[str] = frozenset()  # all other results
         self.root = torch.nn.Module()
 
     def run(
@@ -153,13 +154,13 @@ class _Splicer:
             if isinstance(name, str):
                 self.tensors[name] = node
             elif name is not None:
-                self.sizes.found[name] = node
+                self.sizes.nodes[name] = node
         for name, tensor in self.program.constants.items():
             attribute = f"constant_{identifier(name)}"
             self.root.register_buffer(attribute, tensor, persistent=False)
             self.tensors[name] = self.graph.get_attr(attribute)
-        self.lone, self.kept = unseen_results(self.program, steps, PRODUCTS | ATTENTION.keys(), kept)
-        self.seen = self.program.output_names() - self.lone - self.kept
+        self.unaliased, self.backward_only = unaliased_results(self.program, steps, PRODUCTS | ATTENTION.keys(), kept)
+        self.visible = self.program.output_names() - self.unaliased - self.backward_only
         for step in steps:
             match step:
                 case Extern():
@@ -175,7 +176,7 @@ class _Splicer:
         return fx.GraphModule(self.root, self.graph)
 
     def _launcher(self, call: KernelCall, launch: Launcher) -> Callable[..., object]:
-        """What launches the kernel of a call, under the kernel's name."""
+        """Return the launcher of a call's kernel, under the kernel's name."""
         if self.watch is not None:
             launch = self.watch(call, launch)
         return named(_located(launch, call) if has_checks(call.kernel) else launch, call.kernel.name)
@@ -191,32 +192,34 @@ class _Splicer:
                     torch.empty_strided, layout, {"dtype": buffer.dtype, "device": buffer.device}
                 )
             node._rename(identifier(name))
-            lies = node, 0, *layout
-            self.tensors[name] = self.laid[lies] = node
+            key = node, 0, *layout
+            self.tensors[name] = self.by_layout[key] = node
         sizes = tuple(self.sizes.of(symbol) for symbol in call.kernel.sizes)
-        self.graph.call_function(launch, (*(self._laid(name) for name in call.buffers), *sizes))
+        self.graph.call_function(launch, (*(self._for_kernel(name) for name in call.buffers), *sizes))
         self.tensors.update({name: self._tensor(operand) for name, operand in call.over.items()})
 
     def _chunked(self, call: Chunked[Program]) -> None:
         tensors = tuple(self._tensor(name) for name, _ in call.sliced)
         sizes = [self.sizes.of(call.length), [self.sizes.of(size) for size in call.symbols]]
-        layouts = [[[self.sizes.of(size) for size in of] for of in (b.shape, b.strides)] for b in self._made_by(call)]
+        layouts = [
+            [[self.sizes.of(size) for size in of] for of in (b.shape, b.strides)] for b in self._results_of(call)
+        ]
         node = self.graph.call_function(self.calls[call], (*tensors, [*sizes, *layouts]))
         for position, name in enumerate(call.outs):
             self.tensors[name] = self.graph.call_function(operator.getitem, (node, position))
-            self.given[name] = call.name
+            self.unchecked[name] = call.name
 
-    def _made_by(self, call: Chunked[Program]) -> list[Buffer]:
+    def _results_of(self, call: Chunked[Program]) -> list[Buffer]:
         return [self.program.buffers[name] for name in call.outs]
 
     def _extern(self, call: Extern) -> None:
         begins = starts(call, self.program.buffers)
-        if begins and self._can_wait(call):
+        if begins and self._can_defer(call):
             root, offset = self.views.get(call.reads[0], (call.reads[0], 0))
             for out, begin in zip(call.outs, begins, strict=True):
                 if out is not None:
                     self.views[out] = root, offset + begin
-                    self.waiting[out] = call
+                    self.deferred[out] = call
             return
         self._call(call)
 
@@ -226,7 +229,7 @@ class _Splicer:
         node = self.graph.call_function(CHEAPER.get(call.target, call.target), args, kwargs)
         for symbol, place, dim in call.sizes:
             result = self.graph.call_function(operator.getitem, (node, place)) if call.multiple else node
-            self.sizes.found[symbol] = result if dim is None else self.graph.call_method("size", (result, dim))
+            self.sizes.nodes[symbol] = result if dim is None else self.graph.call_method("size", (result, dim))
         if not call.multiple:
             if call.outs and call.outs[0] is not None:
                 self.tensors[call.outs[0]] = node
@@ -235,27 +238,27 @@ class _Splicer:
                 if name is not None:
                     self.tensors[name] = self.graph.call_function(operator.getitem, (node, position))
         if call.target not in PRODUCTS:
-            self.given.update((name, call.name) for name in call.outs if name is not None)
+            self.unchecked.update((name, call.name) for name in call.outs if name is not None)
 
-    def _can_wait(self, call: Extern) -> bool:
-        """Can views be made by shape, strides and start, where they are needed?
+    def _can_defer(self, call: Extern) -> bool:
+        """Return whether the views can be created on use, from shape, strides and offset.
 
-        Results that may be told from tensors of their own are made as they were asked for.
+        Results that are distinguishable from tensors that own their memory are created by the original call.
         """
         outs = [out for out in call.outs if out is not None]
-        if call.reads[0] in self.given or not self.seen.isdisjoint(outs):
+        if call.reads[0] in self.unchecked or not self.visible.isdisjoint(outs):
             return False
         buffers = [self.program.buffers[out] for out in outs]
-        return all(self.sizes.told(size) is not None for each in buffers for size in (*each.shape, *each.strides))
+        return all(self.sizes.known(size) is not None for each in buffers for size in (*each.shape, *each.strides))
 
     def _tensor(self, name: str) -> fx.Node:
-        """The node that holds a buffer, which is made now if it is a view that has waited."""
-        if name in self.kept and name not in self.tensors:
+        """Return the node that holds a buffer; a deferred view is created now."""
+        if name in self.backward_only and name not in self.tensors:
             return self._read(name)
         ones = name not in self.tensors and any(size == 1 for size in self.program.buffers[name].shape)
-        if ones:  # only the calls themselves tell strides along a single element as eager has them
-            self._call(self.waiting[name])
-        if name in self.lone and name not in self.tensors:
+        if ones:  # only the original calls give eager's strides along dimensions of size 1
+            self._call(self.deferred[name])
+        if name in self.unaliased and name not in self.tensors:
             return self._read(name)
         if name not in self.tensors:
             root, offset = self._root(name)
@@ -265,19 +268,19 @@ class _Splicer:
         return self.tensors[name]
 
     def _read(self, name: str) -> fx.Node:
-        """The same for who only reads it, and does not ask whether it is a view."""
+        """Return the node of a buffer for a reader that does not care whether it is a view."""
         if name in self.tensors:
             return self.tensors[name]
-        if name not in self.unseen:
+        if name not in self.read_only:
             root, offset = self._root(name)
-            lies = root, offset, *self._layout(name)
-            if lies not in self.laid:
-                self.laid[lies] = self._view(name, in_memory_of, root, *((offset,) if offset else ()))
-            self.unseen[name] = self.laid[lies]
-        return self.unseen[name]
+            key = root, offset, *self._layout(name)
+            if key not in self.by_layout:
+                self.by_layout[key] = self._view(name, in_memory_of, root, *((offset,) if offset else ()))
+            self.read_only[name] = self.by_layout[key]
+        return self.read_only[name]
 
     def _root(self, name: str) -> tuple[fx.Node, int]:
-        """What a view that waits is a view of, and where it begins in that."""
+        """Return the base of a deferred view, and its offset in the base."""
         root, offset = self.views[name]
         return self._tensor(root), offset
 
@@ -287,21 +290,23 @@ class _Splicer:
         return node
 
     def _layout(self, name: str) -> tuple[tuple[fx.Node | int, ...], tuple[fx.Node | int, ...]]:
-        """Shape and strides of a buffer."""
+        """Return the shape and the strides of a buffer."""
         buffer = self.program.buffers[name]
         return tuple(map(self.sizes.of, buffer.shape)), tuple(map(self.sizes.of, buffer.strides))
 
-    def _laid(self, name: str) -> fx.Node:
-        """A buffer as a kernel is to find it."""
-        if name in self.given:
+    def _for_kernel(self, name: str) -> fx.Node:
+        """Return a buffer for a kernel, after a check of its layout if a call returned it."""
+        if name in self.unchecked:
             buffer = self.program.buffers[name]
-            strides = tuple(map(self.sizes.told, buffer.strides))
-            said = tuple(map(self.sizes.told, buffer.shape)), None if None in strides else strides
-            self.tensors[name] = self.graph.call_function(as_said, (self._tensor(name), self.given.pop(name), *said))
+            shape, strides = (tuple(map(self.sizes.known, of)) for of in (buffer.shape, buffer.strides))
+            layout = shape, None if None in strides else strides
+            self.tensors[name] = self.graph.call_function(
+                as_traced, (self._tensor(name), self.unchecked.pop(name), *layout)
+            )
         return self._read(name)
 
     def _argument(self, arg: ExternArg, held: Callable[[str], fx.Node]) -> object:
-        """What is passed for one part of an argument that is no container."""
+        """Return what is passed for a leaf of an argument."""
         if isinstance(arg, BufferRef):
             return held(arg.name)
         if isinstance(arg, sympy.Expr):
@@ -320,7 +325,7 @@ class _Splicer:
 
 
 def _located(launch: Callable[..., object], step: KernelCall) -> Callable[..., object]:
-    """`launch`, whose failed checks name the lines of the user that it computes."""
+    """Return `launch` with the user's lines added to the message of a failed check."""
     lines = dict.fromkeys(origin.line for origin in step.origins if origin.line)
 
     def located(*args: object) -> object:

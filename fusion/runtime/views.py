@@ -1,8 +1,8 @@
-"""Views in one call: which of them are known by their shape, their strides and where they begin.
+"""Finds views whose shape, strides and offset are known at compile time.
 
-Such a view is made from the tensor that it is a view of, whatever views of views led to it: one call makes it, where it
-is needed.  (`mm(x.view(-1, 768), w.t())` of two tensors was three calls of operations; the two views cost more than the
-product.)  Input: the steps of a schedule; output: answers about them.
+Such a view is created from its base by one call where it is used, whatever chain of views led to it. (`mm(x.view(-1,
+768), w.t())` was three calls of operations; the two views cost more than the GEMM.)  Input: the steps of a schedule;
+output: answers about them.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ _AT_START = frozenset(
 
 
 def starts(call: Extern, buffers: Mapping[str, Buffer]) -> tuple[int, ...]:
-    """Where the results of a call, which are views, begin: elements after the start of what they are views of.
+    """Return the offsets of the views that a call returns, in elements from the start of their base.
 
-    Empty where that is not known.  Calls that have no rule may be of sparse tensors.
+    Empty if an offset is unknown.  Calls without a lowering rule are left out: their tensors may be sparse.
     """
     if not call.is_view or call.reason or call.kwargs:
         return ()
@@ -59,7 +59,7 @@ def starts(call: Extern, buffers: Mapping[str, Buffer]) -> tuple[int, ...]:
 
 
 def _from(base: Buffer, dim: object, places: Sequence[object]) -> tuple[int, ...]:
-    """Where the given places of a dimension begin; empty where they are not known."""
+    """Return the offsets of positions in a dimension of `base`; empty if one is unknown."""
     assert isinstance(dim, int)
     size, stride = base.shape[dim], base.strides[dim]
     if not (size.is_Integer and stride.is_Integer):
@@ -71,32 +71,34 @@ def _from(base: Buffer, dim: object, places: Sequence[object]) -> tuple[int, ...
 
 
 def only_reads(call: Extern) -> bool:
-    """Does the call neither change nor return what it is given?"""
+    """Return whether the call neither mutates nor returns an operand."""
     if call.is_view or not isinstance(call.target, OpOverload) or call.target._schema.is_mutable:
         return False
     return all(result.alias_info is None for result in call.target._schema.returns)
 
 
-def unseen_results(
+def unaliased_results(
     program: Program, steps: Sequence[KernelCall | Call], fresh: Collection[object], kept: Collection[int]
 ) -> tuple[frozenset[str], frozenset[str]]:
-    """The results of which nobody sees whether they are views: made here, in memory of which no other is a part, and
-    those that backward alone gets, in memory of which none is a part that the caller gets and may change.
+    """Return the results that nobody can tell from tensors that own their memory.
+
+    First the results whose memory is allocated here and shared with no other result; then those that only backward
+    gets, in memory of which the caller gets no part that it could mutate.
 
     Args:
-        fresh: the targets of calls that return tensors of their own.
-        kept: the positions of results that backward alone gets.
+        fresh: the targets of calls that return new tensors.
+        kept: the positions of results that only backward gets.
     """
     shared = {name for step in steps if isinstance(step, KernelCall) for pair in step.over.items() for name in pair}
-    made = {name for step in steps if isinstance(step, KernelCall) for name in step.written}
+    allocated = {name for step in steps if isinstance(step, KernelCall) for name in step.written}
     calls = [step for step in steps if isinstance(step, Extern)]
-    made |= {name for call in calls if call.target in fresh for name in call.outs if name is not None}
+    allocated |= {name for call in calls if call.target in fresh for name in call.outs if name is not None}
     whole = memory_of(calls)
     results = [out.name for out in program.outputs if isinstance(out, BufferRef)]
     roots = {name: whole.get(name, name) for name in results}
-    own = {name for name, root in roots.items() if root in made - shared}
+    own = {name for name, root in roots.items() if root in allocated - shared}
     count = Counter(roots[name] for name in results)
-    given = [out.name for k, out in enumerate(program.outputs) if isinstance(out, BufferRef) and k not in kept]
-    seen = {roots[name] for name in given}
-    alone = frozenset(name for name in own if count[roots[name]] == 1)
-    return alone, frozenset(name for name in own if roots[name] not in seen)
+    visible = [out.name for k, out in enumerate(program.outputs) if isinstance(out, BufferRef) and k not in kept]
+    returned = {roots[name] for name in visible}
+    unaliased = frozenset(name for name in own if count[roots[name]] == 1)
+    return unaliased, frozenset(name for name in own if roots[name] not in returned)

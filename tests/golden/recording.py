@@ -67,7 +67,7 @@ def _recorded(program: Program | Model, target: str, monkeypatch: pytest.MonkeyP
     recorder = _Recorder()
     monkeypatch.setattr(fusion.graph_compiler, "compile_graph", recorder.compile_graph)
     monkeypatch.setattr(fusion.stages, "refuse_fake_inputs", lambda graph: None)
-    monkeypatch.setattr(fusion.graph_compiler, "watch_surroundings", lambda run, *others: run)
+    monkeypatch.setattr(fusion.graph_compiler, "guard_dispatch", lambda run, *others: run)
     monkeypatch.setattr(torch, "get_num_threads", lambda: THREADS)
     backend = Backend(Options(target=target, strict=True, graph_cache=False))
     choose = backend._regions.attention

@@ -12,7 +12,7 @@ from fusion.compile import compile_graph
 from fusion.lowering.errors import FusionError, Unsupported
 from fusion.lowering.lower import lower
 from fusion.options import Options
-from fusion.runtime.results import as_said
+from fusion.runtime.results import as_traced
 from tests.lowering.lowered import single_call
 
 aten = torch.ops.aten
@@ -42,17 +42,17 @@ def test_strides_that_were_not_said(dynamic: bool):
 def test_a_shape_that_was_not_said():
     f = fusion.fuse(lambda x: turned(x)[1].sum(0) * 2, options={"strict": True})
     torch.testing.assert_close(f(torch.eye(3) * torch.tensor([0.0, 1.0, 0.0])), torch.tensor([2, 2]))
-    with pytest.raises(FusionError, match=r"turned.* shape \[3, 2\], where PyTorch had said \[1, 2\]"):
+    with pytest.raises(FusionError, match=r"turned.* shape \[3, 2\], but PyTorch traced \[1, 2\]"):
         f(torch.eye(3))
 
 
-def test_what_lies_as_said_is_not_copied():
+def test_what_has_the_traced_layout_is_not_copied():
     x = torch.randn(3, 1, 4)
-    assert as_said(x, "x", (3, 1, 4), (4, 4, 1)) is x
-    assert as_said(x, "x", (3, None, 4), (4, 7, 1)) is x
-    assert as_said(x, "x", (3, 1, 4), None) is x
-    assert as_said(x[:0], "x", (0, 1, 4), (9, 9, 9)).numel() == 0
-    got = as_said(x, "x", (3, 1, 4), (1, 1, 3))
+    assert as_traced(x, "x", (3, 1, 4), (4, 4, 1)) is x
+    assert as_traced(x, "x", (3, None, 4), (4, 7, 1)) is x
+    assert as_traced(x, "x", (3, 1, 4), None) is x
+    assert as_traced(x[:0], "x", (0, 1, 4), (9, 9, 9)).numel() == 0
+    got = as_traced(x, "x", (3, 1, 4), (1, 1, 3))
     assert got.stride() == (1, 1, 3) and torch.equal(got, x)
 
 
