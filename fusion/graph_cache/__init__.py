@@ -1,13 +1,13 @@
-"""Finds the finished compilation of a graph in the cache directory, where an earlier process kept it.
+"""Caches finished compilations of graphs in the cache directory, for later processes.
 
-Input: a graph about to be compiled; output: the finished compilation, with which lowering, scheduling and code
-generation are skipped, or None.  What is kept are the steps of the schedule with their kernels, the sources of these,
-the report, and what its caller has to know of the graph (`interface.py`); the module is spliced and the kernels are
-loaded anew.  `key.py` says what a graph is found by, `form.py` how it is written, `store.py` where it lies.
-`regions.py` keeps beside it what AOTAutograd made of the region that Dynamo captured.
+Input: a graph about to be compiled; output: the finished compilation, which makes lowering, scheduling and code
+generation unnecessary, or None.  An entry holds the steps of the schedule with their kernels, the kernels' sources, the
+report, and what the caller needs to know of the graph (`interface.py`); the module is spliced and the kernels are
+loaded anew.  `key.py` computes the cache key, `form.py` serialises, `store.py` holds the files.  `regions.py` caches
+AOTAutograd's result for the region that Dynamo captured.
 
-Refused, with a note in the report, are graphs that cannot be told in full, and compilations that change what they were
-found by: a guard that lowering added would be missing at the next start.
+Not cached, with a note in the report, are graphs that cannot be serialised in full, and compilations that change their
+own key: a guard that lowering added would be missing at the next start.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ from fusion.schedule.kernels import KernelCall
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """A compilation: what is to run, the source of each of its kernels, and the report of how it came about.
+    """A compilation: the schedule, the source of each of its kernels, and the report.
 
     Attributes:
-        operations: the text of those of the graph, for calls that run eagerly; only what is kept has it.
+        operations: the serialised operations of the graph, for calls that run eagerly; only cached entries have it.
     """
 
     schedule: Schedule
@@ -60,18 +60,18 @@ KINDS = {
         *(Report, KernelReport, ExternReport, Traffic, Finished, Interface, Operation, Place),
     )
 }
-"""What an entry is made of."""
+"""The dataclasses that an entry consists of."""
 
 
 FOUND = "from the cache"
-"""What the report says of a graph that was found."""
+"""The report's note for a graph that comes from the cache."""
 
 DAMAGED = "its entry in the cache was damaged"
-"""What it says of what could not be read."""
+"""The report's note for an entry that cannot be read."""
 
 
 class WarmStart:
-    """The entry of one graph.  `note` says, for the report, what became of it; `kept` is its key, if it is there."""
+    """The cache entry of one graph.  `note` is the outcome for the report; `kept` is the key of an existing entry."""
 
     def __init__(self, graph: fx.GraphModule, interface: Interface, options: Options, target: Target) -> None:
         self._asked = graph, interface.label, options, target, interface.kept
@@ -80,68 +80,68 @@ class WarmStart:
             return
         try:
             self._key = key_of(*self._asked)
-        except Exception as refusal:  # also a defect of ours: to keep nothing leaves the program running
+        except Exception as refusal:  # also an internal error: a program without cache entry still runs
             self.note = not_kept(refusal)
 
     def find(self) -> Finished | None:
-        """What was made of the graph before."""
+        """Return the cached compilation of the graph, or None."""
         if not self._key:
             return None
         try:
-            found = finished(self._key)
-        except Exception:  # whatever is found there, it is not what was written
+            cached = finished(self._key)
+        except Exception:  # the entry is damaged
             self.note = DAMAGED
             return None
-        if found is not None:
+        if cached is not None:
             self.note, self.kept = FOUND, self._key
-        return found
+        return cached
 
-    def keep(self, made: Finished) -> None:
-        """Keep what was made, if the next start may take it as it is."""
+    def keep(self, compilation: Finished) -> None:
+        """Store a compilation, if the next start may use it unchanged."""
         if not self._key:
             return
         try:
             operations = write(operations_of(self._asked[0]), KINDS)
-            text = write(replace(made, schedule=_of_steps(made.schedule), operations=operations), KINDS)
+            text = write(replace(compilation, schedule=_of_steps(compilation.schedule), operations=operations), KINDS)
             if key_of(*self._asked) != self._key:
-                raise Unwritten("more is known of its sizes since it was compiled")
+                raise Unwritten("guards on its sizes were added while it was compiled")
             if write(read(text, KINDS), KINDS) != text:
-                raise Unwritten("it reads back otherwise than it was written")
+                raise Unwritten("it does not deserialise to what was serialised")
             put(self._key, text)
             self.kept = self._key
         except Exception as refusal:
             self.note = not_kept(refusal)
 
 
-def eager_graph(made: Finished) -> fx.GraphModule:
-    """The graph that a compilation was made of, of operations as they are."""
-    return graph_of(cast("tuple[Operation, ...]", read(made.operations, KINDS)))
+def eager_graph(compilation: Finished) -> fx.GraphModule:
+    """Return the graph of a compilation, of ATen operations."""
+    return graph_of(cast("tuple[Operation, ...]", read(compilation.operations, KINDS)))
 
 
 def keeps_graphs(options: Options) -> bool:
-    """Is what is compiled to be kept?  A dump shows every stage, and what is measured has records of its own."""
+    """Return whether compilations are cached: not with a dump, which shows every stage, nor with tuning records."""
     return options.graph_cache and options.dump is None and options.mode != "max-autotune"
 
 
 def finished(key: str) -> Finished | None:
-    """What is kept under a key.
+    """Return the entry of a key, or None.
 
     Raises:
-        Exception: whatever is found there, it is not what was written.
+        Exception: the entry is damaged.
     """
     text = get(key)
-    found = None if text is None else read(text, KINDS)
-    return found if isinstance(found, Finished) else None
+    entry = None if text is None else read(text, KINDS)
+    return entry if isinstance(entry, Finished) else None
 
 
 def not_kept(refusal: Exception) -> str:
-    """What the report says of what is compiled anew at the next start."""
+    """Return the report's note for a compilation that is not cached."""
     kind = "" if isinstance(refusal, (Unwritten, BuildError)) else f"{type(refusal).__name__}: "
     return f"not kept in the cache: {kind}{refusal}"
 
 
 def _of_steps(schedule: Schedule) -> Schedule:
-    """A schedule without the nodes that its steps were made of, and what only the report tells."""
+    """Return a schedule without the nodes behind its steps and without what only the report needs."""
     own = replace(schedule.program, nodes=(), origins={}, inlined={})
     bodies = {chunks: tuple(map(_of_steps, each)) for chunks, each in schedule.bodies.items()}
     return replace(schedule, program=own, refusals=(), choices=(), bodies=bodies)

@@ -1,11 +1,11 @@
-"""Form: a value as text that reads back as an equal one, and never runs anything while it is read, as a pickle would.
+"""Serialises a value as text that deserialises to an equal one without running code, as a pickle would.
 
-Input: a value made of numbers, text, containers, sympy expressions, PyTorch's dtypes, devices and operations, and
-dataclasses and enums of ours; output: JSON.  Equal values give equal text, so that the text also serves as a key.  A
-value of another kind is refused.
+Input: a value of numbers, text, containers, sympy expressions, PyTorch's dtypes, devices and operations, and this
+compiler's dataclasses and enums; output: JSON.  Equal values give equal text, so that the text also serves as a key.
+Values of other types are refused.
 
-The text is one list of rows, each a tag with what it holds; a number in a row that holds values is the position of an
-earlier row.  So what is shared is written once, and however deep a value is, it is written and read in a loop.
+The text is one list of rows, each a tag with its fields; in rows of composite values a number is the position of an
+earlier row.  So shared values are written once, and values of any depth are written and read without recursion.
 """
 
 from __future__ import annotations
@@ -30,26 +30,26 @@ from torch._ops import OpOverload
 from fusion.lowering.sizes import Computed
 
 Kinds: TypeAlias = Mapping[str, type]
-"""Dataclasses and enums that may be written, by their names."""
+"""Dataclasses and enums that may be serialised, by name."""
 
 Row: TypeAlias = "tuple[object, ...]"
 
 LARGEST_TENSOR = 1 << 16
-"""Bytes of a tensor that may be part of a value."""
+"""The largest tensor, in bytes, that may be part of a value."""
 
 _SYMPY = ("sympy.", "torch.utils._sympy.functions", "fusion.lowering.division")
 _FUNCTIONS = ("torch", "_operator", "fusion.")
 
 
 class Unwritten(Exception):
-    """A value has no form; the message says what there was."""
+    """A value cannot be serialised; the message names its type."""
 
 
 def write(value: object, kinds: Kinds) -> str:
-    """The text of `value`.
+    """Serialise `value`.
 
     Raises:
-        Unwritten: a part of it has no form.
+        Unwritten: a part of it cannot be serialised.
 
     >>> read(write((1, -0.0, ["a", None]), {}), {})
     (1, -0.0, ['a', None])
@@ -58,13 +58,13 @@ def write(value: object, kinds: Kinds) -> str:
 
 
 class _Writer:
-    """The rows so far, each found by what it says and, for what is an object, by the object."""
+    """The rows so far → their positions, and the position of each object by its id."""
 
     def __init__(self, kinds: Kinds) -> None:
         self.names = {kind: name for name, kind in kinds.items()}
         self.rows: dict[Row, int] = {}
         self.places: dict[int, int] = {}
-        self.alive: list[object] = []  # as long as it is, its id is its own
+        self.alive: list[object] = []  # keeps ids unique: an object that is alive keeps its id
 
     def rows_of(self, value: object) -> list[Row]:
         pending: list[tuple[object, tuple[Row, Sequence[object]] | None]] = [(value, None)]
@@ -72,10 +72,10 @@ class _Writer:
             one, known = pending.pop()
             if id(one) in self.places:
                 continue
-            head, parts = self._taken_apart(one) if known is None else known
+            head, parts = self._decomposed(one) if known is None else known
             missing = [part for part in parts if id(part) not in self.places]
             if missing:
-                assert known is None, "a value holds itself"
+                assert known is None, "a value contains itself"
                 self.alive += parts
                 pending.append((one, (head, parts)))
                 pending += [(part, None) for part in reversed(missing)]
@@ -84,11 +84,11 @@ class _Writer:
             self.places[id(one)] = self.rows.setdefault(row, len(self.rows))
             self.alive.append(one)
         ordered = list(self.rows)
-        assert self.places[id(value)] == len(ordered) - 1, "what holds everything is the last row"
+        assert self.places[id(value)] == len(ordered) - 1, "the outermost value is the last row"
         return ordered
 
-    def _taken_apart(self, value: object) -> tuple[Row, Sequence[object]]:
-        """A row without its parts, and the parts."""
+    def _decomposed(self, value: object) -> tuple[Row, Sequence[object]]:
+        """Return the row of a value without its parts, and the parts."""
         if type(value) in self.names:
             return self._of_kind(value)
         if isinstance(value, sympy.Basic):
@@ -110,7 +110,7 @@ class _Writer:
 
 
 def _atom(value: object) -> Row:
-    """The row of a value without parts."""
+    """Return the row of a value without parts."""
     if value is None or isinstance(value, (bool, str)):
         return ("plain", "" if value is None else type(value).__name__, value)
     if type(value) is int:
@@ -127,7 +127,7 @@ def _atom(value: object) -> Row:
         return ("operation", str(value))
     if isinstance(value, torch.Tensor):
         return _tensor_row(value)
-    if callable(value) and _found(getattr(value, "__module__", ""), getattr(value, "__qualname__", "")) is value:
+    if callable(value) and _lookup(getattr(value, "__module__", ""), getattr(value, "__qualname__", "")) is value:
         return ("function", value.__module__, value.__qualname__)  # type: ignore[attr-defined]  # just looked at
     raise Unwritten(f"a {type(value).__name__}")
 
@@ -161,28 +161,28 @@ def _tensor_row(value: torch.Tensor) -> Row:
 
 
 def read(text: str, kinds: Kinds) -> object:
-    """The value that `write` was given.
+    """Deserialise what `write` returned.
 
     Raises:
-        ValueError: this is no such text; also KeyError, IndexError, TypeError, AttributeError.
+        ValueError: the text is malformed; also KeyError, IndexError, TypeError, AttributeError.
     """
-    made: list[object] = []
+    values: list[object] = []
     for tag, *rest in json.loads(text):
-        made.append(_READERS[tag](rest, made, kinds))
-    return made[-1]
+        values.append(_READERS[tag](rest, values, kinds))
+    return values[-1]
 
 
 Fields: TypeAlias = Sequence[Any]
-"""What a line of JSON holds behind its tag."""
+"""The fields of a row after its tag."""
 
 
-def _parts(rest: Fields, made: Sequence[object]) -> list[Any]:
-    return [made[place] for place in rest]
+def _parts(rest: Fields, values: Sequence[object]) -> list[Any]:
+    return [values[place] for place in rest]
 
 
-def _pairs(rest: Fields, made: Sequence[object]) -> dict[object, object]:
-    found = _parts(rest, made)
-    return dict(zip(found[::2], found[1::2], strict=True))
+def _pairs(rest: Fields, values: Sequence[object]) -> dict[object, object]:
+    items = _parts(rest, values)
+    return dict(zip(items[::2], items[1::2], strict=True))
 
 
 def _symbol(rest: Fields) -> sympy.Symbol:
@@ -190,44 +190,44 @@ def _symbol(rest: Fields) -> sympy.Symbol:
     return sympy.Symbol(name, **{fact[1:]: fact[0] == "+" for fact in facts})
 
 
-def _function_of_sizes(rest: Fields, made: Sequence[object]) -> sympy.Basic:
-    module, name, *places = rest
+def _function_of_sizes(rest: Fields, values: Sequence[object]) -> sympy.Basic:
+    module, name, *positions = rest
     kind = getattr(importlib.import_module(module), name) if module.startswith(_SYMPY) else None
     if not (isinstance(kind, type) and issubclass(kind, sympy.Basic)):
-        raise ValueError(f"{module}.{name} is no function of sizes")
-    parts = _parts(places, made)
-    if issubclass(kind, AssocOp) and len(parts) > 1:  # in its form already; to bring it there imports much of sympy
+        raise ValueError(f"{module}.{name} is no sympy expression")
+    parts = _parts(positions, values)
+    if issubclass(kind, AssocOp) and len(parts) > 1:  # canonical already; canonicalising imports much of sympy
         return kind._from_args(parts)  # type: ignore[attr-defined]  # sympy's, of which mypy knows nothing
     return kind(*parts)
 
 
 def _torch(rest: Fields) -> object:
-    found = getattr(torch, rest[0])
-    if not isinstance(found, (torch.dtype, torch.layout, torch.memory_format)):
-        raise ValueError(f"torch.{rest[0]} is no type of elements")
-    return found
+    value = getattr(torch, rest[0])
+    if not isinstance(value, (torch.dtype, torch.layout, torch.memory_format)):
+        raise ValueError(f"torch.{rest[0]} is no dtype, layout or memory format")
+    return value
 
 
 def _operation(rest: Fields) -> object:
-    found: object = reduce(getattr, rest[0].split("."), torch.ops)
-    if not isinstance(found, OpOverload):
+    operation: object = reduce(getattr, rest[0].split("."), torch.ops)
+    if not isinstance(operation, OpOverload):
         raise ValueError(f"{rest[0]} is no operation")
-    return found
+    return operation
 
 
-def _found(module: str, name: str) -> object:
-    """The function of that name, in a module whose functions may be written; None where there is none."""
+def _lookup(module: str, name: str) -> object:
+    """Return the function of that name, if its module's functions may be serialised; else None."""
     if not isinstance(module, str) or not f"{module}.".startswith(_FUNCTIONS):
         return None
-    found = getattr(sys.modules.get(module), name, None)
-    return found if isinstance(found, (FunctionType, type(operator.add))) else None
+    function = getattr(sys.modules.get(module), name, None)
+    return function if isinstance(function, (FunctionType, type(operator.add))) else None
 
 
 def _function(rest: Fields) -> object:
-    found = _found(*rest)
-    if found is None:
+    function = _lookup(*rest)
+    if function is None:
         raise ValueError(f"there is no function {rest}")
-    return found
+    return function
 
 
 def _tensor(rest: Fields) -> torch.Tensor:

@@ -1,7 +1,7 @@
-"""Interface: what running a finished graph needs to know of the fx graph that it was made of.
+"""Describes what running a finished graph requires, without its fx graph.
 
-Input: an ATen graph; output: values that can be written (`form.py`), so that a process which never saw the graph can
-run what was made of it, or its operations as they are.
+Input: an ATen graph; output: serialisable values (`form.py`), with which a process that never saw the graph can run its
+compilation, or its operations eagerly.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Place:
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """One node: what it does, of what, and a tensor that it holds."""
+    """One node: operation, arguments, and the tensor that it holds, if any."""
 
     op: str
     name: str
@@ -38,12 +38,12 @@ class Operation:
 
 @dataclass(frozen=True, slots=True)
 class Interface:
-    """What a graph is called with and gives, as far as its caller has to know.
+    """The calling convention of a graph.
 
     Attributes:
-        label: what the graph is ("forward", "backward", "inference").
+        label: "forward", "backward" or "inference".
         device: the device that it computes on.
-        kept: the positions of results that backward alone gets.
+        kept: the positions of results that only backward gets.
         tangents: the positions of inputs that are gradients.
     """
 
@@ -54,56 +54,56 @@ class Interface:
 
     @classmethod
     def of(cls, graph: fx.GraphModule, label: str, device: torch.device, kept: frozenset[int]) -> Interface:
-        """The interface of a graph that computes on `device`, and of whose results backward alone gets `kept`."""
+        """Return the interface of a graph on `device`, of whose results only backward gets those at `kept`."""
         return cls(label, device, kept, tangents_of(graph))
 
 
 def tangents_of(graph: fx.GraphModule) -> tuple[int, ...]:
-    """The positions of those inputs of a graph that are gradients."""
+    """Return the positions of the inputs that are gradients."""
     holders = graph.graph.find_nodes(op="placeholder")
     return tuple(k for k, holder in enumerate(holders) if is_tangent(holder))
 
 
 def operations_of(graph: fx.GraphModule) -> tuple[Operation, ...]:
-    """The operations of a graph, as they are.
+    """Return the operations of a graph.
 
     Raises:
-        Unwritten: one of them holds something else than a tensor.
+        Unwritten: a node holds something other than a tensor.
     """
     numbers: dict[fx.Node, int] = {}
-    found: list[Operation] = []
+    operations: list[Operation] = []
 
-    def told(argument: object) -> object:
+    def numbered(argument: object) -> object:
         return Place(numbers[argument]) if isinstance(argument, fx.Node) else argument
 
     for node in graph.graph.nodes:
         held = held_by(graph, node) if node.op == "get_attr" else None
         if held is not None and not isinstance(held, torch.Tensor):
             raise Unwritten(f"{node.target}, a {type(held).__name__}")
-        given = map_leaves(node.args, told), map_leaves(node.kwargs, told)
-        found.append(Operation(node.op, node.name, node.target, *given, held))
+        arguments = map_leaves(node.args, numbered), map_leaves(node.kwargs, numbered)
+        operations.append(Operation(node.op, node.name, node.target, *arguments, held))
         numbers[node] = len(numbers)
-    return tuple(found)
+    return tuple(operations)
 
 
 def graph_of(operations: tuple[Operation, ...]) -> fx.GraphModule:
-    """The graph of `operations`."""
+    """Return the graph of `operations`."""
     graph = fx.Graph()
     holder = torch.nn.Module()
-    made: list[fx.Node] = []
+    nodes: list[fx.Node] = []
 
-    def given(argument: object) -> object:
-        return made[argument.number] if isinstance(argument, Place) else argument
+    def argument_of(argument: object) -> object:
+        return nodes[argument.number] if isinstance(argument, Place) else argument
 
     for each in operations:
         if each.op == "get_attr":
-            name = f"held_{len(made)}"
+            name = f"held_{len(nodes)}"
             holder.register_buffer(name, each.held)
             node = graph.get_attr(name)
         else:
-            args, kwargs = map_leaves(each.args, given), map_leaves(each.kwargs, given)
+            args, kwargs = map_leaves(each.args, argument_of), map_leaves(each.kwargs, argument_of)
             node = graph.create_node(each.op, each.target, args, kwargs, each.name)  # type: ignore[arg-type]  # as they were read from a graph
-        made.append(node)
+        nodes.append(node)
     return fx.GraphModule(holder, graph)
 
 

@@ -1,9 +1,9 @@
-"""Key: all that decides what a graph is compiled to, as one text.
+"""Computes the cache key of a graph: everything that decides its compilation, as one text.
 
-Input: an ATen graph with its fake tensors, what was asked for and the target; output: the text that an earlier
-compilation of the same graph is found by.  It names everything that any pass may look at: operations with their
-arguments, sizes, strides, dtypes, devices, which tensors share memory, the user's lines, guards on sizes, settings of
-PyTorch, the machine, versions, and the sources of this compiler.  What cannot be told in full has no key.
+Input: an ATen graph with its fake tensors, the options and the target; output: the key.  It covers everything that a
+pass may read: operations with their arguments, sizes, strides, dtypes, devices, aliasing, the user's lines, guards on
+sizes, settings of PyTorch, the machine, versions, and the sources of this compiler.  A graph that cannot be serialised
+in full has no key.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fusion.lowering.rules.conversion import ONLY_STORED
 from fusion.options import Options
 
 MARKS = ("original_aten", "recompute", ONLY_STORED, SPARE)
-"""What else a pass may read of a node than its value and where it comes from."""
+"""Metadata of a node that a pass may read, beside its value and its origin."""
 
 _WRITTEN = (".py", ".c", ".h")
 _SETTINGS = ("FUSION_", "TRITON_", "CC", "CUDA_HOME", "PTXAS")
@@ -41,44 +41,44 @@ _NOT_DECIDING = ("FUSION_DUMP", "FUSION_CACHE_DIR", "FUSION_STRICT", "FUSION_GRA
 def key_of(
     graph: fx.GraphModule, label: str, options: Options, target: Target, kept: frozenset[int] = frozenset()
 ) -> str:
-    """What a compilation of `graph`, of whose results backward alone gets `kept`, is found by.
+    """Return the cache key of a compilation of `graph`, of whose results only backward gets those at `kept`.
 
     Raises:
-        Unwritten: the graph holds what cannot be told in full; the message says what.
+        Unwritten: the graph cannot be serialised; the message says why.
     """
     wished = (options.mode, options.workspace, options.numerics, options.cudagraphs)
     return key_for(target, label, wished, _settings(), kept, *_graph(graph))
 
 
 def surroundings_of(target: Target) -> str:
-    """What is read, beside a graph and what was asked, where one is compiled for `target` here and now."""
+    """Return the part of a key that depends neither on the graph nor on the options, for `target` and this process."""
     return key_for(target, _settings())
 
 
 def _settings() -> tuple[object, ...]:
-    """How PyTorch is set, as far as a compilation looks at it."""
+    """Return the settings of PyTorch that a compilation reads."""
     return torch.are_deterministic_algorithms_enabled(), torch.get_default_dtype()
 
 
-def key_for(target: Target, *told: object) -> str:
-    """What is found by `told`, if this compiler makes it for `target` here.
+def key_for(target: Target, *parts: object) -> str:
+    """Return the key of `parts`, on `target`, for this version of the compiler and this machine.
 
     Raises:
-        Unwritten: something cannot be told in full; the message says what.
+        Unwritten: a part cannot be serialised; the message says which.
     """
     able = repr(target.numerics), repr(_sorted(target.capabilities))
-    return digest(_sources(), _versions(), _environment(), target.name, target.identity, write((*able, *told), {}))
+    return digest(_sources(), _versions(), _environment(), target.name, target.identity, write((*able, *parts), {}))
 
 
 def _sorted(capabilities: object) -> list[tuple[str, object]]:
-    """What a target can do, with sets in an order that is the same in each process."""
+    """Return the capabilities of a target, with sets in an order that is the same in each process."""
     values = {name: getattr(capabilities, name) for name in capabilities.__dataclass_fields__}  # type: ignore[attr-defined]  # a dataclass
     return [(name, sorted(value) if isinstance(value, frozenset) else value) for name, value in values.items()]
 
 
 @lru_cache(maxsize=1)
 def _sources() -> str:
-    """The text of this compiler, as it was when it was imported or a moment later."""
+    """Return a hash of this compiler's sources, read at the first call."""
     root = Path(__file__).resolve().parents[1]
     folders = os.walk(root, followlinks=True)  # `fusion/lowering` and `fusion/codegen` are links in the repository
     files = sorted(Path(folder, name) for folder, _, names in folders for name in names if name.endswith(_WRITTEN))
@@ -100,23 +100,23 @@ def _version(name: str) -> str:
 
 
 def _environment() -> str:
-    """The variables that a compilation, or a tool that it calls, may look at."""
-    told = (pair for pair in os.environ.items() if pair[0].startswith(_SETTINGS) and pair[0] not in _NOT_DECIDING)
-    return repr(sorted(told))
+    """Return the environment variables that a compilation, or a tool that it calls, may read."""
+    variables = (pair for pair in os.environ.items() if pair[0].startswith(_SETTINGS) and pair[0] not in _NOT_DECIDING)
+    return repr(sorted(variables))
 
 
 # The graph ----------------------------------------------------------------------------------------------------------
 
 
 def _graph(graph: fx.GraphModule) -> Iterator[object]:
-    """Every node, and what is known of sizes."""
+    """Yield every node, and what is known of sizes."""
     form = Form(graph)
     yield from form.nodes()
     yield from form.facts()
 
 
 def held_by(graph: fx.GraphModule, node: fx.Node) -> object:
-    """What a graph holds for one of its nodes."""
+    """Return the attribute of a graph that one of its nodes refers to."""
     held: object = graph
     for part in str(node.target).split("."):
         held = getattr(held, part)
@@ -124,10 +124,10 @@ def held_by(graph: fx.GraphModule, node: fx.Node) -> object:
 
 
 class Form:
-    """A graph in plain values: nodes and memory by number, in the order in which they appear.
+    """A graph as serialisable values: nodes and storages are numbered in the order of their first use.
 
     Attributes:
-        VALUE: what a node says in its `meta` of the value that it gives.
+        VALUE: the key of a node's value in its `meta`.
     """
 
     VALUE = "val"
@@ -139,15 +139,15 @@ class Form:
         self.known: dict[ShapeEnv, None] = {}
 
     def nodes(self) -> Iterator[object]:
-        """Every node."""
+        """Yield every node."""
         yield from map(self.node, self.graph.graph.nodes)
 
     def facts(self) -> Iterator[object]:
-        """What is known of the sizes of the nodes so far."""
+        """Yield what is known of the sizes of the nodes so far."""
         yield from map(_facts, self.known)
 
     def node(self, node: fx.Node) -> tuple[object, ...]:
-        """One node, once those that it reads were told."""
+        """Return one node; the nodes that it reads come first."""
         self.numbers[node] = len(self.numbers)
         origin = origin_of(node)
         marks = [(mark, str(node.meta[mark])) for mark in MARKS if mark in node.meta]
@@ -157,7 +157,7 @@ class Form:
         return (node.op, node.name, *called, args, kwargs, self.value(node.meta.get(self.VALUE)), place, marks)
 
     def target(self, node: fx.Node) -> tuple[object, ...]:
-        """What a node calls, or holds."""
+        """Return the target of a node, or the tensor that it holds."""
         if node.op == "get_attr":
             held = held_by(self.graph, node)
             if not isinstance(held, torch.Tensor):
@@ -179,7 +179,7 @@ class Form:
         return ("ellipsis",) if arg is Ellipsis else arg
 
     def value(self, val: object) -> object:
-        """What a node gives, as far as it was traced."""
+        """Return the traced value of a node."""
         if isinstance(val, torch.Tensor):
             return self.tensor(val)
         if isinstance(val, (list, tuple)):
@@ -189,7 +189,7 @@ class Form:
         return val
 
     def tensor(self, val: torch.Tensor) -> object:
-        """How a tensor lies, and in which memory."""
+        """Return the layout of a tensor, and the number of its storage."""
         if val.layout is not torch.strided:
             raise Unwritten(f"a tensor in the layout {val.layout}")
         own = (val.dtype, val.device, val.requires_grad, val.is_conj(), val.is_neg(), type(val).__name__)
@@ -197,7 +197,7 @@ class Form:
         return (*own, val.ndim, sizes, self.memory.setdefault(val.untyped_storage()._cdata, len(self.memory)))
 
     def size(self, size: object) -> object:
-        """A size that may be symbolic."""
+        """Return a size, which may be symbolic."""
         if not isinstance(size, (torch.SymInt, torch.SymFloat, torch.SymBool)):
             return size
         self.known.setdefault(size.node.shape_env)
@@ -205,7 +205,7 @@ class Form:
 
 
 def _facts(known: ShapeEnv) -> object:
-    """What is known of sizes: guards, ranges, which of them are equal, and what is checked at run time."""
+    """Return what is known of sizes: guards, ranges, equalities, and run-time checks."""
     guards = [str(guard.expr) for guard in known.guards]
     ranges = [(str(symbol), str(bounds)) for symbol, bounds in known.var_to_range.items()]
     equal = [(str(symbol), str(other)) for symbol, other in known.replacements.items()]

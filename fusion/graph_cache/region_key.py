@@ -1,11 +1,11 @@
-"""Writes as one text all that decides the compilation of a region: the key of its cache entry.
+"""Computes the cache key of a region that Dynamo captured: everything that decides its compilation, as one text.
 
-Input: Dynamo's graph with its inputs, and how AOTAutograd is asked to trace it; output: the text by which a later
-process finds what was made.  Beside what `key.py` names of a graph it holds what decides how PyTorch traces: modes of
-autograd and autocast, switches of its libraries, its configurations, which inputs are views, and of what.
+Input: Dynamo's graph with its inputs, and AOTAutograd's configuration; output: the key.  Beside what `key.py` covers of
+a graph it covers what decides how PyTorch traces: modes of autograd and autocast, switches of its libraries, its
+configurations, which inputs are views, and of what.
 
-Refused is what may be another thing under the same name in another process: operations and functions that are not
-PyTorch's own, subclasses of tensors, hooks and modes; and sizes that only data tell.
+Refused is what may differ under the same name in another process: operations and functions that are not PyTorch's own,
+tensor subclasses, hooks and modes; and data-dependent sizes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from fusion.graph_cache.key import Form, held_by, key_for
 from fusion.options import Options
 
 OWN = frozenset({"aten", "prims"})
-"""The libraries of operations that are PyTorch's, and the same in each process of one release."""
+"""PyTorch's own operator libraries, which are the same in each process of one release."""
 
 _MODULES = ("torch", operator.__name__, operator.add.__module__, math.__name__, "builtins", "fusion")
 
@@ -53,16 +53,16 @@ _SWITCHES = tuple(
     for name in sorted(dir(torch._C))
     if name.startswith("_get_") and name.endswith(("_enabled", "_benchmark", "_deterministic", "_reduction", "_order"))
 )
-"""The functions that tell how PyTorch's libraries are set."""
+"""The functions that return the settings of PyTorch's libraries."""
 
 _TRACED_BY = (
     *("Autograd", "Autocast", "Composite", "Python", "PreDispatch", "FuncTorch", "Functionalize"),
     *("ADInplaceOrView", "BackendSelect", "Conjugate", "Negative", "ZeroTensor"),
 )
-"""How those keys of PyTorch's dispatcher begin under which a program may say how an operation is traced."""
+"""Prefixes of the dispatch keys under which a program may register how an operation is traced."""
 
 _KNOWN = tuple(os.path.join(sys.modules[name].__path__[0], "") for name in ("torch", "fusion"))
-"""How names of the files begin that are the same wherever a key is: PyTorch's and this compiler's."""
+"""Directories of PyTorch and of this compiler; code outside of them is the user's."""
 
 _OF_NODES = frozenset(
     {
@@ -70,7 +70,7 @@ _OF_NODES = frozenset(
         *("tensor_dict", "creation_timestamp", "source_fn_stack", "seq_nr", "from_node"),
     }
 )
-"""What may be known of a node: what the key holds, and in the second row what nothing is decided by."""
+"""Allowed metadata of nodes: covered by the key, or (second row) without influence."""
 
 _OF_GRAPHS = frozenset({"backend_id", "dynamo_compile_id", "dynamo_flat_name_to_original_fqn"})
 
@@ -78,7 +78,7 @@ _OF_CALL = (
     *("num_params_buffers", "keep_inference_input_mutations", "is_export", "no_tangents", "dynamic_shapes"),
     *("static_input_indices", "pre_dispatch", "disable_functionalization", "force_non_lazy_backward_lowering"),
 )
-"""What AOTAutograd is asked for."""
+"""The fields of AOTAutograd's configuration that the key covers."""
 
 _NOT_DECIDING = frozenset({"dump", "strict", "graph_cache"})
 
@@ -86,32 +86,32 @@ _NOT_DECIDING = frozenset({"dump", "strict", "graph_cache"})
 def key_of_region(
     graph: fx.GraphModule, inputs: Sequence[object], asked: object, options: Options, targets: Sequence[Target]
 ) -> str:
-    """What is found of a region that Dynamo captured.
+    """Return the cache key of a region that Dynamo captured.
 
     Args:
         asked: AOTAutograd's configuration of this trace.
         targets: of each device that the region has tensors on.
 
     Raises:
-        Unwritten: something cannot be told in full; the message says what.
+        Unwritten: a part cannot be serialised; the message says which.
     """
     form = _Captured(graph)
-    wished = [(each.name, getattr(options, each.name)) for each in fields(options) if each.name not in _NOT_DECIDING]
+    chosen = [(each.name, getattr(options, each.name)) for each in fields(options) if each.name not in _NOT_DECIDING]
     call = [(name, getattr(asked, name, None)) for name in _OF_CALL]
-    nodes, given = list(form.nodes()), list(map(form.given, inputs))
+    nodes, arguments = list(form.nodes()), list(map(form.given, inputs))
     others = [(target.name, target.identity, repr(target.numerics)) for target in targets[1:]]
     _refuse_foreign_tracing()
-    return key_for(targets[0], "region", wished, call, *others, *_settings(), nodes, given, *form.facts())
+    return key_for(targets[0], "region", chosen, call, *others, *_settings(), nodes, arguments, *form.facts())
 
 
 def devices_of(graph: fx.GraphModule) -> list[torch.device]:
-    """Where the tensors of a graph are that Dynamo captured."""
+    """Return the devices of the tensors in a graph that Dynamo captured."""
     values = (value for node in graph.graph.nodes for value in tree_leaves(node.meta.get("example_value")))
     return sorted({value.device for value in values if isinstance(value, torch.Tensor)}, key=str)
 
 
 class _Captured(Form):
-    """A graph as Dynamo captures it, of PyTorch's functions."""
+    """A graph as Dynamo captures it, which calls PyTorch's functions."""
 
     VALUE = "example_value"
 
@@ -141,7 +141,7 @@ class _Captured(Form):
         return super().target(node)
 
     def _within(self, body: fx.GraphModule) -> object:
-        """A graph that this one calls."""
+        """Return a graph that this one calls."""
         inner = type(self)(body)
         inner.memory, inner.known = self.memory, self.known
         return list(inner.nodes())
@@ -153,25 +153,25 @@ class _Captured(Form):
 
     def size(self, size: object) -> object:
         if isinstance(size, (torch.SymFloat, torch.SymBool)) or free_unbacked_symbols(size):
-            raise Unwritten(f"{size}, which only data tell")
+            raise Unwritten(f"{size}, which depends on data")
         return super().size(size)
 
     def given(self, value: object) -> object:
-        """An input as the program gives it."""
+        """Return an input of the region."""
         if not isinstance(value, torch.Tensor):
             if isinstance(value, (int, torch.SymInt)):
                 return self.size(value)
             raise Unwritten(f"an input that is a {type(value).__name__}")
         base = value._base if value._is_view() else None
-        told = None if base is None else (self.tensor(base), base.is_leaf)
-        return self.tensor(value), value.is_leaf, value.is_inference(), told
+        viewed = None if base is None else (self.tensor(base), base.is_leaf)
+        return self.tensor(value), value.is_leaf, value.is_inference(), viewed
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter, FakeTensor)
 
 
 def _name_of(function: object) -> str:
-    """The name of a function of PyTorch's, Python's or this compiler's.
+    """Return the qualified name of a function of PyTorch, Python or this compiler.
 
     Raises:
         Unwritten: it is none of them.
@@ -190,7 +190,7 @@ def _name_of(function: object) -> str:
 
 
 def _is_known(function: object) -> bool:
-    """Has a function that goes by a known name no text but PyTorch's or this compiler's, nor what it wraps?"""
+    """Return whether the code of a function, and of what it wraps, is PyTorch's or this compiler's."""
     while function is not None:
         code = getattr(function, "__code__", None)
         if isinstance(code, CodeType) and not code.co_filename.startswith(_KNOWN):
@@ -200,10 +200,10 @@ def _is_known(function: object) -> bool:
 
 
 def _refuse_foreign_tracing() -> None:
-    """Refuse where something of the program takes part in how PyTorch traces.
+    """Refuse where the program takes part in PyTorch's tracing.
 
     Raises:
-        Unwritten: this is what does.
+        Unwritten: a mode, transform, hook or registration is active; the message names it.
     """
     if _get_current_dispatch_mode_stack():
         raise Unwritten("a mode that operations are dispatched to")
@@ -222,7 +222,7 @@ def _refuse_foreign_tracing() -> None:
 
 
 def _settings() -> Iterator[object]:
-    """How PyTorch is set where a region is traced."""
+    """Yield the settings of PyTorch that tracing a region depends on."""
     yield torch.is_grad_enabled(), torch.is_inference_mode_enabled(), torch.is_anomaly_enabled()
     yield str(torch.get_default_dtype()), str(torch.get_default_device()), torch.get_float32_matmul_precision()
     yield torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()

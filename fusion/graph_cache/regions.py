@@ -1,17 +1,15 @@
-"""Regions: what AOTAutograd made of what Dynamo captured, kept for the next process.
+"""Caches AOTAutograd's results for the regions that Dynamo captured, for later processes.
 
-PyTorch keeps the results of AOTAutograd itself, for inductor: how inputs are changed and results are views, what is
-saved for backward, guards on sizes.  What enters here is that result, once forward (and backward, if there is one) is
-compiled, and each of them kept (`WarmStart`); what leaves at the next start are the compiled graphs, put into it.
-Nothing is traced, parted or lowered then.  PyTorch's cache asks and is told through three of its functions, which pass
-to it what is not ours: its own key imports all of inductor, and takes operations of the program's own for known.
+PyTorch caches AOTAutograd's results itself, for inductor: mutated inputs, results that are views, saved tensors, guards
+on sizes.  Input: such a result, once forward (and backward, if any) is compiled and cached (`WarmStart`); output, at
+the next start: the result with the compiled graphs.  Nothing is traced, partitioned or lowered then.  Three functions
+of PyTorch's cache are replaced, and call the originals for regions of others: PyTorch's own key imports all of
+inductor, and takes operations of the program's own for known.  The entry is pickled by PyTorch's classes, and unpickled
+only from files of this user, as is the binary beside it that is loaded.
 
-What lies in the file is pickled by PyTorch's classes, and unpickled where it is this user's own, as is the binary
-beside it that is loaded.
-
-Refused, with a note in the report, are regions that cannot be told in full (`region_key.py`), or whose inputs lie over
-one another where one is changed, or whose backward was compiled under other settings than forward; and those with a
-result that is a view PyTorch does not write rightly (`_Pickler`).
+Not cached, with a note in the report, are regions that cannot be serialised in full (`region_key.py`), whose inputs
+overlap where one is mutated, or whose backward was compiled under other settings than forward; and those with a result
+that is a view which PyTorch does not pickle rightly (`_Pickler`).
 """
 
 from __future__ import annotations
@@ -53,15 +51,15 @@ if TYPE_CHECKING:
     from torch._inductor.output_code import CompiledFxGraph
 
 Told: TypeAlias = "tuple[Dependence | None, Draws | None]"
-"""What gradients depend on, if that is known, and what is drawn at random, if anything is."""
+"""The dependence of gradients on inputs, if known, and the random draws, if any."""
 
 KEY = "_fx_graph_cache_key"
-"""The attribute by which AOTAutograd asks a compiled graph what it is kept under."""
+"""The attribute with which a compiled graph tells AOTAutograd its cache key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Traced:
-    """What is kept of a region.
+    """The entry of a region.
 
     Attributes:
         result: AOTAutograd's, pickled, in base64.
@@ -78,7 +76,7 @@ KINDS = {kind.__name__: kind for kind in (Traced, Dependence, Draws, Origin)}
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What Dynamo asks to have compiled, and how."""
+    """What Dynamo asks the backend to compile."""
 
     graph: fx.GraphModule
     inputs: Sequence[object]
@@ -86,14 +84,14 @@ class Asked:
 
 
 class Region:
-    """What Dynamo captured, on its way through AOTAutograd.
+    """A region on its way through AOTAutograd.
 
     Args:
-        asked: it is let go of once there is a key, so that inputs die where eager lets them.
-        target: the target of a device.
-        told: what was found of its joint graph, where it is traced; what was found before is added.
-        load: makes graphs run that were compiled before.
-        note: is told what became of the region, for the report.
+        asked: released once the key is computed, so that inputs are freed as early as in eager.
+        target: returns the target of a device.
+        told: receives what was derived from the joint graph, at tracing or from the cache.
+        load: makes cached compilations callable.
+        note: is called with the outcome of the cache, for the report.
     """
 
     def __init__(
@@ -111,7 +109,7 @@ class Region:
         self._surroundings: Sequence[str] = ()
 
     def key(self, configuration: object) -> Key:
-        """What is kept of the region, or will be, is found by this; `configuration`: AOTAutograd's, of this trace.
+        """Return the cache key of the region.  `configuration`: AOTAutograd's, of this trace.
 
         Raises:
             BypassAOTAutogradCache: it has no key.
@@ -119,36 +117,36 @@ class Region:
         asked = self._asked.pop()
         try:
             self._devices = devices_of(asked.graph)
-            self._surroundings = self._found_around()
+            self._surroundings = self._current_surroundings()
             targets = [self._target(device) for device in self._devices]
             return Key(key_of_region(asked.graph, asked.inputs, configuration, asked.options, targets), self)
-        except Exception as refusal:  # also a defect of ours: to keep nothing leaves the program running
+        except Exception as refusal:  # also an internal error: a program without cache entry still runs
             self._note(not_kept(refusal))
             raise BypassAOTAutogradCache(str(refusal)) from refusal
         finally:
             self._guards = len(_guards())
 
     def find(self, key: Key, sizes: Sequence[int]) -> Any:
-        """AOTAutograd's result with what was compiled, as it is at the next start; None where there is none."""
+        """Return AOTAutograd's result with the compiled graphs, from the cache; None if there is no entry."""
         try:
             text = get(key, store.regions)
             kept = None if text is None else read(text, KINDS)
             if not isinstance(kept, Traced):
                 return None
             result = pickle.loads(base64.b64decode(kept.result))
-        except Exception:  # whatever is found there, it is not what was written
+        except Exception:  # the entry is damaged
             self._note(DAMAGED)
             return None
         try:
             made = [each for each in map(finished, kept.graphs) if each is not None]
-        except Exception:  # as their own start says
+        except Exception:  # reported by the graph's own `WarmStart`
             return None
         try:
             guards = result.guards_expr
             if len(made) < len(kept.graphs) or (guards and not AOTAutogradCache.evaluate_guards(guards, list(sizes))):
                 return None
             graphs = self._load(made)
-        except Exception as failure:  # also a defect of ours: it is traced anew
+        except Exception as failure:  # also an internal error: the region is traced again
             self._note(f"not taken from the cache: {type(failure).__name__}: {failure}")
             return None
         self._told.append(kept.told)
@@ -158,15 +156,15 @@ class Region:
             result.compiled_bw = _Backward(graphs[1], own.backward_state_indices, own.num_symints_saved_for_bw_)
         context = TracingContext.try_get()
         if context is not None:
-            context.fw_metadata = result.runtime_metadata  # where whoever looks after a region finds it
+            context.fw_metadata = result.runtime_metadata  # Dynamo's context expects it there
         return result
 
     def keep(self, key: Key, result: Any) -> None:
-        """Keep what AOTAutograd made."""
+        """Store AOTAutograd's result."""
         try:
-            if len(_guards()) > self._guards or any(map(_looks_at_memory, result.dispatch_wrappers)):
+            if len(_guards()) > self._guards or any(map(_depends_on_overlaps, result.dispatch_wrappers)):
                 raise Unwritten("its inputs share memory")
-            if self._found_around() != self._surroundings:
+            if self._current_surroundings() != self._surroundings:
                 raise Unwritten("settings were changed before its backward was compiled")
             halves = [half for half in (result.compiled_fw, result.compiled_bw) if half is not None]
             keys = tuple(half.fx_graph_cache_info[0] for half in halves)
@@ -177,33 +175,33 @@ class Region:
         except Exception as refusal:
             self._note(not_kept(refusal))
 
-    def _found_around(self) -> list[str]:
-        """What compilations of this region's graphs read beside them, now."""
+    def _current_surroundings(self) -> list[str]:
+        """Return what compilations of this region's graphs depend on beside the graphs, now."""
         return [surroundings_of(self._target(device)) for device in self._devices]
 
 
 def _guards() -> Sequence[object]:
-    """What AOTAutograd has asked to be compared at each call."""
+    """Return the guards that AOTAutograd has added."""
     context = TracingContext.try_get()
     return () if context is None else context.guards_context.aotautograd_guards
 
 
-def _looks_at_memory(wrapper: object) -> bool:
-    """Does a step around the compiled graphs depend on how inputs lie over one another?"""
+def _depends_on_overlaps(wrapper: object) -> bool:
+    """Return whether a wrapper around the compiled graphs depends on how inputs overlap."""
     return bool(getattr(wrapper, "needs_post_compile", False))
 
 
 def _without_text(result: Any) -> Any:
-    """A result without the text of its graphs, which is there to be logged."""
+    """Return a result without the text of its graphs, which is for logs."""
     names = ("aot_joint_graph_str", "aot_forward_graph_str", "aot_backward_graph_str", "min_cut_info_str")
     return replace(result, **{name: None for name in names if hasattr(result, name)})
 
 
 def _pickled(result: object) -> bytes:
-    """A result as bytes.
+    """Pickle a result.
 
     Raises:
-        Unwritten: one of its results is a view that PyTorch does not write rightly.
+        Unwritten: one of its results is a view that PyTorch does not pickle rightly.
     """
     file = BytesIO()
     _Pickler(file).dump(result)
@@ -214,14 +212,14 @@ def _refused(view: object) -> NoReturn:
     raise Unwritten(f"one of its results is a view that PyTorch does not write rightly ({type(view).__name__})")
 
 
-_views: Any = _functionalization  # declares less than it has
+_views: Any = _functionalization  # its stub declares less than it has
 
 
 class _Pickler(pickle.Pickler):
-    """Refuses what PyTorch would write out of memory that it has freed.
+    """Refuses views that PyTorch would pickle from freed memory.
 
-    It keeps by which views a result is made of its base.  Two of these (`FunctionalizeFallbackKernel.h`) hand out their
-    sizes as a reference to a copy that is gone by then: what is written is any number, or the process ends.
+    A result's chain of views is pickled, too.  Two kinds of views (`FunctionalizeFallbackKernel.h`) hand out their
+    sizes as a reference to a copy that is freed by then: arbitrary numbers would be written, or the process crash.
     """
 
     # Of the class, where typeshed has one of an instance.
@@ -233,7 +231,7 @@ class _Pickler(pickle.Pickler):
 
 
 class Key(str):
-    """What is kept of a region is found by this; knows the region, too."""
+    """The cache key of a region, with the region."""
 
     region: Region
 
@@ -284,9 +282,9 @@ _current: ContextVar[Region | None] = ContextVar("region", default=None)
 
 @contextmanager
 def kept_as(region: Region | None) -> Iterator[None]:
-    """Within, AOTAutograd asks `region` before it traces, and tells it what it has made, then or once backward ran."""
+    """Within, AOTAutograd looks `region` up before it traces, and stores it once forward (or backward) is compiled."""
     if region is None or autograd_cache.should_bundle_autograd_cache() or functorch_config.bypass_autograd_cache_key:
-        yield  # what is bundled for another machine is PyTorch's own affair
+        yield  # bundles for other machines are left to PyTorch
         return
     _listen()
     token = _current.set(region)
@@ -299,7 +297,7 @@ def kept_as(region: Region | None) -> Iterator[None]:
 
 @cache
 def _listen() -> None:
-    """Have PyTorch's cache ask the current region, from here on."""
+    """Route PyTorch's cache through the current region, from now on."""
     own_key: Callable[..., object] = autograd_cache.autograd_cache_key
     own_lookup: Callable[..., object] = AOTAutogradCache._lookup
     own_save: Callable[..., object] = AOTAutogradCache.save

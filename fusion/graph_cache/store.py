@@ -1,8 +1,7 @@
-"""Store: finished compilations as files of the cache directory, each named by the hash of its key.
+"""Stores finished compilations as files of the cache directory, each named by the hash of its key.
 
-What enters and leaves is text.  A file is complete or absent (`codegen/cache.py`), begins with the hash of what
-follows, and is read only if it belongs to the user of this process.  Where all together exceed the limit, those that
-nobody has asked for longest are removed.
+Input and output are text.  A file is complete or absent (`codegen/cache.py`), begins with the hash of its contents, and
+is read only if it belongs to the user of this process.  Beyond the limit the least recently used files are removed.
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ from pathlib import Path
 from fusion.codegen.cache import cache_dir, is_own, publish
 
 LIMIT = 256 << 20
-"""Bytes that all files of a folder may take."""
+"""The most bytes that the files of a folder may take."""
 
 _SEAL = hashlib.sha256().digest_size
 
 
 class Damaged(Exception):
-    """A file is not what was written."""
+    """A file is damaged, or another user's."""
 
 
 def graphs() -> Path:
-    """Where finished graphs lie."""
+    """Return the directory of finished graphs."""
     return cache_dir() / "graphs"
 
 
 def regions() -> Path:
-    """Where traced regions lie."""
+    """Return the directory of traced regions."""
     return cache_dir() / "regions"
 
 
 def get(key: str, folder: Callable[[], Path] = graphs) -> str | None:
-    """What was kept under `key`; None where nothing was.
+    """Return the text stored under `key`, or None.
 
     Raises:
-        Damaged: the file is not whole, or another user's.
+        Damaged: the file is incomplete, or another user's.
     """
     path = folder() / key
     try:
@@ -51,13 +50,13 @@ def get(key: str, folder: Callable[[], Path] = graphs) -> str | None:
     seal, packed = content[:_SEAL], content[_SEAL:]
     if not own or hashlib.sha256(key.encode() + packed).digest() != seal:
         raise Damaged
-    with contextlib.suppress(OSError):  # a directory that can only be read
+    with contextlib.suppress(OSError):  # a read-only directory
         os.utime(path)
     return zlib.decompress(packed).decode()
 
 
 def put(key: str, text: str, folder: Callable[[], Path] = graphs) -> None:
-    """Keep `text` under `key`, and make room in the folder.
+    """Store `text` under `key`, and remove old files of the folder beyond the limit.
 
     Raises:
         BuildError: the file system refuses.
@@ -69,14 +68,14 @@ def put(key: str, text: str, folder: Callable[[], Path] = graphs) -> None:
 
 
 def _make_room(newest: Path) -> None:
-    """Remove what was asked for longest ago, but not the newest; another process may do the same meanwhile."""
-    found: list[tuple[float, int, Path]] = []
+    """Remove the least recently used files, but not the newest; another process may do the same at the same time."""
+    files: list[tuple[float, int, Path]] = []
     for path in newest.parent.iterdir():
         with contextlib.suppress(OSError):
             status = path.stat()
-            found.append((status.st_mtime, status.st_size, path))
-    total = sum(size for _, size, _ in found)
-    for _, size, path in sorted(found):
+            files.append((status.st_mtime, status.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for _, size, path in sorted(files):
         if total > LIMIT and path != newest:
             total -= size
             with contextlib.suppress(OSError):

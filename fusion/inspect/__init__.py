@@ -1,3 +1,3 @@
-"""Seeing inside: the `report` of a compilation, its `breaks`, the dumps of its `trace`, the `accuracy` of its kernels,
-and `progress` of commands.
+"""Inspection: the `report` of a compilation, its graph `breaks`, the dumps of its `trace`, the `accuracy` of its
+kernels, and `progress` of commands.
 """

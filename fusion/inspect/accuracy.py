@@ -1,9 +1,9 @@
-"""Accuracy: how far what each launch of a kernel has written is from exact arithmetic on what it was given.
+"""Measures how far the results of each kernel launch are from exact arithmetic on the same inputs.
 
-Input: launches as they happen; output: a line for each.  The evaluator computes the same kernel twice on copies of its
-tensors: in float64, which is the yardstick, and in the kernel's own dtypes, rounded where the kernel says so, which is
-what it may be off by.  An error that is many times the latter is the kernel's; one that is not comes from how the
-program is rounded (`options={"numerics": "strict"}` rounds as eager does).
+Input: launches as they happen; output: an error for each written tensor.  The reference evaluator runs the same kernel
+twice on copies of its tensors: in float64, as the exact result, and in the kernel's own dtypes with the kernel's
+roundings, as the expected error.  An error many times the expected one is the kernel's; a similar one comes from the
+precision of the program (`options={"numerics": "strict"}` rounds as eager does).
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from fusion.runtime.splice import Watch
 from fusion.schedule.kernels import KernelCall
 
 _UNWRITTEN = -1.2345e300
-"""What float64 results hold where a kernel stores nothing."""
+"""Marks elements of float64 results that the kernel does not store."""
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchError:
-    """What one launch wrote into one tensor.
+    """The error of one launch in one tensor.
 
     Attributes:
         kernel, tensor: their names; `tensor` is that of the kernel's parameter.
@@ -60,7 +60,7 @@ class Accuracy:
 
     @property
     def worst(self) -> tuple[LaunchError, ...]:
-        """The same, those first whose error is the most above what their dtypes explain."""
+        """The launches by error, the largest relative to the expected error first."""
         return tuple(sorted(self.launches, key=_beyond, reverse=True))
 
     def __str__(self) -> str:
@@ -74,12 +74,12 @@ def _beyond(launch: LaunchError) -> tuple[float, float]:
 
 
 def watching(tell: Callable[[LaunchError], object]) -> Watch:
-    """What has each launch compared with the evaluator, and tells of every tensor that it wrote."""
+    """Return a `Watch` that compares each launch with the evaluator, and calls `tell` for every written tensor."""
 
     def watch(call: KernelCall, launch: Launcher) -> Launcher:
         def compared(*args: object) -> None:
-            for found in _compared(call, launch, args):
-                tell(found)
+            for error in _compared(call, launch, args):
+                tell(error)
 
         return compared
 
@@ -87,7 +87,7 @@ def watching(tell: Callable[[LaunchError], object]) -> Watch:
 
 
 def _compared(call: KernelCall, launch: Launcher, args: Sequence[object]) -> Iterator[LaunchError]:
-    """Launch, and compare what was written with what the evaluator makes of the same tensors."""
+    """Launch, and compare the results with the evaluator's on the same inputs."""
     kernel, origins = call.kernel, by_place(call.origins)
     count = len(kernel.params)
     given, sizes = cast("Sequence[torch.Tensor]", args[:count]), cast("Sequence[int]", args[count:])
@@ -108,27 +108,27 @@ def _compared(call: KernelCall, launch: Launcher, args: Sequence[object]) -> Ite
 
 
 def _copied(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """A copy with the same strides, whatever lies between or over one another."""
+    """Return a copy with the same strides, also with gaps or overlapping elements."""
     memory = flat_view(tensor).to(dtype, copy=True)
     return memory.as_strided(tensor.shape, tensor.stride())
 
 
 def _only_stored(kernel: Kernel) -> frozenset[str]:
-    """The parameters of which nothing that was there before is read or added to."""
+    """Return the parameters whose previous contents are neither read nor accumulated into."""
     launched = kernel.launched
     return frozenset[str]().union(*map(stored, launched)) - frozenset[str]().union(*map(loaded, launched))
 
 
-def _distance(found: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
-    """The error as norms, and that of the worst element."""
+def _distance(computed: torch.Tensor, exact: torch.Tensor) -> tuple[float, float]:
+    """Return the error as norms, and that of the worst element."""
     if not exact.is_floating_point():
-        wrong = (found != exact).double()
+        wrong = (computed != exact).double()
         return (wrong.mean().item(), wrong.max().item()) if wrong.numel() else (0.0, 0.0)
-    found = found.double()
+    computed = computed.double()
     finite = torch.isfinite(exact)
-    if not torch.equal(found[~finite].nan_to_num(0.5), exact[~finite].nan_to_num(0.5)):
+    if not torch.equal(computed[~finite].nan_to_num(0.5), exact[~finite].nan_to_num(0.5)):
         return math.inf, math.inf
-    error, norm = found[finite] - exact[finite], exact[finite].norm().item()
+    error, norm = computed[finite] - exact[finite], exact[finite].norm().item()
     if not error.numel():
         return 0.0, 0.0
     largest = error.abs().max().item()

@@ -1,7 +1,7 @@
-"""Where a program leaves its graphs, and Python and eager go on: between two of them, or for a whole function.
+"""Finds graph breaks: where Python and eager run, between two graphs or for a whole function.
 
-Input: what Dynamo says of a graph that it captured, and what it remembers of the frames that it looked at; output:
- places in the user's program, with Dynamo's reason.
+Input: Dynamo's reason for the end of a captured graph, and its records of frames; output: places in the user's program,
+with Dynamo's reason.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from torch._dynamo.utils import get_compilation_metrics
 from fusion.lowering.errors import Origin
 
 RESUMED = "torch_dynamo_resume_in_"
-"""The names of functions that go on after a break begin with this."""
+"""The prefix of the names of functions that resume after a break."""
 
 
 @dataclass(frozen=True, slots=True)
 class Break:
-    """A place that no graph holds.
+    """A graph break.
 
     Attributes:
         reason: Dynamo's.
         origin: the function and the line, that of the function where Dynamo does not say more.
-        whole: is the function left to eager as a whole?  What it calls may still be compiled.
+        whole: whether the whole function runs eagerly.  What it calls may still be compiled.
     """
 
     reason: str
@@ -42,7 +42,7 @@ class Break:
 
 
 def break_after(graph: fx.GraphModule) -> Break | None:
-    """Why a graph that Dynamo captured ends before its function returns; None if it does not."""
+    """Return why a graph that Dynamo captured ends before its function returns; None if it does not."""
     reason = getattr(graph, "compile_subgraph_reason", None)
     if reason is None or not reason.graph_break:
         return None
@@ -52,43 +52,43 @@ def break_after(graph: fx.GraphModule) -> Break | None:
 
 
 def other_breaks(codes: Iterable[CodeType], since: float, known: Iterable[Break] = ()) -> tuple[Break, ...]:
-    """Breaks in the functions `codes` that ended no graph, as far as Dynamo remembers.
+    """Return the breaks in the functions `codes` that ended no graph, as far as Dynamo has recorded them.
 
-    A break inside of a loop or a `with` leaves the whole function to eager, for good; so do more compilations than
-    Dynamo's limit.  A break before the first tensor operation has no graph to end.
+    A break inside a loop or a `with` makes the whole function eager, for good; so do more compilations than Dynamo's
+    limit. A break before the first tensor operation has no graph to end.
 
     Args:
-        since: breaks before this time do not count; what is left for good does.
-        known: those that ended a graph.
+        since: breaks before this time do not count, except those that made a function eager.
+        known: the breaks that ended a graph.
     """
-    reasons = {found.reason for found in known}
+    reasons = {breaks.reason for breaks in known}
     spans = [(code.co_filename, code.co_name, *_span(code)) for code in codes]
     frames: dict[str, Mapping[str, object]] = {}
-    found: dict[Break, None] = {}
+    breaks: dict[Break, None] = {}
     for metrics in get_compilation_metrics():
-        seen: Mapping[str, object] = vars(metrics)
-        number = str(seen["compile_id"]).rsplit("/", 1)[0]
-        if seen["co_filename"] is not None:
-            frames[number] = seen
-        frame = frames.get(number, seen)  # of a limit that was reached, Dynamo keeps only the number of the frame
+        record: Mapping[str, object] = vars(metrics)
+        number = str(record["compile_id"]).rsplit("/", 1)[0]
+        if record["co_filename"] is not None:
+            frames[number] = record
+        frame = frames.get(number, record)  # for a limit that was reached, Dynamo records only the frame's number
         file, line = str(frame["co_filename"]), _number(frame["co_firstlineno"])
-        begun = seen["start_time"]
+        started = record["start_time"]
         name = str(frame["co_name"])
-        named = (of for f, of, first, last in spans if file == f and first <= line <= last)
-        if not any(name == of or name.startswith(RESUMED) for of in named):
+        functions = (of for f, of, first, last in spans if file == f and first <= line <= last)
+        if not any(name == of or name.startswith(RESUMED) for of in functions):
             continue
-        if _is_left(seen):
-            at = _line(file, _number(seen["fail_user_frame_lineno"]) or line)
-            found[Break(_first_sentence(str(seen["fail_reason"])), Origin(name, line=at), whole=True)] = None
+        if _is_left(record):
+            at = _line(file, _number(record["fail_user_frame_lineno"]) or line)
+            breaks[Break(_first_sentence(str(record["fail_reason"])), Origin(name, line=at), whole=True)] = None
             continue
-        for reason in _broken_by(seen):
-            if reason not in reasons and isinstance(begun, float) and begun >= since:
-                found[Break(reason, Origin(name, line=_line(file, line)))] = None
-    return tuple(found)
+        for reason in _broken_by(record):
+            if reason not in reasons and isinstance(started, float) and started >= since:
+                breaks[Break(reason, Origin(name, line=_line(file, line)))] = None
+    return tuple(breaks)
 
 
 def codes_of(target: Callable[..., object]) -> Iterator[CodeType]:
-    """The Python code of a function, or of all that a module consists of."""
+    """Yield the code objects of a function, or of all modules of a module."""
     parts: list[object] = [target]
     if isinstance(target, torch.nn.Module):
         parts = [part.forward for part in target.modules()]
@@ -100,26 +100,26 @@ def codes_of(target: Callable[..., object]) -> Iterator[CodeType]:
             yield code
 
 
-def _is_left(seen: Mapping[str, object]) -> bool:
-    """Did Dynamo leave a frame quietly?  Other failures are raised."""
-    kind = getattr(exc, str(seen["fail_type"]), None)
+def _is_left(record: Mapping[str, object]) -> bool:
+    """Return whether Dynamo left a frame to eager without raising; other failures are raised."""
+    kind = getattr(exc, str(record["fail_type"]), None)
     return isinstance(kind, type) and issubclass(kind, exc.Unsupported)
 
 
-def _broken_by(seen: Mapping[str, object]) -> list[str]:
-    """Why a frame was broken.  Dynamo begins anew for other reasons, too, which it does not explain in this form."""
-    restarts = seen["restart_reasons"]
-    found = restarts if isinstance(restarts, (set, frozenset)) else ()
-    return sorted(_first_sentence(str(reason)) for reason in found if "\n  Explanation: " in str(reason))
+def _broken_by(record: Mapping[str, object]) -> list[str]:
+    """Return the reasons of a frame's breaks.  Dynamo also restarts for other reasons, without this explanation."""
+    restarts = record["restart_reasons"]
+    reasons = restarts if isinstance(restarts, (set, frozenset)) else ()
+    return sorted(_first_sentence(str(reason)) for reason in reasons if "\n  Explanation: " in str(reason))
 
 
 def _span(code: CodeType) -> tuple[int, int]:
-    """First and last line: functions that go on after a break begin in between."""
+    """Return the first and the last line: functions that resume after a break begin in between."""
     return code.co_firstlineno, max((line for _, _, line in code.co_lines() if line), default=code.co_firstlineno)
 
 
 def _first_sentence(reason: str) -> str:
-    """What it is, and its explanation, of a message of many lines.
+    """Return the title of a message of many lines, with its explanation.
 
     >>> _first_sentence("Dynamic shape\\n  Explanation: it depends\\n  on data\\n  Hint: none\\n\\n  more")
     'Dynamic shape: it depends on data'

@@ -1,6 +1,6 @@
-"""Progress: which step of a long command is running, for people who wait.
+"""Shows which step of a long command is running.
 
-On a terminal with rich installed it is one live bar; otherwise one line per step, with the time that the step took.
+On a terminal with rich installed it is one live bar; otherwise one line per step, with the step's time.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def steps(total: int) -> Iterator[Callable[[str], None]]:
-    """A function to call with the name of each of `total` steps as it begins; leaving the context ends the last one."""
+    """Yield a function to call with the name of each of `total` steps as it begins; the last ends with the context."""
     if sys.stdout.isatty():
         try:
             from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -34,7 +34,7 @@ def steps(total: int) -> Iterator[Callable[[str], None]]:
 
 
 class _Lines:
-    """Plain text: a bar and a name when a step begins, its seconds when it ends."""
+    """Plain-text progress: a bar and a name when a step begins, its seconds when it ends."""
 
     def __init__(self, total: int) -> None:
         self.total = total

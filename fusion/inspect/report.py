@@ -24,7 +24,7 @@ from fusion.schedule.kernels import KernelCall
 
 @dataclass(frozen=True, slots=True)
 class Traffic:
-    """Bytes moved to and from memory by one run, each operation reading and writing each of its tensors once."""
+    """Bytes moved to and from memory by one run, if each operation reads and writes each of its tensors once."""
 
     read: int
     written: int
@@ -53,7 +53,7 @@ class KernelReport:
 
 @dataclass(frozen=True, slots=True)
 class ExternReport:
-    """One call left as it is: the operation, why, and where it comes from."""
+    """One call that is not generated: the operation, the reason, and its origin."""
 
     name: str
     reason: str
@@ -62,18 +62,18 @@ class ExternReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What became of one ATen graph.
+    """The report of one ATen graph.
 
     Attributes:
-        label: "forward", "backward" or "inference"; "forward_body" of what control flow calls in forward.
+        label: "forward", "backward" or "inference"; "forward_body" for a body of control flow in forward.
         operations: pointwise, reduction and contraction nodes of the lowered graph.
         failure: why the whole region runs eagerly; empty if it was compiled.
-        notes: what was decided about the graph as a whole.
+        notes: decisions about the graph as a whole.
         graph_break: why the program's next operations are in another graph, or in none; None where the program ends.
-        tunings: the ways to compute each product, as predicted; under `mode="max-autotune"` as measured, and the
-            configurations that were tried for each kernel.
-        passes: the time of each pass of its compilation, in this process; of the first graph of a region also those
-            of the region, before autograd.
+        tunings: the predicted times of each product's alternatives; under `mode="max-autotune"` the measured ones, and
+            the configurations that were tried for each kernel.
+        passes: the time of each pass of its compilation, in this process; for the first graph of a region with the
+            passes of the region before autograd.
     """
 
     label: str
@@ -99,7 +99,7 @@ class Report:
         target: str,
         hints: Mapping[sympy.Symbol, int],
     ) -> Report:
-        """The report of a compiled graph: `lowered` before any pass, `schedule` after all."""
+        """Return the report of a compiled graph: `lowered` before any pass, `schedule` after all."""
         kernels: list[KernelReport] = []
         externs: list[ExternReport] = []
         notes: list[str] = []
@@ -124,28 +124,28 @@ class Report:
         operations = sum(not isinstance(node, (Extern, Chunked)) for node in lowered.nodes)
         refusals = tuple(refusal for part in _schedules(schedule) for refusal in part.refusals)
         choices = dict.fromkeys(choice for part in _schedules(schedule) for choice in part.choices)
-        found = tuple(kernels), tuple(externs), refusals, before, after
-        return cls(label, operations, *found, notes=tuple(notes), tunings=tuple(choices))
+        parts = tuple(kernels), tuple(externs), refusals, before, after
+        return cls(label, operations, *parts, notes=tuple(notes), tunings=tuple(choices))
 
     @classmethod
     def eager(cls, label: str, graph: fx.GraphModule, failure: Exception) -> Report:
-        """The report of a region that could not be compiled: every operation is an extern."""
+        """Return the report of a region that could not be compiled: every operation is an extern."""
         cause = _cause(failure)
         calls = [node for node in graph.graph.nodes if node.op == "call_function"]
         externs = tuple(ExternReport(str(node.target), cause, origin_of(node)) for node in calls)
         return cls(label, 0, (), externs, (), Traffic(0, 0), Traffic(0, 0), cause)
 
     @classmethod
-    def in_parts(cls, apart: Mapping[fx.Node, Exception]) -> Report:
-        """The report of a region that is compiled in parts, around operations that run as they are, each for a cause.
+    def in_parts(cls, uncompiled: Mapping[fx.Node, Exception]) -> Report:
+        """Return the report of a region that is compiled in parts, around operations that run eagerly, with the causes.
 
-        Each part has reports of its own, once it is called.
+        Each part has its own reports, once it is called.
         """
         externs = tuple(
             ExternReport(getattr(node.target, "__name__", str(node.target)), _cause(cause), origin_of(node))
-            for node, cause in apart.items()
+            for node, cause in uncompiled.items()
         )
-        note = f"compiled in parts, around {_count(len(apart), 'operation')}"
+        note = f"compiled in parts, around {_count(len(uncompiled), 'operation')}"
         return cls("captured", 0, (), externs, (), Traffic(0, 0), Traffic(0, 0), notes=(note,))
 
     def __str__(self) -> str:
@@ -174,11 +174,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """All graphs of one explained call, and their sums.
+    """The reports of all graphs of one explained call, and their sums.
 
     Attributes:
-        other_breaks: where the program leaves its graphs without ending one: a function left to eager as a whole, a
-            break before the first operation; as far as Dynamo remembers.
+        other_breaks: breaks that ended no graph: a function that runs eagerly as a whole, a break before the first
+            operation; as far as Dynamo has recorded them.
     """
 
     graphs: tuple[Report, ...]
@@ -191,7 +191,7 @@ class Explanation:
 
     @property
     def externs(self) -> tuple[ExternReport, ...]:
-        """The calls that were left as they are, and why."""
+        """The calls that are not generated, and why."""
         return tuple(extern for graph in self.graphs for extern in graph.externs)
 
     @property
@@ -201,17 +201,17 @@ class Explanation:
 
     @property
     def graph_breaks(self) -> tuple[Break, ...]:
-        """Where the program goes on in Python or eager."""
+        """The graph breaks, in all graphs and elsewhere."""
         return (*(graph.graph_break for graph in self.graphs if graph.graph_break is not None), *self.other_breaks)
 
     @property
     def traffic_before(self) -> Traffic:
-        """What all operations would move, each by itself."""
+        """The traffic of all operations, each run by itself."""
         return sum((graph.traffic_before for graph in self.graphs), Traffic(0, 0))
 
     @property
     def traffic_after(self) -> Traffic:
-        """What all kernels and calls move."""
+        """The traffic of all kernels and calls."""
         return sum((graph.traffic_after for graph in self.graphs), Traffic(0, 0))
 
     def __str__(self) -> str:
@@ -224,7 +224,7 @@ def _cause(failure: Exception) -> str:
 
 
 def _schedules(schedule: Schedule) -> Iterator[Schedule]:
-    """A schedule and those of the bodies that it calls."""
+    """Yield a schedule and the schedules of the bodies that it calls."""
     yield schedule
     for bodies in schedule.bodies.values():
         for body in bodies:
@@ -232,17 +232,17 @@ def _schedules(schedule: Schedule) -> Iterator[Schedule]:
 
 
 def _steps(schedule: Schedule, runs: int = 1) -> Iterator[tuple[Schedule, KernelCall | Call, int]]:
-    """Every step with the schedule it belongs to and how often it runs."""
+    """Yield every step with its schedule and how often it runs."""
     for step in schedule.steps:
         yield schedule, step, runs
         if isinstance(step, Chunked):
-            which = [body for _, _, body in step.starts(step.traced)]
+            numbers = [body for _, _, body in step.starts(step.traced)]
             for number, body in enumerate(schedule.bodies[step]):
-                yield from _steps(body, runs * which.count(number))
+                yield from _steps(body, runs * numbers.count(number))
 
 
 def _traffic(program: Program, node: Node, hints: Mapping[sympy.Symbol, int]) -> Traffic:
-    """What a node of `program` moves where it runs by itself."""
+    """Return the traffic of a node of `program` that runs by itself."""
     if isinstance(node, Extern) and node.is_view:
         return Traffic(0, 0)
     read, written = (sum(bytes_of(program.buffers[name], hints) for name in of(node)) for of in (reads, writes))
@@ -250,7 +250,7 @@ def _traffic(program: Program, node: Node, hints: Mapping[sympy.Symbol, int]) ->
 
 
 def _count(number: int, noun: str) -> str:
-    """A number of things.
+    """Return a number with its noun.
 
     >>> _count(1, "kernel"), _count(3, "kernel")
     ('1 kernel', '3 kernels')

@@ -1,6 +1,6 @@
-"""Texts of what the passes work on: fx graphs as Python, programs and clusters as text and as a picture, launches.
+"""Prints the subjects of passes: fx graphs as Python, programs and clusters as text and Graphviz, launches.
 
-Each gives (file suffix, content) pairs, for dumps.
+Each function yields (file suffix, content) pairs, for dumps.
 """
 
 from __future__ import annotations

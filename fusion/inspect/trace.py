@@ -1,4 +1,4 @@
-"""The trace of one compilation: the subject of each stage after each pass, written to `FUSION_DUMP` as it is made.
+"""Traces one compilation: writes the subject of each stage after each pass to `FUSION_DUMP`.
 
 Files are numbered in the order of the path, so that reading a directory from top to bottom explains the compilation:
 
@@ -47,7 +47,7 @@ class Trace:
         self.log = PassLog(None if root is None else self, [] if times is None else times)
 
     def within(self, name: str) -> Trace:
-        """The trace of a part, in a directory of its own below this one."""
+        """Return the trace of a part, in a subdirectory."""
         inner = Trace(None, name, times=self.log.times)
         if self.folder is not None:
             inner.folder = self.folder / name
@@ -68,16 +68,16 @@ class Trace:
 
     def passed(self, number: int, name: str, texts: Iterator[tuple[str, str]]) -> bool:
         """Write the texts of the subject after a pass, if they differ from those before it; return whether they do."""
-        found = tuple(texts)
-        if found == self._before:
+        written = tuple(texts)
+        if written == self._before:
             return False
-        self._before = found
-        for suffix, text in found:
+        self._before = written
+        for suffix, text in written:
             self._write(f"{number:02d}_{name}.{suffix}", text)
         return True
 
     def kernels(self, sources: Mapping[Kernel, str], target: Target) -> None:
-        """Write each kernel: the block program, its source, and the artefacts that the target's tools make of that."""
+        """Write each kernel: the block program, its source, and the artefacts of the target's tools."""
         if self.folder is None:
             return
         for number, (kernel, source) in enumerate(sources.items(), FIRST_KERNEL):
@@ -88,7 +88,7 @@ class Trace:
                 self._write(f"{stem}.{suffix}", content)
 
     def module(self, module: fx.GraphModule) -> fx.GraphModule:
-        """Write the code of the spliced module; returns it."""
+        """Write the code of the spliced module; return it."""
         if self.folder is not None:
             self._write("90_module.py", module.code.lstrip("\n"))
         return module
@@ -111,7 +111,7 @@ def _written(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        hint = "FUSION_DUMP or options['dump'] says where dumps go"
+        hint = "set FUSION_DUMP or options['dump'] to a writable directory"
         raise FusionError(f"the dump {path} cannot be written: {error.strerror}", hint=hint) from error
 
 
